@@ -1,0 +1,73 @@
+"""minigpt: a GPT-2 to read whole and believe, on a LayerNorm that anyone can swap.
+
+Names are imported where they are first used, so that ``minigpt --help`` need not wait for PyTorch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from minigpt import generation, norms
+    from minigpt.checkpoint import from_pretrained, load_norms, save_pretrained
+    from minigpt.config import GPT2Config
+    from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
+    from minigpt.generation import generate, stream
+    from minigpt.lab.parity import ParityReport, parity
+    from minigpt.model import GPT2, KVCache, swap_norms
+    from minigpt.norms import LayerNorm
+    from minigpt.tokenizer import Tokenizer
+
+_HOME = {
+    "GPT2": "minigpt.model",
+    "GPT2Config": "minigpt.config",
+    "KVCache": "minigpt.model",
+    "LayerNorm": "minigpt.norms",
+    "ParityReport": "minigpt.lab.parity",
+    "Tokenizer": "minigpt.tokenizer",
+    "from_pretrained": "minigpt.checkpoint",
+    "generate": "minigpt.generation",
+    "load_norms": "minigpt.checkpoint",
+    "parity": "minigpt.lab.parity",
+    "save_pretrained": "minigpt.checkpoint",
+    "stream": "minigpt.generation",
+    "swap_norms": "minigpt.model",
+} | dict.fromkeys(("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"), "minigpt.errors")
+
+_MODULES = ("generation", "norms")
+
+__all__ = [
+    "GPT2",
+    "CheckpointError",
+    "ConfigError",
+    "GPT2Config",
+    "GenerationError",
+    "KVCache",
+    "LayerNorm",
+    "MiniGPTError",
+    "NormError",
+    "ParityReport",
+    "Tokenizer",
+    "from_pretrained",
+    "generate",
+    "generation",
+    "load_norms",
+    "norms",
+    "parity",
+    "save_pretrained",
+    "stream",
+    "swap_norms",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"minigpt.{name}")
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'minigpt' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

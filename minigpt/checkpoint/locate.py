@@ -1,0 +1,117 @@
+"""Where a checkpoint lies: a folder, a .safetensors file, the bundled demo, or a repository of the Hugging Face hub."""
+
+import json
+from pathlib import Path
+
+from minigpt.errors import CheckpointError
+
+DEMO = Path(__file__).parents[1] / "demo"
+KNOWN = ("demo", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MODEL_FILES = (CONFIG, "generation_config.json", WEIGHTS, INDEX, "model-?????-of-?????.safetensors")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+
+
+def locate(
+    source: str | Path,
+    files: tuple[str, ...] = MODEL_FILES,
+    *,
+    revision: str | None = None,
+    local_files_only: bool = False,
+) -> Path:
+    """The local folder, or .safetensors file, that ``source`` names; a hub repository is fetched into its cache first.
+
+    It is asked through huggingface_hub, so HF_HOME, HF_HUB_OFFLINE, HF_TOKEN and HF_ENDPOINT mean what they always do.
+
+    Args:
+        source: "demo", a directory, a .safetensors file, or a repository id.
+        files: shell-style patterns of the files to fetch from a repository.
+        revision: branch, tag or commit of a repository.
+        local_files_only: never ask the network.
+
+    Raises:
+        CheckpointError: there is no such thing, or it cannot be fetched.
+    """
+    if source == "demo":
+        return DEMO
+    path = Path(source).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".safetensors"):
+        return path
+    if path.is_file():
+        raise CheckpointError(f"{source} is neither a directory nor a .safetensors file")
+    if _looks_like_a_path(str(source)):
+        raise CheckpointError(f"there is no directory or .safetensors file {source}")
+    return _fetch(str(source), files, revision, local_files_only)
+
+
+def weight_files(place: Path) -> dict[str, Path] | list[Path]:
+    """The files that hold a checkpoint's tensors: one, or by tensor name as the index of a sharded one says.
+
+    Raises:
+        CheckpointError: there is none, or the index is broken or points outside its folder.
+    """
+    if place.is_file():
+        return [place]
+    if (place / WEIGHTS).is_file():
+        return [place / WEIGHTS]
+    if (place / INDEX).is_file():
+        return _shards(place / INDEX)
+    raise CheckpointError(f"{place} has no {WEIGHTS}" + _what_is_there(place))
+
+
+def config_file(place: Path) -> Path:
+    """The ``config.json`` in a checkpoint's folder, or beside its bare file."""
+    path = (place if place.is_dir() else place.parent) / CONFIG
+    if not path.is_file():
+        raise CheckpointError(f"{place} has no {CONFIG}" + " beside it" * place.is_file())
+    return path
+
+
+def _shards(index: Path) -> dict[str, Path]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = {str(tensor): index.parent / file for tensor, file in weight_map.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{index} is not the index of a sharded checkpoint: {error!r}") from error
+    for file in set(shards.values()):
+        if file.parent != index.parent or file.suffix != ".safetensors":
+            raise CheckpointError(f"{index} names {file}, which is not a .safetensors file in its own folder")
+        if not file.is_file():
+            raise CheckpointError(f"{index} names {file.name}, which is not there")
+    return shards
+
+
+def _what_is_there(folder: Path) -> str:
+    if (folder / "pytorch_model.bin").is_file():
+        return ", only a pytorch_model.bin, which is not read; save it again with transformers to get one"
+    return ""
+
+
+def _looks_like_a_path(source: str) -> bool:
+    return source.startswith((".", "/", "~")) or source.endswith(".safetensors") or source.count("/") > 1 or not source
+
+
+def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_files_only: bool) -> Path:
+    from huggingface_hub import snapshot_download  # here: a local model needs no network client
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                repository, revision=revision, allow_patterns=list(files), local_files_only=local_files_only
+            )
+        )
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        at = f" at revision {revision!r}" if revision else ""
+        raise CheckpointError(
+            f"cannot get {repository!r}{at} from the Hugging Face hub ({_first_line(error)}); "
+            f"give a local folder, or one of {', '.join(KNOWN)}, of which demo needs no network"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")

@@ -1,0 +1,188 @@
+"""GPT2Config: the shape of a GPT-2, in the field names of a Hugging Face config.json."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minigpt.errors import ConfigError
+
+ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
+
+# Fields of a config.json that cannot change the logits: bookkeeping, heads we do not have, defaults for generation.
+_WITHOUT_EFFECT = re.compile(
+    r"_\w+|summary_\w+|task_\w+|\w+_version|architectures|n_ctx|use_cache|dtype|torch_dtype|num_labels|id2label|label2id"
+    r"|problem_type|finetuning_task|classifier_dropout|return_dict\w*|output_\w+"
+    r"|torchscript|gradient_checkpointing|keys_to_ignore_at_inference|prefix|tokenizer_class|use_bfloat16|tf_legacy_loss"
+    r"|max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|temperature|top_k|top_p"
+    r"|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids"
+    r"|num_return_sequences|forced_bos_token_id|forced_eos_token_id|remove_invalid_values|exponential_decay_length_penalty"
+    r"|suppress_tokens|begin_suppress_tokens|sep_token_id|decoder_start_token_id"
+)
+
+# Fields that would change the model, each with the values at which they do not.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "model_type": ("gpt2",),
+    "add_cross_attention": (False, None),
+    "cross_attention_hidden_size": (None,),
+    "is_decoder": (False, True, None),  # a GPT-2 is causal either way
+    "is_encoder_decoder": (False, None),
+    "tie_encoder_decoder": (False, None),
+    "pruned_heads": ({}, None),
+    "chunk_size_feed_forward": (0, None),
+    "quantization_config": (None,),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GPT2Config:
+    """Everything that decides what a GPT-2 computes. Defaults are GPT-2 124M's.
+
+    Names and meanings are those of Hugging Face's ``config.json`` for ``model_type: gpt2``. ``n_inner=None`` means four
+    times ``n_embd``. Dropout probabilities act in training mode only.
+
+    Raises:
+        ConfigError: a value is of the wrong kind, out of range, or the values contradict one another.
+    """
+
+    vocab_size: int = 50257
+    n_positions: int = 1024
+    n_embd: int = 768
+    n_layer: int = 12
+    n_head: int = 12
+    n_inner: int | None = None
+    activation_function: str = "gelu_new"
+    resid_pdrop: float = 0.1
+    embd_pdrop: float = 0.1
+    attn_pdrop: float = 0.1
+    layer_norm_epsilon: float = 1e-5
+    initializer_range: float = 0.02
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    reorder_and_upcast_attn: bool = False
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = 50256
+    eos_token_id: int | tuple[int, ...] | None = 50256
+    pad_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"):
+            _require(_is_int(getattr(self, name)) and getattr(self, name) > 0, name, self, "a whole number above 0")
+        _require(self.n_inner is None or (_is_int(self.n_inner) and self.n_inner > 0), "n_inner", self,
+                 "a whole number above 0, or null for 4 * n_embd")  # fmt: skip
+        for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
+            _require(_is_number(getattr(self, name)) and 0 <= getattr(self, name) <= 1, name, self, "within [0, 1]")
+        for name in ("layer_norm_epsilon", "initializer_range"):
+            _require(
+                _is_number(getattr(self, name)) and 0 <= getattr(self, name) < float("inf"), name, self, "0 or more"
+            )
+        for name in (
+            "scale_attn_weights",
+            "scale_attn_by_inverse_layer_idx",
+            "reorder_and_upcast_attn",
+            "tie_word_embeddings",
+        ):
+            _require(isinstance(getattr(self, name), bool), name, self, "true or false")
+        for name in ("bos_token_id", "pad_token_id"):
+            _require(getattr(self, name) is None or _is_int(getattr(self, name)), name, self, "a token id or null")
+        if isinstance(self.eos_token_id, list):  # as JSON gives it; a tuple keeps the config hashable
+            object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
+        _require(all(map(_is_int, self.eos_token_ids)), "eos_token_id", self, "a token id, a list of them, or null")
+        _require(
+            self.activation_function in ACTIVATIONS, "activation_function", self, f"one of {', '.join(ACTIVATIONS)}"
+        )
+        if self.n_embd % self.n_head:
+            raise ConfigError(f"n_embd={self.n_embd} cannot be split into n_head={self.n_head} heads of equal width")
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.n_embd // self.n_head
+
+    @property
+    def inner_size(self) -> int:
+        """Width of the MLP's hidden layer."""
+        return 4 * self.n_embd if self.n_inner is None else self.n_inner
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends a text; empty where there is none."""
+        if self.eos_token_id is None:
+            return ()
+        return self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id,)
+
+    @classmethod
+    def preset(cls, name: str) -> "GPT2Config":
+        """A published shape: "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", or "demo"."""
+        files = {path.stem: path for path in presets_folder().glob("*.json")}
+        if name not in files:
+            raise ConfigError(f"unknown preset {name!r}; known are {', '.join(sorted(files))}")
+        return cls.from_json_file(files[name])
+
+    @classmethod
+    def from_json_file(cls, path: str | Path) -> "GPT2Config":
+        """Read a Hugging Face ``config.json``."""
+        try:
+            fields = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path} is not valid JSON: {error}") from error
+        if not isinstance(fields, dict):
+            raise ConfigError(f"{path} holds a JSON {type(fields).__name__}, not the object that a config.json is")
+        try:
+            return cls.from_dict(fields)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "GPT2Config":
+        """A config from the fields of a ``config.json``: each is honoured, known to be without effect, or refused.
+
+        Raises:
+            ConfigError: a field has a value we cannot honour, or a name we do not know.
+        """
+        _refuse_other_models(fields)
+        ours = {field.name for field in dataclasses.fields(cls)}
+        unknown = [
+            name for name in fields if name not in ours | _NEUTRAL.keys() and not _WITHOUT_EFFECT.fullmatch(name)
+        ]
+        if unknown:
+            names = ", ".join(sorted(map(str, unknown)))
+            raise ConfigError(f"unknown config fields: {names}; any could change the model, so remove what does not")
+        return cls(**{name: value for name, value in fields.items() if name in ours})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of a ``config.json`` that transformers reads as this same model."""
+        fields = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **dataclasses.asdict(self)}
+        if isinstance(self.eos_token_id, tuple):
+            fields["eos_token_id"] = list(self.eos_token_id)
+        return fields
+
+
+def presets_folder() -> Path:
+    """The folder of presets: inside an installed package, beside it in a checkout."""
+    installed = Path(__file__).parent / "configs"
+    return installed if installed.is_dir() else Path(__file__).parents[1] / "configs"
+
+
+def _refuse_other_models(fields: Mapping[str, Any]) -> None:
+    for name, neutral in _NEUTRAL.items():
+        if name in fields and fields[name] not in neutral:
+            wanted = " or ".join(json.dumps(value) for value in neutral if value is not None) or "null"
+            raise ConfigError(f"{name}={json.dumps(fields[name], default=str)} is not supported, only {wanted}")
+
+
+def _require(holds: bool, name: str, config: GPT2Config, wanted: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} must be {wanted}, not {getattr(config, name)!r}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

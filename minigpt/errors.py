@@ -1,0 +1,21 @@
+"""What can be wrong with what a user gives us. Every message is one sentence: the thing, and the way out."""
+
+
+class MiniGPTError(ValueError):
+    """Base of every error this project raises about its input."""
+
+
+class ConfigError(MiniGPTError):
+    """A configuration, preset, dtype or device that cannot be honoured."""
+
+
+class CheckpointError(MiniGPTError):
+    """Weights or tokenizer files that are absent, damaged or of another model."""
+
+
+class NormError(MiniGPTError):
+    """A norm that is unknown, unavailable or does not fit, or a pattern of sites that matches none."""
+
+
+class GenerationError(MiniGPTError):
+    """Tokens or settings that cannot be generated from."""

@@ -1,0 +1,82 @@
+"""Causal self-attention: the half of a block in which tokens look at one another.
+
+B batch, T new tokens, S tokens in all, C embedding, H heads, D = C / H width of a head.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from minigpt.config import GPT2Config
+from minigpt.model.cache import KVCache
+from minigpt.model.conv1d import Conv1D
+
+ATTENTIONS = ("sdpa", "eager")
+
+Heads = Float[Tensor, "batch heads seq head"]
+AllHeads = Float[Tensor, "batch heads total head"]
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention (Vaswani et al. 2017, arXiv 1706.03762, section 3.2).
+
+    ``attention`` is "sdpa", the library's fused kernel, or "eager", the formula written out.
+    """
+
+    def __init__(self, config: GPT2Config, layer: int, attention: str) -> None:
+        super().__init__()
+        self.layer = layer
+        self.n_head = config.n_head
+        self.scale = score_scale(config, layer)
+        self.attention = attention
+        self.upcast = config.reorder_and_upcast_attn
+        self.c_attn = Conv1D(config.n_embd, 3 * config.n_embd)
+        self.c_proj = Conv1D(config.n_embd, config.n_embd)
+        self.attn_dropout = nn.Dropout(config.attn_pdrop)
+        self.resid_dropout = nn.Dropout(config.resid_pdrop)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch seq embd"],
+        mask: Float[Tensor, "rows 1 seq total"] | Bool[Tensor, "rows 1 seq total"] | None,
+        cache: KVCache | None = None,
+    ) -> Float[Tensor, "batch seq embd"]:
+        """``mask`` is what ``masking.sdpa_mask`` or ``masking.eager_mask`` makes for this kind of attention."""
+        q, k, v = map(self.split_heads, self.c_attn(x).split(x.shape[-1], dim=-1))  # each (B, H, T, D)
+        if cache is not None:
+            k, v = cache.update(self.layer, k, v)  # (B, H, S, D)
+        attend = self.sdpa if self.attention == "sdpa" else self.eager
+        y = attend(q, k, v, mask).transpose(1, 2).reshape(x.shape)  # (B, H, T, D) -> (B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+    def split_heads(self, x: Float[Tensor, "batch seq embd"]) -> Heads:
+        return x.view(*x.shape[:-1], self.n_head, -1).transpose(1, 2)  # (B, T, C) -> (B, H, T, D)
+
+    def sdpa(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
+        """The fused kernel. It keeps scores in float32 or wider, which is all that ``reorder_and_upcast_attn`` asks."""
+        dropout = self.attn_dropout.p if self.training else 0.0
+        looks_back = mask is None and q.shape[2] > 1  # without a mask, a single query sees every key
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=looks_back, scale=self.scale)
+
+    def eager(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
+        """softmax(scale * q k^T + mask) v (arXiv 1706.03762, equation 1)."""
+        k = k.contiguous()  # as the reference's own cache leaves it: in float16 the product's last bit depends on it
+        scores = self.upcast_scores(q, k) if self.upcast else q @ k.transpose(-1, -2) * self.scale  # (B, H, T, S)
+        if mask is not None:
+            scores = scores + mask
+        weights = scores.softmax(dim=-1).to(v.dtype)
+        return self.attn_dropout(weights) @ v  # (B, H, T, D)
+
+    def upcast_scores(self, q: Heads, k: AllHeads) -> Float[Tensor, "batch heads seq total"]:
+        """scale * q k^T in float32, scaled inside the product so that half precision cannot overflow (Megatron-LM)."""
+        with torch.autocast(q.device.type, enabled=False):
+            q, k = q.float().flatten(0, 1), k.float().flatten(0, 1)  # (B * H, T, D), (B * H, S, D)
+            scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=self.scale)  # (B * H, T, S)
+        return scores.unflatten(0, (-1, self.n_head))
+
+
+def score_scale(config: GPT2Config, layer: int) -> float:
+    """What scores are multiplied by: 1 / sqrt(D), divided by the layer's number too where the config asks."""
+    scale = config.head_size**-0.5 if config.scale_attn_weights else 1.0
+    return scale / (layer + 1) if config.scale_attn_by_inverse_layer_idx else scale

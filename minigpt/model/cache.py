@@ -1,0 +1,65 @@
+"""Keys and values of the tokens already read, so that a new token costs one token's work."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from minigpt.errors import GenerationError
+
+# L layers, B batch, H heads, S tokens so far, T new tokens, D width of a head
+
+
+class KVCache:
+    """Room for ``max_length`` tokens in every layer. The caller owns it; ``GPT2.forward`` appends to it.
+
+    Attributes:
+        length: tokens in it. Setting it lower forgets the newer ones.
+        padding_mask: (batch, length) bool, True for real tokens, or None where no padding has been read.
+    """
+
+    def __init__(
+        self, n_layer: int, batch_size: int, n_head: int, max_length: int, head_size: int,
+        *, dtype: torch.dtype, device: torch.device,
+    ) -> None:  # fmt: skip
+        shape = (n_layer, batch_size, n_head, max_length, head_size)
+        self.keys = torch.empty(shape, dtype=dtype, device=device)  # (L, B, H, max_length, D)
+        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.length = 0
+        self.padding_mask: Bool[Tensor, "batch length"] | None = None
+
+    @property
+    def batch_size(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def max_length(self) -> int:
+        return self.keys.shape[3]
+
+    def update(
+        self, layer: int, key: Float[Tensor, "batch heads new head"], value: Float[Tensor, "batch heads new head"]
+    ) -> tuple[Float[Tensor, "batch heads total head"], Float[Tensor, "batch heads total head"]]:
+        """Write a layer's new keys and values behind the old; return all of them, as views."""
+        total = self.length + key.shape[2]
+        self.keys[layer, :, :, self.length : total] = key
+        self.values[layer, :, :, self.length : total] = value
+        return self.keys[layer, :, :, :total], self.values[layer, :, :, :total]  # (B, H, S, D)
+
+    def advance(self, seq: int, padding_mask: Bool[Tensor, "batch total"] | None) -> None:
+        """Count the new tokens as read, once every layer has them."""
+        self.length += seq
+        self.padding_mask = padding_mask
+
+    def require_room(self, batch_size: int, seq: int) -> None:
+        """Refuse new tokens that do not fit, before anything is written.
+
+        Raises:
+            GenerationError: another batch size, or more tokens than there is room for.
+        """
+        if batch_size != self.batch_size:
+            raise GenerationError(
+                f"the cache is for a batch of {self.batch_size}, but the input is a batch of {batch_size}"
+            )
+        if self.length + seq > self.max_length:
+            raise GenerationError(
+                f"the cache has room for {self.max_length} tokens: {self.length} are in it and {seq} more do not fit"
+            )

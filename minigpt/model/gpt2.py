@@ -1,0 +1,190 @@
+"""The network, whole: GPT2 -> Block -> (LayerNorm, CausalSelfAttention, LayerNorm, MLP).
+
+Module names and weight layouts are those of the published checkpoints (``h.3.attn.c_attn.weight``, stored (in, out)):
+a checkpoint is not converted into this model, it is this model.
+
+B batch, T new tokens, C embedding, V vocabulary.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from minigpt import norms
+from minigpt.config import GPT2Config
+from minigpt.errors import ConfigError, GenerationError
+from minigpt.model.attention import ATTENTIONS, CausalSelfAttention
+from minigpt.model.cache import KVCache
+from minigpt.model.conv1d import Conv1D
+from minigpt.model.masking import eager_mask, padding_mask, positions, sdpa_mask
+from minigpt.model.mlp import MLP
+
+ARITHMETICS = ("fast", "reference")
+
+
+class Block(nn.Module):
+    """One layer. Each half reads a normalized copy of the stream and adds what it found back to it (pre-norm)."""
+
+    def __init__(self, config: GPT2Config, layer: int, norm: norms.NormSpec, attention: str, arithmetic: str) -> None:
+        super().__init__()
+        self.ln_1 = norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon)
+        self.attn = CausalSelfAttention(config, layer, attention)
+        self.ln_2 = norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon)
+        self.mlp = MLP(config, arithmetic)
+
+    def forward(
+        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: KVCache | None
+    ) -> Float[Tensor, "batch seq embd"]:
+        x = x + self.attn(self.ln_1(x), mask, cache)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT2(nn.Module):
+    """GPT-2 (Radford et al. 2019) with a language-model head.
+
+    Args:
+        config: its shape.
+        norm: what normalizes at every site: a registered name, a class, or "package.module:Name".
+        attention: "sdpa", the library's fused kernel, or "eager", the formula written out.
+        arithmetic: "reference" computes every operation as the Hugging Face implementation writes it, and so its very
+            bits; "fast" may fuse them.
+
+    A new model is initialized at random as in the paper, and is in training mode.
+
+    Raises:
+        ConfigError: an unknown attention or arithmetic.
+        NormError: an unknown norm.
+    """
+
+    def __init__(
+        self,
+        config: GPT2Config,
+        *,
+        norm: norms.NormSpec = "fused",
+        attention: str = "sdpa",
+        arithmetic: str = "fast",
+    ) -> None:
+        super().__init__()
+        _require_known("attention", attention, ATTENTIONS)
+        _require_known("arithmetic", arithmetic, ARITHMETICS)
+        self.config, self.attention, self.arithmetic = config, attention, arithmetic
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # tokens
+        self.wpe = nn.Embedding(config.n_positions, config.n_embd)  # positions
+        self.drop = nn.Dropout(config.embd_pdrop)
+        self.h = nn.ModuleList(Block(config, i, norm, attention, arithmetic) for i in range(config.n_layer))
+        self.ln_f = norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.initialize()
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch seq"],
+        attention_mask: Tensor | None = None,
+        position_ids: Int[Tensor, "rows seq"] | None = None,
+        cache: KVCache | None = None,
+    ) -> Float[Tensor, "batch seq vocab"]:
+        """Logits (B, T, V) for the token after each input token.
+
+        All positions; where the last alone is wanted, ``head(hidden_states(...)[:, -1:])`` spares the rest.
+
+        Args:
+            input_ids: (B, T) token ids; with a cache, only those that it does not hold yet.
+            attention_mask: (B, past + T), 1 for real tokens and 0 for padding, on either side; None where the new
+                tokens are all real. A cache remembers the padding it has read.
+            position_ids: (B, T) or (1, T); by default each token's place among the real tokens of its row.
+            cache: from ``new_cache``; the new tokens' keys and values are appended to it.
+
+        Raises:
+            GenerationError: ids outside the vocabulary, more tokens than there is room for, or a mask of another shape.
+        """
+        return self.head(self.hidden_states(input_ids, attention_mask, position_ids, cache))
+
+    def hidden_states(
+        self,
+        input_ids: Int[Tensor, "batch seq"],
+        attention_mask: Tensor | None = None,
+        position_ids: Int[Tensor, "rows seq"] | None = None,
+        cache: KVCache | None = None,
+    ) -> Float[Tensor, "batch seq embd"]:
+        """The residual stream (B, T, C) after the last block and the last norm; arguments and errors as ``forward``."""
+        batch, seq = self._checked_shape(input_ids, cache)
+        past, remembered = (cache.length, cache.padding_mask) if cache is not None else (0, None)
+        padding = padding_mask(attention_mask, remembered, batch, past, seq)  # (B, S) or None
+        if position_ids is None:
+            position_ids = positions(padding, past, seq, input_ids.device)  # (B or 1, T)
+        self._require_positions(position_ids, past + seq)
+
+        x = self.drop(self.wte(input_ids) + self.wpe(position_ids))  # (B, T, C)
+        mask = self._mask(padding, past, seq, x)
+        for block in self.h:
+            x = block(x, mask, cache)
+        if cache is not None:
+            cache.advance(seq, padding)
+        return self.ln_f(x)
+
+    def head(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq vocab"]:
+        """Logits from the last norm's output: by the token embedding itself where the two are tied."""
+        return F.linear(x, self.wte.weight if self.config.tie_word_embeddings else self.lm_head.weight)
+
+    def new_cache(self, batch_size: int, max_length: int) -> KVCache:
+        """An empty cache for ``batch_size`` rows of at most ``max_length`` tokens, in the model's dtype and place."""
+        config, weight = self.config, self.wte.weight
+        return KVCache(
+            config.n_layer, batch_size, config.n_head, max_length, config.head_size,
+            dtype=weight.dtype, device=weight.device,
+        )  # fmt: skip
+
+    def norm_sites(self) -> list[str]:
+        """Names of the norm modules in the order data meets them: h.0.ln_1, h.0.ln_2, ..., ln_f."""
+        return [f"h.{i}.{norm}" for i in range(self.config.n_layer) for norm in ("ln_1", "ln_2")] + ["ln_f"]
+
+    @torch.no_grad()
+    def initialize(self) -> None:
+        """Random weights as in GPT-2's paper (section 2.3): N(0, initializer_range), biases 0, norms as they are built.
+
+        The projections that add to the residual stream are smaller by the root of their number, 2 * n_layer, so that
+        the stream does not grow with depth.
+        """
+        std = self.config.initializer_range
+        for name, module in self.named_modules():
+            if isinstance(module, Conv1D | nn.Embedding | nn.Linear):
+                adds_to_stream = name.endswith(".c_proj")
+                nn.init.normal_(module.weight, std=std / math.sqrt(2 * self.config.n_layer) if adds_to_stream else std)
+            if isinstance(module, Conv1D):
+                nn.init.zeros_(module.bias)
+
+    def _mask(self, padding: Bool[Tensor, "batch total"] | None, past: int, seq: int, x: Tensor) -> Tensor | None:
+        if self.attention == "sdpa":
+            return sdpa_mask(padding, past, seq, x.device)
+        return eager_mask(padding, past, seq, x.device, x.dtype)
+
+    def _checked_shape(self, input_ids: Tensor, cache: KVCache | None) -> tuple[int, int]:
+        batch, seq = input_ids.shape
+        if cache is not None:
+            cache.require_room(batch, seq)
+        first_read = cache is None or cache.length == 0  # later ids are the model's own: spare a GPU the wait
+        if input_ids.numel() and (first_read or input_ids.is_cpu) and not torch.compiler.is_compiling():
+            low, high = (int(bound) for bound in input_ids.aminmax())
+            if low < 0 or high >= self.config.vocab_size:
+                wrong = low if low < 0 else high
+                raise GenerationError(f"token id {wrong} is outside the vocabulary of {self.config.vocab_size}")
+        return batch, seq
+
+    def _require_positions(self, position_ids: Tensor, total: int) -> None:
+        if total > self.config.n_positions and (longest := int(position_ids.max()) + 1) > self.config.n_positions:
+            raise GenerationError(
+                f"{longest} tokens are more than the {self.config.n_positions} of the model's context"
+            )
+
+    def extra_repr(self) -> str:
+        return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}"
+
+
+def _require_known(what: str, given: Any, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise ConfigError(f"unknown {what} {given!r}; known are {', '.join(known)}")

@@ -1,0 +1,81 @@
+"""Who may look at whom, and which position each token has: one place for causality, padding and the cache.
+
+B batch, T new tokens, S tokens in all: those in the cache and then the new ones.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from minigpt.errors import GenerationError
+
+
+def padding_mask(
+    given: Tensor | None, remembered: Bool[Tensor, "batch past"] | None, batch: int, past: int, seq: int
+) -> Bool[Tensor, "batch total"] | None:
+    """True for real tokens, False for padding, over cache and input; None where every token is real.
+
+    Args:
+        given: the caller's mask over all S tokens, or None: then the new tokens are all real.
+        remembered: what the cache knows of the past.
+
+    Raises:
+        GenerationError: ``given`` is not (B, S).
+    """
+    if given is not None:
+        if given.shape != (batch, past + seq):
+            raise GenerationError(
+                f"attention_mask is {tuple(given.shape)}, but must cover {batch} rows of {past + seq} tokens"
+                + f", the {past} in the cache included" * (past > 0)
+            )
+        real = given.bool()
+        return None if real.all() else real  # where nothing is padded, the kernels that need no mask serve
+    if remembered is None:
+        return None
+    return torch.cat([remembered, remembered.new_ones(batch, seq)], dim=1)  # (B, S)
+
+
+def positions(
+    padding: Bool[Tensor, "batch total"] | None, past: int, seq: int, device: torch.device
+) -> Int[Tensor, "rows seq"]:
+    """Position of each new token: how many real tokens of its row stand before it.
+
+    So a left-padded row starts at 0 with its first real token. What the padding itself computes is finite and unseen.
+    One row serves the whole batch where nothing is padded.
+    """
+    if padding is None:
+        return torch.arange(past, past + seq, device=device)[None]  # (1, T)
+    return (padding.long().cumsum(-1) - 1).clamp(min=0)[:, past:]  # (B, T)
+
+
+def visible(
+    padding: Bool[Tensor, "batch total"] | None, past: int, seq: int, device: torch.device
+) -> Bool[Tensor, "rows 1 seq total"]:
+    """True where a query may see a key: the key is not in its future, and is not padding."""
+    query = torch.arange(past, past + seq, device=device)[:, None]  # (T, 1)
+    key = torch.arange(past + seq, device=device)  # (S,)
+    causal = (key <= query)[None, None]  # (1, 1, T, S)
+    return causal if padding is None else causal & padding[:, None, None]  # (B, 1, T, S)
+
+
+def sdpa_mask(
+    padding: Bool[Tensor, "batch total"] | None, past: int, seq: int, device: torch.device
+) -> Bool[Tensor, "rows 1 seq total"] | None:
+    """What the fused kernel takes: ``visible``, or None in the two cases that it knows by itself.
+
+    Those are a whole sequence looking back at itself, and a single new token that sees everything.
+    """
+    if padding is None and (past == 0 or seq == 1):
+        return None
+    return visible(padding, past, seq, device)
+
+
+def eager_mask(
+    padding: Bool[Tensor, "batch total"] | None, past: int, seq: int, device: torch.device, dtype: torch.dtype
+) -> Float[Tensor, "rows 1 seq total"]:
+    """What the written-out formula adds to its scores: 0 where visible, the lowest finite number where not.
+
+    Finite, and not -inf, so that a padded query, which sees nothing, averages over everything and is never NaN.
+    """
+    seen = torch.zeros((), dtype=dtype, device=device)
+    return torch.where(visible(padding, past, seq, device), seen, torch.finfo(dtype).min)

@@ -1,0 +1,7 @@
+"""Every LayerNorm, one file each. They know no config and no model."""
+
+from minigpt.norms.build import NormSpec, build
+from minigpt.norms.registry import NormInfo, available, lookup, register
+from minigpt.norms.textbook import LayerNorm
+
+__all__ = ["LayerNorm", "NormInfo", "NormSpec", "available", "build", "lookup", "register"]

@@ -1,0 +1,86 @@
+"""The registered norms: a name, a class, and whether it claims to be LayerNorm exactly.
+
+One file a norm. Every module of this package is imported at the first look-up and registers what it holds, so a new
+norm is a new file here and nothing else.
+"""
+
+import functools
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from torch import nn
+
+from minigpt.errors import NormError
+
+
+class NormInfo(NamedTuple):
+    """What is known of a registered norm without building it."""
+
+    cls: type[nn.Module]
+    exact: bool  # claims to compute LayerNorm; an inexact norm is expected to drift, not to pass parity
+    requires: str | None  # the optional package that it runs on
+
+    @property
+    def available(self) -> bool:
+        """Whether the package it runs on is installed; nothing is imported to find out."""
+        return self.requires is None or importlib.util.find_spec(self.requires) is not None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not available, with the way out; None where it is."""
+        return None if self.available else f"needs {self.requires}: pip install 'minigpt[{self.requires}]'"
+
+
+NormClass = TypeVar("NormClass", bound=type[nn.Module])
+
+_REGISTRY: dict[str, NormInfo] = {}
+
+
+def register(name: str, exact: bool = True, *, requires: str | None = None) -> Callable[[NormClass], NormClass]:
+    """Class decorator: make ``cls(normalized_shape, eps=..., bias=...)`` available under ``name``.
+
+    Raises:
+        NormError: another class already has that name.
+    """
+
+    def add(cls: NormClass) -> NormClass:
+        taken = _REGISTRY.get(name)
+        if taken is not None and taken.cls.__qualname__ != cls.__qualname__:
+            raise NormError(f"the norm name {name!r} is taken by {taken.cls.__module__}.{taken.cls.__qualname__}")
+        _REGISTRY[name] = NormInfo(cls, exact, requires)
+        return cls
+
+    return add
+
+
+def available() -> dict[str, NormInfo]:
+    """Every registered norm by name, those whose package is missing included (``.available`` is False)."""
+    _import_every_norm()
+    return dict(_REGISTRY)
+
+
+def lookup(name: str) -> NormInfo:
+    """The registered norm of that name.
+
+    Raises:
+        NormError: there is none, or the package it needs is not installed.
+    """
+    norms = available()
+    if name not in norms:
+        raise NormError(
+            f"unknown norm {name!r}; registered are {', '.join(sorted(norms))}, "
+            "and a class of your own is package.module:Name or path/to/file.py:Name"
+        )
+    if not norms[name].available:
+        raise NormError(f"norm {name!r} {norms[name].reason}")
+    return norms[name]
+
+
+@functools.cache
+def _import_every_norm() -> None:
+    package = __name__.rpartition(".")[0]
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, package + "."):
+        importlib.import_module(module.name)

@@ -1,0 +1,69 @@
+"""LayerNorm as the textbook writes it. Every other norm here inherits its parameters and replaces its arithmetic."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from minigpt.errors import NormError
+from minigpt.norms.registry import register
+
+
+@register("textbook")
+class LayerNorm(nn.Module):
+    """Layer normalization (Ba, Kiros & Hinton 2016, arXiv 1607.06450, equations 3 and 4).
+
+    Each row, the trailing ``normalized_shape`` of the input, is moved to mean 0, scaled to variance 1, and then scaled
+    and shifted by what was learned::
+
+        y = (x - mean) / sqrt(var + eps) * weight + bias
+
+    Args:
+        normalized_shape: the trailing dimensions that are one row: an int, or several of them.
+        eps: added to the variance, so that a constant row divides by sqrt(eps) and not by 0.
+        bias: whether there is a shift.
+
+    Parameters: ``weight`` (initially 1) and ``bias`` (initially 0, or None), both of shape ``normalized_shape``.
+
+    Raises:
+        NormError: a size below 1, a negative eps, or (in forward) an input that does not end in ``normalized_shape``.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True) -> None:
+        super().__init__()
+        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        if not self.normalized_shape or min(self.normalized_shape) < 1:
+            raise NormError(f"normalized_shape must be one or more sizes above 0, not {normalized_shape!r}")
+        if not 0 <= eps < float("inf"):
+            raise NormError(f"eps must be a finite number, 0 or more, not {eps!r}")
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(self.normalized_shape))
+        self.bias = nn.Parameter(torch.zeros(self.normalized_shape)) if bias else None
+
+    def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """Normalize ``x`` (..., *normalized_shape); same shape and dtype out, statistics in float32 or wider."""
+        self._check_shape(x)
+        # (..., *normalized_shape); half precision cannot hold a sum of squares, so widen before and narrow after
+        y = self.standardize(x.to(torch.promote_types(x.dtype, torch.float32)))
+        y = y * self.weight
+        if self.bias is not None:
+            y = y + self.bias
+        return y.to(x.dtype)
+
+    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """The row before its learned scale and shift: mean 0, variance 1. A variant replaces this step."""
+        row = tuple(range(-len(self.normalized_shape), 0))
+        mean = x.mean(dim=row, keepdim=True)  # (..., 1)
+        var = (x - mean).square().mean(dim=row, keepdim=True)  # (..., 1), biased: divided by n, not n - 1
+        return (x - mean) / torch.sqrt(var + self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}, bias={self.bias is not None}"
+
+    def _check_shape(self, x: Tensor) -> None:
+        if x.shape[-len(self.normalized_shape) :] != self.normalized_shape:
+            raise NormError(f"this norm is over {self.normalized_shape}, but the input is {tuple(x.shape)}")

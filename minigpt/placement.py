@@ -1,0 +1,58 @@
+"""Where a model lives and in which precision: names from a command line -> torch's own objects."""
+
+import torch
+
+from minigpt.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """The torch dtype of a name; None, "the checkpoint's own", stays None.
+
+    Raises:
+        ConfigError: the dtype is not one of float32, bfloat16, float16 and float64.
+    """
+    if dtype is None:
+        return None
+    for name, known in DTYPES.items():
+        if dtype in (name, known):
+            return known
+    raise ConfigError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def resolve_device(device: str | int | torch.device | None) -> torch.device:
+    """The device of a name; None is CUDA where there is one, else the CPU.
+
+    Raises:
+        ConfigError: the name is unknown, or that device is not on this machine.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"unknown device {device!r}; known are cpu, cuda, cuda:N, mps and meta") from error
+    _require_present(resolved)
+    return resolved
+
+
+def _require_present(device: torch.device) -> None:
+    if device.type in ("cpu", "meta"):
+        return
+    backend = getattr(torch, device.type, None)
+    if backend is None or not hasattr(backend, "is_available"):
+        raise ConfigError(f"device {str(device)!r} is not supported; known are cpu, cuda, cuda:N, mps and meta")
+    if not backend.is_available():
+        raise ConfigError(
+            f"device {str(device)!r} was asked for, but PyTorch sees none on this machine; use --device cpu"
+        )
+    if device.index is not None and device.index >= backend.device_count():
+        raise ConfigError(
+            f"device {str(device)!r} was asked for, but this machine has {backend.device_count()} of them"
+        )

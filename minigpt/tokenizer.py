@@ -1,0 +1,130 @@
+"""Text <-> token ids: GPT-2's byte-level byte-pair encoding, by the ``tokenizers`` library."""
+
+import json
+import os
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from minigpt.checkpoint import TOKENIZER_FILES, locate
+from minigpt.errors import CheckpointError, GenerationError
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+class Tokenizer:
+    """Byte-level BPE (Radford et al. 2019, section 2.2). Every text has ids, and comes back from them byte for byte.
+
+    Args:
+        backend: the ``tokenizers.Tokenizer`` that does the work.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self.backend = backend
+
+    @classmethod
+    def from_pretrained(
+        cls, source: str | Path = "demo", *, revision: str | None = None, local_files_only: bool = False
+    ) -> "Tokenizer":
+        """The tokenizer of a checkpoint, from its tokenizer.json, or its vocab.json and merges.txt.
+
+        Raises:
+            CheckpointError: the source cannot be found or has neither, or the files are damaged.
+        """
+        place = locate(source, TOKENIZER_FILES, revision=revision, local_files_only=local_files_only)
+        folder = place if place.is_dir() else place.parent
+        try:
+            if (folder / "tokenizer.json").is_file():
+                return cls(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")))
+            if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+                return cls(byte_level_bpe(folder / "vocab.json", folder / "merges.txt"))
+        except Exception as error:  # the library raises bare Exceptions
+            raise CheckpointError(f"the tokenizer files in {folder} are damaged: {error}") from error
+        raise CheckpointError(f"{folder} has neither a tokenizer.json nor a vocab.json with a merges.txt")
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; ``<|endoftext|>`` written in it is that one token, as in transformers.
+
+        Raises:
+            GenerationError: the text is not Unicode (it has lone surrogates).
+        """
+        try:
+            return self.backend.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeError) as error:
+            raise GenerationError(f"the text is not valid Unicode: {text!r}") from error
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, special tokens included; bytes that are not UTF-8 become U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The exact bytes of ids, also where they end in the middle of a character.
+
+        Raises:
+            GenerationError: an id is outside the vocabulary.
+        """
+        return b"".join(map(self._bytes_of, ids))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special tokens included."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def end_of_text_id(self) -> int | None:
+        """The id of ``<|endoftext|>``, which separates texts; None where the vocabulary has none."""
+        return self.backend.token_to_id(END_OF_TEXT)
+
+    def save(self, directory: str | Path) -> None:
+        """Write tokenizer.json and tokenizer_config.json, as transformers reads them."""
+        folder = Path(directory)
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False}
+        if self.end_of_text_id is not None:
+            settings |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
+        for name, text in (
+            ("tokenizer.json", self.backend.to_str(pretty=True)),
+            ("tokenizer_config.json", json.dumps(settings, indent=2) + "\n"),
+        ):
+            (folder / f"{name}.unfinished").write_text(text, encoding="utf-8")
+            os.replace(folder / f"{name}.unfinished", folder / name)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if token_id in self._special:
+            return self._special[token_id].encode()
+        token = self.backend.id_to_token(token_id) if token_id >= 0 else None
+        if token is None:
+            raise GenerationError(f"token id {token_id} is outside the tokenizer's vocabulary of {self.vocab_size}")
+        try:
+            return bytes(_BYTE_OF[character] for character in token)
+        except KeyError as error:
+            raise GenerationError(f"token {token!r} is not of a byte-level vocabulary, such as GPT-2's is") from error
+
+    @cached_property
+    def _special(self) -> dict[int, str]:
+        return {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
+
+
+def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
+    """GPT-2's tokenizer from its two original files."""
+    backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    if backend.token_to_id(END_OF_TEXT) is not None:
+        backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    return backend
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that stands for each byte in a byte-level vocabulary, and back to the byte.
+
+    Bytes that print are themselves; the others follow from U+0100 on, in order (GPT-2's encoder does the same).
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
