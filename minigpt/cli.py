@@ -1,0 +1,202 @@
+"""The command line: parse, call, print. Nothing is computed here, and nothing heavy is imported before it is needed."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import minigpt
+from minigpt.errors import MiniGPTError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+Model = Annotated[str, typer.Option("--model", help="A directory, .safetensors file, Hugging Face id, or 'demo'.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")]
+Norm = Annotated[str, typer.Option(help="A registered norm, package.module:Name, or path/to/file.py:Name.")]
+Attention = Annotated[str, typer.Option(help="sdpa (fused) or eager (written out).")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N; by default CUDA where there is one.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64; by default the checkpoint's.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"minigpt {minigpt.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """A GPT-2 to read whole and believe, on a LayerNorm that you can swap."""
+
+
+@app.command(
+    epilog="Examples: [bold]minigpt generate 'Once upon a time' --seed 1[/]   "
+    "[bold]minigpt generate 'The dog' --model gpt2 --greedy[/]   [bold]minigpt generate - < prompt.txt[/]"
+)
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to go on from; '-' reads standard input; none starts anew.")] = "",
+    model: Model = "demo",
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 120,
+    temperature: Annotated[
+        float | None, typer.Option(help="Divides the logits; 0 is greedy.  [dim]default 0.8[/]")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens only.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the likeliest tokens that make up p, in (0, 1].")
+    ] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Makes the draw repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    norm: Norm = "fused",
+    attention: Attention = "sdpa",
+    device: Device = None,
+    dtype: Dtype = None,
+    revision: Revision = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
+) -> None:
+    """Write on from a prompt."""
+    sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    if greedy and (given := [f"--{name.replace('_', '-')}" for name, value in sampling.items() if value is not None]):
+        raise minigpt.GenerationError(f"--greedy leaves nothing to draw, so it cannot go with {', '.join(given)}")
+    text = _read_standard_input() if prompt == "-" else prompt
+    settings = dict(sampling, do_sample=not greedy, max_new_tokens=max_new_tokens, stop_strings=stop)
+    settings["temperature"] = 1.0 if greedy else 0.8 if temperature is None else temperature
+
+    gpt2 = minigpt.from_pretrained(model, norm=norm, attention=attention, device=device, dtype=dtype, revision=revision)
+    tokenizer = minigpt.Tokenizer.from_pretrained(model, revision=revision)
+    pieces = minigpt.stream(gpt2, tokenizer, text, **settings)
+    if as_json:
+        _print_json({"model": model, "norm": norm, "prompt": text, "text": "".join(pieces), "settings": settings}, "-")
+        return
+    print(text, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
+
+
+@app.command(
+    epilog="Examples: [bold]minigpt parity --norm textbook[/]   "
+    "[bold]minigpt parity --model gpt2 --norm my_norm.py:MyNorm --sites 'h.*.ln_1' --json -[/]   "
+    "Exit status: 0 parity holds, 1 it does not, 2 it could not be judged."
+)
+def parity(
+    model: Model = "demo",
+    norm: Norm = "fused",
+    sites: Annotated[
+        list[str] | None, typer.Option(help="Where to put it, such as 'h.*.ln_1'; may be repeated.")
+    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="Text to judge on; may be repeated.")] = None,
+    attention: Attention = "sdpa",
+    device: Device = None,
+    dtype: Dtype = None,
+    revision: Revision = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the report here; '-' is standard output.")
+    ] = None,
+) -> None:
+    """Prove by its logits that a model with another norm is still the same model, or show that it is not."""
+    from minigpt.lab.summary import parity_summary
+
+    with _status() as say:
+        report = minigpt.parity(
+            model, norm=norm, sites=sites or "*", prompts=prompt, attention=attention, device=device, dtype=dtype,
+            revision=revision, progress=say,
+        )  # fmt: skip
+    if json_file is not None:
+        _print_json(report.to_dict(), json_file)
+    if json_file != "-":
+        Console(highlight=False).print(parity_summary(report))
+    raise typer.Exit(0 if report.passed else 1)
+
+
+@app.command()
+def norms(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the registered norms."""
+    known = minigpt.norms.available()
+    if as_json:
+        _print_json({name: info.to_dict() for name, info in known.items()}, "-")
+        return
+    table = Table("norm", "exact", "what it is", box=None, pad_edge=False)
+    for name, info in sorted(known.items()):
+        table.add_row(name, "yes" if info.exact else "no", info.reason or info.summary)
+    Console(highlight=False).print(table)
+
+
+@app.command()
+def info(
+    model: Annotated[str, typer.Argument(help="A directory, .safetensors file, Hugging Face id, or 'demo'.")] = "demo",
+    revision: Revision = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what a checkpoint is: shapes, parameters, dtype, norms, and where its files lie."""
+    from minigpt.lab.describe import describe
+
+    facts = describe(model, revision=revision)
+    if as_json:
+        _print_json(facts, "-")
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in facts.items():
+        table.add_row(name, "\n".join(map(str, value)) if isinstance(value, list) else str(value))
+    Console(highlight=False).print(table)
+
+
+def main() -> None:
+    """Run the command line: 0 done, 1 parity does not hold, 2 an error, told in one line on standard error."""
+    try:
+        sys.exit(app(standalone_mode=False))
+    except MiniGPTError as error:
+        _fail(str(error))
+    except _UsageError as error:
+        _fail(f"{error.format_message()} (minigpt --help shows what there is)")
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stdout = None
+        sys.exit(0)
+
+
+_UsageError: Any = typer.BadParameter.__base__  # of click, which typer carries within itself or beside it
+
+
+def _fail(message: str) -> None:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _print_json(fields: Any, file: str) -> None:
+    text = json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if file == "-":
+        print(text, end="")
+        return
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MiniGPTError(f"cannot write {file}: {error.strerror}") from error
+
+
+def _read_standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MiniGPTError(f"standard input is not UTF-8: {error}") from error
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    with Console(stderr=True).status("") as status:
+        yield lambda step: status.update(f"{step} ...")
+
+
+if __name__ == "__main__":
+    main()

@@ -20,7 +20,8 @@ from minigpt.model import GPT2
 class TextCodec(Protocol):
     """What text generation asks of a tokenizer."""
 
-    end_of_text_id: int | None
+    @property
+    def end_of_text_id(self) -> int | None: ...
 
     def encode(self, text: str) -> list[int]: ...
 

@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
@@ -32,6 +32,15 @@ class NormInfo(NamedTuple):
     def reason(self) -> str | None:
         """Why it is not available, with the way out; None where it is."""
         return None if self.available else f"needs {self.requires}: pip install 'minigpt[{self.requires}]'"
+
+    @property
+    def summary(self) -> str:
+        """The first line of its class's documentation."""
+        return (self.cls.__doc__ or "").strip().partition("\n")[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON's own types."""
+        return {"exact": self.exact, "available": self.available, "reason": self.reason, "summary": self.summary}
 
 
 NormClass = TypeVar("NormClass", bound=type[nn.Module])

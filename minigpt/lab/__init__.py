@@ -1,0 +1,1 @@
+"""Asks questions about a model."""

@@ -1,0 +1,109 @@
+"""Distances between tensors and between next-token distributions, collected over many texts in float64."""
+
+import math
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from minigpt.lab.report import Bitwise, Distribution, Logits
+
+# T tokens, V vocabulary
+
+
+class Distance:
+    """How far tensors are from their truth. A NaN in either is never forgotten."""
+
+    def __init__(self) -> None:
+        self.largest, self.count = 0.0, 0
+        self.squares, self.true_squares = 0.0, 0.0
+
+    def add(self, value: Tensor, truth: Tensor) -> None:
+        """Count one pair of equal shape."""
+        truth = truth.double()
+        difference = value.double() - truth
+        self.largest = nan_max(self.largest, float(difference.abs().max()))
+        self.squares += float(difference.square().sum())
+        self.true_squares += float(truth.square().sum())
+        self.count += truth.numel()
+
+    @property
+    def rms(self) -> float:
+        """Root of the mean squared difference."""
+        return math.sqrt(self.squares / self.count)
+
+    @property
+    def scale(self) -> float:
+        """Root of the truth's mean square."""
+        return math.sqrt(self.true_squares / self.count)
+
+    @property
+    def relative(self) -> float:
+        """RMS of the difference over RMS of the truth."""
+        if self.squares == 0:
+            return 0.0
+        return math.sqrt(self.squares / self.true_squares) if self.true_squares else math.inf
+
+
+class LogitsMeter:
+    """The logits of a candidate, of transformers at its dtype and of our reference arithmetic, against the truth."""
+
+    def __init__(self) -> None:
+        self.candidate, self.reference, self.between = Distance(), Distance(), Distance()
+        self.tokens, self.same_top1 = 0, 0
+        self.kl_sum, self.kl_max = 0.0, 0.0
+        self.true_loss, self.loss, self.targets = 0.0, 0.0, 0
+
+    def add(
+        self,
+        truth: Float[Tensor, "seq vocab"],
+        candidate: Float[Tensor, "seq vocab"],
+        reference: Float[Tensor, "seq vocab"],
+        plain: Float[Tensor, "seq vocab"],
+        targets: Int[Tensor, " targets"],
+    ) -> None:
+        """Count one text. ``targets`` are the tokens that its first positions should have predicted."""
+        self.candidate.add(candidate, truth)
+        self.reference.add(reference, truth)
+        self.between.add(plain, reference)
+        self.tokens += len(truth)
+        self.same_top1 += int((candidate.argmax(-1) == truth.argmax(-1)).sum())
+        p, q = truth.log_softmax(-1), candidate.double().log_softmax(-1)  # (T, V)
+        kl = (p.exp() * (p - q)).sum(-1).clamp(min=0)  # (T,); rounding may leave it just below 0
+        self.kl_sum, self.kl_max = self.kl_sum + float(kl.sum()), nan_max(self.kl_max, float(kl.max()))
+        said = targets[:, None]  # (targets, 1)
+        self.true_loss -= float(p[: len(targets)].gather(1, said).sum())
+        self.loss -= float(q[: len(targets)].gather(1, said).sum())
+        self.targets += len(targets)
+
+    def bitwise(self) -> Bitwise:
+        return Bitwise(equal=self.between.largest == 0, max_abs_error=self.between.largest)
+
+    def logits(self) -> Logits:
+        return Logits(
+            max_abs_error=self.candidate.largest,
+            rms_error=self.candidate.rms,
+            scale=self.candidate.scale,
+            noise_floor_max=self.reference.largest,
+            noise_floor_rms=self.reference.rms,
+        )
+
+    def distribution(self) -> Distribution:
+        return Distribution(
+            top1_agreement=self.same_top1 / self.tokens,
+            kl_mean=self.kl_sum / self.tokens,
+            kl_max=self.kl_max,
+            perplexity_reference=_perplexity(self.true_loss, self.targets),
+            perplexity_candidate=_perplexity(self.loss, self.targets),
+        )
+
+
+def nan_max(a: float, b: float) -> float:
+    """The larger; NaN where either is NaN, which ``max`` would lose."""
+    return math.nan if math.isnan(a) or math.isnan(b) else max(a, b)
+
+
+def _perplexity(loss: float, targets: int) -> float:
+    """exp of the mean loss in nats; NaN where there was nothing to predict, infinite where it overflows."""
+    if targets == 0 or math.isnan(loss):
+        return math.nan
+    return math.exp(loss / targets) if loss / targets < 700 else math.inf

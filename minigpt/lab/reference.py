@@ -1,0 +1,105 @@
+"""The reference: transformers on the same weights, and the conditions under which the two are compared."""
+
+import contextlib
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+import minigpt
+from minigpt.checkpoint import config_file, read_tensors
+
+
+@contextlib.contextmanager
+def judging() -> Iterator[None]:
+    """Full float32 products while a verdict is found: no TF32 on a GPU, no bfloat16 shortcuts on a CPU."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+class Reference:
+    """transformers' GPT-2 with the weights of a checkpoint, rounded to ``dtype`` and then computed with in ``compute``.
+
+    It reads the checkpoint's tensors by itself, under their own names, so that a fault in our loading shows.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        *,
+        attention: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        compute: torch.dtype | None = None,
+    ) -> None:
+        from transformers import GPT2Config, GPT2LMHeadModel  # here: five seconds that only a comparison should cost
+
+        config = GPT2Config.from_json_file(config_file(place))
+        if (compute or dtype) == torch.float64:
+            config.reorder_and_upcast_attn = False  # it would hold float64 scores in float32
+        rounded = {name: tensor.to(dtype) for name, tensor in read_tensors(place).items()}
+        with _quiet_transformers():
+            model: Any = GPT2LMHeadModel.from_pretrained(
+                None, config=config, state_dict=rounded, dtype=compute or dtype, attn_implementation=attention
+            )
+        self.model = model.to(device).eval()
+
+    def __call__(self, input_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq vocab"]:
+        """Logits (B, T, V) of a batch without padding."""
+        return self.model(input_ids).logits
+
+    def greedy(self, input_ids: Int[Tensor, "1 seq"], max_new_tokens: int, eos: tuple[int, ...]) -> list[int]:
+        """The new tokens that transformers' own ``generate`` adds to one prompt."""
+        out = self.model.generate(
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            eos_token_id=list(eos) or None,
+            pad_token_id=eos[0] if eos else 0,
+        )
+        return out[0, input_ids.shape[1] :].tolist()
+
+    def norms(self, sites: list[str]) -> dict[str, torch.nn.Module]:
+        """The reference's own norm modules, by our names of the sites."""
+        return {site: self.model.transformer.get_submodule(site) for site in sites}
+
+
+def versions(device: torch.device) -> dict[str, Any]:
+    """What a figure was measured on."""
+    import transformers
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "minigpt": minigpt.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "hardware": name,
+        "threads": torch.get_num_threads(),
+        "float32_products": "full float32 (TF32 off)",
+    }
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    from transformers.utils import logging
+
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
