@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import minigpt
@@ -98,38 +99,61 @@ def parity(
     device: Device = None,
     dtype: Dtype = None,
     revision: Revision = None,
+    prompts: Annotated[Path | None, typer.Option(help="File of prompts to judge on, one a line.")] = None,
+    text: Annotated[Path | None, typer.Option(help="File to take the perplexity of, before and after.")] = None,
+    noise: Annotated[bool, typer.Option("--noise", help="Measure ordinary differences too, such as bfloat16.")] = False,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="Swap one site at a time; rank the sites.")
+    ] = False,
+    bisect: Annotated[
+        bool, typer.Option("--bisect", help="Name the smallest set of sites that breaks parity.")
+    ] = False,
+    budget: Annotated[str | None, typer.Option(help="Limits that decide instead: 'kl=1e-6,perplexity=0.01%'.")] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", help="Write the report here; '-' is standard output.")
     ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report here as one self-contained page.")] = None,
+    compare: Annotated[tuple[Path, Path] | None, typer.Option(help="Show two --json reports side by side.")] = None,
 ) -> None:
     """Prove by its logits that a model with another norm is still the same model, or show that it is not."""
-    from minigpt.lab.summary import parity_summary
-
-    with _status() as say:
+    if compare is not None:
+        _compare(*compare, html)
+        return
+    for file in (json_file, html):
+        _require_writable(file)
+    with _progress() as say:
         report = minigpt.parity(
-            model, norm=norm, sites=sites or "*", prompts=prompt, attention=attention, device=device, dtype=dtype,
-            revision=revision, progress=say,
+            model, norm=norm, sites=sites or "*", prompts=_prompts(prompt, prompts), attention=attention, device=device,
+            dtype=dtype, revision=revision, noise=noise, sensitivity=sensitivity, bisect=bisect, text=text,
+            budget=budget, progress=say,
         )  # fmt: skip
-    if json_file is not None:
-        _print_json(report.to_dict(), json_file)
-    if json_file != "-":
-        Console(highlight=False).print(parity_summary(report))
+    _show(report, json_file, html)
     raise typer.Exit(0 if report.passed else 1)
 
 
-@app.command()
+@app.command(
+    epilog="Examples: [bold]minigpt norms[/]   [bold]minigpt norms --check my_norm.py:MyNorm[/]   "
+    "Exit status of --check: 0 it is a LayerNorm, 1 it is not, 2 it could not be judged."
+)
 def norms(
+    check: Annotated[str | None, typer.Option(help="Run the conformance kit on this norm; no model is needed.")] = None,
+    device: Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the registered norms."""
-    known = minigpt.norms.available()
-    if as_json:
-        _print_json({name: info.to_dict() for name, info in known.items()}, "-")
+    """List the registered norms, or check whether one is a LayerNorm."""
+    if check is None:
+        _list_norms(as_json)
         return
-    table = Table("norm", "exact", "what it is", box=None, pad_edge=False)
-    for name, info in sorted(known.items()):
-        table.add_row(name, "yes" if info.exact else "no", info.reason or info.summary)
-    Console(highlight=False).print(table)
+    from minigpt.lab.conformance import check_norm
+    from minigpt.lab.summary import conformance_summary
+
+    with _progress() as say:
+        report = check_norm(check, device=device, progress=say)
+    if as_json:
+        _print_json(report.to_dict(), "-")
+    else:
+        Console(highlight=False).print(conformance_summary(report))
+    raise typer.Exit(0 if report.passed else 1)
 
 
 @app.command()
@@ -174,15 +198,87 @@ def _fail(message: str) -> None:
     sys.exit(2)
 
 
+def _list_norms(as_json: bool) -> None:
+    known = minigpt.norms.available()
+    if as_json:
+        _print_json({name: info.to_dict() for name, info in known.items()}, "-")
+        return
+    table = Table("norm", "exact", "what it is", box=None, pad_edge=False)
+    for name, info in sorted(known.items()):
+        table.add_row(name, "yes" if info.exact else "no", info.reason or info.summary)
+    Console(highlight=False).print(table)
+
+
+def _show(report: "minigpt.ParityReport", json_file: str | None, html: Path | None) -> None:
+    from minigpt.lab.summary import parity_summary
+
+    if json_file is not None:
+        _print_json(report.to_dict(), json_file)
+    if html is not None:
+        from minigpt.lab.page import report_page
+
+        _write(html, report_page(report.to_dict()))
+    if json_file != "-":
+        Console(highlight=False).print(parity_summary(report))
+
+
+def _compare(first: Path, second: Path, html: Path | None) -> None:
+    from minigpt.lab.comparison import comparison_summary
+
+    a, b = _read_json(first), _read_json(second)
+    if html is not None:
+        from minigpt.lab.page import comparison_page
+
+        _write(html, comparison_page(a, b))
+    Console(highlight=False).print(comparison_summary(a, b))
+
+
+def _prompts(given: list[str] | None, file: Path | None) -> list[str] | None:
+    if file is None:
+        return given
+    lines = [line for line in _read(file).splitlines() if line.strip()]
+    if not lines:
+        raise minigpt.GenerationError(f"{file} holds no prompt; write one on each line")
+    return [*(given or []), *lines]
+
+
 def _print_json(fields: Any, file: str) -> None:
     text = json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if file == "-":
         print(text, end="")
+    else:
+        _write(file, text)
+
+
+def _require_writable(file: str | Path | None) -> None:
+    """Refuse a file that cannot be written before minutes of work are lost on it."""
+    if file is None or str(file) == "-":
         return
+    if Path(file).is_dir() or not Path(file).absolute().parent.is_dir():
+        raise MiniGPTError(f"cannot write {file}: it is a folder, or the folder for it does not exist")
+
+
+def _write(file: str | Path, text: str) -> None:
     try:
         Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
         raise MiniGPTError(f"cannot write {file}: {error.strerror}") from error
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise MiniGPTError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise MiniGPTError(f"{file} is not UTF-8 text: {error}") from error
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(_read(file))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise MiniGPTError(f"{file} is not JSON: {error}") from error
 
 
 def _read_standard_input() -> str:
@@ -193,9 +289,12 @@ def _read_standard_input() -> str:
 
 
 @contextmanager
-def _status() -> Iterator[Callable[[str], None]]:
-    with Console(stderr=True).status("") as status:
-        yield lambda step: status.update(f"{step} ...")
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Shows on standard error what is being done, and for how long."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("starting", total=None)
+        yield lambda step: progress.update(task, description=step)
 
 
 if __name__ == "__main__":

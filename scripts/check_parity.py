@@ -13,9 +13,8 @@ def main(model: str = "demo", norm: str = "textbook", sites: str = "*", dtype: s
     for site in report.norm_sites:
         print(f"{site.site:10}  own error {site.local_error:.2e}   error that reached it {site.propagated_error:.2e}")
     logits = report.logits
-    print(
-        f"logits: RMS error {logits.rms_error:.3g}, transformers' own {logits.noise_floor_rms:.3g}, scale {logits.scale:.3g}"
-    )
+    print(f"logits: RMS error {logits.rms_error:.3g} on a scale of {logits.scale:.3g}")
+    print(f"transformers' own in {report.dtype}: {logits.noise_floor_rms:.3g}, so the ratio is {logits.ratio:.3g}")
     print("parity holds" if report.passed else " ".join(report.reasons))
     sys.exit(0 if report.passed else 1)
 

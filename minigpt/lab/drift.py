@@ -1,4 +1,4 @@
-"""What each norm site does to the activations: by itself, and after all that came before it."""
+"""What each norm does to the activations: by itself, and after all that came before it; and the residual stream."""
 
 from collections.abc import Iterable
 
@@ -6,66 +6,128 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from minigpt.errors import NormError
+from minigpt.lab.contest import Contest
 from minigpt.lab.measures import Distance
-from minigpt.lab.report import NormSite
-from minigpt.model import GPT2
+from minigpt.lab.report import BlockDrift, NormSite
 
 # T tokens, C embedding
 
 
-class SiteErrors:
-    """Listens to the norms of a candidate and of the float64 truth while both read the same tokens.
+class Drift:
+    """Listens to the norms and blocks of the candidate, of transformers at its dtype, and of the float64 truth.
 
-    Use as a context manager around the two forwards, and call ``add`` after each pair of them.
+    Use as a context manager around the forwards, and call ``add`` each time all three have read the same tokens.
     """
 
-    def __init__(self, candidate: GPT2, truth: dict[str, nn.Module]) -> None:
-        self.candidate, self.truth = candidate, truth
-        self.inputs: dict[str, Tensor] = {}
-        self.outputs: dict[str, Tensor] = {}
-        self.true_outputs: dict[str, Tensor] = {}
-        self.local = {site: Distance() for site in truth}
-        self.propagated = {site: Distance() for site in truth}
+    def __init__(self, contest: Contest) -> None:
+        self.sites = contest.candidate.norm_sites()
+        self.blocks = [f"h.{i}" for i in range(contest.config.n_layer)]
+        places = [*self.sites, *self.blocks]
+        self.candidate = Listener(contest.candidate, places)
+        self.reference = Listener(contest.reference.model.transformer, places)
+        self.truth = Listener(contest.truth.model.transformer, places)
+        self.norms = {site: contest.candidate.get_submodule(site) for site in self.sites}
+        self.true_norms = {site: contest.truth.model.transformer.get_submodule(site) for site in self.sites}
+        self.local = {site: PositionedDistance() for site in self.sites}
+        self.propagated = {place: PositionedDistance() for place in places}
+        self.noise = {place: PositionedDistance() for place in places}
 
-    def __enter__(self) -> "SiteErrors":
-        self._hooks = [
-            hook
-            for site, module in self.truth.items()
-            for hook in (
-                module.register_forward_hook(self._remember(site, self.true_outputs, self.inputs)),
-                self.candidate.get_submodule(site).register_forward_hook(self._remember(site, self.outputs)),
-            )
-        ]
+    def __enter__(self) -> "Drift":
+        for listener in (self.candidate, self.reference, self.truth):
+            listener.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        for listener in (self.candidate, self.reference, self.truth):
+            listener.stop()
 
     def add(self) -> None:
-        """Count what both models have just computed."""
-        outputs, true_outputs = dict(self.outputs), dict(self.true_outputs)
-        for site, true_input in self.inputs.items():
-            norm = self.candidate.get_submodule(site)
-            x = true_input.to(outputs[site].dtype)  # (1, T, C): what this norm can be given of the true input
-            self.local[site].add(norm(x), exact_layer_norm(x, self.truth[site]))
-            self.propagated[site].add(outputs[site], true_outputs[site])
+        """Count what all three have just computed.
 
-    def report(self, swapped: Iterable[str]) -> list[NormSite]:
+        Raises:
+            NormError: a norm gave NaN where the truth is a number.
+        """
+        for place, true_output in self.truth.outputs.items():
+            if self.candidate.outputs[place].isnan().any() and not true_output.isnan().any():
+                raise NormError(f"{place} gives NaN where the reference gives numbers, so its drift cannot be measured")
+            self.propagated[place].add(self.candidate.outputs[place], true_output)
+            self.noise[place].add(self.reference.outputs[place], true_output)
+        for site, norm in self.norms.items():
+            x = self.truth.inputs[site].to(
+                self.candidate.outputs[site].dtype
+            )  # (1, T, C): the true input, as it can be given
+            self.local[site].add(norm.forward(x), exact_layer_norm(x, self.true_norms[site]))
+
+    def norm_sites(self, swapped: Iterable[str]) -> list[NormSite]:
         """Every site in the order data meets them."""
         chosen = set(swapped)
         return [
-            NormSite(site, self.local[site].relative, self.propagated[site].relative, site in chosen)
-            for site in self.truth
+            NormSite(
+                site=site,
+                local_error=self.local[site].relative,
+                propagated_error=self.propagated[site].relative,
+                swapped=site in chosen,
+                local_first=self.local[site].first.relative,
+                local_rest=self.local[site].rest.relative,
+                propagated_first=self.propagated[site].first.relative,
+                propagated_rest=self.propagated[site].rest.relative,
+                noise=self.noise[site].relative,
+            )
+            for site in self.sites
         ]
 
-    def _remember(self, site: str, outputs: dict[str, Tensor], inputs: dict[str, Tensor] | None = None):
-        def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            outputs[site] = output
-            if inputs is not None:
-                inputs[site] = args[0]
+    def block_drift(self) -> list[BlockDrift]:
+        """The residual stream after every block."""
+        return [
+            BlockDrift(
+                block=block,
+                error=self.propagated[block].relative,
+                error_first=self.propagated[block].first.relative,
+                error_rest=self.propagated[block].rest.relative,
+                noise=self.noise[block].relative,
+            )
+            for block in self.blocks
+        ]
+
+
+class Listener:
+    """Keeps the last input and output of chosen modules."""
+
+    def __init__(self, model: nn.Module, places: list[str]) -> None:
+        self.modules = {place: model.get_submodule(place) for place in places}
+        self.inputs: dict[str, Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
+
+    def start(self) -> None:
+        self._hooks = [module.register_forward_hook(self._keep(place)) for place, module in self.modules.items()]
+
+    def stop(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _keep(self, place: str):
+        def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+            self.inputs[place] = args[0]
+            self.outputs[place] = output[0] if isinstance(output, tuple) else output
 
         return hook
+
+
+class PositionedDistance:
+    """A distance with the first token apart from the others: it carries the massive activations (arXiv 2402.17762)."""
+
+    def __init__(self) -> None:
+        self.first, self.rest = Distance(), Distance()
+
+    def add(self, value: Float[Tensor, "1 seq embd"], truth: Float[Tensor, "1 seq embd"]) -> None:
+        self.first.add(value[:, :1], truth[:, :1])
+        self.rest.add(value[:, 1:], truth[:, 1:])
+
+    @property
+    def relative(self) -> float:
+        """Over all positions."""
+        return Distance.sum(self.first, self.rest).relative
 
 
 def exact_layer_norm(x: Float[Tensor, "batch seq embd"], norm: nn.Module) -> Float[Tensor, "batch seq embd"]:

@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -18,7 +19,9 @@ class Distance:
         self.squares, self.true_squares = 0.0, 0.0
 
     def add(self, value: Tensor, truth: Tensor) -> None:
-        """Count one pair of equal shape."""
+        """Count one pair of equal shape; an empty one counts nothing."""
+        if truth.numel() == 0:
+            return
         truth = truth.double()
         difference = value.double() - truth
         self.largest = nan_max(self.largest, float(difference.abs().max()))
@@ -26,15 +29,26 @@ class Distance:
         self.true_squares += float(truth.square().sum())
         self.count += truth.numel()
 
+    @classmethod
+    def sum(cls, *parts: "Distance") -> "Distance":
+        """What one distance would be that had counted all that these have."""
+        total = cls()
+        for part in parts:
+            total.largest = nan_max(total.largest, part.largest)
+            total.squares += part.squares
+            total.true_squares += part.true_squares
+            total.count += part.count
+        return total
+
     @property
     def rms(self) -> float:
         """Root of the mean squared difference."""
-        return math.sqrt(self.squares / self.count)
+        return math.sqrt(self.squares / self.count) if self.count else 0.0
 
     @property
     def scale(self) -> float:
         """Root of the truth's mean square."""
-        return math.sqrt(self.true_squares / self.count)
+        return math.sqrt(self.true_squares / self.count) if self.count else 0.0
 
     @property
     def relative(self) -> float:
@@ -49,8 +63,9 @@ class LogitsMeter:
 
     def __init__(self) -> None:
         self.candidate, self.reference, self.between = Distance(), Distance(), Distance()
-        self.tokens, self.same_top1 = 0, 0
-        self.kl_sum, self.kl_max = 0.0, 0.0
+        self.kl: list[Float[Tensor, " seq"]] = []  # nats, of each text
+        self.top1: list[Tensor] = []
+        self.top5: list[Tensor] = []
         self.true_loss, self.loss, self.targets = 0.0, 0.0, 0
 
     def add(
@@ -65,11 +80,10 @@ class LogitsMeter:
         self.candidate.add(candidate, truth)
         self.reference.add(reference, truth)
         self.between.add(plain, reference)
-        self.tokens += len(truth)
-        self.same_top1 += int((candidate.argmax(-1) == truth.argmax(-1)).sum())
+        self.top1.append(top_overlap(candidate, truth, 1))
+        self.top5.append(top_overlap(candidate, truth, min(5, truth.shape[-1])))
         p, q = truth.log_softmax(-1), candidate.double().log_softmax(-1)  # (T, V)
-        kl = (p.exp() * (p - q)).sum(-1).clamp(min=0)  # (T,); rounding may leave it just below 0
-        self.kl_sum, self.kl_max = self.kl_sum + float(kl.sum()), nan_max(self.kl_max, float(kl.max()))
+        self.kl.append(kl_divergence(p, q))
         said = targets[:, None]  # (targets, 1)
         self.true_loss -= float(p[: len(targets)].gather(1, said).sum())
         self.loss -= float(q[: len(targets)].gather(1, said).sum())
@@ -88,13 +102,29 @@ class LogitsMeter:
         )
 
     def distribution(self) -> Distribution:
+        kl = torch.cat(self.kl)
         return Distribution(
-            top1_agreement=self.same_top1 / self.tokens,
-            kl_mean=self.kl_sum / self.tokens,
-            kl_max=self.kl_max,
+            top1_agreement=float(torch.cat(self.top1).mean()),
+            top5_agreement=float(torch.cat(self.top5).mean()),
+            kl_mean=float(kl.mean()),
+            kl_median=float(kl.quantile(0.5)),
+            kl_p999=float(kl.quantile(0.999)),
+            kl_max=float(kl.max()),
             perplexity_reference=_perplexity(self.true_loss, self.targets),
             perplexity_candidate=_perplexity(self.loss, self.targets),
         )
+
+
+def kl_divergence(p: Float[Tensor, "seq vocab"], q: Float[Tensor, "seq vocab"]) -> Float[Tensor, " seq"]:
+    """KL(p || q) in nats of log probabilities; rounding may leave it just below 0, where it is 0."""
+    term = p.exp() * (p - q)
+    return term.masked_fill(p == -math.inf, 0).sum(-1).clamp(min=0)
+
+
+def top_overlap(a: Float[Tensor, "seq vocab"], b: Float[Tensor, "seq vocab"], k: int) -> Float[Tensor, " seq"]:
+    """Share of the k likeliest tokens that both have, in any order."""
+    mine, theirs = a.topk(k).indices, b.topk(k).indices  # (T, k)
+    return (mine[:, :, None] == theirs[:, None, :]).any(-1).double().mean(-1)
 
 
 def nan_max(a: float, b: float) -> float:

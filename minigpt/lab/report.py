@@ -1,8 +1,10 @@
-"""What a parity run found, and its verdict."""
+"""What a parity run found, and its verdict. Every class here is a block of the report's JSON."""
 
 import dataclasses
 import math
 from typing import Any
+
+MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,13 +24,21 @@ class Logits:
     scale: float  # RMS of the true logits
     noise_floor_max: float
     noise_floor_rms: float
+    ratio: float = dataclasses.field(init=False)  # the candidate's RMS error over the noise floor
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ratio", self.over_noise(self.rms_error))
+
+    def over_noise(self, rms_error: float) -> float:
+        """An RMS error as a multiple of the noise floor."""
+        if self.noise_floor_rms == 0:
+            return 1.0 if rms_error == 0 else math.inf
+        return rms_error / self.noise_floor_rms
 
     @property
-    def ratio(self) -> float:
-        """The candidate's RMS error over the noise floor's."""
-        if self.noise_floor_rms == 0:
-            return 1.0 if self.rms_error == 0 else math.inf
-        return self.rms_error / self.noise_floor_rms
+    def greedy_noise(self) -> float:
+        """Two logits this close may change places by noise: each of them may be off by the noise floor's maximum."""
+        return 2 * self.noise_floor_max
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +46,10 @@ class Distribution:
     """The candidate's next-token distributions against the float64 truth; KL(truth || candidate) in nats."""
 
     top1_agreement: float
+    top5_agreement: float  # the share of the five likeliest tokens that both name
     kl_mean: float
+    kl_median: float
+    kl_p999: float
     kl_max: float
     perplexity_reference: float
     perplexity_candidate: float
@@ -51,7 +64,10 @@ class Divergence:
     candidate_id: int
     reference_id: int
     margin: float  # between the two best true logits there
-    noise: float  # margins up to this are within the noise: each of the two may be off by the noise floor's maximum
+    noise: float  # margins up to this are within the noise
+    prompt_text: str | None = None
+    candidate_text: str | None = None  # of the new tokens
+    reference_text: str | None = None
 
     @property
     def within_noise(self) -> bool:
@@ -74,17 +90,115 @@ class NormSite:
     local_error: float
     propagated_error: float
     swapped: bool
+    local_first: float  # at the first token alone, which carries the massive activations
+    local_rest: float
+    propagated_first: float
+    propagated_rest: float
+    noise: float  # what transformers itself, at this dtype, deviates there
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockDrift:
+    """Relative RMS error of the residual stream after one block."""
+
+    block: str
+    error: float
+    error_first: float
+    error_rest: float
+    noise: float
+
+
+@dataclasses.dataclass(frozen=True)
+class OrdinaryDifference:
+    """What the logits change by when nobody would call it another model."""
+
+    difference: str
+    rms_error: float
+    share: float | None  # the candidate's RMS error over this; None where the two do not differ at all
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenDrift:
+    """KL along one prompt and its continuation, in nats; entry i is of the prediction made at token i."""
+
+    prompt: int
+    pieces: list[str]
+    kl: list[float]
+    new_from: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteSensitivity:
+    """RMS change of the logits when this site alone is swapped, and that as a multiple of the noise floor."""
+
+    site: str
+    rms_error: float
+    ratio: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Bisection:
+    """The smallest set of swapped sites that breaks parity; empty where parity holds."""
+
+    sites: list[str]
+    verdicts: int  # how many sets were tried
+
+
+@dataclasses.dataclass(frozen=True)
+class TextPerplexity:
+    """Perplexity of a text file with the model's own norms (reference) and with the norm in question (candidate)."""
+
+    file: str
+    tokens: int
+    window: int
+    stride: int
+    reference: float
+    candidate: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """Median time of one forward over the longest prompt, both interleaved, in milliseconds."""
+    """Median time of one forward over the longest text, both interleaved, in milliseconds."""
 
     candidate_ms: float
     reference_ms: float
 
 
 @dataclasses.dataclass(frozen=True)
+class Cost:
+    """The norms' share of the candidate's time, and what norms twice as fast would gain the whole (Amdahl 1967)."""
+
+    prefill_tokens: int
+    prefill_ms: float
+    prefill_norm_ms: float
+    decode_ms: float
+    decode_norm_ms: float
+    prefill_norm_share: float = dataclasses.field(init=False)
+    decode_norm_share: float = dataclasses.field(init=False)
+    prefill_gain: float = dataclasses.field(init=False)
+    decode_gain: float = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        for phase in ("prefill", "decode"):
+            share = min(1.0, getattr(self, f"{phase}_norm_ms") / getattr(self, f"{phase}_ms"))
+            object.__setattr__(self, f"{phase}_norm_share", share)
+            object.__setattr__(self, f"{phase}_gain", 1 / (1 - share / 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class BudgetLine:
+    """One limit of a budget, and whether it was kept."""
+
+    quantity: str
+    limit: float
+    measured: float
+    kept: bool = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kept", self.measured <= self.limit)  # NaN is not kept
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ParityReport:
     """Is the candidate still the same model as transformers makes of the same weights?"""
 
@@ -102,21 +216,33 @@ class ParityReport:
     greedy: Greedy
     norm_sites: list[NormSite]
     speed: Speed
-
-    MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
+    blocks: list[BlockDrift] = dataclasses.field(default_factory=list)
+    tokens: TokenDrift | None = None
+    cost: Cost | None = None
+    noise: list[OrdinaryDifference] | None = None
+    sensitivity: list[SiteSensitivity] | None = None
+    bisect: Bisection | None = None
+    perplexity: TextPerplexity | None = None
+    budget: list[BudgetLine] | None = None
 
     @property
     def passed(self) -> bool:
+        """Whether parity holds; where there is a budget, whether that is kept instead."""
         return not self.reasons
 
     @property
     def reasons(self) -> list[str]:
-        """Why parity does not hold, a sentence each; empty where it holds."""
-        found = []
-        if not self.logits.ratio <= self.MOST_NOISE:  # so written that NaN fails
+        """Why it did not pass, a sentence each; empty where it did."""
+        return self.broken_parity if self.budget is None else self.broken_budget
+
+    @property
+    def broken_parity(self) -> list[str]:
+        """Why this is not the same model, a sentence each."""
+        found, logits = [], self.logits
+        if not logits.ratio <= MOST_NOISE:  # so written that NaN fails
             found.append(
-                f"The logits' RMS error is {self.logits.rms_error:.3g}, {self.logits.ratio:.3g} times the noise floor "
-                f"of {self.dtype}; at most {self.MOST_NOISE:g} times is parity."
+                f"The logits' RMS error is {logits.rms_error:.3g}, {logits.ratio:.3g} times the noise floor of "
+                f"{self.dtype}; at most {MOST_NOISE:g} times is parity."
             )
         parting = self.greedy.first_divergence
         if parting is not None and not parting.within_noise:
@@ -126,12 +252,31 @@ class ParityReport:
             )
         return found
 
+    @property
+    def broken_budget(self) -> list[str]:
+        """The limits that were not kept, a sentence each."""
+        return [
+            f"The budget allows {line.quantity} {line.limit:g}, and it is {line.measured:.3g}."
+            for line in self.budget or []
+            if not line.kept
+        ]
+
+    @property
+    def perplexity_change(self) -> float:
+        """Relative change of perplexity, up or down: of the text file where one was read, else of the prompts."""
+        before, after = self.distribution.perplexity_reference, self.distribution.perplexity_candidate
+        if self.perplexity is not None:
+            before, after = self.perplexity.reference, self.perplexity.candidate
+        return abs(after / before - 1)
+
+    def under_budget(self, lines: list[BudgetLine]) -> "ParityReport":
+        """This report, judged by a budget."""
+        return dataclasses.replace(self, budget=lines)
+
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON's own types; a number that is not finite is null."""
-        fields = dataclasses.asdict(self)
-        fields["logits"]["ratio"] = self.logits.ratio
-        fields["verdict"], fields["reasons"] = "pass" if self.passed else "fail", self.reasons
-        return _finite(fields)
+        verdict = {"verdict": "pass" if self.passed else "fail", "reasons": self.reasons}
+        return _finite(dataclasses.asdict(self) | verdict)
 
 
 def _finite(value: Any) -> Any:

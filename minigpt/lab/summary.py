@@ -1,9 +1,12 @@
 """A report as a person reads it in a terminal."""
 
+from collections.abc import Iterator
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from minigpt.lab.conformance import ConformanceReport
 from minigpt.lab.report import NormSite, ParityReport
 
 MOST_SITES = 5
@@ -21,23 +24,86 @@ def parity_summary(report: ParityReport) -> RenderableType:
     return Group(verdict, *reasons, _figures(report), _worst_sites(report.norm_sites))
 
 
+def conformance_summary(report: ConformanceReport) -> RenderableType:
+    """The verdict, what is wrong by name, and every case with its measured error, its bound and the bound's reason."""
+    failures = len(report.failures)
+    verdict = Text("PASS" if report.passed else "FAIL", style="bold green" if report.passed else "bold red")
+    told = "a LayerNorm" if report.passed else f"not a LayerNorm: {failures} of {len(report.cases)} cases fail"
+    verdict.append(f"  {report.norm} on {report.device} is {told}", style="not bold default")
+    table = Table("case", "error", "bound", "why this bound", "", box=None, pad_edge=False)
+    for case in sorted(report.cases, key=lambda case: case.passed):
+        figures = ("" if figure is None else f"{figure:.3g}" for figure in (case.error, case.bound))
+        table.add_row(case.name, *figures, case.note or case.reason, "pass" if case.passed else "FAIL")
+    return Group(verdict, *(Text(f"  {diagnosis}") for diagnosis in report.diagnoses), table)
+
+
 def _figures(report: ParityReport) -> Table:
-    logits, distribution, bitwise, speed = report.logits, report.distribution, report.bitwise, report.speed
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, figure in (
-        ("logits' RMS error", f"{logits.rms_error:.3g}, {logits.ratio:.3g} times the noise floor of "
-                              f"{logits.noise_floor_rms:.3g}, on logits of scale {logits.scale:.3g}"),
-        ("largest error", f"{logits.max_abs_error:.3g} (noise floor {logits.noise_floor_max:.3g})"),
-        ("same likeliest token", f"{distribution.top1_agreement:.2%}"),
-        ("KL divergence", f"mean {distribution.kl_mean:.3g}, largest {distribution.kl_max:.3g} nats"),
-        ("perplexity", f"{distribution.perplexity_candidate:.6g} (truth {distribution.perplexity_reference:.6g})"),
-        ("greedy tokens", _greedy(report)),
-        ("reference arithmetic", "equals transformers bit for bit" if bitwise.equal
-                                 else f"differs from transformers by up to {bitwise.max_abs_error:.3g}"),
-        ("one forward", f"{speed.candidate_ms:.3g} ms (transformers {speed.reference_ms:.3g} ms)"),
-    ):  # fmt: skip
+    for name, figure in (*_closeness(report), *_asked_for(report), *_time(report)):
         table.add_row(name, figure)
     return table
+
+
+def _closeness(report: ParityReport) -> Iterator[tuple[str, str]]:
+    logits, distribution, bitwise = report.logits, report.distribution, report.bitwise
+    yield (
+        "logits' RMS error",
+        (
+            f"{logits.rms_error:.3g}, {logits.ratio:.3g} times the noise floor of {logits.noise_floor_rms:.3g}, "
+            f"on logits of scale {logits.scale:.3g}"
+        ),
+    )
+    yield "largest error", f"{logits.max_abs_error:.3g} (noise floor {logits.noise_floor_max:.3g})"
+    yield (
+        "likeliest tokens",
+        f"first the same {distribution.top1_agreement:.2%}, five {distribution.top5_agreement:.2%}",
+    )
+    yield (
+        "KL divergence",
+        (
+            f"mean {distribution.kl_mean:.3g}, median {distribution.kl_median:.3g}, 99.9 % {distribution.kl_p999:.3g}, "
+            f"largest {distribution.kl_max:.3g} nats"
+        ),
+    )
+    yield "perplexity", f"{distribution.perplexity_candidate:.6g} (truth {distribution.perplexity_reference:.6g})"
+    yield "greedy tokens", _greedy(report)
+    yield (
+        "reference arithmetic",
+        (
+            "equals transformers bit for bit"
+            if bitwise.equal
+            else f"differs from transformers by up to {bitwise.max_abs_error:.3g}"
+        ),
+    )
+
+
+def _asked_for(report: ParityReport) -> Iterator[tuple[str, str]]:
+    for ordinary in report.noise or []:
+        share = "no difference" if ordinary.share is None else f"this error is {ordinary.share:.3g} of it"
+        yield ordinary.difference, f"{ordinary.rms_error:.3g}: {share}"
+    if report.perplexity is not None:
+        text = report.perplexity
+        yield text.file, f"perplexity {text.candidate:.6g}, before {text.reference:.6g}; {text.tokens} tokens"
+    if report.sensitivity is not None:
+        worst = ", ".join(f"{site.site} {site.rms_error:.3g}" for site in report.sensitivity[:MOST_SITES])
+        yield "most sensitive sites", worst
+    if report.bisect is not None:
+        yield "breaks parity", ", ".join(report.bisect.sites) or "no set of the swapped sites"
+    for line in report.budget or []:
+        kept = "kept" if line.kept else "NOT kept"
+        yield f"budget {line.quantity}", f"{line.measured:.3g} of {line.limit:g}: {kept}"
+
+
+def _time(report: ParityReport) -> Iterator[tuple[str, str]]:
+    yield "one forward", f"{report.speed.candidate_ms:.3g} ms (transformers {report.speed.reference_ms:.3g} ms)"
+    if (cost := report.cost) is not None:
+        yield (
+            "norms' share of it",
+            (
+                f"prefill {cost.prefill_norm_share:.1%}, decode {cost.decode_norm_share:.1%}; twice as fast, they would "
+                f"make the whole {cost.prefill_gain:.3f} and {cost.decode_gain:.3f} times as fast"
+            ),
+        )
 
 
 def _greedy(report: ParityReport) -> str:
@@ -52,13 +118,10 @@ def _greedy(report: ParityReport) -> str:
 
 
 def _worst_sites(sites: list[NormSite]) -> Table:
-    table = Table(
-        "norm site", "own error", "error that reached it", "swapped", title_justify="left", box=None, pad_edge=False
-    )
+    table = Table("norm site", "own error", "error that reached it", "noise there", "swapped", box=None, pad_edge=False)
     for site in sorted(sites, key=lambda site: -site.local_error)[:MOST_SITES]:
-        table.add_row(
-            site.site, f"{site.local_error:.3g}", f"{site.propagated_error:.3g}", "yes" if site.swapped else "no"
-        )
+        errors = (f"{error:.3g}" for error in (site.local_error, site.propagated_error, site.noise))
+        table.add_row(site.site, *errors, "yes" if site.swapped else "no")
     if len(sites) > MOST_SITES:
         table.caption = f"the {MOST_SITES} with the largest own error, of {len(sites)}"
         table.caption_justify = "left"

@@ -1,7 +1,9 @@
 """The network, nothing else."""
 
 from minigpt.model.cache import KVCache
+from minigpt.model.calibrate import calibrate
+from minigpt.model.fold import fold_norms
 from minigpt.model.gpt2 import GPT2, Block
 from minigpt.model.swap import match_sites, swap_norms
 
-__all__ = ["GPT2", "Block", "KVCache", "match_sites", "swap_norms"]
+__all__ = ["GPT2", "Block", "KVCache", "calibrate", "fold_norms", "match_sites", "swap_norms"]

@@ -72,8 +72,8 @@ class GPT2(nn.Module):
         _require_known("attention", attention, ATTENTIONS)
         _require_known("arithmetic", arithmetic, ARITHMETICS)
         self.config, self.attention, self.arithmetic = config, attention, arithmetic
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # tokens
-        self.wpe = nn.Embedding(config.n_positions, config.n_embd)  # positions
+        self.wte = _embedding(config.vocab_size, config.n_embd)  # tokens
+        self.wpe = _embedding(config.n_positions, config.n_embd)  # positions
         self.drop = nn.Dropout(config.embd_pdrop)
         self.h = nn.ModuleList(Block(config, i, norm, attention, arithmetic) for i in range(config.n_layer))
         self.ln_f = norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon)
@@ -150,6 +150,8 @@ class GPT2(nn.Module):
         The projections that add to the residual stream are smaller by the root of their number, 2 * n_layer, so that
         the stream does not grow with depth.
         """
+        if self.wte.weight.is_meta:  # nothing to fill
+            return
         std = self.config.initializer_range
         for name, module in self.named_modules():
             if isinstance(module, Conv1D | nn.Embedding | nn.Linear):
@@ -183,6 +185,11 @@ class GPT2(nn.Module):
 
     def extra_repr(self) -> str:
         return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}"
+
+
+def _embedding(rows: int, width: int) -> nn.Embedding:
+    """An embedding left to ``initialize``: PyTorch's own filling would be thrown away, and is slow to import on meta."""
+    return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
 
 
 def _require_known(what: str, given: Any, known: tuple[str, ...]) -> None:

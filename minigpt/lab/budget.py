@@ -1,0 +1,52 @@
+"""A budget: how much a norm may cost, as a gate in somebody's checks. ``kl=1e-6,perplexity=0.01%``."""
+
+from collections.abc import Callable, Mapping
+
+from minigpt.errors import MiniGPTError
+from minigpt.lab.report import BudgetLine, ParityReport
+
+QUANTITIES: dict[str, Callable[[ParityReport], float]] = {
+    "kl": lambda report: report.distribution.kl_mean,
+    "kl_max": lambda report: report.distribution.kl_max,
+    "perplexity": lambda report: report.perplexity_change,
+    "top1": lambda report: 1 - report.distribution.top1_agreement,
+    "top5": lambda report: 1 - report.distribution.top5_agreement,
+    "rms": lambda report: report.logits.rms_error,
+    "max": lambda report: report.logits.max_abs_error,
+    "ratio": lambda report: report.logits.ratio,
+}
+
+
+def parse_budget(text: str) -> dict[str, float]:
+    """Limits by quantity; a limit in percent is a hundredth.
+
+    kl, kl_max: nats. perplexity: relative change, up or down. top1, top5: share of tokens that disagree. rms, max:
+    error of the logits. ratio: RMS error over the noise floor.
+
+    Raises:
+        MiniGPTError: it cannot be parsed; the message names the part and what there is.
+    """
+    limits: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name not in QUANTITIES or not equals or name in limits:
+            raise MiniGPTError(f"cannot read {part!r} in the budget; write name=limit, with {', '.join(QUANTITIES)}")
+        limits[name] = _limit(value, part)
+    return limits
+
+
+def spend(report: ParityReport, limits: Mapping[str, float]) -> list[BudgetLine]:
+    """What each limit allows, and what was measured."""
+    return [BudgetLine(name, limit, QUANTITIES[name](report)) for name, limit in limits.items()]
+
+
+def _limit(value: str, part: str) -> float:
+    try:
+        limit = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+    except ValueError:
+        limit = -1.0
+    if not 0 <= limit < float("inf"):
+        raise MiniGPTError(
+            f"cannot read {part!r} in the budget; a limit is a number of 0 or more, such as 1e-6 or 0.01%"
+        )
+    return limit

@@ -1,0 +1,141 @@
+"""One checkpoint four times, and the texts that all four read."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from minigpt.checkpoint import from_pretrained
+from minigpt.config import GPT2Config
+from minigpt.errors import CheckpointError, GenerationError
+from minigpt.generation import prompt_ids
+from minigpt.lab.reference import Reference
+from minigpt.model import GPT2, swap_norms
+from minigpt.norms import NormSpec
+from minigpt.tokenizer import Tokenizer
+
+PROMPTS = (
+    "Once upon a time there was a",
+    "The old sailor looked at the sea and said that",
+    "In the morning the village was quiet, because everyone who could walk had gone to the river. When they came back,",
+    'She opened the door. "Who is there?" she asked. Nobody answered, but',
+)
+
+Prompts = Sequence[str] | Sequence[Sequence[int]]
+
+
+class Contest:
+    """A checkpoint with the norm in question, in reference arithmetic, and twice in transformers.
+
+    Attributes:
+        candidate: ours, with the norm at its sites.
+        plain: ours, in reference arithmetic with fused norms.
+        reference: transformers at the candidate's dtype.
+        truth: transformers in float64, on the weights as rounded to that dtype.
+        swapped: the sites that hold the norm in question.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        norm: NormSpec,
+        sites: list[str],
+        attention: str,
+        device: torch.device,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self.place, self.attention, self.device = place, attention, device
+        self.candidate = from_pretrained(place, attention=attention, device=device, dtype=dtype)
+        self._own = self._norms()
+        self.swapped = swap_norms(self.candidate, norm, sites)
+        self._new = self._norms()
+        self.dtype = self.candidate.wte.weight.dtype
+        self.plain = self.ours(arithmetic="reference")
+        self.reference = Reference(place, attention=attention, dtype=self.dtype, device=device)
+        other = "eager" if attention == "sdpa" else "sdpa"  # so that float64 too has a noise floor to be judged by
+        self.truth = Reference(place, attention=other, dtype=self.dtype, device=device, compute=torch.float64)
+
+    @property
+    def config(self) -> GPT2Config:
+        return self.candidate.config
+
+    def ours(self, **other: Any) -> GPT2:
+        """Our model of the same checkpoint with its own norms, in something ``other`` than the contest's conditions."""
+        conditions: dict[str, Any] = dict(attention=self.attention, device=self.device, dtype=self.dtype)
+        return from_pretrained(self.place, **conditions | other)
+
+    def swap_only(self, sites: Sequence[str]) -> None:
+        """Leave the norm in question at these of its sites alone, the model's own norms elsewhere."""
+        for site in self.swapped:
+            self.candidate.set_submodule(site, (self._new if site in sites else self._own)[site])
+
+    def tensor(self, ids: list[int]) -> Int[Tensor, "1 seq"]:
+        """Token ids as a batch of one on the contest's device."""
+        return torch.tensor([ids], dtype=torch.long, device=self.device)
+
+    def _norms(self) -> dict[str, nn.Module]:
+        return {site: self.candidate.get_submodule(site) for site in self.candidate.norm_sites()}
+
+
+class Judged(NamedTuple):
+    """What is read, and how that is told to a person."""
+
+    prompts: list[list[int]]
+    described: str
+    tokenizer: Tokenizer | None
+
+    def piece(self, token: int) -> str:
+        """A token as a person reads it; its number where there is no tokenizer."""
+        return self.tokenizer.decode([token]) if self.tokenizer else f"#{token} "
+
+    def text(self, ids: list[int]) -> str | None:
+        """A text; None where there is no tokenizer."""
+        return self.tokenizer.decode(ids) if self.tokenizer else None
+
+
+def judged_prompts(source: str | Path, prompts: Prompts | None, config: GPT2Config, **chosen: Any) -> Judged:
+    """The prompts' token ids: of texts, as given, or, without prompts and without a tokenizer to read, at random.
+
+    Raises:
+        CheckpointError: texts were given, and there is no tokenizer for them.
+        GenerationError: there is no prompt, or one is empty, too long, or outside the vocabulary.
+    """
+    if prompts is not None and len(prompts) == 0:
+        raise GenerationError("there is no prompt to judge on; give at least one")
+    judged = _as_ids(source, prompts, config, chosen)
+    for ids in judged.prompts:
+        _require_readable(ids, config)
+    return judged
+
+
+def _as_ids(source: str | Path, prompts: Prompts | None, config: GPT2Config, chosen: dict[str, Any]) -> Judged:
+    try:
+        tokenizer = Tokenizer.from_pretrained(source, **chosen)
+    except CheckpointError as error:
+        if prompts is None:
+            return Judged(_random_ids(config), f"4 sequences of random ids, since {error}", None)
+        if isinstance(prompts[0], str):
+            raise
+        tokenizer = None
+    texts = PROMPTS if prompts is None else prompts
+    if tokenizer is not None and isinstance(texts[0], str):
+        return Judged([prompt_ids(tokenizer, str(text)) for text in texts], f"{len(texts)} texts", tokenizer)
+    return Judged([[int(token) for token in ids] for ids in texts], f"{len(texts)} lists of ids", tokenizer)
+
+
+def _random_ids(config: GPT2Config) -> list[list[int]]:
+    seq = min(24, max(1, config.n_positions // 2))
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(config.vocab_size, (4, seq), generator=generator).tolist()
+
+
+def _require_readable(ids: list[int], config: GPT2Config) -> None:
+    if not ids:
+        raise GenerationError("a prompt is empty; give at least one token")
+    if len(ids) > config.n_positions:
+        raise GenerationError(f"a prompt is {len(ids)} tokens, more than the model's context of {config.n_positions}")
+    if min(ids) < 0 or max(ids) >= config.vocab_size:
+        raise GenerationError(f"a prompt holds a token id outside the model's vocabulary of {config.vocab_size}")

@@ -1,0 +1,62 @@
+"""What the norm costs, and what a faster one could bring to the whole."""
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from minigpt.lab.contest import Contest
+from minigpt.lab.report import Cost, Speed
+
+
+def speed(contest: Contest, text: list[int]) -> Speed:
+    """Medians of one forward over a text, candidate and transformers in turns."""
+    ids = contest.tensor(text)
+    return Speed(*interleaved_ms(lambda: contest.candidate(ids), lambda: contest.reference(ids)))
+
+
+def cost(contest: Contest, text: list[int]) -> Cost:
+    """The norms' share of reading a text at once (prefill) and of one more token (decode), and Amdahl's bound on it."""
+    model, ids = contest.candidate, contest.tensor(text)
+    norms = [model.get_submodule(site) for site in model.norm_sites()]
+    cache = model.new_cache(1, len(text) + 1)
+    model(ids, cache=cache)
+    prefilled = torch.randn(1, len(text), contest.config.n_embd, device=contest.device).to(contest.dtype)
+
+    def decode() -> None:
+        cache.length = len(text)
+        model(ids[:, -1:], position_ids=ids.new_tensor([[len(text) - 1]]), cache=cache)
+
+    prefill_ms, prefill_norm_ms, decode_ms, decode_norm_ms = interleaved_ms(
+        lambda: model(ids),
+        lambda: [norm(prefilled) for norm in norms],
+        decode,
+        lambda: [norm(prefilled[:, :1]) for norm in norms],
+    )
+    return Cost(
+        prefill_tokens=len(text),
+        prefill_ms=prefill_ms,
+        prefill_norm_ms=prefill_norm_ms,
+        decode_ms=decode_ms,
+        decode_norm_ms=decode_norm_ms,
+    )
+
+
+def interleaved_ms(*contestants: Callable[[], object], repeats: int = 7) -> list[float]:
+    """Median milliseconds of each, taken in turns so that a busy machine is busy for all; a first round warms up."""
+    times: list[list[float]] = [[] for _ in contestants]
+    for round_ in range(repeats + 1):
+        for contestant, measured in zip(contestants, times, strict=True):
+            _finish_pending_work()
+            start = time.perf_counter()
+            contestant()
+            _finish_pending_work()
+            if round_ > 0:
+                measured.append(1000 * (time.perf_counter() - start))
+    return [median(measured) for measured in times]
+
+
+def _finish_pending_work() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

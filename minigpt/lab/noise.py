@@ -1,0 +1,42 @@
+"""Ordinary differences: what changes in the logits when nobody would say that the model has changed."""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigpt.lab.contest import Contest
+from minigpt.lab.measures import Distance
+from minigpt.lab.report import OrdinaryDifference
+
+BATCH = 8
+
+
+def ordinary_differences(
+    contest: Contest, text: list[int], truth: Float[Tensor, "seq vocab"]
+) -> list[OrdinaryDifference]:
+    """RMS differences of the logits of one text, each with the candidate's own error on it as a share of that."""
+    ours = Distance()
+    ours.add(contest.candidate(contest.tensor(text))[0], truth)
+    found = []
+    for name, one, other in _pairs(contest, text):
+        distance = Distance()
+        distance.add(one, other)
+        found.append(OrdinaryDifference(name, distance.rms, ours.rms / distance.rms if distance.rms else None))
+    return found
+
+
+def _pairs(contest: Contest, text: list[int]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    ids = contest.tensor(text)  # (1, T)
+    full = contest.ours(dtype=torch.float32)
+    logits = full(ids)
+    yield "eager against sdpa", contest.ours(dtype=torch.float32, attention="eager")(ids), logits
+    for name in ("bfloat16", "float16"):
+        yield f"{name} against float32", contest.ours(dtype=getattr(torch, name))(ids), logits
+    yield f"batch of 1 against batch of {BATCH}", logits, full(ids.expand(BATCH, -1))[:1]
+    if contest.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+        with_tf32 = full(ids)
+        torch.set_float32_matmul_precision("highest")
+        yield "TF32 against float32", with_tf32, logits

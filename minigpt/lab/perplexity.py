@@ -1,0 +1,68 @@
+"""Perplexity on a text file, by windows that overlap so that every token is predicted from a long past."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from minigpt.errors import GenerationError
+from minigpt.lab.contest import Contest
+from minigpt.lab.report import TextPerplexity
+from minigpt.model import GPT2
+from minigpt.tokenizer import Tokenizer
+
+
+def text_perplexity(
+    contest: Contest, file: str | Path, ids: list[int], progress: Callable[[str], None]
+) -> TextPerplexity:
+    """Perplexity of a file's tokens with the model's own norms, and with the norm in question."""
+    window = contest.config.n_positions
+    stride = max(1, window // 2)
+    losses = []
+    for name, sites in (("the model's own norms", []), ("the norm in question", contest.swapped)):
+        progress(f"perplexity of {file} with {name}")
+        contest.swap_only(sites)
+        losses.append(_mean_loss(contest.candidate, ids, window, stride))
+    reference, candidate = map(math.exp, losses)
+    return TextPerplexity(str(file), len(ids), window, stride, reference, candidate)
+
+
+def windows(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """(start, first, end): read tokens start to end, count the loss of tokens first to end; each counts once."""
+    first = 1  # nothing predicts the first token
+    while first < tokens:
+        end = min(tokens, window) if first == 1 else min(tokens, first + stride)
+        yield max(0, end - window), first, end
+        first = end
+
+
+def _mean_loss(model: GPT2, ids: list[int], window: int, stride: int) -> float:
+    """Mean next-token loss in nats."""
+    total = 0.0
+    for start, first, end in windows(len(ids), window, stride):
+        text = torch.tensor([ids[start:end]], device=model.wte.weight.device)  # (1, T)
+        hidden = model.hidden_states(text)[:, first - 1 - start : -1]  # (1, counted, C)
+        logits = model.head(hidden)[0].float()  # (counted, V)
+        total += float(F.cross_entropy(logits, text[0, first - start :], reduction="sum"))
+    return total / (len(ids) - 1)
+
+
+def file_ids(file: str | Path, tokenizer: Tokenizer | None) -> list[int]:
+    """The tokens of a text file.
+
+    Raises:
+        GenerationError: the file cannot be read, or has fewer than two tokens, or there is no tokenizer for it.
+    """
+    if tokenizer is None:
+        raise GenerationError(f"the perplexity of {file} needs a tokenizer, and the checkpoint has none to be read")
+    try:
+        ids = tokenizer.encode(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GenerationError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise GenerationError(f"{file} is not UTF-8 text: {error}") from error
+    if len(ids) < 2:
+        raise GenerationError(f"{file} has {len(ids)} tokens; perplexity takes at least 2")
+    return ids

@@ -1,0 +1,48 @@
+"""Collect what frozen norms divide by: the deviations that text has in a model whose norms still are norms."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from minigpt.errors import NormError
+from minigpt.model.gpt2 import GPT2
+from minigpt.model.swap import swap_norms
+from minigpt.norms.frozen import FrozenLayerNorm
+
+
+@torch.no_grad()
+def calibrate(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> dict[str, float]:
+    """Give every frozen norm in ``model`` its average deviation on ``input_ids``; return it by site.
+
+    The text is read once, in eval mode, with LayerNorm in the frozen norms' places, so that what is collected is what
+    the model has before anything is frozen.
+
+    Args:
+        input_ids: (B, T) token ids without padding, of two tokens or more; position 0 counts as a text's first.
+
+    Raises:
+        NormError: the model has no frozen norm, or the text is too short.
+        GenerationError: ids outside the vocabulary, or more tokens than the context has.
+    """
+    frozen = {site: norm for site in model.norm_sites()
+              if isinstance(norm := model.get_submodule(site), FrozenLayerNorm)}  # fmt: skip
+    if not frozen:
+        raise NormError('no site holds a frozen norm to calibrate; put one there with swap_norms(model, "frozen")')
+    was_training = model.training
+    swap_norms(model, "fused", frozen)
+    hooks = [model.get_submodule(site).register_forward_pre_hook(_calibrates(norm)) for site, norm in frozen.items()]
+    try:
+        model.eval().hidden_states(input_ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for site, norm in frozen.items():
+            model.set_submodule(site, norm)
+        model.train(was_training)
+    return {site: norm.calibration[0].item() for site, norm in frozen.items() if norm.calibration is not None}
+
+
+def _calibrates(norm: FrozenLayerNorm) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    return lambda _, inputs: norm.calibrate(inputs[0])

@@ -1,0 +1,96 @@
+"""Move the norms' learned scales and shifts into the layers that follow them. The network computes what it did."""
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minigpt.errors import NormError
+from minigpt.model.conv1d import Conv1D
+from minigpt.model.gpt2 import GPT2
+
+# C embedding, V vocabulary
+
+
+@torch.no_grad()
+def fold_norms(model: GPT2) -> GPT2:
+    """Fold every norm's scale and shift into the next layer, in place; return ``model``, whose logits are unchanged.
+
+    A norm hands on ``s * weight + bias`` with ``s`` the standardized row, and the layer after it is affine, so::
+
+        (s * weight + bias) W + b  =  s (weight[:, None] * W) + (bias W + b)
+
+    The products are rounded to the model's dtype, the logits therefore too; nothing else changes. Afterwards ``ln_1`` and
+    ``ln_2`` have weight 1 and bias 0. So has ``ln_f`` its weight, folded into the head, which is untied from the token
+    embedding for it. GPT-2's head has no bias to take a shift, so ``ln_f`` keeps its own, as ``bias / weight``: the
+    folded model is a GPT-2 like any other, and ``save_pretrained`` writes it.
+
+    A dimension of ``ln_f`` whose scale is 0, or too small to divide the shift by, keeps scale and shift.
+
+    Raises:
+        NormError: a norm is not ``s * weight + bias`` for any ``s``, a layer after it holds no plain weight, or a folded
+            weight is too large for the dtype. In the first two cases nothing has been changed.
+    """
+    for site in model.norm_sites():
+        _require_affine(model.get_submodule(site), site)
+    pairs = [pair for i in range(model.config.n_layer)
+             for pair in ((f"h.{i}.ln_1", f"h.{i}.attn.c_attn"), (f"h.{i}.ln_2", f"h.{i}.mlp.c_fc"))]  # fmt: skip
+    for _, layer in pairs:
+        if not isinstance(model.get_submodule(layer), Conv1D):
+            kind = type(model.get_submodule(layer)).__name__
+            raise NormError(f"{layer} is a {kind}, into which no norm can be folded; fold the model before changing it")
+    for site, layer in pairs:
+        _fold_into_conv1d(model.get_submodule(site), model.get_submodule(layer), layer)
+    _untie(model)
+    _fold_scale_into_head(model.ln_f, model.lm_head)
+    return model
+
+
+def _fold_into_conv1d(norm: Any, layer: Any, name: str) -> None:
+    shift = norm.bias.double() @ layer.weight.double()  # (C) @ (C, out)
+    weight, bias = norm.weight[:, None] * layer.weight, (layer.bias.double() + shift).to(layer.bias.dtype)
+    _require_finite(name, weight, bias)
+    layer.weight.copy_(weight)
+    layer.bias.copy_(bias)
+    norm.weight.fill_(1)
+    norm.bias.zero_()
+
+
+def _untie(model: GPT2) -> None:
+    """Give the head a copy of the token embedding for its own."""
+    if not model.config.tie_word_embeddings:
+        return
+    model.config = dataclasses.replace(model.config, tie_word_embeddings=False)
+    vocab_size, width = model.wte.weight.shape
+    model.lm_head = nn.Linear(width, vocab_size, bias=False, device="meta").train(model.training)
+    model.lm_head.weight = nn.Parameter(model.wte.weight.clone(), requires_grad=model.wte.weight.requires_grad)
+
+
+def _fold_scale_into_head(norm: Any, head: nn.Linear) -> None:
+    shift = norm.bias / norm.weight
+    scale = torch.where((norm.weight != 0) & shift.isfinite(), norm.weight, 1)  # (C)
+    weight = head.weight * scale  # (V, C)
+    _require_finite("lm_head", weight)
+    head.weight.copy_(weight)
+    norm.weight.div_(scale)
+    norm.bias.div_(scale)
+
+
+def _require_finite(name: str, *folded: Tensor) -> None:
+    if not all(tensor.isfinite().all() for tensor in folded):
+        raise NormError(f"the norm before {name} does not fit into it in {folded[0].dtype}; fold in a wider dtype")
+
+
+def _require_affine(norm: Any, site: str) -> None:
+    """Refuse a norm whose parameters are not a scale and a shift, one that multiplies by 1 + weight for instance."""
+    bare = copy.deepcopy(norm).eval()
+    rows = torch.randn(8, len(norm.weight), generator=torch.Generator().manual_seed(0)).to(norm.weight)
+    whole = bare(rows).double()
+    bare.weight.fill_(1)
+    bare.bias.zero_()
+    scaled, shift = bare(rows).double() * norm.weight.double(), norm.bias.double()
+    rounding = 8 * torch.finfo(rows.dtype).eps * (scaled.abs() + shift.abs())
+    if not ((whole - (scaled + shift)).abs() <= rounding).all():
+        raise NormError(f"{site} is a {type(norm).__name__} that does not scale by its weight and shift by its bias")

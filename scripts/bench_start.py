@@ -1,0 +1,110 @@
+"""How soon is the first token there, and what does loading cost? Against transformers, in one run.
+
+python scripts/bench_start.py --json docs/results/start-cpu.json
+
+Both load the same random checkpoint of GPT-2 124M's shape, each time in a process of its own, taking turns. Peak memory
+is over that of a process that only imports torch. Nothing is warm but the page cache, which holds the file for both.
+Linux only: the peak is read from /proc.
+"""
+
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+
+import minigpt
+
+PROMPT = list(range(100, 116))  # 16 tokens
+
+REPORT = """
+import json, re
+first_token = time.perf_counter()
+peak_kb = int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])  # of this program, not its parent
+print(json.dumps(dict(load_s=loaded - imported, first_token_s=first_token - started, peak_mb=peak_kb / 1024)))
+"""
+
+BARE = "import time; started = time.perf_counter(); import torch; imported = loaded = time.perf_counter()" + REPORT
+
+MINIGPT = """
+import sys, time
+started = time.perf_counter()
+import torch
+from minigpt import from_pretrained, generate
+imported = time.perf_counter()
+model = from_pretrained(sys.argv[1], device="cpu")
+loaded = time.perf_counter()
+generate(model, torch.tensor([json_prompt]), max_new_tokens=1)
+"""
+
+TRANSFORMERS = """
+import sys, time
+started = time.perf_counter()
+import torch
+from transformers import GPT2LMHeadModel
+imported = time.perf_counter()
+model = GPT2LMHeadModel.from_pretrained(sys.argv[1])
+loaded = time.perf_counter()
+model.generate(torch.tensor([json_prompt]), max_new_tokens=1, do_sample=False, pad_token_id=0)
+"""
+
+
+def main(json_file: str | None = typer.Option(None, "--json"), repeats: int = 7) -> None:
+    """Print, and with --json write, medians over ``repeats`` interleaved runs."""
+    programs = {"import torch": BARE, "minigpt": MINIGPT + REPORT, "transformers": TRANSFORMERS + REPORT}
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in programs}
+    with tempfile.TemporaryDirectory() as folder:
+        minigpt.save_pretrained(minigpt.GPT2(minigpt.GPT2Config.preset("gpt2")), folder)
+        file_mb = (Path(folder) / "model.safetensors").stat().st_size / 2**20
+        for _ in range(repeats):
+            for name, program in programs.items():
+                runs[name].append(_run(program, folder))
+    results = _summary(runs, file_mb)
+    print(json.dumps(results, indent=2))
+    if json_file:
+        Path(json_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+def _run(program: str, folder: str) -> dict[str, float]:
+    program = program.replace("json_prompt", json.dumps(PROMPT))
+    done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _summary(runs: dict[str, list[dict[str, float]]], file_mb: float) -> dict[str, Any]:
+    medians = {
+        name: {key: round(statistics.median(run[key] for run in measured), 4) for key in measured[0]}
+        for name, measured in runs.items()
+    }
+    ours, theirs = medians["minigpt"], medians["transformers"]
+    return {
+        "measured_on": {
+            "processor": _processor(),
+            "threads": torch.get_num_threads(),
+            "python": platform.python_version(),
+            **{package: version(package) for package in ("torch", "transformers", "minigpt")},
+        },
+        "file_mb": round(file_mb, 1),
+        "repeats": len(runs["minigpt"]),
+        "medians": medians,
+        "first_token_ratio": round(ours["first_token_s"] / theirs["first_token_s"], 3),
+        "peak_mb_over_import_torch": round(ours["peak_mb"] - medians["import torch"]["peak_mb"], 1),
+    }
+
+
+def _processor() -> str:
+    """The processor's own name where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+if __name__ == "__main__":
+    typer.run(main)
