@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from minigpt import generation, norms
+    from minigpt import generation, norms, testing
     from minigpt.checkpoint import from_pretrained, load_norms, save_pretrained
     from minigpt.config import GPT2Config
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
     from minigpt.generation import generate, stream
     from minigpt.lab.parity import ParityReport, parity
-    from minigpt.model import GPT2, KVCache, swap_norms
+    from minigpt.model import GPT2, KVCache, fold_norms, swap_norms
     from minigpt.norms import LayerNorm
     from minigpt.tokenizer import Tokenizer
 
@@ -26,6 +26,7 @@ _HOME = {
     "LayerNorm": "minigpt.norms",
     "ParityReport": "minigpt.lab.parity",
     "Tokenizer": "minigpt.tokenizer",
+    "fold_norms": "minigpt.model",
     "from_pretrained": "minigpt.checkpoint",
     "generate": "minigpt.generation",
     "load_norms": "minigpt.checkpoint",
@@ -35,7 +36,7 @@ _HOME = {
     "swap_norms": "minigpt.model",
 } | dict.fromkeys(("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"), "minigpt.errors")
 
-_MODULES = ("generation", "norms")
+_MODULES = ("generation", "norms", "testing")
 
 __all__ = [
     "GPT2",
@@ -49,6 +50,7 @@ __all__ = [
     "NormError",
     "ParityReport",
     "Tokenizer",
+    "fold_norms",
     "from_pretrained",
     "generate",
     "generation",
@@ -58,6 +60,7 @@ __all__ = [
     "save_pretrained",
     "stream",
     "swap_norms",
+    "testing",
 ]
 
 

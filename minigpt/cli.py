@@ -101,6 +101,7 @@ def parity(
     revision: Revision = None,
     prompts: Annotated[Path | None, typer.Option(help="File of prompts to judge on, one a line.")] = None,
     text: Annotated[Path | None, typer.Option(help="File to take the perplexity of, before and after.")] = None,
+    calibration: Annotated[Path | None, typer.Option(help="File that 'frozen' norms collect deviations from.")] = None,
     noise: Annotated[bool, typer.Option("--noise", help="Measure ordinary differences too, such as bfloat16.")] = False,
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Swap one site at a time; rank the sites.")
@@ -125,7 +126,7 @@ def parity(
         report = minigpt.parity(
             model, norm=norm, sites=sites or "*", prompts=_prompts(prompt, prompts), attention=attention, device=device,
             dtype=dtype, revision=revision, noise=noise, sensitivity=sensitivity, bisect=bisect, text=text,
-            budget=budget, progress=say,
+            calibration=calibration, budget=budget, progress=say,
         )  # fmt: skip
     _show(report, json_file, html)
     raise typer.Exit(0 if report.passed else 1)

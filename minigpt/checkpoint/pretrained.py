@@ -73,14 +73,23 @@ def load_norms(
         CheckpointError: a norm parameter of the model is missing there or has another shape; nothing is copied then.
     """
     place = locate(source, revision=revision, local_files_only=local_files_only)
-    wanted = {f"{site}.{name}": parameter for site in model.norm_sites()
-              for name, parameter in model.get_submodule(site).named_parameters()}  # fmt: skip
+    wanted = _norm_parameters(model)
     found = translate(read_tensors(place), model.config)
     _require_same_names_and_shapes({name: found[name] for name in found.keys() & wanted.keys()}, wanted, place)
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(found[name])
     return list(wanted)
+
+
+def _norm_parameters(model: GPT2) -> dict[str, nn.Parameter]:
+    """The weights and biases of the norms, which are all that a checkpoint holds of them."""
+    return {
+        f"{site}.{name}": parameter
+        for site in model.norm_sites()
+        for name, parameter in model.get_submodule(site).named_parameters()
+        if name in ("weight", "bias")
+    }
 
 
 class SavesItself(Protocol):
@@ -96,9 +105,10 @@ def save_pretrained(model: GPT2, directory: str | Path, tokenizer: SavesItself |
     checkpoint has no word for another. A tied head is not written twice. Each file appears whole or not at all.
 
     Raises:
-        CheckpointError: the directory cannot be written.
+        CheckpointError: a norm has a parameter that no GPT-2 has, or the directory cannot be written.
     """
     folder = Path(directory)
+    _require_only_a_gpt2s(model)
     tensors = {_saved_name(name): tensor.detach().contiguous() for name, tensor in model.named_parameters()}
     ids = {name: value for name, value in model.config.to_dict().items() if name.endswith("_token_id")}
     try:
@@ -112,6 +122,15 @@ def save_pretrained(model: GPT2, directory: str | Path, tokenizer: SavesItself |
             tokenizer.save(folder)
     except OSError as error:
         raise CheckpointError(f"cannot save to {directory}: {error}") from error
+
+
+def _require_only_a_gpt2s(model: GPT2) -> None:
+    sites = tuple(f"{site}." for site in model.norm_sites())
+    foreign = {name for name, _ in model.named_parameters() if name.startswith(sites)} - _norm_parameters(model).keys()
+    if foreign:
+        raise CheckpointError(
+            f"a GPT-2 checkpoint has no place for {listing(foreign)}; swap those norms back, or keep the state_dict"
+        )
 
 
 def _saved_name(name: str) -> str:

@@ -13,7 +13,7 @@ from minigpt.config import GPT2Config
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.generation import prompt_ids
 from minigpt.lab.reference import Reference
-from minigpt.model import GPT2, swap_norms
+from minigpt.model import GPT2, calibrate, swap_norms
 from minigpt.norms import NormSpec
 from minigpt.tokenizer import Tokenizer
 
@@ -71,6 +71,16 @@ class Contest:
         """Leave the norm in question at these of its sites alone, the model's own norms elsewhere."""
         for site in self.swapped:
             self.candidate.set_submodule(site, (self._new if site in sites else self._own)[site])
+
+    def calibrate(self, ids: list[int]) -> None:
+        """Let frozen norms collect their deviations from a text, read in rows as long as the context allows.
+
+        Raises:
+            NormError: none of the swapped norms is frozen, or the text is too short.
+        """
+        length = min(len(ids), self.config.n_positions)
+        rows = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
+        calibrate(self.candidate, torch.tensor(rows, dtype=torch.long, device=self.device))
 
     def tensor(self, ids: list[int]) -> Int[Tensor, "1 seq"]:
         """Token ids as a batch of one on the contest's device."""

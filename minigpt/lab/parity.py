@@ -44,6 +44,7 @@ def parity(
     sensitivity: bool = False,
     bisect: bool = False,
     text: str | Path | None = None,
+    calibration: str | Path | None = None,
     budget: str | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> ParityReport:
@@ -63,6 +64,7 @@ def parity(
         sensitivity: swap one site at a time, and rank the sites.
         bisect: name the smallest set of swapped sites that breaks parity.
         text: a UTF-8 file to take the perplexity of, before and after the swap.
+        calibration: a UTF-8 file that frozen norms collect their deviations from.
         budget: limits that decide in place of parity, such as "kl=1e-6,perplexity=0.01%".
         progress: called with a few words on each step as it begins.
 
@@ -77,6 +79,8 @@ def parity(
     contest = Contest(place, norm, patterns, attention, resolve_device(device), resolve_dtype(dtype))
     judged = judged_prompts(source, prompts, contest.config, **chosen)
     text_ids = file_ids(text, judged.tokenizer) if text is not None else []
+    if calibration is not None:
+        contest.calibrate(file_ids(calibration, judged.tokenizer))
     run = _Run(contest, judged, progress)
     with judging():
         run.compare(max_new_tokens)

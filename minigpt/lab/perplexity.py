@@ -56,7 +56,7 @@ def file_ids(file: str | Path, tokenizer: Tokenizer | None) -> list[int]:
         GenerationError: the file cannot be read, or has fewer than two tokens, or there is no tokenizer for it.
     """
     if tokenizer is None:
-        raise GenerationError(f"the perplexity of {file} needs a tokenizer, and the checkpoint has none to be read")
+        raise GenerationError(f"{file} cannot be read without a tokenizer, and the checkpoint has none")
     try:
         ids = tokenizer.encode(Path(file).read_text(encoding="utf-8"))
     except OSError as error:

@@ -38,10 +38,17 @@ class Reading:
 
     def __getitem__(self, path: str) -> "Reading":
         """The value at ``path``, whose steps are keys or indices with a dot between."""
-        found = self.value
-        for step in path.split("."):
-            found = _step(found, step)
-        return Reading(found, f"{self.path}.{path}".lstrip("."), self.label)
+        head, _, rest = path.partition(".")
+        if isinstance(self.value, dict):
+            found = self.value.get(head)
+        elif isinstance(self.value, list) and head.isdigit():
+            found = self.value[int(head)] if int(head) < len(self.value) else None
+        elif self.value is None:
+            found = None
+        else:
+            raise self._error("an object")
+        member = Reading(found, f"{self.path}.{head}".lstrip("."), self.label)
+        return member[rest] if rest else member
 
     def __contains__(self, path: str) -> bool:
         """Whether there is something at ``path``, null included."""
@@ -77,14 +84,6 @@ class Reading:
     def _error(self, wanted: str) -> MiniGPTError:
         which = f"report {self.label}" if self.label else "the report"
         return MiniGPTError(f"{self.path} of {which} is {str(self.value)[:60]!r}, not {wanted}")
-
-
-def _step(holder: Any, step: str) -> Any:
-    if isinstance(holder, dict):
-        return holder.get(step)
-    if isinstance(holder, list) and step.isdigit() and int(step) < len(holder):
-        return holder[int(step)]
-    return None
 
 
 def differing_conditions(a: Reading, b: Reading) -> list[str]:

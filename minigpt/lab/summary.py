@@ -100,8 +100,8 @@ def _time(report: ParityReport) -> Iterator[tuple[str, str]]:
         yield (
             "norms' share of it",
             (
-                f"prefill {cost.prefill_norm_share:.1%}, decode {cost.decode_norm_share:.1%}; twice as fast, they would "
-                f"make the whole {cost.prefill_gain:.3f} and {cost.decode_gain:.3f} times as fast"
+                f"prefill {cost.prefill_norm_share:.1%}, decode {cost.decode_norm_share:.1%}; norms twice as "
+                f"fast would make the whole {cost.prefill_gain:.3f} and {cost.decode_gain:.3f} times as fast"
             ),
         )
 

@@ -64,7 +64,8 @@ class CausalSelfAttention(nn.Module):
         k = k.contiguous()  # as the reference's own cache leaves it: in float16 the product's last bit depends on it
         scores = self.upcast_scores(q, k) if self.upcast else q @ k.transpose(-1, -2) * self.scale  # (B, H, T, S)
         if mask is not None:
-            scores = scores + mask
+            # A low score plus float16's lowest number is -inf, and a padded query that sees only those would be NaN.
+            scores = (scores + mask).clamp(min=torch.finfo(scores.dtype).min)
         weights = scores.softmax(dim=-1).to(v.dtype)
         return self.attn_dropout(weights) @ v  # (B, H, T, D)
 

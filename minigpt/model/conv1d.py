@@ -18,7 +18,7 @@ class Conv1D(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_features))
 
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
-        rows = x.view(-1, x.shape[-1])  # (B * T, in)
+        rows = x.reshape(-1, x.shape[-1])  # (B * T, in); a copy only where a norm left its output in another layout
         return torch.addmm(self.bias, rows, self.weight).view(*x.shape[:-1], -1)  # (B, T, out)
 
     def extra_repr(self) -> str:

@@ -22,16 +22,15 @@ def fold_norms(model: GPT2) -> GPT2:
 
         (s * weight + bias) W + b  =  s (weight[:, None] * W) + (bias W + b)
 
-    The products are rounded to the model's dtype, the logits therefore too; nothing else changes. Afterwards ``ln_1`` and
-    ``ln_2`` have weight 1 and bias 0. So has ``ln_f`` its weight, folded into the head, which is untied from the token
-    embedding for it. GPT-2's head has no bias to take a shift, so ``ln_f`` keeps its own, as ``bias / weight``: the
-    folded model is a GPT-2 like any other, and ``save_pretrained`` writes it.
-
-    A dimension of ``ln_f`` whose scale is 0, or too small to divide the shift by, keeps scale and shift.
+    The products are rounded to the model's dtype, and nothing else is lost. Afterwards every ``ln_1`` and ``ln_2`` has
+    weight 1 and bias 0. ``ln_f`` has weight 1, its scale being in the head, which is untied from the token embedding
+    for that. A GPT-2's head has no bias that could take a shift, so ``ln_f`` keeps its own, divided by the scale: the
+    folded model is still a GPT-2, and ``save_pretrained`` writes it. A dimension of ``ln_f`` whose scale is 0, or too
+    small to divide the shift by, keeps scale and shift.
 
     Raises:
-        NormError: a norm is not ``s * weight + bias`` for any ``s``, a layer after it holds no plain weight, or a folded
-            weight is too large for the dtype. In the first two cases nothing has been changed.
+        NormError: a norm is not ``s * weight + bias``, the layer after it is not GPT-2's own (nothing has been changed
+            then), or a folded weight is too large for the dtype (what has been folded by then is exact).
     """
     for site in model.norm_sites():
         _require_affine(model.get_submodule(site), site)

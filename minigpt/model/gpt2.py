@@ -117,7 +117,9 @@ class GPT2(nn.Module):
         padding = padding_mask(attention_mask, remembered, batch, past, seq)  # (B, S) or None
         if position_ids is None:
             position_ids = positions(padding, past, seq, input_ids.device)  # (B or 1, T)
-        self._require_positions(position_ids, past + seq)
+            self._require_context(position_ids, past + seq)
+        else:
+            self._require_positions(position_ids, batch, seq)
 
         x = self.drop(self.wte(input_ids) + self.wpe(position_ids))  # (B, T, C)
         mask = self._mask(padding, past, seq, x)
@@ -166,18 +168,34 @@ class GPT2(nn.Module):
         return eager_mask(padding, past, seq, x.device, x.dtype)
 
     def _checked_shape(self, input_ids: Tensor, cache: KVCache | None) -> tuple[int, int]:
+        if input_ids.ndim != 2 or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
+            raise GenerationError(
+                f"input_ids must be whole numbers (batch, seq), not {input_ids.dtype} of shape {tuple(input_ids.shape)}"
+            )
         batch, seq = input_ids.shape
+        if not batch or not seq:
+            raise GenerationError(f"input_ids is {tuple(input_ids.shape)}: there are no tokens to read")
         if cache is not None:
             cache.require_room(batch, seq)
         first_read = cache is None or cache.length == 0  # later ids are the model's own: spare a GPU the wait
-        if input_ids.numel() and (first_read or input_ids.is_cpu) and not torch.compiler.is_compiling():
+        if (first_read or input_ids.is_cpu) and not torch.compiler.is_compiling():
             low, high = (int(bound) for bound in input_ids.aminmax())
             if low < 0 or high >= self.config.vocab_size:
                 wrong = low if low < 0 else high
                 raise GenerationError(f"token id {wrong} is outside the vocabulary of {self.config.vocab_size}")
         return batch, seq
 
-    def _require_positions(self, position_ids: Tensor, total: int) -> None:
+    def _require_positions(self, position_ids: Tensor, batch: int, seq: int) -> None:
+        if position_ids.shape not in ((batch, seq), (1, seq)):
+            raise GenerationError(
+                f"position_ids is {tuple(position_ids.shape)}, but must be {(batch, seq)} or {(1, seq)}"
+            )
+        low, high = (int(bound) for bound in position_ids.aminmax())
+        if low < 0 or high >= self.config.n_positions:
+            wrong = low if low < 0 else high
+            raise GenerationError(f"position {wrong} is outside the model's context of {self.config.n_positions}")
+
+    def _require_context(self, position_ids: Tensor, total: int) -> None:
         if total > self.config.n_positions and (longest := int(position_ids.max()) + 1) > self.config.n_positions:
             raise GenerationError(
                 f"{longest} tokens are more than the {self.config.n_positions} of the model's context"

@@ -11,7 +11,7 @@ from minigpt.errors import GenerationError
 
 
 def padding_mask(
-    given: Tensor | None, remembered: Bool[Tensor, "batch past"] | None, batch: int, past: int, seq: int
+    given: Tensor | None, remembered: Bool[Tensor, "batch older"] | None, batch: int, past: int, seq: int
 ) -> Bool[Tensor, "batch total"] | None:
     """True for real tokens, False for padding, over cache and input; None where every token is real.
 
@@ -20,7 +20,7 @@ def padding_mask(
         remembered: what the cache knows of the past.
 
     Raises:
-        GenerationError: ``given`` is not (B, S).
+        GenerationError: ``given`` is not (B, S), or holds something else than 0 and 1.
     """
     if given is not None:
         if given.shape != (batch, past + seq):
@@ -29,10 +29,13 @@ def padding_mask(
                 + f", the {past} in the cache included" * (past > 0)
             )
         real = given.bool()
+        if not torch.equal(real.to(given.dtype), given):
+            raise GenerationError("attention_mask must hold 1 for real tokens and 0 for padding, and nothing else")
         return None if real.all() else real  # where nothing is padded, the kernels that need no mask serve
     if remembered is None:
         return None
-    return torch.cat([remembered, remembered.new_ones(batch, seq)], dim=1)  # (B, S)
+    older = remembered[:, :past]  # the cache may have been set back since
+    return torch.cat([older, older.new_ones(batch, seq)], dim=1)  # (B, S)
 
 
 def positions(

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from minigpt.errors import NormError
-from minigpt.norms.registry import lookup
+from minigpt.norms.adapt import adapt, is_ours
+from minigpt.norms.construct import construct
+from minigpt.norms.locate import locate
 
 NormSpec = str | type[nn.Module] | Callable[..., nn.Module]
 
@@ -13,14 +15,24 @@ NormSpec = str | type[nn.Module] | Callable[..., nn.Module]
 def build(norm: NormSpec, normalized_shape: int | Sequence[int], *, eps: float = 1e-5, bias: bool = True) -> nn.Module:
     """A norm over the trailing ``normalized_shape``, with a ``weight`` and, if ``bias``, a ``bias`` of that shape.
 
+    Somebody else's class is taken as it is written: its constructor's signature says how to call it, and its scale and
+    shift, whatever they are called, are the module's ``weight`` and ``bias``. ``adapt.notes`` says what it would not
+    take, such as an eps.
+
     Args:
-        norm: a registered name, or a class or factory that takes ``(normalized_shape, eps=..., bias=...)``.
+        norm: a registered name, "package.module:Name", "path/to/file.py:Name", a class, or any function that makes a
+            module.
+        eps: passed on where the class takes one.
+        bias: whether there is a shift; passed on where the class takes such a flag.
 
     Raises:
-        NormError: the name is unknown, or what was built is not such a module.
+        NormError: the name is unknown, the class cannot be found, imported or constructed, is no ``torch.nn.Module``,
+            or its parameters are not a scale and a shift of that shape.
     """
-    make = lookup(norm).cls if isinstance(norm, str) else norm
-    module = make(normalized_shape, eps=eps, bias=bias)
-    if not isinstance(module, nn.Module):
-        raise NormError(f"{norm!r} makes a {type(module).__name__}, not a torch.nn.Module")
-    return module
+    make = locate(norm) if isinstance(norm, str) else norm
+    if is_ours(make):
+        return make(normalized_shape, eps=eps, bias=bias)
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not shape or min(shape) < 1:
+        raise NormError(f"normalized_shape must be one or more sizes above 0, not {normalized_shape!r}")
+    return adapt(construct(make, shape, eps=eps, bias=bias), make, shape, eps=eps, bias=bias)

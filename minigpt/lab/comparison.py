@@ -1,0 +1,78 @@
+"""Two parity reports as a person compares them in a terminal."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from minigpt.lab.page.figures import brief, percent, precise, times
+from minigpt.lab.reading import Reading, differing_conditions
+
+
+def comparison_summary(a: dict[str, Any], b: dict[str, Any]) -> RenderableType:
+    """Both verdicts and the figures of two reports side by side, and in what they were not measured alike.
+
+    Args:
+        a, b: as ``ParityReport.to_dict`` makes them, or read from JSON files. What neither has is left out.
+
+    Raises:
+        MiniGPTError: one of them is no parity report.
+    """
+    readings = Reading.of_report(a, "A"), Reading.of_report(b, "B")
+    differing = differing_conditions(*readings)
+    caution = [Text(f"Not measured alike: the two differ in {', '.join(differing)}.")] if differing else []
+    return Group(_verdicts(*readings), *caution, _figures(*readings))
+
+
+def _verdicts(*readings: Reading) -> Text:
+    lines = []
+    for reading in readings:
+        passed = reading["verdict"].value == "pass"
+        line = Text(f"{reading.label}  ")
+        line.append("PASS" if passed else "FAIL", style="bold green" if passed else "bold red")
+        line.append(f"  {reading['model'].text} with {reading['norm'].text}: {reading['dtype'].text}")
+        lines += [line, *(Text(f"   {reason.text}") for reason in reading["reasons"])]
+    return Text("\n").join(lines)
+
+
+def _figures(a: Reading, b: Reading) -> Table:
+    heads = [escape(f"{reading.label}: {reading['norm'].text}") for reading in (a, b)]
+    table = Table("", *heads, "B over A", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, path, written in (
+        ("logits' RMS error", "logits.rms_error", brief),
+        ("times the noise floor", "logits.ratio", brief),
+        ("largest error", "logits.max_abs_error", brief),
+        ("KL divergence, mean", "distribution.kl_mean", brief),
+        ("KL divergence, largest", "distribution.kl_max", brief),
+        ("same likeliest token", "distribution.top1_agreement", percent),
+        ("perplexity", "distribution.perplexity_candidate", precise),
+        ("perplexity of the file", "perplexity.candidate", precise),
+        ("one forward, ms", "speed.candidate_ms", brief),
+        ("norms' share of prefill", "cost.prefill_norm_share", percent),
+    ):
+        if path in a or path in b:
+            table.add_row(
+                name, *(_written(reading[path].number, written) for reading in (a, b)), _over(b[path], a[path])
+            )
+    table.add_row("greedy decoding", _greedy(a), _greedy(b))
+    return table
+
+
+def _written(x: float | None, written: Callable[[float], str]) -> str:
+    return "-" if x is None else written(x)
+
+
+def _over(b: Reading, a: Reading) -> str:
+    return times(b.number / a.number) if a.number and b.number is not None else ""
+
+
+def _greedy(reading: Reading) -> str:
+    parting = reading["greedy.first_divergence"]
+    if not reading["greedy"]:
+        return "-"
+    if not parting:
+        return f"all {reading['greedy.tokens_compared'].text} agree"
+    return f"parts at token {parting['token'].text} of prompt {parting['prompt'].text}"

@@ -1,0 +1,17 @@
+"""Is this class a LayerNorm? Hard rows, shapes, dtypes, gradients and torch.compile, and the name of what is wrong.
+
+check.py                    run the cases on a norm, and where one fails look for the mistake
+values.py  layouts.py  behaviour.py  gradients.py  compiling.py      the cases
+  case.py                   one question to a norm: what is measured, against which bound
+  subject.py                the norm under check, built with weights that hide nothing
+  rows.py  truth.py         the inputs; LayerNorm of them in float64, and what rounding alone may add
+diagnosis.py                from failed cases to the name of the mistake
+  probe.py                  ask the norm for one more answer
+  formula.py  precision.py  mistakes of formula; of too few bits
+report.py                   what came out
+"""
+
+from minigpt.lab.conformance.check import case_names, check_norm
+from minigpt.lab.conformance.report import CaseResult, ConformanceReport
+
+__all__ = ["CaseResult", "ConformanceReport", "case_names", "check_norm"]

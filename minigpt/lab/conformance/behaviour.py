@@ -1,0 +1,143 @@
+"""Cases of behaviour: a row keeps to itself, the input stays, eps and bias are as asked, autocast narrows nothing."""
+
+import torch
+from torch import Tensor
+
+from minigpt.errors import NormError
+from minigpt.lab.conformance.case import (
+    EXACTLY,
+    Measurement,
+    against_truth,
+    case,
+    same_numbers,
+    worst,
+    worst_element,
+)
+from minigpt.lab.conformance.rows import far_from_zero, ordinary
+from minigpt.lab.conformance.subject import EPS, Candidate, Subject, Unsupported
+from minigpt.lab.conformance.truth import bound_reason
+from minigpt.placement import dtype_name
+
+OTHER_EPS = 1e-3
+FLOAT32 = bound_reason(torch.float32)
+
+
+@case(
+    "a row in any company",
+    "behaviour",
+    tests="a row alone, among 9 or 2,000, at any place: the same bits",
+    reason="a row is computed from itself alone; rounding is allowed only on a device whose own torch.mean sums a row "
+    "in another order among others",
+)
+@torch.no_grad()
+def row_in_company(subject: Subject) -> Measurement:
+    return worst(
+        {
+            f"{dtype_name(dtype)} of width {width}": _company(subject, width, dtype)
+            for dtype in (torch.float32, torch.bfloat16)
+            for width in (64, 768, 1001)
+        }
+    )
+
+
+def _company(subject: Subject, width: int, dtype: torch.dtype) -> Measurement:
+    candidate = subject.candidate(width, dtype)
+    x = subject.put(ordinary(36, width, subject.generator), dtype)
+    order = torch.randperm(36, generator=subject.generator).to(x.device)
+    whole = candidate(x.clone())
+    elsewhere = {
+        "alone": torch.cat([candidate(row.clone()) for row in x.split(1)]),
+        "in another place": candidate(x[order])[order.argsort()],
+        "among 9": torch.cat([candidate(rows.clone()) for rows in x.split(9)]),
+        "among 2,000": candidate(x.repeat(56, 1))[-36:],
+        "as tokens": candidate(x.clone().view(2, 18, width)).view(36, width),
+    }
+    if _sums_alike(x):
+        return worst({place: same_numbers(y, whole) for place, y in elsewhere.items()})
+    bound = 2 * candidate.truth(x).bound
+    return worst({place: worst_element(y, whole.cpu().double(), bound) for place, y in elsewhere.items()})
+
+
+def _sums_alike(x: Tensor) -> bool:
+    """Whether PyTorch's own mean of a row, on this device, has the same bits alone as among others."""
+    x = x.float()
+    return torch.equal(torch.cat([row.mean(-1) for row in x.split(1)]), x.mean(-1))
+
+
+@case("input left as it was", "behaviour", tests="the input after the call is the input before it", reason=EXACTLY)
+@torch.no_grad()
+def input_kept(subject: Subject) -> Measurement:
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        x = subject.put(ordinary(12, 64, subject.generator), dtype)
+        before = x.clone()
+        subject.candidate(64, dtype)(x)
+        found[dtype_name(dtype)] = same_numbers(x, before)
+    return worst(found)
+
+
+@case("same input, same output", "behaviour", tests="a second call repeats the first", reason=EXACTLY)
+@torch.no_grad()
+def repeated(subject: Subject) -> Measurement:
+    candidate = subject.candidate(768)
+    x = subject.put(ordinary(12, 768, subject.generator))
+    first = candidate(x.clone())
+    return same_numbers(candidate(x.clone()), first)
+
+
+@case("another eps", "behaviour", tests=f"built with eps={OTHER_EPS:g}", reason=FLOAT32)
+def another_eps(subject: Subject) -> Measurement:
+    """A norm that takes no eps is no mistake: other cases tell whether it has GPT-2's."""
+    if not subject.takes_eps:
+        raise Unsupported("its eps cannot be set")
+    candidate = subject.candidate(64, eps=OTHER_EPS)
+    x = subject.put(0.05 * ordinary(12, 64, subject.generator))
+    found = against_truth(candidate, x)
+    fixed = Candidate(candidate.module, candidate.weight, candidate.bias, EPS)
+    if not found.within and against_truth(fixed, x).within:
+        return found._replace(note=f"it has eps={EPS:g} whatever it is given")
+    return found
+
+
+@case("no bias", "behaviour", tests="built with bias=False", reason=FLOAT32)
+def no_bias(subject: Subject) -> Measurement:
+    try:
+        candidate = subject.candidate(64, bias=False)
+    except NormError as error:
+        raise Unsupported(f"it cannot be built without a bias: {error}") from error
+    return against_truth(candidate, subject.put(ordinary(12, 64, subject.generator)))
+
+
+@case("autocast, float32 input", "behaviour", tests="under autocast, float32 input stays in float32", reason=FLOAT32)
+def autocast_float32(subject: Subject) -> Measurement:
+    candidate = subject.candidate(768)
+    x = subject.put(far_from_zero(12, 768, subject.generator) / 10)
+    return worst({dtype_name(dtype): _under_autocast(candidate, x, dtype) for dtype in _autocast_dtypes(subject)})
+
+
+@case(
+    "autocast, half input",
+    "behaviour",
+    tests="under autocast, half activations meet float32 weights",
+    reason="twice the bound of the input's dtype, since scale and shift may be rounded to it too",
+)
+def autocast_half(subject: Subject) -> Measurement:
+    candidate = subject.candidate(768)
+    rows = ordinary(12, 768, subject.generator)
+    halves = {dtype: subject.put(rows, dtype) for dtype in _autocast_dtypes(subject)}
+    found = worst({dtype_name(dtype): _under_autocast(candidate, x, dtype) for dtype, x in halves.items()})
+    return found._replace(bound=2 * found.bound)
+
+
+@torch.no_grad()
+def _under_autocast(candidate: Candidate, x: Tensor, dtype: torch.dtype) -> Measurement:
+    with torch.autocast(x.device.type, dtype):
+        y = candidate(x, dtypes=(x.dtype, torch.float32))  # as layer_norm: the input's dtype on a CPU, float32 on CUDA
+    return against_truth(candidate, x, y)
+
+
+def _autocast_dtypes(subject: Subject) -> tuple[torch.dtype, ...]:
+    return (torch.bfloat16,) if subject.device.type == "cpu" else (torch.bfloat16, torch.float16)
+
+
+BEHAVIOUR_CASES = [row_in_company, input_kept, repeated, another_eps, no_bias, autocast_float32, autocast_half]

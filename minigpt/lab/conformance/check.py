@@ -1,0 +1,109 @@
+"""The conformance kit: run the cases on one norm, and where one fails say what is wrong."""
+
+import contextlib
+import platform
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+
+import torch
+
+import minigpt
+from minigpt.errors import NormError
+from minigpt.lab.conformance.behaviour import BEHAVIOUR_CASES
+from minigpt.lab.conformance.case import Case
+from minigpt.lab.conformance.compiling import COMPILE_CASES, best_backend
+from minigpt.lab.conformance.diagnosis import diagnoses
+from minigpt.lab.conformance.gradients import GRADIENT_CASES
+from minigpt.lab.conformance.layouts import LAYOUT_CASES
+from minigpt.lab.conformance.report import ConformanceReport
+from minigpt.lab.conformance.subject import EPS, Subject
+from minigpt.lab.conformance.values import VALUE_CASES
+from minigpt.norms import NormSpec
+from minigpt.placement import resolve_device
+
+CASES = [*VALUE_CASES, *LAYOUT_CASES, *BEHAVIOUR_CASES, *GRADIENT_CASES, *COMPILE_CASES]
+
+
+def check_norm(
+    norm: NormSpec,
+    *,
+    device: str | torch.device | None = None,
+    progress: Callable[[str], None] | None = None,
+    cases: str | Iterable[str] = "*",
+    seed: int = 0,
+    compile_backend: str | None = None,
+) -> ConformanceReport:
+    """Judge whether ``norm`` is a LayerNorm with GPT-2's eps: (x - mean) / sqrt(var + 1e-5) * weight + bias.
+
+    No model is needed. Every case measures the norm's deviation from float64 on the very numbers it was given, against
+    a bound that follows from the rounding of a correct norm in that row. Where a case fails, further probes look for
+    the mistake; they see inputs and outputs alone. TF32 is off meanwhile.
+
+    Args:
+        norm: as ``norms.build`` takes it. It is expected to fail if it is registered as inexact.
+        device: where to run it; by default CUDA where there is one, else the CPU.
+        progress: called with a few words on each group of cases as it begins.
+        cases: a shell-style pattern, or several, over the cases' names and groups ("values", "gradients*").
+        seed: of the rows and weights.
+        compile_backend: of torch.compile; by default inductor where it can compile for this device, else aot_eager.
+
+    Raises:
+        NormError: it cannot be judged: it is unknown or unavailable, cannot be built or run at all, or no case matches.
+        ConfigError: the device is unknown or absent.
+    """
+    device = resolve_device(device)
+    if device.type == "meta":
+        raise NormError("a norm cannot be judged on the meta device, which computes nothing; use cpu or cuda")
+    chosen = _matching(cases)
+    report_progress = progress or (lambda step: None)
+    subject = Subject(norm, device, seed=seed, compile_backend=compile_backend or best_backend(device))
+    with _full_float32_products(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a variance over a row of one number warns, and is asked for here
+        subject.require_judgeable()
+        results = []
+        for group in dict.fromkeys(case.group for case in chosen):
+            report_progress(f"checking {group}" if group != "compile" else f"compiling with {subject.compile_backend}")
+            results += [case.run(subject) for case in chosen if case.group == group]
+        found = []
+        if not all(result.passed for result in results):
+            report_progress("looking for what is wrong")
+            found = diagnoses(subject, results)
+    return ConformanceReport(
+        norm=subject.name,
+        device=str(device),
+        eps=EPS,
+        seed=seed,
+        versions={"minigpt": minigpt.__version__, "python": platform.python_version(), "torch": torch.__version__},
+        notes=subject.notes,
+        cases=results,
+        diagnoses=found,
+    )
+
+
+def case_names() -> list[str]:
+    """Every case that ``check_norm`` runs, in its order."""
+    return [case.name for case in CASES]
+
+
+def _matching(cases: str | Iterable[str]) -> list[Case]:
+    patterns = [cases] if isinstance(cases, str) else list(cases)
+    for pattern in patterns:
+        if not any(_matches(case, pattern) for case in CASES):
+            groups = ", ".join(dict.fromkeys(case.group for case in CASES))
+            raise NormError(f"no case matches {pattern!r}; the groups of cases are {groups}")
+    return [case for case in CASES if any(_matches(case, pattern) for pattern in patterns)]
+
+
+def _matches(case: Case, pattern: str) -> bool:
+    return fnmatchcase(case.name, pattern) or fnmatchcase(case.group, pattern)
+
+
+@contextlib.contextmanager
+def _full_float32_products() -> Iterator[None]:
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)

@@ -1,0 +1,155 @@
+"""From failed cases to the name of the mistake, by probes alone: nobody's source is read."""
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+
+from minigpt.lab.conformance.formula import (
+    ignored_eps,
+    wrong_affine,
+    wrong_deviation,
+    wrong_dimension,
+    wrong_statistics,
+)
+from minigpt.lab.conformance.precision import wrong_precision
+from minigpt.lab.conformance.probe import Probe, Unanswered
+from minigpt.lab.conformance.report import CaseResult
+from minigpt.lab.conformance.subject import Subject
+from minigpt.placement import DTYPES
+
+# What may be wrong whatever the formula is: the case whose failure shows it, and what to call it
+SYMPTOMS = {
+    "input left as it was": "it modifies its input",
+    "same input, same output": "it answers differently from call to call",
+    "a row in any company": "a row depends on its batch",
+}
+COMPILED = {
+    "compiled equals eager": "it differs under torch.compile",
+    "compiled gradients equal eager": "its gradients differ under torch.compile",
+}
+
+# What is wrong in some cases while the formula is right; "{}" stands for what the "*" in each of their names was
+PARTS = {
+    "*, constant rows": "wrong only for constant rows",
+    "*, massive activations": "wrong only for rows with massive activations",
+    "*, mean far from 0": "wrong only for rows whose mean is far from 0",
+    "*, deviation near sqrt(eps)": "wrong only for rows whose deviation is small",
+    "*, trained weights": "wrong only for weights far from 1",
+    "*, huge values": "wrong only for huge values",
+    "*, tiny values": "wrong only for tiny values",
+    "*, infinity and NaN": "wrong only where a row holds an infinity or a NaN",
+    "*, overflowing squares": "wrong only where squares overflow",
+    "non-contiguous: *": "wrong only for non-contiguous input: {}",
+    "*-D input": "wrong only for {}-D input",
+    "* token input": "wrong only for {} token",
+    "width *": "wrong only at width {}",
+}
+LAST_PARTS = {  # said where nothing else is, since most other mistakes show here as well
+    "rows of several dimensions": "wrong only for rows of several dimensions",
+    "no bias": "wrong only without a bias",
+    "autocast, *": "wrong only under autocast, with {}",
+    "another eps": "wrong only with another eps",
+}
+MANY = 4  # cases that are not worth listing
+
+Failures = dict[str, CaseResult]
+
+
+def diagnoses(subject: Subject, results: Sequence[CaseResult]) -> list[str]:
+    """What is wrong with a norm that failed some of these cases, most telling first; at least one sentence."""
+    failures = {case.name: case for case in results if not case.passed}
+    right = {case.name for case in results if case.passed}
+    found = _by_probing(Probe(subject))
+    if not any(said.startswith("normalises") for said in found):  # else it is no wonder
+        found += _by_symptom(SYMPTOMS, failures)
+    if not any(said.startswith("statistics") for said in found):  # else compiling may well round elsewhere
+        found += _by_symptom(COMPILED, failures)
+    if not set(found) - set(COMPILED.values()):
+        found += _by_part(failures, right) + _wrong_gradients(failures)
+    return found or [f"no mistake known by name; the first case that fails is {next(iter(failures))!r}"]
+
+
+def _by_probing(probe: Probe) -> list[str]:
+    """The formula, from the outside in: one mistake can hide those behind it, so each look needs the ones before."""
+    misplaced = _found(wrong_dimension, probe)
+    if misplaced:
+        return misplaced
+    affine = _found(wrong_affine, probe)
+    statistics = _found(wrong_statistics, probe)
+    if statistics:  # without mean or deviation there is no eps to be wrong, nor rounding to be told from them
+        return affine + statistics
+    precision = _found(wrong_precision, probe)
+    deviation = [] if precision else _found(wrong_deviation, probe) + _found(ignored_eps, probe)
+    return affine + precision + deviation
+
+
+def _found(look: Callable[[Probe], list[str]], probe: Probe) -> list[str]:
+    """What a probe finds; nothing where the norm does not answer, which its failed cases tell better."""
+    try:
+        return look(probe)
+    except Unanswered:
+        return []
+
+
+def _by_symptom(symptoms: dict[str, str], failures: Failures) -> list[str]:
+    return [said for name, said in symptoms.items() if name in failures and failures[name].error is not None]
+
+
+def _by_part(failures: Failures, right: set[str]) -> list[str]:
+    """Which kinds of input are wrong, while others are right."""
+    told = {name: case for name, case in failures.items() if case.group not in ("gradients", "compile")}
+    spoilt = [dtype for dtype in DTYPES if f"{dtype}, ordinary rows" in told]
+    rest = [name for name in told if not name.startswith(tuple(f"{dtype}, " for dtype in spoilt))]
+    if spoilt:  # each width is met with several dtypes
+        rest = [name for name in rest if told[name].group != "widths"]
+    if any(name.endswith("constant rows") for name in rest):  # a row of one number is one
+        rest = [name for name in rest if name != "width 1"]
+    found = _matching(PARTS, rest) + _wrong_row_counts(rest)
+    if any(f"{dtype}, ordinary rows" in right for dtype in DTYPES):
+        found += [_wrong_dtype(told[f"{dtype}, ordinary rows"]) for dtype in spoilt]
+    return list(dict.fromkeys(found or _matching(LAST_PARTS, rest) or _refusals(told)))
+
+
+def _wrong_dtype(case: CaseResult) -> str:
+    dtype = case.name.partition(",")[0]
+    if case.error is None:
+        return case.note
+    narrowed = dtype == "float64" and case.error < 1e-4
+    return f"wrong only for {dtype} input" + (", which is computed in float32" if narrowed else "")
+
+
+def _matching(parts: dict[str, str], names: Sequence[str]) -> list[str]:
+    found = []
+    for pattern, said in parts.items():
+        before, _, after = pattern.partition("*")
+        filled = [name.removeprefix(before).removesuffix(after) for name in names if fnmatchcase(name, pattern)]
+        if filled:
+            found.append(said.format(", ".join(filled)))
+    return found
+
+
+def _wrong_row_counts(names: Sequence[str]) -> list[str]:
+    counted = [name.removesuffix(" rows").replace(",", "") for name in names if fnmatchcase(name, "[0-9]* rows")]
+    counts = sorted(map(int, counted))
+    if len(counts) >= MANY or not counts:  # wrong at every count is no mistake of counting
+        return []
+    if counts[0] > 1:
+        return [f"wrong only beyond {counts[0] - 1:,} rows"]
+    return [f"wrong only for {', '.join(f'{count:,}' for count in counts)} rows"]
+
+
+def _wrong_gradients(failures: Failures) -> list[str]:
+    """Named only where the values themselves are right."""
+    wrong = {name: case for name, case in failures.items() if case.group == "gradients"}
+    if not wrong or any(case.group in ("widths", "values") for case in failures.values()):
+        return []
+    if all(case.error is None for case in wrong.values()):
+        return _refusals(wrong)
+    leaves = {case.note.split("; ")[0].removeprefix("worst at ") for case in wrong.values() if case.error is not None}
+    of = " and ".join(sorted(leaves))
+    where = "" if len(wrong) >= MANY else f", in {', '.join(name.removeprefix('gradients, ') for name in wrong)}"
+    return [f"gradients are wrong though values are right: of the {of}{where}"]
+
+
+def _refusals(failures: Failures) -> list[str]:
+    """What cases say that had nothing to measure, each once."""
+    return list(dict.fromkeys(case.note for case in failures.values() if case.error is None and case.note))[:MANY]

@@ -1,0 +1,168 @@
+"""Mistakes of formula, told from inputs and outputs alone: of dimension, scale, shift, mean, deviation and eps."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigpt.lab.conformance.probe import NAMED_LIMIT, Probe, alike, distance, slope, standardized
+from minigpt.lab.conformance.subject import EPS
+
+WIDTH = 16
+Column = Float[Tensor, " rows"]
+
+# Dimensions of (batch, sequence, width) that a norm may have taken instead of the last
+WRONG_DIMENSIONS = {
+    (1,): "the sequence",
+    (0,): "the batch",
+    (0, 1): "batch and sequence",
+    (1, 2): "sequence and width together",
+    (0, 2): "batch and width together",
+    (0, 1, 2): "the whole input",
+}
+
+
+def wrong_dimension(probe: Probe) -> list[str]:
+    """Whether it normalizes over other dimensions than the last, with 3-D or with 2-D input."""
+    x = probe.normal(4, 6, WIDTH) * (1 + probe.normal(4, 6, 1).abs()) + probe.normal(4, 6, 1)
+    y = probe(x)
+    for dims, name in WRONG_DIMENSIONS.items():
+        if alike(y, standardized(x, dims), 1e-2):
+            return [f"normalises over the wrong dimension: over {name} of a (batch, sequence, width) input"]
+    rows = x.view(24, WIDTH)
+    if any(alike(probe(rows), standardized(rows, dims), 1e-2) for dims in ((0,), (0, 1))):
+        return ["normalises over the wrong dimension: over the rows of a 2-D input"]
+    return []
+
+
+def wrong_affine(probe: Probe) -> list[str]:
+    """What became of scale and shift. Afterwards ``probe.plain`` gives the standardized row itself."""
+    x, scale, shift = probe.normal(8, WIDTH), 1 + probe.normal(WIDTH), 1 + probe.normal(WIDTH)
+    y, unit, zero, shifted = probe(x, scale, shift), probe(x, 1.0, 0.0), probe(x, 0.0, 0.0), probe(x, 0.0, 1.0)
+    explanations: dict[str, tuple[Tensor, tuple[float, float]]] = {
+        "": (unit * scale + shift, (1.0, 0.0)),
+        "the shift is ignored": (unit * scale, (1.0, 0.0)),
+        "the scale is ignored": (unit + shift, (1.0, 0.0)),
+        "the scale is ignored, and so is the shift": (unit, (1.0, 0.0)),
+        "scale and shift are exchanged": (shifted * shift + scale, (0.0, 1.0)),
+        "the scale is added to 1": (zero * (1 + scale) + shift, (0.0, 0.0)),
+        "the shift is added before the scale": ((unit + shift) * scale, (1.0, 0.0)),
+        "the shift is subtracted": (unit * scale - shift, (1.0, 0.0)),
+    }
+    for mistake, (explained, plain) in explanations.items():
+        if alike(y, explained):
+            probe.plain = plain
+            return [mistake] if mistake else []
+    return []
+
+
+def wrong_statistics(probe: Probe) -> list[str]:
+    """Whether mean and deviation of the row are there at all."""
+    if _is_elementwise(probe):
+        return ["each value is computed by itself: neither the mean nor the deviation of its row enters"]
+    return _wrong_mean(probe) + _wrong_scaling(probe)
+
+
+def wrong_deviation(probe: Probe) -> list[str]:
+    """What rows of variance v are divided by, from 1e-12 to 1e6: a factor for large v, a constant for small, a form."""
+    variance = torch.logspace(-12, 6, 37, dtype=torch.float64)  # (37,)
+    x = variance.sqrt()[:, None] * probe.standard_rows(1, WIDTH)  # (37, C)
+    divisor = 1 / slope(probe(x), x)  # (37,)
+    factor = (divisor[-1].square() / variance[-1]).item()
+    fits = []
+    for deviation in _DEVIATIONS:
+        constant = max(deviation.constant(divisor[0].item(), variance[0].item(), factor), 0.0)
+        explained = deviation.divisor(variance, factor, constant)
+        fits.append((distance(explained / divisor, torch.ones_like(divisor)), constant, deviation))
+    off, constant, deviation = min(fits, key=lambda fit: fit[0])
+    if off > 10 * NAMED_LIMIT:
+        return []
+    return _wrong_factor(factor) + _wrong_eps(constant, deviation)
+
+
+def ignored_eps(probe: Probe) -> list[str]:
+    """Whether another eps changes nothing, in rows that eps decides."""
+    if not probe.subject.takes_eps:
+        return []
+    x = EPS**0.5 * probe.standard_rows(8, WIDTH)
+    return ["the eps it is given is ignored"] if torch.equal(probe(x, eps=100 * EPS), probe(x)) else []
+
+
+def _is_elementwise(probe: Probe) -> bool:
+    x = probe.normal(8, WIDTH)
+    moved = x.clone()
+    moved[:, 0] += 3
+    return torch.equal(probe(moved)[:, 1:], probe(x)[:, 1:])
+
+
+def _wrong_mean(probe: Probe) -> list[str]:
+    x = probe.standard_rows(8, WIDTH)
+    moved = x + 2
+    y = probe(moved)
+    if alike(y, probe(x), 0.05):
+        return []
+    if alike(y, slope(y, moved)[:, None] * moved):
+        about_zero = alike(1 / slope(y, moved), torch.sqrt(moved.square().mean(-1) + EPS))
+        return ["the mean is not subtracted" + (" (it is an RMSNorm)" if about_zero else "")]
+    if alike(y, slope(y, x)[:, None] * x):
+        return ["the variance is taken about 0, not about the mean"]
+    return ["the mean is not removed: a number added to a whole row changes what comes out"]
+
+
+def _wrong_scaling(probe: Probe) -> list[str]:
+    x = 4 * probe.standard_rows(8, WIDTH)
+    y, stretched = probe(x), probe(4 * x)
+    if alike(stretched, y, 0.05):
+        return []
+    if alike(stretched, 4 * y):
+        return ["it does not divide by the row's own deviation: four times the row gives four times the result"]
+    return ["it does not rescale by the row's deviation: four times the row gives another result"]
+
+
+class _Deviation(NamedTuple):
+    """A guess at what a row of variance v is divided by, q(v), from one factor a and one constant e."""
+
+    mistake: str
+    divisor: Callable[[Column, float, float], Column]  # q of v, a, e
+    constant: Callable[[float, float, float], float]  # e of q, v, a, in a row of hardly any variance
+
+
+_DEVIATIONS = [
+    _Deviation("", lambda v, a, e: torch.sqrt(a * v + e), lambda q, v, a: q * q - a * v),
+    _Deviation(
+        "eps is added to the deviation, not to the variance",
+        lambda v, a, e: torch.sqrt(a * v) + e,
+        lambda q, v, a: q - (a * v) ** 0.5,
+    ),
+    _Deviation(
+        "eps is the least variance, not added to it",
+        lambda v, a, e: torch.sqrt((a * v).clamp(min=e)),
+        lambda q, v, a: q * q,
+    ),
+    _Deviation(
+        "eps is the least deviation, not added to the variance",
+        lambda v, a, e: torch.sqrt(a * v).clamp(min=e),
+        lambda q, v, a: q,
+    ),
+]
+
+
+def _wrong_factor(factor: float) -> list[str]:
+    for mistake, wrong in {
+        "": 1.0,
+        "variance divides by n - 1": WIDTH / (WIDTH - 1),
+        "variance divides by n + 1": WIDTH / (WIDTH + 1),
+        "variance is the sum of squares, not their mean": float(WIDTH),
+    }.items():
+        if abs(factor / wrong - 1) < NAMED_LIMIT:
+            return [mistake] if mistake else []
+    return [f"variance is {factor:.4g} times what it should be"]
+
+
+def _wrong_eps(eps: float, deviation: _Deviation) -> list[str]:
+    if eps < 1e-15:
+        return ["eps is left out"]
+    found = [deviation.mistake] if deviation.mistake else []
+    return found if abs(eps / EPS - 1) < 0.05 else [*found, f"eps looks like {eps:.2g}, not {EPS:g}"]

@@ -1,0 +1,72 @@
+"""Cases of layout: number of dimensions, memory that is not contiguous, rows of several dimensions."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from minigpt.lab.conformance.case import Measurement, against_truth, case, worst_element
+from minigpt.lab.conformance.rows import ordinary
+from minigpt.lab.conformance.subject import Candidate, Mismatch, Subject, Unsupported, described
+from minigpt.lab.conformance.truth import bound_reason, truth
+
+SHAPES = {"2-D": (12, 64), "3-D": (3, 4, 64), "4-D": (2, 3, 2, 64), "no token": (2, 0, 64), "one token": (1, 1, 64)}
+
+# Ways to lay 12 rows of 64 into memory: (12, 64) -> (..., 64)
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda x: x.t().contiguous().t(),
+    "every second column": lambda x: x.repeat_interleave(2, dim=1)[:, ::2],
+    "every second row": lambda x: x.repeat_interleave(2, dim=0)[::2],
+    "not aligned": lambda x: torch.cat([x[:, :1], x], dim=1)[:, 1:],
+    "one row expanded": lambda x: x[:1].expand(12, 64),
+    "sequence before batch": lambda x: x.view(4, 3, 64).transpose(0, 1),
+    "channels before sequence": lambda x: x.view(3, 4, 64).transpose(1, 2).contiguous().transpose(1, 2),
+}
+FLOAT32 = bound_reason(torch.float32)
+
+
+def _shape(shape: tuple[int, ...], subject: Subject) -> Measurement:
+    rows = ordinary(torch.Size(shape[:-1]).numel(), shape[-1], subject.generator)
+    return against_truth(subject.candidate(shape[-1]), subject.put(rows).view(shape))
+
+
+def _layout(lay: Callable[[Tensor], Tensor], subject: Subject) -> Measurement:
+    return against_truth(subject.candidate(64), lay(subject.put(ordinary(12, 64, subject.generator))))
+
+
+@case("rows of several dimensions", "layouts", tests="normalized_shape (3, 5)", reason=FLOAT32)
+def several_dimensions(subject: Subject) -> Measurement:
+    """A norm over one dimension alone is no mistake, if it says so or normalizes the last; GPT-2 needs no more."""
+    x = subject.put(ordinary(4, 15, subject.generator)).view(4, 3, 5)
+    try:
+        candidate = subject.candidate((3, 5))
+        with torch.no_grad():
+            y = candidate(x)
+    except Mismatch:
+        raise
+    except Exception as error:
+        raise Unsupported(f"it takes rows of one dimension only: {described(error)}") from error
+    found = against_truth(candidate, x, y)
+    if not found.within and _is_over_last_dimension(candidate, x, y):
+        raise Unsupported("it takes rows of one dimension only: over (3, 5) it normalizes the last one alone")
+    return found
+
+
+def _is_over_last_dimension(candidate: Candidate, x: Tensor, y: Tensor) -> bool:
+    standard, bound = truth(x, torch.ones(5), None, candidate.eps)  # (4, 3, 5)
+    scale, shift = (p.detach().cpu().double() for p in (candidate.weight, candidate.bias) if p is not None)  # (3, 5)
+    return worst_element(y, standard * scale + shift, 2 * bound * scale.abs() + 1e-6).within
+
+
+LAYOUT_CASES = [
+    *(
+        case(f"{name} input", "layouts", tests=f"input of shape {shape}", reason=FLOAT32)(partial(_shape, shape))
+        for name, shape in SHAPES.items()
+    ),
+    *(
+        case(f"non-contiguous: {name}", "layouts", tests="strides are followed", reason=FLOAT32)(partial(_layout, lay))
+        for name, lay in LAYOUTS.items()
+    ),
+    several_dimensions,
+]

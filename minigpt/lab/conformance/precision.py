@@ -1,0 +1,69 @@
+"""Mistakes of precision: statistics narrower than float32, and a variance that cancels.
+
+LayerNorm does not change when a row is shifted or stretched (arXiv 1607.06450, section 5.1). What changes then is the
+rounding, which tells in how many bits a norm computes, whatever else it does.
+"""
+
+import torch
+
+from minigpt.lab.conformance.probe import Probe, distance
+from minigpt.lab.conformance.truth import PRECISIONS
+from minigpt.placement import dtype_name
+
+ROWS, WIDTH = 16, 64
+FLOAT16 = PRECISIONS[torch.float16].result  # u
+BFLOAT16 = PRECISIONS[torch.bfloat16].result
+ROUNDING = 0.58  # RMS of one rounding's error over u, for errors spread evenly: 1 / sqrt(3)
+
+
+def wrong_precision(probe: Probe) -> list[str]:
+    """In which format the statistics are kept, if not in one of at least float32's."""
+    found = _narrow_for_float32(probe)
+    if found:
+        return found
+    return [
+        f"statistics are kept in {dtype_name(dtype)} for {dtype_name(dtype)} input"
+        for dtype in (torch.float16, torch.bfloat16)
+        if shift_rounding(probe, 64.0, dtype) > PRECISIONS[dtype].result / 8
+    ] + _cancelling(probe)
+
+
+def shift_rounding(probe: Probe, shift: float, dtype: torch.dtype) -> float:
+    """How much a shift of the row, itself free of rounding at ``dtype``, changes the result, relative to the shift."""
+    if dtype == torch.float32:
+        spacing, steps = 2**-10, 2**10  # a deviation of 1, in steps that float32 still holds beside the shift
+    else:
+        spacing, steps = shift * torch.finfo(dtype).eps, 2  # the finest steps that this dtype holds beside the shift
+    x = spacing * (steps * probe.normal(ROWS, WIDTH)).round()
+    deviation = x.std(-1, correction=0).mean().item()
+    return distance(probe(x + shift, dtype=dtype), probe(x, dtype=dtype)) * deviation / shift / ROUNDING
+
+
+def _narrow_for_float32(probe: Probe) -> list[str]:
+    off = max(shift_rounding(probe, 64.0, torch.float32), _stretch_rounding(probe))
+    if off < FLOAT16 / 8:
+        return []
+    if _overflows(probe):
+        return ["statistics are kept in float16"]
+    narrow = "bfloat16" if off > 2.8 * FLOAT16 else "11 bits, as TF32 has"
+    return [f"statistics are kept in {narrow}"] if off < 8 * BFLOAT16 else []
+
+
+def _stretch_rounding(probe: Probe) -> float:
+    x = 10 * probe.standard_rows(1, WIDTH).expand(ROWS, WIDTH)
+    stretched = x * torch.linspace(1, 2, ROWS, dtype=torch.float64)[:, None]
+    return distance(probe(stretched, dtype=torch.float32), probe(x, dtype=torch.float32)) / ROUNDING
+
+
+def _overflows(probe: Probe) -> bool:
+    """Whether numbers that only float16 cannot hold come out wrong."""
+    x = probe.standard_rows(ROWS, WIDTH)
+    return distance(probe(1e5 * x + 1e6, dtype=torch.float32), probe(x, dtype=torch.float32)) > 0.5
+
+
+def _cancelling(probe: Probe) -> list[str]:
+    """Rounding that grows as the square of the shift: two-pass and Welford's algorithms lose only its first power."""
+    near, far = (shift_rounding(probe, shift, torch.float32) / 2**-24 for shift in (64.0, 1024.0))
+    if far > 100 and 5 < far / near < 60:
+        return ["variance is a difference of squares, E[x^2] - E[x]^2, which cancels where the mean is large"]
+    return []

@@ -1,0 +1,66 @@
+"""What a conformance run found."""
+
+import dataclasses
+import math
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseResult:
+    """One question to a norm. The error is at the element that comes nearest to its bound, or exceeds it the most."""
+
+    name: str
+    group: str
+    tests: str
+    error: float | None  # None where there was nothing to measure; the note says why
+    bound: float | None
+    reference_error: float | None  # what torch.nn.functional.layer_norm itself deviates, on the same input
+    reason: str  # why the bound is what it is
+    passed: bool
+    note: str = ""
+
+    def __str__(self) -> str:
+        verdict = "pass" if self.passed else "FAIL"
+        measured = "" if self.error is None else f": error {self.error:.3g}, bound {self.bound:.3g}"
+        note = f" ({self.note})" if self.note else ""
+        return f"{verdict} {self.name}{measured}{note}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ConformanceReport:
+    """Every case of one norm, and what is wrong with it, by name."""
+
+    norm: str
+    device: str
+    eps: float
+    seed: int
+    versions: dict[str, str]
+    notes: list[str]  # what its adapter has to say of it: an eps of its own, for one
+    cases: list[CaseResult]
+    diagnoses: list[str]  # empty where the norm passed
+
+    @property
+    def passed(self) -> bool:
+        return all(case.passed for case in self.cases)
+
+    @property
+    def failures(self) -> list[CaseResult]:
+        return [case for case in self.cases if not case.passed]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON's own types; a number that is not finite is null."""
+        fields = dataclasses.asdict(self)
+        for case in fields["cases"]:
+            for key in ("error", "bound", "reference_error"):
+                case[key] = case[key] if case[key] is not None and math.isfinite(case[key]) else None
+        return {"verdict": "pass" if self.passed else "fail"} | fields
+
+    def __str__(self) -> str:
+        """The verdict, the diagnoses and the failed cases, a line each."""
+        counted = f"{len(self.cases) - len(self.failures)} of {len(self.cases)} cases pass"
+        verdict = "is a LayerNorm" if self.passed else "is not a LayerNorm"
+        return "\n".join(
+            [f"{self.norm} {verdict} on {self.device}: {counted}"]
+            + [f"  diagnosis: {diagnosis}" for diagnosis in self.diagnoses]
+            + [f"  {case}" for case in self.failures]
+        )

@@ -1,0 +1,161 @@
+"""The norm under check: built at any width and dtype, with weights that hide nothing."""
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from minigpt import norms
+from minigpt.errors import NormError
+from minigpt.lab.conformance.rows import Weights, ordinary_weights
+from minigpt.lab.conformance.truth import Truth, truth
+from minigpt.norms.adapt import notes
+from minigpt.norms.construct import takes_eps, title
+from minigpt.norms.locate import last_line, locate
+from minigpt.placement import dtype_name
+
+EPS = 1e-5  # GPT-2's
+
+
+class Mismatch(Exception):
+    """What came out cannot be compared: another shape, dtype or device, no gradient, finite for NaN. A failed case."""
+
+
+class Unsupported(Exception):
+    """The norm says that it does not do this, and no GPT-2 needs it. Not judged, and no failed case."""
+
+
+class Candidate:
+    """A norm that has been built, and what was put into it.
+
+    Attributes:
+        module: the norm, in eval mode.
+        weight, bias: the Parameters that it was given; bias is None where it was built without.
+        eps: the eps that it was asked for.
+    """
+
+    def __init__(self, module: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None, eps: float) -> None:
+        self.module, self.weight, self.bias, self.eps = module, weight, bias, eps
+
+    def __call__(self, x: Tensor, *, dtypes: Sequence[torch.dtype] = ()) -> Tensor:
+        """The norm of ``x``: same shape and device, and of the same dtype (or of one of ``dtypes``).
+
+        Raises:
+            Mismatch: it is not.
+            Unsupported: the input is float64 and the norm refuses it.
+        """
+        try:
+            y = self.module(x)
+        except Exception as error:
+            if isinstance(error, NormError) and error.__cause__ is None:  # it ran, but its output is not like its input
+                raise Mismatch(str(error)) from error
+            if x.dtype == torch.float64:
+                raise Unsupported(f"it refuses float64: {described(error)}") from error
+            raise
+        _require_alike(y, x, dtypes or (x.dtype,))
+        return y
+
+    def reference(self, x: Tensor) -> Tensor:
+        """What PyTorch's own layer_norm makes of ``x`` with the same weights."""
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def truth(self, x: Tensor) -> Truth:
+        """LayerNorm of ``x`` with the same weights in float64, and the bound on what rounding adds; on the CPU."""
+        return truth(x, self.weight, self.bias, self.eps)
+
+
+class Subject:
+    """How to build the norm under check, and where its random numbers come from.
+
+    Attributes:
+        name: what to call it.
+        device: where it is built and runs.
+        generator: draws the rows and the weights; the same for the same seed.
+        compile_backend: what torch.compile is to compile it with.
+    """
+
+    def __init__(
+        self, norm: norms.NormSpec, device: torch.device, *, seed: int = 0, compile_backend: str = "aot_eager"
+    ) -> None:
+        self.norm, self.device, self.seed, self.compile_backend = norm, device, seed, compile_backend
+        self.name = norm if isinstance(norm, str) else title(norm)
+        self.generator = Generator().manual_seed(seed)
+
+    def drawing_for(self, purpose: str) -> "Subject":
+        """The same norm with random numbers of its own, so that no case depends on which others ran before it."""
+        seed = zlib.crc32(f"{self.seed} {purpose}".encode())
+        return Subject(self.norm, self.device, seed=seed, compile_backend=self.compile_backend)
+
+    def candidate(
+        self,
+        shape: int | tuple[int, ...] = 64,
+        dtype: torch.dtype = torch.float32,
+        *,
+        eps: float = EPS,
+        bias: bool = True,
+        weights: Callable[[int, Generator], Weights] = ordinary_weights,
+    ) -> Candidate:
+        """The norm over ``shape`` with ``weights(width, generator)`` in it, rounded to ``dtype``.
+
+        They are put in as ``swap_norms`` puts a model's own in: as the Parameters ``weight`` and ``bias``.
+
+        Raises:
+            NormError: it cannot be built.
+        """
+        module: Any = self._built(shape, eps, bias)
+        sizes = (shape,) if isinstance(shape, int) else shape
+        scale, shift = weights(torch.Size(sizes).numel(), self.generator)
+        module.weight = nn.Parameter(self.put(scale.view(sizes), dtype))
+        module.bias = nn.Parameter(self.put(shift.view(sizes), dtype)) if bias else None
+        module = module.to(device=self.device, dtype=dtype).eval()
+        return Candidate(module, module.weight, module.bias, eps)
+
+    def put(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A tensor drawn in float64, rounded to ``dtype`` and on the norm's device."""
+        return tensor.to(device=self.device, dtype=dtype)
+
+    def require_judgeable(self) -> None:
+        """Find out whether it runs at all, on 4 rows of 64 float32 numbers.
+
+        Raises:
+            NormError: it cannot be built, or raises.
+        """
+        candidate = self.candidate(64)
+        x = self.put(torch.randn(4, 64, generator=self.generator))
+        try:
+            with torch.no_grad():
+                candidate.module(x)
+        except Exception as error:
+            raise NormError(f"norm {self.name!r} cannot be judged: {described(error)}") from error
+
+    @property
+    def notes(self) -> list[str]:
+        """What its adapter has to say of it."""
+        return list(notes(self._built(64, EPS, bias=True)))
+
+    @property
+    def takes_eps(self) -> bool:
+        """Whether its constructor can be told an eps."""
+        return takes_eps(locate(self.norm) if isinstance(self.norm, str) else self.norm)
+
+    def _built(self, shape: int | tuple[int, ...], eps: float, bias: bool) -> nn.Module:
+        return norms.build(self.norm, shape, eps=eps, bias=bias)
+
+
+def described(error: Exception) -> str:
+    """One line: what was raised and where; of an error that the adapter explains, its explanation."""
+    return str(error) if isinstance(error, NormError) else last_line(error)
+
+
+def _require_alike(y: object, x: Tensor, dtypes: Sequence[torch.dtype]) -> None:
+    if not isinstance(y, Tensor):
+        raise Mismatch(f"it returns a {type(y).__name__}, not a tensor")
+    if y.shape != x.shape:
+        raise Mismatch(f"it returns shape {tuple(y.shape)} for an input of {tuple(x.shape)}")
+    if y.dtype not in dtypes:
+        raise Mismatch(f"it returns {dtype_name(y.dtype)} for {dtype_name(x.dtype)} input")
+    if y.device != x.device:
+        raise Mismatch(f"it returns a tensor on {y.device} for an input on {x.device}")

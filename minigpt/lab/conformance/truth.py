@@ -1,0 +1,149 @@
+"""LayerNorm in float64, and how far rounding alone may take a correct norm from it."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+# u, the unit roundoff: half the distance from 1 to the next number, so the most that one rounding is off, relatively
+
+
+class Precision(NamedTuple):
+    """What a norm may lose at one dtype of its input."""
+
+    statistics: float  # u of the arithmetic inside a row
+    result: float  # u of the dtype that comes out
+    smallest: float  # below this a result may be flushed or rounded away
+    why: str
+
+
+PRECISIONS = {
+    torch.float64: Precision(2**-53, 2**-53, 2**-1022, "all arithmetic in float64 (u = 1.1e-16)"),
+    torch.float32: Precision(2**-24, 2**-24, 2**-126, "all arithmetic in float32 (u = 6.0e-08)"),
+    torch.float16: Precision(
+        2**-24, 2**-11, 2**-24, "statistics in float32, since float16 overflows at 65,504; u = 4.9e-04 for the result"
+    ),
+    torch.bfloat16: Precision(
+        2**-24, 2**-8, 2**-126, "statistics in float32, since bfloat16 has 8 bits; u = 3.9e-03 for the result"
+    ),
+}
+
+
+class Truth(NamedTuple):
+    """What LayerNorm is, and the most that a correct norm may be off, element by element; float64, on the CPU."""
+
+    values: Float[Tensor, "*dims"]
+    bound: Float[Tensor, "*dims"]
+
+
+def bound_reason(dtype: torch.dtype) -> str:
+    """Why ``Truth.bound`` is what it is."""
+    half = PRECISIONS[dtype].result > PRECISIONS[dtype].statistics
+    growth = "4 + n roundings (few bits repeat)" if half else "4 + 2 sqrt(n) roundings (4 + n of a constant row)"
+    return (
+        f"{PRECISIONS[dtype].why}; {growth} in the statistics, times the row's largest value over its deviation; "
+        "3 in the result: its standardizing, scale and shift"
+    )
+
+
+def sum_growth(terms: int, *, alike: bool = False) -> float:
+    """How many u a sum of that many roundings may be off. In random order they grow as sqrt(n), not as n.
+
+    Higham & Mary 2019, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41(5). The
+    factor 2 lets a plain loop over the row pass; blocked and pairwise sums stay below 3 u at any width. ``alike``: the
+    numbers repeat, and their roundings with them, as in a constant row or one of few bits; then they may grow as n.
+    """
+    return 4.0 + (terms if alike else 2 * math.sqrt(terms))
+
+
+def layer_norm_float64(
+    x: Float[Tensor, "*dims"], weight: Float[Tensor, "*row"], bias: Float[Tensor, "*row"] | None, eps: float
+) -> Float[Tensor, "*dims"]:
+    """LayerNorm (arXiv 1607.06450, equations 3 and 4) of float64 ``x``, exact to a few u whatever the row's mean."""
+    centred, deviation = _moments(x, weight.ndim, eps)
+    y = centred / deviation * weight
+    return y if bias is None else y + bias
+
+
+def truth(
+    x: Float[Tensor, "*dims"], weight: Float[Tensor, "*row"], bias: Float[Tensor, "*row"] | None, eps: float
+) -> Truth:
+    """LayerNorm of the numbers that ``x``, ``weight`` and ``bias`` hold, after whatever rounding made them.
+
+    The bound follows the conditioning: a row whose values reach ``K`` deviations from 0 loses ``K u`` in ``x - mean``
+    alone, whatever the algorithm. A difference of squares, E[x^2] - E[x]^2, loses ``K^2 u`` and exceeds it.
+    """
+    precision = PRECISIONS[x.dtype]
+    x, weight = _widen(x), _widen(weight)
+    shift = torch.zeros_like(weight) if bias is None else _widen(bias)
+    centred, deviation = _moments(x, weight.ndim, eps)
+    standard = centred / deviation  # (..., *row)
+    reach = x.abs().amax(_row_dims(weight.ndim), keepdim=True) / deviation  # (..., 1): K
+    growth = _growth(centred, weight.ndim, precision)  # (..., 1)
+    statistics = precision.statistics * (growth * reach * (1 + standard.abs()) + 8 * standard.abs())
+    result = precision.result * (1 + 4 * precision.result) * (3 * (standard * weight).abs() + shift.abs())
+    folded = 2 * precision.statistics * shift.abs()  # for those who add bias - mean / deviation * weight at one go
+    bound = statistics * weight.abs() + result + folded + precision.smallest * (2 + weight.abs())
+    return Truth(standard * weight + shift, bound)
+
+
+def gradient_truth(
+    x: Float[Tensor, "rows row"],
+    weight: Float[Tensor, " row"],
+    bias: Float[Tensor, " row"] | None,
+    eps: float,
+    dy: Float[Tensor, "rows row"],
+) -> dict[str, Truth]:
+    """The gradients that ``dy`` at the output brings to "input", "weight" and, unless there is none, "bias".
+
+    By autograd in float64. The bounds: with g = dy * weight and s the standardized row, the gradient of the input is
+    (g - mean(g) - s mean(g s)) / deviation, where an error of K u in s enters twice. The gradients of weight and bias
+    are sums over the rows, each term off by its own error.
+    """
+    precision = PRECISIONS[x.dtype]
+    leaves = {"input": x, "weight": weight} | ({} if bias is None else {"bias": bias})
+    leaves = {name: _widen(leaf).requires_grad_() for name, leaf in leaves.items()}
+    wide, wide_dy = leaves["input"].detach(), _widen(dy)
+    with torch.enable_grad():
+        y = layer_norm_float64(leaves["input"], leaves["weight"], leaves.get("bias"), eps)
+        true = torch.autograd.grad(y, list(leaves.values()), wide_dy)
+
+    centred, deviation = _moments(wide, 1, eps)
+    standard = (centred / deviation).abs()  # (rows, row)
+    reach = wide.abs().amax(-1, keepdim=True) / deviation  # (rows, 1)
+    largest = (wide_dy * _widen(weight)).abs().amax(-1, keepdim=True)  # (rows, 1)
+    statistics = precision.statistics * _growth(centred, 1, precision) * (1 + reach)  # (rows, 1)
+    summing = precision.statistics * sum_growth(len(x)) + 3 * precision.result
+    off = {
+        "input": largest / deviation * (statistics * (1 + standard).square() + 3 * precision.result * (2 + standard)),
+        "weight": (wide_dy.abs() * (statistics * (1 + standard) + summing * standard)).sum(0),
+        "bias": summing * wide_dy.abs().sum(0),
+    }
+    return {name: Truth(gradient, off[name] + precision.smallest) for name, gradient in zip(leaves, true, strict=True)}
+
+
+def _moments(
+    x: Float[Tensor, "*dims"], row_ndim: int, eps: float
+) -> tuple[Float[Tensor, "*dims"], Float[Tensor, "*stats"]]:
+    """x - mean and sqrt(var + eps). Centred twice: the second mean is what the rounding of the first left over."""
+    row = _row_dims(row_ndim)
+    centred = x - x.mean(row, keepdim=True)
+    centred = centred - centred.mean(row, keepdim=True)
+    return centred, torch.sqrt(centred.square().mean(row, keepdim=True) + eps)  # (..., *row), (..., 1)
+
+
+def _growth(centred: Float[Tensor, "*dims"], row_ndim: int, precision: Precision) -> Float[Tensor, "*stats"]:
+    """``sum_growth`` of each row."""
+    terms = centred.shape[-row_ndim:].numel()
+    alike = (centred == 0).all(_row_dims(row_ndim), keepdim=True) | (precision.result > precision.statistics)
+    return torch.where(alike, sum_growth(terms, alike=True), sum_growth(terms))
+
+
+def _row_dims(row_ndim: int) -> tuple[int, ...]:
+    return tuple(range(-row_ndim, 0))
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().double()

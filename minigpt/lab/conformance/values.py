@@ -1,0 +1,130 @@
+"""Cases of value: every width, every number of rows, every kind of row at every dtype, and what is not finite."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from minigpt.lab.conformance.case import Measurement, against_truth, case, same_numbers, worst
+from minigpt.lab.conformance.rows import OVERFLOWING, ROW_KINDS, RowKind, ordinary
+from minigpt.lab.conformance.subject import Candidate, Mismatch, Subject
+from minigpt.lab.conformance.truth import bound_reason
+from minigpt.placement import DTYPES
+
+WIDTHS = (1, 2, 3, 5, 64, 127, 768, 1001, 1024, 1280, 1600)  # the smallest, GPT-2's four, and some that no vector fits
+ROW_COUNTS = (0, 1, 65_535, 65_536, 65_537)  # CUDA's grid ends at 65,535 in two of its three dimensions
+SAME_BITS = "the other rows must come out with the same bits as without it"
+
+
+def _width(width: int, subject: Subject) -> Measurement:
+    rows = ordinary(33, width, subject.generator)
+    return worst(
+        {
+            name: against_truth(subject.candidate(width, dtype), subject.put(rows, dtype))
+            for name, dtype in DTYPES.items()
+            if dtype != torch.float64
+        }
+    )
+
+
+def _row_count(count: int, subject: Subject) -> Measurement:
+    rows = {width: ordinary(count, width, subject.generator) for width in (3, 16)}
+    return worst(
+        {f"width {width}": against_truth(subject.candidate(width), subject.put(x)) for width, x in rows.items()}
+    )
+
+
+def _row_kind(kind: RowKind, dtype: torch.dtype, subject: Subject) -> Measurement:
+    rows = {width: kind.rows(24, width, subject.generator, dtype) for width in (64, 768)}
+    return worst(
+        {
+            f"width {width}": against_truth(
+                subject.candidate(width, dtype, weights=kind.weights), subject.put(x, dtype)
+            )
+            for width, x in rows.items()
+        }
+    )
+
+
+def _not_finite(dtype: torch.dtype, subject: Subject) -> Measurement:
+    x = subject.put(ordinary(6, 64, subject.generator), dtype)
+    spoilt = x.clone()
+    spoilt[1, 7] = torch.nan
+    spoilt[3, 0], spoilt[4, 5], spoilt[4, 63] = torch.inf, -torch.inf, torch.inf
+    candidate = subject.candidate(64, dtype)
+    y = _as_finite_as_reference(candidate, spoilt, hiding=True)
+    return same_numbers(y[[0, 2, 5]], candidate(x)[[0, 2, 5]])
+
+
+def _overflowing(dtype: torch.dtype, subject: Subject) -> Measurement:
+    x = subject.put(ordinary(6, 64, subject.generator), dtype)
+    spoilt = x.clone()
+    spoilt[1::3] *= OVERFLOWING[dtype]
+    candidate = subject.candidate(64, dtype)
+    y = _as_finite_as_reference(candidate, spoilt, hiding=False)  # whose own answer to these is not always finite
+    return same_numbers(y[[0, 2, 3, 5]], candidate(x)[[0, 2, 3, 5]])
+
+
+@torch.no_grad()
+def _as_finite_as_reference(candidate: Candidate, x: Tensor, *, hiding: bool) -> Tensor:
+    """The norm of ``x``, each of whose rows is finite where layer_norm's is and, if ``hiding`` matters, only there.
+
+    Raises:
+        Mismatch: it is not so.
+    """
+    reference, y = candidate.reference(x), candidate(x.clone())
+    for found, true in zip(y, reference, strict=True):
+        finite, truly_finite = bool(found.isfinite().all()), bool(true.isfinite().all())
+        if truly_finite and not finite:
+            raise Mismatch(f"it returns {found[~found.isfinite()][0].item()} where torch's layer_norm is finite")
+        if hiding and finite and not truly_finite:
+            raise Mismatch("it returns finite numbers where torch's layer_norm returns NaN, so it hides a NaN")
+    return y
+
+
+VALUE_CASES = [
+    *(
+        case(
+            f"width {width}",
+            "widths",
+            tests="rows of float32, bfloat16 and float16 numbers",
+            reason="for each dtype, the bound of its ordinary rows",
+        )(partial(_width, width))
+        for width in WIDTHS
+    ),
+    *(
+        case(
+            f"{count:,} rows",
+            "rows",
+            tests="rows of 3 and of 16 float32 numbers",
+            reason=bound_reason(torch.float32),
+        )(partial(_row_count, count))
+        for count in ROW_COUNTS
+    ),
+    *(
+        case(f"{name}, {kind.name}", "values", tests=kind.tests, reason=bound_reason(dtype))(
+            partial(_row_kind, kind, dtype)
+        )
+        for name, dtype in DTYPES.items()
+        for kind in ROW_KINDS
+    ),
+    *(
+        case(
+            f"{name}, infinity and NaN",
+            "special",
+            tests="a row that holds one is not finite, as layer_norm's is not",
+            reason=SAME_BITS,
+        )(partial(_not_finite, dtype))
+        for name, dtype in DTYPES.items()
+    ),
+    *(
+        case(
+            f"{name}, overflowing squares",
+            "special",
+            tests="a row whose squares overflow is finite where layer_norm's is",
+            reason=SAME_BITS,
+        )(partial(_overflowing, dtype))
+        for name, dtype in DTYPES.items()
+        if dtype in OVERFLOWING
+    ),
+]

@@ -1,0 +1,258 @@
+"""The sections of the page, each of one report or of two. A section that no report has anything for is left out."""
+
+from collections.abc import Callable, Sequence
+
+from minigpt.lab.page.depth import blocks_in_figures, depth_charts
+from minigpt.lab.page.figures import brief, count, figure, percent, precise, times
+from minigpt.lab.page.heat import heat_key, heat_maps, heat_scale
+from minigpt.lab.page.markup import Child, Html, element, fragment
+from minigpt.lab.page.rankings import difference_scale, differences, sensitivities, sensitivity_scale
+from minigpt.lab.page.tables import absent, beside, heads, scrolling, table
+from minigpt.lab.page.texts import kl_key, kl_scale, parting_texts, tokens_with_kl
+from minigpt.lab.reading import Reading
+
+Readings = Sequence[Reading]
+
+
+def sections(readings: Readings) -> list[Html]:
+    """All that there is to show, in the order a reader asks for it."""
+    drawn = (
+        _figures, _budget, _ordinary, _sites, _depth, _tokens, _greedy, _sensitivity, _bisect, _perplexity, _speed,
+        _measured_on,
+    )  # fmt: skip
+    return [section for draw in drawn if (section := draw(readings)) is not None]
+
+
+def _section(name: str, title: str, about: Child, *bodies: Child) -> Html | None:
+    if all(body is None for body in bodies):
+        return None
+    return element(
+        "section",
+        element("div", element("h2", title, id=f"{name}-title"), element("p", about), class_="about"),
+        element("div", *bodies, class_="body"),
+        id=name,
+        aria_labelledby=f"{name}-title",
+    )
+
+
+def _figures(readings: Readings) -> Html | None:
+    own, true = "distribution.perplexity_candidate", "distribution.perplexity_reference"
+    quantities: list[tuple[str, str, Callable[[float], str], str | None]] = [
+        ("logits, RMS error", "logits.rms_error", brief, "logits.noise_floor_rms"),
+        ("logits, largest error", "logits.max_abs_error", brief, "logits.noise_floor_max"),
+        ("logits, RMS of the truth", "logits.scale", brief, None),
+        ("KL divergence, mean", "distribution.kl_mean", brief, None),
+        ("KL divergence, median", "distribution.kl_median", brief, None),
+        ("KL divergence, 99.9th percentile", "distribution.kl_p999", brief, None),
+        ("KL divergence, largest", "distribution.kl_max", brief, None),
+        ("same likeliest token", "distribution.top1_agreement", percent, None),
+        ("five likeliest tokens in common", "distribution.top5_agreement", percent, None),
+        ("perplexity of the prompts", own, precise, true),
+        ("reference arithmetic, largest difference from transformers", "bitwise.max_abs_error", brief, None),
+    ]
+    rows: list[list[Child]] = [
+        [name, *(_with_floor(reading, path, written, floor) for reading in readings), *_over_first(readings, path)]
+        for name, path, written, floor in quantities
+        if any(path in reading for reading in readings)
+    ]
+    head = ["", *heads(readings, "this model"), *(["B over A"] * (len(readings) > 1))]
+    about = (
+        "Errors are from transformers in float64 on the same weights; the noise floor is transformers\u2019 own. "
+        "Divergence is in nats."
+    )
+    return _section("figures", "Figures", about, _wide("Figures", head, rows, f"figures {_breadth(readings)}"))
+
+
+def _over_first(readings: Readings, path: str) -> list[Child]:
+    """Of two reports, the second's figure over the first's, where that can be told."""
+    if len(readings) < 2:
+        return []
+    a, b = (reading[path].number for reading in readings)
+    return [times(b / a) if a and b is not None else absent()]
+
+
+def _breadth(readings: Readings) -> str:
+    """Figures of one report stand near their names; those of two take the whole line."""
+    return "narrow" if len(readings) == 1 else ""
+
+
+def _with_floor(reading: Reading, path: str, written: Callable[[float], str], floor: str | None) -> Child:
+    if path not in reading:
+        return absent()
+    name = "noise floor" if path.startswith("logits") else "truth"
+    aside = element("small", name, " ", figure(reading[floor], written)) if floor and floor in reading else None
+    return [figure(reading[path], written), aside]
+
+
+def _wide(label: str, head: Sequence[Child], rows: Sequence[Sequence[Child]], class_: str = "figures") -> Html:
+    return scrolling(label, table(label, head, rows, class_))
+
+
+def _budget(readings: Readings) -> Html | None:
+    def drawn(reading: Reading) -> Html | None:
+        rows = [
+            [line["quantity"].text, figure(line["limit"]), figure(line["measured"]),
+             "\u2713 kept" if line["kept"].value else element("strong", "\u2717 not kept", class_="broken")]
+            for line in reading["budget"]
+        ]  # fmt: skip
+        return _wide("Budget", ["quantity", "limit", "measured", ""], rows) if rows else None
+
+    return _section("budget", "Budget", "What the norm was allowed to cost, and what it did.", beside(readings, drawn))
+
+
+def _ordinary(readings: Readings) -> Html | None:
+    scale = difference_scale(readings)
+    about = (
+        "What changes in the logits of one prompt when nobody would say that the model has changed, and this "
+        "norm\u2019s error as a share of it. Bars are logarithmic."
+    )
+    drawn = beside(readings, lambda reading: differences(reading, scale))
+    return _section("noise", "Beside ordinary differences", about, drawn)
+
+
+def _sites(readings: Readings) -> Html | None:
+    scale = heat_scale(readings)
+    maps = [(reading, heat_maps(reading, scale)) for reading in readings]
+    if all(drawn is None for _, drawn in maps):
+        return None
+    about = (
+        "Relative RMS error at every norm, ln_1 and ln_2 of each block and ln_f apart. The stronger the colour the "
+        "larger, on a logarithmic scale."
+    )
+    titled = [
+        fragment(element("h3", head) if reading.label else None, drawn)
+        for (reading, drawn), head in zip(maps, heads(readings, ""), strict=True)
+    ]
+    return _section("sites", "Where it happens", about, heat_key(readings, scale), titled)
+
+
+def _depth(readings: Readings) -> Html | None:
+    charts = depth_charts(readings)
+    about = (
+        "Relative RMS error. The band is transformers\u2019 own at this dtype, over all tokens: inside it there is only "
+        "noise. The first token may carry so much that it hides what happens to the others."
+    )
+    return _section("depth", "Through depth", about, charts, *(map(blocks_in_figures, readings) if charts else []))
+
+
+def _tokens(readings: Readings) -> Html | None:
+    scale = kl_scale(readings)
+    about = (
+        "How far the next-token distribution is from the truth, above the token at which it was predicted. "
+        "The scale is logarithmic."
+    )
+    drawn = [
+        fragment(element("h3", heads([reading], "")) if reading.label else None, tokens)
+        for reading in readings
+        if (tokens := tokens_with_kl(reading, scale)) is not None
+    ]
+    return _section("tokens", "Along a text", about, *([kl_key(scale), *drawn] if drawn else []))
+
+
+def _greedy(readings: Readings) -> Html | None:
+    about = "The likeliest token each time, with this norm and by transformers, from the first where the two part."
+    drawn = [
+        fragment(element("h3", heads([reading], "")) if reading.label else None, parting)
+        for reading in readings
+        if (parting := parting_texts(reading)) is not None
+    ]
+    return _section("greedy", "Where the texts part", about, *drawn)
+
+
+def _sensitivity(readings: Readings) -> Html | None:
+    scale = sensitivity_scale(readings)
+    about = "How far each site, swapped alone, moves the logits, and how many times the noise floor that is."
+    drawn = beside(readings, lambda reading: sensitivities(reading, scale))
+    return _section("sensitivity", "Which sites matter", about, drawn)
+
+
+def _bisect(readings: Readings) -> Html | None:
+    def drawn(reading: Reading) -> Html | None:
+        found = reading["bisect"]
+        if not found:
+            return None
+        tried = [" Tried: ", figure(found["verdicts"], count), " sets of sites."] if "verdicts" in found else None
+        sites = [element("li", element("code", site.text)) for site in found["sites"]]
+        if not sites:
+            return element("p", "None: parity holds with all of them swapped.", tried)
+        return fragment(element("ul", sites, class_="sites"), element("p", tried, class_="aside"))
+
+    about = "The smallest set of swapped sites that breaks parity."
+    return _section("bisect", "Which sites break it", about, beside(readings, drawn))
+
+
+def _perplexity(readings: Readings) -> Html | None:
+    measured = [reading for reading in readings if reading["perplexity"]]
+    if not measured:
+        return None
+    quantities: list[tuple[str, Callable[[Reading], Child]]] = [
+        ("file", lambda text: element("bdi", text["file"].text)),
+        ("tokens", lambda text: figure(text["tokens"], count)),
+        ("window, stride", lambda text: [figure(text["window"], count), ", ", figure(text["stride"], count)]),
+        ("with the model\u2019s own norms", lambda text: figure(text["reference"], precise)),
+        ("with this norm", lambda text: figure(text["candidate"], precise)),
+        ("change", _change),
+    ]
+    rows = [[name, *(drawn(reading["perplexity"]) for reading in measured)] for name, drawn in quantities]
+    about = "On a whole text file, by windows that overlap."
+    drawn = _wide("Perplexity", ["", *heads(measured, "")], rows, f"figures {_breadth(readings)}")
+    return _section("perplexity", "Perplexity", about, drawn)
+
+
+def _change(text: Reading) -> str:
+    before, after = text["reference"].number, text["candidate"].number
+    if before is None or after is None or before == 0:
+        return "not finite"
+    if after == before:
+        return "none"
+    return ("+" if after > before else "\u2212") + percent(abs(after / before - 1))
+
+
+def _speed(readings: Readings) -> Html | None:
+    rows: list[list[Child]] = []
+    if any(reading["speed"] for reading in readings):
+        rows.append(["one forward", *(_milliseconds(reading["speed"]) for reading in readings)])
+    for phase, name in (("prefill", "prefill"), ("decode", "one more token")):
+        if any(f"cost.{phase}_ms" in reading for reading in readings):
+            rows.append([name, *(_share(reading["cost"], phase) for reading in readings)])
+    about = "Medians, taken in turns, and what a norm twice as fast would bring to the whole by its share (Amdahl)."
+    drawn = _wide("Speed", ["", *heads(readings, "")], rows, "figures speed") if rows else None
+    return _section("speed", "Speed", about, drawn)
+
+
+def _milliseconds(speed: Reading) -> Child:
+    if not speed:
+        return absent()
+    beside = element("small", "transformers ", figure(speed["reference_ms"]), " ms")
+    return [figure(speed["candidate_ms"]), " ms", beside]
+
+
+def _share(cost: Reading, phase: str) -> Child:
+    if f"{phase}_ms" not in cost:
+        return absent()
+    share = cost[f"{phase}_norm_share"]
+    tokens = [" for ", figure(cost["prefill_tokens"], count), " tokens"] if phase == "prefill" else None
+    return [
+        figure(cost[f"{phase}_ms"]), " ms", tokens,
+        element("span", class_="part", style=f"--part:{share.number or 0:.4f}", aria_hidden="true"),
+        element("small", "norms ", figure(cost[f"{phase}_norm_ms"]), " ms, ", figure(share, percent),
+                "; twice as fast: whole ", figure(cost[f"{phase}_gain"], times)),
+    ]  # fmt: skip
+
+
+def _measured_on(readings: Readings) -> Html | None:
+    names = ["model", "norm", "sites", "dtype", "attention", "device", "prompts"]
+    facts = {name: [reading[name].text for reading in readings] for name in names}
+    versions = dict.fromkeys(name for reading in readings for name in (reading["versions"].value or {}))
+    facts |= {name.replace("_", " "): [reading["versions"][name].text for reading in readings] for name in versions}
+    rows: list[list[Child]] = [
+        [name, *(element("bdi", value) for value in values), *([_same(values)] * (len(readings) > 1))]
+        for name, values in facts.items()
+        if any(values)
+    ]
+    head: list[Child] = ["", *heads(readings, ""), *([element("span", "same", class_="unseen")] * (len(readings) > 1))]
+    return _section("conditions", "Measured on", "", _wide("Measured on", head, rows, "facts"))
+
+
+def _same(values: Sequence[str]) -> Child:
+    return None if len(set(values)) == 1 else element("span", "\u2260", role="img", aria_label="differs")

@@ -1,0 +1,173 @@
+"""Call somebody else's constructor with what a norm can be told: a size, an eps, and whether there is a shift."""
+
+import copy
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from inspect import Parameter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minigpt.errors import MiniGPTError, NormError
+from minigpt.norms.locate import last_line
+
+EPS = re.compile(r"(\w+_)?(eps|epsilon)")
+SHIFT_FLAG = re.compile(r"((use|has|with|add|enable|include)_)?(bias|beta|shift)")
+SCALE_FLAG = re.compile(r"(use|has|with|add|enable|include)_(weight|gamma|scale)|(\w+_)?affine|learnable")
+
+Maker = Callable[..., Any]
+Size = int | torch.Size | list[int]
+
+
+def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) -> nn.Module:
+    """``make(size, ...)``, with eps and the flag of the shift under the names that its signature has for them.
+
+    The size is its first argument: an int or a shape, whichever the class can be called and then run with.
+
+    Raises:
+        NormError: it cannot be called so, raises, or makes something that is no ``torch.nn.Module``.
+    """
+    if isinstance(make, nn.Module):
+        raise NormError(f"{title(make)} is a module already made; give its class, or a function that makes one")
+    if isinstance(make, type) and not issubclass(make, nn.Module):
+        raise NormError(f"{title(make)} is a class, but not a torch.nn.Module")
+    keywords, errors, made = _keywords(make, eps, bias), [], []
+    for size in _sizes(make, shape):
+        try:
+            module = _call(make, size, keywords)
+        except NormError as error:
+            errors.append(error)
+        else:
+            if _runs(module, shape):
+                return module
+            made.append(module)
+    if made:
+        return made[0]  # its first use says what is wrong, if anything is, on the device that it is written for
+    raise errors[0]
+
+
+def takes_eps(make: Maker) -> bool:
+    """Whether an eps can be passed to it."""
+    return any(EPS.fullmatch(name) for name in _keywords(make, 0.0, True))
+
+
+def title(make: object) -> str:
+    """What a class, function or module is called in a message."""
+    if isinstance(make, functools.partial):
+        return title(make.func)
+    return type(make).__qualname__ if isinstance(make, nn.Module) else getattr(make, "__qualname__", repr(make))
+
+
+def source_file(make: object) -> str | None:
+    """The file that a class, function or module is written in; None where there is none."""
+    if isinstance(make, functools.partial):
+        return source_file(make.func)
+    try:
+        return inspect.getsourcefile(type(make) if isinstance(make, nn.Module) else make)  # pyright: ignore[reportArgumentType]
+    except TypeError:  # it was never written in a file
+        return None
+
+
+def _call(make: Maker, size: Size, keywords: dict[str, Any]) -> nn.Module:
+    first = _signature(make)[0]
+    by_name = {Parameter.KEYWORD_ONLY: first.name, Parameter.VAR_KEYWORD: "normalized_shape"}.get(first.kind)
+    try:
+        module = make(**{by_name: size}, **keywords) if by_name else make(size, **keywords)
+    except MiniGPTError:
+        raise
+    except Exception as error:
+        given = ", ".join([repr(size), *(f"{name}={value!r}" for name, value in keywords.items())])
+        raise NormError(f"{title(make)}({given}) raised {last_line(error, source_file(make))}") from error
+    if not isinstance(module, nn.Module):
+        raise NormError(f"{title(make)} makes a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _sizes(make: Maker, shape: tuple[int, ...]) -> list[Size]:
+    """The forms that a size can be given in, the likeliest first."""
+    as_shape: list[Size] = [torch.Size(shape), list(shape)]
+    if len(shape) > 1:
+        return as_shape
+    first = _signature(make)[0]
+    asks_for_shape = "shape" in first.name and first.annotation not in (int, "int")
+    return [*as_shape, *shape] if asks_for_shape else [*shape, *as_shape]
+
+
+def _runs(module: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether it gives two rows back in their own shape. A copy of it is asked, so that it remembers nothing of it."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            y = copy.deepcopy(module)(torch.randn(1, 2, *shape))
+    except Exception:  # of any kind: what cannot run here may run elsewhere
+        return False
+    return isinstance(y, Tensor) and y.shape == (1, 2, *shape)
+
+
+def _keywords(make: Maker, eps: float, bias: bool) -> dict[str, Any]:
+    """What it is told beside the size, named as in its own signature or in those that it passes ``**kwargs`` to."""
+    beside_size = _signature(make)[1:]
+    bound = make.keywords if isinstance(make, functools.partial) else {}  # its user's choice, eps or not
+    keywords = {
+        parameter.name: value
+        for parameter in (*_passed_on(make), *beside_size)
+        if parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY) and parameter.name not in bound
+        for value in _told(parameter, eps, bias)
+    }
+    missing = [
+        parameter.name
+        for parameter in beside_size
+        if parameter.default is Parameter.empty
+        and parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        and parameter.name not in keywords
+    ]
+    if missing:
+        raise NormError(
+            f"{title(make)} needs {', '.join(missing)} beside a size, an eps and a flag for the shift; "
+            "wrap it in a function (size, eps, bias) that knows the rest"
+        )
+    return keywords
+
+
+def _told(parameter: Parameter, eps: float, bias: bool) -> Iterator[Any]:
+    """The value for one parameter of a constructor; none where it is left at its default."""
+    default = parameter.default
+    is_flag = default is Parameter.empty or default is None or isinstance(default, bool)
+    if EPS.fullmatch(parameter.name):
+        yield eps
+    elif is_flag and SHIFT_FLAG.fullmatch(parameter.name):
+        yield bias
+    elif is_flag and SCALE_FLAG.fullmatch(parameter.name):
+        yield True
+
+
+def _signature(make: Maker) -> list[Parameter]:
+    """The parameters of a class's constructor, without self, or of a function: at least one, the size."""
+    try:
+        parameters = list(inspect.signature(make).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise NormError(f"{title(make)} has no signature to read; wrap it in a function (size, eps, bias)") from error
+    if not parameters:
+        raise NormError(f"{title(make)} takes no arguments, but a norm must be told its size")
+    return parameters
+
+
+def _passed_on(make: Maker) -> list[Parameter]:
+    """What ``**kwargs`` can hold: the parameters of the base classes' constructors, or, of a function, our own."""
+    if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in _signature(make)):
+        return []
+    if not isinstance(make, type):
+        ours = {"eps": EPS, "bias": SHIFT_FLAG}
+        named = [parameter.name for parameter in _signature(make)]
+        return [Parameter(name, Parameter.KEYWORD_ONLY) for name, pattern in ours.items()
+                if not any(map(pattern.fullmatch, named))]  # fmt: skip
+    found: list[Parameter] = []
+    for cls in make.__mro__[: make.__mro__.index(nn.Module)]:
+        if "__init__" in vars(cls):
+            parameters = list(inspect.signature(cls.__init__).parameters.values())
+            found.extend(parameters[2:])  # after self and the size
+            if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
+                break
+    return found

@@ -1,0 +1,119 @@
+"""From the words that name a norm to the class that they name: registered, in a package, or in a file of one's own."""
+
+import difflib
+import functools
+import hashlib
+import importlib
+import importlib.util
+import linecache
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from minigpt.errors import NormError
+from minigpt.norms.registry import lookup
+
+
+def locate(norm: str) -> Callable[..., Any]:
+    """The class or function that a registered name, "package.module:Name" or "path/to/file.py:Name" stands for.
+
+    A file is imported once for each content it has had, so that an edited one is read anew.
+
+    Raises:
+        NormError: the name is unknown, the file or module is not there or does not import, or has no such class.
+    """
+    if ":" not in norm and not _is_file(norm):
+        return lookup(norm).cls
+    place, _, name = norm.rpartition(":") if ":" in norm else (norm, "", "")
+    module = _from_file(Path(place).expanduser()) if _is_file(place) else _from_package(place)
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        wrong = f"{norm} is of type {type(found).__name__}, not a class"
+        if found is None:
+            wrong = f"{place} has no {name!r}" if name else f"{norm} names no class, as {place}:Name would"
+        raise NormError(f"{wrong}; {_classes(module, place, name)}")
+    return found
+
+
+def last_line(error: BaseException, file: str | None = None) -> str:
+    """The end of a traceback in one line: the error, and the file and line that it came from.
+
+    Args:
+        file: where more than one file was on the way, the line meant is the last one of this file.
+    """
+    message = str(error).strip().partition("\n")[0]
+    if isinstance(error, SyntaxError) and error.filename:
+        message, place = error.msg, f"{error.filename}, line {error.lineno}"
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+        place = f"{frame.filename}, line {frame.lineno}"
+    return f"{type(error).__name__}{': ' if message else ''}{message} ({place})"
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(".py") or "/" in place or "\\" in place
+
+
+def _from_file(path: Path) -> ModuleType:
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise NormError(f"cannot read {path}: {error.strerror}") from error
+    return _run(path.resolve(), source)
+
+
+@functools.cache
+def _run(path: Path, source: bytes) -> ModuleType:
+    """The module of that source, under a name that no other file and no other version of this one has.
+
+    It is compiled here and not by the import system, whose cached bytecode is trusted by time stamp and size.
+    """
+    name = f"{path.stem}_{hashlib.sha256(bytes(path) + b':' + source).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None:
+        raise NormError(f"{path} is not a Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    linecache.checkcache(str(path))  # a kernel's compiler asks for the source of what it compiles
+    sys.modules[name] = module
+    folder = str(path.parent)
+    sys.path.append(folder)  # its neighbours can be imported, as when it is run; at the end, so as to hide nothing
+    try:
+        exec(compile(source, path, "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise NormError(f"{path} does not import: {last_line(error, str(path))}") from error
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+def _from_package(place: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name and f"{place}.".startswith(f"{error.name}."):
+            raise NormError(
+                f"there is no module {error.name!r}; a class in a file of your own is path/to/file.py:Name"
+            ) from error
+        raise NormError(f"{place} does not import: {last_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise NormError(f"{place!r} does not import: {last_line(error)}") from error
+
+
+def _classes(module: ModuleType, place: str, wanted: str, most: int = 8) -> str:
+    """The names that could have been meant: the likest, or the module's own, or all that it holds."""
+    modules = {name: cls for name, cls in vars(module).items() if isinstance(cls, type) and issubclass(cls, nn.Module)}
+    own = [name for name, cls in modules.items() if cls.__module__ == module.__name__]
+    names = difflib.get_close_matches(wanted, modules, n=3) or own or sorted(modules)
+    if not names:
+        return f"{place} has no torch.nn.Module at all"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"its torch.nn.Module classes are {', '.join(names[:most])}{more}"

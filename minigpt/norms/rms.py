@@ -1,0 +1,21 @@
+"""RMSNorm: LayerNorm that leaves the mean where it is."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigpt.norms.registry import register
+from minigpt.norms.textbook import LayerNorm
+
+
+@register("rms", exact=False)
+class RMSNorm(LayerNorm):
+    """Divides by the root mean square and subtracts no mean (Zhang & Sennrich 2019, arXiv 1910.07467, equation 4).
+
+    ``y = x / sqrt(mean(x^2) + eps) * weight + bias``. The paper has no shift; a pretrained GPT-2 has one, and keeps it.
+    """
+
+    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """The row at mean square 1."""
+        row = tuple(range(-len(self.normalized_shape), 0))
+        return x / torch.sqrt(x.square().mean(dim=row, keepdim=True) + self.eps)

@@ -1,0 +1,23 @@
+"""LayerNorm with eps in the wrong place, as many a tutorial writes it."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigpt.norms.registry import register
+from minigpt.norms.textbook import LayerNorm
+
+
+@register("std_eps", exact=False)
+class StdEps(LayerNorm):
+    """Divides by the deviation plus eps, (x - mean) / (std + eps), instead of sqrt(var + eps).
+
+    Where eps stands is the one difference: the deviation is biased, divided by n, as LayerNorm's is. On ordinary rows
+    the two part in the fifth digit; on a constant row this one divides by eps, LayerNorm by its root.
+    """
+
+    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """The row at mean 0 and a deviation just below 1."""
+        row = tuple(range(-len(self.normalized_shape), 0))
+        std, mean = torch.std_mean(x, dim=row, correction=0, keepdim=True)  # (..., 1); std's gradient at 0 is 0
+        return (x - mean) / (std + self.eps)

@@ -1,0 +1,51 @@
+"""Hold somebody else's norm to what a norm does, and say whose error it was when it fails."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minigpt.errors import MiniGPTError, NormError
+from minigpt.norms.construct import source_file, title
+from minigpt.norms.locate import last_line
+
+
+class Watched:
+    """A module's ``forward``, whose errors name the module, and whose output must be like its input."""
+
+    def __init__(self, module: nn.Module, notes: tuple[str, ...]) -> None:
+        self.module, self.compute, self.notes = module, module.forward, notes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return watched(self.module, self.compute, x)
+
+
+def watched(module: nn.Module, compute: Callable[[Tensor], Any], x: Tensor) -> Tensor:
+    """``compute(x)``, checked.
+
+    Raises:
+        NormError: it raises, or its output has another shape, dtype or device than its input.
+    """
+    if torch.compiler.is_compiling():
+        return compute(x)  # traced once, and what it raises there is the compiler's to handle
+    try:
+        y = compute(x)
+    except (MiniGPTError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        where = last_line(error, source_file(module))
+        raise NormError(f"{title(module)} raised {where} on an input of {tuple(x.shape)}") from error
+    _require_like(y, x, module)
+    return y
+
+
+def _require_like(y: Any, x: Tensor, module: nn.Module) -> None:
+    if not isinstance(y, Tensor):
+        raise NormError(f"{title(module)} returns a {type(y).__name__}, where a norm returns one tensor")
+    if y.shape != x.shape:
+        raise NormError(f"{title(module)} changes the shape: {tuple(x.shape)} went in, {tuple(y.shape)} came out")
+    if y.device != x.device:
+        raise NormError(f"{title(module)} changes the device: {x.device} went in, {y.device} came out")
+    if y.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):  # autocast widens what a norm returns
+        raise NormError(f"{title(module)} changes the dtype: {x.dtype} went in, {y.dtype} came out")
