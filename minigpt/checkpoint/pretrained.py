@@ -126,7 +126,7 @@ def save_pretrained(model: GPT2, directory: str | Path, tokenizer: SavesItself |
 
 def _require_only_a_gpt2s(model: GPT2) -> None:
     sites = tuple(f"{site}." for site in model.norm_sites())
-    foreign = {name for name, _ in model.named_parameters() if name.startswith(sites)} - _norm_parameters(model).keys()
+    foreign = {name for name in model.state_dict() if name.startswith(sites)} - _norm_parameters(model).keys()
     if foreign:
         raise CheckpointError(
             f"a GPT-2 checkpoint has no place for {listing(foreign)}; swap those norms back, or keep the state_dict"

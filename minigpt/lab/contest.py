@@ -14,7 +14,7 @@ from minigpt.errors import CheckpointError, GenerationError
 from minigpt.generation import prompt_ids
 from minigpt.lab.reference import Reference
 from minigpt.model import GPT2, calibrate, swap_norms
-from minigpt.norms import NormSpec
+from minigpt.norms import NormSpec, notes
 from minigpt.tokenizer import Tokenizer
 
 PROMPTS = (
@@ -71,6 +71,11 @@ class Contest:
         """Leave the norm in question at these of its sites alone, the model's own norms elsewhere."""
         for site in self.swapped:
             self.candidate.set_submodule(site, (self._new if site in sites else self._own)[site])
+
+    @property
+    def notes(self) -> list[str]:
+        """What should be known of the norm in question: that its class has an eps of its own, for one."""
+        return sorted({note for site in self.swapped for note in notes(self._new[site])})
 
     def calibrate(self, ids: list[int]) -> None:
         """Let frozen norms collect their deviations from a text, read in rows as long as the context allows.

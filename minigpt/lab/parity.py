@@ -102,6 +102,7 @@ def parity(
         attention=attention,
         versions=versions(contest.device),
         prompts=judged.described,
+        notes=contest.notes,
         **found,
     )
     return report if limits is None else report.under_budget(spend(report, limits))

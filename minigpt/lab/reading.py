@@ -25,15 +25,15 @@ class Reading:
         Raises:
             MiniGPTError: it is no parity report.
         """
-        which = f" {label}" if label else ""
+        which = f"report {label}" if label else "the report"
         lacking = [key for key in REQUIRED if not isinstance(report, dict) or key not in report]
         if lacking:
             raise MiniGPTError(
-                f"report{which} is no parity report, since it has no {', '.join(map(repr, lacking))}; "
+                f"{which} is no parity report, since it has no {', '.join(map(repr, lacking))}; "
                 "write one with minigpt parity --json FILE"
             )
         if report["verdict"] not in ("pass", "fail"):
-            raise MiniGPTError(f"report{which} has the verdict {report['verdict']!r}, which is neither pass nor fail")
+            raise MiniGPTError(f"{which} has the verdict {report['verdict']!r}, which is neither pass nor fail")
         return cls(report, label=label)
 
     def __getitem__(self, path: str) -> "Reading":

@@ -216,6 +216,7 @@ class ParityReport:
     greedy: Greedy
     norm_sites: list[NormSite]
     speed: Speed
+    notes: list[str] = dataclasses.field(default_factory=list)  # what the norm's class would not take, such as an eps
     blocks: list[BlockDrift] = dataclasses.field(default_factory=list)
     tokens: TokenDrift | None = None
     cost: Cost | None = None

@@ -20,7 +20,7 @@ def parity_summary(report: ParityReport) -> RenderableType:
         f"{report.device}, {report.prompts}",
         style="not bold default",
     )
-    reasons = [Text(f"  {reason}") for reason in report.reasons]
+    reasons = [Text(f"  {sentence}") for sentence in (*report.reasons, *report.notes)]
     return Group(verdict, *reasons, _figures(report), _worst_sites(report.norm_sites))
 
 

@@ -206,7 +206,7 @@ class GPT2(nn.Module):
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:
-    """An embedding left to ``initialize``: PyTorch's own filling would be thrown away, and is slow to import on meta."""
+    """An embedding left to ``initialize``: PyTorch's own filling would be lost, and on meta is slow to import."""
     return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
 
 

@@ -66,7 +66,8 @@ def source_file(make: object) -> str | None:
     if isinstance(make, functools.partial):
         return source_file(make.func)
     try:
-        return inspect.getsourcefile(type(make) if isinstance(make, nn.Module) else make)  # pyright: ignore[reportArgumentType]
+        written: Any = type(make) if isinstance(make, nn.Module) else inspect.unwrap(make)  # pyright: ignore
+        return inspect.getsourcefile(written)
     except TypeError:  # it was never written in a file
         return None
 

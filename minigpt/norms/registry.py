@@ -57,7 +57,7 @@ def register(name: str, exact: bool = True, *, requires: str | None = None) -> C
 
     def add(cls: NormClass) -> NormClass:
         taken = _REGISTRY.get(name)
-        if taken is not None and taken.cls.__qualname__ != cls.__qualname__:
+        if taken is not None and (taken.cls.__module__, taken.cls.__qualname__) != (cls.__module__, cls.__qualname__):
             raise NormError(f"the norm name {name!r} is taken by {taken.cls.__module__}.{taken.cls.__qualname__}")
         _REGISTRY[name] = NormInfo(cls, exact, requires)
         return cls

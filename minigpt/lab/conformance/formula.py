@@ -11,6 +11,7 @@ from minigpt.lab.conformance.probe import NAMED_LIMIT, Probe, alike, distance, s
 from minigpt.lab.conformance.subject import EPS
 
 WIDTH = 16
+FIT_LIMIT = 1e-4  # to believe a fit over 18 orders of magnitude; float32 arithmetic leaves 1e-6
 Column = Float[Tensor, " rows"]
 
 # Dimensions of (batch, sequence, width) that a norm may have taken instead of the last
@@ -77,7 +78,7 @@ def wrong_deviation(probe: Probe) -> list[str]:
         explained = deviation.divisor(variance, factor, constant)
         fits.append((distance(explained / divisor, torch.ones_like(divisor)), constant, deviation))
     off, constant, deviation = min(fits, key=lambda fit: fit[0])
-    if off > 10 * NAMED_LIMIT:
+    if off > FIT_LIMIT:
         return []
     return _wrong_factor(factor) + _wrong_eps(constant, deviation)
 

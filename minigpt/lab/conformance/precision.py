@@ -18,6 +18,8 @@ ROUNDING = 0.58  # RMS of one rounding's error over u, for errors spread evenly:
 
 def wrong_precision(probe: Probe) -> list[str]:
     """In which format the statistics are kept, if not in one of at least float32's."""
+    if not _is_rounding(probe):
+        return []
     found = _narrow_for_float32(probe)
     if found:
         return found
@@ -37,6 +39,12 @@ def shift_rounding(probe: Probe, shift: float, dtype: torch.dtype) -> float:
     x = spacing * (steps * probe.normal(ROWS, WIDTH)).round()
     deviation = x.std(-1, correction=0).mean().item()
     return distance(probe(x + shift, dtype=dtype), probe(x, dtype=dtype)) * deviation / shift / ROUNDING
+
+
+def _is_rounding(probe: Probe) -> bool:
+    """Whether a row twice as large gives the same: no binary format rounds it otherwise, but most mistakes do."""
+    x = 10 * probe.standard_rows(ROWS, WIDTH)
+    return distance(probe(2 * x, dtype=torch.float32), probe(x, dtype=torch.float32)) < FLOAT16 / 8
 
 
 def _narrow_for_float32(probe: Probe) -> list[str]:

@@ -55,7 +55,7 @@ class Probe:
         dtype = dtype or self.dtype
         try:
             candidate = self.subject.candidate(x.shape[-1], dtype, eps=eps, weights=lambda width, generator: weights)
-            return candidate(self.subject.put(x, dtype)).cpu().double()
+            return candidate(self.subject.put(x, dtype).clone()).cpu().double()  # a clone, since it may be written into
         except Exception as error:  # whatever a stranger's code may raise
             raise Unanswered from error
 

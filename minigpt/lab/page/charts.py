@@ -3,12 +3,13 @@
 import io
 import math
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from minigpt.errors import MiniGPTError
 from minigpt.lab.page.figures import LogScale
-from minigpt.lab.page.markup import Html, element
+from minigpt.lab.page.markup import Html, element, printable
 
 WIDTH, HEIGHT = 380, 232  # of the drawing, in its own units: one is a CSS pixel on a phone
 TEXT = 11
@@ -74,7 +75,8 @@ def line_chart(name: str, lines: Sequence[Line], ticks: Sequence[Tick], scale: L
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": TEXT}):
+    style = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": TEXT, "text.parse_math": False}
+    with matplotlib.rc_context(style):
         drawing = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
         axes = drawing.add_axes((46 / WIDTH, 36 / HEIGHT, 1 - 58 / WIDTH, 1 - 48 / HEIGHT))
         for line in lines:
@@ -108,7 +110,7 @@ def _dress(axes: Any, scale: LogScale, ticks: Sequence[Tick]) -> None:
     shown = list(powers)[:: math.ceil(len(powers) / 7)]
     axes.set_yticks([10.0**power for power in shown], [_power_of_ten(power) for power in shown], color=MUTED)
     axes.set_yticks([], minor=True)
-    axes.set_xticks([place for place, _ in ticks], [name for _, name in ticks], color=MUTED)
+    axes.set_xticks([place for place, _ in ticks], [printable(name) for _, name in ticks], color=MUTED)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, pad=7)
@@ -125,7 +127,9 @@ def _inline_svg(drawing: Any, name: str, about: str) -> Html:
     """What matplotlib writes, as an element of a page: no prolog, no metadata, no style of its own, ids of its own."""
     written = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    drawing.savefig(written, format="svg", transparent=True, metadata=nothing)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of glyphs that its fonts lack: the browser's will write them
+        drawing.savefig(written, format="svg", transparent=True, metadata=nothing)
     svg = written.getvalue()
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<style.*?</style>|<metadata>.*?</metadata>|<defs>\s*</defs>", "", body, flags=re.S)

@@ -9,8 +9,8 @@ from minigpt.lab.reading import Reading
 
 def brief(x: float, digits: int = 3) -> str:
     """``digits`` significant digits: 0, 0.0123, 12.0, 12,345, 1.23e-7."""
-    if x == 0:
-        return "0"
+    if x == 0 or not math.isfinite(x):
+        return "0" if x == 0 else "not finite"
     if 1e-3 <= abs(x) < 1e6:
         return f"{x:,.0f}" if abs(x) >= 10**digits - 0.5 else f"{x:#.{digits}g}".rstrip(".")
     mantissa, exponent = f"{x:.{digits - 1}e}".split("e")

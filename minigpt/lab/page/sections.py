@@ -129,8 +129,8 @@ def _sites(readings: Readings) -> Html | None:
 def _depth(readings: Readings) -> Html | None:
     charts = depth_charts(readings)
     about = (
-        "Relative RMS error. The band is transformers\u2019 own at this dtype, over all tokens: inside it there is only "
-        "noise. The first token may carry so much that it hides what happens to the others."
+        "Relative RMS error. The band is transformers\u2019 own at this dtype, over all tokens: inside it there is "
+        "only noise. The first token may carry so much that it hides what happens to the others."
     )
     return _section("depth", "Through depth", about, charts, *(map(blocks_in_figures, readings) if charts else []))
 
@@ -201,10 +201,12 @@ def _perplexity(readings: Readings) -> Html | None:
 
 def _change(text: Reading) -> str:
     before, after = text["reference"].number, text["candidate"].number
-    if before is None or after is None or before == 0:
+    if before is None or after is None:
         return "not finite"
     if after == before:
         return "none"
+    if before == 0:
+        return "not finite"
     return ("+" if after > before else "\u2212") + percent(abs(after / before - 1))
 
 
@@ -246,13 +248,14 @@ def _measured_on(readings: Readings) -> Html | None:
     versions = dict.fromkeys(name for reading in readings for name in (reading["versions"].value or {}))
     facts |= {name.replace("_", " "): [reading["versions"][name].text for reading in readings] for name in versions}
     rows: list[list[Child]] = [
-        [name, *(element("bdi", value) for value in values), *([_same(values)] * (len(readings) > 1))]
+        [[name, _differs(values)], *(element("bdi", value) for value in values)]
         for name, values in facts.items()
         if any(values)
     ]
-    head: list[Child] = ["", *heads(readings, ""), *([element("span", "same", class_="unseen")] * (len(readings) > 1))]
-    return _section("conditions", "Measured on", "", _wide("Measured on", head, rows, "facts"))
+    about = "What is marked \u2260 differs between the two." if len(readings) > 1 else ""
+    drawn = _wide("Measured on", ["", *heads(readings, "")], rows, "facts")
+    return _section("conditions", "Measured on", about, drawn)
 
 
-def _same(values: Sequence[str]) -> Child:
-    return None if len(set(values)) == 1 else element("span", "\u2260", role="img", aria_label="differs")
+def _differs(values: Sequence[str]) -> Child:
+    return None if len(set(values)) == 1 else [" ", element("span", "\u2260", role="img", aria_label="differs")]

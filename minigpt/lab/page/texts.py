@@ -70,6 +70,7 @@ def parting_texts(reading: Reading) -> Html | None:
         "Where greedy decoding parts",
         ["", ""],
         [
+            ["tokens compared in all", figure(reading["greedy.tokens_compared"], count)],
             ["prompt", figure(parting["prompt"], count)],
             ["new token", figure(parting["token"], count)],
             ["token chosen with this norm", element("span", "id ", figure(parting["candidate_id"], plain))],
@@ -95,7 +96,8 @@ def parting_texts(reading: Reading) -> Html | None:
 def parting_point(a: str, b: str) -> int:
     """The length of the text the two share, up to the beginning of the word in which they part."""
     shared = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    while shared > 0 and shared < max(len(a), len(b)) and not a[shared - 1].isspace():
+    within_word = any(not text[shared].isspace() for text in (a, b) if shared < len(text))
+    while within_word and shared > 0 and not a[shared - 1].isspace():
         shared -= 1
     return shared
 

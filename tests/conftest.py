@@ -1,0 +1,57 @@
+"""What every test runs under: checked shapes, a fixed seed, two threads, full float32 products, repeatable examples.
+
+minigpt is imported here first, and nowhere before: an import hook can check only what is imported after it.
+"""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+
+# Before PyTorch loads OpenMP: a thread that waits sleeps. Spinning, two of them on a core that is shared with anything
+# else make these small models ten times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import settings
+
+assert "minigpt" not in sys.modules, "minigpt was imported before its shapes could be checked"
+if importlib.util.find_spec("beartype"):
+    jaxtyping.install_import_hook("minigpt", "shapes.tensors_only")
+
+torch.set_num_threads(2)
+torch.set_float32_matmul_precision("highest")  # no TF32 on a GPU: an exact comparison needs full products
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25, database=None)
+settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked ``gpu`` where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and PyTorch sees none"))
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Every test draws the same random numbers, whatever ran before it."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Each device that the model is tested on: the CPU always, CUDA where there is one."""
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """No shape checks, as a user runs it: for a test of what the project itself says to an input of the wrong kind."""
+    was = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", was)

@@ -1,0 +1,126 @@
+"""Made-up parity reports as their JSON holds them: of any depth, passing or failing, hardly two figures alike."""
+
+import random
+from typing import Any
+
+Report = dict[str, Any]
+
+TEXT = (
+    "Once| upon| a| time| there| was| a| little| fox|.|\n|He| lived| in| the| wood| with| his| mother|,| and| every"
+    "| morning| they| went| out| to| look| for| berries|.| One| day|,| they| found| a| door|."
+)
+
+# What every version of a report has held.
+CONTRACTED = (
+    "model", "norm", "sites", "device", "dtype", "attention", "versions", "verdict", "reasons", "bitwise", "logits",
+    "distribution", "greedy", "norm_sites", "speed",
+)  # fmt: skip
+
+
+def sample_report(layers: int = 12, *, passing: bool = True, norm: str = "textbook", seed: int = 0) -> Report:
+    """All that a report can hold. A failing one goes wrong at ln_2 of the middle block and stays so."""
+    draw = random.Random(seed)
+    error = (1.13e-6 if passing else 3.4e-2) * draw.uniform(0.9, 1.1)
+    sites = norm_sites(layers, passing, draw)
+    return {
+        "model": "demo" if layers < 12 else "gpt2", "norm": norm, "sites": ["*"], "device": "cpu", "dtype": "float32",
+        "attention": "sdpa", "prompts": "4 texts",
+        "versions": {"minigpt": "0.1.0", "python": "3.11.9", "torch": "2.13.0", "transformers": "5.23.0",
+                     "hardware": "x86_64", "threads": 2, "float32_products": "full float32 (TF32 off)"},
+        "norm_sites": sites,
+        "blocks": [block(f"h.{i}", site) for i, site in enumerate(sites[1:-1:2])],
+        "speed": {"candidate_ms": 1.951 * layers, "reference_ms": 2.255 * layers},
+        **outcome(passing, error, f"h.{layers // 2}.ln_2"),
+        **measured(error, sites, draw),
+        "cost": {"prefill_tokens": 39, "prefill_ms": 23.02, "prefill_norm_ms": 0.921, "prefill_norm_share": 0.04001,
+                 "decode_ms": 9.87, "decode_norm_ms": 0.733, "decode_norm_share": 0.07427, "prefill_gain": 1.02041,
+                 "decode_gain": 1.03857},
+        "budget": None,
+    }  # fmt: skip
+
+
+def outcome(passing: bool, error: float, culprit: str) -> Report:
+    """The verdict and what differs by it alone."""
+    floor, worse = 1.2471e-6, 1.0 if passing else 1.00673
+    reasons = [
+        f"The logits' RMS error is {error:.3g}, {error / floor:.3g} times the noise floor of float32; at most 2 times "
+        "is parity.",
+        "Greedy decoding of prompt 2 parts at new token 17, where the two best logits are 0.313 apart and the noise is "
+        "only 1.82e-05.",
+    ]
+    return {
+        "verdict": "pass" if passing else "fail",
+        "reasons": [] if passing else reasons,
+        "bitwise": {"equal": True, "max_abs_error": 0.0},
+        "logits": {"max_abs_error": error * 7.1, "rms_error": error, "scale": 33.47, "noise_floor_max": 9.1e-6,
+                   "noise_floor_rms": floor, "ratio": error / floor},
+        "distribution": {
+            "top1_agreement": 1.0 if passing else 0.98263, "top5_agreement": 0.99996 if passing else 0.95417,
+            "kl_mean": error**2 / 3, "kl_median": error**2 / 5, "kl_p999": 9.3 * error**2, "kl_max": 12.7 * error**2,
+            "perplexity_reference": 18.34567, "perplexity_candidate": 18.345671 * worse},
+        "greedy": {"tokens_compared": 128 if passing else 82, "first_divergence": None if passing else divergence()},
+        "perplexity": {"file": "data/held-out.txt", "tokens": 21873, "window": 1024, "stride": 512,
+                       "reference": 17.90213, "candidate": 17.90213 * worse},
+        "bisect": {"sites": [] if passing else [culprit], "verdicts": 1 if passing else 23},
+    }  # fmt: skip
+
+
+def measured(error: float, sites: list[Report], draw: random.Random) -> Report:
+    """What stands beside the verdict: ordinary differences, divergence along a text, the sites one at a time."""
+    ordinary = {"eager against sdpa": 8.31e-7, "bfloat16 against float32": 5.62e-2, "float16 against float32": 7.17e-3,
+                "batch of 1 against batch of 8": 6.02e-7}  # fmt: skip
+    pieces = TEXT.split("|")
+    alone = [(site["site"], site["local_error"] * draw.uniform(2, 9)) for site in sites if site["swapped"]]
+    return {
+        "noise": [{"difference": name, "rms_error": x, "share": error / x} for name, x in ordinary.items()],
+        "tokens": {"prompt": 0, "pieces": pieces, "new_from": 7,
+                   "kl": [error**2 * 10 ** draw.uniform(-1.5, 1.2) for _ in pieces]},
+        "sensitivity": [{"site": site, "rms_error": x, "ratio": x / 1.2471e-6}
+                        for site, x in sorted(alone, key=lambda change: -change[1])],
+    }  # fmt: skip
+
+
+def norm_sites(layers: int, passing: bool, draw: random.Random) -> list[Report]:
+    """ln_1 and ln_2 of every block, then ln_f: noise that grows with depth, and in a failing report one wrong norm."""
+    names = [f"h.{i}.{norm}" for i in range(layers) for norm in ("ln_1", "ln_2")] + ["ln_f"]
+    wrong = len(names) if passing else names.index(f"h.{layers // 2}.ln_2")
+    sites = []
+    for depth, name in enumerate(names):
+        noise = 6e-8 * (1 + depth) ** 0.8 * draw.uniform(0.9, 1.1)
+        local = 4.1e-8 * draw.uniform(0.7, 1.5) * (2e5 if depth == wrong else 1)
+        drift = 2.1e-3 if depth > wrong else noise
+        reached = max(local, drift * draw.uniform(0.8, 1.2))
+        sites.append(
+            {"site": name, "local_error": local, "propagated_error": reached, "swapped": depth > 0,
+             "local_first": local * 1.9, "local_rest": local * 0.97, "propagated_first": reached * 0.4,
+             "propagated_rest": reached * 1.06, "noise": noise}
+        )  # fmt: skip
+    return sites
+
+
+def block(name: str, site: Report) -> Report:
+    """The residual stream after a block whose last norm is ``site``."""
+    return {"block": name, "error": site["propagated_error"] * 1.27, "error_first": site["propagated_first"] * 1.31,
+            "error_rest": site["propagated_rest"] * 1.22, "noise": site["noise"] * 1.17}  # fmt: skip
+
+
+def divergence() -> Report:
+    """A parting beyond the noise, in words that begin alike."""
+    shared = ' the old woman was sitting by the fire. "You are late," she said, and the'
+    return {
+        "prompt": 2, "token": 17, "candidate_id": 1119, "reference_id": 262, "margin": 0.3127, "noise": 1.82e-5,
+        "prompt_text": "In the morning the village was quiet, because everyone who could walk had gone to the river. "
+                       "When they came back,",
+        "candidate_text": f"{shared}n told them of the stranger who had knocked three times.",
+        "reference_text": f"{shared} children laughed, for she said so every day.",
+    }  # fmt: skip
+
+
+def smallest_report() -> Report:
+    """A passing report with nothing but what every version has held."""
+    report = {key: value for key, value in sample_report(2).items() if key in CONTRACTED}
+    kept = ("site", "local_error", "propagated_error", "swapped")
+    report["norm_sites"] = [{key: site[key] for key in kept} for site in report["norm_sites"]]
+    for new in ("top5_agreement", "kl_median", "kl_p999"):
+        del report["distribution"][new]
+    return report

@@ -1,0 +1,133 @@
+"""Attention against the formula written head by head, and its two implementations against each other."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers import SMALL, assert_close, assert_same_bits, left_padding, random_ids, randomize, small_model
+from torch import Tensor
+
+from minigpt import GPT2, ConfigError, GPT2Config
+from minigpt.model.attention import CausalSelfAttention, score_scale
+from minigpt.model.masking import eager_mask, sdpa_mask
+
+HEADS = [(48, 4), (48, 1), (12, 12), (1, 1), (30, 3)]
+
+
+def random_attention(attention: str, layer: int = 0, **fields: Any) -> CausalSelfAttention:
+    module = CausalSelfAttention(GPT2Config(**SMALL | fields), layer, attention).eval().double()
+    randomize(module)
+    return module
+
+
+def attend(module: CausalSelfAttention, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    """The module with the mask of its own kind."""
+    if module.attention == "sdpa":
+        return module(x, sdpa_mask(padding, 0, x.shape[1], x.device))
+    return module(x, eager_mask(padding, 0, x.shape[1], x.device, x.dtype))
+
+
+def head_by_head(module: CausalSelfAttention, x: Tensor, scale: float) -> Tensor:
+    """Arithmetic of Vaswani et al. 2017, section 3.2.1, one query of one head at a time."""
+    width = x.shape[-1] // module.n_head
+    qkv = x @ module.c_attn.weight + module.c_attn.bias  # (B, T, 3C): all queries, then all keys, then all values
+    q, k, v = qkv.chunk(3, dim=-1)
+    y = torch.zeros_like(x)
+    for head in range(module.n_head):
+        part = slice(head * width, (head + 1) * width)
+        for row in range(x.shape[0]):
+            for t in range(x.shape[1]):
+                scores = k[row, : t + 1, part] @ q[row, t, part] * scale  # (t + 1,)
+                y[row, t, part] = torch.softmax(scores, dim=0) @ v[row, : t + 1, part]
+    return y @ module.c_proj.weight + module.c_proj.bias
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("n_embd", "n_head"), HEADS)
+@torch.no_grad()
+def test_is_the_formula_head_by_head(n_embd: int, n_head: int, attention: str) -> None:
+    module = random_attention(attention, n_embd=n_embd, n_head=n_head)
+    x = torch.randn(2, 6, n_embd, dtype=torch.float64)
+    assert_close(attend(module, x), head_by_head(module, x, (n_embd / n_head) ** -0.5), 1e-13, f"{n_head} heads")
+
+
+SCALES: list[tuple[dict[str, bool], int, float]] = [
+    ({}, 0, 12**-0.5),
+    ({}, 5, 12**-0.5),
+    ({"scale_attn_weights": False}, 5, 1.0),
+    ({"scale_attn_by_inverse_layer_idx": True}, 0, 12**-0.5),
+    ({"scale_attn_by_inverse_layer_idx": True}, 5, 12**-0.5 / 6),
+    ({"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False}, 5, 1 / 6),
+]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("fields", "layer", "scale"), SCALES)
+@torch.no_grad()
+def test_scores_are_scaled_as_the_config_says(
+    fields: dict[str, bool], layer: int, scale: float, attention: str
+) -> None:
+    module = random_attention(attention, layer, **fields)
+    assert math.isclose(score_scale(GPT2Config(**SMALL | fields), layer), scale)
+    x = torch.randn(1, 5, 48, dtype=torch.float64)
+    assert_close(attend(module, x), head_by_head(module, x, scale), 1e-13, f"{fields}, layer {layer}")
+
+
+@torch.no_grad()
+def test_upcast_scores_are_the_formula_in_float32() -> None:
+    module = random_attention("eager", 2, reorder_and_upcast_attn=True, scale_attn_by_inverse_layer_idx=True)
+    x = torch.randn(2, 6, 48, dtype=torch.float64)
+    given, wanted = attend(module, x), head_by_head(module, x, 12**-0.5 / 3)
+    assert_close(given, wanted, 1e-6, "scores in float32")
+    assert (given - wanted).abs().max() > 1e-12, "they are meant to be rounded to float32"
+
+
+@torch.no_grad()
+def test_upcast_scores_do_not_overflow_float16() -> None:
+    fields = {"reorder_and_upcast_attn": True, "scale_attn_weights": False}
+    module = random_attention("eager", **fields).half()
+    module.c_attn.bias[:96] = 100.0  # products of 12 * 100 * 100, beyond float16's 65,504
+    x = torch.randn(1, 5, 48).half()
+    assert attend(module, x).isfinite().all()
+
+
+@pytest.mark.parametrize("fields", [{}, {"reorder_and_upcast_attn": True}, {"n_head": 1}, {"n_embd": 12, "n_head": 12}])
+@torch.no_grad()
+def test_sdpa_and_eager_are_the_same_function(fields: dict[str, Any], device: torch.device) -> None:
+    logits = []
+    ids, mask = random_ids(3, 11, device=device), left_padding((11, 6, 1), 11, device)
+    for attention in ("sdpa", "eager"):
+        model = small_model(attention=attention, dtype=torch.float64, device=device, **fields)
+        logits.append(torch.cat([model(ids)[mask.bool()], model(ids, mask)[mask.bool()]]))
+    tolerance = 1e-5 if "reorder_and_upcast_attn" in fields else 1e-13
+    assert_close(*logits, tolerance, f"{fields}")
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@torch.no_grad()
+def test_no_token_sees_a_later_one(attention: str, device: torch.device) -> None:
+    model = small_model(attention=attention, device=device)
+    ids = random_ids(2, 12, device=device)
+    logits = model(ids)
+    for t in (1, 5, 11):
+        other = ids.clone()
+        other[:, t:] = (other[:, t:] + 1) % 83
+        assert_same_bits(model(other)[:, :t], logits[:, :t], f"tokens before {t}")
+        assert (model(other)[:, t:] - logits[:, t:]).abs().amax(-1).min() > 1e-3, "and every later one does"
+
+
+@torch.no_grad()
+def test_every_token_sees_every_earlier_one() -> None:
+    model = small_model()
+    ids = random_ids(1, 8)
+    logits = model(ids)
+    for t in range(8):
+        other = ids.clone()
+        other[:, t] = (other[:, t] + 1) % 83
+        assert (model(other)[:, t:] - logits[:, t:]).abs().amax(-1).min() > 1e-4, f"token {t}"
+
+
+def test_an_unknown_attention_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match="unknown attention 'flash'; known are sdpa, eager"):
+        GPT2(GPT2Config(**SMALL), attention="flash")

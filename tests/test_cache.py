@@ -1,0 +1,179 @@
+"""The cache: reading in pieces is reading at once, its owner is the caller, and it refuses what does not fit."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from helpers import assert_close, assert_same_bits, chunks, left_padding, random_ids, small_model
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import minigpt
+from minigpt import GenerationError, KVCache
+
+LONGEST = 12
+
+
+@pytest.fixture(scope="module", params=["sdpa", "eager"])
+def model(request: pytest.FixtureRequest, device: torch.device) -> minigpt.GPT2:
+    return small_model(attention=request.param, dtype=torch.float64, device=device, n_positions=LONGEST)
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def read_in_pieces(model: minigpt.GPT2, cache: KVCache, ids: Tensor, mask: Tensor | None, cuts: list[int]) -> Tensor:
+    """Logits (batch, seq, vocab) of a text read piece by piece; the mask is given with the pieces that have padding."""
+    pieces = []
+    for start, stop in chunks(ids.shape[1], cuts):
+        new = None if mask is None or mask[:, start:stop].all() else mask[:, :stop]
+        pieces.append(model(ids[:, start:stop], new, cache=cache))
+    return torch.cat(pieces, dim=1)
+
+
+cuts = st.lists(st.integers(1, LONGEST - 1), max_size=5)
+
+
+@given(batch=st.integers(1, 3), seq=st.integers(1, LONGEST), cuts=cuts, spare=st.integers(0, 3))
+def test_reading_in_pieces_is_reading_at_once(
+    model: minigpt.GPT2, batch: int, seq: int, cuts: list[int], spare: int
+) -> None:
+    ids = random_ids(batch, seq, device=model.wte.weight.device)
+    cache = model.new_cache(batch, seq + spare)
+    with torch.no_grad():
+        assert_close(read_in_pieces(model, cache, ids, None, cuts), model(ids), 1e-13, f"pieces {chunks(seq, cuts)}")
+    assert cache.length == seq
+
+
+@given(data=st.data(), batch=st.integers(1, 3), seq=st.integers(1, LONGEST), cuts=cuts)
+def test_reading_padded_rows_in_pieces_is_reading_each_alone(
+    model: minigpt.GPT2, data: st.DataObject, batch: int, seq: int, cuts: list[int]
+) -> None:
+    """Padding anywhere, and mentioned only with the piece it is in: the cache remembers it for the pieces after."""
+    row = st.lists(st.booleans(), min_size=seq, max_size=seq)
+    mask = torch.tensor(data.draw(st.lists(row, min_size=batch, max_size=batch))).to(model.wte.weight.device)
+    ids = random_ids(batch, seq, device=mask.device)
+    with torch.no_grad():
+        logits = read_in_pieces(model, model.new_cache(batch, seq), ids, mask, cuts)
+        assert logits.isfinite().all()
+        for i in range(batch):
+            if mask[i].any():
+                alone = model(ids[i][mask[i]][None])[0]
+                assert_close(logits[i, mask[i]], alone, 1e-13, f"{mask[i].int().tolist()} in {chunks(seq, cuts)}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_reading_in_pieces_is_reading_at_once_to_rounding(
+    attention: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    model = small_model(attention=attention, dtype=dtype, device=device)
+    ids, mask = random_ids(3, 40, device=device), left_padding((40, 33, 21), 40, device)
+    pieces = read_in_pieces(model, model.new_cache(3, 40), ids, mask, [19, 20, 21, 35])
+    real = mask.bool()
+    assert_close(pieces[real], model(ids, mask)[real], 8 * torch.finfo(dtype).eps, "in five pieces")
+
+
+def test_two_callers_with_two_caches_do_not_disturb_each_other(model: minigpt.GPT2) -> None:
+    device = model.wte.weight.device
+    texts = random_ids(1, 9, device=device), random_ids(3, 11, device=device)
+    caches = model.new_cache(1, 9), model.new_cache(3, LONGEST)
+    read: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for caller, start, stop in ((0, 0, 4), (1, 0, 1), (1, 1, 8), (0, 4, 5), (1, 8, 9), (0, 5, 9), (1, 9, 11)):
+        model(random_ids(2, 5, device=device))  # and a third reads without one
+        read[caller].append(model(texts[caller][:, start:stop], cache=caches[caller]))
+    for ids, logits in zip(texts, read, strict=True):
+        assert_close(torch.cat(logits, dim=1), model(ids), 1e-13, f"{ids.shape[0]} rows")
+
+
+def test_setting_its_length_lower_forgets_the_newer_tokens(model: minigpt.GPT2) -> None:
+    ids = random_ids(2, 10, device=model.wte.weight.device)
+    cache = model.new_cache(2, 10)
+    model(random_ids(2, 10, device=ids.device), cache=cache)
+    cache.length = 0
+    model(ids[:, :8], cache=cache)
+    cache.length = 5
+    assert_close(model(ids[:, 5:], cache=cache), model(ids)[:, 5:], 1e-13, "after going back to 5")
+
+
+def test_setting_its_length_lower_forgets_the_newer_padding_too(model: minigpt.GPT2) -> None:
+    device = model.wte.weight.device
+    ids, mask = random_ids(2, 10, device=device), left_padding((7, 10), 10, device)
+    cache = model.new_cache(2, 10)
+    model(ids, mask, cache=cache)
+    cache.length = 5
+    given = model(ids[:, 5:], cache=cache)
+    assert_close(given, model(ids, mask)[:, 5:], 1e-13, "after going back to 5")
+    cache.length = 0
+    assert_close(model(ids, cache=cache), model(ids), 1e-13, "after going back to the start")
+
+
+def test_it_keeps_what_its_model_is_made_of(device: torch.device) -> None:
+    cache = small_model(dtype=torch.float16, device=device).new_cache(3, 17)
+    assert cache.keys.shape == cache.values.shape == (2, 3, 4, 17, 12)
+    assert (cache.keys.dtype, cache.keys.device.type) == (torch.float16, device.type)
+    assert (cache.batch_size, cache.max_length, cache.length, cache.padding_mask) == (3, 17, 0, None)
+
+
+def test_it_returns_views_and_copies_nothing_old() -> None:
+    cache = KVCache(1, 2, 3, 8, 4, dtype=torch.float32, device=torch.device("cpu"))
+    key, value = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4)
+    keys, values = cache.update(0, key, value)
+    assert torch.equal(keys, key)
+    assert torch.equal(values, value)
+    assert keys.data_ptr() == cache.keys.data_ptr()
+    cache.advance(5, None)
+    keys, values = cache.update(0, key[:, :, :2], value[:, :, :2])
+    assert torch.equal(keys, torch.cat([key, key[:, :, :2]], dim=2))
+    assert torch.equal(values, torch.cat([value, value[:, :, :2]], dim=2))
+
+
+def test_another_batch_size_is_refused(model: minigpt.GPT2) -> None:
+    cache = model.new_cache(2, 8)
+    with pytest.raises(GenerationError, match="the cache is for a batch of 2, but the input is a batch of 3"):
+        model(random_ids(3, 4, device=model.wte.weight.device), cache=cache)
+    assert cache.length == 0
+
+
+def test_more_tokens_than_there_is_room_for_are_refused_before_any_is_written(model: minigpt.GPT2) -> None:
+    ids = random_ids(2, 9, device=model.wte.weight.device)
+    cache = model.new_cache(2, 8)
+    before = model(ids[:, :5], cache=cache)
+    with pytest.raises(GenerationError, match="room for 8 tokens: 5 are in it and 4 more do not fit"):
+        model(ids[:, 5:], cache=cache)
+    assert cache.length == 5
+    after = model(ids[:, 5:8], cache=cache)
+    assert_close(
+        torch.cat([before, after], dim=1), model(ids[:, :8]), 1e-13, "what fits is read as if nothing had been"
+    )
+
+
+def test_a_refused_input_leaves_the_cache_as_it_was(model: minigpt.GPT2) -> None:
+    ids = random_ids(2, 6, device=model.wte.weight.device)
+    cache = model.new_cache(2, 8)
+    model(ids[:, :4], cache=cache)
+    for wrong in ({"attention_mask": torch.ones(2, 2)}, {"position_ids": torch.full_like(ids[:, 4:], LONGEST)}):
+        with pytest.raises(GenerationError):
+            model(ids[:, 4:], cache=cache, **wrong)
+        assert (cache.length, cache.padding_mask) == (4, None)
+    assert_close(model(ids[:, 4:], cache=cache), model(ids)[:, 4:], 1e-13, "the next piece")
+
+
+def test_the_model_s_context_ends_a_cache_with_more_room(model: minigpt.GPT2) -> None:
+    ids = random_ids(1, LONGEST + 1, device=model.wte.weight.device)
+    cache = model.new_cache(1, LONGEST + 5)
+    model(ids[:, :LONGEST], cache=cache)
+    with pytest.raises(GenerationError, match="13 tokens are more than the 12 of the model's context"):
+        model(ids[:, LONGEST:], cache=cache)
+
+
+def test_padding_takes_room_in_the_cache_and_none_of_the_context(model: minigpt.GPT2) -> None:
+    device = model.wte.weight.device
+    ids, mask = random_ids(1, LONGEST + 3, device=device), left_padding((LONGEST,), LONGEST + 3, device)
+    logits = read_in_pieces(model, model.new_cache(1, LONGEST + 3), ids, mask, [7, 13, 14])
+    assert_same_bits(logits[:, 3:].argmax(-1), model(ids[:, 3:]).argmax(-1), "best tokens")
+    assert_close(logits[:, 3:], model(ids[:, 3:]), 1e-13, "a full context behind three tokens of padding")

@@ -1,0 +1,587 @@
+"""The command line: what goes to which stream, with which exit status; and what it says to bad input."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from checkpoints import edit_config, edit_tensors, reference, saved, tiny_bpe
+
+import minigpt
+from minigpt.cli import main
+
+COMMANDS = ("generate", "parity", "norms", "info")
+
+
+class Ended(NamedTuple):
+    """A command that has run."""
+
+    status: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs ``minigpt`` with these words within this process, at a terminal wide enough for every line."""
+    monkeypatch.setenv("COLUMNS", "500")
+
+    def call(*words: object, stdin: bytes = b"") -> Ended:
+        monkeypatch.setattr(sys, "argv", ["minigpt", *map(str, words)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Ended(ended.value.code or 0, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with a tokenizer. Its context leaves room for a text that takes a second to write."""
+    place = saved(reference(std=0.3, n_layer=1, vocab_size=300, n_positions=1024), tmp_path_factory.mktemp("talking"))
+    tiny_bpe(300).save(str(place / "tokenizer.json"))
+    return place
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    """The same, for a test to damage."""
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def command(*words: object) -> list[str]:
+    """As a process of its own."""
+    return [sys.executable, "-m", "minigpt.cli", *map(str, words)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """One thread, so that a process costs what it must; no width, which a pipe has not."""
+    return {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"OMP_NUM_THREADS": "1"} | more
+
+
+def ran(words: Sequence[object], stdin: bytes = b"", **more: str) -> Ended:
+    done = subprocess.run(command(*words), input=stdin, capture_output=True, env=environment(**more), check=False)
+    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def complaint(ended: Ended) -> str:
+    """The one line of an error: nothing else on either stream, and status 2."""
+    assert ended.status == 2, ended
+    assert ended.out == "", "an error belongs on standard error"
+    assert re.fullmatch(r"error: [^\n]{10,}\n", ended.err), ended.err
+    assert "Traceback" not in ended.err
+    return ended.err
+
+
+# Help and version
+
+
+def test_the_version(run: Run) -> None:
+    assert run("--version") == (0, f"minigpt {minigpt.__version__}\n", "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_says_what_it_is_for(run: Run, name: str) -> None:
+    status, out, err = run(name, "--help")
+    assert (status, err) == (0, "")
+    sentence = {"generate": "prompt", "parity": "logits", "norms": "registered", "info": "checkpoint"}[name]
+    assert sentence in out
+    if name in ("generate", "parity"):
+        assert f"minigpt {name} " in out.partition("Example")[2], "no example to copy"
+
+
+def test_help_lists_the_commands_and_needs_no_argument(run: Run) -> None:
+    status, out, err = run("--help")
+    assert (status, err) == (0, "")
+    assert all(name in out for name in COMMANDS)
+
+
+def test_no_command_at_all_shows_the_help(run: Run) -> None:
+    """And no empty complaint beside it."""
+    ended = run()
+    assert "generate" in ended.out + ended.err
+    assert "error: (" not in ended.err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["generate", "--help"], ["parity", "--help"]])
+def test_help_and_version_wait_for_no_library(words: list[str]) -> None:
+    heavy = ("torch", "transformers", "tokenizers", "huggingface_hub", "numpy")
+    program = (
+        f"import sys; sys.argv[1:] = {words!r}\n"
+        "from minigpt.cli import main\n"
+        "try: main()\n"
+        f"finally: print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
+
+
+# generate
+
+
+def greedy_text(folder: Path, prompt: str, new: int) -> str:
+    """What the Python interface writes."""
+    model, tokenizer = minigpt.from_pretrained(folder, device="cpu"), minigpt.Tokenizer.from_pretrained(folder)
+    return "".join(minigpt.stream(model, tokenizer, prompt, max_new_tokens=new))
+
+
+def write(run: Run, folder: Path, *words: object, stdin: bytes = b"") -> Ended:
+    return run("generate", "--model", folder, "--device", "cpu", "--max-new-tokens", 12, *words, stdin=stdin)
+
+
+def test_greedy_text_is_that_of_python(run: Run, folder: Path) -> None:
+    expected = greedy_text(folder, "the dog", 12)
+    assert expected
+    assert write(run, folder, "the dog", "--greedy") == (0, f"the dog{expected}\n", "")
+    assert write(run, folder, "the dog", "--temperature", 0) == (0, f"the dog{expected}\n", "")
+    assert write(run, folder, "the dog", "--top-k", 1) == (0, f"the dog{expected}\n", "")
+
+
+def test_a_seed_repeats_and_another_does_not(run: Run, folder: Path) -> None:
+    texts = [write(run, folder, "the dog", "--seed", seed).out for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    assert write(run, folder, "the dog").out != write(run, folder, "the dog").out
+
+
+def test_json_is_all_there_is_on_standard_output(run: Run, folder: Path) -> None:
+    status, out, err = write(run, folder, "the dog", "--greedy", "--json")
+    assert (status, err) == (0, "")
+    fields = json.loads(out)
+    assert (fields["prompt"], fields["text"]) == ("the dog", greedy_text(folder, "the dog", 12))
+
+
+def test_text_ends_before_a_stop(run: Run, folder: Path) -> None:
+    whole = greedy_text(folder, "the dog", 12)
+    stop = whole[3:5]
+    expected = whole[: whole.index(stop)]
+    assert write(run, folder, "the dog", "--greedy", "--stop", stop).out == f"the dog{expected}\n"
+    assert write(run, folder, "the dog", "--greedy", "--stop", "never", "--stop", stop).out == f"the dog{expected}\n"
+
+
+@pytest.mark.parametrize("prompt", ["the dog", "naïve 狗 🐕", "two\nlines\r\n", " \t", "<|endoftext|>the"])
+def test_a_prompt_from_standard_input(run: Run, folder: Path, prompt: str) -> None:
+    as_argument = write(run, folder, prompt, "--greedy", "--json")
+    assert json.loads(as_argument.out)["prompt"] == prompt
+    assert write(run, folder, "-", "--greedy", "--json", stdin=prompt.encode()) == as_argument
+
+
+def test_standard_input_that_is_not_utf8(run: Run, folder: Path) -> None:
+    assert "not UTF-8" in complaint(write(run, folder, "-", stdin=b"the \xff dog"))
+
+
+def test_an_empty_prompt_starts_from_end_of_text(run: Run, folder: Path) -> None:
+    expected = greedy_text(folder, "<|endoftext|>", 12)
+    for words, stdin in (([], b""), ([""], b""), (["-"], b"")):
+        assert write(run, folder, *words, "--greedy", stdin=stdin) == (0, f"{expected}\n", "")
+
+
+def test_norm_attention_and_dtype_reach_the_model(run: Run, folder: Path) -> None:
+    expected = write(run, folder, "the dog", "--greedy").out
+    assert write(run, folder, "the dog", "--greedy", "--norm", "textbook", "--attention", "eager").out == expected
+    assert write(run, folder, "the dog", "--greedy", "--dtype", "float64").out == expected
+
+
+def test_generating_needs_no_transformers(folder: Path) -> None:
+    words = ["generate", "the dog", "--model", str(folder), "--max-new-tokens", "3"]
+    program = (
+        f"import sys; sys.argv[1:] = {words!r}\n"
+        "from minigpt.cli import main\n"
+        "try: main()\n"
+        "finally: print('transformers' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment()
+    )
+    assert done.stderr == "False\n"
+
+
+def test_an_output_that_cannot_show_a_character_is_no_crash(folder: Path) -> None:
+    ended = ran(["generate", "狗", "--model", folder, "--greedy", "--max-new-tokens", 2], PYTHONIOENCODING="ascii")
+    assert "Traceback" not in ended.err
+    assert ended.status in (0, 2)
+
+
+# parity
+
+
+def judge(run: Run, folder: Path, *words: object) -> Ended:
+    return run("parity", "--model", folder, "--device", "cpu", "--prompt", "the dog", *words)
+
+
+@pytest.fixture
+def wrong_norm() -> Any:
+    """A registered norm that is not LayerNorm, for as long as a test lasts."""
+    from minigpt.norms import registry
+
+    minigpt.norms.available()
+
+    @minigpt.norms.register("wrong")
+    class Wrong(minigpt.LayerNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 1.01
+
+    yield "wrong"
+    registry._REGISTRY.pop("wrong", None)
+
+
+def test_parity_that_holds(run: Run, folder: Path) -> None:
+    status, out, err = judge(run, folder, "--norm", "textbook")
+    assert (status, err) == (0, "")
+    assert out.startswith("PASS")
+    assert "textbook" in out
+
+
+def test_parity_that_does_not_hold(run: Run, folder: Path, wrong_norm: str) -> None:
+    status, out, err = judge(run, folder, "--norm", wrong_norm, "--sites", "ln_f")
+    assert (status, err) == (1, "")
+    assert out.startswith("FAIL")
+    assert "times the noise floor" in out
+
+
+def test_parity_as_json(run: Run, folder: Path, tmp_path: Path, wrong_norm: str) -> None:
+    """On standard output and nothing beside it; in a file, with the summary on standard output."""
+    to_output = judge(run, folder, "--norm", wrong_norm, "--sites", "ln_f", "--json", "-")
+    assert (to_output.status, to_output.err) == (1, "")
+    fields = json.loads(to_output.out)
+    assert fields["verdict"] == "fail"
+    assert [site["site"] for site in fields["norm_sites"] if site["swapped"]] == ["ln_f"]
+    to_file = judge(run, folder, "--norm", wrong_norm, "--sites", "ln_f", "--json", tmp_path / "report.json")
+    assert (to_file.status, to_file.err) == (1, "")
+    assert to_file.out.startswith("FAIL")
+    written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    for part in ("verdict", "logits", "distribution", "greedy", "norm_sites", "sites", "model", "norm"):
+        assert written[part] == fields[part]
+
+
+def test_several_sites_and_prompts(run: Run, folder: Path) -> None:
+    ended = judge(run, folder, "--sites", "ln_f", "--sites", "h.0.ln_2", "--prompt", "naïve", "--json", "-")
+    fields = json.loads(ended.out)
+    assert fields["sites"] == ["ln_f", "h.0.ln_2"]
+    assert "2" in fields["prompts"]
+
+
+@pytest.mark.parametrize("file", ["no/such/folder/report.json", "."])
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str
+) -> None:
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("the work was done first")
+
+    monkeypatch.setattr(minigpt, "parity", work, raising=False)
+    assert f"cannot write {tmp_path / file}" in complaint(judge(run, folder, "--json", tmp_path / file))
+
+
+# norms and info
+
+
+def test_norms_are_listed(run: Run) -> None:
+    status, out, err = run("norms")
+    assert (status, err) == (0, "")
+    for name, info in minigpt.norms.available().items():
+        (line,) = (line for line in out.splitlines() if line.startswith(f"{name} "))
+        assert line.split()[1] == ("yes" if info.exact else "no")
+
+
+def test_norms_as_json(run: Run) -> None:
+    status, out, err = run("norms", "--json")
+    assert (status, err) == (0, "")
+    fields = json.loads(out)
+    assert fields.keys() == minigpt.norms.available().keys()
+    assert fields["textbook"]["exact"] is True
+    assert fields["textbook"]["available"] is True
+
+
+def test_a_norm_that_is_not_available_says_how_it_would_be(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Square brackets and all."""
+    from minigpt.norms import registry
+
+    minigpt.norms.available()
+    entry = registry._REGISTRY["fused"]._replace(requires="no_such_package")
+    monkeypatch.setitem(registry._REGISTRY, "elsewhere", entry)
+    assert entry.reason is not None
+    assert "[" in entry.reason
+    assert entry.reason in run("norms").out
+
+
+def test_info(run: Run, folder: Path) -> None:
+    status, out, err = run("info", folder)
+    assert (status, err) == (0, "")
+    for fact in (str(folder), "1024", "300", "float32", "gelu_new", "h.0.ln_1", "ln_f"):
+        assert fact in out
+
+
+def test_info_as_json(run: Run, folder: Path) -> None:
+    status, out, err = run("info", folder, "--json")
+    assert (status, err) == (0, "")
+    fields = json.loads(out)
+    assert fields["parameters"] == sum(parameter.numel() for parameter in reference(
+        n_layer=1, vocab_size=300, n_positions=1024).parameters())  # fmt: skip
+    assert fields["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("name", ["a[/b]", "[bold]a", ":dog:", "naïve 狗"])
+def test_a_path_is_shown_as_it_is(run: Run, folder: Path, tmp_path: Path, name: str) -> None:
+    place = tmp_path / name
+    place.mkdir(parents=True)
+    for path in folder.iterdir():
+        (place / path.name).write_bytes(path.read_bytes())
+    ended = run("info", place)
+    assert (ended.status, ended.err) == (0, "")
+    assert str(place) in ended.out
+
+
+# Bad input
+
+
+BAD_WORDS = {
+    "unknown command": (["frobnicate"], "frobnicate"),
+    "unknown option": (["generate", "--frob"], "--frob"),
+    "too many arguments": (["generate", "a", "b"], "b"),
+    "an option without its value": (["generate", "--model"], "--model"),
+    "not a number": (["generate", "--top-k", "many"], "--top-k"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_WORDS)
+def test_a_command_line_that_cannot_be_read(run: Run, fault: str) -> None:
+    words, named = BAD_WORDS[fault]
+    message = complaint(run(*words))
+    assert named in message
+    assert "--help" in message
+
+
+BAD_SETTINGS = {
+    "norm": (["--norm", "nope"], r"unknown norm 'nope'.*fused.*textbook"),
+    "attention": (["--attention", "flash"], r"unknown attention 'flash'.*sdpa.*eager"),
+    "dtype": (["--dtype", "int3"], r"unknown dtype 'int3'.*float32.*bfloat16.*float16"),
+    "device": (["--device", "gpu"], r"unknown device 'gpu'.*cpu.*cuda"),
+    "a device for shapes alone": (["--device", "meta"], r"meta"),
+    "temperature below 0": (["--temperature", "-0.5"], r"temperature.*0.*-0\.5"),
+    "temperature nan": (["--temperature", "nan"], r"temperature"),
+    "top-k 0": (["--top-k", "0"], r"top_k.*1.*0"),
+    "top-p 0": (["--top-p", "0"], r"top_p.*\(0, 1\].*0"),
+    "top-p above 1": (["--top-p", "1.5"], r"top_p.*\(0, 1\].*1\.5"),
+    "no new tokens": (["--max-new-tokens", "0"], r"max_new_tokens.*1.*0"),
+    "more than the context": (["--max-new-tokens", "2000"], r"2000.*1024"),
+    "an empty stop": (["--stop", ""], r"stop.*empty"),
+    "a seed below 0": (["--seed", "-1"], r"seed.*-1"),
+    "greedy and a temperature": (["--greedy", "--temperature", "1"], r"--greedy.*--temperature"),
+    "greedy and all the rest": (["--greedy", "--top-k=2", "--top-p=.5", "--seed=1"], r"--top-k, --top-p, --seed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", BAD_SETTINGS)
+def test_settings_of_generate_that_cannot_be(run: Run, folder: Path, fault: str) -> None:
+    words, message = BAD_SETTINGS[fault]
+    assert re.search(message, complaint(run("generate", "x", "--model", folder, *words)))
+
+
+def test_a_prompt_longer_than_the_context(run: Run, folder: Path) -> None:
+    message = complaint(run("generate", "x" * 1025, "--model", folder))
+    assert "1025" in message
+    assert "1024" in message
+    message = complaint(run("parity", "--prompt", "x" * 1025, "--model", folder))
+    assert "1025" in message
+    assert "1024" in message
+
+
+def test_a_prompt_that_is_no_text(run: Run, folder: Path) -> None:
+    """What the shell passes on of bytes that are not UTF-8."""
+    assert "Unicode" in complaint(run("generate", "\udcff", "--model", folder))
+
+
+def test_a_tokenizer_wider_than_the_model(run: Run, folder: Path, copy: Path) -> None:
+    """Its ids are out of the model's range."""
+    saved(reference(vocab_size=100, n_positions=64), copy)
+    for words in (["generate", "the dog"], ["parity", "--prompt", "the dog"]):
+        assert "vocabulary" in complaint(run(*words, "--model", copy, "--device", "cpu"))
+
+
+@pytest.mark.parametrize("words", [["generate", "x"], ["parity", "--prompt", "x"]], ids=lambda words: words[0])
+def test_cuda_that_is_not_there(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device in ("cuda", "cuda:0"):
+        message = complaint(run(*words, "--model", folder, "--device", device))
+        assert f"'{device}'" in message
+        assert "--device cpu" in message
+
+
+BAD_PARITY = {
+    "sites": (["--sites", "h.7.*"], r"'h\.7\.\*'.*h\.0\.ln_1.*ln_f"),
+    "norm": (["--norm", "nope"], r"unknown norm 'nope'"),
+    "dtype": (["--dtype", "int3"], r"unknown dtype 'int3'"),
+    "device": (["--device", "gpu"], r"unknown device 'gpu'"),
+    "a device for shapes alone": (["--device", "meta"], r"meta"),
+    "json and an error": (["--json", "-", "--norm", "nope"], r"unknown norm"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_PARITY)
+def test_a_parity_that_cannot_be_judged(run: Run, folder: Path, fault: str) -> None:
+    words, message = BAD_PARITY[fault]
+    assert re.search(message, complaint(run("parity", "--prompt", "x", "--model", folder, *words)))
+
+
+def cut(place: Path) -> None:
+    (place / "model.safetensors").write_bytes((place / "model.safetensors").read_bytes()[:-100])
+
+
+def corrupt(place: Path) -> None:
+    (place / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{not json at all")
+
+
+def rename(place: Path, before: str, after: str) -> None:
+    edit_tensors(place, lambda tensors: {after if name == before else name: tensors[name] for name in tensors})
+
+
+BAD_CHECKPOINTS = {
+    "no config": (lambda place: (place / "config.json").unlink(), r"config\.json"),
+    "no weights": (lambda place: (place / "model.safetensors").unlink(), r"model\.safetensors"),
+    "another model": (lambda place: edit_config(place, model_type="llama"), r"model_type.*llama.*gpt2"),
+    "another activation": (lambda place: edit_config(place, activation_function="mish"), r"mish.*gelu_new.*relu"),
+    "cross attention": (lambda place: edit_config(place, add_cross_attention=True), r"add_cross_attention"),
+    "no json": (lambda place: (place / "config.json").write_text("{"), r"JSON"),
+    "cut short": (cut, r"safetensors"),
+    "corrupt": (corrupt, r"safetensors"),
+    "a missing tensor": (
+        lambda place: edit_tensors(place, lambda tensors: {n: tensors[n] for n in tensors if "h.0.ln_2.bias" not in n}),
+        r"missing.*h\.0\.ln_2\.bias",
+    ),
+    "an extra tensor": (
+        lambda place: edit_tensors(place, lambda tensors: tensors | {"h.0.ln_3.weight": torch.ones(3)}),
+        r"unexpected.*h\.0\.ln_3\.weight",
+    ),
+    "a misnamed tensor": (
+        lambda place: rename(place, "transformer.ln_f.weight", "transformer.ln_f.gamma"),
+        r"missing.*ln_f\.weight.*unexpected.*ln_f\.gamma",
+    ),
+    "a tensor of another shape": (
+        lambda place: edit_tensors(place, lambda tensors: tensors | {"transformer.ln_f.weight": torch.ones(31)}),
+        r"ln_f\.weight.*\(31,\).*\(32,\)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", BAD_CHECKPOINTS)
+@pytest.mark.parametrize("name", ["generate", "parity", "info"])
+def test_a_checkpoint_that_cannot_be_used(run: Run, copy: Path, fault: str, name: str) -> None:
+    damage, message = BAD_CHECKPOINTS[fault]
+    damage(copy)
+    words = {
+        "generate": ["generate", "x", "--model", copy],
+        "parity": ["parity", "--model", copy],
+        "info": ["info", copy],
+    }
+    found = complaint(run(*words[name]))
+    assert re.search(message, found), found
+    assert str(copy) in found
+
+
+BAD_SOURCES = {
+    "no such folder": "./no/such/folder",
+    "no such file": "none.safetensors",
+    "an empty name": "",
+    "a file that is no checkpoint": __file__,
+    "a name longer than a file's may be": "x" * 300,
+    "nobody's home": "~no-such-user-at-all/model",
+}
+
+
+@pytest.mark.parametrize("fault", BAD_SOURCES)
+def test_a_source_that_is_not_there(run: Run, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert len(complaint(run("info", BAD_SOURCES[fault]))) < 800
+
+
+def test_a_tokenizer_that_is_not_there(run: Run, copy: Path) -> None:
+    (copy / "tokenizer.json").unlink()
+    assert "tokenizer.json" in complaint(run("generate", "x", "--model", copy))
+    assert "tokenizer.json" in complaint(run("parity", "--prompt", "x", "--model", copy))
+
+
+def test_a_revision_of_a_local_folder_is_not_ignored(run: Run, folder: Path) -> None:
+    """A folder has none, so that whoever names one believes to see what is not there."""
+    assert "revision" in complaint(run("info", folder, "--revision", "v2"))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "no-such-model"])
+def test_no_network_and_no_cache(tmp_path: Path, name: str) -> None:
+    message = complaint(ran(["info", name], HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1"))
+    assert f"'{name}'" in message
+    assert "local folder" in message
+    assert all(known in message for known in ("demo", "gpt2-medium", "distilgpt2"))
+
+
+# Streams that end early
+
+
+def closed_after(words: Sequence[object], count: int) -> tuple[int, str]:
+    """Status and standard error of a command whose output is read up to ``count`` bytes and then closed."""
+    process = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(count)
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    process.stderr.close()
+    return process.wait(timeout=60), err
+
+
+GONE = (0, -signal.SIGPIPE, 128 + signal.SIGPIPE)  # whichever way a program may end that nobody reads any more
+
+
+def test_a_reader_that_has_seen_enough(folder: Path) -> None:
+    status, err = closed_after(["generate", "x", "--model", folder, "--max-new-tokens", 1000, "--seed", 1], 5)
+    assert err == ""
+    assert status in GONE
+
+
+def test_a_reader_that_has_gone_is_no_verdict(folder: Path) -> None:
+    """Status 1 would say that parity does not hold."""
+    status, err = closed_after(["parity", "--model", folder, "--prompt", "x", "--json", "-"], 0)
+    assert err == ""
+    assert status in GONE
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_output_that_is_full(folder: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        words = command("generate", "x", "--model", folder, "--max-new-tokens", 2)
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: [^\n]*No space left[^\n]*\n", done.stderr), done.stderr
+
+
+def test_an_interrupt_while_writing(folder: Path) -> None:
+    words = command("generate", "x", "--model", folder, "--max-new-tokens", 1000, "--stop", "never to be seen")
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    assert process.stdout is not None
+    process.stdout.read(1)  # the prompt, before the first new token
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip() == b""
+
+
+def test_an_interrupt_while_reading(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waiting(io.BytesIO):
+        def read(self, *_: object) -> bytes:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(io, "BytesIO", lambda _: Waiting())
+    status, out, err = run("generate", "-")
+    assert (status, out, err.strip()) == (130, "", "")

@@ -1,0 +1,342 @@
+"""GPT2Config: every field of a config.json is honoured, known to be without effect, or refused by name."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minigpt
+from minigpt import ConfigError, GPT2Config, config
+
+FIELDS = {field.name: field.default for field in dataclasses.fields(GPT2Config)}
+
+PRESETS = {
+    "gpt2": (768, 12, 12),
+    "gpt2-medium": (1024, 24, 16),
+    "gpt2-large": (1280, 36, 20),
+    "gpt2-xl": (1600, 48, 25),
+    "distilgpt2": (768, 6, 12),
+}
+
+# The file that came with the first published GPT-2 124M.
+PUBLISHED = """{
+  "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "bos_token_id": 50256,
+  "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
+  "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+  "resid_pdrop": 0.1, "summary_activation": null, "summary_first_dropout": 0.1, "summary_proj_to_labels": true,
+  "summary_type": "cls_index", "summary_use_proj": true,
+  "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}}, "vocab_size": 50257
+}"""
+
+# As DistilGPT-2's, with what transformers 2 wrote.
+DISTILLED = """{
+  "_num_labels": 1, "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+  "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "id2label": {"0": "LABEL_0"},
+  "initializer_range": 0.02, "label2id": {"LABEL_0": 0}, "layer_norm_epsilon": 1e-05, "model_type": "gpt2",
+  "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 6, "n_positions": 1024, "output_past": true,
+  "resid_pdrop": 0.1, "summary_activation": null, "summary_first_dropout": 0.1, "summary_proj_to_labels": true,
+  "summary_type": "cls_index", "summary_use_proj": true, "vocab_size": 50257,
+  "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}}
+}"""
+
+# A model trained with Megatron's attention, as transformers 4.6 to 4.30 wrote it.
+STABILIZED = """{
+  "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "bos_token_id": 50256,
+  "embd_pdrop": 0.1, "eos_token_id": 50256, "gradient_checkpointing": false, "initializer_range": 0.02,
+  "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_inner": null,
+  "n_layer": 12, "n_positions": 1024, "reorder_and_upcast_attn": true, "resid_pdrop": 0.1,
+  "scale_attn_by_inverse_layer_idx": true, "scale_attn_weights": true, "summary_activation": null,
+  "summary_first_dropout": 0.1, "summary_proj_to_labels": true, "summary_type": "cls_index", "summary_use_proj": true,
+  "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 1024}}, "torch_dtype": "float32",
+  "transformers_version": "4.12.0.dev0", "use_cache": false, "vocab_size": 50257
+}"""
+
+# GPT2Config().to_dict() of transformers 4.57.
+DUMPED = """{
+  "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": null,
+  "activation_function": "gelu_new", "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1,
+  "layer_norm_epsilon": 1e-05, "initializer_range": 0.02, "summary_type": "cls_index", "summary_use_proj": true,
+  "summary_activation": null, "summary_first_dropout": 0.1, "summary_proj_to_labels": true,
+  "scale_attn_weights": true, "use_cache": true, "scale_attn_by_inverse_layer_idx": false,
+  "reorder_and_upcast_attn": false, "bos_token_id": 50256, "eos_token_id": 50256, "return_dict": true,
+  "output_hidden_states": false, "torchscript": false, "dtype": null, "pruned_heads": {}, "tie_word_embeddings": true,
+  "chunk_size_feed_forward": 0, "is_encoder_decoder": false, "is_decoder": false, "cross_attention_hidden_size": null,
+  "add_cross_attention": false, "tie_encoder_decoder": false, "architectures": null, "finetuning_task": null,
+  "id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1},
+  "task_specific_params": null, "problem_type": null, "tokenizer_class": null, "prefix": null, "pad_token_id": null,
+  "sep_token_id": null, "decoder_start_token_id": null, "max_length": 20, "min_length": 0, "do_sample": false,
+  "early_stopping": false, "num_beams": 1, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "typical_p": 1.0,
+  "repetition_penalty": 1.0, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
+  "bad_words_ids": null, "num_return_sequences": 1, "output_scores": false, "return_dict_in_generate": false,
+  "forced_bos_token_id": null, "forced_eos_token_id": null, "remove_invalid_values": false,
+  "exponential_decay_length_penalty": null, "suppress_tokens": null, "begin_suppress_tokens": null,
+  "num_beam_groups": 1, "diversity_penalty": 0.0, "_name_or_path": "", "transformers_version": "4.57.1",
+  "model_type": "gpt2", "tf_legacy_loss": false, "use_bfloat16": false, "output_attentions": false
+}"""
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> GPT2Config:
+    """Any config that we accept, its token ids within its vocabulary."""
+    n_head, vocab = draw(st.integers(1, 20)), draw(st.integers(1, 100_000))
+    token = st.integers(0, vocab - 1)
+    share = st.floats(0, 1)
+    return GPT2Config(
+        vocab_size=vocab,
+        n_positions=draw(st.integers(1, 4096)),
+        n_embd=n_head * draw(st.integers(1, 128)),
+        n_layer=draw(st.integers(1, 60)),
+        n_head=n_head,
+        n_inner=draw(st.none() | st.integers(1, 10_000)),
+        activation_function=draw(st.sampled_from(config.ACTIVATIONS)),
+        resid_pdrop=draw(share),
+        embd_pdrop=draw(share),
+        attn_pdrop=draw(share),
+        layer_norm_epsilon=draw(st.floats(0, 1)),
+        initializer_range=draw(st.floats(0, 10)),
+        scale_attn_weights=draw(st.booleans()),
+        scale_attn_by_inverse_layer_idx=draw(st.booleans()),
+        reorder_and_upcast_attn=draw(st.booleans()),
+        tie_word_embeddings=draw(st.booleans()),
+        bos_token_id=draw(st.none() | token),
+        eos_token_id=draw(st.none() | token | st.lists(token, min_size=1, max_size=3).map(tuple)),
+        pad_token_id=draw(st.none() | token),
+    )
+
+
+@given(configs())
+def test_its_own_fields_make_it_again_through_json(ours: GPT2Config) -> None:
+    assert GPT2Config.from_dict(ours.to_dict()) == ours
+    again = GPT2Config.from_dict(json.loads(json.dumps(ours.to_dict())))
+    assert again == ours
+    assert hash(again) == hash(ours)
+
+
+@given(configs())
+def test_transformers_reads_our_fields_and_we_read_theirs(ours: GPT2Config) -> None:
+    theirs = transformers.GPT2Config(**ours.to_dict())
+    for name, value in ours.to_dict().items():
+        assert getattr(theirs, name) == value, name
+    assert GPT2Config.from_dict(theirs.to_dict()) == ours
+    assert GPT2Config.from_dict(json.loads(theirs.to_json_string(use_diff=False))) == ours
+
+
+def test_the_defaults_are_those_of_transformers() -> None:
+    theirs = transformers.GPT2Config()
+    for name, value in FIELDS.items():
+        assert getattr(theirs, name) == value, name
+    assert GPT2Config() == GPT2Config.from_dict({}) == GPT2Config.from_dict(theirs.to_dict())
+
+
+@pytest.mark.parametrize("text", [PUBLISHED, DUMPED], ids=["published", "transformers 4.57"])
+def test_real_files_of_gpt2_are_the_default_config(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    assert GPT2Config.from_json_file(tmp_path / "config.json") == GPT2Config()
+
+
+def test_real_files_of_other_models() -> None:
+    assert GPT2Config.from_dict(json.loads(DISTILLED)) == GPT2Config(n_layer=6)
+    stabilized = GPT2Config(reorder_and_upcast_attn=True, scale_attn_by_inverse_layer_idx=True)
+    assert GPT2Config.from_dict(json.loads(STABILIZED)) == stabilized
+
+
+def test_what_transformers_saves_today(tmp_path: Path) -> None:
+    transformers.GPT2Config(n_layer=3, eos_token_id=[5, 7], tie_word_embeddings=False).save_pretrained(tmp_path)
+    ours = GPT2Config.from_json_file(tmp_path / "config.json")
+    assert ours == GPT2Config(n_layer=3, eos_token_id=(5, 7), tie_word_embeddings=False)
+
+
+# Presets.
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_the_published_shape(name: str) -> None:
+    preset = GPT2Config.preset(name)
+    assert (preset.n_embd, preset.n_layer, preset.n_head) == PRESETS[name]
+    assert dataclasses.replace(preset, n_embd=768, n_layer=12, n_head=12) == GPT2Config()
+    assert preset.head_size == 64
+    assert preset.inner_size == 4 * preset.n_embd
+
+
+def test_presets_are_found_in_a_checkout_and_in_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "tiny.json").write_text('{"n_layer": 1}', encoding="utf-8")
+    (tmp_path / "minigpt").mkdir()
+    monkeypatch.setattr(config, "__file__", str(tmp_path / "minigpt" / "config.py"))
+    assert GPT2Config.preset("tiny").n_layer == 1
+    (tmp_path / "minigpt" / "configs").mkdir()
+    (tmp_path / "minigpt" / "configs" / "tiny.json").write_text('{"n_layer": 2}', encoding="utf-8")
+    assert GPT2Config.preset("tiny").n_layer == 2, "an installed package uses its own"
+
+
+def test_an_unknown_preset_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match=r"unknown preset 'gpt3'; known are .*distilgpt2, gpt2, gpt2-large") as raised:
+        GPT2Config.preset("gpt3")
+    assert all(name in str(raised.value) for name in PRESETS)
+
+
+# Honoured, without effect, or refused.
+
+
+def test_every_field_of_transformers_config_is_judged() -> None:
+    """Each is one of ours, or known to be without effect, or a known one to refuse: none falls through."""
+    for name, value in transformers.GPT2Config().to_dict().items():
+        GPT2Config.from_dict({name: value})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"summary_type": "mean", "summary_use_proj": False, "summary_activation": "tanh", "summary_first_dropout": 0.9},
+        {"task_specific_params": {"text-generation": {"max_length": 50}}, "n_ctx": 7, "prefix": "x"},
+        {"transformers_version": "9", "torch_dtype": "float16", "dtype": "bfloat16", "architectures": ["GPT2Model"]},
+        {"use_cache": False, "output_attentions": True, "return_dict": False, "gradient_checkpointing": True},
+        {"id2label": {"0": "a"}, "label2id": {"a": 0}, "num_labels": 1, "problem_type": "regression"},
+        {"max_length": 9, "do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.4, "num_beams": 4},
+        {"_name_or_path": "somewhere", "_attn_implementation_autoset": True, "is_decoder": True},
+        {"add_cross_attention": False, "pruned_heads": {}, "chunk_size_feed_forward": 0, "quantization_config": None},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_fields_without_effect_are_accepted(fields: dict[str, Any]) -> None:
+    assert GPT2Config.from_dict(fields) == GPT2Config()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model_type", "llama"),
+        ("model_type", None),
+        ("add_cross_attention", True),
+        ("cross_attention_hidden_size", 64),
+        ("is_encoder_decoder", True),
+        ("tie_encoder_decoder", True),
+        ("pruned_heads", {"0": [1]}),
+        ("chunk_size_feed_forward", 8),
+        ("quantization_config", {"quant_method": "gptq"}),
+    ],
+)
+def test_what_would_change_the_model_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}=.* is not supported, only "):
+        GPT2Config.from_dict({name: value})
+
+
+@pytest.mark.parametrize(
+    "name", ["rope_theta", "hidden_size", "n_embed", "N_EMBD", "layer_norm_eps", "ctx", "x_summary"]
+)
+def test_an_unknown_field_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown config fields: {name};"):
+        GPT2Config.from_dict({"n_embd": 768, name: 1})
+
+
+def test_every_unknown_field_is_named() -> None:
+    with pytest.raises(ConfigError, match="unknown config fields: alibi, rope_theta;"):
+        GPT2Config.from_dict({"rope_theta": 1, "alibi": True})
+
+
+# Bad values.
+
+NO_COUNT = (0, -1, 1.5, 12.0, "12", True, None, [12], float("nan"))
+NO_SHARE = (-0.1, 1.1, "0.1", None, True, float("nan"), float("inf"))
+NO_AMOUNT = (-1e-5, "1e-5", None, False, float("nan"), float("inf"))
+NO_FLAG = (0, 1, "true", None)
+NO_TOKEN = (1.0, "0", True)
+
+BAD = {
+    **dict.fromkeys(("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"), NO_COUNT),
+    "n_inner": tuple(value for value in NO_COUNT if value is not None),
+    "activation_function": ("gelu_fast", "", None, 3, ["gelu"]),
+    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), NO_SHARE),
+    **dict.fromkeys(("layer_norm_epsilon", "initializer_range"), NO_AMOUNT),
+    **dict.fromkeys(("scale_attn_weights", "scale_attn_by_inverse_layer_idx"), NO_FLAG),
+    **dict.fromkeys(("reorder_and_upcast_attn", "tie_word_embeddings"), NO_FLAG),
+    **dict.fromkeys(("bos_token_id", "pad_token_id"), (*NO_TOKEN, [0])),
+    "eos_token_id": (*NO_TOKEN, ["0"], [True], [[0]], {"id": 0}),
+}
+
+
+def test_every_field_has_bad_values_here() -> None:
+    assert BAD.keys() == FIELDS.keys()
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_value_is_refused_by_name(name: str) -> None:
+    for value in BAD[name]:
+        with pytest.raises(ConfigError, match=f"^{name} must be .*, not "):
+            GPT2Config.from_dict({name: value})
+
+
+def test_an_unknown_activation_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match="gelu_new, gelu_pytorch_tanh, gelu, relu, silu, swish, tanh, not 'mish'"):
+        GPT2Config(activation_function="mish")
+
+
+def test_heads_of_unequal_width_are_refused() -> None:
+    with pytest.raises(ConfigError, match="n_embd=10 cannot be split into n_head=3 heads"):
+        GPT2Config(n_embd=10, n_head=3)
+
+
+def test_a_list_of_ends_of_text() -> None:
+    assert GPT2Config.from_dict({"eos_token_id": [3, 5]}).eos_token_ids == (3, 5)
+    assert GPT2Config.from_dict({"eos_token_id": [3, 5]}).to_dict()["eos_token_id"] == [3, 5]
+    assert GPT2Config(eos_token_id=3).eos_token_ids == (3,)
+    assert GPT2Config(eos_token_id=None).eos_token_ids == ()
+
+
+def test_it_is_frozen_and_takes_names_only() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        GPT2Config().n_embd = 4  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        GPT2Config(50257)  # type: ignore[misc]
+
+
+# Files.
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"n_embd": 768,}', "[" * 100_000, "\ufeff{}"], ids=range(5))
+def test_a_file_that_is_not_json_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"config\.json is not valid JSON: "):
+        GPT2Config.from_json_file(path)
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00{}")
+    with pytest.raises(ConfigError, match=r"config\.json is not valid JSON: "):
+        GPT2Config.from_json_file(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(("text", "kind"), [("[]", "list"), ("3", "int"), ('"gpt2"', "str"), ("null", "NoneType")])
+def test_json_that_is_no_object_is_refused(text: str, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"holds a JSON {kind}, not the object"):
+        GPT2Config.from_json_file(path)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent.json", tmp_path):
+        with pytest.raises(ConfigError, match=f"cannot read {path}"):
+            GPT2Config.from_json_file(path)
+
+
+def test_a_bad_value_in_a_file_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"n_layer": "twelve"}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"config\.json: n_layer must be a whole number above 0, not 'twelve'"):
+        GPT2Config.from_json_file(path)
+
+
+def test_errors_are_value_errors_of_one_line() -> None:
+    with pytest.raises(ValueError, match="n_layer") as raised:
+        GPT2Config(n_layer=0)
+    assert isinstance(raised.value, minigpt.MiniGPTError)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,265 @@
+"""Correct norms pass whatever the seed, the truth is true, and the report says what was measured."""
+
+import json
+import math
+import warnings
+
+import pytest
+import sabotages
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minigpt import ConfigError, LayerNorm, NormError, norms
+from minigpt.lab.conformance import ConformanceReport, case_names, check_norm
+from minigpt.lab.conformance.case import Measurement, same_numbers, worst, worst_element
+from minigpt.lab.conformance.compiling import best_backend
+from minigpt.lab.conformance.truth import PRECISIONS, gradient_truth, layer_norm_float64, truth
+
+# Some tests have every shape checked; the longer ones do not, nor those of torch.compile, which would trace the checks
+unchecked = pytest.mark.usefixtures("unchecked")
+
+RANDOM = ["widths", "values", "special", "layouts", "behaviour", "gradients"]  # all but 65,535 rows and torch.compile
+EXACT = [name for name, info in norms.available().items() if info.exact and info.available and name != "triton"]
+
+
+def check(norm: object, cases: str | list[str] = "*", seed: int = 0) -> ConformanceReport:
+    return check_norm(norm, device="cpu", cases=cases, seed=seed, compile_backend="aot_eager")  # pyright: ignore
+
+
+@unchecked
+@pytest.mark.parametrize("name", EXACT)
+def test_every_exact_registered_norm_passes(name: str, device: torch.device) -> None:
+    report = check_norm(name, device=device, compile_backend="aot_eager")
+    assert report.passed, report
+    assert report.diagnoses == []
+    assert [case.name for case in report.cases] == case_names()
+
+
+@unchecked
+@pytest.mark.parametrize("norm", sabotages.CORRECT)
+def test_correct_norms_written_otherwise_pass(norm: type[nn.Module]) -> None:
+    report = check(norm, RANDOM)
+    assert report.passed, report
+
+
+@unchecked
+@pytest.mark.parametrize("norm", [sabotages.GammaBeta, nn.LayerNorm])
+def test_correct_norms_written_otherwise_compile(norm: type[nn.Module]) -> None:
+    report = check(norm, "compile")
+    assert report.passed, report
+
+
+@pytest.mark.parametrize("norm", sabotages.LOOPS)
+def test_sums_in_the_least_exact_order_pass(norm: type[nn.Module]) -> None:
+    report = check(norm, ["float32, *", "bfloat16, *", "width ?", "width 768", "gradients, constant rows"])
+    assert report.passed, report
+
+
+@unchecked
+@pytest.mark.parametrize("seed", range(1, 51))
+def test_no_seed_fails_a_correct_norm(seed: int) -> None:
+    """Of the correct norms each seed takes another."""
+    candidates = ["fused", "textbook", *sabotages.CORRECT]
+    report = check(candidates[seed % len(candidates)], ["widths", "values", "layouts", "gradients"], seed)
+    assert report.passed, report
+
+
+@unchecked
+def test_inductor_agrees_with_eager() -> None:
+    if best_backend(torch.device("cpu")) != "inductor":
+        pytest.skip("needs a C++ compiler, which inductor generates code for")
+    report = check_norm("textbook", device="cpu", cases="compiled equals eager")
+    assert report.passed, report
+    assert report.cases[0].note == "compiled with inductor"
+
+
+@unchecked
+def test_without_a_compiler_the_trace_is_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert best_backend(torch.device("cpu")) == "aot_eager"
+    report = check_norm("fused", device="cpu", cases="compiled equals eager")
+    assert report.cases[0].note == "compiled with aot_eager"
+
+
+# --- The truth and its bounds ---
+
+
+def by_fractions(row: list[float], eps: float) -> list[float]:
+    """LayerNorm of one row in exact arithmetic but for the last square root and division."""
+    from fractions import Fraction
+
+    exact = [Fraction(value) for value in row]
+    mean = sum(exact) / len(exact)
+    var = sum((value - mean) ** 2 for value in exact) / len(exact)
+    return [float(value - mean) / math.sqrt(var + Fraction(eps)) for value in exact]
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 1e3, 1e8])
+def test_the_truth_is_exact_whatever_the_mean(mean: float) -> None:
+    row = torch.randn(33, dtype=torch.float64) + mean
+    expected = torch.tensor(by_fractions(row.tolist(), 1e-5), dtype=torch.float64)
+    found = layer_norm_float64(row[None], torch.ones(33, dtype=torch.float64), None, 1e-5)[0]
+    assert (found - expected).abs().max() < 4e-15, (found - expected).abs().max()
+    naive = F.layer_norm(row, (33,), eps=1e-5)
+    bound = truth(row[None], torch.ones(33, dtype=torch.float64), None, 1e-5).bound[0]
+    assert ((naive - expected).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_bounds_are_near_what_rounding_does(dtype: torch.dtype) -> None:
+    """Wide enough for PyTorch's own layer_norm, and not ten times wider where the result's rounding decides."""
+    x, weight, bias = (torch.randn(*shape).to(dtype) for shape in ((200, 64), (64,), (64,)))
+    values, bound = truth(x, weight, bias, 1e-5)
+    ratio = (F.layer_norm(x, (64,), weight, bias, 1e-5).double() - values).abs() / bound
+    assert 0.1 < ratio.max() <= 1, ratio.max()
+
+
+def test_gradient_truth_is_that_of_layer_norm() -> None:
+    x, dy = torch.randn(2, 6, 16, dtype=torch.float64)
+    weight, bias = torch.randn(2, 16, dtype=torch.float64)
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    expected = torch.autograd.grad(F.layer_norm(leaves[0], (16,), leaves[1], leaves[2], 1e-5), leaves, dy)
+    true = gradient_truth(x, weight, bias, 1e-5, dy)
+    for name, gradient in zip(("input", "weight", "bias"), expected, strict=True):
+        assert ((gradient - true[name].values).abs() <= true[name].bound).all()
+        assert true[name].bound.max() < 1e-11 * gradient.abs().max().clamp(min=1)
+    assert set(gradient_truth(x, weight, None, 1e-5, dy)) == {"input", "weight"}
+
+
+# --- Measuring ---
+
+
+def test_the_worst_element_is_the_one_furthest_beyond_its_own_bound() -> None:
+    expected, bound = torch.zeros(3).double(), torch.tensor([10.0, 1e-3, 1.0]).double()
+    found = worst_element(torch.tensor([5.0, 2e-3, 0.5]), expected, bound)
+    assert (found.error, found.bound) == (pytest.approx(2e-3), pytest.approx(1e-3))
+
+
+def test_nan_is_never_within_a_bound() -> None:
+    found = worst_element(torch.tensor([0.0, torch.nan]), torch.zeros(2).double(), torch.full((2,), 1e9).double())
+    assert not found.within
+    assert found.ratio == math.inf
+    assert not same_numbers(torch.tensor([torch.nan]), torch.zeros(1)).within
+    assert same_numbers(torch.tensor([torch.nan, torch.inf]), torch.tensor([torch.nan, torch.inf])).within
+
+
+def test_worst_names_the_measurement() -> None:
+    measured = {"a": Measurement(1.0, 2.0), "b": Measurement(1e-9, 0.0), "c": Measurement(9.0, 10.0)}
+    assert worst(measured) == (1e-9, 0.0, None, "worst at b")
+
+
+# --- The report ---
+
+
+def test_the_report_is_stable_json() -> None:
+    report, again = (check("textbook", ["values", "behaviour"]) for _ in range(2))
+    assert report == again
+    fields = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert list(fields) == [
+        "verdict", "norm", "device", "eps", "seed", "versions", "notes", "cases", "diagnoses",
+    ]  # fmt: skip
+    assert (fields["verdict"], fields["norm"], fields["device"], fields["eps"]) == ("pass", "textbook", "cpu", 1e-5)
+    for case in fields["cases"]:
+        assert list(case) == [
+            "name", "group", "tests", "error", "bound", "reference_error", "reason", "passed", "note",
+        ]  # fmt: skip
+        assert case["tests"]
+        assert case["reason"]
+
+
+def test_a_case_draws_the_same_numbers_whatever_ran_before_it() -> None:
+    whole = check("fused", "values")
+    alone = check("fused", "float16, massive activations")
+    assert alone.cases[0] in whole.cases
+    assert check("fused", "float16, massive activations", seed=1).cases[0].error != alone.cases[0].error
+
+
+def test_errors_that_are_not_numbers_are_null_in_json() -> None:
+    report = check(sabotages.NaNForConstantRows, "float32, constant rows")
+    assert math.isnan(report.cases[0].error or 0)
+    assert report.to_dict()["cases"][0]["error"] is None
+    assert "error nan" in str(report)
+
+
+def test_reference_error_stands_beside_the_norm_s() -> None:
+    case = check(sabotages.DifferenceOfSquares, "float32, mean far from 0").cases[0]
+    assert not case.passed
+    assert case.reference_error is not None
+    assert case.error is not None
+    assert case.bound is not None
+    assert case.reference_error < case.bound < case.error
+
+
+def test_what_is_not_supported_is_said() -> None:
+    report = check(sabotages.GammaBeta, ["another eps", "rows of several dimensions"])
+    assert report.passed
+    assert "one dimension only" in report.cases[0].note
+    assert report.cases[1].note == "not judged: its eps cannot be set"
+    assert any("eps" in note for note in report.notes)
+    report = check(sabotages.NoFloat64, ["float64, *", "gradients, finite differences"])
+    assert report.passed
+    assert all("not judged: it refuses float64" in case.note for case in report.cases)
+
+
+def test_progress_names_each_group() -> None:
+    said: list[str] = []
+    check_norm("fused", device="cpu", cases=["widths", "layouts"], progress=said.append)
+    assert said == ["checking widths", "checking layouts"]
+
+
+# --- What cannot be judged ---
+
+
+class RaisesInForward(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("no such kernel")
+
+
+class RaisesInConstructor(nn.Module):
+    def __init__(self, size: int) -> None:
+        raise RuntimeError("no such size")
+
+
+class NoParameters(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("norm", "said"),
+    [
+        ("no_such_norm", "unknown norm 'no_such_norm'"),
+        ("frozen", "has not|no deviation"),
+        (RaisesInForward, "RaisesInForward.*no such kernel.*test_conformance.py"),
+        (RaisesInConstructor, "RaisesInConstructor.*no such size.*test_conformance.py"),
+        (NoParameters, "NoParameters has no scale"),
+    ],
+)
+def test_what_cannot_be_judged_says_why(norm: type[nn.Module] | str, said: str) -> None:
+    with pytest.raises(NormError, match=said) as caught:
+        check(norm, "values")
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_requests_are_refused() -> None:
+    with pytest.raises(NormError, match="no case matches 'shapes'; the groups of cases are widths, rows, values"):
+        check("fused", "shapes")
+    with pytest.raises(NormError, match="meta device"):
+        check_norm("fused", device="meta")
+    with pytest.raises(ConfigError, match="unknown device 'abacus'"):
+        check_norm("fused", device="abacus")
+
+
+def test_it_leaves_the_process_as_it_was() -> None:
+    torch.manual_seed(7)
+    expected = torch.randn(3)
+    torch.manual_seed(7)
+    before = torch.get_float32_matmul_precision(), torch.is_grad_enabled(), list(warnings.filters)
+    check("fused", ["values", "gradients"])
+    assert torch.equal(torch.randn(3), expected)
+    assert (torch.get_float32_matmul_precision(), torch.is_grad_enabled(), list(warnings.filters)) == before

@@ -1,0 +1,97 @@
+"""The bundled demo model: small, trained with its norms, and a teller of tales that hold together."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import minigpt
+from minigpt.checkpoint.locate import DEMO
+
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # scripts are programs, not a package
+
+import tales
+import train_demo
+
+PROMPTS = ("Once upon a time", "The old sailor", "One morning")
+FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+@pytest.fixture(scope="module")
+def model() -> minigpt.GPT2:
+    return minigpt.from_pretrained("demo", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> minigpt.Tokenizer:
+    return minigpt.Tokenizer.from_pretrained("demo")
+
+
+@pytest.fixture(scope="module")
+def told(model: minigpt.GPT2, tokenizer: minigpt.Tokenizer) -> list[str]:
+    """What the model makes of each prompt when it takes the likeliest token every time."""
+    return [p + "".join(minigpt.stream(model, tokenizer, p, max_new_tokens=230)) for p in PROMPTS]
+
+
+def test_it_has_about_a_million_parameters(model: minigpt.GPT2) -> None:
+    assert 900_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+
+
+def test_it_fits_in_the_wheel() -> None:
+    assert {path.name for path in DEMO.iterdir()} == FILES
+    assert sum(path.stat().st_size for path in DEMO.iterdir()) <= 4_000_000
+
+
+def test_the_preset_is_its_config(model: minigpt.GPT2) -> None:
+    assert minigpt.GPT2Config.preset("demo") == model.config
+    assert minigpt.GPT2Config.from_json_file(DEMO / "config.json") == model.config
+
+
+def test_its_vocabulary_is_byte_level(model: minigpt.GPT2, tokenizer: minigpt.Tokenizer) -> None:
+    text = "Zoë's naïve 火 costs €3.50\r\n\t — fine"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.vocab_size == model.config.vocab_size
+    assert tokenizer.end_of_text_id == model.config.eos_token_id
+
+
+def test_its_norms_are_far_from_untrained(model: minigpt.GPT2) -> None:
+    """A norm that ignores its weight, or its bias, must change this model's logits."""
+    for site in model.norm_sites():
+        weight, bias = model.get_parameter(f"{site}.weight"), model.get_parameter(f"{site}.bias")
+        from_one, from_zero = (weight - 1).abs().mean().item(), bias.abs().mean().item()
+        print(f"{site}: mean |weight - 1| {from_one:.3f}, mean |bias| {from_zero:.3f}, spread {weight.std():.3f}")
+        assert from_one > 0.1
+        assert from_zero > 0.02
+        assert weight.std() > 0.05
+
+
+def test_it_writes_words_that_tales_use(told: list[str]) -> None:
+    known = tales.vocabulary() | {"s"}  # a possessive's
+    for text in told:
+        assert set(tales.WORD.findall(text)) <= known, text
+
+
+def test_it_tells_a_whole_tale(told: list[str]) -> None:
+    """It comes to an end by itself, in 60 to 200 words like those it has read, with every quotation closed."""
+    for text in told:
+        assert text.rstrip()[-1] in '."', text
+        assert 60 <= len(text.split()) <= 200
+        assert text.count('"') % 2 == 0
+
+
+def test_it_keeps_to_its_two_people(told: list[str]) -> None:
+    for text in told:
+        words = set(tales.WORD.findall(text))
+        assert len(words & set(tales.WOMEN.split())) == len(words & set(tales.MEN.split())) == 1, text
+
+
+def test_it_expects_tales_it_has_never_seen(model: minigpt.GPT2, tokenizer: minigpt.Tokenizer) -> None:
+    """An untrained model's perplexity is its vocabulary, 1024. The bound is a little above what training reaches."""
+    texts = tales.tales(60, train_demo.HELD_OUT)
+    ids = torch.tensor(list(train_demo.rows(texts, tokenizer, model.config.n_positions + 1)))
+    with torch.no_grad():
+        perplexity = math.exp(train_demo.loss_on(model, ids).item())
+    print(f"perplexity {perplexity:.3f}")
+    assert perplexity < 1.45

@@ -1,0 +1,77 @@
+"""What a checkpoint is: told as transformers counts it, and refused where it is not one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import edit_config, edit_tensors, reference, saved
+
+from minigpt import CheckpointError, ConfigError
+from minigpt.lab.describe import describe
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(reference(), tmp_path_factory.mktemp("tiny"))
+
+
+def test_the_facts_are_the_configs(folder: Path) -> None:
+    facts = describe(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert (facts["layers"], facts["heads"], facts["width"]) == (config["n_layer"], config["n_head"], config["n_embd"])
+    assert (facts["context"], facts["vocabulary"]) == (config["n_positions"], config["vocab_size"])
+    assert facts["activation"] == config["activation_function"]
+    assert facts["norm eps"] == config["layer_norm_epsilon"]
+    assert facts["inner width"] == 4 * config["n_embd"]
+    assert facts["tied head"] is True
+    assert (facts["model"], facts["files"]) == (str(folder), str(folder))
+
+
+@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False}, {"n_inner": 50}, {"n_layer": 3}], ids=str)
+def test_parameters_are_as_many_as_transformers_counts(tmp_path: Path, fields: dict[str, Any]) -> None:
+    model = reference(**fields)
+    facts = describe(saved(model, tmp_path))
+    assert facts["parameters"] == model.num_parameters()
+    assert facts["inner width"] == fields.get("n_inner", 128)
+    assert facts["tied head"] is fields.get("tie_word_embeddings", True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_dtype_is_the_files(tmp_path: Path, dtype: torch.dtype) -> None:
+    assert describe(saved(reference().to(dtype), tmp_path))["dtype"] == str(dtype).removeprefix("torch.")
+
+
+def test_every_norm_with_the_range_of_its_parameters(folder: Path) -> None:
+    lines, norms = describe(folder)["norms"], reference().transformer
+    assert [line.partition(":")[0] for line in lines] == ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
+    for line in lines:
+        for parameter in norms.get_submodule(line.partition(":")[0]).parameters():
+            assert f"{parameter.min():.4g}" in line
+            assert f"{parameter.max():.4g}" in line
+
+
+def test_the_facts_are_json(folder: Path) -> None:
+    facts = describe(folder)
+    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+
+
+@pytest.mark.parametrize("form", ["file", "sharded"])
+def test_other_forms_of_the_same_checkpoint(folder: Path, tmp_path: Path, form: str) -> None:
+    place = folder / "model.safetensors" if form == "file" else saved(reference(), tmp_path, max_shard_size="40KB")
+    facts, whole = describe(place), describe(str(folder))
+    assert {**facts, "model": "", "files": ""} == {**whole, "model": "", "files": ""}
+    assert facts["files"] == str(place)
+
+
+def test_what_is_no_whole_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        describe(tmp_path)
+    saved(reference(), tmp_path)
+    edit_tensors(tmp_path, lambda tensors: {name: tensors[name] for name in tensors if "ln_f.bias" not in name})
+    with pytest.raises(CheckpointError, match=r"missing ln_f\.bias"):
+        describe(tmp_path)
+    edit_config(tmp_path, model_type="llama")
+    with pytest.raises(ConfigError, match="llama"):
+        describe(tmp_path)

@@ -1,0 +1,128 @@
+"""Every mistake is named, from outside, and a correct norm is never blamed for one."""
+
+import pytest
+import sabotages
+import torch
+from torch import nn
+
+from minigpt.lab.conformance import ConformanceReport, check_norm
+from minigpt.lab.conformance.diagnosis import diagnoses
+from minigpt.lab.conformance.formula import wrong_affine, wrong_deviation, wrong_dimension, wrong_statistics
+from minigpt.lab.conformance.precision import wrong_precision
+from minigpt.lab.conformance.probe import Probe
+from minigpt.lab.conformance.subject import Subject
+
+# A mistake, the groups of cases or the case that must show it, and what it must be called
+MISTAKES = [
+    (sabotages.Eps1e6, "*near sqrt(eps)", "eps looks like 1e-06, not 1e-05"),
+    (sabotages.Eps1e4, "*near sqrt(eps)", "eps looks like 0.0001, not 1e-05"),
+    (sabotages.EpsIgnored, "another eps", "the eps it is given is ignored"),
+    (sabotages.NoEps, "*constant rows", "eps is left out"),
+    (sabotages.LeastVariance, "*near sqrt(eps)", "eps is the least variance, not added to it"),
+    (sabotages.DividesByNMinusOne, "width*", "variance divides by n - 1"),
+    (sabotages.StdPlusEps, "*near sqrt(eps)", "eps is added to the deviation"),
+    (sabotages.NoShift, "*ordinary rows", "the shift is ignored"),
+    (sabotages.NoScale, "*ordinary rows", "the scale is ignored"),
+    (sabotages.Exchanged, "*ordinary rows", "scale and shift are exchanged"),
+    (sabotages.ScaleAddedToOne, "*ordinary rows", "the scale is added to 1"),
+    (sabotages.Float16Throughout, "float32, *", "statistics are kept in float16"),
+    (sabotages.Float16Statistics, "float32, *", "statistics are kept in float16"),
+    (sabotages.Float16Variance, "float32, *", "statistics are kept in float16"),
+    (sabotages.BFloat16Throughout, "float32, *", "statistics are kept in bfloat16"),
+    (sabotages.StatisticsOfTheInput, "float16, *", "statistics are kept in float16 for float16 input"),
+    (sabotages.StatisticsOfTheInput, "bfloat16, *", "statistics are kept in bfloat16 for bfloat16 input"),
+    (sabotages.Float32Throughout, "values", "wrong only for float64 input, which is computed in float32"),
+    (sabotages.DifferenceOfSquares, "float32, mean far*", "variance is a difference of squares"),
+    (sabotages.OverTheSequence, "?-D input", "normalises over the wrong dimension: over the sequence"),
+    (sabotages.OverDimensionOne, "?-D input", "normalises over the wrong dimension: over the sequence"),
+    (sabotages.NoMean, "*ordinary rows", "the mean is not subtracted (it is an RMSNorm)"),
+    (sabotages.DynamicTanh, "*ordinary rows", "each value is computed by itself"),
+    (sabotages.ConstantDeviation, "*ordinary rows", "it does not divide by the row's own deviation"),
+    (sabotages.ZeroForConstantRows, ["values", "widths"], "wrong only for constant rows"),
+    (sabotages.NaNForConstantRows, ["values", "widths"], "wrong only for constant rows"),
+    (sabotages.Only65535Rows, "rows", "wrong only beyond 65,535 rows"),
+    (sabotages.WrongWhenCompiled, "compile", "it differs under torch.compile"),
+    (sabotages.WrongGradients, "gradients", "gradients are wrong though values are right: of the input"),
+    (sabotages.DetachedMean, "gradients", "gradients are wrong though values are right: of the input"),
+    (sabotages.ModifiesItsInput, ["values", "behaviour"], "it modifies its input"),
+    (sabotages.LooksAtItsBatch, ["values", "behaviour"], "a row depends on its batch"),
+    (sabotages.ReturnsFloat32, "float16, *", "changes the dtype: torch.float16 went in, torch.float32 came out"),
+    (sabotages.HidesNaN, ["values", "special"], "wrong only where a row holds an infinity or a NaN"),
+    (sabotages.MultiplesOfFourOnly, ["values", "widths", "rows"], "wrong only at width 1, 2, 3, 5, 127, 1001"),
+    (sabotages.IgnoresStrides, "layouts", "wrong only for non-contiguous input"),
+    (sabotages.NoHalf, "float16, *", "no kernel for float16"),
+]
+
+
+def check(norm: object, cases: str | list[str]) -> ConformanceReport:
+    return check_norm(norm, device="cpu", cases=cases, compile_backend="aot_eager")  # pyright: ignore
+
+
+@pytest.mark.usefixtures("unchecked")  # torch.compile would trace the shape checks as well
+@pytest.mark.parametrize(("norm", "cases", "name"), MISTAKES, ids=[norm.__name__ for norm, _, _ in MISTAKES])
+def test_a_mistake_fails_and_is_named(norm: type[nn.Module], cases: str | list[str], name: str) -> None:
+    report = check(norm, cases)
+    assert not report.passed
+    assert any(name in said for said in report.diagnoses), report
+    assert len(report.diagnoses) <= 2, report
+
+
+def test_two_mistakes_are_both_named() -> None:
+    report = check(sabotages.SampleStdPlusEps, "*near sqrt(eps)")
+    assert report.diagnoses == [
+        "variance divides by n - 1",
+        "eps is added to the deviation, not to the variance",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake"),
+    [
+        ("std_eps", "eps is added to the deviation"),
+        ("rms", "the mean is not subtracted"),
+        ("dyt", "neither the mean nor the deviation"),
+    ],
+)
+def test_inexact_registered_norms_are_named_for_what_they_are(name: str, mistake: str) -> None:
+    report = check(name, "values")
+    assert not report.passed
+    assert mistake in report.diagnoses[0], report
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_one_cause_is_one_diagnosis() -> None:
+    """What follows from a mistake (other gradients, other widths) is not listed beside it."""
+    report = check(sabotages.DividesByNMinusOne, ["widths", "values", "layouts", "behaviour", "gradients"])
+    assert len(report.failures) > 20
+    assert report.diagnoses == ["variance divides by n - 1"]
+
+
+def test_an_unknown_mistake_is_called_so() -> None:
+    class Odd(sabotages.LayerNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return sabotages.exact(self, x) + 0.01 * torch.sin(100 * x)
+
+    assert check(Odd, "float32, *").diagnoses == [
+        "no mistake known by name; the first case that fails is 'float32, ordinary rows'"
+    ]
+
+
+@pytest.mark.parametrize("norm", ["fused", "textbook", *sabotages.CORRECT])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_probe_blames_a_correct_norm(norm: type[nn.Module] | str, seed: int) -> None:
+    probe = Probe(Subject(norm, torch.device("cpu"), seed=seed))
+    looks = (wrong_dimension, wrong_affine, wrong_statistics, wrong_precision, wrong_deviation)
+    assert [said for look in looks for said in look(probe)] == []
+
+
+def test_a_norm_that_raises_on_every_probe_is_still_diagnosed() -> None:
+    class Moody(sabotages.LayerNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[-1] != 64:
+                raise RuntimeError("64 only")
+            return sabotages.exact(self, x)
+
+    report = check(Moody, "width*")
+    assert "wrong only at width 1, 2, 3" in report.diagnoses[0], report
+    subject = Subject(Moody, torch.device("cpu"))
+    assert diagnoses(subject, report.cases) == report.diagnoses

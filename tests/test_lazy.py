@@ -1,0 +1,88 @@
+"""What ``import minigpt`` costs: nothing but itself, and later only what is used."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoints import reference, saved
+
+import minigpt
+
+HEAVY = (
+    "torch",
+    "transformers",
+    "triton",
+    "tokenizers",
+    "safetensors",
+    "huggingface_hub",
+    "numpy",
+    "jaxtyping",
+    "typer",
+    "rich",
+)
+
+
+def imported_by(script: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after a script."""
+    report = "; import sys, json; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", script + report], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_the_import_alone_is_light() -> None:
+    assert not imported_by("import minigpt; minigpt.__version__; dir(minigpt)") & set(HEAVY)
+
+
+def test_errors_and_configs_need_no_pytorch() -> None:
+    used = imported_by(
+        "import minigpt; minigpt.GPT2Config.preset('gpt2'); minigpt.CheckpointError; minigpt.MiniGPTError"
+    )
+    assert not used & set(HEAVY)
+
+
+def test_loading_and_generating_need_no_transformers_and_no_network_client(tmp_path: Path) -> None:
+    """Nor any kernel compiler, beyond what PyTorch itself brings."""
+    folder = saved(reference(), tmp_path)
+    used = imported_by(
+        f"import torch, minigpt; model = minigpt.from_pretrained({str(folder)!r}, norm='textbook', device='cpu');"
+        "minigpt.generate(model, torch.zeros(1, 2, dtype=torch.long), max_new_tokens=2);"
+        "minigpt.Tokenizer; minigpt.swap_norms(model, 'fused'); minigpt.norms.available()"
+    )
+    assert not used & {"transformers", "huggingface_hub"}
+    assert "triton" not in used or "triton" in imported_by("import torch")
+
+
+@pytest.mark.parametrize("name", minigpt.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(minigpt, name) is not None
+    assert name in dir(minigpt)
+
+
+def test_public_names_are_the_objects_of_their_home() -> None:
+    from minigpt.checkpoint.pretrained import from_pretrained
+    from minigpt.errors import CheckpointError
+    from minigpt.model.gpt2 import GPT2
+    from minigpt.norms.textbook import LayerNorm
+
+    assert minigpt.from_pretrained is from_pretrained
+    assert minigpt.CheckpointError is CheckpointError
+    assert minigpt.GPT2 is GPT2
+    assert minigpt.LayerNorm is LayerNorm
+    assert minigpt.generate is minigpt.generation.generate
+
+
+def test_every_error_is_a_value_error() -> None:
+    for kind in (minigpt.ConfigError, minigpt.CheckpointError, minigpt.NormError, minigpt.GenerationError):
+        assert issubclass(kind, minigpt.MiniGPTError)
+    assert issubclass(minigpt.MiniGPTError, ValueError)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(minigpt, "GPT3")
+    with pytest.raises(AttributeError, match="module 'minigpt' has no attribute 'GPT3'"):
+        minigpt.GPT3  # noqa: B018
+    with pytest.raises(ImportError):
+        from minigpt import GPT3  # noqa: F401

@@ -1,0 +1,211 @@
+"""Who sees whom and which position each token has; and what follows: a padded row is the row alone."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from helpers import assert_close, assert_same_bits, left_padding, random_ids, small_model
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import minigpt
+from minigpt import GenerationError
+from minigpt.model.masking import eager_mask, padding_mask, positions, sdpa_mask, visible
+
+CPU = torch.device("cpu")
+T, F = True, False
+
+# Row 0 is padded on the left, row 1 on the right, row 2 inside, row 3 is nothing but padding.
+PADDED = torch.tensor([[F, F, T, T], [T, T, T, F], [T, F, F, T], [F, F, F, F]])
+
+
+def test_positions_count_the_real_tokens_before() -> None:
+    given = positions(PADDED, past=0, seq=4, device=CPU)
+    assert given[0, 2:].tolist() == [0, 1]
+    assert given[1, :3].tolist() == [0, 1, 2]
+    assert given[2, [0, 3]].tolist() == [0, 1]
+    assert (given >= 0).all()
+
+
+def test_positions_go_on_behind_a_cache() -> None:
+    assert torch.equal(positions(PADDED, past=3, seq=1, device=CPU), positions(PADDED, 0, 4, CPU)[:, 3:])
+    assert positions(None, past=5, seq=3, device=CPU).tolist() == [[5, 6, 7]]
+
+
+def test_a_query_sees_the_real_keys_up_to_itself() -> None:
+    assert visible(None, past=0, seq=3, device=CPU)[0, 0].tolist() == [[T, F, F], [T, T, F], [T, T, T]]
+    assert visible(None, past=1, seq=2, device=CPU)[0, 0].tolist() == [[T, T, F], [T, T, T]]
+    left, right, inside, nothing = visible(PADDED, past=0, seq=4, device=CPU)[:, 0].tolist()
+    assert left == [[F, F, F, F], [F, F, F, F], [F, F, T, F], [F, F, T, T]]
+    assert right == [[T, F, F, F], [T, T, F, F], [T, T, T, F], [T, T, T, F]]
+    assert inside == [[T, F, F, F], [T, F, F, F], [T, F, F, F], [T, F, F, T]]
+    assert nothing == [[F, F, F, F]] * 4
+
+
+def test_the_fused_kernel_gets_no_mask_where_it_needs_none() -> None:
+    assert sdpa_mask(None, past=0, seq=5, device=CPU) is None
+    assert sdpa_mask(None, past=4, seq=1, device=CPU) is None
+    assert torch.equal(sdpa_mask(None, past=2, seq=2, device=CPU), visible(None, 2, 2, CPU))
+    assert torch.equal(sdpa_mask(PADDED, past=3, seq=1, device=CPU), visible(PADDED, 3, 1, CPU))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_the_written_out_formula_gets_a_finite_mask(dtype: torch.dtype) -> None:
+    mask = eager_mask(PADDED, past=0, seq=4, device=CPU, dtype=dtype)
+    assert mask.dtype == dtype
+    assert mask.isfinite().all()
+    assert torch.equal(mask == 0, visible(PADDED, 0, 4, CPU))
+    assert mask.min() == torch.finfo(dtype).min
+
+
+def test_a_mask_of_real_tokens_alone_is_no_mask() -> None:
+    assert padding_mask(torch.ones(2, 3), None, batch=2, past=0, seq=3) is None
+    assert padding_mask(None, None, batch=2, past=0, seq=3) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32, torch.uint8, torch.float32, torch.float16])
+def test_a_mask_of_any_dtype(dtype: torch.dtype) -> None:
+    assert torch.equal(padding_mask(PADDED.to(dtype), None, batch=4, past=1, seq=3), PADDED)
+
+
+def test_what_the_cache_remembers_goes_before_new_tokens() -> None:
+    given = padding_mask(None, PADDED, batch=4, past=4, seq=2)
+    assert torch.equal(given, torch.cat([PADDED, torch.ones(4, 2, dtype=torch.bool)], dim=1))
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 5), (1, 4), (3, 4), (2, 4, 4), (2, 1, 4, 4), (4,)], ids=str)
+def test_a_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(GenerationError, match=r"^attention_mask is \(.*\), but must cover 2 rows of 4 tokens$"):
+        small_model()(random_ids(2, 4), torch.ones(shape))
+
+
+def test_a_mask_that_forgets_the_cache_is_refused() -> None:
+    model = small_model()
+    cache = model.new_cache(2, 8)
+    model(random_ids(2, 4), cache=cache)
+    with pytest.raises(GenerationError, match="2 rows of 5 tokens, the 4 in the cache included"):
+        model(random_ids(2, 1), torch.ones(2, 1), cache=cache)
+    assert cache.length == 4
+
+
+@pytest.mark.parametrize("low", [float("-inf"), torch.finfo(torch.float32).min, -1e4, -1.0, float("nan"), 0.5, 2.0])
+def test_a_mask_of_other_numbers_than_0_and_1_is_refused(low: float) -> None:
+    """One that is added to scores has 0 for real tokens: taken as 1 and 0 it would mean the opposite."""
+    with pytest.raises(GenerationError, match="attention_mask"):
+        small_model()(random_ids(1, 3), torch.tensor([[low, 0.0, 0.0]]))
+
+
+# What the model makes of it.
+
+
+@pytest.fixture(scope="module", params=["sdpa", "eager"])
+def model(request: pytest.FixtureRequest, device: torch.device) -> Iterator[minigpt.GPT2]:
+    """In float64, where a padded row can be told from the row alone to thirteen digits."""
+    return small_model(attention=request.param, dtype=torch.float64, device=device)
+
+
+@st.composite
+def padded_batches(draw: st.DrawFn) -> Tensor:
+    """Masks (rows, length) with padding anywhere: left, right, inside, everywhere."""
+    length = draw(st.integers(1, 9))
+    row = st.lists(st.booleans(), min_size=length, max_size=length)
+    side = st.integers(0, length).flatmap(
+        lambda n: st.sampled_from([[F] * (length - n) + [T] * n, [T] * n + [F] * (length - n)])
+    )
+    return torch.tensor(draw(st.lists(side | row, min_size=1, max_size=4)))
+
+
+def row_alone(model: minigpt.GPT2, ids: Tensor, mask: Tensor) -> Tensor:
+    """Logits (real tokens, vocab) of one row without its padding."""
+    return model(ids[mask][None])[0]
+
+
+@given(mask=padded_batches())
+@torch.no_grad()
+def test_a_row_of_a_padded_batch_is_the_row_alone(model: minigpt.GPT2, mask: Tensor) -> None:
+    ids = random_ids(*mask.shape)
+    mask, ids = mask.to(model.wte.weight.device), ids.to(model.wte.weight.device)
+    logits = model(ids, mask)
+    assert logits.isfinite().all()
+    for row in range(len(mask)):
+        if mask[row].any():
+            given, wanted = logits[row, mask[row]], row_alone(model, ids[row], mask[row])
+            assert_close(given, wanted, 1e-13, f"row {row} of {mask.int().tolist()}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@torch.no_grad()
+def test_a_row_of_a_padded_batch_is_the_row_alone_to_rounding(
+    attention: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    model = small_model(attention=attention, dtype=dtype, device=device)
+    mask = torch.cat([left_padding((7, 12), 12, device), left_padding((9,), 12, device).flip(1)])
+    ids = random_ids(3, 12, device=device)
+    logits = model(ids, mask)
+    for row in range(3):
+        wanted = row_alone(model, ids[row], mask[row].bool())
+        assert_close(logits[row, mask[row].bool()], wanted, 8 * torch.finfo(dtype).eps, f"row {row}")
+
+
+@torch.no_grad()
+def test_padding_tokens_are_not_seen(model: minigpt.GPT2) -> None:
+    device = model.wte.weight.device
+    mask = left_padding((5, 9), 9, device).bool()
+    ids, others = random_ids(2, 9, device=device), random_ids(2, 9, device=device)
+    given, wanted = model(torch.where(mask, ids, others), mask), model(ids, mask)
+    assert_same_bits(given[mask], wanted[mask], "other ids under the padding")
+
+
+@torch.no_grad()
+def test_a_mask_of_ones_changes_no_bit(model: minigpt.GPT2) -> None:
+    ids = random_ids(2, 9, device=model.wte.weight.device)
+    assert_same_bits(model(ids, torch.ones_like(ids)), model(ids), "a mask of ones")
+
+
+@torch.no_grad()
+def test_positions_given_are_used(model: minigpt.GPT2) -> None:
+    device = model.wte.weight.device
+    ids, mask = random_ids(3, 6, device=device), left_padding((6, 4, 1), 6, device)
+    derived = positions(mask.bool(), 0, 6, device)
+    assert_same_bits(model(ids, mask, position_ids=derived), model(ids, mask), "those that it derives")
+    one_row = torch.arange(6, device=device)[None]
+    assert_same_bits(model(ids, position_ids=one_row), model(ids), "one row for all")
+    shifted = model(ids, position_ids=one_row + 3)
+    assert (shifted - model(ids)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_rows_of_padding_alone_are_finite_and_so_are_their_gradients(
+    attention: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    model = small_model(attention=attention, dtype=dtype, device=device).train()
+    mask = torch.tensor([[0] * 6, [1] * 6, [0, 0, 1, 1, 0, 1]], device=device)
+    logits = model(random_ids(3, 6, device=device), mask)
+    assert logits.isfinite().all()
+    logits.float().square().mean().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("upcast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@torch.no_grad()
+def test_padded_rows_are_finite_where_every_score_is_very_low(
+    attention: str, dtype: torch.dtype, upcast: bool, device: torch.device
+) -> None:
+    """A low score plus float16's lowest number is -inf. Where a padded query has nothing else, softmax makes NaN of it,
+    and the real tokens of its row read that NaN in the next layer."""
+    model = small_model(attention=attention, dtype=dtype, device=device, reorder_and_upcast_attn=upcast)
+    for block in model.h:
+        query, key, _ = block.attn.c_attn.bias.split(48)
+        query.fill_(12.0)
+        key.fill_(-12.0)
+    mask = left_padding((4, 7), 7, device)
+    ids = random_ids(2, 7, device=device)
+    logits = model(ids, mask)
+    assert logits.isfinite().all()
+    alone = row_alone(model, ids[0], mask[0].bool())
+    assert_close(logits[0, 3:], alone, 32 * torch.finfo(dtype).eps, "the padded row")

@@ -1,0 +1,370 @@
+"""Every exact norm against float64 on the same rounded inputs, the textbook's worked examples, and the registry."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import HALVES, assert_close, assert_same_bits, assert_within, max_abs
+from torch import Tensor, nn
+
+from minigpt import LayerNorm, NormError, norms
+from minigpt.norms import registry
+
+EXACT = ("fused", "textbook")
+DTYPES = (torch.float64, torch.float32, *HALVES)
+SHAPES = [1, 2, 3, 7, 64, 101, 768, 1600, (5,), (3, 7), (1, 3), (2, 3, 5)]
+
+every_norm = pytest.mark.parametrize("name", EXACT)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def registered_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it."""
+    norms.available()  # import every norm first: a module registers only once
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+
+
+def random_norm(name: str, shape: int | tuple[int, ...], *, eps: float = 1e-5, bias: bool = True,
+                dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> nn.Module:  # fmt: skip
+    """A norm whose scale and shift are random: at 1 and 0 a test would not see them."""
+    norm = norms.build(name, shape, eps=eps, bias=bias)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.copy_(torch.randn_like(parameter) + 0.5)
+    return norm.to(device, dtype)
+
+
+def formula(norm: nn.Module, x: Tensor) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * weight + bias in float64 (Ba et al. 2016, arXiv 1607.06450, equations 3 and 4)."""
+    row = tuple(range(-norm.weight.ndim, 0))
+    x, weight = x.double(), norm.weight.double()
+    var, mean = torch.var_mean(x, dim=row, correction=0, keepdim=True)
+    shift = 0 if norm.bias is None else norm.bias.double()
+    return (x - mean) / torch.sqrt(var + norm.eps) * weight + shift
+
+
+def rounding(norm: nn.Module, x: Tensor) -> Tensor:
+    """How far from the truth rounding alone may bring each element of the output.
+
+    One unit in the last place of the output itself, whose terms may cancel, or the least step a float16 can take. To
+    that, what the statistics lose: they are kept in float32 or wider, where the mean is off by a few units in the last
+    place of the row's largest element, and that is then divided by the row's deviation.
+    """
+    row, own = tuple(range(-norm.weight.ndim, 0)), torch.finfo(x.dtype)
+    wide = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+    deviation = torch.sqrt(x.double().var(dim=row, correction=0, keepdim=True) + norm.eps)
+    lost = 8 * wide * (1 + x.double().abs().amax(dim=row, keepdim=True) / deviation) * norm.weight.double().abs()
+    shift = 0 if norm.bias is None else norm.bias.double().abs()
+    return own.eps * (formula(norm, x).abs() + shift + own.smallest_normal) + lost
+
+
+def assert_is_layer_norm(norm: nn.Module, x: Tensor, what: str) -> None:
+    """Same shape and dtype, and within rounding of the formula, element by element."""
+    y, before = norm(x), x.clone()
+    assert (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
+    assert y.isfinite().all()
+    excess = ((y.double() - formula(norm, x)).abs() / rounding(norm, x)).max().item()
+    assert_within(excess, 1.0, max_abs(y), f"{what}: error in units of what rounding allows")
+    assert torch.equal(x, before), "the input was written to"
+
+
+@every_dtype
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@every_norm
+def test_is_the_formula(name: str, shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    sizes = (shape,) if isinstance(shape, int) else shape
+    x = (torch.randn(4, 5, *sizes) * 2 + 0.7).to(device, dtype)
+    for bias in (True, False):
+        norm = random_norm(name, shape, bias=bias, dtype=dtype, device=device)
+        assert (norm.bias is None) == (not bias)
+        assert_is_layer_norm(norm, x, f"bias={bias}")
+
+
+@every_dtype
+@every_norm
+@pytest.mark.parametrize(("mean", "deviation"), [(1000.0, 1.0), (-1000.0, 1.0), (1.0, 1e-3), (0.0, 1e-4), (0.0, 1e4)])
+def test_is_the_formula_on_rows_far_from_standard(
+    mean: float, deviation: float, name: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    x = (torch.randn(6, 96) * deviation + mean).to(device, dtype)
+    assert_is_layer_norm(random_norm(name, 96, dtype=dtype, device=device), x, f"mean {mean}, deviation {deviation}")
+
+
+@every_dtype
+@every_norm
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.7, 1000.0])
+def test_is_the_formula_on_constant_rows(value: float, name: str, dtype: torch.dtype, device: torch.device) -> None:
+    norm = random_norm(name, 33, dtype=dtype, device=device)
+    assert_is_layer_norm(norm, torch.full((3, 33), value, dtype=dtype, device=device), f"rows of {value}")
+
+
+@every_dtype
+@every_norm
+def test_is_the_formula_on_one_massive_activation(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    x = torch.randn(5, 96)
+    x[:, 17], x[2, 40] = 3000.0, -2500.0  # as the residual stream of a trained GPT-2 has them
+    assert_is_layer_norm(random_norm(name, 96, dtype=dtype, device=device), x.to(device, dtype), "massive activation")
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_statistics_of_float16_rows_are_wider_than_float16(name: str, device: torch.device) -> None:
+    x = (torch.randn(4, 768) * 300).to(device, torch.float16)
+    assert x.square().sum(-1).isinf().all(), "the sums of squares are meant to overflow float16"
+    assert_is_layer_norm(random_norm(name, 768, dtype=torch.float16, device=device), x, "rows of deviation 300")
+
+
+@every_norm
+def test_is_the_formula_at_another_eps(name: str) -> None:
+    for eps in (0.0, 1e-12, 1e-6, 1e-3, 1.0):
+        assert_is_layer_norm(random_norm(name, 24, eps=eps, dtype=torch.float64), torch.randn(5, 24).double(), f"{eps}")
+
+
+@every_norm
+def test_a_non_contiguous_input(name: str, device: torch.device) -> None:
+    wide = torch.randn(6, 4, 20, device=device)
+    norm = random_norm(name, 10, device=device)
+    for x in (wide[..., ::2], wide.transpose(0, 1)[..., 5:15], wide[:1, :, :10].expand(3, -1, -1)):
+        assert not x.is_contiguous()
+        assert_is_layer_norm(norm, x, f"strides {x.stride()}")
+
+
+@every_norm
+@pytest.mark.parametrize("leading", [(0,), (2, 0), (0, 3), ()], ids=str)
+def test_no_rows_and_a_single_row_without_a_batch(name: str, leading: tuple[int, ...]) -> None:
+    norm, x = random_norm(name, (3, 5)), torch.randn(*leading, 3, 5)
+    y = norm(x)
+    assert y.shape == x.shape
+    if y.numel():
+        assert_close(y, formula(norm, x), 1e-6, f"leading {leading}")
+
+
+@every_norm
+def test_list_and_tuple_and_int_name_the_same_shape(name: str) -> None:
+    x = torch.randn(3, 5)
+    assert torch.equal(norms.build(name, [5])(x), norms.build(name, 5)(x))
+    assert norms.build(name, [3, 5]).normalized_shape == (3, 5)
+    assert norms.build(name, torch.Size([3, 5])).weight.shape == (3, 5)
+
+
+@every_norm
+def test_starts_at_scale_one_and_shift_zero_with_eps_of_gpt2(name: str) -> None:
+    norm = norms.build(name, (2, 3))
+    assert {key: tuple(value.shape) for key, value in norm.state_dict().items()} == {"weight": (2, 3), "bias": (2, 3)}
+    assert torch.equal(norm.weight, torch.ones(2, 3))
+    assert torch.equal(norm.bias, torch.zeros(2, 3))
+    assert norm.eps == 1e-5
+    assert [key for key, _ in norms.build(name, 3, bias=False).named_parameters()] == ["weight"]
+
+
+@every_norm
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_of_input_scale_and_shift(name: str, bias: bool) -> None:
+    norm = random_norm(name, (2, 3), bias=bias, dtype=torch.float64)
+    x = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, *_: norm(x), (x, *norm.parameters()))
+
+
+@every_norm
+def test_keeps_the_input_s_dtype_when_the_parameters_are_wider(name: str) -> None:
+    norm = random_norm(name, 64)
+    for dtype in HALVES:
+        assert_is_layer_norm(norm, torch.randn(4, 64).to(dtype), f"{dtype} input, float32 parameters")
+
+
+@every_norm
+def test_refuses_an_input_of_another_shape(name: str) -> None:
+    for normalized_shape, shape in [(5, (3, 4)), (5, (5, 1)), ((3, 5), (5, 3)), ((3, 5), (5,)), (5, ())]:
+        with pytest.raises(NormError, match=r"this norm is over .* but the input is"):
+            norms.build(name, normalized_shape)(torch.zeros(shape))
+
+
+@every_norm
+def test_refuses_sizes_and_eps_that_make_no_sense(name: str) -> None:
+    for shape in (0, -1, (), [], (3, 0)):
+        with pytest.raises(NormError, match="normalized_shape must be one or more sizes above 0"):
+            norms.build(name, shape)
+    for eps in (-1e-5, float("nan"), float("inf")):
+        with pytest.raises(NormError, match="eps must be a finite number, 0 or more"):
+            norms.build(name, 3, eps=eps)
+
+
+def test_fused_is_the_library_s_own_bits(device: torch.device) -> None:
+    for dtype in DTYPES:
+        norm = random_norm("fused", (3, 7), eps=1e-4, dtype=dtype, device=device)
+        x = torch.randn(9, 3, 7).to(device, dtype)
+        assert_same_bits(norm(x), F.layer_norm(x, (3, 7), norm.weight, norm.bias, 1e-4), str(dtype))
+
+
+# What the textbooks work out by hand.
+
+
+@every_norm
+def test_two_rows_worked_by_hand(name: str) -> None:
+    x = torch.tensor([[0.2, 0.1, 0.3], [0.5, 0.1, 0.1]])
+    deviation = torch.sqrt(x.var(dim=-1, correction=0) + 1e-5)  # what a row is divided by
+    torch.testing.assert_close(deviation, torch.tensor([0.0817, 0.1886]), atol=5e-5, rtol=0)
+    wanted = torch.tensor([[0.0, -1.2238, 1.2238], [1.4140, -0.7070, -0.7070]])
+    torch.testing.assert_close(norms.build(name, 3)(x).detach(), wanted, atol=5e-5, rtol=0)
+    without_eps = norms.build(name, 3, eps=0.0)(x).detach()
+    assert not torch.allclose(without_eps, wanted, atol=5e-4), "these digits are those of eps = 1e-5"
+
+
+@every_norm
+def test_the_same_rows_over_the_last_two_dimensions(name: str) -> None:
+    x = torch.tensor([[[0.2, 0.1, 0.3]], [[0.5, 0.1, 0.1]]])  # (2, 1, 3)
+    wanted = torch.tensor([[[0.0, -1.2238, 1.2238]], [[1.4140, -0.7070, -0.7070]]])
+    torch.testing.assert_close(norms.build(name, (1, 3))(x).detach(), wanted, atol=5e-5, rtol=0)
+
+
+@every_norm
+def test_over_the_last_two_dimensions_they_share_one_mean_and_one_deviation(name: str) -> None:
+    x = torch.randn(4, 3, 5) * 3 + 2
+    flat = norms.build(name, 15)(x.flatten(1)).view_as(x)
+    assert_close(norms.build(name, (3, 5))(x), flat, 1e-6, "as one row of 15")
+    assert max_abs(norms.build(name, 5)(x) - flat) > 0.1, "and not row by row"
+
+
+@every_norm
+def test_a_row_of_integers_worked_by_hand(name: str) -> None:
+    x = torch.tensor([10.0, 50.0, 20.0])
+    assert x.mean().item() == pytest.approx(26.67, abs=5e-3)
+    assert x.std(correction=0).item() == pytest.approx(17.00, abs=5e-3)
+    torch.testing.assert_close(norms.build(name, 3)(x).detach(), torch.tensor([-0.9806, 1.3728, -0.3922]),
+                               atol=5e-5, rtol=0)  # fmt: skip
+
+
+def test_eps_added_to_the_deviation_is_another_norm() -> None:
+    """(x - mean) / (std + eps) is off by more than float32's rounding and less than anybody sees: 1e-5 to 1e-4."""
+
+    class StdEps(LayerNorm):
+        def standardize(self, x: Tensor) -> Tensor:
+            std, mean = torch.std_mean(x, dim=-1, correction=0, keepdim=True)
+            return (x - mean) / (std + self.eps)
+
+    x = torch.rand(4, 20)
+    library = nn.LayerNorm(20)(x)
+    difference = max_abs(StdEps(20)(x) - library)
+    assert 1e-5 < difference < 1e-4, f"difference {difference:.3g}"
+    for name in EXACT:
+        assert_within(max_abs(norms.build(name, 20)(x) - library), 1e-6, max_abs(library), f"{name}, by contrast")
+
+
+def test_n_minus_one_in_the_variance_is_another_norm() -> None:
+    x = torch.rand(4, 20)
+    unbiased = (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True) + 1e-5)
+    for name in EXACT:
+        assert max_abs(norms.build(name, 20)(x) - unbiased) > 1e-2
+
+
+# The registry.
+
+
+class Doubling(LayerNorm):
+    """A norm of a test's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_the_built_in_norms_are_exact_and_available() -> None:
+    for name in EXACT:
+        info = norms.available()[name]
+        assert info.exact
+        assert info.available
+        assert info.reason is None
+        assert isinstance(norms.build(name, 4), LayerNorm)
+
+
+def test_minigpt_s_layer_norm_is_the_textbook_s() -> None:
+    assert norms.lookup("textbook").cls is LayerNorm
+
+
+def test_a_registered_class_is_built_by_its_name() -> None:
+    assert norms.register("doubling", exact=False)(Doubling) is Doubling
+    assert not norms.available()["doubling"].exact
+    norm = norms.build("doubling", (2, 3), eps=1e-3, bias=False)
+    assert type(norm) is Doubling
+    assert (norm.normalized_shape, norm.eps, norm.bias) == ((2, 3), 1e-3, None)
+
+
+def test_what_another_test_registered_is_gone() -> None:
+    assert "doubling" not in norms.available()
+    assert set(EXACT) <= norms.available().keys()
+
+
+def test_a_class_and_a_factory_are_built_as_they_are() -> None:
+    assert type(norms.build(Doubling, 3)) is Doubling
+    assert type(norms.build(nn.LayerNorm, 3, eps=1e-3, bias=False)) is nn.LayerNorm
+    norm = norms.build(lambda shape, eps, bias: Doubling(shape, eps=eps / 10, bias=bias), 3, eps=1e-3)
+    assert norm.eps == pytest.approx(1e-4)
+
+
+def test_a_factory_of_something_else_is_refused() -> None:
+    with pytest.raises(NormError, match=r"makes a str, not a torch\.nn\.Module"):
+        norms.build(lambda *_, **__: "a norm", 3)
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(NormError, match=r"unknown norm 'texbook'.*fused.*textbook"):
+        norms.build("texbook", 3)
+
+
+def test_a_name_is_taken_once() -> None:
+    norms.register("doubling")(Doubling)
+    norms.register("doubling")(Doubling)  # the same class again, as a reloaded module registers it
+    with pytest.raises(NormError, match=r"'doubling' is taken by .*Doubling"):
+        norms.register("doubling")(nn.LayerNorm)
+    with pytest.raises(NormError, match="'textbook' is taken"):
+        norms.register("textbook")(Doubling)
+    assert norms.lookup("textbook").cls is LayerNorm
+
+
+def test_a_class_of_the_same_name_in_another_module_is_another_class() -> None:
+    namesake = type("LayerNorm", (nn.LayerNorm,), {"__module__": "somewhere_else"})
+    with pytest.raises(NormError, match="'textbook' is taken"):
+        norms.register("textbook")(namesake)
+    assert norms.lookup("textbook").cls is LayerNorm
+
+
+def test_a_norm_whose_package_is_missing_says_how_to_get_it() -> None:
+    norms.register("absent", requires="package_that_is_not_there")(Doubling)
+    info = norms.available()["absent"]
+    assert not info.available
+    assert info.reason == "needs package_that_is_not_there: pip install 'minigpt[package_that_is_not_there]'"
+    with pytest.raises(NormError, match=r"norm 'absent' needs .*minigpt\[package_that_is_not_there\]"):
+        norms.build("absent", 3)
+
+
+def test_a_norm_whose_package_is_there_is_available() -> None:
+    norms.register("present", requires="torch")(Doubling)
+    assert norms.lookup("present").available
+
+
+@pytest.fixture
+def folder_of_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that counts as part of minigpt.norms, scanned anew."""
+    monkeypatch.setattr(norms, "__path__", [*norms.__path__, str(tmp_path)])
+    registry._import_every_norm.cache_clear()
+    yield tmp_path
+    sys.modules.pop("minigpt.norms.halved", None)
+    vars(norms).pop("halved", None)
+    registry._import_every_norm.cache_clear()
+
+
+def test_a_new_file_in_the_package_is_all_that_a_new_norm_takes(folder_of_norms: Path) -> None:
+    (folder_of_norms / "halved.py").write_text(
+        "from minigpt.norms.registry import register\n"
+        "from minigpt.norms.textbook import LayerNorm\n\n\n"
+        "@register('halved', exact=False)\n"
+        "class Halved(LayerNorm):\n"
+        "    def standardize(self, x):\n"
+        "        return super().standardize(x) / 2\n",
+        encoding="utf-8",
+    )
+    x = torch.randn(3, 8)
+    assert not norms.available()["halved"].exact
+    assert_close(norms.build("halved", 8)(x), LayerNorm(8)(x) / 2, 1e-6, "the new norm")

@@ -1,0 +1,68 @@
+"""Names of dtypes and devices: the known ones resolve, the others are refused with the way out."""
+
+import pytest
+import torch
+
+from minigpt import ConfigError
+from minigpt.placement import DTYPES, dtype_name, resolve_device, resolve_dtype
+
+
+@pytest.mark.parametrize(("name", "dtype"), DTYPES.items())
+def test_a_dtype_by_its_name_and_as_itself(name: str, dtype: torch.dtype) -> None:
+    assert resolve_dtype(name) is dtype
+    assert resolve_dtype(dtype) is dtype
+    assert dtype_name(dtype) == name
+
+
+def test_no_dtype_stays_none() -> None:
+    assert resolve_dtype(None) is None
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "half", "torch.float32", "Float32", "", torch.int8, torch.complex64, 32])
+def test_an_unknown_dtype_lists_the_known(dtype: object) -> None:
+    with pytest.raises(ConfigError, match=r"^unknown dtype .*; known are float32, bfloat16, float16, float64$"):
+        resolve_dtype(dtype)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta", "cpu:0", torch.device("cpu"), torch.device("meta")])
+def test_a_device_by_its_name_and_as_itself(device: str | torch.device) -> None:
+    assert resolve_device(device) == torch.device(device)
+
+
+@pytest.mark.parametrize("device", ["gpu", "CPU", "", "cuda:x", "cuda:-1", 1.5])
+def test_an_unknown_device_lists_the_known(device: object) -> None:
+    with pytest.raises(ConfigError, match=r"^unknown device .*; known are cpu, cuda, cuda:N, mps and meta$"):
+        resolve_device(device)
+
+
+@pytest.mark.parametrize("device", ["fpga", "vulkan", "hpu"])
+def test_a_device_that_pytorch_names_and_we_do_not_support(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"^device '{device}' is not supported; known are cpu"):
+        resolve_device(device)
+
+
+@pytest.fixture
+def cuda_devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A machine with so many CUDA devices, as far as PyTorch tells."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("cuda_devices", [0], indirect=True)
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda", 3)])
+def test_cuda_asked_for_and_absent(cuda_devices: int, device: str | torch.device) -> None:
+    with pytest.raises(ConfigError, match=f"^device '{device}' was asked for, but PyTorch sees none"):
+        resolve_device(device)
+
+
+@pytest.mark.parametrize("cuda_devices", [2], indirect=True)
+def test_a_cuda_device_beyond_the_last(cuda_devices: int) -> None:
+    assert resolve_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(ConfigError, match=r"^device 'cuda:2' was asked for, but this machine has 2 of them$"):
+        resolve_device("cuda:2")
+
+
+@pytest.mark.parametrize(("cuda_devices", "device"), [(0, "cpu"), (1, "cuda")], indirect=["cuda_devices"])
+def test_no_device_is_cuda_where_there_is_one(cuda_devices: int, device: str) -> None:
+    assert resolve_device(None) == torch.device(device)

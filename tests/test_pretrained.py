@@ -1,0 +1,631 @@
+"""Checkpoint to model and back: exactly these tensors, exactly their values, mapped from the file, or refused."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import (
+    TINY,
+    Tensors,
+    edit_config,
+    edit_tensors,
+    largest_difference,
+    reference,
+    saved,
+    tiny_bpe,
+    tokens,
+    without_prefix,
+)
+from safetensors.torch import load_file
+from test_read import lies_in, mapped_ranges
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2ForSequenceClassification, GPT2LMHeadModel
+
+import minigpt
+from minigpt import GPT2, CheckpointError, ConfigError, GPT2Config, NormError, Tokenizer
+from minigpt.placement import DTYPES
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/maps")
+
+
+@pytest.fixture(scope="module")
+def theirs() -> GPT2LMHeadModel:
+    return reference()
+
+
+@pytest.fixture
+def folder(theirs: GPT2LMHeadModel, tmp_path: Path) -> Path:
+    """A checkpoint of one file, as transformers writes it; each test may damage its own."""
+    return saved(theirs, tmp_path / "single")
+
+
+@pytest.fixture
+def sharded(theirs: GPT2LMHeadModel, tmp_path: Path) -> Path:
+    return saved(theirs, tmp_path / "sharded", max_shard_size="40KB")
+
+
+def load(source: str | Path, **how: Any) -> GPT2:
+    return minigpt.from_pretrained(source, arithmetic="reference", device="cpu", **how)
+
+
+@torch.no_grad()
+def assert_same_logits(ours: GPT2, theirs: nn.Module) -> None:
+    """Bit for bit: in reference arithmetic nothing may differ but the values of the weights."""
+    ids = tokens(3, 17)
+    mine, hers = ours(ids), theirs(ids).logits
+    assert mine.dtype == hers.dtype
+    assert torch.equal(mine, hers), largest_difference(mine, hers)
+
+
+def values(model: GPT2) -> Tensors:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def assert_same_values(model: GPT2, expected: Tensors) -> None:
+    parameters = dict(model.named_parameters())
+    assert parameters.keys() == expected.keys()
+    differing = [name for name in expected if not torch.equal(parameters[name], expected[name])]
+    assert not differing
+
+
+# --- from_pretrained: every shape of a checkpoint
+
+
+def test_a_folder(folder: Path, theirs: GPT2LMHeadModel) -> None:
+    assert_same_logits(load(folder), theirs)
+
+
+def test_a_folder_of_shards(sharded: Path, theirs: GPT2LMHeadModel) -> None:
+    assert len(list(sharded.glob("model-*.safetensors"))) > 2
+    assert_same_logits(load(sharded), theirs)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "my run, step 900.safetensors"])
+def test_a_bare_file(folder: Path, theirs: GPT2LMHeadModel, name: str) -> None:
+    file = (folder / "model.safetensors").rename(folder / name)
+    assert_same_logits(load(file), theirs)
+    assert_same_logits(load(str(file)), theirs)
+
+
+def test_a_bare_shard_is_not_the_whole(sharded: Path) -> None:
+    first = min(sharded.glob("model-*.safetensors"))
+    with pytest.raises(CheckpointError, match=rf"{first.name} does not hold this model's tensors: missing "):
+        load(first)
+
+
+def test_a_file_without_prefix(folder: Path, theirs: GPT2LMHeadModel) -> None:
+    assert_same_logits(load(edit_tensors(folder, without_prefix)), theirs)
+
+
+def test_a_file_of_a_headless_model(theirs: GPT2LMHeadModel, tmp_path: Path) -> None:
+    theirs.transformer.save_pretrained(tmp_path)
+    assert "wte.weight" in load_file(tmp_path / "model.safetensors")
+    assert_same_logits(load(tmp_path), theirs)
+
+
+def test_old_buffers_of_any_dtype_are_skipped(folder: Path, theirs: GPT2LMHeadModel) -> None:
+    buffers = {
+        "h.0.attn.bias": torch.ones(1, 1, 48, 48, dtype=torch.uint8).tril(),
+        "h.1.attn.bias": torch.ones(1, 1, 48, 48).tril(),
+        "h.0.attn.masked_bias": torch.tensor(-1e4),
+        "h.1.attn.masked_bias": torch.tensor(-1e4, dtype=torch.float16),
+    }
+    edit_tensors(folder, lambda tensors: without_prefix(tensors) | buffers)
+    assert_same_logits(load(folder), theirs)
+
+
+@pytest.mark.parametrize("name", ["h.0.attn.biases", "h.99.attn.bias", "transformer.h.2.attn.masked_bias"])
+def test_what_only_resembles_an_old_buffer_is_unexpected(folder: Path, name: str) -> None:
+    edit_tensors(folder, lambda tensors: tensors | {name: torch.ones(3)})
+    with pytest.raises(CheckpointError, match=rf"unexpected {name.removeprefix('transformer.')}$"):
+        load(folder)
+
+
+def test_a_tied_head_in_the_file(folder: Path, theirs: GPT2LMHeadModel) -> None:
+    edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": tensors["transformer.wte.weight"].clone()})
+    model = load(folder)
+    assert "lm_head.weight" not in dict(model.named_parameters())
+    assert_same_logits(model, theirs)
+
+
+def test_a_tied_head_that_differs_is_refused(folder: Path) -> None:
+    edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": tensors["transformer.wte.weight"] + 1e-3})
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from wte\.weight"):
+        load(folder)
+
+
+def test_an_untied_head(tmp_path: Path) -> None:
+    theirs = reference(tie_word_embeddings=False)
+    model = load(saved(theirs, tmp_path))
+    assert not torch.equal(model.lm_head.weight, model.wte.weight)
+    assert_same_logits(model, theirs)
+
+
+def test_an_untied_head_that_is_missing(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"missing lm_head\.weight$"):
+        load(edit_config(folder, tie_word_embeddings=False))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n_inner": 50},
+        {"activation_function": "relu"},
+        {"n_head": 8},
+        {"scale_attn_by_inverse_layer_idx": True},
+        {"scale_attn_weights": False},
+        {"layer_norm_epsilon": 1e-2},
+        {"n_layer": 1, "n_positions": 17},
+        {"eos_token_id": [3, 5]},
+    ],
+    ids=str,
+)
+def test_other_configs(fields: dict[str, Any], tmp_path: Path) -> None:
+    theirs = reference(**fields)
+    assert_same_logits(load(saved(theirs, tmp_path)), theirs)
+
+
+def test_a_transposed_square_weight_changes_the_logits(folder: Path, theirs: GPT2LMHeadModel) -> None:
+    """So the equalities above would catch a transpose that passes every check of shapes."""
+    name = "transformer.h.1.attn.c_proj.weight"
+    edit_tensors(folder, lambda tensors: tensors | {name: tensors[name].T})
+    with torch.no_grad():
+        wrong, right = load(folder)(tokens(3, 17)), theirs(tokens(3, 17)).logits
+    assert (wrong - right).abs().max() > 0.1 * right.std(), largest_difference(wrong, right)
+
+
+# --- from_pretrained: strictness
+
+
+def drop(*names: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {name: tensor for name, tensor in tensors.items() if name not in names}
+
+
+STRICT: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
+    "missing": (drop("transformer.h.1.ln_2.weight"), r"missing h\.1\.ln_2\.weight"),
+    "missing two": (
+        drop("transformer.ln_f.bias", "transformer.wpe.weight"),
+        r"missing ln_f\.bias, wpe\.weight",
+    ),
+    "unexpected": (
+        lambda tensors: tensors | {"transformer.h.0.ln_3.weight": torch.ones(32)},
+        r"unexpected h\.0\.ln_3\.weight",
+    ),
+    "misnamed": (
+        lambda tensors: {name.replace("h.1.ln_1.weight", "h.1.ln_1.gamma"): tensor for name, tensor in tensors.items()},
+        r"missing h\.1\.ln_1\.weight; unexpected h\.1\.ln_1\.gamma",
+    ),
+    "of another shape": (
+        lambda tensors: tensors | {"transformer.ln_f.weight": torch.ones(31), "transformer.ln_f.bias": torch.ones(1)},
+        r"of another shape: ln_f\.bias is \(1,\), not \(32,\), ln_f\.weight is \(31,\), not \(32,\)",
+    ),
+    "transposed": (
+        lambda tensors: tensors | {"transformer.h.0.mlp.c_fc.weight": tensors["transformer.h.0.mlp.c_fc.weight"].T},
+        r"of another shape: h\.0\.mlp\.c_fc\.weight is \(128, 32\), not \(32, 128\)",
+    ),
+    "of another rank": (
+        lambda tensors: tensors | {"transformer.ln_f.bias": torch.ones(32, 1)},
+        r"of another shape: ln_f\.bias is \(32, 1\), not \(32,\)",
+    ),
+    "everything": (
+        lambda tensors: (
+            drop("transformer.ln_f.bias")(tensors) | {"extra": torch.ones(1), "transformer.wpe.weight": torch.ones(1)}
+        ),
+        r"missing ln_f\.bias; unexpected extra; of another shape: wpe\.weight is \(1,\), not \(48, 32\)",
+    ),
+    "nothing at all": (lambda tensors: {}, r"missing .* and 20 more"),
+}
+
+
+@pytest.mark.parametrize(("change", "complaint"), STRICT.values(), ids=STRICT)
+def test_tensors_that_do_not_fit_are_listed(folder: Path, change: Callable[[Tensors], Tensors], complaint: str) -> None:
+    edit_tensors(folder, change)
+    with pytest.raises(CheckpointError, match=rf"does not hold this model's tensors: {complaint}$"):
+        load(folder)
+
+
+@pytest.mark.parametrize(("layers", "complaint"), [(1, "unexpected h.1."), (3, "missing h.2.")])
+def test_a_config_of_another_depth(folder: Path, layers: int, complaint: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{complaint}.* and 4 more$"):
+        load(edit_config(folder, n_layer=layers))
+
+
+def test_another_head_on_top_is_unexpected(tmp_path: Path) -> None:
+    config = reference().config
+    config.pad_token_id = 0
+    GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"unexpected score\.weight$"):
+        load(tmp_path)
+
+
+def test_a_folder_without_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no config\.json$"):
+        load(folder)
+    with pytest.raises(CheckpointError, match=r"has no config\.json beside it$"):
+        load(folder / "model.safetensors")
+
+
+def test_a_folder_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"has no model\.safetensors$"):
+        load(folder)
+    (folder / "pytorch_model.bin").touch()
+    with pytest.raises(CheckpointError, match=r"only a pytorch_model\.bin"):
+        load(folder)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt_neo", "openai-gpt", "bert"])
+def test_a_config_of_another_model(folder: Path, model_type: str) -> None:
+    with pytest.raises(ConfigError, match=rf'config\.json: model_type="{model_type}" is not supported, only "gpt2"$'):
+        load(edit_config(folder, model_type=model_type))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "\x00", '{"n_embd": "wide"}', '{"n_embd": 0}'])
+def test_a_damaged_config(folder: Path, content: str) -> None:
+    (folder / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.json") as raised:
+        load(folder)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_norm(folder: Path) -> None:
+    with pytest.raises(NormError, match="unknown norm 'batch'"):
+        load(folder, norm="batch")
+
+
+def test_arguments_are_judged_before_files_are_looked_for() -> None:
+    for wrong in ({"dtype": "int3"}, {"device": "abacus"}):
+        with pytest.raises(ConfigError):
+            minigpt.from_pretrained("/no/such/checkpoint", **wrong)
+
+
+# --- from_pretrained: dtype and device
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_the_file_s_own_dtype_is_kept(tmp_path: Path, dtype: torch.dtype) -> None:
+    theirs = reference().to(dtype)
+    model = load(saved(theirs, tmp_path))
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert_same_logits(model, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.items(), ids=DTYPES)
+def test_a_named_dtype_is_converted_to(folder: Path, theirs: GPT2LMHeadModel, dtype: tuple[str, torch.dtype]) -> None:
+    for given in dtype:
+        model = load(folder, dtype=given)
+        expected = {
+            name: tensor.to(dtype[1])
+            for name, tensor in without_prefix(load_file(folder / "model.safetensors")).items()
+        }
+        assert_same_values(model, expected)
+
+
+def halve_one(tensors: Tensors) -> Tensors:
+    return tensors | {"transformer.h.0.ln_1.bias": tensors["transformer.h.0.ln_1.bias"].half()}
+
+
+def test_mixed_dtypes_need_a_name(folder: Path) -> None:
+    edit_tensors(folder, halve_one)
+    with pytest.raises(CheckpointError, match="holds tensors of float16, float32; name the dtype to compute in"):
+        load(folder)
+    model = load(folder, dtype="float32")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert torch.equal(model.h[0].ln_1.bias, reference().transformer.h[0].ln_1.bias.half().float())
+
+
+@pytest.mark.parametrize("stored", [torch.int8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_dtypes_that_no_model_computes_in_are_refused(folder: Path, stored: torch.dtype, dtype: str | None) -> None:
+    edit_tensors(folder, lambda tensors: tensors | {"transformer.ln_f.bias": torch.ones(32).to(stored)})
+    with pytest.raises(CheckpointError, match=r"ln_f\.bias is " + str(stored).removeprefix("torch.")):
+        load(folder, dtype=dtype)
+
+
+def test_the_meta_device_has_shapes_only(folder: Path) -> None:
+    model = minigpt.from_pretrained(folder, device="meta", dtype="bfloat16")
+    assert {(parameter.device.type, parameter.dtype) for parameter in model.parameters()} == {("meta", torch.bfloat16)}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", torch.device("cuda")])
+def test_cuda_asked_for_and_absent(folder: Path, device: str | torch.device) -> None:
+    with pytest.raises(ConfigError, match="was asked for, but PyTorch sees none on this machine"):
+        minigpt.from_pretrained(folder, device=device)
+
+
+@pytest.mark.gpu
+def test_the_default_device_is_cuda_where_there_is_one(folder: Path) -> None:
+    assert {parameter.device.type for parameter in minigpt.from_pretrained(folder).parameters()} == {"cuda"}
+
+
+# --- from_pretrained: the parameters are the file
+
+
+@LINUX
+@pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.parametrize("norm", ["fused", "textbook"])
+def test_parameters_are_the_mapped_file(folder: Path, sharded: Path, shards: bool, norm: str) -> None:
+    place = sharded if shards else folder
+    model = minigpt.from_pretrained(place, device="cpu", norm=norm)
+    ranges = [addresses for file in place.glob("*.safetensors") for addresses in mapped_ranges(file)]
+    assert not [name for name, parameter in model.named_parameters() if not lies_in(parameter, ranges)]
+    assert all(parameter.is_contiguous() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_writing_to_the_parameters_leaves_the_file_alone(folder: Path, sharded: Path, shards: bool) -> None:
+    place = sharded if shards else folder
+    before = {file: file.read_bytes() for file in place.iterdir()}
+    model, other = load(place), load(place)
+    expected = values(other)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    assert {file: file.read_bytes() for file in place.iterdir()} == before
+    assert_same_values(other, expected)
+    assert_same_values(model, {name: tensor + 1 for name, tensor in expected.items()})
+
+
+def test_a_loaded_model_is_in_eval_mode_and_can_be_trained(folder: Path) -> None:
+    model = load(folder, norm="textbook")
+    assert not any(module.training for module in model.modules())
+    assert all(isinstance(parameter, nn.Parameter) and parameter.requires_grad for parameter in model.parameters())
+    before, optimizer = values(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    model(tokens(2, 9)).logsumexp(-1).sum().backward()
+    optimizer.step()
+    unchanged = [name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])]
+    assert not unchanged
+
+
+def test_the_model_outlives_its_files(folder: Path, theirs: GPT2LMHeadModel) -> None:
+    model = load(folder)
+    for file in folder.iterdir():
+        file.unlink()
+    assert_same_logits(model, theirs)
+
+
+def test_no_module_is_left_without_values(folder: Path) -> None:
+    model = load(folder)
+    assert not [name for name, tensor in model.state_dict().items() if tensor.is_meta]
+    assert not list(model.named_buffers())
+
+
+# --- load_norms
+
+
+def is_norm(name: str) -> bool:
+    return ".ln_" in f".{name}"
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A checkpoint with the same shapes and other values."""
+    return saved(reference(seed=1), tmp_path / "other")
+
+
+def test_only_the_norms_change_and_in_place(folder: Path, other: Path) -> None:
+    model = load(folder)
+    before, parameters = values(model), dict(model.named_parameters())
+    places = {name: parameter.data_ptr() for name, parameter in parameters.items()}
+    names = minigpt.load_norms(model, other)
+    after, source = values(model), values(load(other))
+    assert names == [f"{site}.{name}" for site in model.norm_sites() for name in ("weight", "bias")]
+    assert all(torch.equal(after[name], (source if is_norm(name) else before)[name]) for name in before)
+    assert not any(torch.equal(before[name], source[name]) for name in names)
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+    assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == places
+
+
+@pytest.mark.parametrize("norm", ["fused", "textbook"])
+def test_norms_load_into_whatever_norm_stands_there(folder: Path, other: Path, norm: str) -> None:
+    model = load(folder, norm=norm)
+    minigpt.load_norms(model, other)
+    assert torch.equal(model.h[1].ln_2.weight, load(other).h[1].ln_2.weight)
+
+
+def test_norms_of_a_bare_file_without_config(folder: Path, other: Path) -> None:
+    only = edit_tensors(other, lambda tensors: {name: tensor for name, tensor in tensors.items() if is_norm(name)})
+    (only / "config.json").unlink()
+    model, expected = load(folder), without_prefix(load_file(only / "model.safetensors"))
+    for source in (only, only / "model.safetensors"):
+        minigpt.load_norms(model, source)
+        assert all(torch.equal(model.get_parameter(name), tensor) for name, tensor in expected.items())
+
+
+def test_norms_of_shards_and_of_a_file_without_prefix(folder: Path, other: Path, tmp_path: Path) -> None:
+    shards = saved(reference(seed=2), tmp_path / "shards", max_shard_size="40KB")
+    for source in (shards, edit_tensors(other, without_prefix)):
+        model = load(folder)
+        minigpt.load_norms(model, source)
+        assert torch.equal(model.h[0].ln_1.bias, load(source).h[0].ln_1.bias)
+
+
+def test_what_else_the_source_holds_does_not_matter(folder: Path, tmp_path: Path) -> None:
+    """More layers, another vocabulary, an untied head: the norms alone are asked for."""
+    deeper = saved(reference(seed=3, n_layer=4, vocab_size=17, tie_word_embeddings=False), tmp_path / "deeper")
+    edit_tensors(deeper, lambda tensors: tensors | {"h.0.attn.biases": torch.ones(2), "ids": torch.arange(3)})
+    model = load(folder)
+    minigpt.load_norms(model, deeper)
+    assert torch.equal(model.ln_f.weight, load_file(deeper / "model.safetensors")["transformer.ln_f.weight"])
+
+
+def test_norms_are_converted_to_the_model_s_dtype(folder: Path, other: Path) -> None:
+    model = load(folder, dtype="bfloat16")
+    minigpt.load_norms(model, other)
+    assert torch.equal(model.ln_f.weight, load(other).ln_f.weight.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (drop("transformer.ln_f.bias", "transformer.h.0.ln_2.weight"), r"missing h\.0\.ln_2\.weight, ln_f\.bias$"),
+        (
+            lambda tensors: tensors | {"transformer.ln_f.weight": torch.ones(33)},
+            r"of another shape: ln_f\.weight is \(33,\), not \(32,\)$",
+        ),
+        (
+            lambda tensors: tensors | {"transformer.h.1.ln_1.weight": torch.ones(32, dtype=torch.int8)},
+            r"h\.1\.ln_1\.weight is int8$",
+        ),
+    ],
+    ids=["missing", "of another shape", "of another kind"],
+)
+def test_norms_that_do_not_fit_are_named_and_nothing_is_copied(
+    folder: Path, other: Path, change: Callable[[Tensors], Tensors], complaint: str
+) -> None:
+    model = load(folder)
+    before = values(model)
+    with pytest.raises(CheckpointError, match=complaint):
+        minigpt.load_norms(model, edit_tensors(other, change))
+    assert_same_values(model, before)
+
+
+# --- save_pretrained
+
+
+def test_transformers_loads_what_we_save(folder: Path, tmp_path: Path, theirs: GPT2LMHeadModel) -> None:
+    model = load(folder)
+    minigpt.save_pretrained(model, tmp_path / "out")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert_same_logits(model, again)
+    assert_same_logits(model, theirs)
+    assert_same_values(load(tmp_path / "out"), values(model))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_comes_back_as_it_was(folder: Path, tmp_path: Path, dtype: str) -> None:
+    model = load(folder, dtype=dtype)
+    minigpt.save_pretrained(model, tmp_path / "out")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert again.dtype == DTYPES[dtype]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == dtype
+    assert_same_logits(model, again)
+
+
+def test_a_tied_head_is_not_written_twice(folder: Path, tmp_path: Path) -> None:
+    minigpt.save_pretrained(load(folder), tmp_path / "out")
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
+
+
+def test_an_untied_head_is_kept(tmp_path: Path) -> None:
+    theirs = reference(tie_word_embeddings=False)
+    model = load(saved(theirs, tmp_path / "in"))
+    minigpt.save_pretrained(model, tmp_path / "out")
+    assert "lm_head.weight" in load_file(tmp_path / "out" / "model.safetensors")
+    assert_same_logits(model, AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval())
+    assert_same_logits(load(tmp_path / "out"), theirs)
+
+
+def test_the_config_comes_back_field_by_field(tmp_path: Path) -> None:
+    fields = {
+        **TINY, "n_inner": 50, "activation_function": "relu", "layer_norm_epsilon": 1e-3, "eos_token_id": [3, 5],
+        "pad_token_id": 7, "scale_attn_by_inverse_layer_idx": True, "resid_pdrop": 0.25, "tie_word_embeddings": False,
+    }  # fmt: skip
+    model = GPT2(GPT2Config.from_dict(fields)).eval()
+    minigpt.save_pretrained(model, tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert load(tmp_path).config == model.config
+    assert {name: getattr(again.config, name) for name in fields} == fields
+    assert (again.generation_config.eos_token_id, again.generation_config.pad_token_id) == ([3, 5], 7)
+
+
+def test_a_swapped_model_is_saved_as_any_other(folder: Path, tmp_path: Path, theirs: GPT2LMHeadModel) -> None:
+    minigpt.save_pretrained(load(folder, norm="textbook"), tmp_path / "out")
+    assert_same_logits(load(tmp_path / "out"), theirs)
+
+
+def test_a_fresh_model_can_be_saved(tmp_path: Path) -> None:
+    model = GPT2(GPT2Config.from_dict(TINY), arithmetic="reference").eval()
+    minigpt.save_pretrained(model, str(tmp_path / "deep" / "down"))
+    assert_same_logits(model, AutoModelForCausalLM.from_pretrained(tmp_path / "deep" / "down").eval())
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_saving_over_what_the_model_is_mapped_from(folder: Path, sharded: Path, shards: bool) -> None:
+    """Nor does it reach another model that is mapped from there."""
+    place = sharded if shards else folder
+    model, bystander = load(place), load(place)
+    with torch.no_grad():
+        model.ln_f.weight.mul_(2)
+    expected, old = values(model), values(bystander)
+    minigpt.save_pretrained(model, place)
+    assert_same_values(model, expected)
+    assert_same_values(bystander, old)
+    assert_same_values(load(place), expected)
+    assert_same_logits(model, AutoModelForCausalLM.from_pretrained(place).eval())
+
+
+def test_nothing_unfinished_is_left_behind(folder: Path, tmp_path: Path) -> None:
+    minigpt.save_pretrained(load(folder), tmp_path / "out", Tokenizer(tiny_bpe()))
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert names == {
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
+
+
+def test_saving_leaves_the_model_as_it_was(folder: Path, tmp_path: Path) -> None:
+    model = load(folder)
+    parameters = dict(model.named_parameters())
+    minigpt.save_pretrained(model, tmp_path / "out")
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_tokenizer_is_saved_beside_the_model(folder: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(tiny_bpe())
+    minigpt.save_pretrained(load(folder), tmp_path / "out", tokenizer)
+    theirs, again = AutoTokenizer.from_pretrained(tmp_path / "out"), Tokenizer.from_pretrained(tmp_path / "out")
+    for text in ("the dog", " naïve\n\n  狗🐕", "<|endoftext|>the<|endoftext|>", "", "\x00\t "):
+        ids = tokenizer.encode(text)
+        assert theirs(text)["input_ids"] == again.encode(text) == ids
+        assert theirs.decode(ids, clean_up_tokenization_spaces=False) == again.decode(ids) == text
+    assert theirs.eos_token_id == theirs.bos_token_id == tokenizer.end_of_text_id
+
+
+def write_file(path: Path) -> None:
+    path.write_text("in the way")
+
+
+IN_THE_WAY: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "a file for the folder": ("out", write_file),
+    "a file for its parent": ("", write_file),
+    "a folder for the weights": ("out/model.safetensors", Path.mkdir),
+    "a folder for the unfinished weights": ("out/model.safetensors.unfinished", Path.mkdir),
+    "a folder for the config": ("out/config.json", Path.mkdir),
+    "a folder for the tokenizer": ("out/tokenizer.json", Path.mkdir),
+}
+
+
+@pytest.mark.parametrize(("obstacle", "put"), IN_THE_WAY.values(), ids=IN_THE_WAY)
+def test_an_unwritable_place(folder: Path, tmp_path: Path, obstacle: str, put: Callable[[Path], None]) -> None:
+    place = tmp_path / "parent"
+    (place / obstacle).parent.mkdir(parents=True, exist_ok=True)
+    put(place / obstacle)
+    with pytest.raises(CheckpointError, match=r"cannot save to \S+: ") as raised:
+        minigpt.save_pretrained(load(folder), place / "out", Tokenizer(tiny_bpe()))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("obstacle", ["model.safetensors", "model.safetensors.unfinished"])
+def test_weights_that_cannot_be_written_leave_the_old_config(folder: Path, tmp_path: Path, obstacle: str) -> None:
+    model = GPT2(dataclasses.replace(load(folder).config, n_layer=1))
+    place = tmp_path / "out"
+    (place / obstacle).mkdir(parents=True)
+    (place / "config.json").write_text('{"old": true}')
+    with pytest.raises(CheckpointError):
+        minigpt.save_pretrained(model, place)
+    assert json.loads((place / "config.json").read_text()) == {"old": True}
+
+
+def test_shapes_without_values_cannot_be_saved(folder: Path, tmp_path: Path) -> None:
+    model = minigpt.from_pretrained(folder, device="meta")
+    with pytest.raises(CheckpointError, match="no values to save"):
+        minigpt.save_pretrained(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

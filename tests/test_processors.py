@@ -1,0 +1,137 @@
+"""Logits to logits: element for element what transformers computes, alone and in every combination."""
+
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import reference, tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from minigpt import GenerationError
+from minigpt.generation import warp
+from minigpt.generation.processors import keep_top_k, keep_top_p
+
+
+def by_transformers(logits: Tensor, **chosen: Any) -> Tensor:
+    """What transformers' own processors make of the logits, in the order in which its ``generate`` applies them."""
+    processors = LogitsProcessorList()
+    if chosen.get("temperature") is not None:
+        processors.append(TemperatureLogitsWarper(chosen["temperature"]))
+    if chosen.get("top_k") is not None:
+        processors.append(TopKLogitsWarper(top_k=chosen["top_k"]))
+    if chosen.get("top_p") is not None and chosen["top_p"] < 1:  # it does not apply 1 at all
+        processors.append(TopPLogitsWarper(top_p=chosen["top_p"]))
+    return processors(torch.zeros(len(logits), 1, dtype=torch.long), logits)
+
+
+def random_logits(kind: str, batch: int, vocab: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    logits = torch.randn(batch, vocab, generator=torch.Generator().manual_seed(seed)) * 4
+    return {
+        "usual": logits,
+        "tied": logits.round(),
+        "constant": torch.full_like(logits, 1.5),
+        "peaked": logits * 100,
+        "partly excluded": logits.masked_fill(logits < 2, -torch.inf).index_fill(1, torch.tensor([0]), 1.0),
+    }[kind].to(dtype)
+
+
+KINDS = ("usual", "tied", "constant", "peaked", "partly excluded")
+TEMPERATURES = st.one_of(st.none(), st.floats(0.01, 100), st.sampled_from([1.0, 2.0, 0.5]))
+TOP_KS = st.one_of(st.none(), st.integers(1, 60), st.sampled_from([1, 10**6]))
+TOP_PS = st.one_of(st.none(), st.floats(1e-6, 1), st.sampled_from([1.0, 1e-30, 0.9, 0.5]))
+
+
+@settings(max_examples=150)
+@given(
+    kind=st.sampled_from(KINDS),
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 50)),
+    seed=st.integers(0, 10**6),
+    temperature=TEMPERATURES,
+    top_k=TOP_KS,
+    top_p=TOP_PS,
+)
+def test_any_combination_is_that_of_transformers(
+    kind: str, shape: tuple[int, int], seed: int, temperature: float | None, top_k: int | None, top_p: float | None
+) -> None:
+    logits = random_logits(kind, *shape, seed)
+    before = logits.clone()
+    ours = warp(logits, None, top_k=top_k, top_p=top_p, **({} if temperature is None else {"temperature": temperature}))
+    theirs = by_transformers(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+    assert torch.equal(ours, theirs)
+    assert ours.dtype == theirs.dtype
+    assert torch.equal(logits, before), "the input was written to"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "chosen",
+    [{"temperature": 0.7}, {"temperature": 1.3}, {"top_k": 1}, {"top_k": 40}, {"top_k": 5000}, {"top_k": 5001},
+     {"top_p": 0.1}, {"top_p": 0.92}, {"top_p": 1.0}, {"temperature": 0.8, "top_k": 50, "top_p": 0.95}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_a_large_vocabulary_is_that_of_transformers(kind: str, chosen: dict[str, Any], dtype: torch.dtype) -> None:
+    logits = random_logits(kind, 3, 5000, seed=7, dtype=dtype)
+    assert torch.equal(warp(logits, **chosen), by_transformers(logits, **chosen))
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{"temperature": 0.6}, {"top_k": 7}, {"top_p": 0.8}, {"temperature": 1.7, "top_k": 20, "top_p": 0.7}],
+    ids=str,
+)
+def test_the_order_is_that_of_transformers_generate(chosen: dict[str, Any]) -> None:
+    """The raw logits and the processed scores of its own sampling, not processors that this file put in order."""
+    out = reference().generate(
+        tokens(2, 5), attention_mask=torch.ones(2, 5), max_new_tokens=6, do_sample=True, eos_token_id=None,
+        pad_token_id=0, output_logits=True, output_scores=True, return_dict_in_generate=True,
+        **{"top_k": 0, **chosen},  # its default is 50
+    )  # fmt: skip
+    assert len(out.scores) == 6
+    for logits, scores in zip(out.logits, out.scores, strict=True):
+        assert torch.equal(warp(logits, out.sequences, **chosen), scores)
+
+
+def test_the_order_matters_on_these_logits() -> None:
+    """So that the equalities above are of one order: temperature first changes what top-p keeps."""
+    logits = random_logits("usual", 3, 5000, seed=7)
+    assert not torch.equal(keep_top_p(logits / 2, 0.9), keep_top_p(logits, 0.9) / 2)
+    assert not torch.equal(keep_top_k(keep_top_p(logits, 0.9), 50), keep_top_p(keep_top_k(logits, 50), 0.9))
+
+
+def test_without_settings_nothing_changes() -> None:
+    logits = random_logits("usual", 2, 30, seed=1)
+    for settled in ({}, {"temperature": 1.0}, {"top_p": 1.0}, {"temperature": 0.0}, {"do_sample": True, "seed": 3}):
+        assert torch.equal(warp(logits, tokens(2, 4), **settled), logits)
+
+
+def test_top_k_keeps_the_ties_with_the_last() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])
+    assert keep_top_k(logits, 2).isfinite().tolist() == [[False, True, True, True, False]]
+
+
+def test_top_p_keeps_the_fewest_that_reach_p() -> None:
+    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
+    kept = {p: keep_top_p(logits, p).isfinite().tolist()[0] for p in (0.01, 0.39, 0.41, 0.69, 0.71, 0.89, 0.91)}
+    likeliest, two, three = [False, True, False, False], [False, True, False, True], [False, True, True, True]
+    assert kept == {0.01: likeliest, 0.39: likeliest, 0.41: two, 0.69: two, 0.71: three, 0.89: three, 0.91: [True] * 4}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_k": 0}, "top_k must be 1 or more, not 0"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"typical_p": 0.5}, "unknown generation settings: typical_p; known are max_new_tokens"),
+    ],
+    ids=str,
+)
+def test_settings_are_judged(wrong: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(GenerationError, match=complaint):
+        warp(torch.zeros(1, 4), **wrong)

@@ -1,0 +1,165 @@
+"""The reference is transformers and nothing of ours: its logits, its float64, its greedy tokens."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import edit_config, largest_difference, reference, saved, tokens
+from torch import Tensor
+from transformers import GPT2LMHeadModel
+from transformers.utils import logging
+
+from minigpt.lab.reference import Reference, judging, versions
+
+CPU = torch.device("cpu")
+FLOAT32 = {"attention": "sdpa", "dtype": torch.float32, "device": CPU}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(reference(std=0.3), tmp_path_factory.mktemp("tiny"))
+
+
+@torch.no_grad()
+def their_logits(folder: Path, input_ids: Tensor, attention: str, dtype: torch.dtype, compute: torch.dtype) -> Tensor:
+    model = GPT2LMHeadModel.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
+    return model.to(compute).eval()(input_ids).logits
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@torch.no_grad()
+def test_it_is_transformers_own_model_bit_for_bit(folder: Path, attention: str, dtype: torch.dtype) -> None:
+    ids = tokens(1, 20)
+    logits = Reference(folder, attention=attention, dtype=dtype, device=CPU)(ids)
+    theirs = their_logits(folder, ids, attention, dtype, dtype)
+    assert logits.dtype is dtype
+    assert torch.equal(logits, theirs), largest_difference(logits, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_the_truth_is_float64_on_the_rounded_weights(folder: Path, dtype: torch.dtype) -> None:
+    """Not on the unrounded ones: a candidate cannot be blamed for what rounding the weights did."""
+    ids = tokens(1, 20)
+    truth = Reference(folder, attention="eager", dtype=dtype, device=CPU, compute=torch.float64)(ids)
+    assert truth.dtype is torch.float64
+    assert torch.equal(truth, their_logits(folder, ids, "eager", dtype, torch.float64))
+    if dtype != torch.float32:
+        unrounded = their_logits(folder, ids, "eager", torch.float32, torch.float64)
+        print(largest_difference(truth, unrounded))
+        assert (truth - unrounded).abs().max() > 1e-4
+
+
+@torch.no_grad()
+def test_it_owes_nothing_to_our_names_of_tensors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise AssertionError("the reference went through our translation of names")
+
+    for place in ("minigpt.checkpoint.translate.translate", "minigpt.checkpoint.pretrained.translate"):
+        monkeypatch.setattr(place, broken)
+    assert Reference(folder, **FLOAT32)(tokens(1, 4)).shape == (1, 4, 61)
+
+
+@pytest.mark.parametrize("form", ["sharded", "file", "untied"])
+@torch.no_grad()
+def test_every_form_of_a_checkpoint(folder: Path, tmp_path: Path, form: str) -> None:
+    ids, place = tokens(1, 9), folder
+    if form == "sharded":
+        place = saved(reference(std=0.3), tmp_path, max_shard_size="40KB")
+    if form == "untied":
+        place = saved(reference(std=0.3, tie_word_embeddings=False), tmp_path)
+    logits = Reference(place / "model.safetensors" if form == "file" else place, **FLOAT32)(ids)
+    theirs = their_logits(place, ids, "sdpa", torch.float32, torch.float32)
+    assert torch.equal(logits, theirs), largest_difference(logits, theirs)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@torch.no_grad()
+def test_float64_is_float64_where_a_config_asks_for_float32_scores(tmp_path: Path, attention: str) -> None:
+    ids, place = tokens(1, 20), saved(reference(std=0.3, reorder_and_upcast_attn=True), tmp_path)
+    truth = Reference(place, attention=attention, dtype=torch.float32, device=CPU, compute=torch.float64)(ids)
+    plain = their_logits(saved(reference(std=0.3), tmp_path), ids, "eager", torch.float32, torch.float64)
+    error = (truth - plain).abs().max().item()
+    print(f"error {error:.3g}, bound 1e-12, scale {plain.std():.3g}")
+    assert error < 1e-12
+
+
+@pytest.mark.parametrize("eos", [(), (0,), (7, 3)])
+@torch.no_grad()
+def test_greedy_is_transformers_generate(folder: Path, eos: tuple[int, ...]) -> None:
+    prompt = tokens(1, 6)
+    model = GPT2LMHeadModel.from_pretrained(folder)
+    out = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=20, do_sample=False, pad_token_id=0,
+        eos_token_id=list(eos) or [99999],
+    )  # fmt: skip
+    found = Reference(folder, **FLOAT32).greedy(prompt, 20, eos)
+    if eos:
+        assert found == out[0, 6:].tolist()
+    else:  # none is not the config's
+        place = edit_config(saved(reference(std=0.3), folder.parent / "endless"), eos_token_id=None)
+        assert Reference(place, **FLOAT32).greedy(prompt, 20, eos) == out[0, 6:].tolist()
+
+
+def test_greedy_stops_at_an_end_and_includes_it(folder: Path) -> None:
+    prompt, model = tokens(1, 6), Reference(folder, **FLOAT32)
+    written = model.greedy(prompt, 12, (60,))
+    assert len(written) == 12
+    assert model.greedy(prompt, 12, (written[5],)) == written[: written.index(written[5]) + 1]
+
+
+@pytest.mark.parametrize("precision", ["medium", "high", "highest"])
+def test_judging_restores_the_precision_of_products(precision: str) -> None:
+    """And holds it at full float32 meanwhile; the second time it ends by an error."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        with judging():
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.is_grad_enabled()
+        assert torch.get_float32_matmul_precision() == precision
+        with pytest.raises(KeyError), judging():
+            raise KeyError
+        assert torch.get_float32_matmul_precision() == precision
+        assert torch.is_grad_enabled()
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_judging_goes_with_the_newer_setting_of_precision() -> None:
+    """``fp32_precision``, beside which PyTorch refuses to read the older one."""
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    products.fp32_precision = "tf32"
+    try:
+        with judging():
+            assert products.fp32_precision == "ieee"
+        assert products.fp32_precision == "tf32"
+    finally:
+        products.fp32_precision = before
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_transformers_speaks_as_loudly_as_before(folder: Path, tmp_path: Path, fails: bool) -> None:
+    before = logging.get_verbosity()
+    logging.set_verbosity_info()
+    try:
+        if fails:
+            place = saved(reference(), tmp_path)
+            edit_config(place, n_embd=64)  # what transformers, then, cannot fill
+            with pytest.raises(Exception, match=r"."):
+                Reference(place, **FLOAT32)
+        else:
+            Reference(folder, **FLOAT32)
+        assert logging.get_verbosity() == logging.INFO
+        assert logging.is_progress_bar_enabled()
+    finally:
+        logging.set_verbosity(before)
+
+
+def test_versions_say_what_a_figure_was_measured_on() -> None:
+    found = versions(CPU)
+    assert {"minigpt", "python", "torch", "transformers", "hardware"} <= found.keys()
+    assert "TF32 off" in found["float32_products"]
+    assert found["torch"] == torch.__version__

@@ -1,0 +1,220 @@
+"""Other norms at chosen sites of a model that is already loaded: shared Parameters, and a way back."""
+
+import copy
+
+import pytest
+import torch
+from helpers import SMALL, assert_same_bits, assert_within, left_padding, random_ids, rms, small_model
+from torch import Tensor, nn
+
+from minigpt import GPT2, GPT2Config, LayerNorm, NormError, swap_norms
+from minigpt.norms.fused import FusedLayerNorm
+
+SITES = ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "h.2.ln_1", "h.2.ln_2", "ln_f"]
+
+
+class Doubling(LayerNorm):
+    """Unmistakably another norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.fixture
+def model() -> GPT2:
+    return small_model(n_layer=3)
+
+
+def kinds(model: GPT2) -> dict[str, type[nn.Module]]:
+    return {site: type(model.get_submodule(site)) for site in model.norm_sites()}
+
+
+def swapped(model: GPT2, kind: type[nn.Module]) -> list[str]:
+    return [site for site, found in kinds(model).items() if found is kind]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sites"),
+    [
+        ("*", SITES),
+        ("ln_f", ["ln_f"]),
+        ("h.*", SITES[:-1]),
+        ("h.*.ln_1", ["h.0.ln_1", "h.1.ln_1", "h.2.ln_1"]),
+        ("*.ln_2", ["h.0.ln_2", "h.1.ln_2", "h.2.ln_2"]),
+        ("h.[0-1].ln_2", ["h.0.ln_2", "h.1.ln_2"]),
+        ("h.[!0].ln_?", ["h.1.ln_1", "h.1.ln_2", "h.2.ln_1", "h.2.ln_2"]),
+        ("h.2.ln_1", ["h.2.ln_1"]),
+        (["ln_f", "h.0.*"], ["h.0.ln_1", "h.0.ln_2", "ln_f"]),
+        (["h.1.ln_1", "h.1.*", "*ln_1"], ["h.0.ln_1", "h.1.ln_1", "h.1.ln_2", "h.2.ln_1"]),
+        (("ln_f", "ln_f"), ["ln_f"]),
+    ],
+    ids=str,
+)
+def test_the_sites_that_a_pattern_names_and_no_others(
+    model: GPT2, pattern: str | list[str] | tuple[str, ...], sites: list[str]
+) -> None:
+    assert swap_norms(model, Doubling, pattern) == sites
+    assert swapped(model, Doubling) == sites
+    assert swapped(model, FusedLayerNorm) == [site for site in SITES if site not in sites]
+
+
+def test_a_layer_is_not_taken_for_one_whose_number_begins_alike() -> None:
+    with torch.device("meta"):
+        model = GPT2(GPT2Config(**SMALL | {"n_layer": 12}))
+    assert swap_norms(model, "textbook", "h.1.ln_1") == ["h.1.ln_1"]
+    assert swap_norms(model, "textbook", "h.1?.ln_1") == ["h.10.ln_1", "h.11.ln_1"]
+
+
+@pytest.mark.parametrize("pattern", ["h.3.ln_1", "ln", "ln_F", "h.0", "transformer.ln_f", "h.0.attn", "", "h.*.mlp"])
+def test_a_pattern_that_matches_nothing_lists_the_sites(model: GPT2, pattern: str) -> None:
+    with pytest.raises(NormError, match=rf"^no norm site matches '.*'; the sites are {', '.join(SITES)}$"):
+        swap_norms(model, "textbook", pattern)
+    assert swapped(model, FusedLayerNorm) == SITES
+
+
+def test_of_two_patterns_one_that_matches_nothing_leaves_the_model_as_it_was(model: GPT2) -> None:
+    with pytest.raises(NormError, match=r"no norm site matches 'h\.7\.ln_1'"):
+        swap_norms(model, Doubling, ("ln_f", "h.7.ln_1"))
+    assert swapped(model, FusedLayerNorm) == SITES
+
+
+def test_an_unknown_norm_leaves_the_model_as_it_was(model: GPT2) -> None:
+    before = {site: model.get_submodule(site) for site in SITES}
+    with pytest.raises(NormError, match="unknown norm 'texbook'"):
+        swap_norms(model, "texbook")
+    assert all(model.get_submodule(site) is before[site] for site in SITES)
+
+
+def test_a_norm_that_cannot_be_built_at_the_last_site_leaves_the_model_as_it_was(model: GPT2) -> None:
+    built = []
+
+    def six_times(shape: tuple[int, ...], eps: float, bias: bool) -> nn.Module:
+        if len(built) == 6:
+            raise NormError("no seventh")
+        built.append(Doubling(shape, eps, bias))
+        return built[-1]
+
+    with pytest.raises(NormError, match="no seventh"):
+        swap_norms(model, six_times)
+    assert len(built) == 6
+    assert swapped(model, FusedLayerNorm) == SITES
+
+
+def test_the_parameters_are_the_same_objects_under_the_same_names(model: GPT2) -> None:
+    model.h[1].ln_2.weight.requires_grad_(False)
+    before = dict(model.named_parameters())
+    swap_norms(model, "textbook")
+    after = dict(model.named_parameters())
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] for name in before)
+    assert list(model.state_dict()) == list(before)
+    assert not model.h[1].ln_2.weight.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@torch.no_grad()
+def test_there_and_back_is_the_same_model_to_the_bit(dtype: torch.dtype, device: torch.device) -> None:
+    model = small_model(dtype=dtype, device=device, n_layer=3)
+    ids, mask = random_ids(2, 9, device=device), left_padding((6, 9), 9, device)
+    before, padded = model(ids), model(ids, mask)
+    swap_norms(model, Doubling)
+    assert not torch.equal(model(ids), before)
+    swap_norms(model, "fused")
+    assert_same_bits(model(ids), before, "after swapping back")
+    assert_same_bits(model(ids, mask), padded, "after swapping back, padded")
+
+
+@torch.no_grad()
+def test_textbook_for_fused_is_the_same_model_to_rounding(model: GPT2, device: torch.device) -> None:
+    for dtype, bound in ((torch.float32, 1e-6), (torch.float64, 1e-14)):
+        fused = small_model(dtype=dtype, device=device)
+        textbook = copy.deepcopy(fused)
+        swap_norms(textbook, "textbook")
+        ids = random_ids(3, 50, device=device)
+        wanted = fused(ids)
+        error = rms(textbook(ids).double() - wanted.double()) / rms(wanted)
+        assert_within(error, bound, rms(wanted), f"{dtype}, relative RMS")
+
+
+@torch.no_grad()
+def test_one_site_alone_changes_what_follows_it() -> None:
+    model, ids = small_model("textbook"), random_ids(2, 9)
+    hidden = model.hidden_states(ids)
+    swap_norms(model, Doubling, "ln_f")
+    assert_same_bits(model.hidden_states(ids), 2 * hidden, "twice the last norm's output")
+
+
+def test_the_new_norm_has_the_model_s_eps_and_shape() -> None:
+    model = small_model(layer_norm_epsilon=1e-3)
+    swap_norms(model, "textbook")
+    for site in model.norm_sites():
+        norm = model.get_submodule(site)
+        assert (norm.eps, norm.normalized_shape) == (1e-3, (48,))
+
+
+def test_a_norm_without_a_shift_is_swapped_without_one() -> None:
+    model = small_model()
+    model.ln_f = FusedLayerNorm(48, bias=False)
+    swap_norms(model, "textbook", "ln_f")
+    assert type(model.ln_f) is LayerNorm
+    assert model.ln_f.bias is None
+    assert "ln_f.bias" not in model.state_dict()
+
+
+def test_the_mode_is_kept(model: GPT2) -> None:
+    model.h[1].train()
+    swap_norms(model, "textbook")
+    modes = {site: model.get_submodule(site).training for site in SITES}
+    assert modes == {site: site.startswith("h.1.") for site in SITES}
+
+
+def test_an_optimizer_goes_on_with_what_it_holds() -> None:
+    """Two steps with a swap between them are two steps without one, momentum included."""
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    plain = small_model(dtype=torch.float64, **no_dropout)
+    changed, ids = copy.deepcopy(plain), random_ids(2, 9)
+    for model in (plain, changed):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(ids).square().mean().backward()
+            optimizer.step()
+            if model is changed:
+                swap_norms(model, "textbook")
+    for (name, wanted), given in zip(plain.named_parameters(), changed.parameters(), strict=True):
+        error = rms(given - wanted) / rms(wanted)
+        assert_within(error, 1e-12, rms(wanted), name)
+
+
+@torch.no_grad()
+def test_a_model_built_with_a_norm_is_one_swapped_to_it() -> None:
+    ids = random_ids(2, 9)
+    swapped_to = small_model()
+    swap_norms(swapped_to, "textbook")
+    assert_same_bits(small_model("textbook")(ids), swapped_to(ids), "logits")
+    assert_same_bits(small_model(Doubling)(ids), _after(small_model(), Doubling)(ids), "logits of a class")
+
+
+@torch.no_grad()
+def test_the_library_s_class_as_it_is(model: GPT2) -> None:
+    ids = random_ids(2, 9)
+    before = model(ids)
+    swap_norms(model, nn.LayerNorm, "h.*")
+    assert swapped(model, nn.LayerNorm) == SITES[:-1]
+    assert_same_bits(model(ids), before, "torch.nn.LayerNorm in place of fused")
+
+
+@torch.no_grad()
+def test_a_norm_whose_output_is_not_contiguous(model: GPT2) -> None:
+    class Transposing(LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.transpose(0, 1)).contiguous().transpose(0, 1)
+
+    ids = random_ids(2, 9)
+    wanted = _after(model, "textbook")(ids)
+    assert_same_bits(_after(model, Transposing)(ids), wanted, "laid out sequence first")
+
+
+def _after(model: GPT2, norm: str | type[nn.Module]) -> GPT2:
+    swap_norms(model, norm)
+    return model

@@ -1,0 +1,122 @@
+"""The tales that the demo model learns from: the same from a seed, grammatical whatever the seed, and of many kinds."""
+
+import re
+import sys
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # scripts are programs, not a package
+
+import tales
+
+SEEDS = st.integers(0, 2**63 - 1)
+WOMEN, MEN = set(tales.WOMEN.split()), set(tales.MEN.split())
+NAME = r"([A-Z][a-z]+)"
+
+
+@cache
+def several() -> list[str]:
+    return [tales.tale(seed) for seed in range(1500)]
+
+
+def words_of(text: str) -> list[str]:
+    return tales.WORD.findall(text)
+
+
+@given(SEEDS)
+def test_a_seed_tells_one_tale(seed: int) -> None:
+    assert tales.tale(seed) == tales.tale(seed)
+    assert list(tales.tales(3, seed)) == list(tales.tales(3, seed)) != list(tales.tales(3, seed + 1))
+
+
+@given(SEEDS)
+def test_a_tale_is_a_paragraph_or_two(seed: int) -> None:
+    paragraphs = tales.tale(seed).split("\n\n")
+    assert 1 <= len(paragraphs) <= 2
+    assert 60 <= sum(len(paragraph.split()) for paragraph in paragraphs) <= 200
+    assert all(paragraph[-1] in '."' and paragraph.count('"') % 2 == 0 for paragraph in paragraphs)
+
+
+@given(SEEDS)
+def test_nothing_of_the_template_is_left(seed: int) -> None:
+    assert not re.search(r"[][{}|_]|  |[,.!?]{2}| [,.!?]", tales.tale(seed))
+
+
+@given(SEEDS)
+def test_sentences_begin_with_a_capital(seed: int) -> None:
+    text = tales.tale(seed)
+    assert text[0].isupper() or text[1].isupper()  # the first may be a quotation mark
+    assert not re.search(r'[.!?]\s"?[a-z]|\.["\n]+ ?[a-z]', text)
+
+
+@given(SEEDS)
+def test_articles_agree_with_the_next_word(seed: int) -> None:
+    for article, word in re.findall(r"\b([Aa]n?) (\w)", tales.tale(seed)):
+        assert (article.lower() == "an") == (word in "aeiou")
+
+
+@given(SEEDS)
+def test_a_tale_has_one_woman_and_one_man(seed: int) -> None:
+    words = set(words_of(tales.tale(seed)))
+    assert len(words & WOMEN) == len(words & MEN) == 1
+
+
+@given(SEEDS)
+def test_pronouns_agree(seed: int) -> None:
+    """Where grammar says whose pronoun it is: an introduction, a name, a sentence about the one just named."""
+    text = tales.tale(seed)
+    for his, kin, friend in re.findall(rf"\b([Hh]is|[Hh]er) (friend|neighbour|cousin|sister|brother) {NAME}", text):
+        assert (friend in WOMEN) == (his.lower() == "his")  # whoever has this friend is the other one of the two
+        assert kin not in ("sister", "brother") or (friend in WOMEN) == (kin == "sister")
+    for his, name in re.findall(rf"(His|Her) name was {NAME}", text):
+        assert (name in WOMEN) == (his == "Her")
+    for name, he in re.findall(rf"(?:named|called) {NAME}[^.]*\. (He|She)\b", text):
+        assert (name in WOMEN) == (he == "She")
+    for name, he in re.findall(rf"named {NAME}, and (he|she) lived", text):
+        assert (name in WOMEN) == (he == "she")
+    for role, name in re.findall(rf"little (girl|boy) (?:named |called )?{NAME}", text):
+        assert (name in WOMEN) == (role == "girl")
+
+
+@given(SEEDS)
+def test_the_companion_comes_after_the_hero(seed: int) -> None:
+    text = tales.tale(seed)
+    introduction = re.search(rf"\b(?:his|her) (?:friend|neighbour|cousin|sister|brother) {NAME}", text, re.IGNORECASE)
+    assert introduction
+    hero, friend = (next(word for word in words_of(text) if word in names) for names in (WOMEN, MEN))
+    if friend != introduction[1]:
+        hero, friend = friend, hero
+    assert text.index(hero) < text.index(friend) == introduction.start(1)
+
+
+def test_a_thing_returns_by_name() -> None:
+    found = [(tale, match[1]) for tale in several() if (match := re.search(r"found an? \w+ (\w+)", tale))]
+    assert len(found) > 200
+    assert all(words_of(tale).count(thing) >= 2 for tale, thing in found)
+
+
+def test_the_vocabulary_holds_every_word() -> None:
+    told = {word for tale in several() for word in words_of(tale)}
+    assert told - {"s"} <= tales.vocabulary()  # the s is a possessive's
+    assert len(told) > 800
+
+
+def test_tales_differ() -> None:
+    """In more than their names; and neither their first nor their last words are always the same few."""
+    nameless = {re.sub("|".join(WOMEN | MEN), "N", tale) for tale in several()}
+    assert len(nameless) == len(several())
+    assert len({tale[:12] for tale in nameless}) > 100
+    assert len({tuple(words_of(tale)[-5:]) for tale in nameless}) > 150
+
+
+def test_every_plot_is_told_with_every_matter() -> None:
+    """Drawn evenly, so that none is learned at the cost of another."""
+    assert len(tales.PLOTS) >= 12
+    for plot in tales.PLOTS:
+        assert len(plot.matters) >= 6
+        slots = [matter.keys() for matter in plot.matters]
+        assert all(one == other for one, other in pairwise(slots))

@@ -1,0 +1,344 @@
+"""Text to ids and back: byte for byte, with the ids that transformers gives, from either kind of file."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from checkpoints import END_OF_TEXT, gpt2_vocabulary, tiny_bpe
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import models, normalizers, pre_tokenizers
+from transformers import GPT2TokenizerFast
+
+from minigpt import CheckpointError, GenerationError, Tokenizer
+from minigpt.tokenizer import byte_level_bpe
+
+TEXTS = [
+    "",
+    " ",
+    "The dog",
+    " leading and trailing  ",
+    "\n\n\t\r\n \x0b\x0c",
+    "a\x00b\x01\x7f\x80\x9f",
+    "naïve café — “quoted” … ½ ™",
+    "狗は犬です 🐕‍🦺👩🏽‍🚀🇩🇪",
+    "e\u0301 \u200b\u200d\u2028\ufeff\ufffd\uffff",
+    "\U0010ffff\U00010000",
+    "don't we'll I'M x'S",
+    "1234567890 1,000.5e-3",
+    "<|endoftext|>",
+    "a<|endoftext|>b <|endoftext|> <|endoftext|><|endoftext|>",
+    "<|endoftext|",
+    "Ġ Ċ ġ ÿ",
+    "x" * 3000,
+    " " * 300 + "\n" * 300,
+]
+
+UNICODE = st.one_of(
+    st.text(max_size=60),
+    st.text(st.sampled_from(" \t\n\r\x00ab'.1狗🐕é\u00a0\u3000\u200d"), max_size=60),
+    st.lists(st.sampled_from(TEXTS[:15]), max_size=4).map("".join),
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small vocabulary of our own, as tokenizer.json."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_bpe().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny_original(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same vocabulary as vocab.json and merges.txt."""
+    folder = tmp_path_factory.mktemp("original")
+    model = json.loads((tiny / "tokenizer.json").read_text())["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(tiny: Path) -> Tokenizer:
+    return Tokenizer.from_pretrained(tiny)
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Tokenizer:
+    return Tokenizer.from_pretrained(gpt2_vocabulary())
+
+
+@pytest.fixture(scope="module")
+def gpt2_of_transformers() -> GPT2TokenizerFast:
+    return GPT2TokenizerFast.from_pretrained(gpt2_vocabulary())
+
+
+def test_the_tiny_vocabulary_merges_and_splits(ours: Tokenizer) -> None:
+    """So that the tests on it see tokens of several characters, and characters of several tokens."""
+    assert len(ours.encode("the dog")) < 7
+    assert len(ours.encode("犬")) == 3
+
+
+@settings(max_examples=100)
+@given(UNICODE)
+def test_every_text_comes_back_byte_for_byte(ours: Tokenizer, text: str) -> None:
+    ids = ours.encode(text)
+    assert ours.decode_bytes(ids) == text.encode()
+    assert ours.decode(ids) == text
+    assert all(0 <= token_id < ours.vocab_size for token_id in ids)
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text)[:20])
+def test_odd_texts_come_back_from_both_vocabularies(ours: Tokenizer, gpt2: Tokenizer, text: str) -> None:
+    for tokenizer in (ours, gpt2):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_every_byte_has_a_token(ours: Tokenizer, gpt2: Tokenizer) -> None:
+    for tokenizer in (ours, gpt2):
+        single = {tokenizer.decode_bytes([token_id]) for token_id in range(tokenizer.vocab_size)}
+        assert {bytes([byte]) for byte in range(256)} <= single
+
+
+def test_the_two_kinds_of_file_give_the_same_ids(tiny: Path, tiny_original: Path) -> None:
+    one, other = Tokenizer.from_pretrained(tiny), Tokenizer.from_pretrained(tiny_original)
+    assert one.vocab_size == other.vocab_size == 300
+    assert one.end_of_text_id == other.end_of_text_id == 0
+    for text in TEXTS:
+        assert one.encode(text) == other.encode(text)
+
+
+def test_a_bare_file_s_tokenizer_lies_beside_it(tiny: Path, tmp_path: Path, ours: Tokenizer) -> None:
+    shutil.copy(tiny / "tokenizer.json", tmp_path)
+    (tmp_path / "weights.safetensors").touch()
+    assert Tokenizer.from_pretrained(tmp_path / "weights.safetensors").encode("the dog") == ours.encode("the dog")
+
+
+def test_tokenizer_json_goes_before_the_original_files(tiny: Path, tmp_path: Path, ours: Tokenizer) -> None:
+    shutil.copy(tiny / "tokenizer.json", tmp_path)
+    (tmp_path / "vocab.json").write_text("damaged")
+    (tmp_path / "merges.txt").write_text("damaged")
+    assert Tokenizer.from_pretrained(tmp_path).encode("the dog") == ours.encode("the dog")
+
+
+# --- GPT-2's own vocabulary
+
+
+def test_known_ids(gpt2: Tokenizer) -> None:
+    known = {
+        "The dog": [464, 3290],
+        "Hello my name is": [15496, 616, 1438, 318],
+        "can": [5171],
+        " can": [460],
+        "<|endoftext|>": [50256],
+        "": [],
+    }
+    assert {text: gpt2.encode(text) for text in known} == known
+    assert (gpt2.vocab_size, gpt2.end_of_text_id) == (50257, 50256)
+
+
+@settings(max_examples=300)
+@given(UNICODE)
+@example(" \u00a0 \u3000x")
+@example("<|endoftext|> <|endoftext|>")
+def test_ids_are_those_of_transformers(gpt2: Tokenizer, gpt2_of_transformers: GPT2TokenizerFast, text: str) -> None:
+    ids = gpt2.encode(text)
+    assert ids == gpt2_of_transformers(text)["input_ids"]
+    assert gpt2.decode(ids) == text == gpt2_of_transformers.decode(ids, clean_up_tokenization_spaces=False)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(0, 50256), max_size=12))
+def test_texts_of_arbitrary_ids_are_those_of_transformers(
+    gpt2: Tokenizer, gpt2_of_transformers: GPT2TokenizerFast, ids: list[int]
+) -> None:
+    assert gpt2.decode(ids) == gpt2_of_transformers.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def test_what_transformers_saves_loads_with_the_same_ids(
+    gpt2: Tokenizer, gpt2_of_transformers: GPT2TokenizerFast, tmp_path: Path
+) -> None:
+    gpt2_of_transformers.save_pretrained(tmp_path)
+    again = Tokenizer.from_pretrained(tmp_path)
+    assert again.vocab_size == 50257
+    for text in TEXTS:
+        assert again.encode(text) == gpt2.encode(text)
+
+
+def test_what_we_save_loads_with_the_same_ids(gpt2: Tokenizer, tmp_path: Path) -> None:
+    gpt2.save(tmp_path)
+    again, theirs = Tokenizer.from_pretrained(tmp_path), GPT2TokenizerFast.from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert again.encode(text) == theirs(text)["input_ids"] == gpt2.encode(text)
+
+
+# --- bytes and characters
+
+
+def test_parts_of_a_character_are_exact_bytes(ours: Tokenizer) -> None:
+    ids = ours.encode("犬")
+    assert ours.decode_bytes(ids[:1]) + ours.decode_bytes(ids[1:]) == "犬".encode()
+    assert ours.decode(ids[:2]) == "\ufffd"
+    assert ours.decode([*ids[:2], *ours.encode("a")]) == "\ufffda"
+
+
+@settings(max_examples=100)
+@given(text=UNICODE, data=st.data())
+def test_a_text_cut_between_any_two_tokens_is_whole_when_joined(
+    ours: Tokenizer, text: str, data: st.DataObject
+) -> None:
+    ids = ours.encode(text)
+    cut = data.draw(st.integers(0, len(ids)))
+    assert ours.decode_bytes(ids[:cut]) + ours.decode_bytes(ids[cut:]) == text.encode()
+
+
+@pytest.mark.parametrize(
+    "ids", [torch.tensor([0, 1, 299]), torch.tensor([0, 1, 299], dtype=torch.int32).numpy(), (0, 1, 299)]
+)
+def test_ids_may_come_as_they_come_from_a_model(ours: Tokenizer, ids: object) -> None:
+    assert ours.decode(ids) == ours.decode([0, 1, 299])
+    assert ours.decode(iter(ids)) == ours.decode([0, 1, 299])
+
+
+def test_special_tokens_of_any_spelling_come_back(tmp_path: Path) -> None:
+    backend = tiny_bpe()
+    backend.add_special_tokens(["<my token, ünïcode>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_pretrained(tmp_path)
+    ids = tokenizer.encode("the<my token, ünïcode> dog")
+    assert tokenizer.vocab_size - 1 in ids
+    assert tokenizer.decode(ids) == tokenizer.decode(torch.tensor(ids)) == "the<my token, ünïcode> dog"
+
+
+@pytest.mark.parametrize("token_id", [-1, 300, -(2**31), 2**31, 2**32, 2**63, 2**100])
+def test_an_id_outside_the_vocabulary_is_named(ours: Tokenizer, token_id: int) -> None:
+    with pytest.raises(GenerationError, match=rf"token id {token_id} is outside the tokenizer's vocabulary of 300"):
+        ours.decode([1, token_id])
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\ude00\ud83d"])
+def test_a_lone_surrogate_is_no_text(ours: Tokenizer, text: str) -> None:
+    with pytest.raises(GenerationError, match="not valid Unicode") as raised:
+        ours.encode(text)
+    assert str(raised.value).encode()  # the message itself can be printed
+
+
+def test_a_long_text_is_not_cut_and_a_short_one_not_filled(tmp_path: Path) -> None:
+    """A tokenizer.json remembers the truncation and padding of the last text that it was used on."""
+    backend = tiny_bpe()
+    backend.enable_truncation(3)
+    backend.enable_padding(length=5)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_pretrained(tmp_path)
+    text = "the dog saw the other dog there"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode("") == []
+
+
+def test_no_token_is_added(tmp_path: Path) -> None:
+    backend = tiny_bpe()
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, 0)]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer.from_pretrained(tmp_path).encode("the") == Tokenizer(tiny_bpe()).encode("the")
+
+
+# --- files that are damaged or of another kind
+
+
+def test_neither_kind_of_file(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"neither a tokenizer\.json nor a vocab\.json with a merges\.txt"):
+        Tokenizer.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "null", "\x00", '{"model": null}', "cut"])
+def test_a_damaged_tokenizer_json(tiny: Path, tmp_path: Path, content: str) -> None:
+    whole = (tiny / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(whole[: len(whole) // 2] if content == "cut" else content)
+    with pytest.raises(CheckpointError, match=r"the tokenizer files in \S+ are damaged: ") as raised:
+        Tokenizer.from_pretrained(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("vocab.json", "[1]"),
+        ("vocab.json", '{"a": -1}'),
+        ("vocab.json", '{"a": "b"}'),
+        ("vocab.json", "\x00"),
+        ("vocab.json", ""),
+        ("merges.txt", "#version: 0.2\nno-such token\n"),
+        ("merges.txt", "#version: 0.2\nalone\n"),
+        ("merges.txt", b"\xff\xfe"),
+    ],
+)
+def test_damaged_original_files(tiny_original: Path, tmp_path: Path, file: str, content: str | bytes) -> None:
+    shutil.copytree(tiny_original, tmp_path, dirs_exist_ok=True)
+    (tmp_path / file).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(CheckpointError, match=r"the tokenizer files in \S+ are damaged: "):
+        Tokenizer.from_pretrained(tmp_path)
+
+
+def word_piece() -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "the": 1, "##s": 2}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return backend
+
+
+def without_some_bytes() -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return backend
+
+
+def lowercasing() -> tokenizers.Tokenizer:
+    backend = tiny_bpe()
+    backend.normalizer = normalizers.Lowercase()
+    return backend
+
+
+def splitting_at_spaces() -> tokenizers.Tokenizer:
+    backend = tiny_bpe()
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return backend
+
+
+@pytest.mark.parametrize("make", [word_piece, without_some_bytes, lowercasing, splitting_at_spaces])
+def test_a_tokenizer_that_loses_text_is_refused(make, tmp_path: Path) -> None:
+    make().save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match="not byte-level"):
+        Tokenizer.from_pretrained(tmp_path)
+
+
+def test_original_files_without_some_bytes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    with pytest.raises(CheckpointError, match="not byte-level"):
+        Tokenizer.from_pretrained(tmp_path)
+
+
+def test_a_vocabulary_without_end_of_text(tiny_original: Path, tmp_path: Path) -> None:
+    vocab = json.loads((tiny_original / "vocab.json").read_text())
+    vocab["<end>"] = vocab.pop(END_OF_TEXT)
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    shutil.copy(tiny_original / "merges.txt", tmp_path)
+    tokenizer = Tokenizer.from_pretrained(tmp_path)
+    assert tokenizer.end_of_text_id is None
+    assert tokenizer.decode(tokenizer.encode(END_OF_TEXT)) == END_OF_TEXT
+    (tmp_path / "out").mkdir()
+    tokenizer.save(tmp_path / "out")
+    assert Tokenizer.from_pretrained(tmp_path / "out").encode("the dog") == tokenizer.encode("the dog")
+
+
+def test_the_original_files_make_a_backend_of_their_own(tiny_original: Path) -> None:
+    backend = byte_level_bpe(tiny_original / "vocab.json", tiny_original / "merges.txt")
+    assert backend.encode(END_OF_TEXT).ids == [0]
+    assert backend.decode(backend.encode("the 狗").ids) == "the 狗"
