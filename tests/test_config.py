@@ -163,6 +163,12 @@ def test_a_preset_is_the_published_shape(name: str) -> None:
     assert preset.inner_size == 4 * preset.n_embd
 
 
+def test_the_widths_that_follow_from_others() -> None:
+    shape = GPT2Config(n_embd=60, n_head=5, n_inner=None)
+    assert (shape.head_size, shape.inner_size) == (12, 240)
+    assert dataclasses.replace(shape, n_inner=7).inner_size == 7
+
+
 def test_presets_are_found_in_a_checkout_and_in_an_installed_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

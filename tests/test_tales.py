@@ -110,7 +110,7 @@ def test_tales_differ() -> None:
     nameless = {re.sub("|".join(WOMEN | MEN), "N", tale) for tale in several()}
     assert len(nameless) == len(several())
     assert len({tale[:12] for tale in nameless}) > 100
-    assert len({tuple(words_of(tale)[-5:]) for tale in nameless}) > 150
+    assert len({tuple(words_of(tale)[-5:]) for tale in nameless}) > 100
 
 
 def test_every_plot_is_told_with_every_matter() -> None:
