@@ -1424,9 +1424,16 @@ def settled(value: str | Thing, rng: random.Random) -> str | Thing:
     return chosen(value, rng) if isinstance(value, str) else Thing(chosen(value.look, rng), value.noun)
 
 
-def people(matter: Matter, rng: random.Random) -> dict[str, str | Person]:
+def couple(plot: Plot) -> tuple[str, str]:
+    """The woman and the man that a plot is always told of: a model this small knows a tale by its people."""
+    couples = list(zip(WOMEN.split(), MEN.split(), strict=True))
+    return couples[PLOTS.index(plot) % len(couples)]
+
+
+def people(plot: Plot, matter: Matter, rng: random.Random) -> dict[str, str | Person]:
     """A hero and a friend, a she and a he in either order; the hero has a trade that nobody else in the matter has."""
-    she, he = (rng.choice(WOMEN.split()), *SHE), (rng.choice(MEN.split()), *HE)
+    woman, man = couple(plot)
+    she, he = (woman, *SHE), (man, *HE)
     hero, friend = rng.choice([(she, he), (he, she)])
     other, sibling = ("boy", "brother") if hero is she else ("girl", "sister")
     taken = {*matter.values(), other}
@@ -1450,7 +1457,7 @@ def tale(seed: int) -> str:
     rng = random.Random(seed)
     plot = rng.choice(PLOTS)
     matter = rng.choice(plot.matters)
-    cast = {**SHARED, "opening": rng.choice(OPENINGS), "nature": plot.nature, **people(matter, rng)}
+    cast = {**SHARED, "opening": rng.choice(OPENINGS), "nature": plot.nature, **people(plot, matter, rng)}
     cast |= {slot: settled(value, rng) for slot, value in matter.items()}
     text = outline(plot, rng)
     while SLOT.search(text):  # a filling may bring slots and choices of its own

@@ -7,8 +7,14 @@ from torch import nn
 
 from minigpt.lab.conformance import ConformanceReport, check_norm
 from minigpt.lab.conformance.diagnosis import diagnoses
-from minigpt.lab.conformance.formula import wrong_affine, wrong_deviation, wrong_dimension, wrong_statistics
-from minigpt.lab.conformance.precision import wrong_precision
+from minigpt.lab.conformance.formula import (
+    ignored_eps,
+    wrong_affine,
+    wrong_deviation,
+    wrong_dimension,
+    wrong_statistics,
+)
+from minigpt.lab.conformance.precision import cancelling_variance, narrow_half_statistics, narrow_statistics
 from minigpt.lab.conformance.probe import Probe
 from minigpt.lab.conformance.subject import Subject
 
@@ -90,6 +96,20 @@ def test_inexact_registered_norms_are_named_for_what_they_are(name: str, mistake
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_what_cannot_be_compiled_is_told() -> None:
+    class Uncompilable(sabotages.LayerNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if torch.compiler.is_compiling():
+                raise RuntimeError("eager only")
+            return sabotages.exact(self, x)
+
+    report = check(Uncompilable, "compile")
+    assert not report.passed
+    assert "it fails under torch.compile: " in report.diagnoses[0], report
+    assert "eager only" in report.diagnoses[0], report
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_one_cause_is_one_diagnosis() -> None:
     """What follows from a mistake (other gradients, other widths) is not listed beside it."""
     report = check(sabotages.DividesByNMinusOne, ["widths", "values", "layouts", "behaviour", "gradients"])
@@ -111,8 +131,11 @@ def test_an_unknown_mistake_is_called_so() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_no_probe_blames_a_correct_norm(norm: type[nn.Module] | str, seed: int) -> None:
     probe = Probe(Subject(norm, torch.device("cpu"), seed=seed))
-    looks = (wrong_dimension, wrong_affine, wrong_statistics, wrong_precision, wrong_deviation)
-    assert [said for look in looks for said in look(probe)] == []
+    looks = (wrong_dimension, wrong_affine, wrong_statistics, wrong_deviation, ignored_eps, narrow_statistics)
+    found = [said for look in (*looks, cancelling_variance) for said in look(probe)]
+    for dtype in (torch.float16, torch.bfloat16):
+        found += narrow_half_statistics(probe, dtype)
+    assert found == []
 
 
 def test_a_norm_that_raises_on_every_probe_is_still_diagnosed() -> None:

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
+
+import torch
 
 from minigpt.lab.conformance.formula import (
     ignored_eps,
@@ -10,7 +13,7 @@ from minigpt.lab.conformance.formula import (
     wrong_dimension,
     wrong_statistics,
 )
-from minigpt.lab.conformance.precision import wrong_precision
+from minigpt.lab.conformance.precision import cancelling_variance, narrow_half_statistics, narrow_statistics
 from minigpt.lab.conformance.probe import Probe, Unanswered
 from minigpt.lab.conformance.report import CaseResult
 from minigpt.lab.conformance.subject import Subject
@@ -40,7 +43,7 @@ PARTS = {
     "*, overflowing squares": "wrong only where squares overflow",
     "non-contiguous: *": "wrong only for non-contiguous input: {}",
     "*-D input": "wrong only for {}-D input",
-    "* token input": "wrong only for {} token",
+    "* token input": "wrong only for an input of {} token",
     "width *": "wrong only at width {}",
 }
 LAST_PARTS = {  # said where nothing else is, since most other mistakes show here as well
@@ -49,7 +52,7 @@ LAST_PARTS = {  # said where nothing else is, since most other mistakes show her
     "autocast, *": "wrong only under autocast, with {}",
     "another eps": "wrong only with another eps",
 }
-MANY = 4  # cases that are not worth listing
+MANY = 4  # so many are not listed one by one
 
 Failures = dict[str, CaseResult]
 
@@ -62,7 +65,7 @@ def diagnoses(subject: Subject, results: Sequence[CaseResult]) -> list[str]:
     if not any(said.startswith("normalises") for said in found):  # else it is no wonder
         found += _by_symptom(SYMPTOMS, failures)
     if not any(said.startswith("statistics") for said in found):  # else compiling may well round elsewhere
-        found += _by_symptom(COMPILED, failures)
+        found += _by_symptom(COMPILED, failures) or _uncompiled(failures)
     if not set(found) - set(COMPILED.values()):
         found += _by_part(failures, right) + _wrong_gradients(failures)
     return found or [f"no mistake known by name; the first case that fails is {next(iter(failures))!r}"]
@@ -77,7 +80,9 @@ def _by_probing(probe: Probe) -> list[str]:
     statistics = _found(wrong_statistics, probe)
     if statistics:  # without mean or deviation there is no eps to be wrong, nor rounding to be told from them
         return affine + statistics
-    precision = _found(wrong_precision, probe)
+    precision = _found(narrow_statistics, probe) or _found(cancelling_variance, probe)
+    for dtype in (torch.float16, torch.bfloat16) if not precision else ():
+        precision += _found(partial(narrow_half_statistics, dtype=dtype), probe)
     deviation = [] if precision else _found(wrong_deviation, probe) + _found(ignored_eps, probe)
     return affine + precision + deviation
 
@@ -92,6 +97,11 @@ def _found(look: Callable[[Probe], list[str]], probe: Probe) -> list[str]:
 
 def _by_symptom(symptoms: dict[str, str], failures: Failures) -> list[str]:
     return [said for name, said in symptoms.items() if name in failures and failures[name].error is not None]
+
+
+def _uncompiled(failures: Failures) -> list[str]:
+    case = failures.get("compiled equals eager")
+    return [f"it fails under torch.compile: {case.note}"] if case else []
 
 
 def _by_part(failures: Failures, right: set[str]) -> list[str]:

@@ -16,18 +16,32 @@ BFLOAT16 = PRECISIONS[torch.bfloat16].result
 ROUNDING = 0.58  # RMS of one rounding's error over u, for errors spread evenly: 1 / sqrt(3)
 
 
-def wrong_precision(probe: Probe) -> list[str]:
-    """In which format the statistics are kept, if not in one of at least float32's."""
+def narrow_statistics(probe: Probe) -> list[str]:
+    """Whether the statistics of float32 rows are kept in fewer bits than float32 has."""
     if not _is_rounding(probe):
         return []
-    found = _narrow_for_float32(probe)
-    if found:
-        return found
-    return [
-        f"statistics are kept in {dtype_name(dtype)} for {dtype_name(dtype)} input"
-        for dtype in (torch.float16, torch.bfloat16)
-        if shift_rounding(probe, 64.0, dtype) > PRECISIONS[dtype].result / 8
-    ] + _cancelling(probe)
+    off = max(shift_rounding(probe, 64.0, torch.float32), _stretch_rounding(probe))
+    if off < FLOAT16 / 8:
+        return []
+    if _overflows(probe):
+        return ["statistics are kept in float16"]
+    narrow = "bfloat16" if off > 2.8 * FLOAT16 else "11 bits, as TF32 has"
+    return [f"statistics are kept in {narrow}"] if off < 8 * BFLOAT16 else []
+
+
+def narrow_half_statistics(probe: Probe, dtype: torch.dtype) -> list[str]:
+    """Whether the statistics of rows in float16 or bfloat16 are kept in the same."""
+    if not _is_rounding(probe) or shift_rounding(probe, 64.0, dtype) < PRECISIONS[dtype].result / 8:
+        return []
+    return [f"statistics are kept in {dtype_name(dtype)} for {dtype_name(dtype)} input"]
+
+
+def cancelling_variance(probe: Probe) -> list[str]:
+    """Rounding that grows as the square of the shift: two-pass and Welford's algorithms lose only its first power."""
+    near, far = (shift_rounding(probe, shift, torch.float32) / 2**-24 for shift in (64.0, 1024.0))
+    if far > 100 and 5 < far / near < 60:
+        return ["variance is a difference of squares, E[x^2] - E[x]^2, which cancels where the mean is large"]
+    return []
 
 
 def shift_rounding(probe: Probe, shift: float, dtype: torch.dtype) -> float:
@@ -47,16 +61,6 @@ def _is_rounding(probe: Probe) -> bool:
     return distance(probe(2 * x, dtype=torch.float32), probe(x, dtype=torch.float32)) < FLOAT16 / 8
 
 
-def _narrow_for_float32(probe: Probe) -> list[str]:
-    off = max(shift_rounding(probe, 64.0, torch.float32), _stretch_rounding(probe))
-    if off < FLOAT16 / 8:
-        return []
-    if _overflows(probe):
-        return ["statistics are kept in float16"]
-    narrow = "bfloat16" if off > 2.8 * FLOAT16 else "11 bits, as TF32 has"
-    return [f"statistics are kept in {narrow}"] if off < 8 * BFLOAT16 else []
-
-
 def _stretch_rounding(probe: Probe) -> float:
     x = 10 * probe.standard_rows(1, WIDTH).expand(ROWS, WIDTH)
     stretched = x * torch.linspace(1, 2, ROWS, dtype=torch.float64)[:, None]
@@ -67,11 +71,3 @@ def _overflows(probe: Probe) -> bool:
     """Whether numbers that only float16 cannot hold come out wrong."""
     x = probe.standard_rows(ROWS, WIDTH)
     return distance(probe(1e5 * x + 1e6, dtype=torch.float32), probe(x, dtype=torch.float32)) > 0.5
-
-
-def _cancelling(probe: Probe) -> list[str]:
-    """Rounding that grows as the square of the shift: two-pass and Welford's algorithms lose only its first power."""
-    near, far = (shift_rounding(probe, shift, torch.float32) / 2**-24 for shift in (64.0, 1024.0))
-    if far > 100 and 5 < far / near < 60:
-        return ["variance is a difference of squares, E[x^2] - E[x]^2, which cancels where the mean is large"]
-    return []
