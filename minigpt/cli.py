@@ -1,6 +1,9 @@
 """The command line: parse, call, print. Nothing is computed here, and nothing heavy is imported before it is needed."""
 
+import io
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +18,7 @@ from rich.table import Table
 import minigpt
 from minigpt.errors import MiniGPTError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 Model = Annotated[str, typer.Option("--model", help="A directory, .safetensors file, Hugging Face id, or 'demo'.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")]
@@ -45,7 +48,7 @@ def _main(
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to go on from; '-' reads standard input; none starts anew.")] = "",
     model: Model = "demo",
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 120,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 200,
     temperature: Annotated[
         float | None, typer.Option(help="Divides the logits; 0 is greedy.  [dim]default 0.8[/]")
     ] = None,
@@ -153,7 +156,7 @@ def norms(
     if as_json:
         _print_json(report.to_dict(), "-")
     else:
-        Console(highlight=False).print(conformance_summary(report))
+        _console().print(conformance_summary(report))
     raise typer.Exit(0 if report.passed else 1)
 
 
@@ -173,13 +176,17 @@ def info(
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in facts.items():
         table.add_row(name, "\n".join(map(str, value)) if isinstance(value, list) else str(value))
-    Console(highlight=False).print(table)
+    _console().print(table)
 
 
 def main() -> None:
     """Run the command line: 0 done, 1 parity does not hold, 2 an error, told in one line on standard error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character still shows the others
     try:
-        sys.exit(app(standalone_mode=False))
+        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(status)
     except MiniGPTError as error:
         _fail(str(error))
     except _UsageError as error:
@@ -187,8 +194,10 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:  # whoever read our output has seen enough
-        sys.stdout = None
-        sys.exit(0)
+        _leave_output(128 + signal.SIGPIPE)
+    except OSError as error:
+        print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
+        _leave_output(2)
 
 
 _UsageError: Any = typer.BadParameter.__base__  # of click, which typer carries within itself or beside it
@@ -199,6 +208,17 @@ def _fail(message: str) -> None:
     sys.exit(2)
 
 
+def _leave_output(status: int) -> None:
+    """Exit without a last attempt to write what cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(status)
+
+
+def _console() -> Console:
+    """Standard output, on which text is what it is: a model's name may hold [brackets] or :colons:."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
 def _list_norms(as_json: bool) -> None:
     known = minigpt.norms.available()
     if as_json:
@@ -207,7 +227,7 @@ def _list_norms(as_json: bool) -> None:
     table = Table("norm", "exact", "what it is", box=None, pad_edge=False)
     for name, info in sorted(known.items()):
         table.add_row(name, "yes" if info.exact else "no", info.reason or info.summary)
-    Console(highlight=False).print(table)
+    _console().print(table)
 
 
 def _show(report: "minigpt.ParityReport", json_file: str | None, html: Path | None) -> None:
@@ -220,7 +240,7 @@ def _show(report: "minigpt.ParityReport", json_file: str | None, html: Path | No
 
         _write(html, report_page(report.to_dict()))
     if json_file != "-":
-        Console(highlight=False).print(parity_summary(report))
+        _console().print(parity_summary(report))
 
 
 def _compare(first: Path, second: Path, html: Path | None) -> None:
@@ -231,7 +251,7 @@ def _compare(first: Path, second: Path, html: Path | None) -> None:
         from minigpt.lab.page import comparison_page
 
         _write(html, comparison_page(a, b))
-    Console(highlight=False).print(comparison_summary(a, b))
+    _console().print(comparison_summary(a, b))
 
 
 def _prompts(given: list[str] | None, file: Path | None) -> list[str] | None:
@@ -293,7 +313,8 @@ def _read_standard_input() -> str:
 def _progress() -> Iterator[Callable[[str], None]]:
     """Shows on standard error what is being done, and for how long."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("starting", total=None)
         yield lambda step: progress.update(task, description=step)
 

@@ -42,6 +42,16 @@ def resolve_device(device: str | int | torch.device | None) -> torch.device:
     return resolved
 
 
+def require_values(device: torch.device) -> None:
+    """Refuse to compute where there is nothing to compute with.
+
+    Raises:
+        ConfigError: the device is meta, which holds shapes and no values.
+    """
+    if device.type == "meta":
+        raise ConfigError("device 'meta' holds shapes and no values, so nothing can be computed there; use cpu or cuda")
+
+
 def _require_present(device: torch.device) -> None:
     if device.type in ("cpu", "meta"):
         return

@@ -42,6 +42,7 @@ def reference(seed: int = 0, std: float = 0.15, **fields: Any) -> GPT2LMHeadMode
 
 def saved(model: GPT2LMHeadModel, folder: Path, **how: Any) -> Path:
     """``folder``, after transformers has saved ``model`` in it."""
+    logging.disable_progress_bar()  # which would stand on the standard error that a test reads
     model.save_pretrained(folder, **how)
     return folder
 

@@ -37,9 +37,10 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     """Runs ``minigpt`` with these words within this process, at a terminal wide enough for every line."""
     monkeypatch.setenv("COLUMNS", "500")
 
-    def call(*words: object, stdin: bytes = b"") -> Ended:
+    def call(*words: object, stdin: bytes | io.BytesIO = b"") -> Ended:
         monkeypatch.setattr(sys, "argv", ["minigpt", *map(str, words)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        stream = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
         with pytest.raises(SystemExit) as ended:
             main()
         return Ended(ended.value.code or 0, *capsys.readouterr())
@@ -406,7 +407,7 @@ def test_a_prompt_that_is_no_text(run: Run, folder: Path) -> None:
 
 def test_a_tokenizer_wider_than_the_model(run: Run, folder: Path, copy: Path) -> None:
     """Its ids are out of the model's range."""
-    saved(reference(vocab_size=100, n_positions=64), copy)
+    saved(reference(vocab_size=100, n_positions=512), copy)
     for words in (["generate", "the dog"], ["parity", "--prompt", "the dog"]):
         assert "vocabulary" in complaint(run(*words, "--model", copy, "--device", "cpu"))
 
@@ -452,7 +453,7 @@ BAD_CHECKPOINTS = {
     "no config": (lambda place: (place / "config.json").unlink(), r"config\.json"),
     "no weights": (lambda place: (place / "model.safetensors").unlink(), r"model\.safetensors"),
     "another model": (lambda place: edit_config(place, model_type="llama"), r"model_type.*llama.*gpt2"),
-    "another activation": (lambda place: edit_config(place, activation_function="mish"), r"mish.*gelu_new.*relu"),
+    "another activation": (lambda place: edit_config(place, activation_function="mish"), r"gelu_new.*relu.*mish"),
     "cross attention": (lambda place: edit_config(place, add_cross_attention=True), r"add_cross_attention"),
     "no json": (lambda place: (place / "config.json").write_text("{"), r"JSON"),
     "cut short": (cut, r"safetensors"),
@@ -577,11 +578,10 @@ def test_an_interrupt_while_writing(folder: Path) -> None:
     assert err.strip() == b""
 
 
-def test_an_interrupt_while_reading(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_reading(run: Run) -> None:
     class Waiting(io.BytesIO):
         def read(self, *_: object) -> bytes:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(io, "BytesIO", lambda _: Waiting())
-    status, out, err = run("generate", "-")
+    status, out, err = run("generate", "-", stdin=Waiting())
     assert (status, out, err.strip()) == (130, "", "")

@@ -370,6 +370,12 @@ def test_a_stop_string_ends_its_row(tokenizer: Tokenizer, stops: str | list[str]
     assert together == [row + [2] * (width - len(row)) for row in expected]
 
 
+def test_rows_that_a_stop_string_ended_may_be_filled_with_what_is_no_token(tokenizer: Tokenizer) -> None:
+    scripts = [tokenizer.encode("!ab"), tokenizer.encode("ab!")]
+    how = {"max_new_tokens": 3, "stop_strings": "!", "tokenizer": tokenizer, "pad_token_id": -100}
+    assert written(Scripted(*scripts), **how) == [[scripts[0][0], -100, -100], scripts[1]]
+
+
 def test_a_stop_string_in_the_prompt_stops_nothing(tokenizer: Tokenizer) -> None:
     prompt, script = tokenizer.encode("the dog d"), tokenizer.encode("og the dog")
     out = generate(

@@ -257,7 +257,7 @@ def test_an_old_report_has_the_sections_it_has_figures_for() -> None:
     assert Parsed(report_page(smallest_report())).sections == {"figures", "sites", "depth", "speed", "conditions"}
 
 
-@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), 0.0, 0, 7, 1e300, 5e-324])
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), 0.0, 0, 7, 1e150, 5e-324])
 def test_any_number_can_be_drawn(value: float | None) -> None:
     report = replaced(
         with_budget(sample_report(2, passing=False)),
@@ -265,10 +265,7 @@ def test_any_number_can_be_drawn(value: float | None) -> None:
     )
     parsed = Parsed(report_page(report))
     finite = value is not None and math.isfinite(value)
-    if not finite:
-        assert "not finite" in parsed.text
-    elif abs(value) < 1e9:  # a product of two of the others overflows
-        assert "not finite" not in parsed.text
+    assert ("not finite" in parsed.text) is not finite
     Parsed(comparison_page(report, sample_report()))
 
 

@@ -1,6 +1,7 @@
 """Where a checkpoint lies: a folder, a .safetensors file, the bundled demo, or a repository of the Hugging Face hub."""
 
 import json
+import os.path
 from pathlib import Path
 
 from minigpt.errors import CheckpointError
@@ -35,16 +36,14 @@ def locate(
     Raises:
         CheckpointError: there is no such thing, or it cannot be fetched.
     """
-    if source == "demo":
-        return DEMO
-    path = Path(source).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".safetensors"):
+    path = DEMO if source == "demo" else _path(source)
+    if path is not None:
+        if revision is not None:
+            raise CheckpointError(f"{source} is local, and only a repository of the hub has a revision {revision!r}")
         return path
-    if path.is_file():
-        raise CheckpointError(f"{source} is neither a directory nor a .safetensors file")
-    if _looks_like_a_path(str(source)):
+    if isinstance(source, Path) or _looks_like_a_path(source):
         raise CheckpointError(f"there is no directory or .safetensors file {source}")
-    return _fetch(str(source), files, revision, local_files_only)
+    return _fetch(source, files, revision, local_files_only)
 
 
 def weight_files(place: Path) -> dict[str, Path] | list[Path]:
@@ -78,9 +77,9 @@ def _shards(index: Path) -> dict[str, Path]:
         raise CheckpointError(f"{index} is not the index of a sharded checkpoint: {error!r}") from error
     for file in set(shards.values()):
         if file.parent != index.parent or file.suffix != ".safetensors":
-            raise CheckpointError(f"{index} names {file}, which is not a .safetensors file in its own folder")
-        if not file.is_file():
-            raise CheckpointError(f"{index} names {file.name}, which is not there")
+            raise CheckpointError(f"{index} names {str(file)!r}, which is not a .safetensors file in its own folder")
+        if not os.path.isfile(file):
+            raise CheckpointError(f"{index} names {file.name!r}, which is not there")
     return shards
 
 
@@ -90,13 +89,20 @@ def _what_is_there(folder: Path) -> str:
     return ""
 
 
+def _path(source: str | Path) -> Path | None:
+    """The directory or .safetensors file of that name; None where there is nothing."""
+    path = os.path.expanduser(source)  # os.path answers False where pathlib raises, as for a name that is too long
+    if os.path.isfile(path) and not path.endswith(".safetensors"):
+        raise CheckpointError(f"{source} is neither a directory nor a .safetensors file")
+    return Path(path) if os.path.isdir(path) or os.path.isfile(path) else None
+
+
 def _looks_like_a_path(source: str) -> bool:
     return source.startswith((".", "/", "~")) or source.endswith(".safetensors") or source.count("/") > 1 or not source
 
 
 def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_files_only: bool) -> Path:
     from huggingface_hub import snapshot_download  # here: a local model needs no network client
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(
@@ -104,7 +110,7 @@ def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_
                 repository, revision=revision, allow_patterns=list(files), local_files_only=local_files_only
             )
         )
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+    except Exception as error:  # the client's own errors, its transport's, and what a server that is no hub makes of it
         at = f" at revision {revision!r}" if revision else ""
         raise CheckpointError(
             f"cannot get {repository!r}{at} from the Hugging Face hub ({_first_line(error)}); "

@@ -1,12 +1,14 @@
 """Checkpoint -> model and model -> checkpoint. Strict: every parameter is written exactly once, or none is."""
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -17,7 +19,7 @@ from minigpt.checkpoint.translate import PREFIX, translate
 from minigpt.config import GPT2Config
 from minigpt.errors import CheckpointError
 from minigpt.model import GPT2, swap_norms
-from minigpt.placement import dtype_name, resolve_device, resolve_dtype
+from minigpt.placement import DTYPES, dtype_name, resolve_device, resolve_dtype
 
 
 def from_pretrained(
@@ -55,7 +57,7 @@ def from_pretrained(
     with torch.device("meta"):  # shapes only: the parameters come from the file
         model = GPT2(config, attention=attention, arithmetic=arithmetic)
     tensors = translate(read_tensors(place), config)
-    _require_same_names_and_shapes(tensors, dict(model.named_parameters()), place)
+    _require_fitting(tensors, dict(model.named_parameters()), place)
     _install(model, tensors, device, dtype or _only_dtype(tensors, place))
     if norm != "fused":
         swap_norms(model, norm)
@@ -74,8 +76,8 @@ def load_norms(
     """
     place = locate(source, revision=revision, local_files_only=local_files_only)
     wanted = _norm_parameters(model)
-    found = translate(read_tensors(place), model.config)
-    _require_same_names_and_shapes({name: found[name] for name in found.keys() & wanted.keys()}, wanted, place)
+    found = translate(read_tensors(place), dataclasses.replace(model.config, tie_word_embeddings=False))  # any head
+    _require_fitting({name: found[name] for name in found.keys() & wanted.keys()}, wanted, place)
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(found[name])
@@ -92,6 +94,7 @@ def _norm_parameters(model: GPT2) -> dict[str, nn.Parameter]:
     }
 
 
+@runtime_checkable
 class SavesItself(Protocol):
     """What ``save_pretrained`` asks of a tokenizer."""
 
@@ -105,22 +108,25 @@ def save_pretrained(model: GPT2, directory: str | Path, tokenizer: SavesItself |
     checkpoint has no word for another. A tied head is not written twice. Each file appears whole or not at all.
 
     Raises:
-        CheckpointError: a norm has a parameter that no GPT-2 has, or the directory cannot be written.
+        CheckpointError: a norm has a parameter that no GPT-2 has, the model has shapes only (device "meta"), or the
+            directory cannot be written.
     """
-    folder = Path(directory)
+    if model.wte.weight.is_meta:
+        raise CheckpointError("a model on the meta device has shapes only, and no values to save")
     _require_only_a_gpt2s(model)
+    folder = Path(directory).expanduser()
     tensors = {_saved_name(name): tensor.detach().contiguous() for name, tensor in model.named_parameters()}
     ids = {name: value for name, value in model.config.to_dict().items() if name.endswith("_token_id")}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_json(folder / "config.json", model.config.to_dict() | {"dtype": dtype_name(model.wte.weight.dtype)})
-        _write_json(folder / "generation_config.json", ids)
-        unfinished = folder / "model.safetensors.unfinished"
+        unfinished = folder / "model.safetensors.unfinished"  # the weights first: where they fail, nothing has changed
         save_file(tensors, unfinished, metadata={"format": "pt"})
         os.replace(unfinished, folder / "model.safetensors")
+        _write_json(folder / "config.json", model.config.to_dict() | {"dtype": dtype_name(model.wte.weight.dtype)})
+        _write_json(folder / "generation_config.json", ids)
         if tokenizer is not None:
             tokenizer.save(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot save to {directory}: {error}") from error
 
 
@@ -143,22 +149,32 @@ def _write_json(path: Path, fields: Mapping[str, object]) -> None:
     os.replace(unfinished, path)
 
 
-def _require_same_names_and_shapes(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], place: Path) -> None:
+def _require_fitting(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], place: Path) -> None:
     missing, unexpected = wanted.keys() - given.keys(), given.keys() - wanted.keys()
     shapes = {name: (tuple(given[name].shape), tuple(wanted[name].shape)) for name in given.keys() & wanted.keys()}
     misshapen = [f"{name} is {has}, not {needs}" for name, (has, needs) in shapes.items() if has != needs]
+    strange = [f"{name} is {dtype_name(given[name].dtype)}" for name in shapes if not _computes_in(given[name].dtype)]
     complaints = [
         f"{what} {listing(names)}"
-        for what, names in (("missing", missing), ("unexpected", unexpected), ("of another shape:", misshapen))
+        for what, names in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of another shape:", misshapen),
+            (f"of a dtype other than {', '.join(DTYPES)}:", strange),
+        )
         if names
     ]
     if complaints:
         raise CheckpointError(f"{place} does not hold this model's tensors: {'; '.join(complaints)}")
 
 
+def _computes_in(dtype: torch.dtype) -> bool:
+    return dtype in DTYPES.values()
+
+
 def _only_dtype(tensors: Mapping[str, Tensor], place: Path) -> torch.dtype:
     dtypes = {tensor.dtype for tensor in tensors.values()}
-    if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
+    if len(dtypes) > 1:
         names = ", ".join(sorted(map(dtype_name, dtypes)))
         raise CheckpointError(f"{place} holds tensors of {names}; name the dtype to compute in, such as float32")
     return dtypes.pop()

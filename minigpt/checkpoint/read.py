@@ -28,7 +28,7 @@ def read_tensors(place: Path) -> dict[str, Tensor]:
 
 def listing(names: Iterable[str], most: int = 8) -> str:
     """ "a, b and 3 more"."""
-    names = sorted(names)
+    names = sorted(name if name.isprintable() else repr(name) for name in names)  # a damaged file's may not be
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

@@ -4,7 +4,7 @@ B batch, T tokens of the prompt, V vocabulary.
 """
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -15,8 +15,10 @@ from minigpt.generation.processors import warp_by
 from minigpt.generation.settings import GenerationSettings, parse_settings
 from minigpt.generation.text import TextAssembler
 from minigpt.model import GPT2
+from minigpt.placement import require_values
 
 
+@runtime_checkable
 class TextCodec(Protocol):
     """What text generation asks of a tokenizer."""
 
@@ -109,14 +111,15 @@ def decode(
 
     logits = last_logits(model, input_ids, attention_mask, cache)
     for step in range(settings.max_new_tokens):
-        tokens = next_tokens(logits, settings, draw).masked_fill(ended, settings.fill_id(model.config))  # (B,)
+        drawn = next_tokens(logits, settings, draw)  # (B,)
+        tokens = drawn.masked_fill(ended, settings.fill_id(model.config))
         yield tokens
         ended = ended | torch.isin(tokens, ends)
         if texts and tokenizer is not None:
             ended = ended | _reached_stop(texts, tokens, ended, tokenizer)
         if step + 1 == settings.max_new_tokens or ended.all():
             return
-        logits = last_logits(model, tokens[:, None], None, cache)
+        logits = last_logits(model, drawn[:, None], None, cache)  # what fills a row need not be in the vocabulary
 
 
 def last_logits(
@@ -130,10 +133,19 @@ def last_logits(
 def next_tokens(
     logits: Float[Tensor, "batch vocab"], settings: GenerationSettings, draw: list[torch.Generator] | None
 ) -> Int[Tensor, " batch"]:
-    """The next token of each row: the likeliest, or one drawn with the row's own generator."""
+    """The next token of each row: the likeliest, or one drawn with the row's own generator.
+
+    Raises:
+        GenerationError: the model has computed NaN, so that no token is the likeliest.
+    """
+    if logits.isnan().any():
+        raise GenerationError(
+            "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
+        )
     if draw is None:
         return logits.argmax(-1)
-    probabilities = warp_by(logits, settings).softmax(-1)  # (B, V)
+    shifted = logits - logits.amax(-1, keepdim=True)  # the same distribution, and finite at any temperature
+    probabilities = warp_by(shifted, settings).softmax(-1)  # (B, V)
     return torch.cat(
         [row.multinomial(1, generator=generator) for row, generator in zip(probabilities, draw, strict=True)]
     )
@@ -143,10 +155,17 @@ def require_fits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, 
     """Refuse what could not be finished, before any work.
 
     Raises:
-        GenerationError: a prompt is empty or padded on the right, or with its new tokens exceeds the context.
+        GenerationError: a prompt is empty, padded on the right, or no rows of ids of the vocabulary, or with its new
+            tokens exceeds the context.
     """
+    require_values(model.wte.weight.device)
+    if input_ids.ndim != 2 or input_ids.is_floating_point():
+        raise GenerationError(
+            f"input_ids must be whole numbers, (batch, seq), not {input_ids.dtype} {tuple(input_ids.shape)}"
+        )
     if input_ids.numel() == 0:
         raise GenerationError("the prompt is empty; start from the end-of-text token")
+    model.require_known(input_ids)
     prompt, context = input_ids.shape[1], model.config.n_positions
     if attention_mask is not None:
         if attention_mask.shape == input_ids.shape and not attention_mask[:, -1].all():

@@ -50,7 +50,8 @@ class GenerationSettings:
     def __post_init__(self) -> None:
         _require(self.max_new_tokens >= 1, f"max_new_tokens must be 1 or more, not {self.max_new_tokens}")
         _require(
-            0 <= self.temperature < float("inf"), f"temperature must be 0 (greedy) or more, not {self.temperature}"
+            self.temperature == 0 or 1e-30 <= self.temperature < float("inf"),
+            f"temperature must be 0 (greedy), or finite and not below 1e-30, not {self.temperature}",
         )
         _require(self.top_k is None or self.top_k >= 1, f"top_k must be 1 or more, not {self.top_k}")
         _require(self.top_p is None or 0 < self.top_p <= 1, f"top_p must lie within (0, 1], not {self.top_p}")

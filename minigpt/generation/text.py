@@ -22,10 +22,10 @@ class TextAssembler:
         if self.stopped:
             return ""
         text = self._held + self._characters.decode(data, final)
-        cuts = [cut for stop in self.stop_texts if (cut := text.find(stop)) >= 0]
-        if cuts:
+        ends = [(cut + len(stop), cut) for stop in self.stop_texts if (cut := text.find(stop)) >= 0]
+        if ends:  # the first to be complete, so that it does not matter in which pieces the text arrives
             self.stopped, self._held = True, ""
-            return text[: min(cuts)]
+            return text[: min(ends)[1]]
         undecided = 0 if final else max((_overlap(text, stop) for stop in self.stop_texts), default=0)
         shown = len(text) - undecided
         self._held = text[shown:]

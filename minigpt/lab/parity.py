@@ -21,7 +21,7 @@ from minigpt.lab.reference import judging, versions
 from minigpt.lab.report import ParityReport, TokenDrift
 from minigpt.lab.search import Verdicts, bisect, sensitivity
 from minigpt.norms import NormSpec
-from minigpt.placement import dtype_name, resolve_device, resolve_dtype
+from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
 
 NEW_TOKENS = 32
 
@@ -74,9 +74,11 @@ def parity(
     limits = parse_budget(budget) if budget is not None else None
     patterns = [sites] if isinstance(sites, str) else list(sites)
     chosen: dict[str, Any] = dict(revision=revision, local_files_only=local_files_only)
+    on = resolve_device(device)
+    require_values(on)
     progress("loading the models")
     place = locate(source, **chosen)
-    contest = Contest(place, norm, patterns, attention, resolve_device(device), resolve_dtype(dtype))
+    contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype))
     judged = judged_prompts(source, prompts, contest.config, **chosen)
     text_ids = file_ids(text, judged.tokenizer) if text is not None else []
     if calibration is not None:

@@ -141,6 +141,17 @@ class GPT2(nn.Module):
             dtype=weight.dtype, device=weight.device,
         )  # fmt: skip
 
+    def require_known(self, input_ids: Int[Tensor, "batch seq"]) -> None:
+        """Refuse ids outside the vocabulary.
+
+        Raises:
+            GenerationError: the message names one.
+        """
+        low, high = (int(bound) for bound in input_ids.aminmax())
+        if low < 0 or high >= self.config.vocab_size:
+            wrong = low if low < 0 else high
+            raise GenerationError(f"token id {wrong} is outside the vocabulary of {self.config.vocab_size}")
+
     def norm_sites(self) -> list[str]:
         """Names of the norm modules in the order data meets them: h.0.ln_1, h.0.ln_2, ..., ln_f."""
         return [f"h.{i}.{norm}" for i in range(self.config.n_layer) for norm in ("ln_1", "ln_2")] + ["ln_f"]
@@ -179,10 +190,7 @@ class GPT2(nn.Module):
             cache.require_room(batch, seq)
         first_read = cache is None or cache.length == 0  # later ids are the model's own: spare a GPU the wait
         if (first_read or input_ids.is_cpu) and not torch.compiler.is_compiling():
-            low, high = (int(bound) for bound in input_ids.aminmax())
-            if low < 0 or high >= self.config.vocab_size:
-                wrong = low if low < 0 else high
-                raise GenerationError(f"token id {wrong} is outside the vocabulary of {self.config.vocab_size}")
+            self.require_known(input_ids)
         return batch, seq
 
     def _require_positions(self, position_ids: Tensor, batch: int, seq: int) -> None:

@@ -115,7 +115,7 @@ def gradient_truth(
     reach = wide.abs().amax(-1, keepdim=True) / deviation  # (rows, 1)
     largest = (wide_dy * _widen(weight)).abs().amax(-1, keepdim=True)  # (rows, 1)
     statistics = precision.statistics * _growth(centred, 1, precision) * (1 + reach)  # (rows, 1)
-    summing = precision.statistics * sum_growth(len(x)) + 3 * precision.result
+    summing = precision.result * sum_growth(len(x))  # in the dtype of the weights, as PyTorch's own kernel on a CPU
     off = {
         "input": largest / deviation * (statistics * (1 + standard).square() + 3 * precision.result * (2 + standard)),
         "weight": (wide_dy.abs() * (statistics * (1 + standard) + summing * standard)).sum(0),
