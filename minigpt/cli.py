@@ -181,6 +181,8 @@ def info(
 
 def main() -> None:
     """Run the command line: 0 done, 1 parity does not hold, 2 an error, told in one line on standard error."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads our output may have seen enough: end quietly
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character still shows the others
     try:
@@ -193,11 +195,9 @@ def main() -> None:
         _fail(f"{error.format_message()} (minigpt --help shows what there is)")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
-    except BrokenPipeError:  # whoever read our output has seen enough
-        _leave_output(128 + signal.SIGPIPE)
     except OSError as error:
-        print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
-        _leave_output(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would try, and fail, to write the rest at its exit
+        _fail(f"cannot write the output: {error.strerror}")
 
 
 _UsageError: Any = typer.BadParameter.__base__  # of click, which typer carries within itself or beside it
@@ -206,12 +206,6 @@ _UsageError: Any = typer.BadParameter.__base__  # of click, which typer carries 
 def _fail(message: str) -> None:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
-
-
-def _leave_output(status: int) -> None:
-    """Exit without a last attempt to write what cannot be written."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    sys.exit(status)
 
 
 def _console() -> Console:

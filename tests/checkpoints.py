@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.utils import logging
 
 Tensors = dict[str, Tensor]
 

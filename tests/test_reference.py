@@ -142,12 +142,12 @@ def test_judging_goes_with_the_newer_setting_of_precision() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_transformers_speaks_as_loudly_as_before(folder: Path, tmp_path: Path, fails: bool) -> None:
-    before = logging.get_verbosity()
+    place = edit_config(saved(reference(), tmp_path), n_embd=64)  # which its tensors cannot fill
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_info()
+    logging.enable_progress_bar()
     try:
         if fails:
-            place = saved(reference(), tmp_path)
-            edit_config(place, n_embd=64)  # what transformers, then, cannot fill
             with pytest.raises(Exception, match=r"."):
                 Reference(place, **FLOAT32)
         else:
@@ -155,7 +155,9 @@ def test_transformers_speaks_as_loudly_as_before(folder: Path, tmp_path: Path, f
         assert logging.get_verbosity() == logging.INFO
         assert logging.is_progress_bar_enabled()
     finally:
-        logging.set_verbosity(before)
+        logging.set_verbosity(verbosity)
+        if not bar:
+            logging.disable_progress_bar()
 
 
 def test_versions_say_what_a_figure_was_measured_on() -> None:

@@ -62,10 +62,10 @@ def diagnoses(subject: Subject, results: Sequence[CaseResult]) -> list[str]:
     failures = {case.name: case for case in results if not case.passed}
     right = {case.name for case in results if case.passed}
     found = _by_probing(Probe(subject))
-    if not any(said.startswith("normalises") for said in found):  # else it is no wonder
-        found += _by_symptom(SYMPTOMS, failures)
-    if not any(said.startswith("statistics") for said in found):  # else compiling may well round elsewhere
+    if not found:  # a wrong formula may amplify rounding, which compiling may well do elsewhere
         found += _by_symptom(COMPILED, failures) or _uncompiled(failures)
+    if not any(said.startswith("normalises") for said in found):  # over its batch, say
+        found += _by_symptom(SYMPTOMS, failures)
     if not set(found) - set(COMPILED.values()):
         found += _by_part(failures, right) + _wrong_gradients(failures)
     return found or [f"no mistake known by name; the first case that fails is {next(iter(failures))!r}"]

@@ -20,14 +20,10 @@ class Precision(NamedTuple):
 
 
 PRECISIONS = {
-    torch.float64: Precision(2**-53, 2**-53, 2**-1022, "all arithmetic in float64 (u = 1.1e-16)"),
-    torch.float32: Precision(2**-24, 2**-24, 2**-126, "all arithmetic in float32 (u = 6.0e-08)"),
-    torch.float16: Precision(
-        2**-24, 2**-11, 2**-24, "statistics in float32, since float16 overflows at 65,504; u = 4.9e-04 for the result"
-    ),
-    torch.bfloat16: Precision(
-        2**-24, 2**-8, 2**-126, "statistics in float32, since bfloat16 has 8 bits; u = 3.9e-03 for the result"
-    ),
+    torch.float64: Precision(2**-53, 2**-53, 2**-1022, "float64 throughout"),
+    torch.float32: Precision(2**-24, 2**-24, 2**-126, "float32 throughout"),
+    torch.float16: Precision(2**-24, 2**-11, 2**-24, "float32 statistics, for float16 ends at 65,504; float16 result"),
+    torch.bfloat16: Precision(2**-24, 2**-8, 2**-126, "float32 statistics, for bfloat16 has 8 bits; bfloat16 result"),
 }
 
 
@@ -41,11 +37,8 @@ class Truth(NamedTuple):
 def bound_reason(dtype: torch.dtype) -> str:
     """Why ``Truth.bound`` is what it is."""
     half = PRECISIONS[dtype].result > PRECISIONS[dtype].statistics
-    growth = "4 + n roundings (few bits repeat)" if half else "4 + 2 sqrt(n) roundings (4 + n of a constant row)"
-    return (
-        f"{PRECISIONS[dtype].why}; {growth} in the statistics, times the row's largest value over its deviation; "
-        "3 in the result: its standardizing, scale and shift"
-    )
+    growth = "4 + n" if half else "4 + 2 sqrt(n)"
+    return f"{PRECISIONS[dtype].why}: {growth} roundings times largest value / deviation, and 3 of the result"
 
 
 def sum_growth(terms: int, *, alike: bool = False) -> float:

@@ -75,7 +75,7 @@ def line_chart(name: str, lines: Sequence[Line], ticks: Sequence[Tick], scale: L
     import matplotlib
     from matplotlib.figure import Figure
 
-    style = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": TEXT, "text.parse_math": False}
+    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": TEXT, "text.parse_math": False}
     with matplotlib.rc_context(style):
         drawing = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
         axes = drawing.add_axes((46 / WIDTH, 36 / HEIGHT, 1 - 58 / WIDTH, 1 - 48 / HEIGHT))

@@ -177,7 +177,7 @@ def _bisect(readings: Readings) -> Html | None:
             return element("p", "None: parity holds with all of them swapped.", tried)
         return fragment(element("ul", sites, class_="sites"), element("p", tried, class_="aside"))
 
-    about = "The smallest set of swapped sites that breaks parity."
+    about = "The swapped sites that must have their own norm back for parity to hold."
     return _section("bisect", "Which sites break it", about, beside(readings, drawn))
 
 
