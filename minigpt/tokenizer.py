@@ -1,6 +1,7 @@
 """Text <-> token ids: GPT-2's byte-level byte-pair encoding, by the ``tokenizers`` library."""
 
 import json
+import operator
 import os
 from collections.abc import Iterable
 from functools import cached_property
@@ -32,18 +33,21 @@ class Tokenizer:
         """The tokenizer of a checkpoint, from its tokenizer.json, or its vocab.json and merges.txt.
 
         Raises:
-            CheckpointError: the source cannot be found or has neither, or the files are damaged.
+            CheckpointError: the source cannot be found or has neither, or the files are damaged or of another kind.
         """
         place = locate(source, TOKENIZER_FILES, revision=revision, local_files_only=local_files_only)
         folder = place if place.is_dir() else place.parent
         try:
-            if (folder / "tokenizer.json").is_file():
-                return cls(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")))
-            if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-                return cls(byte_level_bpe(folder / "vocab.json", folder / "merges.txt"))
+            tokenizer = cls(_backend(folder))
+        except CheckpointError:
+            raise
         except Exception as error:  # the library raises bare Exceptions
             raise CheckpointError(f"the tokenizer files in {folder} are damaged: {error}") from error
-        raise CheckpointError(f"{folder} has neither a tokenizer.json nor a vocab.json with a merges.txt")
+        if not tokenizer.is_byte_exact():
+            raise CheckpointError(
+                f"the tokenizer in {folder} is not byte-level, as GPT-2's is: it loses part of a text"
+            )
+        return tokenizer
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; ``<|endoftext|>`` written in it is that one token, as in transformers.
@@ -60,13 +64,19 @@ class Tokenizer:
         """The text of ids, special tokens included; bytes that are not UTF-8 become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
+    def is_byte_exact(self) -> bool:
+        """Whether every byte has a token and a text comes back as it was: no normalizer, no unknown token, no space."""
+        text = "".join(map(chr, range(0x250))) + "狗🐕"
+        complete = all(self.backend.token_to_id(character) is not None for character in _BYTE_OF)
+        return complete and self.decode_bytes(self.encode(text)) == text.encode()
+
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The exact bytes of ids, also where they end in the middle of a character.
 
         Raises:
             GenerationError: an id is outside the vocabulary.
         """
-        return b"".join(map(self._bytes_of, ids))
+        return b"".join(self._bytes_of(operator.index(token_id)) for token_id in ids)
 
     @property
     def vocab_size(self) -> int:
@@ -94,7 +104,7 @@ class Tokenizer:
     def _bytes_of(self, token_id: int) -> bytes:
         if token_id in self._special:
             return self._special[token_id].encode()
-        token = self.backend.id_to_token(token_id) if token_id >= 0 else None
+        token = self.backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
             raise GenerationError(f"token id {token_id} is outside the tokenizer's vocabulary of {self.vocab_size}")
         try:
@@ -105,6 +115,17 @@ class Tokenizer:
     @cached_property
     def _special(self) -> dict[int, str]:
         return {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
+
+
+def _backend(folder: Path) -> tokenizers.Tokenizer:
+    if (folder / "tokenizer.json").is_file():
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        backend.no_truncation()  # a file remembers how its last text was cut and filled; ours is to come back whole
+        backend.no_padding()
+        return backend
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return byte_level_bpe(folder / "vocab.json", folder / "merges.txt")
+    raise CheckpointError(f"{folder} has neither a tokenizer.json nor a vocab.json with a merges.txt")
 
 
 def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:

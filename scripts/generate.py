@@ -1,11 +1,18 @@
 """Write on from a prompt: python scripts/generate.py "Once upon a time" --model gpt2"""
 
+from typing import Annotated
+
 import typer
 
 import minigpt
 
 
-def main(prompt: str = "Once upon a time", model: str = "demo", max_new_tokens: int = 120, seed: int = 0) -> None:
+def main(
+    prompt: Annotated[str, typer.Argument()] = "Once upon a time",
+    model: str = "demo",
+    max_new_tokens: int = 120,
+    seed: int = 0,
+) -> None:
     """Load a pretrained GPT-2 and print what it writes, as it writes it."""
     gpt2 = minigpt.from_pretrained(model)
     tokenizer = minigpt.Tokenizer.from_pretrained(model)

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,9 +33,10 @@ Run = Callable[..., Ended]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Runs ``minigpt`` with these words within this process, at a terminal wide enough for every line."""
     monkeypatch.setenv("COLUMNS", "500")
+    of_this_process = signal.getsignal(signal.SIGPIPE)  # a program of its own may choose to end by it, but not pytest
 
     def call(*words: object, stdin: bytes | io.BytesIO = b"") -> Ended:
         monkeypatch.setattr(sys, "argv", ["minigpt", *map(str, words)])
@@ -45,7 +46,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
             main()
         return Ended(ended.value.code or 0, *capsys.readouterr())
 
-    return call
+    yield call
+    signal.signal(signal.SIGPIPE, of_this_process)
 
 
 @pytest.fixture(scope="module")
@@ -275,6 +277,22 @@ def test_several_sites_and_prompts(run: Run, folder: Path) -> None:
     assert "2" in fields["prompts"]
 
 
+def test_a_budget_decides_instead(run: Run, folder: Path, wrong_norm: str) -> None:
+    wrong = ("--norm", wrong_norm, "--sites", "ln_f", "--json", "-")
+    kept, broken = (judge(run, folder, *wrong, "--budget", f"kl={kl}") for kl in ("1", "1e-12"))
+    assert (kept.status, json.loads(kept.out)["verdict"]) == (0, "pass")
+    assert (broken.status, json.loads(broken.out)["verdict"]) == (1, "fail")
+    assert "1e-12" in json.loads(broken.out)["reasons"][0]
+
+
+def test_prompts_from_a_file_are_judged_as_those_of_the_command_line(run: Run, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("naïve\n\n狗 saw\n", encoding="utf-8")
+    from_file = judge(run, folder, "--prompts", tmp_path / "prompts.txt", "--json", "-")
+    given = judge(run, folder, "--prompt", "naïve", "--prompt", "狗 saw", "--json", "-")
+    for part in ("logits", "distribution", "greedy"):
+        assert json.loads(from_file.out)[part] == json.loads(given.out)[part]
+
+
 @pytest.mark.parametrize("file", ["no/such/folder/report.json", "."])
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str
@@ -428,6 +446,14 @@ BAD_PARITY = {
     "device": (["--device", "gpu"], r"unknown device 'gpu'"),
     "a device for shapes alone": (["--device", "meta"], r"meta"),
     "json and an error": (["--json", "-", "--norm", "nope"], r"unknown norm"),
+    "a budget without a limit": (["--budget", "kl"], r"'kl'.*budget"),
+    "a budget of nothing known": (["--budget", "kl=1e-6,speed=2"], r"'speed=2'.*kl.*perplexity"),
+    "a budget that is no number": (["--budget", "kl=little"], r"'kl=little'"),
+    "no file of prompts": (["--prompts", "no/such/file.txt"], r"no/such/file\.txt"),
+    "no file of text": (["--text", "no/such/file.txt"], r"no/such/file\.txt"),
+    "no such norm in a file": (["--norm", f"{__file__}:Nothing"], r"Nothing"),
+    "no such file of a norm": (["--norm", "no/such/norm.py:Norm"], r"no/such/norm\.py"),
+    "a norm that is no module": (["--norm", "json:JSONDecoder"], r"JSONDecoder"),
 }
 
 
@@ -435,6 +461,21 @@ BAD_PARITY = {
 def test_a_parity_that_cannot_be_judged(run: Run, folder: Path, fault: str) -> None:
     words, message = BAD_PARITY[fault]
     assert re.search(message, complaint(run("parity", "--prompt", "x", "--model", folder, *words)))
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\n", b"\xff\xfe\n"], ids=["empty", "blank", "not UTF-8"])
+def test_a_file_of_prompts_that_holds_none(run: Run, folder: Path, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "prompts.txt").write_bytes(content)
+    assert "prompts.txt" in complaint(run("parity", "--model", folder, "--prompts", tmp_path / "prompts.txt"))
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"{", b"[]", b"{}", b"\xff"], ids=["absent", "cut", "a list", "empty", "no text"]
+)
+def test_reports_that_cannot_be_compared(run: Run, tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "report.json").write_bytes(content)
+    complaint(run("parity", "--compare", tmp_path / "report.json", tmp_path / "report.json"))
 
 
 def cut(place: Path) -> None:
@@ -505,7 +546,9 @@ BAD_SOURCES = {
 @pytest.mark.parametrize("fault", BAD_SOURCES)
 def test_a_source_that_is_not_there(run: Run, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert len(complaint(run("info", BAD_SOURCES[fault]))) < 800
+    message = complaint(run("info", BAD_SOURCES[fault]))
+    assert len(message) < 800
+    assert "write" not in message, "it is the reading that fails"
 
 
 def test_a_tokenizer_that_is_not_there(run: Run, copy: Path) -> None:

@@ -104,11 +104,14 @@ class Judged(NamedTuple):
 
     def piece(self, token: int) -> str:
         """A token as a person reads it; its number where there is no tokenizer."""
-        return self.tokenizer.decode([token]) if self.tokenizer else f"#{token} "
+        known = self.tokenizer is not None and token < self.tokenizer.vocab_size
+        return self.tokenizer.decode([token]) if self.tokenizer and known else f"#{token} "
 
     def text(self, ids: list[int]) -> str | None:
         """A text; None where there is no tokenizer."""
-        return self.tokenizer.decode(ids) if self.tokenizer else None
+        if self.tokenizer is None or max(ids, default=0) >= self.tokenizer.vocab_size:
+            return None
+        return self.tokenizer.decode(ids)
 
 
 def judged_prompts(source: str | Path, prompts: Prompts | None, config: GPT2Config, **chosen: Any) -> Judged:
@@ -120,6 +123,8 @@ def judged_prompts(source: str | Path, prompts: Prompts | None, config: GPT2Conf
     """
     if prompts is not None and len(prompts) == 0:
         raise GenerationError("there is no prompt to judge on; give at least one")
+    if prompts is not None:
+        _require_texts_or_ids(prompts)
     judged = _as_ids(source, prompts, config, chosen)
     for ids in judged.prompts:
         _require_readable(ids, config)
@@ -139,6 +144,15 @@ def _as_ids(source: str | Path, prompts: Prompts | None, config: GPT2Config, cho
     if tokenizer is not None and isinstance(texts[0], str):
         return Judged([prompt_ids(tokenizer, str(text)) for text in texts], f"{len(texts)} texts", tokenizer)
     return Judged([[int(token) for token in ids] for ids in texts], f"{len(texts)} lists of ids", tokenizer)
+
+
+def _require_texts_or_ids(prompts: Any) -> None:
+    texts = not isinstance(prompts, str) and all(isinstance(prompt, str) for prompt in prompts)
+    lists = not texts and all(
+        isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt) for prompt in prompts
+    )
+    if not texts and not lists:
+        raise GenerationError("prompts must be a list of texts, or a list of lists of token ids, and not a mixture")
 
 
 def _random_ids(config: GPT2Config) -> list[list[int]]:

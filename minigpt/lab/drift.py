@@ -57,7 +57,7 @@ class Drift:
             x = self.truth.inputs[site].to(
                 self.candidate.outputs[site].dtype
             )  # (1, T, C): the true input, as it can be given
-            self.local[site].add(norm.forward(x), exact_layer_norm(x, self.true_norms[site]))
+            self.local[site].add(norm.forward(x.clone()), exact_layer_norm(x, self.true_norms[site]))
 
     def norm_sites(self, swapped: Iterable[str]) -> list[NormSite]:
         """Every site in the order data meets them."""

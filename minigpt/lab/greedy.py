@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from minigpt.errors import GenerationError, NormError
 from minigpt.generation import generate
 from minigpt.lab.contest import Contest, Judged
 from minigpt.lab.report import Divergence, Greedy
@@ -26,7 +27,10 @@ def continued(contest: Contest, prompt: list[int], most: int) -> Continued:
     new = min(most, config.n_positions - len(prompt))
     if new < 1:
         return Continued(prompt, [], [])
-    ours = generate(contest.candidate, ids, max_new_tokens=new)[0, len(prompt) :].tolist()
+    try:
+        ours = generate(contest.candidate, ids, max_new_tokens=new)[0, len(prompt) :].tolist()
+    except GenerationError as error:
+        raise NormError(f"with this norm {error}") from error
     return Continued(prompt, ours, contest.reference.greedy(ids, new, config.eos_token_ids))
 
 

@@ -36,7 +36,7 @@ def _pairs(contest: Contest, text: list[int]) -> Iterator[tuple[str, Tensor, Ten
         yield f"{name} against float32", contest.ours(dtype=getattr(torch, name))(ids), logits
     yield f"batch of 1 against batch of {BATCH}", logits, full(ids.expand(BATCH, -1))[:1]
     if contest.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
         with_tf32 = full(ids)
-        torch.set_float32_matmul_precision("highest")
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
         yield "TF32 against float32", with_tf32, logits

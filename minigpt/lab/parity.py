@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.checkpoint import locate
+from minigpt.errors import GenerationError
 from minigpt.lab.budget import parse_budget, spend
 from minigpt.lab.contest import Contest, Judged, Prompts, judged_prompts
 from minigpt.lab.cost import cost, speed
@@ -74,6 +75,8 @@ def parity(
     limits = parse_budget(budget) if budget is not None else None
     patterns = [sites] if isinstance(sites, str) else list(sites)
     chosen: dict[str, Any] = dict(revision=revision, local_files_only=local_files_only)
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise GenerationError(f"max_new_tokens must be a whole number, 0 or more, not {max_new_tokens!r}")
     on = resolve_device(device)
     require_values(on)
     progress("loading the models")

@@ -17,13 +17,16 @@ from minigpt.checkpoint import config_file, read_tensors
 @contextlib.contextmanager
 def judging() -> Iterator[None]:
     """Full float32 products while a verdict is found: no TF32 on a GPU, no bfloat16 shortcuts on a CPU."""
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    products: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
+    before = [backend.fp32_precision for backend in products]
     try:
+        for backend in products:
+            backend.fp32_precision = "ieee"
         with torch.inference_mode():
             yield
     finally:
-        torch.set_float32_matmul_precision(precision)
+        for backend, precision in zip(products, before, strict=True):
+            backend.fp32_precision = precision
 
 
 class Reference:
@@ -46,6 +49,7 @@ class Reference:
         config = GPT2Config.from_json_file(config_file(place))
         if (compute or dtype) == torch.float64:
             config.reorder_and_upcast_attn = False  # it would hold float64 scores in float32
+        config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
         rounded = {name: tensor.to(dtype) for name, tensor in read_tensors(place).items()}
         with _quiet_transformers():
             model: Any = GPT2LMHeadModel.from_pretrained(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 from typing import Any
 
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
@@ -31,9 +32,10 @@ class Logits:
 
     def over_noise(self, rms_error: float) -> float:
         """An RMS error as a multiple of the noise floor."""
-        if self.noise_floor_rms == 0:
+        floor = self.noise_floor_rms or 8 * sys.float_info.epsilon * self.scale  # the truth's own rounding, if no other
+        if floor == 0:
             return 1.0 if rms_error == 0 else math.inf
-        return rms_error / self.noise_floor_rms
+        return rms_error / floor
 
     @property
     def greedy_noise(self) -> float:

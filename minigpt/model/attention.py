@@ -62,7 +62,11 @@ class CausalSelfAttention(nn.Module):
     def eager(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """softmax(scale * q k^T + mask) v (arXiv 1706.03762, equation 1)."""
         k = k.contiguous()  # as the reference's own cache leaves it: in float16 the product's last bit depends on it
-        scores = self.upcast_scores(q, k) if self.upcast else q @ k.transpose(-1, -2) * self.scale  # (B, H, T, S)
+        scores = (
+            self.upcast_scores(q, k)
+            if self.upcast and q.dtype != torch.float64
+            else q @ k.transpose(-1, -2) * self.scale
+        )  # (B, H, T, S)
         if mask is not None:
             # A low score plus float16's lowest number is -inf, and a padded query that sees only those would be NaN.
             scores = (scores + mask).clamp(min=torch.finfo(scores.dtype).min)
