@@ -90,10 +90,8 @@ class GPT2Config:
         if isinstance(self.eos_token_id, list):  # as JSON gives it; a tuple keeps the config hashable
             object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
         _require(all(map(_is_int, self.eos_token_ids)), "eos_token_id", self, "a token id, a list of them, or null")
-        if self.activation_function not in ACTIVATIONS:
-            raise ConfigError(
-                f"unknown activation_function {self.activation_function!r}; known are {', '.join(ACTIVATIONS)}"
-            )
+        known = ", ".join(ACTIVATIONS)
+        _require(self.activation_function in ACTIVATIONS, "activation_function", self, f"one of {known}")
         if self.n_embd % self.n_head:
             raise ConfigError(f"n_embd={self.n_embd} cannot be split into n_head={self.n_head} heads of equal width")
 

@@ -113,11 +113,11 @@ def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_
     except Exception as error:  # the client's own errors, its transport's, and what a server that is no hub makes of it
         at = f" at revision {revision!r}" if revision else ""
         raise CheckpointError(
-            f"cannot get {repository!r}{at} from the Hugging Face hub ({_first_line(error)}); "
+            f"cannot get {repository[:96]!r}{at} from the Hugging Face hub ({_first_line(error)}); "
             f"give a local folder, or one of {', '.join(KNOWN)}, of which demo needs no network"
         ) from error
 
 
 def _first_line(error: Exception) -> str:
     cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-    return (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")[:200]

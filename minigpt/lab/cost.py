@@ -22,7 +22,8 @@ def cost(contest: Contest, text: list[int]) -> Cost:
     norms = [model.get_submodule(site) for site in model.norm_sites()]
     cache = model.new_cache(1, len(text) + 1)
     model(ids, cache=cache)
-    prefilled = torch.randn(1, len(text), contest.config.n_embd, device=contest.device).to(contest.dtype)
+    prefilled = torch.randn(1, len(text), contest.config.n_embd, generator=torch.Generator().manual_seed(0))
+    prefilled = prefilled.to(contest.device, contest.dtype)
 
     def decode() -> None:
         cache.length = len(text)

@@ -17,7 +17,8 @@ from minigpt.checkpoint import config_file, read_tensors
 @contextlib.contextmanager
 def judging() -> Iterator[None]:
     """Full float32 products while a verdict is found: no TF32 on a GPU, no bfloat16 shortcuts on a CPU."""
-    products: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
+    backends: Any = torch.backends
+    products = [backends.cuda.matmul, backends.mkldnn.matmul]
     before = [backend.fp32_precision for backend in products]
     try:
         for backend in products:
