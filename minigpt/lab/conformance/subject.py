@@ -60,7 +60,8 @@ class Candidate:
 
     def reference(self, x: Tensor) -> Tensor:
         """What PyTorch's own layer_norm makes of ``x`` with the same weights."""
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        wide = x.to(torch.promote_types(x.dtype, self.weight.dtype))  # outside autocast, CUDA's takes no two dtypes
+        return F.layer_norm(wide, self.weight.shape, self.weight, self.bias, self.eps).to(x.dtype)
 
     def truth(self, x: Tensor) -> Truth:
         """LayerNorm of ``x`` with the same weights in float64, and the bound on what rounding adds; on the CPU."""
