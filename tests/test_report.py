@@ -161,7 +161,7 @@ def test_a_figure_that_is_not_finite_is_null(passing: minigpt.ParityReport) -> N
     fields = with_logits(passing, math.nan, 1.0).to_dict()
     assert fields["logits"]["rms_error"] is None
     assert fields["logits"]["ratio"] is None
-    assert with_logits(passing, 1.0, 0.0).to_dict()["logits"]["ratio"] is None
+    assert with_logits(passing, math.inf, 1.0).to_dict()["logits"]["ratio"] is None
 
 
 def test_a_report_is_written_at_any_path_of_python_objects(passing: minigpt.ParityReport, tmp_path: Path) -> None:
