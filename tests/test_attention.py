@@ -99,8 +99,7 @@ def test_sdpa_and_eager_are_the_same_function(fields: dict[str, Any], device: to
     for attention in ("sdpa", "eager"):
         model = small_model(attention=attention, dtype=torch.float64, device=device, **fields)
         logits.append(torch.cat([model(ids)[mask.bool()], model(ids, mask)[mask.bool()]]))
-    tolerance = 1e-5 if "reorder_and_upcast_attn" in fields else 1e-13
-    assert_close(*logits, tolerance, f"{fields}")
+    assert_close(*logits, 1e-13, f"{fields}")
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
