@@ -1,0 +1,66 @@
+"""The command line, one file a command: parse, call, print. Nothing is computed here.
+
+Nothing heavy is imported before it is needed.
+"""
+
+import io
+import os
+import signal
+import sys
+from typing import Annotated, Any
+
+import typer
+
+import minigpt
+from minigpt.cli import generate, info, norms, parity
+from minigpt.errors import MiniGPTError
+
+app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"minigpt {minigpt.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """A GPT-2 to read whole and believe, on a LayerNorm that you can swap."""
+
+
+app.command(epilog=generate.EXAMPLES)(generate.generate)
+app.command(epilog=parity.EXAMPLES)(parity.parity)
+app.command(epilog=norms.EXAMPLES)(norms.norms)
+app.command()(info.info)
+
+
+def main() -> None:
+    """Run the command line: 0 done, 1 parity does not hold, 2 an error, told in one line on standard error."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads our output may have seen enough: end quietly
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character still shows the others
+    try:
+        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(status)
+    except MiniGPTError as error:
+        _fail(str(error))
+    except _UsageError as error:
+        _fail(f"{error.format_message()} (minigpt --help shows what there is)")
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would try, and fail, to write the rest at its exit
+        _fail(f"cannot write the output: {error.strerror}")
+
+
+_UsageError: Any = typer.BadParameter.__base__  # of click, which typer carries within itself or beside it
+
+
+def _fail(message: str) -> None:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,5 @@
+"""python -m minigpt.cli"""
+
+from minigpt.cli import main
+
+main()

@@ -1,0 +1,74 @@
+"""What the commands read, write and print, and what they show while they work."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from minigpt.errors import MiniGPTError
+
+
+def console() -> Console:
+    """Standard output, on which text is what it is: a model's name may hold [brackets] or :colons:."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def print_json(fields: Any, file: str) -> None:
+    text = json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if file == "-":
+        print(text, end="")
+    else:
+        write(file, text)
+
+
+def require_writable(file: str | Path | None) -> None:
+    """Refuse a file that cannot be written before minutes of work are lost on it."""
+    if file is None or str(file) == "-":
+        return
+    if Path(file).is_dir() or not Path(file).absolute().parent.is_dir():
+        raise MiniGPTError(f"cannot write {file}: it is a folder, or the folder for it does not exist")
+
+
+def write(file: str | Path, text: str) -> None:
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MiniGPTError(f"cannot write {file}: {error.strerror}") from error
+
+
+def read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise MiniGPTError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise MiniGPTError(f"{file} is not UTF-8 text: {error}") from error
+
+
+def read_json(file: Path) -> Any:
+    try:
+        return json.loads(read(file))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise MiniGPTError(f"{file} is not JSON: {error}") from error
+
+
+def read_standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MiniGPTError(f"standard input is not UTF-8: {error}") from error
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Shows on standard error what is being done, and for how long."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("starting", total=None)
+        yield lambda step: progress.update(task, description=step)

@@ -1,0 +1,12 @@
+"""Options that several commands take."""
+
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Option("--model", help="A directory, .safetensors file, Hugging Face id, or 'demo'.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")]
+Norm = Annotated[str, typer.Option(help="A registered norm, package.module:Name, or path/to/file.py:Name.")]
+Attention = Annotated[str, typer.Option(help="sdpa (fused) or eager (written out).")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N; by default CUDA where there is one.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64; by default the checkpoint's.")]

@@ -1,0 +1,93 @@
+"""minigpt parity: is it still the same model?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import minigpt
+from minigpt.cli.files import console, print_json, progress, read, read_json, require_writable, write
+from minigpt.cli.options import Attention, Device, Dtype, Model, Norm, Revision
+
+EXAMPLES = (
+    "Examples: [bold]minigpt parity --norm textbook[/]   "
+    "[bold]minigpt parity --model gpt2 --norm my_norm.py:MyNorm --sites 'h.*.ln_1' --json -[/]   "
+    "Exit status: 0 parity holds, 1 it does not, 2 it could not be judged."
+)
+
+
+def parity(
+    model: Model = "demo",
+    norm: Norm = "fused",
+    sites: Annotated[
+        list[str] | None, typer.Option(help="Where to put it, such as 'h.*.ln_1'; may be repeated.")
+    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="Text to judge on; may be repeated.")] = None,
+    attention: Attention = "sdpa",
+    device: Device = None,
+    dtype: Dtype = None,
+    revision: Revision = None,
+    prompts: Annotated[Path | None, typer.Option(help="File of prompts to judge on, one a line.")] = None,
+    text: Annotated[Path | None, typer.Option(help="File to take the perplexity of, before and after.")] = None,
+    calibration: Annotated[Path | None, typer.Option(help="File that 'frozen' norms collect deviations from.")] = None,
+    noise: Annotated[bool, typer.Option("--noise", help="Measure ordinary differences too, such as bfloat16.")] = False,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="Swap one site at a time; rank the sites.")
+    ] = False,
+    bisect: Annotated[
+        bool, typer.Option("--bisect", help="Name the smallest set of sites that breaks parity.")
+    ] = False,
+    budget: Annotated[str | None, typer.Option(help="Limits that decide instead: 'kl=1e-6,perplexity=0.01%'.")] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the report here; '-' is standard output.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report here as one self-contained page.")] = None,
+    compare: Annotated[tuple[Path, Path] | None, typer.Option(help="Show two --json reports side by side.")] = None,
+) -> None:
+    """Prove by its logits that a model with another norm is still the same model, or show that it is not."""
+    if compare is not None:
+        _compare(*compare, html)
+        return
+    for file in (json_file, html):
+        require_writable(file)
+    with progress() as say:
+        report = minigpt.parity(
+            model, norm=norm, sites=sites or "*", prompts=_prompts(prompt, prompts), attention=attention, device=device,
+            dtype=dtype, revision=revision, noise=noise, sensitivity=sensitivity, bisect=bisect, text=text,
+            calibration=calibration, budget=budget, progress=say,
+        )  # fmt: skip
+    _show(report, json_file, html)
+    raise typer.Exit(0 if report.passed else 1)
+
+
+def _show(report: "minigpt.ParityReport", json_file: str | None, html: Path | None) -> None:
+    from minigpt.lab.summary import parity_summary
+
+    if json_file is not None:
+        print_json(report.to_dict(), json_file)
+    if html is not None:
+        from minigpt.lab.page import report_page
+
+        write(html, report_page(report.to_dict()))
+    if json_file != "-":
+        console().print(parity_summary(report))
+
+
+def _compare(first: Path, second: Path, html: Path | None) -> None:
+    from minigpt.lab.comparison import comparison_summary
+
+    a, b = read_json(first), read_json(second)
+    if html is not None:
+        from minigpt.lab.page import comparison_page
+
+        write(html, comparison_page(a, b))
+    console().print(comparison_summary(a, b))
+
+
+def _prompts(given: list[str] | None, file: Path | None) -> list[str] | None:
+    if file is None:
+        return given
+    lines = [line for line in read(file).splitlines() if line.strip()]
+    if not lines:
+        raise minigpt.GenerationError(f"{file} holds no prompt; write one on each line")
+    return [*(given or []), *lines]
