@@ -88,25 +88,17 @@ def test_float64_is_float64_where_a_config_asks_for_float32_scores(tmp_path: Pat
 @pytest.mark.parametrize("eos", [(), (0,), (7, 3)])
 @torch.no_grad()
 def test_greedy_is_transformers_generate(folder: Path, eos: tuple[int, ...]) -> None:
-    prompt = tokens(1, 6)
-    model = GPT2LMHeadModel.from_pretrained(folder)
-    out = model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=20, do_sample=False, pad_token_id=0,
+    """Of a left-padded batch."""
+    prompts = tokens(2, 6)
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    out = GPT2LMHeadModel.from_pretrained(folder).generate(
+        prompts, attention_mask=mask, max_new_tokens=20, do_sample=False, pad_token_id=eos[0] if eos else 0,
         eos_token_id=list(eos) or [99999],
     )  # fmt: skip
-    found = Reference(folder, **FLOAT32).greedy(prompt, 20, eos)
-    if eos:
-        assert found == out[0, 6:].tolist()
-    else:  # none is not the config's
+    place = folder
+    if not eos:  # none is not the config's
         place = edit_config(saved(reference(std=0.3), folder.parent / "endless"), eos_token_id=None)
-        assert Reference(place, **FLOAT32).greedy(prompt, 20, eos) == out[0, 6:].tolist()
-
-
-def test_greedy_stops_at_an_end_and_includes_it(folder: Path) -> None:
-    prompt, model = tokens(1, 6), Reference(folder, **FLOAT32)
-    written = model.greedy(prompt, 12, (60,))
-    assert len(written) == 12
-    assert model.greedy(prompt, 12, (written[5],)) == written[: written.index(written[5]) + 1]
+    assert Reference(place, **FLOAT32).greedy(prompts, mask, 20, eos).equal(out)
 
 
 @pytest.mark.parametrize("precision", ["medium", "high", "highest"])

@@ -7,6 +7,8 @@ from minigpt.generation import generate
 from minigpt.lab.contest import Contest, Judged
 from minigpt.lab.report import Divergence, Greedy
 
+BATCH = 8  # prompts read at once: a step of a batch costs hardly more than one of a single row
+
 
 class Continued(NamedTuple):
     """A prompt with the new tokens that each wrote after it."""
@@ -21,17 +23,38 @@ class Continued(NamedTuple):
         return self.prompt + self.reference
 
 
-def continued(contest: Contest, prompt: list[int], most: int) -> Continued:
-    """Up to ``most`` new tokens each, fewer where the context ends."""
-    config, ids = contest.config, contest.tensor(prompt)
-    new = min(most, config.n_positions - len(prompt))
-    if new < 1:
-        return Continued(prompt, [], [])
+def continuations(contest: Contest, prompts: list[list[int]], most: int) -> list[Continued]:
+    """Up to ``most`` new tokens after each prompt, fewer where the context ends, in the order of the prompts.
+
+    Raises:
+        NormError: the candidate's logits are NaN.
+    """
+    room = [min(most, contest.config.n_positions - len(prompt)) for prompt in prompts]
+    texts = {i: Continued(prompt, [], []) for i, prompt in enumerate(prompts)}
+    for new in sorted(set(room) - {0}):
+        alike = [i for i in texts if room[i] == new]
+        for start in range(0, len(alike), BATCH):
+            batch = alike[start : start + BATCH]
+            texts.update(zip(batch, _continued(contest, [prompts[i] for i in batch], new), strict=True))
+    return [texts[i] for i in range(len(prompts))]
+
+
+def _continued(contest: Contest, prompts: list[list[int]], new: int) -> list[Continued]:
+    ids, mask = contest.left_padded(prompts)  # both (B, T)
+    ends = contest.config.eos_token_ids
     try:
-        ours = generate(contest.candidate, ids, max_new_tokens=new)[0, len(prompt) :].tolist()
+        ours = generate(contest.candidate, ids, mask, max_new_tokens=new)
     except GenerationError as error:
         raise NormError(f"with this norm {error}") from error
-    return Continued(prompt, ours, contest.reference.greedy(ids, new, config.eos_token_ids))
+    theirs = contest.reference.greedy(ids, mask, new, ends)
+    written = [[_to_its_end(row, ends) for row in rows[:, ids.shape[1] :].tolist()] for rows in (ours, theirs)]
+    return [Continued(*texts) for texts in zip(prompts, *written, strict=True)]
+
+
+def _to_its_end(new: list[int], ends: tuple[int, ...]) -> list[int]:
+    """The new tokens of a row without what fills it after its end."""
+    last = next((i for i, token in enumerate(new) if token in ends), len(new))
+    return new[: last + 1]
 
 
 def compare_greedy(texts: list[Continued], margins: list[list[float]], noise: float, judged: Judged) -> Greedy:

@@ -14,7 +14,7 @@ from minigpt.lab.budget import parse_budget, spend
 from minigpt.lab.contest import Contest, Judged, Prompts, judged_prompts
 from minigpt.lab.cost import cost, speed
 from minigpt.lab.drift import Drift
-from minigpt.lab.greedy import Continued, compare_greedy, continued
+from minigpt.lab.greedy import Continued, compare_greedy, continuations
 from minigpt.lab.measures import LogitsMeter
 from minigpt.lab.noise import ordinary_differences
 from minigpt.lab.perplexity import file_ids, text_perplexity
@@ -125,7 +125,7 @@ class _Run:
     def compare(self, max_new_tokens: int) -> None:
         """Continue every prompt greedily, and let all four models read the result."""
         self.progress("decoding greedily")
-        self.texts = [continued(self.contest, prompt, max_new_tokens) for prompt in self.judged.prompts]
+        self.texts = continuations(self.contest, self.judged.prompts, max_new_tokens)
         models = (self.contest.truth, self.contest.candidate, self.contest.reference, self.contest.plain)
         with self.drift:
             for i, text in enumerate(self.texts):

@@ -62,17 +62,22 @@ class Reference:
         """Logits (B, T, V) of a batch without padding."""
         return self.model(input_ids).logits
 
-    def greedy(self, input_ids: Int[Tensor, "1 seq"], max_new_tokens: int, eos: tuple[int, ...]) -> list[int]:
-        """The new tokens that transformers' own ``generate`` adds to one prompt."""
-        out = self.model.generate(
+    def greedy(
+        self,
+        input_ids: Int[Tensor, "batch seq"],
+        attention_mask: Int[Tensor, "batch seq"],
+        max_new_tokens: int,
+        eos: tuple[int, ...],
+    ) -> Int[Tensor, "batch total"]:
+        """What transformers' own ``generate`` makes of the prompts: (B, T + new)."""
+        return self.model.generate(
             input_ids,
-            attention_mask=torch.ones_like(input_ids),
+            attention_mask=attention_mask,
             max_new_tokens=max_new_tokens,
             do_sample=False,
             eos_token_id=list(eos) or None,
             pad_token_id=eos[0] if eos else 0,
         )
-        return out[0, input_ids.shape[1] :].tolist()
 
     def norms(self, sites: list[str]) -> dict[str, torch.nn.Module]:
         """The reference's own norm modules, by our names of the sites."""
