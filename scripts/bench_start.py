@@ -85,17 +85,22 @@ def _summary(runs: dict[str, list[dict[str, float]]], file_mb: float) -> dict[st
     }
     ours, theirs = medians["minigpt"], medians["transformers"]
     return {
-        "measured_on": {
-            "processor": _processor(),
-            "threads": torch.get_num_threads(),
-            "python": platform.python_version(),
-            **{package: version(package) for package in ("torch", "transformers", "minigpt")},
-        },
+        "measured_on": measured_on(),
         "file_mb": round(file_mb, 1),
         "repeats": len(runs["minigpt"]),
         "medians": medians,
         "first_token_ratio": round(ours["first_token_s"] / theirs["first_token_s"], 3),
         "peak_mb_over_import_torch": round(ours["peak_mb"] - medians["import torch"]["peak_mb"], 1),
+    }
+
+
+def measured_on() -> dict[str, Any]:
+    """The machine and the versions that a figure belongs to."""
+    return {
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        **{package: version(package) for package in ("torch", "transformers", "minigpt")},
     }
 
 

@@ -61,7 +61,8 @@ def outcome(passing: bool, error: float, culprit: str) -> Report:
         "greedy": {"tokens_compared": 128 if passing else 82, "first_divergence": None if passing else divergence()},
         "perplexity": {"file": "data/held-out.txt", "tokens": 21873, "window": 1024, "stride": 512,
                        "reference": 17.90213, "candidate": 17.90213 * worse},
-        "bisect": {"sites": [] if passing else [culprit], "verdicts": 1 if passing else 23},
+        "bisect": {"sites": [] if passing else [culprit], "sets": [] if passing else [[culprit]],
+                   "verdicts": 1 if passing else 23},
     }  # fmt: skip
 
 

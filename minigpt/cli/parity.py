@@ -34,9 +34,7 @@ def parity(
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Swap one site at a time; rank the sites.")
     ] = False,
-    bisect: Annotated[
-        bool, typer.Option("--bisect", help="Name the smallest set of sites that breaks parity.")
-    ] = False,
+    bisect: Annotated[bool, typer.Option("--bisect", help="Name the swapped sites that break parity.")] = False,
     budget: Annotated[str | None, typer.Option(help="Limits that decide instead: 'kl=1e-6,perplexity=0.01%'.")] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", help="Write the report here; '-' is standard output.")
@@ -48,8 +46,7 @@ def parity(
     if compare is not None:
         _compare(*compare, html)
         return
-    for file in (json_file, html):
-        require_writable(file)
+    _require_writable(json_file, html)
     with progress() as say:
         report = minigpt.parity(
             model, norm=norm, sites=sites or "*", prompts=_prompts(prompt, prompts), attention=attention, device=device,
@@ -58,6 +55,16 @@ def parity(
         )  # fmt: skip
     _show(report, json_file, html)
     raise typer.Exit(0 if report.passed else 1)
+
+
+def _require_writable(json_file: str | None, html: Path | None) -> None:
+    """Refuse what could not be shown before minutes of work are lost on it."""
+    for file in (json_file, html):
+        require_writable(file)
+    if html is not None:
+        from minigpt.lab.page import require_matplotlib
+
+        require_matplotlib()
 
 
 def _show(report: "minigpt.ParityReport", json_file: str | None, html: Path | None) -> None:

@@ -44,17 +44,24 @@ def cost(contest: Contest, text: list[int]) -> Cost:
     )
 
 
-def interleaved_ms(*contestants: Callable[[], object], repeats: int = 7) -> list[float]:
-    """Median milliseconds of each, taken in turns so that a busy machine is busy for all; a first round warms up."""
+def interleaved_ms(*contestants: Callable[[], object], repeats: int = 7, enough_s: float = 3.0) -> list[float]:
+    """Median milliseconds of each, taken in turns so that a busy machine is busy for all; a first round warms up.
+
+    Three rounds are measured at least, then more until there are ``repeats`` or they have taken ``enough_s`` seconds.
+    """
+    for contestant in contestants:
+        contestant()
     times: list[list[float]] = [[] for _ in contestants]
-    for round_ in range(repeats + 1):
+    began = time.perf_counter()
+    for round_ in range(repeats):
+        if round_ >= 3 and time.perf_counter() - began > enough_s:
+            break
         for contestant, measured in zip(contestants, times, strict=True):
             _finish_pending_work()
             start = time.perf_counter()
             contestant()
             _finish_pending_work()
-            if round_ > 0:
-                measured.append(1000 * (time.perf_counter() - start))
+            measured.append(1000 * (time.perf_counter() - start))
     return [median(measured) for measured in times]
 
 

@@ -110,8 +110,8 @@ class LogitsMeter:
             kl_median=float(kl.quantile(0.5)),
             kl_p999=float(kl.quantile(0.999)),
             kl_max=float(kl.max()),
-            perplexity_reference=_perplexity(self.true_loss, self.targets),
-            perplexity_candidate=_perplexity(self.loss, self.targets),
+            perplexity_reference=perplexity(self.true_loss, self.targets),
+            perplexity_candidate=perplexity(self.loss, self.targets),
         )
 
 
@@ -132,7 +132,7 @@ def nan_max(a: float, b: float) -> float:
     return math.nan if math.isnan(a) or math.isnan(b) else max(a, b)
 
 
-def _perplexity(loss: float, targets: int) -> float:
+def perplexity(loss: float, targets: int) -> float:
     """exp of the mean loss in nats; NaN where there was nothing to predict, infinite where it overflows."""
     if targets == 0 or math.isnan(loss):
         return math.nan

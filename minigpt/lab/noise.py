@@ -1,9 +1,10 @@
 """Ordinary differences: what changes in the logits when nobody would say that the model has changed."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from minigpt.lab.contest import Contest
@@ -29,14 +30,18 @@ def ordinary_differences(
 
 def _pairs(contest: Contest, text: list[int]) -> Iterator[tuple[str, Tensor, Tensor]]:
     ids = contest.tensor(text)  # (1, T)
-    full = contest.ours(dtype=torch.float32)
-    logits = full(ids)
-    yield "eager against sdpa", contest.ours(dtype=torch.float32, attention="eager")(ids), logits
+    logits = _logits(contest, ids)
+    yield "eager against sdpa", _logits(contest, ids, attention="eager"), _logits(contest, ids, attention="sdpa")
     for name in ("bfloat16", "float16"):
-        yield f"{name} against float32", contest.ours(dtype=getattr(torch, name))(ids), logits
-    yield f"batch of 1 against batch of {BATCH}", logits, full(ids.expand(BATCH, -1))[:1]
+        yield f"{name} against float32", _logits(contest, ids, dtype=getattr(torch, name)), logits
+    yield f"batch of 1 against batch of {BATCH}", logits, _logits(contest, ids.expand(BATCH, -1))[:1]
     if contest.device.type == "cuda":
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-        with_tf32 = full(ids)
+        with_tf32 = _logits(contest, ids)
         torch.backends.cuda.matmul.fp32_precision = "ieee"
         yield "TF32 against float32", with_tf32, logits
+
+
+def _logits(contest: Contest, ids: Int[Tensor, "batch seq"], **other: Any) -> Float[Tensor, "batch seq vocab"]:
+    """Those of a model that is gone again: of five models at once, the weights would fill the memory."""
+    return contest.ours(**{"dtype": torch.float32} | other)(ids)

@@ -63,7 +63,7 @@ def parity(
         max_new_tokens: greedy tokens to compare after each prompt, fewer where the context ends; 0 for none.
         noise: measure ordinary differences too, such as bfloat16 against float32, to hold the error against.
         sensitivity: swap one site at a time, and rank the sites.
-        bisect: name the smallest set of swapped sites that breaks parity.
+        bisect: name the swapped sites that break parity, found as sets that pass once any one site is left out.
         text: a UTF-8 file to take the perplexity of, before and after the swap.
         calibration: a UTF-8 file that frozen norms collect their deviations from.
         budget: limits that decide in place of parity, such as "kl=1e-6,perplexity=0.01%".
@@ -165,7 +165,7 @@ class _Run:
         return sensitivity(self.contest, self._longest.text, self.meter.logits())
 
     def bisection(self) -> Any:
-        """The smallest set of swapped sites that breaks parity."""
+        """The swapped sites that break parity."""
         self.progress("looking for the sites that break parity")
         return bisect(Verdicts(self.contest, self.texts, self.truths, self.meter.logits()), self.contest.swapped)
 

@@ -1,6 +1,5 @@
 """Perplexity on a text file, by windows that overlap so that every token is predicted from a long past."""
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import torch.nn.functional as F
 
 from minigpt.errors import GenerationError
 from minigpt.lab.contest import Contest
+from minigpt.lab.measures import perplexity
 from minigpt.lab.report import TextPerplexity
 from minigpt.model import GPT2
 from minigpt.tokenizer import Tokenizer
@@ -20,13 +20,12 @@ def text_perplexity(
     """Perplexity of a file's tokens with the model's own norms, and with the norm in question."""
     window = contest.config.n_positions
     stride = max(1, window // 2)
-    losses = []
+    perplexities = []
     for name, sites in (("the model's own norms", []), ("the norm in question", contest.swapped)):
         progress(f"perplexity of {file} with {name}")
         contest.swap_only(sites)
-        losses.append(_mean_loss(contest.candidate, ids, window, stride))
-    reference, candidate = map(math.exp, losses)
-    return TextPerplexity(str(file), len(ids), window, stride, reference, candidate)
+        perplexities.append(perplexity(_loss(contest.candidate, ids, window, stride), len(ids) - 1))
+    return TextPerplexity(str(file), len(ids), window, stride, *perplexities)
 
 
 def windows(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
@@ -38,15 +37,15 @@ def windows(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, i
         first = end
 
 
-def _mean_loss(model: GPT2, ids: list[int], window: int, stride: int) -> float:
-    """Mean next-token loss in nats."""
+def _loss(model: GPT2, ids: list[int], window: int, stride: int) -> float:
+    """Summed loss in nats of every token but the first."""
     total = 0.0
     for start, first, end in windows(len(ids), window, stride):
         text = torch.tensor([ids[start:end]], device=model.wte.weight.device)  # (1, T)
         hidden = model.hidden_states(text)[:, first - 1 - start : -1]  # (1, counted, C)
         logits = model.head(hidden)[0].float()  # (counted, V)
         total += float(F.cross_entropy(logits, text[0, first - start :], reduction="sum"))
-    return total / (len(ids) - 1)
+    return total
 
 
 def file_ids(file: str | Path, tokenizer: Tokenizer | None) -> list[int]:

@@ -112,11 +112,11 @@ class BlockDrift:
 
 @dataclasses.dataclass(frozen=True)
 class OrdinaryDifference:
-    """What the logits change by when nobody would call it another model."""
+    """What the logits of the shortest prompt change by when nobody would call it another model."""
 
     difference: str
     rms_error: float
-    share: float | None  # the candidate's RMS error over this; None where the two do not differ at all
+    share: float | None  # the candidate's RMS error on that prompt over this; None where the two do not differ at all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,9 +140,10 @@ class SiteSensitivity:
 
 @dataclasses.dataclass(frozen=True)
 class Bisection:
-    """The smallest set of swapped sites that breaks parity; empty where parity holds."""
+    """The swapped sites that must have their own norm back for parity to hold; none where it holds."""
 
-    sites: list[str]
+    sites: list[str]  # in the order data meets them
+    sets: list[list[str]]  # the same, as sets that each break parity, and no longer with any one site left out
     verdicts: int  # how many sets were tried
 
 

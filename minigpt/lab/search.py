@@ -1,4 +1,4 @@
-"""Which sites matter: one at a time, ranked; and the smallest set that breaks parity."""
+"""Which sites matter: one at a time, ranked; and the smallest sets that break parity."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -68,13 +68,13 @@ class Verdicts:
 
 def bisect(verdicts: Verdicts, sites: Sequence[str]) -> Bisection:
     """The sites that must be given back for parity to hold, found as minimal failing sets until what is left passes."""
-    culprits: list[str] = []
+    found: list[list[str]] = []
     remaining = list(sites)
     while remaining and verdicts.fails(remaining):
-        found = minimal_failing(remaining, verdicts.fails)
-        culprits += found
-        remaining = [site for site in remaining if site not in found]
-    return Bisection(sites=[site for site in sites if site in culprits], verdicts=verdicts.asked)
+        found.append(minimal_failing(remaining, verdicts.fails))
+        remaining = [site for site in remaining if site not in found[-1]]
+    culprits = {site for culprit_set in found for site in culprit_set}
+    return Bisection([site for site in sites if site in culprits], found, verdicts.asked)
 
 
 def minimal_failing(sites: list[str], fails: Callable[[list[str]], bool]) -> list[str]:

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minigpt.lab.conformance import ConformanceReport
+from minigpt.lab.page.figures import percent
 from minigpt.lab.report import NormSite, ParityReport
 
 MOST_SITES = 5
@@ -56,7 +57,7 @@ def _closeness(report: ParityReport) -> Iterator[tuple[str, str]]:
     yield "largest error", f"{logits.max_abs_error:.3g} (noise floor {logits.noise_floor_max:.3g})"
     yield (
         "likeliest tokens",
-        f"first the same {distribution.top1_agreement:.2%}, five {distribution.top5_agreement:.2%}",
+        f"first the same {percent(distribution.top1_agreement)}, five {percent(distribution.top5_agreement)}",
     )
     yield (
         "KL divergence",
@@ -88,7 +89,10 @@ def _asked_for(report: ParityReport) -> Iterator[tuple[str, str]]:
         worst = ", ".join(f"{site.site} {site.rms_error:.3g}" for site in report.sensitivity[:MOST_SITES])
         yield "most sensitive sites", worst
     if report.bisect is not None:
-        yield "breaks parity", ", ".join(report.bisect.sites) or "no set of the swapped sites"
+        yield (
+            "breaks parity",
+            ", ".join(report.bisect.sites) or "no set of the swapped sites, on whole texts read at once",
+        )
     for line in report.budget or []:
         kept = "kept" if line.kept else "NOT kept"
         yield f"budget {line.quantity}", f"{line.measured:.3g} of {line.limit:g}: {kept}"

@@ -174,7 +174,7 @@ def _bisect(readings: Readings) -> Html | None:
         tried = [" Tried: ", figure(found["verdicts"], count), " sets of sites."] if "verdicts" in found else None
         sites = [element("li", element("code", site.text)) for site in found["sites"]]
         if not sites:
-            return element("p", "None: parity holds with all of them swapped.", tried)
+            return element("p", "None: on whole texts read at once, parity holds with all of them swapped.", tried)
         return fragment(element("ul", sites, class_="sites"), element("p", tried, class_="aside"))
 
     about = "The swapped sites that must have their own norm back for parity to hold."
