@@ -81,6 +81,17 @@ def test_two_mistakes_are_both_named() -> None:
     ]
 
 
+def test_four_mistakes_are_all_named() -> None:
+    """As a first attempt has them: torch.std, plus eps, in whatever dtype the input has."""
+    report = check(sabotages.FirstAttempt, "*near sqrt(eps)")
+    assert report.diagnoses == [
+        "variance divides by n - 1",
+        "eps is added to the deviation, not to the variance",
+        "statistics are kept in float16 for float16 input",
+        "statistics are kept in bfloat16 for bfloat16 input",
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "mistake"),
     [

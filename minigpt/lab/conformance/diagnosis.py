@@ -81,10 +81,12 @@ def _by_probing(probe: Probe) -> list[str]:
     if statistics:  # without mean or deviation there is no eps to be wrong, nor rounding to be told from them
         return affine + statistics
     precision = _found(narrow_statistics, probe) or _found(cancelling_variance, probe)
-    for dtype in (torch.float16, torch.bfloat16) if not precision else ():
+    if precision:  # of every dtype, the probe's own among them
+        return affine + precision
+    deviation = _found(wrong_deviation, probe) + _found(ignored_eps, probe)
+    for dtype in (torch.float16, torch.bfloat16):
         precision += _found(partial(narrow_half_statistics, dtype=dtype), probe)
-    deviation = [] if precision else _found(wrong_deviation, probe) + _found(ignored_eps, probe)
-    return affine + precision + deviation
+    return affine + deviation + precision
 
 
 def _found(look: Callable[[Probe], list[str]], probe: Probe) -> list[str]:
