@@ -171,7 +171,7 @@ def _bisect(readings: Readings) -> Html | None:
         found = reading["bisect"]
         if not found:
             return None
-        tried = [" Tried: ", figure(found["verdicts"], count), " sets of sites."] if "verdicts" in found else None
+        tried = [" Sets of sites tried: ", figure(found["verdicts"], count), "."] if "verdicts" in found else None
         sites = [element("li", element("code", site.text)) for site in found["sites"]]
         if not sites:
             return element("p", "None: on whole texts read at once, parity holds with all of them swapped.", tried)
