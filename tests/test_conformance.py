@@ -204,9 +204,9 @@ def test_what_is_not_supported_is_said() -> None:
 
 
 def test_progress_names_each_group() -> None:
-    said: list[str] = []
-    check_norm("fused", device="cpu", cases=["widths", "layouts"], progress=said.append)
-    assert said == ["checking widths", "checking layouts"]
+    said: list[tuple[str, float]] = []
+    check_norm("fused", device="cpu", cases=["widths", "layouts"], progress=lambda *step: said.append(step))
+    assert said == [("checking widths", 0.0), ("checking layouts", 1 / 3)]
 
 
 # --- What cannot be judged ---

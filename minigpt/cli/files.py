@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from minigpt.errors import MiniGPTError
 
@@ -65,10 +65,10 @@ def read_standard_input() -> str:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """Shows on standard error what is being done, and for how long."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+def progress() -> Iterator[Callable[[str, float], None]]:
+    """Shows on standard error what is being done, how far it has come, and for how long."""
+    columns = (SpinnerColumn(), BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("starting", total=None)
-        yield lambda step: progress.update(task, description=step)
+        task = progress.add_task("starting", total=1.0)
+        yield lambda step, done: progress.update(task, description=step, completed=done)

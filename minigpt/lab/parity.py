@@ -1,6 +1,6 @@
 """Is it still the same model? A GPT-2 with its norms swapped, against transformers on the same weights."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from minigpt.lab.perplexity import file_ids, text_perplexity
 from minigpt.lab.reference import judging, versions
 from minigpt.lab.report import ParityReport, TokenDrift
 from minigpt.lab.search import Verdicts, bisect, sensitivity
+from minigpt.lab.steps import Progress, Steps
 from minigpt.norms import NormSpec
 from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
 
@@ -47,7 +48,7 @@ def parity(
     text: str | Path | None = None,
     calibration: str | Path | None = None,
     budget: str | None = None,
-    progress: Callable[[str], None] = lambda step: None,
+    progress: Progress | None = None,
 ) -> ParityReport:
     """Judge a model with ``norm`` at ``sites`` against transformers with the same weights.
 
@@ -67,7 +68,7 @@ def parity(
         text: a UTF-8 file to take the perplexity of, before and after the swap.
         calibration: a UTF-8 file that frozen norms collect their deviations from.
         budget: limits that decide in place of parity, such as "kl=1e-6,perplexity=0.01%".
-        progress: called with a few words on each step as it begins.
+        progress: called with a few words on each step as it begins, and the share of the steps that are done.
 
     Raises:
         CheckpointError, ConfigError, NormError, GenerationError: it cannot be judged; the message says why.
@@ -79,14 +80,16 @@ def parity(
         raise GenerationError(f"max_new_tokens must be a whole number, 0 or more, not {max_new_tokens!r}")
     on = resolve_device(device)
     require_values(on)
-    progress("loading the models")
+    steps = Steps(progress, total=sum((4, noise, sensitivity, bisect, 2 * (text is not None))))
+    steps("loading the models")
     place = locate(source, **chosen)
     contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype))
     judged = judged_prompts(source, prompts, contest.config, **chosen)
     text_ids = file_ids(text, judged.tokenizer) if text is not None else []
     if calibration is not None:
         contest.calibrate(file_ids(calibration, judged.tokenizer))
-    run = _Run(contest, judged, progress)
+    steps.total += len(judged.prompts) - 1
+    run = _Run(contest, judged, steps)
     with judging():
         run.compare(max_new_tokens)
         found: dict[str, Any] = run.findings()
@@ -97,7 +100,7 @@ def parity(
         if bisect:
             found["bisect"] = run.bisection()
         if text is not None:
-            found["perplexity"] = text_perplexity(contest, text, text_ids, progress)
+            found["perplexity"] = text_perplexity(contest, text, text_ids, steps)
     report = ParityReport(
         model=str(source),
         norm=norm if isinstance(norm, str) else getattr(norm, "__qualname__", repr(norm)),
@@ -116,20 +119,20 @@ def parity(
 class _Run:
     """One judgement under way: the texts that were written, and what was measured on them."""
 
-    def __init__(self, contest: Contest, judged: Judged, progress: Callable[[str], None]) -> None:
-        self.contest, self.judged, self.progress = contest, judged, progress
+    def __init__(self, contest: Contest, judged: Judged, steps: Steps) -> None:
+        self.contest, self.judged, self.begin = contest, judged, steps
         self.texts: list[Continued] = []
         self.truths: list[Float[Tensor, "seq vocab"]] = []
         self.meter, self.drift = LogitsMeter(), Drift(contest)
 
     def compare(self, max_new_tokens: int) -> None:
         """Continue every prompt greedily, and let all four models read the result."""
-        self.progress("decoding greedily")
+        self.begin("decoding greedily")
         self.texts = continuations(self.contest, self.judged.prompts, max_new_tokens)
         models = (self.contest.truth, self.contest.candidate, self.contest.reference, self.contest.plain)
         with self.drift:
             for i, text in enumerate(self.texts):
-                self.progress(f"comparing logits and norms on prompt {i + 1} of {len(self.texts)}")
+                self.begin(f"comparing logits and norms on prompt {i + 1} of {len(self.texts)}")
                 ids = self.contest.tensor(text.text)  # (1, T)
                 logits = [model(ids)[0] for model in models]  # each (T, V)
                 self.drift.add()
@@ -138,7 +141,7 @@ class _Run:
 
     def findings(self) -> dict[str, Any]:
         """The blocks of the report that are always there."""
-        self.progress("timing")
+        self.begin("timing")
         longest, logits = self._longest, self.meter.logits()
         return dict(
             bitwise=self.meter.bitwise(),
@@ -154,19 +157,19 @@ class _Run:
 
     def noise(self) -> Any:
         """Ordinary differences, on the shortest prompt: float16 is slow on a CPU."""
-        self.progress("measuring ordinary differences")
+        self.begin("measuring ordinary differences")
         shortest = min(range(len(self.texts)), key=lambda i: len(self.texts[i].prompt))
         prompt = self.texts[shortest].prompt
         return ordinary_differences(self.contest, prompt, self.truths[shortest][: len(prompt)])
 
     def sensitivity(self) -> Any:
         """Every swapped site alone, on the longest text."""
-        self.progress("swapping one site at a time")
+        self.begin("swapping one site at a time")
         return sensitivity(self.contest, self._longest.text, self.meter.logits())
 
     def bisection(self) -> Any:
         """The swapped sites that break parity."""
-        self.progress("looking for the sites that break parity")
+        self.begin("looking for the sites that break parity")
         return bisect(Verdicts(self.contest, self.texts, self.truths, self.meter.logits()), self.contest.swapped)
 
     @property

@@ -14,15 +14,13 @@ from minigpt.model import GPT2
 from minigpt.tokenizer import Tokenizer
 
 
-def text_perplexity(
-    contest: Contest, file: str | Path, ids: list[int], progress: Callable[[str], None]
-) -> TextPerplexity:
+def text_perplexity(contest: Contest, file: str | Path, ids: list[int], begin: Callable[[str], None]) -> TextPerplexity:
     """Perplexity of a file's tokens with the model's own norms, and with the norm in question."""
     window = contest.config.n_positions
     stride = max(1, window // 2)
     perplexities = []
     for name, sites in (("the model's own norms", []), ("the norm in question", contest.swapped)):
-        progress(f"perplexity of {file} with {name}")
+        begin(f"perplexity of {file} with {name}")
         contest.swap_only(sites)
         perplexities.append(perplexity(_loss(contest.candidate, ids, window, stride), len(ids) - 1))
     return TextPerplexity(str(file), len(ids), window, stride, *perplexities)

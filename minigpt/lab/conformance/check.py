@@ -3,7 +3,7 @@
 import contextlib
 import platform
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 
 import torch
@@ -19,6 +19,7 @@ from minigpt.lab.conformance.layouts import LAYOUT_CASES
 from minigpt.lab.conformance.report import ConformanceReport
 from minigpt.lab.conformance.subject import EPS, Subject
 from minigpt.lab.conformance.values import VALUE_CASES
+from minigpt.lab.steps import Progress, Steps
 from minigpt.norms import NormSpec
 from minigpt.placement import resolve_device
 
@@ -29,7 +30,7 @@ def check_norm(
     norm: NormSpec,
     *,
     device: str | torch.device | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
     cases: str | Iterable[str] = "*",
     seed: int = 0,
     compile_backend: str | None = None,
@@ -43,7 +44,7 @@ def check_norm(
     Args:
         norm: as ``norms.build`` takes it. It is expected to fail if it is registered as inexact.
         device: where to run it; by default CUDA where there is one, else the CPU.
-        progress: called with a few words on each group of cases as it begins.
+        progress: called with a few words on each group of cases as it begins, and the share of the groups done.
         cases: a shell-style pattern, or several, over the cases' names and groups ("values", "gradients*").
         seed: of the rows and weights.
         compile_backend: of torch.compile; by default inductor where it can compile for this device, else aot_eager.
@@ -56,18 +57,19 @@ def check_norm(
     if device.type == "meta":
         raise NormError("a norm cannot be judged on the meta device, which computes nothing; use cpu or cuda")
     chosen = _matching(cases)
-    report_progress = progress or (lambda step: None)
+    groups = list(dict.fromkeys(case.group for case in chosen))
+    begin = Steps(progress, total=len(groups) + 1)
     subject = Subject(norm, device, seed=seed, compile_backend=compile_backend or best_backend(device))
     with _full_float32_products(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a variance over a row of one number warns, and is asked for here
         subject.require_judgeable()
         results = []
-        for group in dict.fromkeys(case.group for case in chosen):
-            report_progress(f"checking {group}" if group != "compile" else f"compiling with {subject.compile_backend}")
+        for group in groups:
+            begin(f"checking {group}" if group != "compile" else f"compiling with {subject.compile_backend}")
             results += [case.run(subject) for case in chosen if case.group == group]
         found = []
         if not all(result.passed for result in results):
-            report_progress("looking for what is wrong")
+            begin("looking for what is wrong")
             found = diagnoses(subject, results)
     return ConformanceReport(
         norm=subject.name,
