@@ -710,13 +710,6 @@ def test_global_state_is_left_as_it_was_by_an_error(
     assert unusual_state() == before
 
 
-def test_progress_is_told_in_words(small: Path) -> None:
-    steps: list[str] = []
-    judge(small, progress=steps.append)
-    assert len(steps) > 2
-    assert all(step and step == step.strip() for step in steps)
-
-
 def test_the_checkpoint_is_left_as_it_was(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     judge(folder, norm="textbook")

@@ -31,6 +31,7 @@ def test_a_judgement_counts_all_its_steps(tmp_path: Path) -> None:
         place, norm="textbook", prompts=["the dog", "a cat", "x"], max_new_tokens=1, device="cpu", noise=True,
         sensitivity=True, bisect=True, text=tmp_path / "text", progress=lambda *step: said.append(step),
     )  # fmt: skip
+    assert all(step and step == step.strip() for step, _ in said)
     steps = len(said)
     assert [share for _, share in said] == [i / steps for i in range(steps)]
     assert [step for step, _ in said[:3]] == [
