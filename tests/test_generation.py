@@ -117,8 +117,8 @@ def test_the_result_is_the_prompt_and_the_new_tokens(ours: GPT2) -> None:
 def test_greedy_by_whatever_name(ours: GPT2) -> None:
     ids = tokens(2, 6, vocab_size=VOCABULARY)
     greedy = generate(ours, ids, max_new_tokens=12)
-    certain = ({"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9})
-    for same in ({"temperature": 5.0, "top_k": 3}, *({"do_sample": True, **how} for how in certain)):
+    certain = ({"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0})
+    for same in ({"temperature": 0.0}, *({"do_sample": True, **how} for how in certain)):
         assert torch.equal(generate(ours, ids, max_new_tokens=12, seed=1, **same), greedy)
 
 
@@ -162,7 +162,10 @@ def scripted_config(**fields: Any) -> GPT2Config:
 
 
 class Scripted(GPT2):
-    """Writes the rows of a script, whatever it reads: what is chosen is settled, so that only the loop is tested."""
+    """Writes the rows of a script, whatever it reads: what is chosen is settled, so that only the loop is tested.
+
+    The keys in the cache say which row it is and how far it has come, so they must go where their row goes.
+    """
 
     def __init__(self, *rows: list[int], **fields: Any) -> None:
         super().__init__(scripted_config(**fields))
@@ -173,12 +176,21 @@ class Scripted(GPT2):
         self, input_ids: Tensor, attention_mask: Any = None, position_ids: Any = None, cache: Any = None
     ) -> Tensor:
         self.require_known(input_ids)
-        step = cache.length and cache.length - cache.prompt + 1
-        cache.prompt = cache.prompt if cache.length else input_ids.shape[1]
-        cache.advance(input_ids.shape[1], None)
+        batch, seq = input_ids.shape
+        if cache.length:
+            row, step = cache.keys[0, :, 0, cache.length - 1].long().unbind(-1)  # each (B,)
+            step = step + 1
+        else:
+            row, step = torch.arange(batch), torch.zeros(batch).long()
+        state = torch.stack([row, step], dim=-1).float()[:, None, None].expand(batch, 1, seq, 2)  # (B, H, T, D)
+        cache.update(0, state, state)
+        cache.advance(seq, None)
         self.steps += 1
-        chosen = torch.tensor([[row[step] if step < len(row) else 1] for row in self.rows])
-        return torch.nn.functional.one_hot(chosen, VOCABULARY).float()  # (B, 1, V): already what the head makes
+        chosen = [[script[i] if i < len(script) else 1] for script, i in zip(self.scripts(row), step, strict=True)]
+        return torch.nn.functional.one_hot(torch.tensor(chosen), VOCABULARY).float()  # (B, 1, V): what the head makes
+
+    def scripts(self, rows: Tensor) -> list[list[int]]:
+        return [self.rows[row] for row in rows.tolist()]
 
     def head(self, x: Tensor) -> Tensor:
         return x

@@ -128,7 +128,7 @@ def test_top_p_keeps_the_fewest_that_reach_p() -> None:
         ({"top_k": 0}, "top_k must be 1 or more, not 0"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
-        ({"typical_p": 0.5}, "unknown generation settings: typical_p; known are max_new_tokens"),
+        ({"num_beams": 4}, "unknown generation settings: num_beams; known are max_new_tokens"),
     ],
     ids=str,
 )
