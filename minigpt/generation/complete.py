@@ -1,7 +1,7 @@
 """Many prompts through one model: places for some of them, and a place that is free is taken at once."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,11 +22,13 @@ class Prompt:
         text: what to go on from; empty starts a new document.
         max_new_tokens, seed: its own, where they are not those of the settings. A seed is that of its first text; the
             others of num_return_sequences follow it.
+        origin: what an error calls it, where its number says too little.
     """
 
     text: str
     max_new_tokens: int | None = None
     seed: int | None = None
+    origin: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,7 @@ def complete(
     prompts: Iterable[str | Prompt],
     *,
     batch_size: int = 16,
-    skip: Iterable[tuple[int, int]] = (),
+    skip: Container[tuple[int, int]] = (),
     **settings: Any,
 ) -> Iterator[Completion]:
     """What the model adds to each of many prompts, in the order in which they are finished.
@@ -65,7 +67,7 @@ def complete(
     tokens are those that it would get alone; text j of prompt i draws with seed + i * num_return_sequences + j.
 
     Args:
-        skip: (prompt, number) of texts that are not wanted, having been written before.
+        skip: (prompt, number) of texts that are not wanted, as when the first is asked for.
         settings: as ``generate`` takes them.
 
     Raises:
@@ -80,15 +82,16 @@ def complete(
     require_values(model.wte.weight.device)
     chosen.require_known_ids(model.config.vocab_size)
     given = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-    rows = _rows(model, tokenizer, given, chosen)
-    wanted = [row for row in rows if (row.prompt, row.number) not in set(skip)]
-    return _completions(model, wanted, chosen, batch_size)
+    return _completions(model, _rows(model, tokenizer, given, chosen), chosen, batch_size, skip)
 
 
-def _completions(model: GPT2, rows: list[Row], settings: GenerationSettings, places: int) -> Iterator[Completion]:
-    if not rows:
+def _completions(
+    model: GPT2, rows: list[Row], settings: GenerationSettings, places: int, skip: Container[tuple[int, int]]
+) -> Iterator[Completion]:
+    wanted = [row for row in rows if (row.prompt, row.number) not in skip]
+    if not wanted:
         return
-    for row in written(model, rows, settings, places):
+    for row in written(model, wanted, settings, places):
         if row.end:
             logprobs = row.logprobs if settings.output_logprobs else None
             yield Completion(row.prompt, row.number, row.new_ids, row.take_text(), row.end, logprobs)
@@ -100,7 +103,7 @@ def _rows(model: GPT2, tokenizer: TextCodec, prompts: Sequence[Prompt], settings
         try:
             texts.append(_checked_ids(model, tokenizer, prompt, settings))
         except GenerationError as error:
-            raise GenerationError(f"prompt {number}: {error}") from error
+            raise GenerationError(f"{prompt.origin or f'prompt {number}'}: {error}") from error
     rows = rows_of(model, texts, settings, tokenizer)
     for row in rows:
         own = prompts[row.prompt]
