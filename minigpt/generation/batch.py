@@ -39,6 +39,7 @@ class Batch:
     def device(self) -> torch.device:
         return self.model.wte.weight.device
 
+    @torch.inference_mode()
     def join(self, rows: list[Row]) -> None:
         """Read the texts of new rows, together and once for each prompt."""
         if not rows:
@@ -49,6 +50,7 @@ class Batch:
         self.logits = torch.cat([self.logits, logits]) if self.rows else logits
         self.rows += rows
 
+    @torch.inference_mode()
     def choose(self) -> list[Row]:
         """Add a token to every row. Those that are over leave; all that have a new token are returned."""
         chosen = list(self.rows)
@@ -57,6 +59,7 @@ class Batch:
         self._leave([place for place, row in enumerate(self.rows) if row.end])
         return chosen
 
+    @torch.inference_mode()
     def read(self) -> None:
         """Read the token that each row has last added; those whose window is full read that anew."""
         if not self.settings.use_cache:
@@ -108,7 +111,6 @@ class Batch:
         return gone
 
 
-@torch.inference_mode()
 def write(batch: Batch, waiting: Iterable[Row]) -> Iterator[Row]:
     """Every row each time that it has new tokens, until all have been written; ``row.end`` says which are over.
 

@@ -54,6 +54,7 @@ class LookupBatch(Batch):
                 self.drafter = Drafter()
         super().join(rows)
 
+    @torch.inference_mode()
     def choose(self) -> list[Row]:
         """Add tokens up to the first that the draft did not foresee."""
         (row,) = self.rows
@@ -68,6 +69,7 @@ class LookupBatch(Batch):
             self._leave([0])
         return [row]
 
+    @torch.inference_mode()
     def read(self) -> None:
         if not self.rows or self.slots.length >= self.context:
             return super().read()
