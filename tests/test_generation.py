@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import END_OF_TEXT, reference, saved, tiny_bpe, tokens
+from helpers import small_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_text import STOPS, until_the_first_stop
@@ -117,8 +118,8 @@ def test_the_result_is_the_prompt_and_the_new_tokens(ours: GPT2) -> None:
 def test_greedy_by_whatever_name(ours: GPT2) -> None:
     ids = tokens(2, 6, vocab_size=VOCABULARY)
     greedy = generate(ours, ids, max_new_tokens=12)
-    certain = ({"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9})
-    for same in ({"temperature": 5.0, "top_k": 3}, *({"do_sample": True, **how} for how in certain)):
+    certain = ({"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0})
+    for same in ({"temperature": 0.0}, *({"do_sample": True, **how} for how in certain)):
         assert torch.equal(generate(ours, ids, max_new_tokens=12, seed=1, **same), greedy)
 
 
@@ -162,7 +163,10 @@ def scripted_config(**fields: Any) -> GPT2Config:
 
 
 class Scripted(GPT2):
-    """Writes the rows of a script, whatever it reads: what is chosen is settled, so that only the loop is tested."""
+    """Writes the rows of a script, whatever it reads: what is chosen is settled, so that only the loop is tested.
+
+    The keys in the cache say which row it is and how far it has come, so they must go where their row goes.
+    """
 
     def __init__(self, *rows: list[int], **fields: Any) -> None:
         super().__init__(scripted_config(**fields))
@@ -173,12 +177,21 @@ class Scripted(GPT2):
         self, input_ids: Tensor, attention_mask: Any = None, position_ids: Any = None, cache: Any = None
     ) -> Tensor:
         self.require_known(input_ids)
-        step = cache.length and cache.length - cache.prompt + 1
-        cache.prompt = cache.prompt if cache.length else input_ids.shape[1]
-        cache.advance(input_ids.shape[1], None)
+        batch, seq = input_ids.shape
+        if cache.length:
+            row, step = cache.keys[0, :, 0, cache.length - 1].long().unbind(-1)  # each (B,)
+            step = step + 1
+        else:
+            row, step = torch.arange(batch), torch.zeros(batch).long()
+        state = torch.stack([row, step], dim=-1).float()[:, None, None].expand(batch, 1, seq, 2)  # (B, H, T, D)
+        cache.update(0, state, state)
+        cache.advance(seq, None)
         self.steps += 1
-        chosen = torch.tensor([[row[step] if step < len(row) else 1] for row in self.rows])
-        return torch.nn.functional.one_hot(chosen, VOCABULARY).float()  # (B, 1, V): already what the head makes
+        chosen = [[script[i] if i < len(script) else 1] for script, i in zip(self.scripts(row), step, strict=True)]
+        return torch.nn.functional.one_hot(torch.tensor(chosen), VOCABULARY).float()  # (B, 1, V): what the head makes
+
+    def scripts(self, rows: Tensor) -> list[list[int]]:
+        return [self.rows[row] for row in rows.tolist()]
 
     def head(self, x: Tensor) -> Tensor:
         return x
@@ -507,6 +520,137 @@ def test_an_empty_prompt_without_end_of_text_is_refused(tokenizer: Tokenizer) ->
         stream(Scripted([5]), WithoutEnd(tokenizer.backend), "", max_new_tokens=2)
 
 
+# --- every other setting
+
+
+LOOKING_BACK = {
+    "repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "bad_words_ids": [[5], [7, 9], [11, 12, 13]],
+    "suppress_tokens": [3, 20], "min_new_tokens": 12, "eos_token_id": list(range(0, 300, 7)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*LOOKING_BACK, "all"])
+def test_greedy_tokens_under_each_setting_are_those_of_transformers(
+    ours: GPT2, theirs: GPT2LMHeadModel, name: str
+) -> None:
+    ends = LOOKING_BACK["eos_token_id"] if name in ("min_new_tokens", "all") else None
+    how = {"eos_token_id": ends} | (LOOKING_BACK if name == "all" else {name: LOOKING_BACK[name]})
+    for ids in prompts()[::2]:
+        expected = by_transformers(theirs, ids, max_new_tokens=24, **how).tolist()
+        assert generate(ours, ids, max_new_tokens=24, pad_token_id=0, **how).tolist() == expected
+
+
+def test_a_row_under_settings_that_look_back_is_the_same_in_company(ours: GPT2) -> None:
+    alone = [generate(ours, ids, max_new_tokens=24, **LOOKING_BACK)[0, ids.shape[1] :].tolist() for ids in prompts()]
+    batch, mask = left_padded(prompts())
+    together = generate(ours, batch, mask, max_new_tokens=24, **LOOKING_BACK, pad_token_id=-1)[:, batch.shape[1] :]
+    assert [[token for token in row if token >= 0] for row in together.tolist()] == alone
+    assert len(set(map(len, alone))) > 2, "the rows end together"
+
+
+def test_several_texts_of_a_prompt_stand_side_by_side_and_read_it_once(
+    ours: GPT2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = prompts()[1:4]
+    batch, mask = left_padded(rows)
+    expected = [
+        generate(ours, ids, **SAMPLED, seed=40 + i * 3 + j)[0, -20:].tolist()
+        for i, ids in enumerate(rows)
+        for j in range(3)
+    ]
+    shapes, inner = [], ours.hidden_states
+
+    def counted(ids: Tensor, *args: Any, **how: Any) -> Tensor:
+        shapes.append(ids.shape)
+        return inner(ids, *args, **how)
+
+    monkeypatch.setattr(ours, "hidden_states", counted)
+    out = generate(ours, batch, mask, **SAMPLED, seed=40, num_return_sequences=3)
+    assert out[:, :-20].tolist() == batch.repeat_interleave(3, 0).tolist()
+    assert out[:, -20:].tolist() == expected
+    assert shapes == [batch.shape, *[(9, 1)] * 19]
+
+
+def test_without_a_cache_the_tokens_are_the_same(ours: GPT2) -> None:
+    for how in ({}, SAMPLED | {"seed": 3}, {"eos_token_id": list(range(0, 300, 9))}):
+        chosen = {"max_new_tokens": 15, **how}
+        batch = left_padded(prompts()[:5])
+        assert torch.equal(generate(ours, *batch, **chosen, use_cache=False), generate(ours, *batch, **chosen))
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 1.3, "top_k": 9, "repetition_penalty": 1.2}], ids=str)
+def test_scores_and_logprobs(ours: GPT2, theirs: GPT2LMHeadModel, how: dict[str, Any]) -> None:
+    """The scores are transformers' own for the same text, and a logprob is the token's in their distribution."""
+    ids = prompts()[4]
+    chosen = {"max_new_tokens": 8, "eos_token_id": None, "do_sample": bool(how), "seed": 2, **how}
+    out = generate(ours, ids, **chosen, output_scores=True, output_logprobs=True)
+    assert torch.equal(out.sequences, generate(ours, ids, **chosen))
+    for step, scores in enumerate(out.scores):
+        text = out.sequences[:, : ids.shape[1] + step]
+        with torch.no_grad():
+            expected = warp(theirs(text).logits[:, -1], text, **how)
+        difference = (scores - expected).nan_to_num(0).abs().max().item()  # where both are -inf
+        print(f"step {step}: scores differ by {difference:.3g} at a scale of {expected[expected.isfinite()].std():.3g}")
+        assert difference < 1e-3
+        assert torch.equal(scores.isfinite(), expected.isfinite())
+        token = int(out.sequences[0, ids.shape[1] + step])
+        assert out.logprobs[0, step].item() == pytest.approx(scores.log_softmax(-1)[0, token].item())
+
+
+def test_a_row_that_has_ended_has_no_scores_and_certain_filling() -> None:
+    model = Scripted([5, 7], [5, 5, 5, 7])
+    prompt = torch.ones(2, 3, dtype=torch.long)
+    out = generate(model, prompt, max_new_tokens=9, eos_token_id=7, output_scores=True, output_logprobs=True)
+    assert [score.isnan().all(-1).tolist() for score in out.scores] == [[False, False]] * 2 + [[True, False]] * 2
+    assert out.logprobs[0, 2:].tolist() == [0, 0]
+    assert (out.logprobs[1] < 0).all()
+
+
+# --- beyond the context
+
+
+def by_a_window(model: GPT2, ids: Tensor, new: int, stride: int) -> list[int]:
+    """Greedy tokens after the last ones that fit, read from position 0; ``stride`` are forgotten at a time."""
+    context, start = model.config.n_positions, 0
+    row = ids[0].tolist()
+    for _ in range(new):
+        if len(row) - start > context:
+            start = len(row) - (context - stride + 1)
+        with torch.no_grad():
+            row.append(int(model(torch.tensor([row[start:]]))[0, -1].argmax()))
+    return row[ids.shape[1] :]
+
+
+@pytest.fixture(scope="module")
+def short() -> GPT2:
+    """A model of a short context, in float64."""
+    return small_model(dtype=torch.float64, n_positions=12, eos_token_id=None)
+
+
+@pytest.mark.parametrize("stride", [1, 4, 12])
+@pytest.mark.parametrize("length", [1, 11, 12, 13, 30])
+def test_a_sliding_window_is_the_last_tokens_read_anew(short: GPT2, length: int, stride: int) -> None:
+    ids = tokens(1, length, seed=length)
+    expected = by_a_window(short, ids, 40, stride)
+    assert len(set(expected)) > 4 or stride == 12  # of a window that begins anew with a single token
+    out = generate(short, ids, max_new_tokens=40, overflow="slide", slide_stride=stride)
+    assert out[0, length:].tolist() == expected
+
+
+def test_each_row_of_a_batch_slides_by_itself(short: GPT2) -> None:
+    rows = [tokens(1, length, seed=length) for length in (1, 5, 12, 20, 9)]
+    together = generate(short, *left_padded(rows), max_new_tokens=16, overflow="slide")[:, -16:].tolist()
+    assert together == [by_a_window(short, ids, 16, 1) for ids in rows]
+
+
+def test_a_window_that_will_slide_is_announced(short: GPT2, caplog: pytest.LogCaptureFixture) -> None:
+    generate(short, tokens(1, 4), max_new_tokens=8, overflow="slide")
+    assert not caplog.messages
+    generate(short, tokens(1, 4), max_new_tokens=9, overflow="slide")
+    (said,) = caplog.messages
+    assert "context of 12" in said
+
+
 # --- what is refused, before any work
 
 
@@ -541,6 +685,32 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "seed too large": ({"seed": 2**63}, "seed must lie within"),
     "empty stop": ({"stop_strings": ""}, "a stop string must not be empty"),
     "an empty stop among others": ({"stop_strings": ["a", ""]}, "a stop string must not be empty"),
+    "min_p above 1": ({"min_p": 1.5}, r"min_p must lie within \[0, 1\], not 1\.5"),
+    "typical_p 0": ({"typical_p": 0.0}, r"typical_p must lie within \(0, 1\], not 0\.0"),
+    "penalty 0": ({"repetition_penalty": 0.0}, "repetition_penalty must be finite and above 0"),
+    "no bad words": ({"bad_words_ids": [[]]}, "bad_words_ids must be a list of lists of ids"),
+    "a length that is a text": ({"max_new_tokens": "4"}, "max_new_tokens must be 1 or more, not '4'"),
+    "a flag that is a text": ({"do_sample": "no"}, "do_sample must be True or False"),
+    "more at least than at most": ({"min_new_tokens": 5}, "min_new_tokens 5 is more than max_new_tokens 4"),
+    "a draw without drawing": (
+        {"temperature": 0.7, "min_p": 0.1},
+        "temperature, min_p shape a draw, and without do_sample nothing is drawn",
+    ),
+    "greedy copies": ({"num_return_sequences": 2}, "num_return_sequences 2 without do_sample would be the same text"),
+    "a draft without a cache": (
+        {"prompt_lookup_num_tokens": 3, "use_cache": False},
+        "prompt_lookup_num_tokens needs the cache",
+    ),
+    "a stride without a window": ({"slide_stride": 2}, "slide_stride is for overflow='slide' only"),
+    "an unknown overflow": ({"overflow": "wrap"}, "overflow must be one of refuse, slide, not 'wrap'"),
+    "all at once": (
+        {"top_k": 0, "top_p": 2.0, "min_new_tokens": 9, "stop_strings": "", "do_sample": True},
+        r"top_k .*, not 0; top_p .*, not 2\.0; a stop string .*; min_new_tokens 9 is more than max_new_tokens 4$",
+    ),
+    "unknown and out of range": (
+        {"num_beams": 4, "top_k": 0},
+        "unknown generation settings: num_beams; .*; top_k must",
+    ),
     "unknown": (
         {"num_beams": 4, "beam": 1},
         "unknown generation settings: beam, num_beams; known are max_new_tokens, do_sample",

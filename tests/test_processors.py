@@ -1,5 +1,6 @@
 """Logits to logits: element for element what transformers computes, alone and in every combination."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,23 +9,52 @@ from checkpoints import reference, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 from minigpt import GenerationError
 from minigpt.generation import warp
-from minigpt.generation.processors import keep_top_k, keep_top_p
+from minigpt.generation.processors import PROCESSORS, keep_top_k, keep_top_p
+
+Make = Callable[[Any, int, Any], Any]  # of the value, the prompt's length and the ends
+
+# Each of transformers' own processors, in the order in which its ``generate`` applies them.
+THEIRS: dict[str, Make] = {
+    "repetition_penalty": lambda value, prompt, ends: RepetitionPenaltyLogitsProcessor(value),
+    "no_repeat_ngram_size": lambda value, prompt, ends: NoRepeatNGramLogitsProcessor(value),
+    "bad_words_ids": lambda value, prompt, ends: NoBadWordsLogitsProcessor(value, ends),
+    "min_new_tokens": lambda value, prompt, ends: MinNewTokensLengthLogitsProcessor(prompt, value, ends),
+    "suppress_tokens": lambda value, prompt, ends: SuppressTokensLogitsProcessor(value),
+    "temperature": lambda value, prompt, ends: TemperatureLogitsWarper(value),
+    "top_k": lambda value, prompt, ends: TopKLogitsWarper(value),
+    "top_p": lambda value, prompt, ends: TopPLogitsWarper(value),
+    "min_p": lambda value, prompt, ends: MinPLogitsWarper(value),
+    "typical_p": lambda value, prompt, ends: TypicalLogitsWarper(value),
+}
+NOT_APPLIED = {"top_p": 1, "typical_p": 1}  # by its ``generate``
 
 
-def by_transformers(logits: Tensor, **chosen: Any) -> Tensor:
-    """What transformers' own processors make of the logits, in the order in which its ``generate`` applies them."""
-    processors = LogitsProcessorList()
-    if chosen.get("temperature") is not None:
-        processors.append(TemperatureLogitsWarper(chosen["temperature"]))
-    if chosen.get("top_k") is not None:
-        processors.append(TopKLogitsWarper(top_k=chosen["top_k"]))
-    if chosen.get("top_p") is not None and chosen["top_p"] < 1:  # it does not apply 1 at all
-        processors.append(TopPLogitsWarper(top_p=chosen["top_p"]))
-    return processors(torch.zeros(len(logits), 1, dtype=torch.long), logits)
+def by_transformers(
+    logits: Tensor, ids: Tensor | None = None, prompt_length: int = 0, eos_token_id: Any = 0, **chosen: Any
+) -> Tensor:
+    """What transformers' own processors make of the logits."""
+    ids = torch.zeros(len(logits), 1, dtype=torch.long) if ids is None else ids
+    return LogitsProcessorList(
+        make(chosen[name], prompt_length, eos_token_id)
+        for name, make in THEIRS.items()
+        if chosen.get(name) is not None and chosen[name] != NOT_APPLIED.get(name)
+    )(ids, logits)
 
 
 def random_logits(kind: str, batch: int, vocab: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -42,6 +72,90 @@ KINDS = ("usual", "tied", "constant", "peaked", "partly excluded")
 TEMPERATURES = st.one_of(st.none(), st.floats(0.01, 100), st.sampled_from([1.0, 2.0, 0.5]))
 TOP_KS = st.one_of(st.none(), st.integers(1, 60), st.sampled_from([1, 10**6]))
 TOP_PS = st.one_of(st.none(), st.floats(1e-6, 1), st.sampled_from([1.0, 1e-30, 0.9, 0.5]))
+
+
+def random_text(batch: int, seq: int, vocab: int, seed: int) -> Tensor:
+    """Ids (batch, seq) of few kinds, so that runs of them come again."""
+    few = torch.randint(vocab, (4,), generator=torch.Generator().manual_seed(seed))
+    return few[torch.randint(4, (batch, seq), generator=torch.Generator().manual_seed(seed + 1))]
+
+
+VOCAB = 40
+TOKEN = st.integers(0, VOCAB - 1)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "repetition_penalty": st.floats(0.1, 5),
+    "no_repeat_ngram_size": st.integers(1, 4),
+    "bad_words_ids": st.lists(st.lists(TOKEN, min_size=1, max_size=3), min_size=1, max_size=5),
+    "min_new_tokens": st.integers(1, 12),
+    "suppress_tokens": st.lists(TOKEN, min_size=1, max_size=6),
+    "temperature": TEMPERATURES.filter(bool),
+    "top_k": TOP_KS.filter(bool),
+    "top_p": TOP_PS.filter(bool),
+    "min_p": st.floats(0, 1),
+    "typical_p": st.floats(0.01, 1),
+}
+SITUATIONS = st.fixed_dictionaries({
+    "kind": st.sampled_from(KINDS), "batch": st.integers(1, 3), "seq": st.integers(1, 12), "prompt": st.integers(1, 12),
+    "seed": st.integers(0, 10**6), "ends": st.one_of(TOKEN, st.lists(TOKEN, min_size=1, max_size=3)),
+})  # fmt: skip
+
+
+def assert_as_in_transformers(at: dict[str, Any], chosen: dict[str, Any]) -> None:
+    """Element for element, in the same dtype, and the input untouched."""
+    logits = random_logits(at["kind"], at["batch"], VOCAB, at["seed"])
+    ids = random_text(at["batch"], at["seq"], VOCAB, at["seed"])
+    prompt = min(at["prompt"], at["seq"])
+    if chosen.get("bad_words_ids"):  # some of them are about to be completed
+        chosen["bad_words_ids"] = [*chosen["bad_words_ids"], [*ids[0, -2:].tolist(), 7], [int(ids[-1, -1]), 9]]
+    before = logits.clone()
+    ours = warp(logits, ids, prompt_length=prompt, eos_token_id=at["ends"], **chosen)
+    theirs = by_transformers(logits.clone(), ids, prompt, at["ends"], **chosen)
+    assert torch.equal(ours.nan_to_num(nan=1e30), theirs.nan_to_num(nan=1e30))
+    assert ours.dtype == theirs.dtype
+    assert torch.equal(logits, before), "the input was written to"
+
+
+def test_every_processor_is_compared_in_the_order_of_transformers() -> None:
+    assert list(PROCESSORS) == list(THEIRS) == list(VALUES)
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+@settings(max_examples=25)
+@given(data=st.data(), at=SITUATIONS)
+def test_each_processor_alone_is_that_of_transformers(name: str, data: st.DataObject, at: dict[str, Any]) -> None:
+    assert_as_in_transformers(at, {name: data.draw(VALUES[name])})
+
+
+@settings(max_examples=200)
+@given(at=SITUATIONS, chosen=st.fixed_dictionaries({}, optional=VALUES))
+def test_combinations_of_all_processors_are_those_of_transformers(at: dict[str, Any], chosen: dict[str, Any]) -> None:
+    assert_as_in_transformers(at, chosen)
+
+
+@pytest.mark.parametrize("name", ["no_repeat_ngram_size", "bad_words_ids", "min_new_tokens", "suppress_tokens"])
+def test_the_comparison_would_notice_a_processor_that_does_nothing(name: str) -> None:
+    ids = torch.tensor([[3, 5, 3, 5, 3]])
+    value = {"no_repeat_ngram_size": 2, "bad_words_ids": [[5, 3, 7]], "min_new_tokens": 2, "suppress_tokens": [1]}[name]
+    out = warp(torch.zeros(1, 9), ids, eos_token_id=8, **{name: value})
+    excluded = {"no_repeat_ngram_size": 5, "bad_words_ids": 7, "min_new_tokens": 8, "suppress_tokens": 1}[name]
+    assert (out[0] == -torch.inf).nonzero().flatten().tolist() == [excluded]
+
+
+def test_the_end_may_come_once_there_is_enough() -> None:
+    ids = torch.tensor([[3, 5, 3, 5]])
+    how = {"prompt_length": 2, "eos_token_id": [8, 2]}
+    assert warp(torch.zeros(1, 9), ids, min_new_tokens=3, **how).isinf().sum() == 2
+    assert warp(torch.zeros(1, 9), ids, min_new_tokens=2, **how).isfinite().all()
+
+
+def test_settings_that_look_back_need_something_to_look_at() -> None:
+    with pytest.raises(GenerationError, match="give input_ids"):
+        warp(torch.zeros(1, 9), repetition_penalty=1.5)
+
+
+def test_ids_that_no_token_has_are_named_together() -> None:
+    with pytest.raises(GenerationError, match=r"bad_words_ids holds 9, 12, .* of 9; suppress_tokens holds 30,"):
+        warp(torch.zeros(1, 9), bad_words_ids=[[9, 1], [12]], suppress_tokens=[30])
 
 
 @settings(max_examples=150)
@@ -128,7 +242,7 @@ def test_top_p_keeps_the_fewest_that_reach_p() -> None:
         ({"top_k": 0}, "top_k must be 1 or more, not 0"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
-        ({"typical_p": 0.5}, "unknown generation settings: typical_p; known are max_new_tokens"),
+        ({"num_beams": 4}, "unknown generation settings: num_beams; known are max_new_tokens"),
     ],
     ids=str,
 )

@@ -1,23 +1,27 @@
-"""minigpt generate: write on from a prompt."""
+"""minigpt generate: write on from a prompt, or from each of a file of them."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 import minigpt
 from minigpt.cli.files import print_json, read_standard_input
+from minigpt.cli.many import write_many
 from minigpt.cli.options import Attention, Device, Dtype, Model, Norm, Revision
 
 EXAMPLES = (
     "Examples: [bold]minigpt generate 'Once upon a time' --seed 1[/]   "
-    "[bold]minigpt generate 'The dog' --model gpt2 --greedy[/]   [bold]minigpt generate - < prompt.txt[/]"
+    "[bold]minigpt generate 'The dog' --model gpt2 --greedy[/]   [bold]minigpt generate - < prompt.txt[/]   "
+    "[bold]minigpt generate --prompts prompts.jsonl --out texts.jsonl[/]"
 )
 
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to go on from; '-' reads standard input; none starts anew.")] = "",
     model: Model = "demo",
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 200,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Tokens to write at most.  [dim]default 200[/]")] = None,
+    min_new_tokens: Annotated[int | None, typer.Option(help="Tokens to write before the text may end.")] = None,
     temperature: Annotated[
         float | None, typer.Option(help="Divides the logits; 0 is greedy.  [dim]default 0.8[/]")
     ] = None,
@@ -25,9 +29,22 @@ def generate(
     top_p: Annotated[
         float | None, typer.Option(help="Draw from the likeliest tokens that make up p, in (0, 1].")
     ] = None,
+    min_p: Annotated[float | None, typer.Option(help="Draw from tokens p times as likely as the likeliest.")] = None,
+    typical_p: Annotated[float | None, typer.Option(help="Draw from the most typical tokens that make up p.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: less of what was said before.")] = None,
+    no_repeat_ngram_size: Annotated[int | None, typer.Option(help="No run of so many tokens twice.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
     seed: Annotated[int | None, typer.Option(help="Makes the draw repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    overflow: Annotated[
+        str | None, typer.Option(help="Beyond the context: refuse, or slide: see only the last tokens that fit.")
+    ] = None,
+    slide_stride: Annotated[int | None, typer.Option(help="Tokens that the window forgets at a time.")] = None,
+    lookup: Annotated[int | None, typer.Option(help="Tokens to guess from the text so far, and to verify.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help='File of prompts, {"prompt": ...} a line.')] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the texts of --prompts; goes on where it ends.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Texts of --prompts to write at a time.")] = 16,
+    num_return_sequences: Annotated[int | None, typer.Option(help="Texts for each of --prompts.")] = None,
     norm: Norm = "fused",
     attention: Attention = "sdpa",
     device: Device = None,
@@ -35,16 +52,24 @@ def generate(
     revision: Revision = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:
-    """Write on from a prompt."""
-    sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    if greedy and (given := [f"--{name.replace('_', '-')}" for name, value in sampling.items() if value is not None]):
-        raise minigpt.GenerationError(f"--greedy leaves nothing to draw, so it cannot go with {', '.join(given)}")
+    """Write on from a prompt, or from each of a file of them."""
+    shaping = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p)
+    others = dict(
+        seed=seed, max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size, stop_strings=stop, overflow=overflow, slide_stride=slide_stride,
+        prompt_lookup_num_tokens=lookup, num_return_sequences=num_return_sequences,
+    )  # fmt: skip
+    from minigpt.checkpoint import read_generation_config  # here: help need not wait for PyTorch
+
+    _require_company(greedy, dict(shaping, seed=seed), prompt, prompts, out, num_return_sequences, as_json)
+    settings = _settings(read_generation_config(model, revision=revision), shaping, others, greedy)
     text = read_standard_input() if prompt == "-" else prompt
-    settings = dict(sampling, do_sample=not greedy, max_new_tokens=max_new_tokens, stop_strings=stop)
-    settings["temperature"] = 1.0 if greedy else 0.8 if temperature is None else temperature
 
     gpt2 = minigpt.from_pretrained(model, norm=norm, attention=attention, device=device, dtype=dtype, revision=revision)
     tokenizer = minigpt.Tokenizer.from_pretrained(model, revision=revision)
+    if prompts is not None and out is not None:
+        write_many(gpt2, tokenizer, prompts, out, settings, batch_size, {"norm": norm, "attention": attention})
+        return
     pieces = minigpt.stream(gpt2, tokenizer, text, **settings)
     if as_json:
         print_json({"model": model, "norm": norm, "prompt": text, "text": "".join(pieces), "settings": settings}, "-")
@@ -53,3 +78,33 @@ def generate(
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
+
+
+def _require_company(
+    greedy: bool, chances: dict[str, Any], prompt: str, prompts: Path | None, out: Path | None, copies: int | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Refuse options that cannot go together, or not alone; all of them in one error."""
+    drawn = [f"--{name.replace('_', '-')}" for name, value in chances.items() if value is not None]
+    many = prompts is not None
+    complaints = (
+        (greedy and drawn, f"--greedy leaves nothing to draw, so it cannot go with {', '.join(drawn)}"),
+        (many and out is None, "--prompts needs --out, the file for the texts"),
+        (out is not None and not many, "--out needs --prompts, the file they come from"),
+        (many and prompt, "--prompts cannot go with a PROMPT"),
+        (many and as_json, "--prompts writes JSON to --out, so it cannot go with --json"),
+        (copies is not None and not many, "--num-return-sequences needs --prompts"),
+    )
+    if said := [complaint for wrong, complaint in complaints if wrong]:
+        raise minigpt.GenerationError("; ".join(said))
+
+
+def _settings(beside: dict[str, Any], shaping: dict[str, Any], others: dict[str, Any], greedy: bool) -> dict[str, Any]:
+    """What is asked for here, else what the model's own generation config says, else to draw at temperature 0.8."""
+    asked = {name: value for name, value in {**shaping, **others}.items() if value is not None}
+    settings = {"do_sample": True, "max_new_tokens": 200} | beside
+    if greedy:
+        return {name: value for name, value in settings.items() if name not in shaping} | asked | {"do_sample": False}
+    if any(name in shaping for name in asked):
+        settings["do_sample"] = True
+    return ({"temperature": 0.8} if settings["do_sample"] else {}) | settings | asked

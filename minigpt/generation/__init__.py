@@ -1,7 +1,18 @@
 """Model -> tokens."""
 
-from minigpt.generation.decode import decode, generate, prompt_ids, stream
+from minigpt.generation.complete import Completion, Prompt, complete
+from minigpt.generation.decode import Generated, generate, prompt_ids, stream
 from minigpt.generation.processors import warp
 from minigpt.generation.settings import GenerationSettings
 
-__all__ = ["GenerationSettings", "decode", "generate", "prompt_ids", "stream", "warp"]
+__all__ = [
+    "Completion",
+    "Generated",
+    "GenerationSettings",
+    "Prompt",
+    "complete",
+    "generate",
+    "prompt_ids",
+    "stream",
+    "warp",
+]

@@ -1,33 +1,34 @@
-"""The loop: read the prompt once (prefill), then one step a token, each row stopping on its own.
+"""From a prompt to its tokens: ``generate`` for tensors, ``stream`` for text.
 
-B batch, T tokens of the prompt, V vocabulary.
+B prompts, N texts for each, T tokens of the longest prompt, V vocabulary.
 """
 
+import logging
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from minigpt.errors import GenerationError
-from minigpt.generation.processors import warp_by
+from minigpt.generation.batch import WASTE, Batch, write
+from minigpt.generation.lookup import LookupBatch
+from minigpt.generation.row import Row, TextCodec, generator
 from minigpt.generation.settings import GenerationSettings, parse_settings
-from minigpt.generation.text import TextAssembler
 from minigpt.model import GPT2
 from minigpt.placement import require_values
 
 
-@runtime_checkable
-class TextCodec(Protocol):
-    """What text generation asks of a tokenizer."""
+class Generated(NamedTuple):
+    """What ``generate`` returns where more than tokens is asked for.
 
-    @property
-    def end_of_text_id(self) -> int | None: ...
+    Where a row has ended and another goes on, its logprobs are 0, and its scores NaN: nothing was computed.
+    """
 
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode_bytes(self, ids: list[int]) -> bytes: ...
+    sequences: Int[Tensor, "rows total"]
+    scores: tuple[Float[Tensor, "rows vocab"], ...] | None  # the processed logits of each step
+    logprobs: Float[Tensor, "rows new"]  # natural logarithm, in the distribution that each new token was taken from
 
 
 def generate(
@@ -37,16 +38,15 @@ def generate(
     *,
     tokenizer: TextCodec | None = None,
     **settings: Any,
-) -> Int[Tensor, "batch total"]:
-    """The prompts and what the model adds to them: (B, T + new) token ids.
+) -> Any:
+    """The prompts and what the model adds to them: (B * N, T + new) token ids, the texts of a prompt side by side.
 
     Args:
         input_ids: (B, T) prompts, padded on the left where their lengths differ.
         attention_mask: (B, T), 0 for padding; None where there is none.
         tokenizer: needed for ``stop_strings`` only, to see the text.
-        settings: those of ``GenerationSettings``: max_new_tokens (required), do_sample, temperature, top_k, top_p,
-            seed, eos_token_id, pad_token_id, stop_strings. A row that has ended is filled with pad_token_id;
-            generation ends when all have.
+        settings: those of ``GenerationSettings``; max_new_tokens is required. A row that has ended is filled with
+            pad_token_id; generation ends when all have. With output_scores or output_logprobs, a ``Generated``.
 
     Raises:
         GenerationError: a setting is out of range, a prompt is empty or padded on the right, an id is outside the
@@ -55,8 +55,16 @@ def generate(
     chosen = parse_settings(**settings)
     if chosen.stop_texts and tokenizer is None:
         raise GenerationError("stop_strings need the tokenizer as well, to see the text that is being written")
-    new = list(decode(model, input_ids, attention_mask, chosen, tokenizer))  # each (B,)
-    return torch.cat([input_ids, torch.stack(new, dim=1)], dim=1)
+    require_fits(model, input_ids, attention_mask, chosen)
+    codec = tokenizer if chosen.stop_texts else None
+    rows = rows_of(model, _without_padding(input_ids, attention_mask), chosen, codec)
+    for _ in written(model, rows, chosen, len(rows)):
+        pass
+    new = _new_ids(rows, chosen.fill_id(model.config), input_ids)  # (B * N, new)
+    sequences = torch.cat([input_ids.repeat_interleave(chosen.num_return_sequences, 0), new], dim=1)
+    if not (chosen.output_scores or chosen.output_logprobs):
+        return sequences
+    return Generated(sequences, _scores(rows) if chosen.output_scores else None, _logprobs(rows, new.device))
 
 
 def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Any) -> Iterator[str]:
@@ -69,9 +77,11 @@ def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Any) -> I
         GenerationError: as ``generate``, at the call and not at the first piece.
     """
     chosen = parse_settings(**settings)
-    input_ids = torch.tensor([prompt_ids(tokenizer, prompt)], device=model.wte.weight.device)  # (1, T)
-    require_fits(model, input_ids, None, chosen)
-    return _pieces(model, tokenizer, input_ids, chosen)
+    if chosen.num_return_sequences > 1:
+        raise GenerationError("a stream is one text; num_return_sequences must be 1")
+    ids = prompt_ids(tokenizer, prompt)
+    require_fits(model, torch.tensor([ids]), None, chosen)
+    return _pieces(model, rows_of(model, [ids], chosen, tokenizer), chosen)
 
 
 def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:
@@ -88,77 +98,42 @@ def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:
     return [tokenizer.end_of_text_id]
 
 
-@torch.inference_mode()
-def decode(
-    model: GPT2,
-    input_ids: Int[Tensor, "batch seq"],
-    attention_mask: Tensor | None,
-    settings: GenerationSettings,
-    tokenizer: TextCodec | None = None,
-) -> Iterator[Int[Tensor, " batch"]]:
-    """The new tokens of all rows (B,), step by step, until every row has ended or max_new_tokens are made.
-
-    Raises:
-        GenerationError: as ``generate``, before the first step.
-    """
-    require_fits(model, input_ids, attention_mask, settings)
-    batch, seq = input_ids.shape
-    cache = model.new_cache(batch, seq + settings.max_new_tokens - 1)  # the last token is never read again
-    draw = [_generator(settings.seed, row, input_ids.device) for row in range(batch)] if settings.samples else None
-    ends = torch.tensor(settings.end_ids(model.config), device=input_ids.device)
-    texts = [TextAssembler(settings.stop_texts) for _ in range(batch)] if settings.stop_texts else []
-    ended = torch.zeros(batch, dtype=torch.bool, device=input_ids.device)
-
-    logits = last_logits(model, input_ids, attention_mask, cache)
-    for step in range(settings.max_new_tokens):
-        drawn = next_tokens(logits, settings, draw)  # (B,)
-        tokens = drawn.masked_fill(ended, settings.fill_id(model.config))
-        yield tokens
-        ended = ended | torch.isin(tokens, ends)
-        if texts and tokenizer is not None:
-            ended = ended | _reached_stop(texts, tokens, ended, tokenizer)
-        if step + 1 == settings.max_new_tokens or ended.all():
-            return
-        logits = last_logits(model, drawn[:, None], None, cache)  # what fills a row need not be in the vocabulary
-
-
-def last_logits(
-    model: GPT2, input_ids: Int[Tensor, "batch seq"], attention_mask: Tensor | None, cache: Any
-) -> Float[Tensor, "batch vocab"]:
-    """Logits after the last token alone: the head, the widest product of all, is spared the others."""
-    hidden = model.hidden_states(input_ids, attention_mask, cache=cache)  # (B, T, C)
-    return model.head(hidden[:, -1:])[:, 0].float()
-
-
-def next_tokens(
-    logits: Float[Tensor, "batch vocab"], settings: GenerationSettings, draw: list[torch.Generator] | None
-) -> Int[Tensor, " batch"]:
-    """The next token of each row: the likeliest, or one drawn with the row's own generator.
-
-    Raises:
-        GenerationError: the model has computed NaN, so that no token is the likeliest.
-    """
-    if logits.isnan().any():
-        raise GenerationError(
-            "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
+def rows_of(
+    model: GPT2, prompts: list[list[int]], settings: GenerationSettings, tokenizer: TextCodec | None
+) -> list[Row]:
+    """The texts to write: for each prompt as many as num_return_sequences says, each with its own random numbers."""
+    copies, ends, device = settings.num_return_sequences, settings.end_ids(model.config), model.wte.weight.device
+    return [
+        Row(
+            prompt, copy, list(ids), settings.max_new_tokens, settings, ends,
+            generator(settings.seed, prompt * copies + copy, device) if settings.samples else None, tokenizer,
         )
-    if draw is None:
-        return logits.argmax(-1)
-    shifted = logits - logits.amax(-1, keepdim=True)  # the same distribution, and finite at any temperature
-    probabilities = warp_by(shifted, settings).softmax(-1)  # (B, V)
-    return torch.cat(
-        [row.multinomial(1, generator=generator) for row, generator in zip(probabilities, draw, strict=True)]
-    )
+        for prompt, ids in enumerate(prompts)
+        for copy in range(copies)
+    ]  # fmt: skip
+
+
+def written(model: GPT2, rows: list[Row], settings: GenerationSettings, places: int) -> Iterator[Row]:
+    """The rows, each whenever it has grown, until all are over; at most ``places`` of them at a time.
+
+    A draft is for one row: with prompt_lookup_num_tokens they are written one after another.
+    """
+    places = 1 if settings.draft_tokens else min(places, len(rows))
+    longest = max(len(row.ids) for row in rows) + max(row.max_new_tokens for row in rows) - 1  # the last is never read
+    room = min(longest, model.config.n_positions) + WASTE * (places > 1)
+    kind = LookupBatch if settings.draft_tokens else Batch
+    return write(kind(model, settings, places, room), rows)
 
 
 def require_fits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, settings: GenerationSettings) -> None:
-    """Refuse what could not be finished, before any work.
+    """Refuse what could not be finished, before any work; say where a window will slide.
 
     Raises:
         GenerationError: a prompt is empty, padded on the right, or no rows of ids of the vocabulary, or with its new
             tokens exceeds the context.
     """
     require_values(model.wte.weight.device)
+    settings.require_known_ids(model.config.vocab_size)
     if input_ids.ndim != 2 or input_ids.is_floating_point():
         raise GenerationError(
             f"input_ids must be whole numbers, (batch, seq), not {input_ids.dtype} {tuple(input_ids.shape)}"
@@ -166,48 +141,74 @@ def require_fits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, 
     if input_ids.numel() == 0:
         raise GenerationError("the prompt is empty; start from the end-of-text token")
     model.require_known(input_ids)
-    prompt, context = input_ids.shape[1], model.config.n_positions
-    if attention_mask is not None:
-        if attention_mask.shape == input_ids.shape and not attention_mask[:, -1].all():
-            raise GenerationError(
-                "a prompt ends in padding; pad on the left, so that its last token is its last column"
-            )
-        prompt = int(attention_mask.bool().sum(-1).max())
+    require_context(model, _longest(input_ids, attention_mask), settings.max_new_tokens, settings.overflow)
+
+
+def require_context(model: GPT2, prompt: int, new: int, overflow: str) -> None:
+    """Refuse more tokens than the context has room for, or where the window slides say so.
+
+    Raises:
+        GenerationError: there is no room, and nothing is to slide.
+    """
+    context = model.config.n_positions
+    if prompt + new <= context:
+        return
+    if overflow == "slide":
+        logging.getLogger("minigpt").warning(
+            "the text goes beyond the model's context of %d tokens; from there on it sees only the last of them",
+            context,
+        )
+        return
     if prompt >= context:
         raise GenerationError(
             f"the prompt is {prompt} tokens, and the model's context of {context} leaves no room for more"
         )
-    if prompt + settings.max_new_tokens > context:
+    raise GenerationError(
+        f"a prompt of {prompt} tokens and {new} new ones "
+        f"exceed the model's context of {context}; ask for at most {context - prompt}"
+    )
+
+
+def _longest(input_ids: Tensor, attention_mask: Tensor | None) -> int:
+    """The most real tokens that a prompt has."""
+    if attention_mask is None:
+        return input_ids.shape[1]
+    if attention_mask.shape != input_ids.shape:
+        batch, seq = input_ids.shape
         raise GenerationError(
-            f"a prompt of {prompt} tokens and {settings.max_new_tokens} new ones "
-            f"exceed the model's context of {context}; ask for at most {context - prompt}"
+            f"attention_mask is {tuple(attention_mask.shape)}, but must cover {batch} rows of {seq} tokens"
         )
+    if not torch.equal(attention_mask.bool().to(attention_mask.dtype), attention_mask):
+        raise GenerationError("attention_mask must hold 1 for real tokens and 0 for padding, and nothing else")
+    if not attention_mask[:, -1].all():
+        raise GenerationError("a prompt ends in padding; pad on the left, so that its last token is its last column")
+    return int(attention_mask.bool().sum(-1).max())
 
 
-def _pieces(model: GPT2, tokenizer: TextCodec, input_ids: Tensor, settings: GenerationSettings) -> Iterator[str]:
-    text, ends = TextAssembler(settings.stop_texts), settings.end_ids(model.config)
-    for tokens in decode(model, input_ids, None, settings):
-        if int(tokens) in ends:
-            break
-        if piece := text.add(tokenizer.decode_bytes([int(tokens)])):
+def _without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    if attention_mask is None:
+        return input_ids.tolist()
+    return [ids[real].tolist() for ids, real in zip(input_ids, attention_mask.bool().to(input_ids.device), strict=True)]
+
+
+def _pieces(model: GPT2, rows: list[Row], settings: GenerationSettings) -> Iterator[str]:
+    for row in written(model, rows, settings, 1):
+        if piece := row.take_text():
             yield piece
-        if text.stopped:
-            return
-    if piece := text.add(b"", final=True):
-        yield piece
 
 
-def _reached_stop(texts: list[TextAssembler], tokens: Tensor, ended: Tensor, tokenizer: TextCodec) -> Tensor:
-    for text, token, over in zip(texts, tokens.tolist(), ended.tolist(), strict=True):
-        if not over:
-            text.add(tokenizer.decode_bytes([token]))
-    return torch.tensor([text.stopped for text in texts], device=tokens.device)
+def _new_ids(rows: list[Row], filling: int, like: Tensor) -> Int[Tensor, "rows new"]:
+    longest = max(len(row.new_ids) for row in rows)
+    padded = [row.new_ids + [filling] * (longest - len(row.new_ids)) for row in rows]
+    return torch.tensor(padded, dtype=like.dtype, device=like.device)
 
 
-def _generator(seed: int | None, row: int, device: torch.device) -> torch.Generator:
-    generator = torch.Generator(device)
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed + row)
-    return generator
+def _logprobs(rows: list[Row], device: torch.device) -> Float[Tensor, "rows new"]:
+    longest = max(len(row.logprobs) for row in rows)
+    return torch.tensor([row.logprobs + [0.0] * (longest - len(row.logprobs)) for row in rows], device=device)
+
+
+def _scores(rows: list[Row]) -> tuple[Float[Tensor, "rows vocab"], ...]:
+    nothing = torch.full_like(rows[0].scores[0], torch.nan)
+    steps = range(max(len(row.scores) for row in rows))
+    return tuple(torch.stack([row.scores[i] if i < len(row.scores) else nothing for row in rows]) for i in steps)

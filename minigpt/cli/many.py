@@ -1,0 +1,72 @@
+"""minigpt generate --prompts: a file of prompts to a file of texts, and the bar that shows how far it is."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+import minigpt
+from minigpt.errors import GenerationError
+
+
+def write_many(
+    model: "minigpt.GPT2",
+    tokenizer: "minigpt.Tokenizer",
+    prompts: Path,
+    out: Path,
+    settings: Mapping[str, Any],
+    batch_size: int,
+    identity: Mapping[str, Any],
+) -> None:
+    """Write on from every prompt that ``out`` has no text for; ``identity`` is what else makes it the same run."""
+    from minigpt.generation import complete
+    from minigpt.generation.promptfile import ResultFile, fingerprint, read_prompts
+
+    if out.exists() and out.samefile(prompts):
+        raise GenerationError(f"{out} holds the prompts; give another --out")
+    lines = read_prompts(prompts)
+    written: set[tuple[int, int]] = set()
+    texts = complete(
+        model, tokenizer, [line.prompt for line in lines], batch_size=batch_size, skip=written, **settings
+    )  # judges every prompt now, and writes when it is asked
+    with ResultFile(out, fingerprint(model, lines, {**settings, **identity})) as results:
+        number_of = {line.line: number for number, line in enumerate(lines)}
+        written |= {(number_of[line], copy) for line, copy in results.done}
+        for note in filter(None, (results.note, f"{len(written)} texts are there already" if written else None)):
+            print(f"note: {note}", file=sys.stderr)
+        with _bar(len(lines) * settings.get("num_return_sequences", 1), len(written)) as done:
+            try:
+                for text in texts:
+                    results.add(lines[text.prompt], text)
+                    done(len(text.ids))
+            except KeyboardInterrupt:
+                print(
+                    f"\nnote: {len(results.done)} texts are kept in {out}; the same command goes on from there",
+                    file=sys.stderr,
+                )
+                raise
+
+
+@contextmanager
+def _bar(total: int, completed: int) -> Iterator[Callable[[int], None]]:
+    """Shows texts, tokens per second and time left on standard error, and at the end one line of it."""
+    console = Console(stderr=True)
+    speed = TextColumn("{task.fields[speed]:.0f} tokens/s")
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("texts"), speed, TimeRemainingColumn())
+    started, tokens, texts = time.perf_counter(), 0, 0
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=total, completed=completed, speed=0.0)
+
+        def done(count: int) -> None:
+            nonlocal tokens, texts
+            tokens, texts = tokens + count, texts + 1
+            progress.update(task, advance=1, speed=tokens / (time.perf_counter() - started))
+
+        yield done
+    spent = time.perf_counter() - started
+    print(f"{texts} texts, {tokens} tokens in {spent:.1f} s, {tokens / spent:.0f} tokens/s", file=sys.stderr)

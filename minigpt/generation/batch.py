@@ -1,0 +1,190 @@
+"""Rows that write together: each joins when there is a place, stops on its own, and leaves its place to the next.
+
+B rows, T tokens read at once, V vocabulary.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigpt.errors import GenerationError
+from minigpt.generation.processors import Situation, warp_by
+from minigpt.generation.row import Row
+from minigpt.generation.settings import GenerationSettings
+from minigpt.model import GPT2
+from minigpt.model.slots import Slots
+
+WASTE = 32  # columns that no row needs any more, from which on it pays to move everybody to the left
+
+
+class Batch:
+    """The rows that are being written, and the model's opinion on how each goes on.
+
+    ``join`` reads what new rows say, ``choose`` adds a token to every row and lets those that are over go, ``read``
+    reads the tokens added. Between any two of them a row may be anything from its first token to its last.
+    """
+
+    def __init__(self, model: GPT2, settings: GenerationSettings, places: int, longest: int) -> None:
+        self.model, self.settings, self.places = model, settings, places
+        self.context = model.config.n_positions
+        self.rows: list[Row] = []
+        self.slots = Slots(model.new_cache(places, longest))
+        self.logits = torch.empty(0, model.config.vocab_size)  # (B, V) of each row's next token
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.wte.weight.device
+
+    @torch.inference_mode()
+    def join(self, rows: list[Row]) -> None:
+        """Read the texts of new rows, together and once for each prompt."""
+        if not rows:
+            return
+        windows = {row.prompt: self._window(row) for row in rows}
+        place_of = {prompt: place for place, prompt in enumerate(windows)}
+        logits = self._read_texts(list(windows.values()), [place_of[row.prompt] for row in rows])
+        self.logits = torch.cat([self.logits, logits]) if self.rows else logits
+        self.rows += rows
+
+    @torch.inference_mode()
+    def choose(self) -> list[Row]:
+        """Add a token to every row. Those that are over leave; all that have a new token are returned."""
+        chosen = list(self.rows)
+        for row, token in zip(chosen, next_tokens(self.logits, chosen, self.settings), strict=True):
+            row.push(token)
+        self._leave([place for place, row in enumerate(self.rows) if row.end])
+        return chosen
+
+    @torch.inference_mode()
+    def read(self) -> None:
+        """Read the token that each row has last added; those whose window is full read that anew."""
+        if not self.settings.use_cache:
+            rows, self.rows = self.rows, []
+            return self.join(rows)
+        full = [place for place, start in enumerate(self.slots.starts) if self.slots.length - start >= self.context]
+        moved = self._leave(full)
+        if self.rows:
+            self.slots.trim(WASTE)
+            last = torch.tensor([row.ids[-1:] for row in self.rows], device=self.device)  # (B, 1)
+            self.logits = last_logits(self.model, last, None, self.slots)
+        return self.join(moved)
+
+    def _window(self, row: Row) -> list[int]:
+        """What the row's next token may see; where that is not all, there is room for the tokens until it moves on."""
+        if len(row.ids) <= self.context:
+            return row.ids
+        return row.ids[-max(1, self.context - self.settings.slide_stride + 1) :]
+
+    def _read_texts(self, texts: list[list[int]], of_row: list[int]) -> Float[Tensor, "batch vocab"]:
+        ids, mask, starts = left_padded(texts, self.device)
+        each_once = of_row == list(range(len(texts)))
+        if not self.settings.use_cache:
+            logits = last_logits(self.model, ids, mask, None)
+        elif not self.rows:  # nobody to be moved, so nothing need be copied
+            self.slots.read_into(starts)
+            logits = last_logits(self.model, ids, mask, self.slots)
+            if not each_once:
+                self.slots.repeat(of_row)
+        else:
+            aside = self.model.new_cache(*ids.shape)
+            logits = last_logits(self.model, ids, mask, aside)
+            self.slots.trim(WASTE)
+            self.slots.join(aside, of_row, starts)
+        return logits if each_once else logits[of_row]
+
+    def _leave(self, places: list[int]) -> list[Row]:
+        """Let the rows at these places go, and return them; the last row moves to a place that is free."""
+        gone = [self.rows[place] for place in places]
+        kept = list(range(len(self.rows)))
+        for place in reversed(places):
+            if self.settings.use_cache:
+                self.slots.leave(place)
+            kept[place] = kept[-1]
+            self.rows[place] = self.rows[-1]
+            del kept[-1], self.rows[-1]
+        if places:
+            self.logits = self.logits[kept]
+        return gone
+
+
+def write(batch: Batch, waiting: Iterable[Row]) -> Iterator[Row]:
+    """Every row each time that it has new tokens, until all have been written; ``row.end`` says which are over.
+
+    A place that becomes free is taken by the next of those waiting at once.
+    """
+    queue = deque(waiting)
+    while True:
+        batch.join([queue.popleft() for _ in range(min(len(queue), batch.places - len(batch.rows)))])
+        if not batch.rows:
+            return
+        yield from batch.choose()
+        batch.read()
+
+
+def left_padded(texts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor | None, list[int]]:
+    """Token ids (B, T) of texts that end together, their mask (B, T) or None, and their starts."""
+    longest = max(map(len, texts))
+    starts = [longest - len(text) for text in texts]
+    ids = torch.tensor([[0] * start + text for start, text in zip(starts, texts, strict=True)], device=device)
+    if not any(starts):
+        return ids, None, starts
+    return ids, torch.arange(longest, device=device) >= torch.tensor(starts, device=device)[:, None], starts
+
+
+def last_logits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, cache: Any) -> Tensor:
+    """Logits (B, V) after the last token alone: the head, the widest product of all, is spared the others."""
+    hidden = model.hidden_states(input_ids, attention_mask, cache=cache)  # (B, T, C)
+    return model.head(hidden[:, -1:])[:, 0].float()
+
+
+def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], settings: GenerationSettings) -> list[int]:
+    """The next token of each row: the likeliest, or one drawn with the row's own generator.
+
+    Raises:
+        GenerationError: the model has computed NaN, so that no token is the likeliest, or nothing is left to choose.
+    """
+    if logits.isnan().any():
+        raise GenerationError(
+            "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
+        )
+    scores = _scores(logits, rows, settings)  # (B, V)
+    if settings.looks_back or settings.suppress_tokens:
+        _require_a_choice(scores)
+    tokens = _drawn(scores, rows) if settings.samples else scores.argmax(-1).tolist()
+    if settings.output_scores or settings.output_logprobs:
+        _keep(scores, tokens, rows, settings)
+    return tokens
+
+
+def _scores(logits: Tensor, rows: list[Row], settings: GenerationSettings) -> Tensor:
+    if not settings.looks_back:  # what the rows say does not matter
+        row = rows[0]
+        return warp_by(logits, Situation(settings, torch.empty(0, 0), 0, row.end_ids))
+    return torch.cat([_scores_of(logits[i : i + 1], row) for i, row in enumerate(rows)])
+
+
+def _scores_of(logits: Tensor, row: Row) -> Tensor:
+    ids = torch.tensor([row.ids], device=logits.device)  # (1, T)
+    return warp_by(logits, Situation(row.settings, ids, row.prompt_length, row.end_ids))
+
+
+def _require_a_choice(scores: Tensor) -> None:
+    if (scores.amax(-1) == -torch.inf).any():
+        raise GenerationError("the settings exclude every token there is; permit some, or ask for fewer tokens")
+
+
+def _drawn(scores: Tensor, rows: list[Row]) -> list[int]:
+    probabilities = scores.softmax(-1)  # (B, V)
+    return [int(p.multinomial(1, generator=row.draw)) for p, row in zip(probabilities, rows, strict=True)]
+
+
+def _keep(scores: Tensor, tokens: list[int], rows: list[Row], settings: GenerationSettings) -> None:
+    logprobs = scores.log_softmax(-1)  # (B, V)
+    for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+        row.logprobs.append(float(logprobs[i, token]))
+        if settings.output_scores:
+            row.scores.append(scores[i])

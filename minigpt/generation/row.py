@@ -1,0 +1,91 @@
+"""One text that is being written."""
+
+import dataclasses
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from minigpt.generation.settings import GenerationSettings
+from minigpt.generation.text import TextAssembler
+
+
+@runtime_checkable
+class TextCodec(Protocol):
+    """What text generation asks of a tokenizer."""
+
+    @property
+    def end_of_text_id(self) -> int | None: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode_bytes(self, ids: list[int]) -> bytes: ...
+
+
+@dataclasses.dataclass(eq=False)
+class Row:
+    """A prompt, and what has been added to it.
+
+    Attributes:
+        prompt: number of the prompt it belongs to; rows of one prompt that begin together share its reading.
+        number: which of the texts of that prompt it is.
+        ids: the prompt's tokens and the new ones.
+        prompt_length: how many of them are the prompt's.
+        max_new_tokens: how many may be added.
+        draw: what it draws with; None for greedy.
+        end: why it is over: "eos", "stop" or "length"; None while it is not.
+    """
+
+    prompt: int
+    number: int
+    ids: list[int]
+    max_new_tokens: int
+    settings: GenerationSettings
+    end_ids: tuple[int, ...]
+    draw: torch.Generator | None = None
+    tokenizer: TextCodec | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.ids)
+        self.end: str | None = None
+        self.scores: list[Tensor] = []  # each (V,), where they are asked for
+        self.logprobs: list[float] = []
+        self.text = TextAssembler(self.settings.stop_texts)
+        self._unread = ""
+
+    @property
+    def new_ids(self) -> list[int]:
+        return self.ids[self.prompt_length :]
+
+    @property
+    def left(self) -> int:
+        """How many tokens may still be added."""
+        return self.max_new_tokens - (len(self.ids) - self.prompt_length)
+
+    def push(self, token: int) -> None:
+        """Add a token, and end where it ends the row."""
+        self.ids.append(token)
+        if token in self.end_ids:
+            self.end = "eos"
+        elif self.tokenizer is not None:
+            self._unread += self.text.add(self.tokenizer.decode_bytes([token]))
+            self.end = "stop" if self.text.stopped else None
+        if self.end is None and not self.left:
+            self.end = "length"
+        if self.end is not None:
+            self._unread += self.text.add(b"", final=True)
+
+    def take_text(self) -> str:
+        """The text that can be shown since this was last asked for: whole characters, no part of a stop string."""
+        piece, self._unread = self._unread, ""
+        return piece
+
+
+def generator(seed: int | None, number: int, device: torch.device) -> torch.Generator:
+    """The random numbers of row ``number``, its own whatever the others do; None seeds them from the system."""
+    made = torch.Generator(device)
+    if seed is None:
+        made.seed()
+    else:
+        made.manual_seed(seed + number)
+    return made

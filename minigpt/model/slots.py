@@ -1,0 +1,91 @@
+"""A cache whose rows come and go while the others write on.
+
+L layers, B rows in use, H heads, S columns in use, D width of a head.
+"""
+
+import torch
+from torch import Tensor
+
+from minigpt.model.cache import KVCache
+
+
+class Slots(KVCache):
+    """Rows of different lengths that all end at the same column: a new token is the same column for everybody.
+
+    A row starts where its own text does; what stands before it is masked, and finite. So a row may join with its text
+    already read, and leave again, without any other being touched. ``room`` is where they live: its batch size is the
+    most rows there can be at a time, its ``max_length`` the most columns.
+
+    Attributes:
+        starts: the first column of each row.
+    """
+
+    def __init__(self, room: KVCache) -> None:
+        self._keys, self._values = room.keys, room.values  # (L, most rows, H, max_length, D)
+        self.length = 0
+        self.starts: list[int] = []
+        self._settle()
+
+    def read_into(self, starts: list[int]) -> None:
+        """Make ready for a forward that reads the whole texts of these first rows, padded on the left, straight in."""
+        self.length, self.starts = 0, list(starts)
+        self._settle()
+
+    def repeat(self, rows: list[int]) -> None:
+        """Have these rows instead, each as often as it is named."""
+        count = len(rows)
+        for store in (self._keys, self._values):
+            for layer in range(len(store)):
+                store[layer, :count, :, : self.length] = store[layer, rows, :, : self.length]
+        self.starts = [self.starts[row] for row in rows]
+        self._settle()
+
+    def join(self, other: KVCache, rows: list[int], starts: list[int]) -> None:
+        """Add copies of these rows of another cache, each of which starts at a column of that one."""
+        self._move(max(0, other.length - self.length))
+        count, pad = len(self.starts), self.length - other.length
+        for mine, theirs in ((self._keys, other.keys), (self._values, other.values)):
+            mine[:, count : count + len(rows), :, :pad] = 0  # not NaN: times a weight of 0, it would be NaN
+            mine[:, count : count + len(rows), :, pad : self.length] = theirs[:, rows, :, : other.length]
+        self.starts += [pad + starts[row] for row in rows]
+        self._settle()
+
+    def leave(self, row: int) -> None:
+        """Remove a row; the last one takes its number."""
+        last = len(self.starts) - 1
+        if row != last:
+            for store in (self._keys, self._values):
+                store[:, row, :, : self.length] = store[:, last, :, : self.length]
+        self.starts[row] = self.starts[last]
+        del self.starts[last]
+        self._settle()
+
+    def trim(self, waste: int) -> None:
+        """Give up the columns before the first row's start, if these are at least ``waste`` or no column is free."""
+        spare = min(self.starts, default=0)
+        if spare and (spare >= waste or self.length == self.max_length):
+            self._move(-spare)
+            self._settle()
+
+    def _move(self, columns: int) -> None:
+        """Everybody to the right, or where ``columns`` is negative to the left."""
+        if not columns:
+            return
+        kept = slice(max(0, -columns), self.length)
+        moved = slice(kept.start + columns, self.length + columns)
+        count = len(self.starts)
+        for store in (self._keys, self._values):
+            for layer in range(len(store)):  # one at a time: what is copied twice is a layer, and not the whole
+                store[layer, :count, :, moved] = store[layer, :count, :, kept].clone()
+            store[:, :count, :, : moved.start] = 0
+        self.length += columns
+        self.starts = [start + columns for start in self.starts]
+
+    def _settle(self) -> None:
+        count = len(self.starts)
+        self.keys, self.values = self._keys[:, :count], self._values[:, :count]
+        self.padding_mask = self._mask() if any(self.starts) else None
+
+    def _mask(self) -> Tensor:
+        starts = torch.tensor(self.starts, device=self._keys.device)
+        return torch.arange(self.length, device=self._keys.device) >= starts[:, None]  # (B, S)
