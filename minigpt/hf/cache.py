@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor
 from transformers import Cache
 
@@ -19,7 +20,9 @@ class BorrowedCache(KVCache):
         self.length = int(cache.get_seq_length())
         self.padding_mask = None
 
-    def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a layer's new keys and values (B, H, T, D); return all that the cache has (B, H, S, D)."""
+    def update(
+        self, layer: int, key: Float[Tensor, "batch heads new head"], value: Float[Tensor, "batch heads new head"]
+    ) -> tuple[Float[Tensor, "batch heads total head"], Float[Tensor, "batch heads total head"]]:
+        """Add a layer's new keys and values; return all that the cache has."""
         found: Any = self.cache.update(key, value, layer)
         return found

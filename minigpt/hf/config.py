@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 import transformers
 from torch import nn
@@ -30,6 +30,7 @@ class Choice(NamedTuple):
         return self.norm if isinstance(self.norm, dict) else {"*": self.norm}
 
 
+@no_type_check  # its constructor takes any field that a config.json may have, whatever its signature says
 class MiniGPT2Config(transformers.GPT2Config):
     """A GPT-2 whose norm or arithmetic was chosen: not to be read as one without the choice, hence the own type."""
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 import transformers
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel, initialization
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -75,7 +76,10 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         self.transformer = GPT2(shape_of(self.config), attention=attention, arithmetic=chosen.arithmetic)
         self.transformer._modules.pop("lm_head", None)  # it is here instead, where checkpoints have it
         self.set_output_embeddings(nn.Linear(config.n_embd, config.vocab_size, bias=False))
-        self.gradient_checkpointing, self.loss_type = False, "ForCausalLM"
+        self.gradient_checkpointing = False
+        self.loss_type = (
+            "ForCausalLM"  # so that Trainer divides by the tokens that are predicted: all but a row's first
+        )
         for layer in self.transformer.modules():
             if isinstance(layer, Conv1D):
                 layer.__class__ = AdaptableConv1D
@@ -86,12 +90,12 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor | None = None,
+        input_ids: Int[Tensor, "batch seq"] | None = None,
         past_key_values: Any = None,
         attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
+        position_ids: Int[Tensor, "rows seq"] | None = None,
+        inputs_embeds: Float[Tensor, "batch seq embd"] | None = None,
+        labels: Int[Tensor, "batch seq"] | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None,
@@ -142,8 +146,12 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values, hidden_states=hidden)
 
     def _placed(
-        self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past_key_values: Any
-    ) -> tuple[Tensor, Tensor | None]:
+        self,
+        x: Float[Tensor, "batch seq embd"],
+        attention_mask: Tensor | None,
+        position_ids: Int[Tensor, "rows seq"] | None,
+        past_key_values: Any,
+    ) -> tuple[Float[Tensor, "batch seq embd"], Tensor | None]:
         """The embeddings with their positions added, and the mask for our attention."""
         body, (batch, seq) = self.transformer, x.shape[:2]
         past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
