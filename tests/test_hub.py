@@ -26,11 +26,12 @@ TOKEN = "hf_secret"
 
 
 class Request(NamedTuple):
-    """What the server was asked: GET or HEAD, the path, and the token that came with it."""
+    """What the server was asked: GET or HEAD, the path, the token that came with it, and from which byte on."""
 
     method: str
     path: str
     token: str | None
+    start: int
 
 
 class Hub(ThreadingHTTPServer):
@@ -43,7 +44,10 @@ class Hub(ThreadingHTTPServer):
         self.commits: dict[tuple[str, str], Path] = {}  # (repository, revision or commit) -> its folder
         self.moved: dict[str, str] = {}  # repository -> its name of today
         self.private: set[str] = set()
+        self.gated: set[str] = set()
         self.trouble = ""  # a way not to answer
+        self.accidents: dict[str, list[str]] = {}  # file name -> what happens to it on its way, time after time
+        self.patience = threading.Event()  # set when the test is over: what stalls may go on
         self.requests: list[Request] = []
 
     @property
@@ -58,8 +62,29 @@ class Hub(ThreadingHTTPServer):
 
     def downloaded(self) -> set[str]:
         """Names of the files that were fetched."""
-        parts = [request.path.partition("/resolve/") for request in self.requests if request.method == "GET"]
-        return {rest.partition("/")[2] for _, resolve, rest in parts if resolve}
+        return {name for _, name, _ in self.downloads()}
+
+    def downloads(self) -> list[tuple[str, str, int]]:
+        """Commit, name and first byte of every request for a file's content."""
+        parts = [(request.path.partition("/resolve/"), request.start) for request in self.requests
+                 if request.method == "GET"]  # fmt: skip
+        return [(*rest.split("/", 1), start) for (_, resolve, rest), start in parts if resolve]  # type: ignore[misc]
+
+
+def published_hash(file: Path) -> str:
+    """What the hub calls a content by: SHA-256 where it is large storage's, else as git does."""
+    data = file.read_bytes()
+    if file.suffix in (".safetensors", ".bin"):
+        return hashlib.sha256(data).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def described(file: Path, name: str) -> dict[str, Any]:
+    """A file as the hub lists it."""
+    fields: dict[str, Any] = {"type": "file", "path": name, "size": file.stat().st_size, "oid": published_hash(file)}
+    if file.suffix in (".safetensors", ".bin"):
+        fields |= {"oid": "0" * 40, "lfs": {"oid": published_hash(file), "size": fields["size"], "pointerSize": 130}}
+    return fields
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -70,7 +95,8 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         token = self.headers.get("authorization")
-        self.server.requests.append(Request(self.command, self.path, token and token.removeprefix("Bearer ")))
+        start = int(self.headers.get("range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        self.server.requests.append(Request(self.command, self.path, token and token.removeprefix("Bearer "), start))
         if self.server.trouble:
             self.misbehave(self.server.trouble)
         elif self.path.startswith("/api/models/"):
@@ -96,9 +122,7 @@ class Answer(BaseHTTPRequestHandler):
             self.reply(200, json.dumps({"id": repository, "sha": commit, "siblings": []}).encode())
         else:
             files = [file for file in folder.rglob("*") if file.is_file()]
-            listed = [{"type": "file", "path": str(file.relative_to(folder)), "size": file.stat().st_size,
-                       "oid": hashlib.sha1(file.read_bytes()).hexdigest()} for file in files]  # fmt: skip
-            self.reply(200, json.dumps(listed).encode())
+            self.reply(200, json.dumps([described(file, str(file.relative_to(folder))) for file in files]).encode())
 
     def answer_with_a_file(self) -> None:
         repository, _, rest = self.path.removeprefix("/").partition("/resolve/")
@@ -106,16 +130,40 @@ class Answer(BaseHTTPRequestHandler):
         commit, _, name = rest.partition("/")
         if (folder := self.find(repository, commit)) is not None:
             data = (folder / name).read_bytes()
-            etag = hashlib.sha256(data).hexdigest()
-            self.reply(200, data, {"ETag": f'"{etag}"', "X-Repo-Commit": commit})
+            headers = {"ETag": f'"{published_hash(folder / name)}"', "X-Repo-Commit": commit}
+            accidents = self.server.accidents.get(name, [])
+            if self.command == "GET" and accidents:
+                self.have_an_accident(accidents.pop(0), data, headers)
+            else:
+                self.send_from(self.server.requests[-1].start, data, headers)
+
+    def send_from(self, start: int, data: bytes, headers: dict[str, str]) -> None:
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        self.reply(206 if start else 200, data[start:], headers)
+
+    def have_an_accident(self, kind: str, data: bytes, headers: dict[str, str]) -> None:
+        start = self.server.requests[-1].start
+        middle = (start + len(data)) // 2
+        if kind == "damaged":
+            self.send_from(start, data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :], headers)
+        elif kind == "too long":
+            self.send_from(start, data + b"more", headers)
+        else:  # half of it, and then nothing, or nothing for long
+            self.reply(206 if start else 200, data[start:middle], headers | {"Content-Length": str(len(data) - start)})
+            if kind == "stalls":
+                self.server.patience.wait(30)
+            self.close_connection = True
 
     def find(self, repository: str, revision: str) -> Path | None:
         """The folder of a revision; where there is none, or it is private, that has been answered."""
         authorized = self.headers.get("authorization") == f"Bearer {TOKEN}"
         if repository in self.server.private and not authorized:
             self.reply(401, b'{"error": "Invalid username or password."}')
-        elif (repository, revision) in self.server.commits:
+        elif (repository, revision) in self.server.commits and repository not in self.server.gated:
             return self.server.commits[repository, revision]
+        elif repository in self.server.gated:
+            self.reply(403, headers={"X-Error-Code": "GatedRepo"})
         elif any(repository == known for known, _ in self.server.commits):
             self.reply(404, headers={"X-Error-Code": "RevisionNotFound"})
         else:
@@ -163,6 +211,7 @@ def hub(checkpoint: Path) -> Iterator[Hub]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     yield server
+    server.patience.set()
     server.shutdown()
     server.server_close()
 
@@ -307,7 +356,7 @@ def test_a_revision_that_is_not_there() -> None:
 @pytest.mark.usefixtures("client")
 def test_a_private_repository_needs_the_token_and_gets_it(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.private.add(REPOSITORY)
-    with pytest.raises(CheckpointError, match="401") as raised:
+    with pytest.raises(CheckpointError, match=r"401.*give a token that may read it in HF_TOKEN") as raised:
         load()
     one_sentence(raised)
     assert {request.token for request in hub.requests} == {None}
@@ -341,30 +390,145 @@ def test_a_hub_in_trouble_is_one_sentence(hub: Hub, trouble: str) -> None:
 
 
 @pytest.mark.usefixtures("client")
-def test_a_download_that_ends_early_leaves_no_checkpoint(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Answer.reply
+@pytest.mark.parametrize("accident", ["cut", "stalls"])
+def test_a_download_that_breaks_off_half_way_is_resumed_there(
+    hub: Hub, accident: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+    monkeypatch.setattr(
+        "huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 4096
+    )  # what is kept is a whole number of these
+    hub.accidents["model.safetensors"] = [accident, accident]
+    assert torch.equal(logits(load()), logits(reference()))
+    size = (checkpoint / "model.safetensors").stat().st_size
+    starts = [start for _, name, start in hub.downloads() if name == "model.safetensors"]
+    assert starts[0] == 0
+    assert 0 < size // 2 - starts[1] < 4096
+    assert 0 < (starts[1] + size) // 2 - starts[2] < 4096
+    assert len(starts) == 3
 
-    def half(answer: Answer, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
-        promised = {"Content-Length": str(len(body)), **(headers or {})}
-        whole(answer, status, body[: len(body) // 2] if len(body) > 10_000 else body, promised)
-        answer.close_connection = len(body) > 10_000
 
-    monkeypatch.setattr(Answer, "reply", half)
+@pytest.mark.parametrize("accident", ["cut", "stalls"])
+def test_a_download_that_never_ends_leaves_no_checkpoint(
+    hub: Hub, client: Path, accident: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has arrived whole stays; offline, half a snapshot is none; later the rest alone is fetched."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.05)
+    hub.accidents["model.safetensors"] = [accident] * 40
     with pytest.raises(CheckpointError) as raised:
         load()
+    assert ("set HF_HUB_DOWNLOAD_TIMEOUT to more seconds" in one_sentence(raised)) == (accident == "stalls")
+    assert not list(client.rglob("*.incomplete"))
+    with pytest.raises(CheckpointError, match="get the rest of it with the network on") as raised:
+        load(local_files_only=True)
     one_sentence(raised)
-    monkeypatch.setattr(Answer, "reply", whole)
+    hub.requests.clear()
+    hub.accidents.clear()
+    assert torch.equal(logits(load()), logits(reference()))
+    assert hub.downloaded() == {"model.safetensors"}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_file_that_arrives_damaged_is_refused_and_not_kept(hub: Hub, client: Path, name: str) -> None:
+    hub.accidents[name] = ["damaged"]
+    with pytest.raises(CheckpointError, match=rf"{name} of '{REPOSITORY}' arrived damaged, of another hash") as raised:
+        load()
+    assert "\n" not in str(raised.value)
+    assert not [path for path in client.rglob(name) if path.is_symlink()]
+    hub.requests.clear()
+    assert torch.equal(logits(load()), logits(reference()))
+    assert hub.downloaded() == {name}
+
+
+@pytest.mark.usefixtures("client")
+def test_a_damaged_file_is_not_kept_where_another_never_arrives(hub: Hub) -> None:
+    hub.accidents |= {"config.json": ["damaged"], "model.safetensors": ["cut"] * 40}
+    with pytest.raises(CheckpointError):
+        load()
+    hub.accidents.clear()
     assert torch.equal(logits(load()), logits(reference()))
 
 
 @pytest.mark.usefixtures("client")
-def test_a_repository_with_a_pickle_only_says_so(hub: Hub, tmp_path: Path) -> None:
-    folder = saved(reference(), tmp_path / "old")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    hub.publish(folder, "someone/old")
-    with pytest.raises(CheckpointError, match=r"has no model\.safetensors"):
-        load("someone/old")
-    assert "pytorch_model.bin" not in hub.downloaded()
+def test_a_file_of_another_size_is_refused(hub: Hub) -> None:
+    hub.accidents["model.safetensors"] = ["too long"]
+    with pytest.raises(CheckpointError, match="should be of size") as raised:
+        load()
+    one_sentence(raised)
+    assert torch.equal(logits(load()), logits(reference()))
+
+
+@pytest.mark.usefixtures("client")
+def test_a_broken_shard_is_fetched_again_alone(hub: Hub, tmp_path: Path) -> None:
+    shards = saved(reference(), tmp_path / "shards", max_shard_size="40KB")
+    hub.publish(shards, "someone/sharded")
+    name = sorted(path.name for path in shards.glob("model-*"))[1]
+    hub.accidents[name] = ["damaged"]
+    with pytest.raises(CheckpointError, match=f"{name} .*damaged"):
+        load("someone/sharded")
+    hub.requests.clear()
+    hub.accidents[name] = ["cut"]
+    assert torch.equal(logits(load("someone/sharded")), logits(reference()))
+    assert hub.downloaded() == {name}
+
+
+@pytest.mark.usefixtures("client")
+def test_a_gated_repository_says_what_to_do(hub: Hub) -> None:
+    hub.gated.add(REPOSITORY)
+    with pytest.raises(
+        CheckpointError, match=r"403.*accept its terms on its page, and give your token in HF_TOKEN"
+    ) as raised:
+        load()
+    one_sentence(raised)
+
+
+# --- repositories of before safetensors
+
+PICKLED = ["pytorch_model.bin"], ["pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin",
+                                  "pytorch_model-00002-of-00002.bin"]  # fmt: skip
+
+
+def pickled(folder: Path, names: list[str]) -> Path:
+    """A repository of old: what lies in its files is not looked at here."""
+    saved(reference(), folder)
+    (folder / "model.safetensors").unlink()
+    for name in [*names, "pytorch_model.fp16.bin", "training_args.bin", "rust_model.ot"]:
+        (folder / name).write_bytes(name.encode())
+    return folder
+
+
+@pytest.mark.usefixtures("client")
+@pytest.mark.parametrize("names", PICKLED, ids=["single", "sharded"])
+def test_pytorch_s_own_files_are_fetched_where_there_is_nothing_else(
+    hub: Hub, tmp_path: Path, names: list[str]
+) -> None:
+    hub.publish(pickled(tmp_path / "old", names), "someone/old")
+    place = locate("someone/old")
+    assert hub.downloaded() == {"config.json", "generation_config.json", *names}
+    assert {path.name for path in place.iterdir()} == hub.downloaded()
+    hub.requests.clear()
+    assert locate("someone/old", local_files_only=True) == place
+    assert not hub.requests
+    with pytest.raises(CheckpointError):
+        Tokenizer.from_pretrained("someone/old")
+    assert not hub.downloaded()
+
+
+@pytest.mark.usefixtures("client")
+def test_they_are_those_of_the_same_commit(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the branch moves while they are fetched."""
+    old = hub.publish(pickled(tmp_path / "old", PICKLED[0]), "someone/old", "v1")
+    hub.commits["someone/old", "main"] = hub.commits["someone/old", "v1"]
+    answer = Answer.answer_with_a_file
+
+    def moves(self: Answer) -> None:
+        answer(self)
+        hub.publish(hub.commits[REPOSITORY, "main"], "someone/old", "main")
+
+    monkeypatch.setattr(Answer, "answer_with_a_file", moves)
+    locate("someone/old")
+    assert {commit for commit, _, _ in hub.downloads()} == {old}
+    assert "pytorch_model.bin" in hub.downloaded()
 
 
 @pytest.mark.usefixtures("client")
@@ -404,27 +568,28 @@ for source in sys.argv[1:]:
 """
 
 
-def located(*sources: str, **variables: str) -> list[str]:
-    """What a process with these variables says of each source: its place, or the error."""
+def located(*sources: str, **variables: str) -> tuple[list[str], str]:
+    """What a process with these variables says of each source, its place or the error; and its standard error."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
     own = {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1", **variables}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *sources], env=kept | own, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return done.stdout.splitlines(), done.stderr
 
 
 def test_the_client_s_variables_mean_what_they_always_do(hub: Hub, tmp_path: Path) -> None:
     """HF_ENDPOINT, HF_HOME and HF_TOKEN with an empty cache, and then HF_HUB_OFFLINE with what is in it."""
     hub.private.add(REPOSITORY)
     home = str(tmp_path / "home")
-    (place,) = located(REPOSITORY, HF_HOME=home, HF_ENDPOINT=hub.address, HF_TOKEN=TOKEN)
+    (place,), shown = located(REPOSITORY, HF_HOME=home, HF_ENDPOINT=hub.address, HF_TOKEN=TOKEN)
     assert Path(place).is_relative_to(home)
+    assert "Fetching" in shown or "Downloading" in shown, "progress is told on standard error, and nowhere else"
     assert torch.equal(logits(load(place)), logits(reference()))
 
     hub.requests.clear()
-    again, refused = located(REPOSITORY, "someone/else", HF_HOME=home, HF_ENDPOINT=hub.address, HF_HUB_OFFLINE="1")
+    (again, refused), _ = located(REPOSITORY, "someone/else", HF_HOME=home, HF_ENDPOINT=hub.address, HF_HUB_OFFLINE="1")
     assert again == place
     assert refused.startswith("CheckpointError: cannot get 'someone/else' from the Hugging Face hub")
     assert "give a local folder, or one of demo, gpt2" in refused

@@ -4,6 +4,7 @@ import json
 import os.path
 from pathlib import Path
 
+from minigpt.checkpoint import hub
 from minigpt.errors import CheckpointError
 
 DEMO = Path(__file__).parents[1] / "demo"
@@ -102,22 +103,15 @@ def _looks_like_a_path(source: str) -> bool:
 
 
 def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_files_only: bool) -> Path:
-    from huggingface_hub import snapshot_download  # here: a local model needs no network client
-
     try:
-        return Path(
-            snapshot_download(
-                repository, revision=revision, allow_patterns=list(files), local_files_only=local_files_only
-            )
+        return hub.fetch(
+            repository, files, revision=revision, local_files_only=local_files_only, pickled=WEIGHTS in files
         )
+    except CheckpointError:
+        raise
     except Exception as error:  # the client's own errors, its transport's, and what a server that is no hub makes of it
         at = f" at revision {revision!r}" if revision else ""
         raise CheckpointError(
-            f"cannot get {repository[:96]!r}{at} from the Hugging Face hub ({_first_line(error)}); "
+            f"cannot get {repository[:96]!r}{at} from the Hugging Face hub ({hub.cause(error)}); "
             f"give a local folder, or one of {', '.join(KNOWN)}, of which demo needs no network"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-    return (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")[:200]

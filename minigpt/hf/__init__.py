@@ -1,0 +1,52 @@
+"""Our blocks inside transformers' own tools: ``generate``, ``pipeline``, ``Trainer``, PEFT, lm-eval's ``hf`` model.
+
+After ``register()`` a GPT-2 that ``AutoModelForCausalLM`` loads is a ``PreTrainedModel`` on our network, with the norm
+that was asked for::
+
+    minigpt.hf.register()
+    model = AutoModelForCausalLM.from_pretrained("gpt2", norm="textbook")
+    model = AutoModelForCausalLM.from_pretrained("gpt2", norm={"h.*.ln_1": "rms"})  # at some sites
+
+What it saves is a plain GPT-2, for every program that reads one, as long as nothing is chosen. With a norm or an
+arithmetic of its own the folder's ``model_type`` is "minigpt-gpt2" and its config.json names the choice: here it is
+honoured when the folder is loaded again, and nobody else reads the folder as something that it is not.
+"""
+
+from typing import Any
+
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config
+
+from minigpt.hf.config import Choice, MiniGPT2Config, Norms
+from minigpt.hf.model import GPT2LMHeadModel
+
+__all__ = ["GPT2LMHeadModel", "MiniGPT2Config", "register", "unregister"]
+
+
+def register(*, norm: Norms = "fused", arithmetic: str = "fast") -> None:
+    """Let ``AutoModelForCausalLM`` answer for GPT-2 with our network, until ``unregister``.
+
+    It answers so for ``model_type`` "gpt2", in place of transformers' own class, and for "minigpt-gpt2". transformers'
+    ``GPT2LMHeadModel`` and its classes for other tasks stay what they are.
+
+    Args:
+        norm, arithmetic: what a model gets that is loaded with neither in the call nor in its folder: as
+            ``minigpt.GPT2`` takes them, ``norm`` also as a dict from patterns of sites to norms, applied in order.
+    """
+    GPT2LMHeadModel.by_default = Choice(norm, arithmetic)
+    CONFIG_MAPPING.register(MiniGPT2Config.model_type, MiniGPT2Config, exist_ok=True)
+    models: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    for config in (GPT2Config, MiniGPT2Config):
+        models.register(config, GPT2LMHeadModel, exist_ok=True)
+
+
+def unregister() -> None:
+    """Give GPT-2 back to transformers. Models that are loaded stay as they are."""
+    GPT2LMHeadModel.by_default = Choice()
+    _registered(CONFIG_MAPPING).pop(MiniGPT2Config.model_type, None)
+    for config in (GPT2Config, MiniGPT2Config):
+        _registered(MODEL_FOR_CAUSAL_LM_MAPPING).pop(config, None)
+
+
+def _registered(mapping: Any) -> dict[Any, Any]:
+    """What was added to one of transformers' mappings, which can be added to and not taken from."""
+    return mapping._extra_content

@@ -1,0 +1,121 @@
+"""What can be chosen beside a GPT-2's config, and the config.json that says what was."""
+
+import copy
+import dataclasses
+from typing import Any, NamedTuple, no_type_check
+
+import transformers
+from torch import nn
+
+import minigpt
+from minigpt import norms
+from minigpt.errors import NormError
+
+Norms = norms.NormSpec | dict[str, norms.NormSpec]  # everywhere, or by patterns of sites
+
+
+class Choice(NamedTuple):
+    """What a GPT-2 is built with that its checkpoint does not decide."""
+
+    norm: Norms = "fused"
+    arithmetic: str = "fast"
+
+    def named(self) -> "Choice":
+        """The same in the words that a config.json can hold."""
+        by_site = {site: _name(norm) for site, norm in self.by_site().items()}
+        return self._replace(norm=by_site["*"] if list(by_site) == ["*"] else by_site)
+
+    def by_site(self) -> dict[str, norms.NormSpec]:
+        """Patterns of sites and the norm for each, in the order in which they are applied."""
+        return self.norm if isinstance(self.norm, dict) else {"*": self.norm}
+
+
+@no_type_check  # its constructor takes any field that a config.json may have, whatever its signature says
+class MiniGPT2Config(transformers.GPT2Config):
+    """A GPT-2 whose norm or arithmetic was chosen: not to be read as one without the choice, hence the own type."""
+
+    model_type = "minigpt-gpt2"
+
+    norm: Any = "fused"
+    arithmetic: str = "fast"
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As transformers' own, but that a choice among ``kwargs`` is left to the model, and code is not taken in.
+
+        Raises:
+            NormError: the fields name a norm that is not registered, and ``kwargs`` none: a downloaded file does not
+                decide what is imported here.
+        """
+        chosen = {name: kwargs.pop(name) for name in Choice._fields if name in kwargs}
+        if "norm" not in chosen:
+            _require_registered(config_dict.get("norm", "fused"))
+        unused = kwargs.get("return_unused_kwargs", False)
+        made: Any = super().from_dict(config_dict, **kwargs)
+        if unused:
+            return made[0], made[1] | chosen
+        for name, value in Choice(**chosen).named()._asdict().items():
+            if name in chosen:
+                setattr(made, name, value)
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, under an architecture that no other program knows either."""
+        return super().to_dict() | {"architectures": ["MiniGPT2LMHeadModel"]}
+
+
+def choice(config: transformers.GPT2Config, given: dict[str, Any], by_default: Choice) -> Choice:
+    """What was chosen: in the call, else in the config, else by default."""
+    of_config = {name: getattr(config, name) for name in Choice._fields if isinstance(config, MiniGPT2Config)}
+    asked = {name: value for name, value in given.items() if value is not None}
+    return by_default._replace(**of_config | asked)
+
+
+def config_of(config: transformers.GPT2Config, chosen: Choice) -> transformers.GPT2Config:
+    """``config`` as it says what was chosen: itself where that is nothing, else, or the other way, a copy."""
+    named = chosen.named()
+    kind = transformers.GPT2Config if named == Choice() else MiniGPT2Config
+    if type(config) is not kind:
+        config = copy.copy(config)
+        for name in Choice._fields:
+            vars(config).pop(name, None)
+        config.__class__ = kind  # with all that transformers keeps in a config and no file holds
+    if kind is MiniGPT2Config:
+        for name, value in named._asdict().items():
+            setattr(config, name, value)
+    return config
+
+
+def shape_of(config: transformers.GPT2Config) -> minigpt.GPT2Config:
+    """Our config of the same network.
+
+    Raises:
+        ConfigError: the config asks for something that our network does not do.
+    """
+    fields = config.to_dict()
+    for name in Choice._fields:
+        fields.pop(name, None)
+    return minigpt.GPT2Config.from_dict(fields | {"model_type": "gpt2"})
+
+
+def resized(config: minigpt.GPT2Config, vocab_size: int) -> minigpt.GPT2Config:
+    return dataclasses.replace(config, vocab_size=vocab_size)
+
+
+def _name(norm: norms.NormSpec) -> str:
+    if isinstance(norm, str):
+        return norm
+    for name, known in norms.available().items():
+        if known.cls is norm:
+            return name
+    where = norm if isinstance(norm, type) and issubclass(norm, nn.Module) else type(norm)
+    return f"{getattr(norm, '__module__', where.__module__)}:{getattr(norm, '__qualname__', where.__qualname__)}"
+
+
+def _require_registered(norm: Any) -> None:
+    for name in norm.values() if isinstance(norm, dict) else [norm]:
+        if name not in norms.available():
+            raise NormError(
+                f"config.json asks for the norm {name!r}, which is not a registered one, and code is not run because a "
+                f"file names it; if you trust it, ask for it yourself: from_pretrained(..., norm={name!r})"
+            )

@@ -1,0 +1,240 @@
+"""A ``PreTrainedModel`` that runs our blocks.
+
+Its ``transformer`` is our ``GPT2`` without its head: the names are a checkpoint's own here as there, so that nothing is
+renamed, and ``minigpt.swap_norms(model.transformer, ...)`` does what it always does.
+
+B batch, T new tokens, S tokens in all, C embedding, V vocabulary.
+"""
+
+import itertools
+import math
+from typing import Any, ClassVar
+
+import torch
+import transformers
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel, initialization
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.pytorch_utils import Conv1D as TheirConv1D
+from transformers.utils.generic import can_return_tuple
+
+from minigpt import norms
+from minigpt.errors import ConfigError, GenerationError, NormError
+from minigpt.hf.cache import BorrowedCache
+from minigpt.hf.config import Choice, choice, config_of, resized, shape_of
+from minigpt.model import GPT2, match_sites
+from minigpt.model.conv1d import Conv1D
+from minigpt.model.masking import padding_mask, positions
+
+
+class AdaptableConv1D(Conv1D, TheirConv1D):
+    """Our layer, of a type that PEFT's methods look for to tell which way round a weight lies."""
+
+    __repr__ = nn.Module.__repr__
+
+    @property
+    def nx(self) -> int:
+        """Width of the input."""
+        return self.weight.shape[0]
+
+    @property
+    def nf(self) -> int:
+        """Width of the output."""
+        return self.weight.shape[1]
+
+
+class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
+    """GPT-2 with a language-model head, for all that works on transformers' models.
+
+    Args:
+        config: a ``transformers.GPT2Config``.
+        norm: a norm as ``minigpt.GPT2`` takes it, or a dict from patterns of sites to norms, applied in order.
+        arithmetic: "fast", or "reference" for transformers' own bits.
+
+    Raises:
+        ConfigError: the config asks for something that our network does not do.
+        NormError: a norm is unknown, or a pattern matches no site.
+    """
+
+    config: transformers.GPT2Config
+    by_default: ClassVar[Choice] = Choice()
+
+    base_model_prefix = "transformer"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _supports_sdpa = True
+    _no_split_modules: Any = ("Block",)
+    _skip_keys_device_placement: Any = ("past_key_values",)
+    _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}  # noqa: RUF012  (as the class above declares it)
+    _keys_to_ignore_on_load_unexpected: Any = (r"attn\.(masked_)?bias$",)  # causal masks, in old files
+
+    def __init__(self, config: transformers.GPT2Config, norm: Any = None, arithmetic: str | None = None) -> None:
+        chosen = choice(config, {"norm": norm, "arithmetic": arithmetic}, self.by_default)
+        super().__init__(config_of(config, chosen))
+        attention: Any = self.config._attn_implementation
+        self.transformer = GPT2(shape_of(self.config), attention=attention, arithmetic=chosen.arithmetic)
+        self.transformer._modules.pop("lm_head", None)  # it is here instead, where checkpoints have it
+        self.set_output_embeddings(nn.Linear(config.n_embd, config.vocab_size, bias=False))
+        self.gradient_checkpointing = False
+        self.loss_type = (
+            "ForCausalLM"  # so that Trainer divides by the tokens that are predicted: all but a row's first
+        )
+        for layer in self.transformer.modules():
+            if isinstance(layer, Conv1D):
+                layer.__class__ = AdaptableConv1D
+        _install_norms(self.transformer, chosen)
+        self._norms_of_config = _kinds(self.transformer)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch seq"] | None = None,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Int[Tensor, "rows seq"] | None = None,
+        inputs_embeds: Float[Tensor, "batch seq embd"] | None = None,
+        labels: Int[Tensor, "batch seq"] | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Logits (B, T, V), the loss where there are labels, and the cache.
+
+        Args:
+            attention_mask: (B, S) with 0 for padding, on either side; or (B or 1, 1, T, S), taken as it is.
+            position_ids: (B or 1, T); by default each token's place among the real tokens of its row.
+            labels: (B, T) ids to predict, not shifted; -100 is left out.
+            logits_to_keep: how many of the last positions' logits are wanted, or which; 0 is all.
+
+        Raises:
+            ConfigError: attention weights are asked for.
+            GenerationError: neither or both of input_ids and inputs_embeds, or a mask of another shape.
+        """
+        config = self.config
+        if output_attentions if output_attentions is not None else config.output_attentions:
+            raise ConfigError("our attention hands out no weights; load the model with transformers to look at them")
+        if (input_ids is None) == (inputs_embeds is None):
+            raise GenerationError("give either input_ids or inputs_embeds")
+        if output_hidden_states is None:
+            output_hidden_states = config.output_hidden_states
+        checkpointing = self.gradient_checkpointing and self.training
+        if past_key_values is None and not checkpointing and (config.use_cache if use_cache is None else use_cache):
+            past_key_values = DynamicCache(config=config)
+
+        body = self.transformer
+        x: Any = body.wte(input_ids) if inputs_embeds is None else inputs_embeds  # (B, T, C)
+        x, mask = self._placed(x, attention_mask, position_ids, past_key_values)
+        cache = None if past_key_values is None else BorrowedCache(past_key_values)
+        stream = [x]
+        for block in body.h:
+            x = self._gradient_checkpointing_func(block, x, mask, None) if checkpointing else block(x, mask, cache)
+            stream.append(x)
+        stream[-1] = x = body.ln_f(x)
+
+        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(x[:, kept])  # (B, kept, V)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits, labels, vocab_size=config.vocab_size, num_items_in_batch=num_items_in_batch
+            )
+        hidden: Any = tuple(stream) if output_hidden_states else None
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values, hidden_states=hidden)
+
+    def _placed(
+        self,
+        x: Float[Tensor, "batch seq embd"],
+        attention_mask: Tensor | None,
+        position_ids: Int[Tensor, "rows seq"] | None,
+        past_key_values: Any,
+    ) -> tuple[Float[Tensor, "batch seq embd"], Tensor | None]:
+        """The embeddings with their positions added, and the mask for our attention."""
+        body, (batch, seq) = self.transformer, x.shape[:2]
+        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        ready = attention_mask is not None and attention_mask.ndim == 4
+        padding = None if ready else padding_mask(attention_mask, None, batch, past, seq)  # (B, S) or None
+        if position_ids is None:
+            position_ids = positions(padding, past, seq, x.device)  # (B or 1, T)
+        mask = attention_mask if ready else body._mask(padding, past, seq, x)
+        return body.drop(x + body.wpe(position_ids)), mask
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.transformer.wte
+
+    def set_input_embeddings(self, value: Any) -> None:
+        self.transformer.wte = value
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.lm_head = new_embeddings
+        vars(self.transformer)["lm_head"] = new_embeddings  # past nn.Module's bookkeeping: it is no child there
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """As transformers' own; our config follows."""
+        embeddings: Any = super().resize_token_embeddings(*args, **kwargs)
+        self.transformer.config = resized(self.transformer.config, self.config.vocab_size)
+        return embeddings
+
+    def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
+        """As transformers' own, for "sdpa" and "eager"."""
+        super().set_attn_implementation(attn_implementation, *args, **kwargs)
+        attention: Any = self.config._attn_implementation
+        self.transformer.attention = attention
+        for block in self._blocks():
+            block.attn.attention = attention
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As transformers' own.
+
+        Raises:
+            NormError: the norms are not those that the config names, so that another model would be loaded.
+        """
+        kinds = _kinds(self.transformer)
+        changed = [site for site, kind in kinds.items() if kind != self._norms_of_config[site]]
+        if changed:
+            raise NormError(
+                f"{changed[0]} is not as the config says, so what is saved would load as another model; "
+                "choose norms by from_pretrained(..., norm=...), or keep the state_dict"
+            )
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Values for what a checkpoint lacks: GPT-2's for its own layers (section 2.3), a norm's as it was built."""
+        for name, value in getattr(module, "_as_built", {}).items():
+            initialization.copy_(getattr(module, name), value)
+        if isinstance(module, Conv1D | nn.Linear | nn.Embedding):
+            initialization.normal_(module.weight, std=self._std(module))
+        if isinstance(module, Conv1D):
+            initialization.zeros_(module.bias)
+
+    def _blocks(self) -> list[Any]:
+        return list(self.transformer.h)
+
+    def _std(self, module: nn.Module) -> float:
+        adds_to_stream = any(module is half.c_proj for block in self._blocks() for half in (block.attn, block.mlp))
+        return self.config.initializer_range / (math.sqrt(2 * self.config.n_layer) if adds_to_stream else 1)
+
+
+def _install_norms(body: GPT2, chosen: Choice) -> None:
+    """Build the chosen norms into ``body``; they remember the values that they were built with.
+
+    On the CPU, also where the model is on the meta device until its checkpoint is read: a norm may have numbers of its
+    own, which that checkpoint does not have.
+    """
+    for pattern, norm in {"*": "fused", **chosen.by_site()}.items():
+        for site in match_sites(body, pattern):
+            with torch.device("cpu"):
+                built = norms.build(norm, body.config.n_embd, eps=body.config.layer_norm_epsilon)
+            body.set_submodule(site, built)
+            for part in built.modules():
+                own = itertools.chain(part.named_parameters(recurse=False), part.named_buffers(recurse=False))
+                vars(part)["_as_built"] = {name: tensor.detach().clone() for name, tensor in own}
+
+
+def _kinds(body: GPT2) -> dict[str, Any]:
+    """What stands at each site: the classes of its parts, and the names of what they save."""
+    found = {site: body.get_submodule(site) for site in body.norm_sites()}
+    return {site: ([type(part) for part in norm.modules()], [*norm.state_dict()]) for site, norm in found.items()}

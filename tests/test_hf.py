@@ -1,0 +1,442 @@
+"""Our blocks in transformers' own tools, each tool beside transformers' own network on the same weights."""
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from checkpoints import TINY, edit_config, edit_tensors, reference, saved, tiny_bpe, tokens
+from helpers import assert_close, assert_same_bits, left_padding, true_positions
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
+
+import minigpt
+from minigpt import ConfigError, GenerationError, NormError
+from minigpt.hf.model import GPT2LMHeadModel
+
+SWAPPED = {"h.*.ln_1": "rms", "ln_f": "dyt"}
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    transformers.utils.logging.set_verbosity_error()
+    minigpt.hf.register()
+    yield
+    minigpt.hf.unregister()
+    transformers.utils.logging.set_verbosity_warning()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = saved(reference(), tmp_path_factory.mktemp("published"))
+    minigpt.Tokenizer(tiny_bpe()).save(place)
+    return place
+
+
+def load(place: Path, **how: Any) -> GPT2LMHeadModel:
+    model = AutoModelForCausalLM.from_pretrained(place, **how)
+    assert type(model) is GPT2LMHeadModel
+    assert not model.training
+    return model
+
+
+@torch.no_grad()
+def logits(model: Any, **inputs: Any) -> torch.Tensor:
+    inputs = inputs or {"input_ids": tokens(2, 9)}
+    out = model(**inputs)
+    return out if isinstance(out, torch.Tensor) else out.logits
+
+
+def config_json(place: Path) -> dict[str, Any]:
+    return json.loads((place / "config.json").read_text())
+
+
+# --- the same model
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"tie_word_embeddings": False}, {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True}],
+    ids=["as published", "untied", "other options"],
+)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_logits_loss_and_hidden_states_are_transformers_own(fields: Any, attention: str, tmp_path: Path) -> None:
+    saved(theirs := reference(**fields), tmp_path)
+    theirs.set_attn_implementation(attention)
+    ours = load(tmp_path, arithmetic="reference", attn_implementation=attention)
+    x = tokens(3, 11)
+    found, wanted = (model(x, labels=x, output_hidden_states=True) for model in (ours, theirs))
+    assert_same_bits(found.logits, wanted.logits, "logits")
+    assert_same_bits(found.loss, wanted.loss, "loss")
+    assert len(found.hidden_states) == TINY["n_layer"] + 1
+    for ours_, theirs_ in zip(found.hidden_states, wanted.hidden_states, strict=True):
+        assert_same_bits(ours_, theirs_, "hidden states")
+    assert isinstance(ours(x, return_dict=False), tuple)
+
+
+def test_padding_embeddings_and_what_is_kept(folder: Path) -> None:
+    theirs, ours, x = reference(), load(folder, arithmetic="reference"), tokens(3, 8)
+    mask = left_padding([8, 5, 2], 8)
+    wanted = logits(theirs, input_ids=x, attention_mask=mask, position_ids=true_positions(mask))
+    found = logits(ours, input_ids=x, attention_mask=mask)
+    assert_same_bits(found[mask.bool()], wanted[mask.bool()], "left padding, positions found from the mask")
+    assert torch.equal(logits(ours, inputs_embeds=ours.get_input_embeddings()(x)), logits(ours, input_ids=x))
+    assert torch.equal(logits(ours, input_ids=x, logits_to_keep=2), logits(ours, input_ids=x)[:, -2:])
+    some = torch.tensor([0, 5])
+    assert torch.equal(logits(ours, input_ids=x, logits_to_keep=some), logits(ours, input_ids=x)[:, some])
+
+
+def test_attention_can_be_changed_later(folder: Path) -> None:
+    ours, theirs = load(folder, arithmetic="reference"), reference()
+    for attention in ("eager", "sdpa"):
+        ours.set_attn_implementation(attention)
+        theirs.set_attn_implementation(attention)
+        assert {ours.transformer.attention, *(block.attn.attention for block in ours._blocks())} == {attention}
+        assert_same_bits(logits(ours), logits(theirs), attention)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(folder: Path, dtype: torch.dtype) -> None:
+    found, wanted = load(folder, dtype=dtype, arithmetic="reference"), reference().to(dtype)
+    assert {parameter.dtype for parameter in found.parameters()} == {dtype}
+    assert_same_bits(logits(found), logits(wanted), str(dtype))
+
+
+def test_our_own_functions_work_on_its_body(folder: Path) -> None:
+    ours = load(folder)
+    plain = minigpt.from_pretrained(folder, device="cpu")
+    found, wanted = (minigpt.generate(model, tokens(1, 5), max_new_tokens=5) for model in (ours.transformer, plain))
+    assert torch.equal(found, wanted)
+    assert minigpt.swap_norms(ours.transformer, "textbook", "ln_f") == ["ln_f"]
+    assert_close(logits(ours), logits(reference()), 1e-5, "one norm swapped")
+
+
+# --- generation
+
+HOW = {
+    "greedy": {"do_sample": False},
+    "beams": {"num_beams": 3, "num_return_sequences": 2},
+    "drawn": {"do_sample": True, "top_k": 10},
+    "a static cache": {"do_sample": False, "cache_implementation": "static"},
+    "no cache": {"do_sample": False, "use_cache": False},
+    "looked up in the prompt": {"do_sample": False, "prompt_lookup_num_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+def test_generate_writes_what_transformers_own_writes(folder: Path, how: dict[str, Any]) -> None:
+    x, mask = tokens(2, 9), left_padding([9, 6], 9)
+    if "prompt_lookup_num_tokens" in how:
+        x, mask = x[:1], mask[:1]
+    written = []
+    for model in (load(folder, arithmetic="reference"), reference()):
+        torch.manual_seed(1)
+        settings = dict(max_new_tokens=12, min_new_tokens=12, pad_token_id=0, **how)
+        written.append(model.generate(x, attention_mask=mask, **settings))
+    assert torch.equal(*written)
+
+
+def test_assisted_decoding_by_a_model_with_another_norm(folder: Path) -> None:
+    ours, assistant = load(folder), load(folder, norm="rms")
+    how: dict[str, Any] = dict(max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert torch.equal(
+        ours.generate(tokens(1, 9), assistant_model=assistant, **how), ours.generate(tokens(1, 9), **how)
+    )
+
+
+def test_a_pipeline_from_a_folder_with_a_swapped_norm(folder: Path, tmp_path: Path) -> None:
+    wide = saved(reference(vocab_size=300), tmp_path / "wide")
+    minigpt.Tokenizer(tiny_bpe()).save(wide)
+    load(wide, norm="rms").save_pretrained(tmp_path / "rms")
+    AutoTokenizer.from_pretrained(wide).save_pretrained(tmp_path / "rms")
+    how: dict[str, Any] = dict(max_new_tokens=8, do_sample=False)
+    text = pipeline("text-generation", model=str(tmp_path / "rms"), device="cpu")("the dog", **how)[0]["generated_text"]
+    model, tokenizer = minigpt.from_pretrained(wide, norm="rms", device="cpu"), minigpt.Tokenizer.from_pretrained(wide)
+    assert text == "the dog" + "".join(minigpt.stream(model, tokenizer, "the dog", **how))
+
+
+# --- which norm
+
+
+def norms_of(model: GPT2LMHeadModel) -> list[str]:
+    return [type(model.transformer.get_submodule(site)).__name__ for site in model.transformer.norm_sites()]
+
+
+def test_a_norm_is_chosen_in_the_call_in_the_folder_or_for_all(folder: Path, tmp_path: Path) -> None:
+    assert set(norms_of(load(folder))) == {"FusedLayerNorm"}
+    assert set(norms_of(load(folder, norm=minigpt.LayerNorm))) == {"LayerNorm"}
+    chosen = load(folder, norm=SWAPPED)
+    assert norms_of(chosen) == ["RMSNorm", "FusedLayerNorm", "RMSNorm", "FusedLayerNorm", "DyT"]
+    chosen.save_pretrained(tmp_path)
+    minigpt.hf.register(norm="textbook", arithmetic="reference")
+    assert load(folder).transformer.arithmetic == "reference"
+    assert set(norms_of(load(folder))) == {"LayerNorm"}
+    assert norms_of(load(tmp_path)) == norms_of(chosen), "the folder's own choice comes before what is for all"
+    assert set(norms_of(load(tmp_path, norm="rms"))) == {"RMSNorm"}, "and the call's before the folder's"
+    assert AutoConfig.from_pretrained(tmp_path, norm="rms").norm == "rms"
+    with pytest.raises(NormError, match="unknown norm 'rmss'"):
+        load(folder, norm="rmss")
+    with pytest.raises(NormError, match=r"no norm site matches 'h\.9'"):
+        load(folder, norm={"h.9": "rms"})
+    with pytest.raises(ConfigError, match="unknown arithmetic 'slow'"):
+        load(folder, arithmetic="slow")
+
+
+def test_a_model_from_a_config_alone(folder: Path) -> None:
+    made = AutoModelForCausalLM.from_config(transformers.GPT2Config(**TINY), norm="rms")
+    assert set(norms_of(made)) == {"RMSNorm"}
+    std = made.transformer.h[0].mlp.c_fc.weight.std().item()
+    narrow = made.transformer.h[0].mlp.c_proj.weight.std().item()
+    assert 0.019 < std < 0.021
+    assert 0.0095 < narrow < 0.0105, "what adds to the stream starts smaller by the root of their number, here 4"
+    assert made.transformer.ln_f.weight.eq(1).all()
+    assert made.lm_head.weight is made.transformer.wte.weight
+
+
+def test_an_unswapped_model_is_saved_as_the_gpt2_that_it_is(folder: Path, tmp_path: Path) -> None:
+    load(folder).save_pretrained(tmp_path)
+    fields = config_json(tmp_path)
+    assert (fields["model_type"], fields["architectures"]) == ("gpt2", ["GPT2LMHeadModel"])
+    assert not {"norm", "arithmetic"} & fields.keys()
+    assert load_file(tmp_path / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
+    minigpt.hf.unregister()
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(theirs) is transformers.GPT2LMHeadModel
+    assert torch.equal(logits(theirs), logits(reference()))
+    ours = minigpt.from_pretrained(tmp_path, arithmetic="reference", device="cpu")
+    assert torch.equal(logits(ours, input_ids=tokens(2, 9)), logits(reference()))
+
+
+def test_a_swapped_model_comes_back_and_is_nothing_else_to_others(folder: Path, tmp_path: Path) -> None:
+    model = load(folder, norm=SWAPPED, arithmetic="reference")
+    norm: Any = model.transformer.ln_f
+    assert norm.alpha.item() == 0.5, "what no checkpoint has is as it was built"
+    norm.alpha.data.fill_(0.7)
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert (again.config.norm, again.config.arithmetic) == (SWAPPED, "reference")
+    assert torch.equal(logits(again), logits(model))
+    load(tmp_path, norm="fused", arithmetic="fast").save_pretrained(tmp_path / "plain")
+    assert config_json(tmp_path / "plain")["model_type"] == "gpt2"
+
+    minigpt.hf.unregister()
+    with pytest.raises(ValueError, match="minigpt-gpt2"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="minigpt-gpt2"):
+        minigpt.from_pretrained(tmp_path)
+    assert torch.equal(logits(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "plain")), logits(reference()))
+
+
+def test_norms_swapped_behind_the_config_are_not_saved_under_its_name(folder: Path, tmp_path: Path) -> None:
+    model = load(folder)
+    minigpt.swap_norms(model.transformer, "rms", "ln_f")
+    with pytest.raises(NormError, match="ln_f is not as the config says"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    minigpt.swap_norms(model.transformer, "fused")
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits(load(tmp_path)), logits(model))
+
+
+NORM_FILE = """
+import torch
+from pathlib import Path
+
+Path(__file__).with_name("canary").touch()
+
+class Scaled(torch.nn.LayerNorm):
+    def __init__(self, size, eps, bias=True):
+        super().__init__(size, eps)
+        self.register_buffer("twice", torch.full((), 2.0), persistent=False)
+
+    def forward(self, x):
+        return super().forward(x) * self.twice
+"""
+
+
+def test_code_that_a_folder_names_is_run_only_when_asked_for(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(NORM_FILE)
+    norm = f"{tmp_path / 'mine.py'}:Scaled"
+    model = load(folder, norm=norm)
+    with torch.no_grad():
+        body: Any = model.transformer
+        twice = torch.nn.functional.layer_norm(x := torch.randn(3, 32), (32,), body.ln_f.weight, body.ln_f.bias) * 2
+        assert_close(body.ln_f(x), twice, 1e-6, "a buffer that no checkpoint has is as it was built")
+    model.save_pretrained(tmp_path / "saved")
+    (tmp_path / "canary").unlink()
+    with pytest.raises(NormError, match=r"not a registered one, and code is not run because a file names it") as raised:
+        AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "canary").exists()
+    assert torch.equal(logits(load(tmp_path / "saved", norm=norm)), logits(model))
+
+
+# --- what is refused
+
+
+def test_what_our_network_does_not_do_is_refused_in_one_sentence(folder: Path, tmp_path: Path) -> None:
+    model, x = load(folder), tokens(2, 5)
+    for wrong in ({"output_attentions": True}, {}, {"inputs_embeds": torch.zeros(2, 5, 32)},
+                  {"attention_mask": torch.ones(2, 4)}, {"attention_mask": torch.full((2, 5), 2)}):  # fmt: skip
+        inputs: dict[str, Any] = dict(wrong) if not wrong else {"input_ids": x, **wrong}
+        with pytest.raises((ConfigError, GenerationError)) as raised:
+            model(**inputs)
+        assert "\n" not in str(raised.value)
+    with pytest.raises(TypeError, match="token_type_ids"):
+        model(x, token_type_ids=x)
+    with pytest.raises(ValueError, match=r"[Ff]lash"):
+        load(folder, attn_implementation="flash_attention_2")
+    odd = saved(reference(), tmp_path)
+    with pytest.raises(ConfigError, match="rotary_base"):
+        load(edit_config(odd, rotary_base=10000))
+
+
+def test_nothing_is_left_behind(folder: Path) -> None:
+    minigpt.hf.register(norm="rms")
+    minigpt.hf.unregister()
+    minigpt.hf.unregister()
+    assert type(AutoModelForCausalLM.from_pretrained(folder)) is transformers.GPT2LMHeadModel
+    minigpt.hf.register()
+    assert set(norms_of(load(folder))) == {"FusedLayerNorm"}
+    other = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    assert type(other) is transformers.GPT2ForSequenceClassification
+
+
+# --- training and adapting
+
+
+def test_gradients_are_transformers_own_and_checkpointing_changes_none(folder: Path) -> None:
+    x = tokens(2, 9)
+    grads = []
+    for model, checkpointing in (
+        (reference(), False),
+        (load(folder, arithmetic="reference"), False),
+        (load(folder), True),
+    ):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model.train()
+        for part in model.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.0
+            if hasattr(part, "attn_dropout"):
+                part.attn_dropout.p = 0.0
+        out = model(x, labels=x)
+        assert (out.past_key_values is None) == checkpointing
+        out.loss.backward()
+        grads.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, wanted in grads[0].items():
+        for found in grads[1:]:
+            assert_close(found[name], wanted, 1e-4, name)
+
+
+def test_trainer_learns_and_saves_what_loads_again(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate, of the extra hf")
+    model = load(folder, norm="textbook")
+    rows: Any = [{"input_ids": row, "labels": row} for row in tokens(4, 12)]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=6, per_device_train_batch_size=4, learning_rate=1e-2, logging_steps=1, report_to=[],
+        save_strategy="no", use_cpu=True, disable_tqdm=True, gradient_checkpointing=True,
+    )  # fmt: skip
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows)
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    losses = [float(step["loss"]) for step in trainer.state.log_history if "loss" in step]
+    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    assert losses[-1] < 0.8 * losses[0]
+    trainer.save_model(str(tmp_path / "saved"))
+    again = load(tmp_path / "saved")
+    assert torch.equal(logits(again), logits(model.eval()))
+    assert again.config.norm == "textbook"
+    assert "lm_head.weight" not in load_file(tmp_path / "saved/model.safetensors")
+
+
+def test_lora_on_a_swapped_norm(folder: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="PEFT is of the extra hf")
+    config = peft.LoraConfig(r=4, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(base := load(folder, norm="rms"), config)
+    before, x = logits(base), tokens(2, 9)
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == ("lora_" in name)
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.1)
+    model(input_ids=x, labels=x).loss.backward()
+    assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "lora_" in name)
+    adapted = logits(model)
+    assert (adapted - before).abs().max() > 0.1
+    model.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(load(folder, norm="rms"), tmp_path)
+    assert torch.equal(logits(again), adapted)
+    merged: Any = model.merge_and_unload()
+    assert_close(logits(merged), adapted, 1e-5, "merged into weights that lie (in, out)")
+    merged.save_pretrained(tmp_path / "merged")
+    assert torch.equal(logits(load(tmp_path / "merged")), logits(merged))
+
+
+def test_peft_knows_the_layers_of_a_plain_gpt2_by_itself(folder: Path) -> None:
+    peft = pytest.importorskip("peft", reason="PEFT is of the extra hf")
+    config = peft.LoraConfig(fan_in_fan_out=True, task_type="CAUSAL_LM")
+    ours = peft.get_peft_model(load(folder), config).get_nb_trainable_parameters()[0]
+    assert ours == peft.get_peft_model(reference(), config).get_nb_trainable_parameters()[0] > 0
+
+
+def test_lm_eval_s_own_model_reads_it(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed; it is heavy, and so in no extra")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    wide = saved(reference(vocab_size=300), tmp_path)
+    minigpt.Tokenizer(tiny_bpe()).save(wide)
+    asked = [Instance("loglikelihood", {}, ("the dog", text), i) for i, text in enumerate((" saw the", " café", "狗"))]
+    measured = []
+    for norm in (None, "textbook", "rms"):
+        minigpt.hf.unregister()
+        if norm:
+            minigpt.hf.register(norm=norm)
+        lm = HFLM(str(wide), device="cpu", batch_size=2)
+        measured.append(torch.tensor([found for found, _ in lm.loglikelihood(asked, disable_tqdm=True)]))
+    assert_close(measured[1], measured[0], 1e-5, "log-likelihoods")
+    assert (measured[2] - measured[0]).abs().max() > 1e-3
+
+
+# --- the rest of what a PreTrainedModel does
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_token_embeddings_can_be_resized(tied: bool, tmp_path: Path) -> None:
+    saved(theirs := reference(tie_word_embeddings=tied), tmp_path)
+    ours = load(tmp_path)
+    ours.resize_token_embeddings(70)
+    assert ours.transformer.config.vocab_size == ours.config.vocab_size == 70
+    assert (ours.lm_head.weight is ours.transformer.wte.weight) == tied
+    assert logits(ours).shape[-1] == logits(ours, input_ids=tokens(1, 3) + 9).shape[-1] == 70
+    assert_close(logits(ours)[..., : TINY["vocab_size"]], logits(theirs), 1e-5, "the ids of old")
+    assert minigpt.generate(ours.transformer, torch.tensor([[69]]), max_new_tokens=2).shape == (1, 3)
+    ours.save_pretrained(tmp_path / "wider")
+    assert_close(logits(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "wider")), logits(ours), 1e-5, "saved")
+
+
+def test_device_map_shards_and_copies(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="device_map needs accelerate, of the extra hf")
+    wanted = logits(load(folder))
+    assert torch.equal(logits(load(folder, device_map="auto" if not torch.cuda.is_available() else "cpu")), wanted)
+    load(folder).save_pretrained(tmp_path, max_shard_size="20KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    assert torch.equal(logits(load(tmp_path)), wanted)
+    assert torch.equal(logits(copy.deepcopy(load(folder))), wanted)
+
+
+def test_a_missing_tensor_starts_as_in_a_new_model(tmp_path: Path) -> None:
+    saved(reference(), tmp_path)
+    gone = {"transformer.ln_f.weight", "transformer.h.1.mlp.c_proj.weight"}
+    edit_tensors(tmp_path, lambda tensors: {name: value for name, value in tensors.items() if name not in gone})
+    model, told = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert set(told["missing_keys"]) == gone
+    assert model.transformer.ln_f.weight.eq(1).all()
+    assert 0.009 < model.transformer.h[1].mlp.c_proj.weight.std() < 0.011
+    assert torch.equal(model.transformer.ln_f.bias, reference().transformer.ln_f.bias)
