@@ -18,7 +18,7 @@ from checkpoints import edit_config, edit_tensors, reference, saved, tiny_bpe
 import minigpt
 from minigpt.cli import main
 
-COMMANDS = ("generate", "parity", "norms", "info")
+COMMANDS = ("generate", "parity", "norms", "info", "convert")
 
 
 class Ended(NamedTuple):
@@ -101,9 +101,12 @@ def test_the_version(run: Run) -> None:
 def test_help_of_a_command_says_what_it_is_for(run: Run, name: str) -> None:
     status, out, err = run(name, "--help")
     assert (status, err) == (0, "")
-    sentence = {"generate": "prompt", "parity": "logits", "norms": "registered", "info": "checkpoint"}[name]
+    sentence = {
+        "generate": "prompt", "parity": "logits", "norms": "registered", "info": "checkpoint",
+        "convert": "transformers",
+    }[name]  # fmt: skip
     assert sentence in out
-    if name in ("generate", "parity"):
+    if name in ("generate", "parity", "convert"):
         assert f"minigpt {name} " in out.partition("Example")[2], "no example to copy"
 
 
@@ -519,18 +522,23 @@ BAD_CHECKPOINTS = {
 
 
 @pytest.mark.parametrize("fault", BAD_CHECKPOINTS)
-@pytest.mark.parametrize("name", ["generate", "parity", "info"])
+@pytest.mark.parametrize("name", ["generate", "parity", "convert"])
 def test_a_checkpoint_that_cannot_be_used(run: Run, copy: Path, fault: str, name: str) -> None:
     damage, message = BAD_CHECKPOINTS[fault]
     damage(copy)
     words = {
         "generate": ["generate", "x", "--model", copy],
         "parity": ["parity", "--model", copy],
-        "info": ["info", copy],
+        "convert": ["convert", copy, copy / "converted"],
     }
     found = complaint(run(*words[name]))
     assert re.search(message, found), found
     assert str(copy) in found
+    assert not (copy / "converted").exists()
+    found = run("info", copy)  # which tells of it what can be told, and the same reason
+    assert found.status == 2
+    assert re.search(message, found.err), found
+    assert "refused" in found.out
 
 
 BAD_SOURCES = {

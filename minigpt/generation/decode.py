@@ -14,6 +14,7 @@ from minigpt.errors import GenerationError
 from minigpt.generation.processors import warp_by
 from minigpt.generation.settings import GenerationSettings, parse_settings
 from minigpt.generation.text import TextAssembler
+from minigpt.generation.unused import without_unused_ids
 from minigpt.model import GPT2
 from minigpt.placement import require_values
 
@@ -127,7 +128,7 @@ def last_logits(
 ) -> Float[Tensor, "batch vocab"]:
     """Logits after the last token alone: the head, the widest product of all, is spared the others."""
     hidden = model.hidden_states(input_ids, attention_mask, cache=cache)  # (B, T, C)
-    return model.head(hidden[:, -1:])[:, 0].float()
+    return without_unused_ids(model.head(hidden[:, -1:])[:, 0].float(), model.config.used_vocab_size)
 
 
 def next_tokens(
