@@ -101,7 +101,7 @@ def test_what_would_be_refused_and_why(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_nothing(tmp_path: Path) -> None:
-    assert describe(tmp_path)["refused"] == [f"{tmp_path} has no model.safetensors"]
+    assert describe(tmp_path)["refused"] == [f"{tmp_path} has no config.json and no model.safetensors"]
 
 
 def test_nan_and_infinity_are_named(tmp_path: Path) -> None:

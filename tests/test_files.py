@@ -25,7 +25,7 @@ def test_no_config(tmp_path: Path) -> None:
 
 
 def test_no_weights(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"has no model\.safetensors$"):
+    with pytest.raises(CheckpointError, match=r"has no config\.json and no model\.safetensors$"):
         weight_files(tmp_path)
 
 

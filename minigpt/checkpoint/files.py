@@ -22,7 +22,8 @@ def weight_files(place: Path) -> dict[str, Path] | list[Path]:
             return [place / name]
         if (place / f"{name}.index.json").is_file():
             return _shards(place / f"{name}.index.json", Path(name).suffix)
-    raise CheckpointError(f"{place} has no {WEIGHTS[0]}" + _what_is_there(place))
+    no_config = "" if (place / CONFIG).is_file() else f"no {CONFIG} and "
+    raise CheckpointError(f"{place} has {no_config}no {WEIGHTS[0]}" + _what_is_there(place))
 
 
 def config_file(place: Path) -> Path:

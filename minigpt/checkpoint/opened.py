@@ -80,4 +80,4 @@ def _fields(place: Path, contents: Contents, form: Format) -> tuple[Path, Mappin
 
 def _is_theirs(fields: Mapping[str, Any], known: set[str | None]) -> bool:
     ours = {field.name for field in dataclasses.fields(GPT2Config)}
-    return fields.keys() <= known and not fields.keys() <= ours
+    return bool(fields.keys() & known - ours)
