@@ -45,6 +45,8 @@ class Tokenizer:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise CheckpointError(f"the tokenizer files in {folder} are damaged: {error}") from error
+        if tokenizer.backend.normalizer is not None:  # asked first: one that swells a text is not to see any
+            raise CheckpointError(f"the tokenizer in {folder} is not byte-level, as GPT-2's is: it has a normalizer")
         if not tokenizer.is_byte_exact():
             raise CheckpointError(
                 f"the tokenizer in {folder} is not byte-level, as GPT-2's is: it loses part of a text"

@@ -113,6 +113,7 @@ def _batch(numbers: range, folder: Path, report: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a library that panics says so there
+    sys.addaudithook(_watch)
     before = _peak_mb()
     counts, escaped, slowest = Counter[str](), [], 0.0
     for number in numbers:
@@ -342,9 +343,6 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
         path = os.fsdecode(arguments[0])
         if not path.startswith(_INSTALLED):
             _WATCHES[-1].append(path)
-
-
-sys.addaudithook(_watch)
 
 
 def _hang(*_: object) -> None:
