@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.errors import ConfigError
+from minigpt.json_file import read_object
 
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
 
@@ -20,7 +21,17 @@ _WITHOUT_EFFECT = re.compile(
     r"|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids"
     r"|num_return_sequences|forced_bos_token_id|forced_eos_token_id|remove_invalid_values|exponential_decay_length_penalty"
     r"|suppress_tokens|begin_suppress_tokens|sep_token_id|decoder_start_token_id"
+    r"|n_special|predict_special_tokens|eos_token_ids|xla_device|attn_implementation|transformers_weights"
 )
+
+# Other names of a field: transformers' attribute names, and the one that GPT-2's first config files had.
+_ALIASES = {
+    "max_position_embeddings": "n_positions",
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "n_ctx": "n_positions",
+}
 
 # Fields that would change the model, each with the values at which they do not.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -41,7 +52,8 @@ class GPT2Config:
     """Everything that decides what a GPT-2 computes. Defaults are GPT-2 124M's.
 
     Names and meanings are those of Hugging Face's ``config.json`` for ``model_type: gpt2``. ``n_inner=None`` means four
-    times ``n_embd``. Dropout probabilities act in training mode only.
+    times ``n_embd``. Dropout probabilities act in training mode only. ``used_vocab_size`` is ours: ids from there on
+    stand for no text, as where a vocabulary was filled up to a multiple, and are never generated; None where all do.
 
     Raises:
         ConfigError: a value is of the wrong kind, out of range, or the values contradict one another.
@@ -66,12 +78,16 @@ class GPT2Config:
     bos_token_id: int | None = 50256
     eos_token_id: int | tuple[int, ...] | None = 50256
     pad_token_id: int | None = None
+    used_vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"):
-            _require(_is_int(getattr(self, name)) and getattr(self, name) > 0, name, self, "a whole number above 0")
-        _require(self.n_inner is None or (_is_int(self.n_inner) and self.n_inner > 0), "n_inner", self,
-                 "a whole number above 0, or null for 4 * n_embd")  # fmt: skip
+            _require(_is_size(getattr(self, name)), name, self, "a whole number above 0 and below 2^31")
+        _require(self.n_inner is None or _is_size(self.n_inner), "n_inner", self,
+                 "a whole number above 0 and below 2^31, or null for 4 * n_embd")  # fmt: skip
+        used = self.used_vocab_size
+        _require(used is None or (_is_size(used) and used <= self.vocab_size), "used_vocab_size", self,
+                 "a whole number above 0 and at most vocab_size, or null")  # fmt: skip
         for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
             _require(_is_number(getattr(self, name)) and 0 <= getattr(self, name) <= 1, name, self, "within [0, 1]")
         for name in ("layer_norm_epsilon", "initializer_range"):
@@ -106,6 +122,14 @@ class GPT2Config:
         return 4 * self.n_embd if self.n_inner is None else self.n_inner
 
     @property
+    def parameter_count(self) -> int:
+        """Numbers in a model of this shape, a tied head counted once."""
+        c, inner = self.n_embd, self.inner_size
+        block = 4 * c * c + 4 * c + 2 * c * inner + inner + c + 4 * c  # attention, MLP, two norms
+        heads = 1 if self.tie_word_embeddings else 2
+        return heads * self.vocab_size * c + self.n_positions * c + self.n_layer * block + 2 * c
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Every id that ends a text; empty where there is none."""
         if self.eos_token_id is None:
@@ -123,14 +147,7 @@ class GPT2Config:
     @classmethod
     def from_json_file(cls, path: str | Path) -> "GPT2Config":
         """Read a Hugging Face ``config.json``."""
-        try:
-            fields = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path} is not valid JSON: {error}") from error
-        if not isinstance(fields, dict):
-            raise ConfigError(f"{path} holds a JSON {type(fields).__name__}, not the object that a config.json is")
+        fields = read_object(Path(path), ConfigError)
         try:
             return cls.from_dict(fields)
         except ConfigError as error:
@@ -144,6 +161,7 @@ class GPT2Config:
             ConfigError: a field has a value we cannot honour, or a name we do not know.
         """
         _refuse_other_models(fields)
+        fields = _without_aliases(fields)
         ours = {field.name for field in dataclasses.fields(cls)}
         unknown = [
             name for name in fields if name not in ours | _NEUTRAL.keys() and not _WITHOUT_EFFECT.fullmatch(name)
@@ -158,6 +176,10 @@ class GPT2Config:
         fields = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **dataclasses.asdict(self)}
         if isinstance(self.eos_token_id, tuple):
             fields["eos_token_id"] = list(self.eos_token_id)
+        if (
+            self.used_vocab_size is None
+        ):  # a field that transformers does not know is written only where it says something
+            del fields["used_vocab_size"]
         return fields
 
 
@@ -174,6 +196,15 @@ def _refuse_other_models(fields: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name}={json.dumps(fields[name], default=str)} is not supported, only {wanted}")
 
 
+def _without_aliases(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields under the names we know. An alias gives way to the name itself, but may not contradict it."""
+    plain = {name: value for name, value in fields.items() if name not in _ALIASES}
+    for alias, name in _ALIASES.items():
+        if alias in fields and plain.setdefault(name, fields[alias]) != fields[alias] and alias != "n_ctx":
+            raise ConfigError(f"{alias}={fields[alias]!r} contradicts {name}={plain[name]!r}; they are one field")
+    return plain
+
+
 def _require(holds: bool, name: str, config: GPT2Config, wanted: str) -> None:
     if not holds:
         raise ConfigError(f"{name} must be {wanted}, not {getattr(config, name)!r}")
@@ -181,6 +212,10 @@ def _require(holds: bool, name: str, config: GPT2Config, wanted: str) -> None:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
 
 
 def _is_number(value: object) -> bool:

@@ -2,7 +2,10 @@
 
 
 class MiniGPTError(ValueError):
-    """Base of every error this project raises about its input."""
+    """Base of every error this project raises about its input. What it quotes of that cannot break its one line."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(" ".join(message.splitlines()))
 
 
 class ConfigError(MiniGPTError):

@@ -39,10 +39,14 @@ class Tokenizer:
         folder = place if place.is_dir() else place.parent
         try:
             tokenizer = cls(_backend(folder))
-        except CheckpointError:
+        except (CheckpointError, KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:  # the library raises bare Exceptions
+        except BaseException as error:  # the library raises bare Exceptions, and panics, which are not even these
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise CheckpointError(f"the tokenizer files in {folder} are damaged: {error}") from error
+        if tokenizer.backend.normalizer is not None:  # asked first: one that swells a text is not to see any
+            raise CheckpointError(f"the tokenizer in {folder} is not byte-level, as GPT-2's is: it has a normalizer")
         if not tokenizer.is_byte_exact():
             raise CheckpointError(
                 f"the tokenizer in {folder} is not byte-level, as GPT-2's is: it loses part of a text"

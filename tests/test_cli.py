@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from checkpoints import edit_config, edit_tensors, reference, saved, tiny_bpe
+from foreign import write_openai
+from transformers import AutoModelForCausalLM
 
 import minigpt
 from minigpt.cli import main
 
-COMMANDS = ("generate", "parity", "norms", "info")
+COMMANDS = ("generate", "parity", "norms", "info", "convert")
 
 
 class Ended(NamedTuple):
@@ -101,9 +103,12 @@ def test_the_version(run: Run) -> None:
 def test_help_of_a_command_says_what_it_is_for(run: Run, name: str) -> None:
     status, out, err = run(name, "--help")
     assert (status, err) == (0, "")
-    sentence = {"generate": "prompt", "parity": "logits", "norms": "registered", "info": "checkpoint"}[name]
+    sentence = {
+        "generate": "prompt", "parity": "logits", "norms": "registered", "info": "checkpoint",
+        "convert": "transformers",
+    }[name]  # fmt: skip
     assert sentence in out
-    if name in ("generate", "parity"):
+    if name in ("generate", "parity", "convert"):
         assert f"minigpt {name} " in out.partition("Example")[2], "no example to copy"
 
 
@@ -363,6 +368,44 @@ def test_a_path_is_shown_as_it_is(run: Run, folder: Path, tmp_path: Path, name: 
     assert str(place) in ended.out
 
 
+# convert
+
+
+def test_convert_writes_what_transformers_loads(run: Run, folder: Path, tmp_path: Path) -> None:
+    assert run("convert", folder, tmp_path / "out") == (0, "", "")
+    ours = minigpt.from_pretrained(tmp_path / "out", device="cpu", arithmetic="reference")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        assert torch.equal(ours(ids), theirs(ids).logits)
+    assert minigpt.Tokenizer.from_pretrained(tmp_path / "out").encode("the dog")
+
+
+def test_convert_takes_other_families_and_says_what_is_not_there(run: Run, tmp_path: Path) -> None:
+    source = write_openai(reference(), tmp_path / "in")
+    words = ("convert", source, tmp_path / "out", "--dtype", "bfloat16", "--max-shard-bytes", 20_000, "--check-finite")
+    status, out, err = run(*words)
+    assert (status, out) == (0, "")
+    assert err == f"{source} has no tokenizer, so {tmp_path / 'out'} has none either\n"
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
+    assert minigpt.from_pretrained(tmp_path / "out", device="cpu").wte.weight.dtype == torch.bfloat16
+
+
+def test_convert_leaves_heads_out_on_request_only(run: Run, copy: Path) -> None:
+    edit_tensors(copy, lambda tensors: tensors | {"score.weight": torch.ones(2, 32)})
+    assert "score.weight" in complaint(run("convert", copy, copy / "out"))
+    assert not (copy / "out").exists()
+    assert run("convert", copy, copy / "out", "--ignore-heads").status == 0
+
+
+@pytest.mark.parametrize("name", ["generate", "convert"])
+def test_nan_is_named_when_asked(run: Run, copy: Path, name: str) -> None:
+    edit_tensors(copy, lambda tensors: tensors | {"transformer.ln_f.bias": torch.full((32,), torch.nan)})
+    words = {"generate": ["generate", "the", "--model", copy], "convert": ["convert", copy, copy / "out"]}[name]
+    assert "holds NaN or infinity in ln_f.bias" in complaint(run(*words, "--check-finite"))
+    assert "ln_f.bias" in run("info", copy).out
+
+
 # Bad input
 
 
@@ -519,18 +562,23 @@ BAD_CHECKPOINTS = {
 
 
 @pytest.mark.parametrize("fault", BAD_CHECKPOINTS)
-@pytest.mark.parametrize("name", ["generate", "parity", "info"])
+@pytest.mark.parametrize("name", ["generate", "parity", "convert"])
 def test_a_checkpoint_that_cannot_be_used(run: Run, copy: Path, fault: str, name: str) -> None:
     damage, message = BAD_CHECKPOINTS[fault]
     damage(copy)
     words = {
         "generate": ["generate", "x", "--model", copy],
         "parity": ["parity", "--model", copy],
-        "info": ["info", copy],
+        "convert": ["convert", copy, copy / "converted"],
     }
     found = complaint(run(*words[name]))
     assert re.search(message, found), found
     assert str(copy) in found
+    assert not (copy / "converted").exists()
+    found = run("info", copy)  # which tells of it what can be told, and the same reason
+    assert found.status == 2
+    assert re.search(message, found.err), found
+    assert "refused" in found.out
 
 
 BAD_SOURCES = {

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import edit_config, edit_tensors, reference, saved
+from checkpoints import edit_config, edit_tensors, reference, saved, tiny_bpe
 
-from minigpt import CheckpointError, ConfigError
 from minigpt.lab.describe import describe
 
 
@@ -61,17 +60,66 @@ def test_the_facts_are_json(folder: Path) -> None:
 def test_other_forms_of_the_same_checkpoint(folder: Path, tmp_path: Path, form: str) -> None:
     place = folder / "model.safetensors" if form == "file" else saved(reference(), tmp_path, max_shard_size="40KB")
     facts, whole = describe(place), describe(str(folder))
-    assert {**facts, "model": "", "files": ""} == {**whole, "model": "", "files": ""}
+    assert facts | dict.fromkeys(("model", "files", "format")) == whole | dict.fromkeys(("model", "files", "format"))
     assert facts["files"] == str(place)
+    assert (
+        facts["format"]
+        == {
+            "file": "Hugging Face, model.safetensors",
+            "sharded": "Hugging Face, 4 files from "
+            + " to ".join(f"model-0000{i}-of-00004.safetensors" for i in (1, 4)),
+        }[form]
+    )
 
 
-def test_what_is_no_whole_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no config\.json"):
-        describe(tmp_path)
-    saved(reference(), tmp_path)
+def test_what_would_be_refused_and_why(tmp_path: Path) -> None:
+    """One reason after another is added, and what is known besides is still told."""
+    facts = describe(saved(reference(), tmp_path))
+    assert (facts["refused"], facts["not finite"], facts["tokenizer"]) == ([], [], "none")
+
     edit_tensors(tmp_path, lambda tensors: {name: tensors[name] for name in tensors if "ln_f.bias" not in name})
-    with pytest.raises(CheckpointError, match=r"missing ln_f\.bias"):
-        describe(tmp_path)
+    facts = describe(tmp_path)
+    assert [reason.partition("tensors: ")[2] for reason in facts["refused"]] == ["missing ln_f.bias"]
+    assert facts["norms"][-1].startswith("ln_f: weight")
+    assert "bias" not in facts["norms"][-1]
+
+    edit_tensors(tmp_path, lambda tensors: tensors | {"score.weight": torch.ones(2, 32)})
+    head, missing = describe(tmp_path)["refused"]
+    assert "another head, score.weight" in head
+    assert "missing ln_f.bias" in missing
+
     edit_config(tmp_path, model_type="llama")
-    with pytest.raises(ConfigError, match="llama"):
-        describe(tmp_path)
+    facts = describe(tmp_path)
+    assert ["llama" in reason for reason in facts["refused"]] == [True]
+    assert facts["dtype"] == "float32"
+
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    (tmp_path / "config.json").write_text('{"n_layer": 3}')
+    facts = describe(tmp_path)
+    assert ["not a whole safetensors file" in reason for reason in facts["refused"]] == [True]
+    assert facts["layers"] == 3
+
+
+def test_a_folder_of_nothing(tmp_path: Path) -> None:
+    assert describe(tmp_path)["refused"] == [f"{tmp_path} has no config.json and no model.safetensors"]
+
+
+def test_nan_and_infinity_are_named(tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tensors["transformer.h.1.ln_2.bias"][3] = torch.nan
+        tensors["transformer.wpe.weight"][5, 7] = -torch.inf
+        return tensors
+
+    facts = describe(edit_tensors(saved(reference(), tmp_path), spoil))
+    assert sorted(facts["not finite"]) == ["h.1.ln_2.bias", "wpe.weight"]
+    assert facts["refused"] == []
+
+
+def test_the_tokenizer_beside_it(tmp_path: Path) -> None:
+    saved(reference(vocab_size=320), tmp_path)
+    tiny_bpe(300).save(str(tmp_path / "tokenizer.json"))
+    facts = describe(tmp_path)
+    assert facts["tokenizer"] == "byte-level BPE of 300 tokens"
+    assert (facts["vocabulary"], facts["of it used"]) == (320, 300)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert describe(tmp_path)["tokenizer"].startswith("refused: ")

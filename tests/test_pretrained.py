@@ -239,8 +239,9 @@ def test_another_head_on_top_is_unexpected(tmp_path: Path) -> None:
     config = reference().config
     config.pad_token_id = 0
     GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=r"unexpected score\.weight$"):
+    with pytest.raises(CheckpointError, match=r"another head, score\.weight, .* ignore_heads=True leaves it out"):
         load(tmp_path)
+    assert load(tmp_path, ignore_heads=True).config.n_layer == 2
 
 
 def test_a_folder_without_config(folder: Path) -> None:
@@ -254,9 +255,6 @@ def test_a_folder_without_config(folder: Path) -> None:
 def test_a_folder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"has no model\.safetensors$"):
-        load(folder)
-    (folder / "pytorch_model.bin").touch()
-    with pytest.raises(CheckpointError, match=r"only a pytorch_model\.bin"):
         load(folder)
 
 
@@ -597,7 +595,6 @@ IN_THE_WAY: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a file for the folder": ("out", write_file),
     "a file for its parent": ("", write_file),
     "a folder for the weights": ("out/model.safetensors", Path.mkdir),
-    "a folder for the unfinished weights": ("out/model.safetensors.unfinished", Path.mkdir),
     "a folder for the config": ("out/config.json", Path.mkdir),
     "a folder for the tokenizer": ("out/tokenizer.json", Path.mkdir),
 }
@@ -613,11 +610,10 @@ def test_an_unwritable_place(folder: Path, tmp_path: Path, obstacle: str, put: C
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("obstacle", ["model.safetensors", "model.safetensors.unfinished"])
-def test_weights_that_cannot_be_written_leave_the_old_config(folder: Path, tmp_path: Path, obstacle: str) -> None:
+def test_weights_that_cannot_be_written_leave_the_old_config(folder: Path, tmp_path: Path) -> None:
     model = GPT2(dataclasses.replace(load(folder).config, n_layer=1))
     place = tmp_path / "out"
-    (place / obstacle).mkdir(parents=True)
+    (place / "model.safetensors").mkdir(parents=True)
     (place / "config.json").write_text('{"old": true}')
     with pytest.raises(CheckpointError):
         minigpt.save_pretrained(model, place)

@@ -1,6 +1,7 @@
 """The scripts, run as their first lines say, on a small checkpoint."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -103,6 +104,15 @@ def test_the_start_is_summed_up_by_medians() -> None:
 @pytest.mark.parametrize("program", ["BARE", "MINIGPT", "TRANSFORMERS"])
 def test_the_programs_that_the_start_is_measured_with_are_python(program: str) -> None:
     compile(getattr(load("bench_start"), program).replace("json_prompt", "[1]"), program, "exec")
+
+
+def test_loading_is_measured_for_any_preset(tmp_path: Path) -> None:
+    status, out, err = run("bench_load.py", "--preset", "demo", "--json", tmp_path / "load.json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert found == json.loads((tmp_path / "load.json").read_text())
+    assert found["parameters"] == minigpt.GPT2Config.preset("demo").parameter_count
+    assert found["loads"].keys() == {"float32", "float32, read", "bfloat16", "meta"}
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.py")))

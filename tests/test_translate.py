@@ -6,7 +6,7 @@ from checkpoints import TINY, reference, without_prefix
 from torch import Tensor
 
 from minigpt import GPT2, CheckpointError, GPT2Config
-from minigpt.checkpoint.translate import old_buffers, translate
+from minigpt.checkpoint.translate import translate
 
 TIED = GPT2Config.from_dict(TINY)
 UNTIED = GPT2Config.from_dict({**TINY, "tie_word_embeddings": False})
@@ -40,12 +40,6 @@ def test_the_prefix_is_removed_once_and_at_the_front_only() -> None:
     names = {"transformer.transformer.wte.weight", "my.transformer.ln_f.weight", "transformers.ln_f.bias"}
     expected = {"transformer.wte.weight", "my.transformer.ln_f.weight", "transformers.ln_f.bias"}
     assert translate({name: torch.ones(1) for name in names}, TIED).keys() == expected
-
-
-def test_old_buffers_are_those_of_the_layers_and_no_others() -> None:
-    assert set(old_buffers(TIED)) == {
-        "h.0.attn.bias", "h.0.attn.masked_bias", "h.1.attn.bias", "h.1.attn.masked_bias",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("prefix", ["", "transformer."])

@@ -1,17 +1,26 @@
 """Files <-> model."""
 
+from minigpt.checkpoint.files import config_file, folder_of, weight_files
 from minigpt.checkpoint.generation_config import read_generation_config
-from minigpt.checkpoint.locate import TOKENIZER_FILES, config_file, locate
-from minigpt.checkpoint.pretrained import from_pretrained, load_norms, save_pretrained
+from minigpt.checkpoint.locate import TOKENIZER_FILES, locate
+from minigpt.checkpoint.opened import Checkpoint, open_checkpoint
+from minigpt.checkpoint.pretrained import from_pretrained, load_norms
 from minigpt.checkpoint.read import read_tensors
+from minigpt.checkpoint.save import save_pretrained
+from minigpt.checkpoint.vocabulary import has_tokenizer
 
 __all__ = [
     "TOKENIZER_FILES",
+    "Checkpoint",
     "config_file",
+    "folder_of",
     "from_pretrained",
+    "has_tokenizer",
     "load_norms",
     "locate",
+    "open_checkpoint",
     "read_generation_config",
     "read_tensors",
     "save_pretrained",
+    "weight_files",
 ]

@@ -1,43 +1,87 @@
-"""Foreign tensor names -> ours. A Hugging Face file needs no more than this: our names and layouts are its own."""
+"""Foreign names and layouts -> ours. A Hugging Face file needs no more than a prefix removed."""
 
-from collections.abc import Iterable
+import re
 
 import torch
 from torch import Tensor
 
+from minigpt.checkpoint.formats import Format, recognise
+from minigpt.checkpoint.read import listing
 from minigpt.config import GPT2Config
 from minigpt.errors import CheckpointError
 
 PREFIX = "transformer."  # of a GPT2LMHeadModel's file; a GPT2Model's has none
 
+_WRAPPERS = re.compile(r"(?:(?:module|_orig_mod)\.)*(?:transformer\.)?")  # of DataParallel, of torch.compile
+_OTHER_HEADS = re.compile(r"(score|classifier|qa_outputs|multiple_choice_head|v_head)\..*")
 
-def translate(tensors: dict[str, Tensor], config: GPT2Config) -> dict[str, Tensor]:
-    """The checkpoint's tensors under our names, without those that are no parameters.
+
+def translate(tensors: dict[str, Tensor], config: GPT2Config, *, ignore_heads: bool = False) -> dict[str, Tensor]:
+    """The checkpoint's tensors under our names and in our layout, without those that are no parameters.
+
+    Args:
+        tensors: as they are named in the file.
+        config: of the model they are for.
+        ignore_heads: leave out the heads of classifiers and their like; otherwise they are refused.
 
     Raises:
-        CheckpointError: two tensors would get one name, or a head that the config ties differs from the embedding.
+        CheckpointError: two tensors would get one name, there is another head, or a head that the config ties differs
+            from the embedding.
     """
-    ours: dict[str, Tensor] = {}
-    buffers = set(old_buffers(config))
-    for name, tensor in tensors.items():
-        name = name.removeprefix(PREFIX)
-        if name in ours:
-            raise CheckpointError(f"{name} is in the file twice, with and without the prefix {PREFIX!r}")
-        if name not in buffers:
-            ours[name] = tensor
+    plain = without_wrappers(tensors)
+    return as_ours(plain, recognise(plain), config, ignore_heads=ignore_heads)
+
+
+def as_ours(
+    tensors: dict[str, Tensor],
+    form: Format,
+    config: GPT2Config,
+    *,
+    has_biases: bool | None = None,
+    ignore_heads: bool = False,
+) -> dict[str, Tensor]:
+    """``translate`` for tensors whose wrappers are off and whose family is known."""
+    ours = form.ours(_without_other_heads(tensors, ignore_heads), config.n_layer, has_biases=has_biases)
     return _with_tied_head(ours) if config.tie_word_embeddings else ours
 
 
-def old_buffers(config: GPT2Config) -> Iterable[str]:
-    """Causal masks that early versions of transformers saved beside the weights; ours is in model/masking.py."""
-    return (f"h.{i}.attn.{name}" for i in range(config.n_layer) for name in ("bias", "masked_bias"))
+def without_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors without what a wrapper around the network has put before their names.
+
+    Raises:
+        CheckpointError: two would then have one name.
+    """
+    plain: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        bare = _WRAPPERS.sub("", name, count=1)
+        if bare in plain:
+            raise CheckpointError(f"{bare} is in the file twice, with and without the prefix {PREFIX!r}")
+        plain[bare] = tensor
+    return plain
+
+
+def _without_other_heads(tensors: dict[str, Tensor], ignore: bool) -> dict[str, Tensor]:
+    heads = [name for name in tensors if _OTHER_HEADS.fullmatch(name)]
+    if heads and not ignore:
+        raise CheckpointError(
+            f"the checkpoint has another head, {listing(heads)}, which a GPT-2 that writes text has not; "
+            "ignore_heads=True leaves it out (minigpt convert --ignore-heads)"
+        )
+    return {name: tensor for name, tensor in tensors.items() if name not in heads}
 
 
 def _with_tied_head(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     head, embedding = tensors.pop("lm_head.weight", None), tensors.get("wte.weight")
-    if head is not None and embedding is not None and not torch.equal(head, embedding):
+    if head is not None and embedding is not None and not _same_values(head, embedding):
         raise CheckpointError(
             "lm_head.weight differs from wte.weight though the config ties them; "
             'set "tie_word_embeddings": false in config.json to use both'
         )
     return tensors
+
+
+def _same_values(head: Tensor, embedding: Tensor) -> bool:
+    shared = head.data_ptr() == embedding.data_ptr() and head.stride() == embedding.stride()
+    if shared and head.shape == embedding.shape and head.dtype == embedding.dtype:
+        return True  # one tensor under two names, NaN and all
+    return head.dtype == embedding.dtype and torch.equal(head, embedding)

@@ -7,21 +7,29 @@ from rich.table import Table
 
 from minigpt.cli.files import console, print_json
 from minigpt.cli.options import Revision
+from minigpt.errors import CheckpointError
+
+EXAMPLES = (
+    "Examples: [bold]minigpt info gpt2[/]   [bold]minigpt info ./out/ckpt.pt --json[/]   "
+    "Exit status: 0 it would load, 2 it would be refused, and why."
+)
 
 
 def info(
-    model: Annotated[str, typer.Argument(help="A directory, .safetensors file, Hugging Face id, or 'demo'.")] = "demo",
+    model: Annotated[str, typer.Argument(help="A directory, a file of weights, Hugging Face id, or 'demo'.")] = "demo",
     revision: Revision = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what a checkpoint is: shapes, parameters, dtype, norms, and where its files lie."""
+    """Show what a checkpoint is: format, shape, parameters, dtype, norms, tokenizer, and why it would be refused."""
     from minigpt.lab.describe import describe
 
     facts = describe(model, revision=revision)
     if as_json:
         print_json(facts, "-")
-        return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in facts.items():
-        table.add_row(name, "\n".join(map(str, value)) if isinstance(value, list) else str(value))
-    console().print(table)
+    else:
+        table = Table(show_header=False, box=None, pad_edge=False)
+        for name, value in facts.items():
+            table.add_row(name, "\n".join(map(str, value)) or "none" if isinstance(value, list) else str(value))
+        console().print(table)
+    if facts["refused"]:
+        raise CheckpointError("; ".join(facts["refused"]))

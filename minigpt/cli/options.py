@@ -4,8 +4,12 @@ from typing import Annotated
 
 import typer
 
-Model = Annotated[str, typer.Option("--model", help="A directory, .safetensors file, Hugging Face id, or 'demo'.")]
+Model = Annotated[str, typer.Option("--model", help="A directory, a file of weights, a Hugging Face id, or 'demo'.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")]
+IgnoreHeads = Annotated[bool, typer.Option("--ignore-heads", help="Leave out the heads of classifiers and their like.")]
+CheckFinite = Annotated[
+    bool, typer.Option("--check-finite", help="Read every weight first, and refuse NaN and infinity by name.")
+]
 Norm = Annotated[str, typer.Option(help="A registered norm, package.module:Name, or path/to/file.py:Name.")]
 Attention = Annotated[str, typer.Option(help="sdpa (fused) or eager (written out).")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N; by default CUDA where there is one.")]

@@ -15,6 +15,7 @@ from minigpt.errors import GenerationError
 from minigpt.generation.processors import Situation, warp_by
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
+from minigpt.generation.unused import without_unused_ids
 from minigpt.model import GPT2
 from minigpt.model.slots import Slots
 
@@ -138,7 +139,12 @@ def left_padded(texts: list[list[int]], device: torch.device) -> tuple[Tensor, T
 def last_logits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, cache: Any) -> Tensor:
     """Logits (B, V) after the last token alone: the head, the widest product of all, is spared the others."""
     hidden = model.hidden_states(input_ids, attention_mask, cache=cache)  # (B, T, C)
-    return model.head(hidden[:, -1:])[:, 0].float()
+    return next_logits(model, model.head(hidden[:, -1:])[:, 0])
+
+
+def next_logits(model: GPT2, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+    """Logits as tokens are chosen from them: in float32, and none for ids that only fill up the vocabulary."""
+    return without_unused_ids(logits.float(), model.config.used_vocab_size)
 
 
 def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], settings: GenerationSettings) -> list[int]:

@@ -8,7 +8,7 @@ would have been written without. A guess that is wrong costs its part of the for
 import torch
 from torch import Tensor
 
-from minigpt.generation.batch import Batch, next_tokens
+from minigpt.generation.batch import Batch, next_logits, next_tokens
 from minigpt.generation.row import Row
 
 RUNS = (3, 2)  # lengths of the runs looked up, the more telling first
@@ -82,4 +82,4 @@ class LookupBatch(Batch):
 
     def _all_logits(self, ids: Tensor) -> Tensor:
         """(T, V), after every one of the T tokens."""
-        return self.model.head(self.model.hidden_states(ids, cache=self.slots))[0].float()
+        return next_logits(self.model, self.model.head(self.model.hidden_states(ids, cache=self.slots))[0])

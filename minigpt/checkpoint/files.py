@@ -1,0 +1,73 @@
+"""Which files of a checkpoint's folder hold its tensors and its config."""
+
+from pathlib import Path
+
+from minigpt.checkpoint.locate import CONFIG, WEIGHT_SUFFIXES
+from minigpt.errors import CheckpointError
+from minigpt.json_file import read_object
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", "ckpt.pt")  # the first that is there, whole or by its index
+
+
+def weight_files(place: Path) -> dict[str, Path] | list[Path]:
+    """The files that hold a checkpoint's tensors: one, or by tensor name as the index of a sharded one says.
+
+    Raises:
+        CheckpointError: there is none, or the index is broken or points outside its folder.
+    """
+    if place.is_file():
+        return [place]
+    for name in WEIGHTS:
+        if (place / name).is_file():
+            return [place / name]
+        if (place / f"{name}.index.json").is_file():
+            return _shards(place / f"{name}.index.json", Path(name).suffix)
+    no_config = "" if (place / CONFIG).is_file() else f"no {CONFIG} and "
+    raise CheckpointError(f"{place} has {no_config}no {WEIGHTS[0]}" + _what_is_there(place))
+
+
+def config_file(place: Path) -> Path:
+    """The ``config.json`` in a checkpoint's folder, or beside its bare file."""
+    path = folder_of(place) / CONFIG
+    if not path.is_file():
+        raise CheckpointError(f"{place} has no {CONFIG}" + " beside it" * place.is_file())
+    return path
+
+
+def folder_of(place: Path) -> Path:
+    """The folder that a checkpoint is, or that its bare file lies in."""
+    return place if place.is_dir() else place.parent
+
+
+def _shards(index: Path, suffix: str) -> dict[str, Path]:
+    weight_map = read_object(index, CheckpointError).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise CheckpointError(f"{index} is not the index of a sharded checkpoint: it has no weight_map of file names")
+    shards = {tensor: index.parent / file for tensor, file in weight_map.items()}
+    for file in set(shards.values()):
+        if file.parent != index.parent or file.suffix != suffix:
+            raise CheckpointError(f"{index} names {str(file)!r}, which is not a {suffix} file in its own folder")
+        if not _is_file(file):
+            raise CheckpointError(f"{index} names {file.name!r}, which is not there")
+        if not _stays_inside(file, index.parent):
+            raise CheckpointError(f"{index} names {file.name!r}, which is a link to a file outside its folder")
+    return shards
+
+
+def _is_file(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _stays_inside(file: Path, folder: Path) -> bool:
+    """Whether the file itself lies in the folder, or among the blobs that a folder of the hub's cache is a view of."""
+    folder, real = folder.resolve(), file.resolve()
+    cached = folder.parent.name == "snapshots" and real.is_relative_to(folder.parents[1] / "blobs")
+    return cached or real.is_relative_to(folder)
+
+
+def _what_is_there(folder: Path) -> str:
+    files = sorted(path.name for path in folder.glob("*") if path.suffix in WEIGHT_SUFFIXES and path.is_file())
+    return f"; give the file itself where it is one of {', '.join(files[:8])}" if files else ""

@@ -1,0 +1,47 @@
+"""The names of "Build a Large Language Model (From Scratch)" and its children: scale and shift, W_query, trf_blocks.
+
+Queries, keys and values are three linear layers there, each (out, in), with or without a bias.
+"""
+
+import re
+
+from minigpt.checkpoint.formats.format import Format, same, transposed
+
+_BLOCK = "trf_blocks.{i}"
+_QKV = tuple(f"{_BLOCK}.att.W_{part}" for part in ("query", "key", "value"))
+
+BOOK = Format(
+    name="book (trf_blocks)",
+    recognises=lambda tensors: "tok_emb.weight" in tensors or "trf_blocks.0.norm1.scale" in tensors,
+    rows={
+        "wte.weight": same("tok_emb.weight"),
+        "wpe.weight": same("pos_emb.weight"),
+        "h.{i}.ln_1.weight": same(f"{_BLOCK}.norm1.scale"),
+        "h.{i}.ln_1.bias": same(f"{_BLOCK}.norm1.shift"),
+        "h.{i}.attn.c_attn.weight": transposed(*(f"{linear}.weight" for linear in _QKV)),
+        "h.{i}.attn.c_attn.bias": same(*(f"{linear}.bias" for linear in _QKV)),
+        "h.{i}.attn.c_proj.weight": transposed(f"{_BLOCK}.att.out_proj.weight"),
+        "h.{i}.attn.c_proj.bias": same(f"{_BLOCK}.att.out_proj.bias"),
+        "h.{i}.ln_2.weight": same(f"{_BLOCK}.norm2.scale"),
+        "h.{i}.ln_2.bias": same(f"{_BLOCK}.norm2.shift"),
+        "h.{i}.mlp.c_fc.weight": transposed(f"{_BLOCK}.ff.layers.0.weight"),
+        "h.{i}.mlp.c_fc.bias": same(f"{_BLOCK}.ff.layers.0.bias"),
+        "h.{i}.mlp.c_proj.weight": transposed(f"{_BLOCK}.ff.layers.2.weight"),
+        "h.{i}.mlp.c_proj.bias": same(f"{_BLOCK}.ff.layers.2.bias"),
+        "ln_f.weight": same("final_norm.scale"),
+        "ln_f.bias": same("final_norm.shift"),
+        "lm_head.weight": same("out_head.weight"),
+    },
+    buffers=(f"{_BLOCK}.att.mask",),
+    may_lack=re.compile(r"h\.\d+\.attn\.c_attn\.bias"),
+    bias_field="qkv_bias",
+    fields={
+        "vocab_size": ("vocab_size",),
+        "context_length": ("n_positions",),
+        "emb_dim": ("n_embd",),
+        "n_heads": ("n_head",),
+        "n_layers": ("n_layer",),
+        "drop_rate": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    },
+    tied=None,  # its head has a tensor of its own, and GPT-2's embedding is copied into it
+)

@@ -1,0 +1,36 @@
+"""nanoGPT and minGPT: Hugging Face's names, but linear layers are stored (out, in), and biases may be left out.
+
+nanoGPT's GELU is the exact one. A model trained before it was (June 2023), or by minGPT, needs a config.json beside it.
+"""
+
+import re
+
+from minigpt.checkpoint.formats.format import Format, Tensors, transposed
+
+LINEARS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+FIRST = "h.0.attn.c_attn.weight"
+
+
+def _recognises(tensors: Tensors) -> bool:
+    """Queries, keys and values side by side are never square, so their shape tells which way they lie."""
+    shape = tensors[FIRST].shape if FIRST in tensors else ()
+    return len(shape) == 2 and shape[0] == 3 * shape[1]
+
+
+NANOGPT = Format(
+    name="nanoGPT",
+    recognises=_recognises,
+    rows={f"h.{{i}}.{linear}.weight": transposed(f"h.{{i}}.{linear}.weight") for linear in LINEARS},
+    buffers=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),
+    may_lack=re.compile(r".*\.(c_attn|c_proj|c_fc|ln_1|ln_2|ln_f)\.bias|ln_f\.bias"),
+    bias_field="bias",
+    fields={
+        "block_size": ("n_positions",),
+        "vocab_size": ("vocab_size",),
+        "n_layer": ("n_layer",),
+        "n_head": ("n_head",),
+        "n_embd": ("n_embd",),
+        "dropout": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    },
+    fixed={"activation_function": "gelu"},
+)

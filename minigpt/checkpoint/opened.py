@@ -1,0 +1,83 @@
+"""A checkpoint before it is a model: its config, and its tensors under our names, whatever family it is of."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from minigpt.checkpoint.containers import Contents
+from minigpt.checkpoint.files import config_file, folder_of
+from minigpt.checkpoint.fitting import require_affordable
+from minigpt.checkpoint.formats import Format, Tensors, recognise
+from minigpt.checkpoint.locate import CONFIG
+from minigpt.checkpoint.read import read_contents
+from minigpt.checkpoint.translate import as_ours, without_wrappers
+from minigpt.checkpoint.vocabulary import with_known_vocabulary
+from minigpt.config import GPT2Config
+from minigpt.errors import ConfigError
+from minigpt.json_file import read_object
+
+HPARAMS = "hparams.json"  # OpenAI's
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint's files say.
+
+    Attributes:
+        place: its folder or file.
+        form: the family it is of.
+        config: the shape of its model.
+        tensors: by our names, in our layout; whether they are all, and of the right shape, has not been asked yet.
+    """
+
+    place: Path
+    form: Format
+    config: GPT2Config
+    tensors: dict[str, Tensor]
+
+
+def open_checkpoint(place: Path, *, ignore_heads: bool = False) -> Checkpoint:
+    """The checkpoint in a folder or file.
+
+    Raises:
+        CheckpointError: files are missing, damaged or hostile, or their tensors have no reading as a GPT-2's.
+        ConfigError: the config cannot be honoured.
+    """
+    contents = read_contents(place)
+    tensors = without_wrappers(contents.tensors)
+    form = recognise(tensors)
+    config, has_biases = _config(place, contents, form, tensors)
+    require_affordable(config, tensors, place)
+    config = with_known_vocabulary(config, folder_of(place))
+    ours = as_ours(tensors, form, config, has_biases=has_biases, ignore_heads=ignore_heads)
+    return Checkpoint(place, form, config, ours)
+
+
+def _config(place: Path, contents: Contents, form: Format, tensors: Tensors) -> tuple[GPT2Config, bool | None]:
+    """The config, and whether it says that there are biases."""
+    path, fields = _fields(place, contents, form)
+    try:
+        if form.fields is not None and _is_theirs(fields, form.fields.keys() | {form.bias_field}):
+            return form.config(fields, tensors), fields.get(form.bias_field or "")
+        return GPT2Config.from_dict(fields), None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _fields(place: Path, contents: Contents, form: Format) -> tuple[Path, Mapping[str, Any]]:
+    """The config's fields and where they stand: in config.json, else in the weights' own file, else in hparams.json."""
+    beside = folder_of(place)
+    if contents.fields is not None and not (beside / CONFIG).is_file():
+        return place, contents.fields
+    if form.fields is not None and (beside / HPARAMS).is_file() and not (beside / CONFIG).is_file():
+        return beside / HPARAMS, read_object(beside / HPARAMS, ConfigError)
+    path = config_file(place)
+    return path, read_object(path, ConfigError)
+
+
+def _is_theirs(fields: Mapping[str, Any], known: set[str | None]) -> bool:
+    ours = {field.name for field in dataclasses.fields(GPT2Config)}
+    return bool(fields.keys() & known - ours)

@@ -1,0 +1,115 @@
+"""Model -> checkpoint, as transformers reads it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from minigpt.checkpoint.atomic import replacing
+from minigpt.checkpoint.pretrained import norm_parameters
+from minigpt.checkpoint.read import listing
+from minigpt.checkpoint.translate import PREFIX
+from minigpt.errors import CheckpointError
+from minigpt.model import GPT2
+from minigpt.placement import dtype_name
+
+MAX_SHARD_BYTES = 5 * 10**9
+
+
+@runtime_checkable
+class SavesItself(Protocol):
+    """What ``save_pretrained`` asks of a tokenizer."""
+
+    def save(self, directory: str | Path) -> None: ...
+
+
+def save_pretrained(
+    model: GPT2,
+    directory: str | Path,
+    tokenizer: SavesItself | None = None,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write config.json, generation_config.json, model.safetensors and the tokenizer's files into ``directory``.
+
+    ``transformers.AutoModelForCausalLM`` loads it with the same logits, as far as the model's norms are LayerNorm: a
+    checkpoint has no word for another. A tied head is not written twice. What the folder held of an earlier checkpoint
+    is replaced at one moment, when all of the new one is on disk: see ``checkpoint/atomic.py``.
+
+    Args:
+        model: its parameters are on any device but meta.
+        directory: is made where it is not there.
+        tokenizer: is saved beside the model.
+        max_shard_bytes: weights larger than this are divided into files of at most so many bytes, and an index; a
+            tensor that is larger has a file to itself.
+
+    Raises:
+        CheckpointError: a norm has a parameter that no GPT-2 has, the model has shapes only (device "meta"), or the
+            directory cannot be written.
+    """
+    if model.wte.weight.is_meta:
+        raise CheckpointError("a model on the meta device has shapes only, and no values to save")
+    if max_shard_bytes < 1:
+        raise CheckpointError(f"max_shard_bytes must be 1 or more, not {max_shard_bytes}")
+    _require_only_a_gpt2s(model)
+    tensors = {_saved_name(name): tensor.detach().contiguous() for name, tensor in model.named_parameters()}
+    ids = {name: value for name, value in model.config.to_dict().items() if name.endswith("_token_id")}
+    try:
+        with replacing(Path(directory)) as folder:
+            _write_weights(folder, tensors, max_shard_bytes)
+            _write_json(folder / "config.json", model.config.to_dict() | {"dtype": dtype_name(model.wte.weight.dtype)})
+            _write_json(folder / "generation_config.json", ids)
+            if tokenizer is not None:
+                tokenizer.save(folder)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot save to {directory}: {error}") from error
+
+
+def _write_weights(folder: Path, tensors: Mapping[str, Tensor], most: int) -> None:
+    shards = list(_shards(tensors, most))
+    if len(shards) == 1:
+        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, name)
+    total = sum(map(_size, tensors.values()))
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _shards(tensors: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tensor]]:
+    """The tensors in their order, as many together as fit."""
+    shard: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if shard and sum(map(_size, shard.values())) + _size(tensor) > most:
+            yield shard
+            shard = {}
+        shard[name] = tensor
+    yield shard
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _require_only_a_gpt2s(model: GPT2) -> None:
+    sites = tuple(f"{site}." for site in model.norm_sites())
+    foreign = {name for name in model.state_dict() if name.startswith(sites)} - norm_parameters(model).keys()
+    if foreign:
+        raise CheckpointError(
+            f"a GPT-2 checkpoint has no place for {listing(foreign)}; swap those norms back, or keep the state_dict"
+        )
+
+
+def _saved_name(name: str) -> str:
+    return name if name.startswith("lm_head.") else PREFIX + name
+
+
+def _write_json(path: Path, fields: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")

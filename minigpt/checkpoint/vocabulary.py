@@ -1,0 +1,58 @@
+"""How many ids of a model stand for text. A vocabulary filled up to a multiple, such as 50,304, has more than that."""
+
+import dataclasses
+from pathlib import Path
+
+from minigpt.checkpoint.files import folder_of
+from minigpt.checkpoint.locate import TOKENIZER_FILES, locate
+from minigpt.config import GPT2Config
+from minigpt.errors import CheckpointError
+from minigpt.json_file import read_object
+
+MOST_BYTES = 16 * 2**20
+
+
+def with_known_vocabulary(config: GPT2Config, folder: Path) -> GPT2Config:
+    """The config, told how many of its ids the tokenizer in the folder knows where these are fewer.
+
+    A config that says it itself is believed. A tokenizer that is damaged is for whoever reads texts with it to refuse.
+    """
+    if config.used_vocab_size is not None:
+        return config
+    try:
+        known = tokenizer_size(folder)
+    except CheckpointError:
+        return config
+    return dataclasses.replace(config, used_vocab_size=known) if known and known < config.vocab_size else config
+
+
+def has_tokenizer(source: str | Path, *, revision: str | None = None) -> bool:
+    """Whether a source brings the files of a tokenizer; a hub repository's are fetched."""
+    folder = folder_of(locate(source, TOKENIZER_FILES, revision=revision))
+    return any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
+
+
+def tokenizer_size(folder: Path) -> int | None:
+    """One more than the highest id in the folder's tokenizer files; None where it has none.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    if (folder / "tokenizer.json").is_file():
+        fields = read_object(folder / "tokenizer.json", CheckpointError, MOST_BYTES)
+        model, added = fields.get("model"), fields.get("added_tokens")
+        ids = [*_ids(model.get("vocab") if isinstance(model, dict) else None), *_added_ids(added)]
+    elif (folder / "vocab.json").is_file():
+        ids = _ids(read_object(folder / "vocab.json", CheckpointError, MOST_BYTES))
+    else:
+        return None
+    return max(ids, default=-1) + 1 or None
+
+
+def _ids(vocabulary: object) -> list[int]:
+    return [value for value in vocabulary.values() if isinstance(value, int)] if isinstance(vocabulary, dict) else []
+
+
+def _added_ids(added: object) -> list[int]:
+    tokens = added if isinstance(added, list) else []
+    return [token["id"] for token in tokens if isinstance(token, dict) and isinstance(token.get("id"), int)]

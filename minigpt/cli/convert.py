@@ -1,0 +1,42 @@
+"""minigpt convert: a checkpoint of any family -> one that transformers loads."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minigpt.cli.files import progress
+from minigpt.cli.options import CheckFinite, Dtype, IgnoreHeads, Revision
+
+EXAMPLES = (
+    "Examples: [bold]minigpt convert out/ckpt.pt my-gpt2[/]   [bold]minigpt convert gpt2 gpt2-bf16 --dtype bfloat16[/]"
+)
+
+
+def convert(
+    source: Annotated[str, typer.Argument(help="A directory, a file of weights, a Hugging Face id, or 'demo'.")],
+    directory: Annotated[Path, typer.Argument(help="Where to write; an earlier checkpoint there is replaced whole.")],
+    dtype: Dtype = None,
+    max_shard_bytes: Annotated[int, typer.Option(help="Divide the weights into files of at most so many bytes.")] = (
+        5 * 10**9
+    ),
+    ignore_heads: IgnoreHeads = False,
+    check_finite: CheckFinite = False,
+    revision: Revision = None,
+) -> None:
+    """Write a checkpoint as Hugging Face transformers has it: config.json, safetensors, the tokenizer beside them."""
+    import minigpt
+    from minigpt.checkpoint import has_tokenizer
+
+    with progress() as say:
+        say(f"reading {source}")
+        gpt2 = minigpt.from_pretrained(
+            source, device="cpu", dtype=dtype, ignore_heads=ignore_heads, check_finite=check_finite, revision=revision
+        )
+        known = has_tokenizer(source, revision=revision)
+        tokenizer = minigpt.Tokenizer.from_pretrained(source, revision=revision) if known else None
+        say(f"writing {directory}")
+        minigpt.save_pretrained(gpt2, directory, tokenizer, max_shard_bytes=max_shard_bytes)
+    if tokenizer is None:
+        print(f"{source} has no tokenizer, so {directory} has none either", file=sys.stderr)

@@ -1,0 +1,86 @@
+"""What does loading a large checkpoint cost? Seconds, and peak memory over a process that only imports torch.
+
+python scripts/bench_load.py --preset gpt2-xl --json docs/results/load-xl-cpu.json
+
+The checkpoint has random weights of the preset's shape, and every load is a process of its own. "read" also reads every
+value once, so that all of the mapped file has been in memory. Linux only: the peak is read from /proc.
+"""
+
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import typer
+
+import minigpt
+
+LOADS = {
+    "float32": "device='cpu'",
+    "float32, read": "device='cpu', check_finite=True",
+    "bfloat16": "device='cpu', dtype='bfloat16'",
+    "meta": "device='meta'",
+}
+
+MAKE = """
+import sys, minigpt
+model = minigpt.GPT2(minigpt.GPT2Config.preset(sys.argv[2]))
+minigpt.save_pretrained(model, sys.argv[1], max_shard_bytes=10**10)
+"""
+
+PROGRAM = """
+import json, re, sys, time
+import torch, minigpt
+from minigpt import from_pretrained
+
+def peak_mb():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+
+bare, started = peak_mb(), time.perf_counter()
+model = from_pretrained(sys.argv[1], HOW)
+seconds = time.perf_counter() - started
+print(json.dumps(dict(load_s=round(seconds, 3), peak_mb_over_imports=round(peak_mb() - bare, 1))))
+"""
+
+
+def main(
+    preset: str = "gpt2-xl", json_file: str | None = typer.Option(None, "--json"), folder: Path | None = None
+) -> None:
+    """Print, and with --json write, what each way of loading cost."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        _run(MAKE, place, preset)
+        results: dict[str, Any] = {
+            "preset": preset,
+            "parameters": minigpt.GPT2Config.preset(preset).parameter_count,
+            "file_mb": round((Path(place) / "model.safetensors").stat().st_size / 2**20, 1),
+            "loads": {name: json.loads(_run(PROGRAM.replace("HOW", how), place)) for name, how in LOADS.items()},
+            "measured_on": {
+                "processor": _processor(),
+                "python": platform.python_version(),
+                **{package: version(package) for package in ("torch", "safetensors", "minigpt")},
+            },
+        }
+    text = json.dumps(results, indent=2) + "\n"
+    print(text, end="")
+    if json_file:
+        Path(json_file).write_text(text, encoding="utf-8")
+
+
+def _run(program: str, *words: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def _processor() -> str:
+    """The processor's own name where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+if __name__ == "__main__":
+    typer.run(main)

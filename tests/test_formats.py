@@ -1,0 +1,301 @@
+"""Every family of checkpoints in, Hugging Face out: bit-equal tensors, and transformers' own logits."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import edit_config, edit_tensors, reference, saved, tiny_bpe, tokens
+from foreign import WRITERS, book_tensors, nanogpt_tensors, parts, write_book, write_nanogpt, write_openai, write_pickle
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GPT2DoubleHeadsModel, GPT2LMHeadModel
+
+import minigpt
+from minigpt import CheckpointError, ConfigError
+from minigpt.checkpoint.containers import READERS
+from minigpt.checkpoint.formats import BOOK, FORMATS
+from minigpt.checkpoint.locate import WEIGHT_SUFFIXES
+
+# What OpenAI's and the book's models compute, and nanoGPT's.
+ACTIVATION = {"nanoGPT": "gelu", "nanoGPT, plain": "gelu"}
+
+
+def load(source: Path, **how: Any) -> minigpt.GPT2:
+    return minigpt.from_pretrained(source, arithmetic="reference", device="cpu", **how)
+
+
+def assert_bit_equal(ours: minigpt.GPT2, theirs: GPT2LMHeadModel) -> None:
+    """Every tensor, and the logits that come of them."""
+    expected, found = parts(theirs), {name: tensor.detach() for name, tensor in ours.named_parameters()}
+    found.pop("lm_head.weight", None)
+    assert found.keys() == expected.keys()
+    assert not [name for name in expected if not torch.equal(found[name], expected[name])]
+    ids = tokens(2, 11)
+    with torch.no_grad():
+        assert torch.equal(ours(ids), theirs(ids).logits)
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_a_family_comes_in_and_goes_out_bit_for_bit(family: str, tmp_path: Path) -> None:
+    theirs = reference(activation_function=ACTIVATION.get(family, "gelu_new"))
+    model = load(WRITERS[family](theirs, tmp_path / "in"))
+    assert_bit_equal(model, theirs)
+    minigpt.save_pretrained(model, tmp_path / "out")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert_bit_equal(load(tmp_path / "out"), theirs)
+    assert_bit_equal(model, again)
+
+
+@pytest.mark.parametrize("second", ["bin", "book", "OpenAI"])
+@pytest.mark.parametrize("first", ["bin, sharded", "book", "OpenAI"])
+def test_from_any_family_to_any_other(first: str, second: str, tmp_path: Path) -> None:
+    """First in, out as Hugging Face, read by transformers, written as the second, and in again."""
+    theirs = reference(seed=3)
+    minigpt.save_pretrained(load(WRITERS[first](theirs, tmp_path / "a")), tmp_path / "b")
+    between = AutoModelForCausalLM.from_pretrained(tmp_path / "b").eval()
+    assert_bit_equal(load(WRITERS[second](between, tmp_path / "c")), theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_of_a_pickle(dtype: torch.dtype, tmp_path: Path) -> None:
+    theirs = reference().to(dtype)
+    assert_bit_equal(load(write_pickle(theirs, tmp_path)), theirs)
+    assert {parameter.dtype for parameter in load(tmp_path, dtype="float32").parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.transformer."])
+def test_wrappers_leave_their_names_in_front(prefix: str, tmp_path: Path) -> None:
+    theirs = reference()
+    saved(theirs, tmp_path)
+    edit_tensors(
+        tmp_path, lambda tensors: {prefix + name.removeprefix("transformer."): tensors[name] for name in tensors}
+    )
+    assert_bit_equal(load(tmp_path), theirs)
+
+
+def test_every_suffix_has_a_reader_and_every_format_a_name() -> None:
+    assert READERS.keys() == set(WEIGHT_SUFFIXES)
+    assert len({form.name for form in FORMATS}) == len(FORMATS)
+
+
+def test_the_meta_device_takes_any_family(tmp_path: Path) -> None:
+    model = minigpt.from_pretrained(write_openai(reference(), tmp_path), device="meta")
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+# nanoGPT
+
+
+def without_biases(model: GPT2LMHeadModel) -> GPT2LMHeadModel:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias"):
+                parameter.zero_()
+    return model
+
+
+def drop_biases(file: Path, **args: Any) -> None:
+    content = torch.load(file, weights_only=True)
+    content["model"] = {name: tensor for name, tensor in content["model"].items() if not name.endswith(".bias")}
+    content["model_args"] |= args
+    torch.save(content, file)
+
+
+def test_a_nanogpt_without_biases(tmp_path: Path) -> None:
+    theirs = without_biases(reference(activation_function="gelu"))
+    file = write_nanogpt(theirs, tmp_path)
+    drop_biases(file, bias=False)
+    assert_bit_equal(load(tmp_path), theirs)
+
+
+def test_biases_that_are_promised_and_missing_are_refused(tmp_path: Path) -> None:
+    file = write_nanogpt(reference(activation_function="gelu"), tmp_path)
+    drop_biases(file, bias=True)
+    with pytest.raises(CheckpointError, match=r"missing h\.0\.attn\.c_attn\.bias"):
+        load(file)
+
+
+def test_one_missing_bias_is_not_filled(tmp_path: Path) -> None:
+    file = write_nanogpt(reference(activation_function="gelu"), tmp_path)
+    content = torch.load(file, weights_only=True)
+    del content["model"]["_orig_mod.transformer.ln_f.bias"]
+    torch.save(content, file)
+    with pytest.raises(CheckpointError, match=r"missing ln_f\.bias$"):
+        load(file)
+
+
+def test_an_unknown_argument_of_a_nanogpt_is_refused(tmp_path: Path) -> None:
+    file = write_nanogpt(reference(activation_function="gelu"), tmp_path, use_rmsnorm=True)
+    with pytest.raises(ConfigError, match=r"ckpt\.pt: unknown fields of a nanoGPT config: use_rmsnorm"):
+        load(file)
+
+
+def test_a_config_beside_a_nanogpt_goes_before_its_own(tmp_path: Path) -> None:
+    """So that one trained with the older activation can be read."""
+    theirs = reference(activation_function="gelu")
+    write_nanogpt(theirs, tmp_path)
+    theirs.config.activation_function = "gelu_new"
+    (tmp_path / "config.json").write_text(theirs.config.to_json_string())
+    assert load(tmp_path).config.activation_function == "gelu_new"
+
+
+def test_linear_layers_that_lie_the_other_way_are_seen_by_their_shape(tmp_path: Path) -> None:
+    theirs = reference()
+    saved(theirs, tmp_path)
+    state = {name: tensor.contiguous() for name, tensor in nanogpt_tensors(theirs).items() if "lm_head" not in name}
+    save_file(state, tmp_path / "model.safetensors")
+    assert_bit_equal(load(tmp_path), theirs)
+
+
+# The book's
+
+
+def test_the_book_s_head_is_tied_where_its_values_are_the_embedding_s(tmp_path: Path) -> None:
+    assert load(write_book(reference(), tmp_path / "tied")).config.tie_word_embeddings
+    theirs = reference(tie_word_embeddings=False)
+    model = load(write_book(theirs, tmp_path / "untied"))
+    assert not model.config.tie_word_embeddings
+    assert torch.equal(model.lm_head.weight, theirs.lm_head.weight)
+    assert_bit_equal(model, theirs)
+
+
+def test_the_book_s_queries_without_bias(tmp_path: Path) -> None:
+    theirs = reference()
+    with torch.no_grad():
+        for block in theirs.transformer.h:
+            block.attn.c_attn.bias.zero_()
+    file = write_book(theirs, tmp_path)
+    state = {name: tensor for name, tensor in book_tensors(theirs).items() if not re.search(r"W_\w+\.bias", name)}
+    torch.save(state, file)
+    edit_config(tmp_path, qkv_bias=False)
+    assert_bit_equal(load(file), theirs)
+    edit_config(tmp_path, qkv_bias=True)
+    with pytest.raises(CheckpointError, match=r"missing h\.0\.attn\.c_attn\.bias"):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda tensor: tensor[:, :-1], "the parts of h.1.attn.c_attn.weight do not fit together"),
+        (lambda tensor: tensor.half(), "the parts of h.1.attn.c_attn.weight do not fit together"),
+        (lambda tensor: tensor[:-1], "of another shape: h.1.attn.c_attn.weight is (32, 95), not (32, 96)"),
+        (None, "missing h.1.attn.c_attn.weight; unexpected trf_blocks.1.att.W_query.weight"),
+    ],
+    ids=["width", "dtype", "height", "missing"],
+)
+def test_parts_that_are_no_whole_are_refused(change: Any, complaint: str, tmp_path: Path) -> None:
+    theirs = reference()
+    file = write_book(theirs, tmp_path)
+    state = book_tensors(theirs)
+    key = state.pop("trf_blocks.1.att.W_key.weight")
+    torch.save(state | ({"trf_blocks.1.att.W_key.weight": change(key)} if change else {}), file)
+    with pytest.raises(CheckpointError, match=re.escape(complaint)):
+        load(file)
+
+
+def test_one_parameter_under_two_names_is_refused(tmp_path: Path) -> None:
+    tensors = book_tensors(reference())
+    with pytest.raises(CheckpointError, match=r"ln_f\.weight is in the file twice, under two names"):
+        BOOK.ours(tensors | {"ln_f.weight": torch.ones(32)}, 2)
+
+
+# Heads, vocabularies, values
+
+
+def test_a_second_head_is_named_and_left_out_on_request(tmp_path: Path) -> None:
+    theirs = GPT2DoubleHeadsModel(reference().config).eval()
+    saved(theirs, tmp_path)
+    with pytest.raises(CheckpointError, match=r"another head, multiple_choice_head\.summary\.bias, mul"):
+        load(tmp_path)
+    model = load(tmp_path, ignore_heads=True)
+    ids = tokens(1, 9)
+    with torch.no_grad():
+        assert torch.equal(model(ids), theirs(ids).logits)
+
+
+def test_heads_that_are_ignored_are_all_that_is(tmp_path: Path) -> None:
+    saved(reference(), tmp_path)
+    more = {"score.weight": torch.ones(2, 32), "scores.weight": torch.ones(2)}
+    edit_tensors(tmp_path, lambda tensors: tensors | more)
+    with pytest.raises(CheckpointError, match=r"unexpected scores\.weight$"):
+        load(tmp_path, ignore_heads=True)
+
+
+def test_a_vocabulary_filled_up_is_honoured_and_never_written(tmp_path: Path) -> None:
+    theirs = reference(vocab_size=50304, activation_function="gelu", n_layer=1)
+    with torch.no_grad():
+        theirs.transformer.wte.weight[50257:] *= 100  # so that their logits would win, were they not masked
+    model = load(write_nanogpt(theirs, tmp_path / "in"))
+    assert (model.config.vocab_size, model.config.used_vocab_size) == (50304, 50257)
+    ids = tokens(2, 5)
+    with torch.no_grad():
+        assert torch.equal(model(ids), theirs(ids).logits)
+        assert int(model(ids)[:, -1].argmax(-1).min()) >= 50257
+    for how in ({}, {"do_sample": True, "seed": 1}):
+        assert int(minigpt.generate(model, ids, max_new_tokens=6, **how).max()) < 50257
+    minigpt.save_pretrained(model, tmp_path / "out")
+    assert load(tmp_path / "out").config.used_vocab_size == 50257
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.vocab_size == 50304
+
+
+def test_ids_beyond_the_tokenizer_are_never_written(tmp_path: Path) -> None:
+    saved(reference(vocab_size=320), tmp_path)
+    assert load(tmp_path).config.used_vocab_size is None
+    tiny_bpe(300).save(str(tmp_path / "tokenizer.json"))
+    model = load(tmp_path)
+    assert model.config.used_vocab_size == 300
+    drawn = minigpt.generate(model, tokens(4, 5), max_new_tokens=30, do_sample=True, temperature=9.0, seed=0)
+    assert int(drawn.max()) < 300
+
+
+def test_characters_have_no_end_of_text(tmp_path: Path) -> None:
+    theirs = reference(activation_function="gelu")
+    config = load(write_nanogpt(theirs, tmp_path)).config
+    assert (config.vocab_size, config.eos_token_id, config.used_vocab_size) == (61, None, None)
+
+
+def spoil(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    tensors["transformer.h.0.mlp.c_fc.weight"][1, 2] = torch.nan
+    tensors["transformer.ln_f.bias"][0] = torch.inf
+    return tensors
+
+
+def test_nan_and_infinity_are_named_when_asked(tmp_path: Path) -> None:
+    edit_tensors(saved(reference(), tmp_path), spoil)
+    load(tmp_path)
+    with pytest.raises(CheckpointError, match=r"holds NaN or infinity in h\.0\.mlp\.c_fc\.weight, ln_f\.bias$"):
+        load(tmp_path, check_finite=True)
+
+
+def test_old_and_bare_configs(tmp_path: Path) -> None:
+    """Fields that are missing, n_ctx for n_positions, other names of the width."""
+    theirs = reference(n_positions=1024)
+    saved(theirs, tmp_path)
+    bare = {"vocab_size": 61, "n_ctx": 1024, "hidden_size": 32, "num_hidden_layers": 2, "n_head": 4, "n_special": 0}
+    (tmp_path / "config.json").write_text(json.dumps(bare))
+    assert_bit_equal(load(tmp_path), theirs)
+    (tmp_path / "config.json").write_text(json.dumps(bare | {"n_embd": 48}))
+    with pytest.raises(ConfigError, match="hidden_size=32 contradicts n_embd=48"):
+        load(tmp_path)
+
+
+def test_shards_of_at_most_a_size(tmp_path: Path) -> None:
+    theirs = reference()
+    saved(theirs, tmp_path / "in")
+    model = load(tmp_path / "in")
+    minigpt.save_pretrained(model, tmp_path / "out", max_shard_bytes=20_000)
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 3
+    assert sum(len(load_file(file)) == 1 or file.stat().st_size < 20_000 + 2_000 for file in files) == len(files)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(parameter.nbytes for parameter in model.parameters())
+    assert_bit_equal(load(tmp_path / "out"), AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval())
+    assert_bit_equal(load(tmp_path / "out"), theirs)
+    minigpt.save_pretrained(model, tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "config.json", "generation_config.json", "model.safetensors",
+    }  # fmt: skip
