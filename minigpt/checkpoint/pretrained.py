@@ -17,8 +17,9 @@ from minigpt.checkpoint.locate import config_file, locate
 from minigpt.checkpoint.read import listing, read_tensors
 from minigpt.checkpoint.translate import PREFIX, translate
 from minigpt.config import GPT2Config
-from minigpt.errors import CheckpointError
-from minigpt.model import GPT2, swap_norms
+from minigpt.errors import CheckpointError, ConfigError
+from minigpt.model import GPT2, quantize_int8, swap_norms
+from minigpt.model.conv1d import Conv1D, by_rows
 from minigpt.placement import DTYPES, dtype_name, resolve_device, resolve_dtype
 
 
@@ -30,6 +31,7 @@ def from_pretrained(
     arithmetic: str = "fast",
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    quantize: str | None = None,
     revision: str | None = None,
     local_files_only: bool = False,
 ) -> GPT2:
@@ -43,15 +45,17 @@ def from_pretrained(
         norm, attention, arithmetic: as ``GPT2`` takes them.
         device: None is CUDA where there is one, else the CPU.
         dtype: float32, bfloat16, float16 or float64; None keeps the checkpoint's own.
+        quantize: "int8" holds the weights that multiply in eight bits, a scale for each output channel, on the CPU.
         revision: branch, tag or commit of a repository.
         local_files_only: never ask the network.
 
     Raises:
         CheckpointError: the source cannot be found, fetched or read, or does not hold exactly this model's tensors.
-        ConfigError: the config, dtype, device, attention or arithmetic cannot be honoured.
+        ConfigError: the config, dtype, device, quantize, attention or arithmetic cannot be honoured.
         NormError: the norm is unknown or does not fit.
     """
-    device, dtype = resolve_device(device), resolve_dtype(dtype)
+    _require_quantizable(quantize, arithmetic)
+    device, dtype = resolve_device("cpu" if quantize and device is None else device), resolve_dtype(dtype)
     place = locate(source, revision=revision, local_files_only=local_files_only)
     config = GPT2Config.from_json_file(config_file(place))
     with torch.device("meta"):  # shapes only: the parameters come from the file
@@ -61,7 +65,16 @@ def from_pretrained(
     _install(model, tensors, device, dtype or _only_dtype(tensors, place))
     if norm != "fused":
         swap_norms(model, norm)
-    return model.eval()
+    return quantize_int8(model.eval()) if quantize else model.eval()
+
+
+def _require_quantizable(quantize: str | None, arithmetic: str) -> None:
+    if quantize not in (None, "int8"):
+        raise ConfigError(f"unknown quantize {quantize!r}; known are int8, and None for the weights as they are")
+    if quantize and arithmetic == "reference":
+        raise ConfigError(
+            'quantize="int8" rounds the weights, so arithmetic="reference" cannot be the reference\'s own'
+        )
 
 
 def load_norms(
@@ -108,11 +121,15 @@ def save_pretrained(model: GPT2, directory: str | Path, tokenizer: SavesItself |
     checkpoint has no word for another. A tied head is not written twice. Each file appears whole or not at all.
 
     Raises:
-        CheckpointError: a norm has a parameter that no GPT-2 has, the model has shapes only (device "meta"), or the
-            directory cannot be written.
+        CheckpointError: a norm has a parameter that no GPT-2 has, the model has shapes only (device "meta") or weights
+            in eight bits, or the directory cannot be written.
     """
     if model.wte.weight.is_meta:
         raise CheckpointError("a model on the meta device has shapes only, and no values to save")
+    if model.quantize is not None:
+        raise CheckpointError(
+            f"a checkpoint has no place for {model.quantize} weights; keep the one they were made from"
+        )
     _require_only_a_gpt2s(model)
     folder = Path(directory).expanduser()
     tensors = {_saved_name(name): tensor.detach().contiguous() for name, tensor in model.named_parameters()}
@@ -182,5 +199,8 @@ def _only_dtype(tensors: Mapping[str, Tensor], place: Path) -> torch.dtype:
 
 def _install(model: GPT2, tensors: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
     for name, tensor in tensors.items():
-        module, _, parameter = name.rpartition(".")
-        model.get_submodule(module).register_parameter(parameter, nn.Parameter(tensor.to(device, dtype)))
+        site, _, parameter = name.rpartition(".")
+        module, placed = model.get_submodule(site), tensor.to(device, dtype)
+        if placed is not tensor and isinstance(module, Conv1D) and parameter == "weight" and model.arithmetic == "fast":
+            placed = by_rows(placed)  # a copy anyway, and so the moment to choose its layout
+        module.register_parameter(parameter, nn.Parameter(placed))

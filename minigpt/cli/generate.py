@@ -6,7 +6,7 @@ import typer
 
 import minigpt
 from minigpt.cli.files import print_json, read_standard_input
-from minigpt.cli.options import Attention, Device, Dtype, Model, Norm, Revision
+from minigpt.cli.options import Attention, Device, Dtype, Model, Norm, Quantize, Revision
 
 EXAMPLES = (
     "Examples: [bold]minigpt generate 'Once upon a time' --seed 1[/]   "
@@ -32,6 +32,7 @@ def generate(
     attention: Attention = "sdpa",
     device: Device = None,
     dtype: Dtype = None,
+    quantize: Quantize = None,
     revision: Revision = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:
@@ -43,7 +44,9 @@ def generate(
     settings = dict(sampling, do_sample=not greedy, max_new_tokens=max_new_tokens, stop_strings=stop)
     settings["temperature"] = 1.0 if greedy else 0.8 if temperature is None else temperature
 
-    gpt2 = minigpt.from_pretrained(model, norm=norm, attention=attention, device=device, dtype=dtype, revision=revision)
+    gpt2 = minigpt.from_pretrained(
+        model, norm=norm, attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision
+    )
     tokenizer = minigpt.Tokenizer.from_pretrained(model, revision=revision)
     pieces = minigpt.stream(gpt2, tokenizer, text, **settings)
     if as_json:

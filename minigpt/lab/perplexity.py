@@ -17,14 +17,13 @@ from minigpt.tokenizer import Tokenizer
 def text_perplexity(
     contest: Contest, file: str | Path, ids: list[int], progress: Callable[[str], None]
 ) -> TextPerplexity:
-    """Perplexity of a file's tokens with the model's own norms, and with the norm in question."""
+    """Perplexity of a file's tokens with the model's own norms and weights, and with those in question."""
     window = contest.config.n_positions
     stride = max(1, window // 2)
     losses = []
-    for name, sites in (("the model's own norms", []), ("the norm in question", contest.swapped)):
+    for name, model in (("the model as it was", contest.ours()), ("the candidate", contest.candidate)):
         progress(f"perplexity of {file} with {name}")
-        contest.swap_only(sites)
-        losses.append(_mean_loss(contest.candidate, ids, window, stride))
+        losses.append(_mean_loss(model, ids, window, stride))
     reference, candidate = map(math.exp, losses)
     return TextPerplexity(str(file), len(ids), window, stride, reference, candidate)
 

@@ -22,6 +22,7 @@ from minigpt.model.cache import KVCache
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.masking import eager_mask, padding_mask, positions, sdpa_mask
 from minigpt.model.mlp import MLP
+from minigpt.model.product import product
 
 ARITHMETICS = ("fast", "reference")
 
@@ -72,6 +73,7 @@ class GPT2(nn.Module):
         _require_known("attention", attention, ATTENTIONS)
         _require_known("arithmetic", arithmetic, ARITHMETICS)
         self.config, self.attention, self.arithmetic = config, attention, arithmetic
+        self.quantize: str | None = None  # what ``quantize_int8`` has made of it
         self.wte = _embedding(config.vocab_size, config.n_embd)  # tokens
         self.wpe = _embedding(config.n_positions, config.n_embd)  # positions
         self.drop = nn.Dropout(config.embd_pdrop)
@@ -121,7 +123,8 @@ class GPT2(nn.Module):
         else:
             self._require_positions(position_ids, batch, seq)
 
-        x = self.drop(self.wte(input_ids) + self.wpe(position_ids))  # (B, T, C)
+        x = self.wte(input_ids) + self.wpe(position_ids)  # (B, T, C)
+        x = self.drop(x) if self.training else x
         mask = self._mask(padding, past, seq, x)
         for block in self.h:
             x = block(x, mask, cache)
@@ -131,7 +134,10 @@ class GPT2(nn.Module):
 
     def head(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq vocab"]:
         """Logits from the last norm's output: by the token embedding itself where the two are tied."""
-        return F.linear(x, self.wte.weight if self.config.tie_word_embeddings else self.lm_head.weight)
+        if self.quantize is not None:
+            return self.lm_head(x)
+        rows = self.wte.weight if self.config.tie_word_embeddings else self.lm_head.weight  # (V, C)
+        return product(x, rows) if self.arithmetic == "fast" else F.linear(x, rows)
 
     def new_cache(self, batch_size: int, max_length: int) -> KVCache:
         """An empty cache for ``batch_size`` rows of at most ``max_length`` tokens, in the model's dtype and place."""
@@ -210,7 +216,7 @@ class GPT2(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}"
+        return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}, quantize={self.quantize!r}"
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:
