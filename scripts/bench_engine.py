@@ -124,7 +124,7 @@ def _lookup(model: minigpt.GPT2, tokenizer: TextCodec, repeats: int) -> dict[str
     how: dict[str, Any] = {"max_new_tokens": 64, "eos_token_id": None}
     written: dict[str, list[int]] = {}
 
-    def write(name: str, **drafted: int) -> int:
+    def write(name: str, **drafted: Any) -> int:
         written[name] = minigpt.generate(model, ids, **how, **drafted)[0].tolist()
         return 64
 

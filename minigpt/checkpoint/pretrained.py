@@ -13,7 +13,9 @@ from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.opened import open_checkpoint
 from minigpt.checkpoint.read import read_tensors
 from minigpt.checkpoint.translate import translate
-from minigpt.model import GPT2, swap_norms
+from minigpt.errors import ConfigError
+from minigpt.model import GPT2, quantize_int8, swap_norms
+from minigpt.model.conv1d import Conv1D, by_rows
 from minigpt.placement import resolve_device, resolve_dtype
 
 
@@ -25,6 +27,7 @@ def from_pretrained(
     arithmetic: str = "fast",
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    quantize: str | None = None,
     revision: str | None = None,
     local_files_only: bool = False,
     check_finite: bool = False,
@@ -41,6 +44,7 @@ def from_pretrained(
         norm, attention, arithmetic: as ``GPT2`` takes them.
         device: None is CUDA where there is one, else the CPU.
         dtype: float32, bfloat16, float16 or float64; None keeps the checkpoint's own.
+        quantize: "int8" holds the weights that multiply in eight bits, a scale for each output channel, on the CPU.
         revision: branch, tag or commit of a repository.
         local_files_only: never ask the network.
         check_finite: read every value, and refuse NaN and infinity.
@@ -48,10 +52,11 @@ def from_pretrained(
 
     Raises:
         CheckpointError: the source cannot be found, fetched or read, or does not hold exactly this model's tensors.
-        ConfigError: the config, dtype, device, attention or arithmetic cannot be honoured.
+        ConfigError: the config, dtype, device, quantize, attention or arithmetic cannot be honoured.
         NormError: the norm is unknown or does not fit.
     """
-    device, dtype = resolve_device(device), resolve_dtype(dtype)
+    _require_quantizable(quantize, arithmetic)
+    device, dtype = resolve_device("cpu" if quantize and device is None else device), resolve_dtype(dtype)
     place = locate(source, revision=revision, local_files_only=local_files_only)
     checkpoint = open_checkpoint(place, ignore_heads=ignore_heads)
     with torch.device("meta"):  # shapes only: the parameters come from the file
@@ -62,7 +67,16 @@ def from_pretrained(
     _install(model, checkpoint.tensors, device, dtype or only_dtype(checkpoint.tensors, place))
     if norm != "fused":
         swap_norms(model, norm)
-    return model.eval()
+    return quantize_int8(model.eval()) if quantize else model.eval()
+
+
+def _require_quantizable(quantize: str | None, arithmetic: str) -> None:
+    if quantize not in (None, "int8"):
+        raise ConfigError(f"unknown quantize {quantize!r}; known are int8, and None for the weights as they are")
+    if quantize and arithmetic == "reference":
+        raise ConfigError(
+            'quantize="int8" rounds the weights, so arithmetic="reference" cannot be the reference\'s own'
+        )
 
 
 def load_norms(
@@ -98,5 +112,8 @@ def norm_parameters(model: GPT2) -> dict[str, nn.Parameter]:
 
 def _install(model: GPT2, tensors: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
     for name, tensor in tensors.items():
-        module, _, parameter = name.rpartition(".")
-        model.get_submodule(module).register_parameter(parameter, nn.Parameter(tensor.to(device, dtype)))
+        site, _, parameter = name.rpartition(".")
+        module, placed = model.get_submodule(site), tensor.to(device, dtype)
+        if placed is not tensor and isinstance(module, Conv1D) and parameter == "weight" and model.arithmetic == "fast":
+            placed = by_rows(placed)  # a copy anyway, and so the moment to choose its layout
+        module.register_parameter(parameter, nn.Parameter(placed))

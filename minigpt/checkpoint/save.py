@@ -48,11 +48,15 @@ def save_pretrained(
             tensor that is larger has a file to itself.
 
     Raises:
-        CheckpointError: a norm has a parameter that no GPT-2 has, the model has shapes only (device "meta"), or the
-            directory cannot be written.
+        CheckpointError: a norm has a parameter that no GPT-2 has, the model has shapes only (device "meta") or weights
+            in eight bits, or the directory cannot be written.
     """
     if model.wte.weight.is_meta:
         raise CheckpointError("a model on the meta device has shapes only, and no values to save")
+    if model.quantize is not None:
+        raise CheckpointError(
+            f"a checkpoint has no place for {model.quantize} weights; keep the one they were made from"
+        )
     if max_shard_bytes < 1:
         raise CheckpointError(f"max_shard_bytes must be 1 or more, not {max_shard_bytes}")
     _require_only_a_gpt2s(model)

@@ -30,13 +30,13 @@ def convert(
     from minigpt.checkpoint import has_tokenizer
 
     with progress() as say:
-        say(f"reading {source}")
+        say(f"reading {source}", 0)
         gpt2 = minigpt.from_pretrained(
             source, device="cpu", dtype=dtype, ignore_heads=ignore_heads, check_finite=check_finite, revision=revision
         )
         known = has_tokenizer(source, revision=revision)
         tokenizer = minigpt.Tokenizer.from_pretrained(source, revision=revision) if known else None
-        say(f"writing {directory}")
+        say(f"writing {directory}", 0.5)
         minigpt.save_pretrained(gpt2, directory, tokenizer, max_shard_bytes=max_shard_bytes)
     if tokenizer is None:
         print(f"{source} has no tokenizer, so {directory} has none either", file=sys.stderr)

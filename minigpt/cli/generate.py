@@ -8,7 +8,7 @@ import typer
 import minigpt
 from minigpt.cli.files import print_json, read_standard_input
 from minigpt.cli.many import write_many
-from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Revision
+from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision
 
 EXAMPLES = (
     "Examples: [bold]minigpt generate 'Once upon a time' --seed 1[/]   "
@@ -49,6 +49,7 @@ def generate(
     attention: Attention = "sdpa",
     device: Device = None,
     dtype: Dtype = None,
+    quantize: Quantize = None,
     revision: Revision = None,
     check_finite: CheckFinite = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
@@ -67,8 +68,9 @@ def generate(
     text = read_standard_input() if prompt == "-" else prompt
 
     gpt2 = minigpt.from_pretrained(
-        model, norm=norm, attention=attention, device=device, dtype=dtype, revision=revision, check_finite=check_finite
-    )
+        model, norm=norm, attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision,
+        check_finite=check_finite,
+    )  # fmt: skip
     tokenizer = minigpt.Tokenizer.from_pretrained(model, revision=revision)
     if prompts is not None and out is not None:
         write_many(gpt2, tokenizer, prompts, out, settings, batch_size, {"norm": norm, "attention": attention})

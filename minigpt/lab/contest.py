@@ -31,7 +31,7 @@ class Contest:
     """A checkpoint with the norm in question, in reference arithmetic, and twice in transformers.
 
     Attributes:
-        candidate: ours, with the norm at its sites.
+        candidate: ours, with the norm at its sites, and its weights as ``quantize`` leaves them.
         plain: ours, in reference arithmetic with fused norms.
         reference: transformers at the candidate's dtype.
         truth: transformers in float64, on the weights as rounded to that dtype.
@@ -46,9 +46,10 @@ class Contest:
         attention: str,
         device: torch.device,
         dtype: torch.dtype | None,
+        quantize: str | None = None,
     ) -> None:
-        self.place, self.attention, self.device = place, attention, device
-        self.candidate = from_pretrained(place, attention=attention, device=device, dtype=dtype)
+        self.place, self.attention, self.device, self.quantize = place, attention, device, quantize
+        self.candidate = from_pretrained(place, attention=attention, device=device, dtype=dtype, quantize=quantize)
         self._own = self._norms()
         self.swapped = swap_norms(self.candidate, norm, sites)
         self._new = self._norms()
@@ -74,8 +75,11 @@ class Contest:
 
     @property
     def notes(self) -> list[str]:
-        """What should be known of the norm in question: that its class has an eps of its own, for one."""
-        return sorted({note for site in self.swapped for note in notes(self._new[site])})
+        """What should be known of the candidate: that its norm's class has an eps of its own, for one."""
+        found = {note for site in self.swapped for note in notes(self._new[site])}
+        if self.quantize is not None:
+            found.add(f"The weights that multiply are {self.quantize}, with a scale for each output channel.")
+        return sorted(found)
 
     def calibrate(self, ids: list[int]) -> None:
         """Let frozen norms collect their deviations from a text, read in rows as long as the context allows.

@@ -38,6 +38,7 @@ def parity(
     attention: str = "sdpa",
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    quantize: str | None = None,
     prompts: Prompts | None = None,
     max_new_tokens: int = NEW_TOKENS,
     revision: str | None = None,
@@ -58,14 +59,14 @@ def parity(
     or part only where the two best logits are closer than the noise. TF32 is off meanwhile.
 
     Args:
-        source, attention, device, dtype, revision, local_files_only: as ``from_pretrained`` takes them.
+        source, attention, device, dtype, quantize, revision, local_files_only: as ``from_pretrained`` takes them.
         norm, sites: as ``swap_norms`` takes them.
         prompts: texts, or lists of token ids; by default four texts, or random ids where no tokenizer can be read.
         max_new_tokens: greedy tokens to compare after each prompt, fewer where the context ends; 0 for none.
         noise: measure ordinary differences too, such as bfloat16 against float32, to hold the error against.
         sensitivity: swap one site at a time, and rank the sites.
         bisect: name the swapped sites that break parity, found as sets that pass once any one site is left out.
-        text: a UTF-8 file to take the perplexity of, before and after the swap.
+        text: a UTF-8 file to take the perplexity of, before and after the swap and the quantization.
         calibration: a UTF-8 file that frozen norms collect their deviations from.
         budget: limits that decide in place of parity, such as "kl=1e-6,perplexity=0.01%".
         progress: called with a few words on each step as it begins, and the share of the steps that are done.
@@ -78,12 +79,12 @@ def parity(
     chosen: dict[str, Any] = dict(revision=revision, local_files_only=local_files_only)
     if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         raise GenerationError(f"max_new_tokens must be a whole number, 0 or more, not {max_new_tokens!r}")
-    on = resolve_device(device)
+    on = resolve_device("cpu" if quantize and device is None else device)
     require_values(on)
     steps = Steps(progress, total=sum((4, noise, sensitivity, bisect, 2 * (text is not None))))
     steps("loading the models")
     place = locate(source, **chosen)
-    contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype))
+    contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype), quantize)
     judged = judged_prompts(source, prompts, contest.config, **chosen)
     text_ids = file_ids(text, judged.tokenizer) if text is not None else []
     if calibration is not None:

@@ -15,14 +15,13 @@ from minigpt.tokenizer import Tokenizer
 
 
 def text_perplexity(contest: Contest, file: str | Path, ids: list[int], begin: Callable[[str], None]) -> TextPerplexity:
-    """Perplexity of a file's tokens with the model's own norms, and with the norm in question."""
+    """Perplexity of a file's tokens with the model's own norms and weights, and with those in question."""
     window = contest.config.n_positions
     stride = max(1, window // 2)
     perplexities = []
-    for name, sites in (("the model's own norms", []), ("the norm in question", contest.swapped)):
+    for name, model in (("the model as it was", contest.plain), ("the candidate", contest.candidate)):
         begin(f"perplexity of {file} with {name}")
-        contest.swap_only(sites)
-        perplexities.append(perplexity(_loss(contest.candidate, ids, window, stride), len(ids) - 1))
+        perplexities.append(perplexity(_loss(model, ids, window, stride), len(ids) - 1))
     return TextPerplexity(str(file), len(ids), window, stride, *perplexities)
 
 

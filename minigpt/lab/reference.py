@@ -52,7 +52,7 @@ class Reference:
             config.reorder_and_upcast_attn = False  # it would hold float64 scores in float32
         config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
         rounded = {name: tensor.to(dtype) for name, tensor in read_tensors(place).items()}
-        with _quiet_transformers():
+        with quiet_transformers():
             model: Any = GPT2LMHeadModel.from_pretrained(
                 None, config=config, state_dict=rounded, dtype=compute or dtype, attn_implementation=attention
             )
@@ -101,7 +101,7 @@ def versions(device: torch.device) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging
 
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()

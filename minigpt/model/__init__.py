@@ -2,8 +2,20 @@
 
 from minigpt.model.cache import KVCache
 from minigpt.model.calibrate import calibrate
+from minigpt.model.compiled import compile_steps
 from minigpt.model.fold import fold_norms
 from minigpt.model.gpt2 import GPT2, Block
+from minigpt.model.int8 import quantize_int8
 from minigpt.model.swap import match_sites, swap_norms
 
-__all__ = ["GPT2", "Block", "KVCache", "calibrate", "fold_norms", "match_sites", "swap_norms"]
+__all__ = [
+    "GPT2",
+    "Block",
+    "KVCache",
+    "calibrate",
+    "compile_steps",
+    "fold_norms",
+    "match_sites",
+    "quantize_int8",
+    "swap_norms",
+]

@@ -43,15 +43,18 @@ class CausalSelfAttention(nn.Module):
         cache: KVCache | None = None,
     ) -> Float[Tensor, "batch seq embd"]:
         """``mask`` is what ``masking.sdpa_mask`` or ``masking.eager_mask`` makes for this kind of attention."""
-        q, k, v = map(self.split_heads, self.c_attn(x).split(x.shape[-1], dim=-1))  # each (B, H, T, D)
+        q, k, v = self.split_heads(self.c_attn(x))
         if cache is not None:
             k, v = cache.update(self.layer, k, v)  # (B, H, S, D)
         attend = self.sdpa if self.attention == "sdpa" else self.eager
-        y = attend(q, k, v, mask).transpose(1, 2).reshape(x.shape)  # (B, H, T, D) -> (B, T, C)
-        return self.resid_dropout(self.c_proj(y))
+        y = attend(q, k, v, mask).transpose(1, 2).reshape(x.shape).contiguous()  # (B, H, T, D) -> (B, T, C)
+        y = self.c_proj(y)
+        return self.resid_dropout(y) if self.training else y
 
-    def split_heads(self, x: Float[Tensor, "batch seq embd"]) -> Heads:
-        return x.view(*x.shape[:-1], self.n_head, -1).transpose(1, 2)  # (B, T, C) -> (B, H, T, D)
+    def split_heads(self, qkv: Float[Tensor, "batch seq qkv"]) -> tuple[Heads, Heads, Heads]:
+        parts = qkv.unflatten(-1, (3, self.n_head, -1)).permute(2, 0, 3, 1, 4)  # (B, T, 3C) -> (3, B, H, T, D)
+        q, k, v = parts.unbind(0)
+        return q, k, v
 
     def sdpa(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """The fused kernel. It keeps scores in float32 or wider, which is all that ``reorder_and_upcast_attn`` asks."""

@@ -39,10 +39,11 @@ class KVCache:
         self, layer: int, key: Float[Tensor, "batch heads new head"], value: Float[Tensor, "batch heads new head"]
     ) -> tuple[Float[Tensor, "batch heads total head"], Float[Tensor, "batch heads total head"]]:
         """Write a layer's new keys and values behind the old; return all of them, as views."""
-        total = self.length + key.shape[2]
-        self.keys[layer, :, :, self.length : total] = key
-        self.values[layer, :, :, self.length : total] = value
-        return self.keys[layer, :, :, :total], self.values[layer, :, :, :total]  # (B, H, S, D)
+        new = key.shape[2]
+        keys, values = self.keys.select(0, layer), self.values.select(0, layer)  # each (B, H, max_length, D)
+        keys.narrow(2, self.length, new).copy_(key)
+        values.narrow(2, self.length, new).copy_(value)
+        return keys.narrow(2, 0, self.length + new), values.narrow(2, 0, self.length + new)  # (B, H, S, D)
 
     def advance(self, seq: int, padding_mask: Bool[Tensor, "batch total"] | None) -> None:
         """Count the new tokens as read, once every layer has them."""

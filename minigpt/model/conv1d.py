@@ -1,14 +1,17 @@
 """GPT-2's affine layer, as its checkpoints store it."""
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from minigpt.model.product import product
 
 
 class Conv1D(nn.Module):
     """``y = x W + b`` with ``weight`` of shape (in, out): a linear layer whose weight is not transposed.
 
-    GPT-2 was written with 1-wide convolutions, whose kernels are (in, out). Keeping that layout lets a checkpoint be
+    GPT-2 was written with 1-wide convolutions, whose kernels are (in, out). Keeping that shape lets a checkpoint be
     used where it lies, and asks the matrix library for the reference's own product, so that not a bit differs.
     """
 
@@ -18,8 +21,16 @@ class Conv1D(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_features))
 
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
-        rows = x.reshape(-1, x.shape[-1])  # (B * T, in); a copy only where a norm left its output in another layout
-        return torch.addmm(self.bias, rows, self.weight).view(*x.shape[:-1], -1)  # (B, T, out)
+        rows = self.weight.t()  # (out, in)
+        return product(x, rows, self.bias) if rows.is_contiguous() else F.linear(x, rows, self.bias)
 
     def extra_repr(self) -> str:
         return "{}, {}".format(*self.weight.shape)
+
+
+def by_rows(weight: Float[Tensor, "inp out"]) -> Float[Tensor, "inp out"]:
+    """The same values and shape, laid out in memory as (out, in): what ``product`` reads fastest.
+
+    For where a weight is copied anyway, to another dtype for instance. One that lies in a file is used as it lies.
+    """
+    return weight.t().contiguous().t()

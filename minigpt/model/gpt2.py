@@ -7,6 +7,7 @@ B batch, T new tokens, C embedding, V vocabulary.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from minigpt.model.cache import KVCache
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.masking import eager_mask, padding_mask, positions, sdpa_mask
 from minigpt.model.mlp import MLP
+from minigpt.model.product import product
 
 ARITHMETICS = ("fast", "reference")
 
@@ -72,6 +74,8 @@ class GPT2(nn.Module):
         _require_known("attention", attention, ATTENTIONS)
         _require_known("arithmetic", arithmetic, ARITHMETICS)
         self.config, self.attention, self.arithmetic = config, attention, arithmetic
+        self.quantize: str | None = None  # what ``quantize_int8`` has made of it
+        self.step: Callable[[Tensor, Tensor | None, KVCache], Tensor] | None = None  # by ``compile_steps``
         self.wte = _embedding(config.vocab_size, config.n_embd)  # tokens
         self.wpe = _embedding(config.n_positions, config.n_embd)  # positions
         self.drop = nn.Dropout(config.embd_pdrop)
@@ -121,25 +125,34 @@ class GPT2(nn.Module):
         else:
             self._require_positions(position_ids, batch, seq)
 
-        x = self.drop(self.wte(input_ids) + self.wpe(position_ids))  # (B, T, C)
-        mask = self._mask(padding, past, seq, x)
-        for block in self.h:
-            x = block(x, mask, cache)
+        x = self.wte(input_ids) + self.wpe(position_ids)  # (B, T, C)
+        x = self.drop(x) if self.training else x
+        if self.step is not None and cache is not None and seq == 1:
+            x = self.step(x, padding, cache)
+        else:
+            x = self.read(x, self._mask(padding, past, seq, x), cache)
         if cache is not None:
             cache.advance(seq, padding)
-        return self.ln_f(x)
+        return x
 
     def head(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq vocab"]:
         """Logits from the last norm's output: by the token embedding itself where the two are tied."""
-        return F.linear(x, self.wte.weight if self.config.tie_word_embeddings else self.lm_head.weight)
+        if self.quantize is not None:
+            return self.lm_head(x)
+        rows = self.wte.weight if self.config.tie_word_embeddings else self.lm_head.weight  # (V, C)
+        return product(x, rows) if self.arithmetic == "fast" else F.linear(x, rows)
 
     def new_cache(self, batch_size: int, max_length: int) -> KVCache:
         """An empty cache for ``batch_size`` rows of at most ``max_length`` tokens, in the model's dtype and place."""
         config, weight = self.config, self.wte.weight
-        return KVCache(
+        cache = KVCache(
             config.n_layer, batch_size, config.n_head, max_length, config.head_size,
             dtype=weight.dtype, device=weight.device,
         )  # fmt: skip
+        if self.step is not None:  # it reads what is masked too, which must not be NaN by chance
+            cache.keys.zero_()
+            cache.values.zero_()
+        return cache
 
     def require_known(self, input_ids: Int[Tensor, "batch seq"]) -> None:
         """Refuse ids outside the vocabulary.
@@ -172,6 +185,12 @@ class GPT2(nn.Module):
                 nn.init.normal_(module.weight, std=std / math.sqrt(2 * self.config.n_layer) if adds_to_stream else std)
             if isinstance(module, Conv1D):
                 nn.init.zeros_(module.bias)
+
+    def read(self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: Any) -> Tensor:
+        """All blocks and the last norm: the stream (B, T, C) through the whole network."""
+        for block in self.h:
+            x = block(x, mask, cache)
+        return self.ln_f(x)
 
     def _mask(self, padding: Bool[Tensor, "batch total"] | None, past: int, seq: int, x: Tensor) -> Tensor | None:
         if self.attention == "sdpa":
@@ -210,7 +229,7 @@ class GPT2(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}"
+        return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}, quantize={self.quantize!r}"
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:

@@ -23,8 +23,8 @@ class MLP(nn.Module):
         self.activation = activation(config.activation_function, arithmetic)
 
     def forward(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq embd"]:
-        x = self.activation(self.c_fc(x))  # (B, T, inner)
-        return self.dropout(self.c_proj(x))  # (B, T, C)
+        x = self.c_proj(self.activation(self.c_fc(x)))  # (B, T, C) -> (B, T, inner) -> (B, T, C)
+        return self.dropout(x) if self.training else x
 
 
 def activation(name: str, arithmetic: str) -> Callable[[Tensor], Tensor]:

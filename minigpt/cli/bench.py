@@ -1,0 +1,59 @@
+"""minigpt bench: how fast is it, and against whom?"""
+
+from typing import Annotated
+
+import typer
+
+from minigpt.cli.files import console, print_json, progress, require_writable
+from minigpt.cli.options import Quantize
+from minigpt.errors import ConfigError
+
+EXAMPLES = (
+    "Examples: [bold]minigpt bench generate[/]   [bold]minigpt bench generate --quantize int8 "
+    "--against transformers:float32,ctranslate2:int8[/]   [bold]minigpt bench generate --batch 16 --json -[/]"
+)
+
+bench = typer.Typer(help="Measure speed.", no_args_is_help=True)
+
+
+@bench.callback()
+def _bench() -> None:
+    """Measure speed and memory, against others in the same run."""
+
+
+@bench.command(epilog=EXAMPLES)
+def generate(
+    model: Annotated[
+        str | None, typer.Option(help="A directory, .safetensors file, Hugging Face id, or 'demo'.")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="Without --model: random weights of this shape.")] = "gpt2",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
+    quantize: Quantize = None,
+    batch: Annotated[int, typer.Option(help="Rows; more than one are ragged, from half a prompt to a whole.")] = 1,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of the longest prompt.")] = 64,
+    new_tokens: Annotated[int, typer.Option(help="Tokens to write.")] = 64,
+    repeats: Annotated[int, typer.Option(help="Rounds in which everybody has a turn.")] = 7,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile our steps with torch.compile.")] = False,
+    against: Annotated[
+        str, typer.Option(help="Others, each NAME or NAME:KIND: transformers, ctranslate2; '' for none.")
+    ] = "transformers",
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the report here; '-' is standard output.")
+    ] = None,
+) -> None:
+    """Time reading a prompt and writing on, against others on the same weights in the same run, and the limit."""
+    from minigpt.lab.bench import BenchPlan, bench_generate, bench_summary
+
+    require_writable(json_file)
+    if quantize and dtype != "float32":
+        raise ConfigError(f"--quantize {quantize} computes in float32; leave out --dtype {dtype}")
+    plan = BenchPlan(
+        model=model, preset=preset, kind=quantize or dtype, batch=batch, prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens, repeats=repeats, compiled=compiled, against=tuple(filter(None, against.split(","))),
+    )  # fmt: skip
+    with progress() as say:
+        report = bench_generate(plan, progress=say)
+    if json_file is not None:
+        print_json(report.to_dict(), json_file)
+    if json_file != "-":
+        console().print(bench_summary(report))

@@ -1,0 +1,180 @@
+"""Who is timed: each loads one checkpoint, and continues the same prompts greedily by as many tokens as it is told.
+
+B rows, T tokens of the longest prompt.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from minigpt.checkpoint import from_pretrained
+from minigpt.errors import ConfigError, GenerationError
+from minigpt.generation import generate
+from minigpt.lab.reference import quiet_transformers
+from minigpt.model import GPT2, compile_steps
+from minigpt.model.conv1d import Conv1D
+
+Prompts = list[list[int]]
+
+
+class Contestant(Protocol):
+    """What the clock needs."""
+
+    def prefill(self) -> object:
+        """Read the prompts and give the logits of the next tokens, once."""
+        ...
+
+    def generate(self, new: int) -> int:
+        """Continue every prompt by ``new`` tokens; return how many there are now of them, in all rows."""
+        ...
+
+
+class Minigpt:
+    """This project, at a dtype, or "int8"; its steps compiled where ``compiled``."""
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str, compiled: bool = False) -> None:
+        how: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
+        self.model = from_pretrained(folder, device="cpu", **how)
+        if compiled:
+            compile_steps(self.model)
+        self.ids, self.mask = left_padded(prompts)
+
+    @torch.inference_mode()
+    def prefill(self) -> Tensor:
+        cache = self.model.new_cache(*self.ids.shape)
+        return self.model.head(self.model.hidden_states(self.ids, self.mask, cache=cache)[:, -1:])
+
+    def generate(self, new: int) -> int:
+        out = generate(self.model, self.ids, self.mask, max_new_tokens=new, eos_token_id=None)
+        return out[:, self.ids.shape[1] :].numel()
+
+
+class Transformers:
+    """Hugging Face transformers: sdpa attention, its default cache."""
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
+        from transformers import AutoModelForCausalLM
+
+        if kind == "int8":
+            raise ConfigError("transformers has no int8 of its own for the CPU; compare with transformers:float32")
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, attn_implementation="sdpa")
+        self.model = model.eval()
+        self.model.generation_config.eos_token_id = None
+        self.model.generation_config.pad_token_id = 0
+        self.ids, mask = left_padded(prompts)
+        self.mask = torch.ones_like(self.ids) if mask is None else mask
+
+    @torch.inference_mode()
+    def prefill(self) -> Tensor:
+        positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
+        return self.model(self.ids, attention_mask=self.mask, position_ids=positions, logits_to_keep=1).logits
+
+    def generate(self, new: int) -> int:
+        out = self.model.generate(self.ids, attention_mask=self.mask, max_new_tokens=new, do_sample=False)
+        return out[:, self.ids.shape[1] :].numel()
+
+
+class CTranslate2:
+    """CTranslate2, with the weights in its own format."""
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
+        import ctranslate2
+
+        known = ctranslate2.get_supported_compute_types("cpu")
+        if kind not in known:
+            raise ConfigError(f"CTranslate2 has no {kind} on this processor; it has {', '.join(sorted(known))}")
+        place, threads = str(Path(folder) / f"ctranslate2-{kind}"), torch.get_num_threads()
+        self.model = ctranslate2.Generator(place, device="cpu", compute_type=kind, intra_threads=threads)
+        self.prompts = [[f"t{token}" for token in prompt] for prompt in prompts]
+
+    def prefill(self) -> object:
+        return self.model.forward_batch(self.prompts)
+
+    def generate(self, new: int) -> int:
+        how = dict(beam_size=1, sampling_topk=1, include_prompt_in_result=False, end_token=[])
+        results = self.model.generate_batch(self.prompts, max_length=new, min_length=0, **how)
+        return sum(len(result.sequences_ids[0]) for result in results)
+
+
+class Products:
+    """No contestant but the limit: a step's matrix products one after the other, over the same weights, and no more."""
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
+        self.rows = len(prompts)
+        model = from_pretrained(folder, device="cpu", dtype=kind)
+        self.affine = [(layer.weight, layer.bias) for layer in model.modules() if isinstance(layer, Conv1D)]
+        self.head = head_of(model)  # (V, C)
+        widths = {weight.shape[0] for weight, _ in self.affine} | {self.head.shape[1]}
+        self.inputs = {width: torch.randn(self.rows, width).to(self.head.dtype) for width in widths}
+
+    def prefill(self) -> object:
+        """Nothing is read ahead here: the products of one row instead, which are as fast as memory is."""
+        return self.step(rows=1)
+
+    @torch.inference_mode()
+    def step(self, rows: int) -> Tensor:
+        """What every new token must wait for."""
+        for weight, bias in self.affine:
+            torch.addmm(bias, self.inputs[weight.shape[0]][:rows], weight)
+        return torch.mm(self.inputs[self.head.shape[1]][:rows], self.head.t())
+
+    def generate(self, new: int) -> int:
+        for _ in range(new):
+            self.step(self.rows)
+        return new * self.rows
+
+
+CONTESTANTS: dict[str, Callable[..., Contestant]] = {
+    "minigpt": Minigpt,
+    "transformers": Transformers,
+    "ctranslate2": CTranslate2,
+    "products": Products,
+}
+
+
+def left_padded(prompts: Prompts) -> tuple[Tensor, Tensor | None]:
+    """The prompts (B, T) and their mask, None where all are as long."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, None if bool(mask.all()) else mask
+
+
+def convert_for_ctranslate2(folder: Path, kind: str) -> None:
+    """The checkpoint in CTranslate2's format, beside it.
+
+    Its converter asks for a tokenizer, of which it needs the number of tokens: they are t0, t1, t2 and so on.
+    """
+    from ctranslate2.converters import TransformersConverter
+    from tokenizers import Tokenizer, models
+    from transformers import AutoConfig, PreTrainedTokenizerFast
+
+    vocabulary = {f"t{token}": token for token in range(AutoConfig.from_pretrained(folder).vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
+    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), f"t{len(vocabulary) - 1}")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    with quiet_transformers():
+        TransformersConverter(str(folder)).convert(str(folder / f"ctranslate2-{kind}"), quantization=kind)
+
+
+def require_all(made: int, asked: int, name: str) -> None:
+    """Refuse to time a contestant that stopped early.
+
+    Raises:
+        GenerationError: it wrote another number of tokens than it was asked for.
+    """
+    if made != asked:
+        raise GenerationError(f"{name} wrote {made} tokens where {asked} were asked for, so its time says nothing")
+
+
+def weights(model: GPT2) -> int:
+    """Bytes of the weights that every new token reads: all matrices, the head included, and no embedding as such."""
+    return head_of(model).nbytes + sum(p.nbytes for part in (model.h, model.ln_f) for p in part.parameters())
+
+
+def head_of(model: GPT2) -> Tensor:
+    """The head's weight (V, C), that of the token embedding where the two are tied."""
+    return model.wte.weight if model.config.tie_word_embeddings else model.lm_head.weight

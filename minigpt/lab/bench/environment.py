@@ -1,0 +1,41 @@
+"""What a time was measured on."""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("torch", "transformers", "ctranslate2")
+
+
+def environment(threads: int) -> dict[str, Any]:
+    """Processor, its instructions as far as they matter here, threads, versions, and how busy the machine is."""
+    import minigpt
+
+    return {
+        "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "bfloat16_instructions": torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported(),
+        "vnni": torch.cpu._is_vnni_supported(),
+        "threads": threads,
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "python": platform.python_version(),
+        "minigpt": minigpt.__version__,
+    } | {name: _version(name) for name in PACKAGES}
+
+
+def processor() -> str:
+    """The processor's own name where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

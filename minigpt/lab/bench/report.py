@@ -1,0 +1,154 @@
+"""Times as medians with their spread, and what they come to."""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+PHASES = ("prefill_ms", "first_token_ms", "total_ms", "total_cpu_ms")
+SHOWN = PHASES[:3]
+BYTES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Of several runs the median, and the fifth below and above which the rest lie."""
+
+    median: float
+    p20: float
+    p80: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        ordered = sorted(values)
+        last = len(ordered) - 1
+        return cls(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One contestant.
+
+    Attributes:
+        prefill_ms: reading the prompts once.
+        first_token_ms: from the call to the first token.
+        total_ms: from the call to the last token.
+        total_cpu_ms: the processor's time for that, of all threads: with one thread, a busy machine does not spoil it.
+        tokens_per_second: all new tokens of all rows over ``total_ms``.
+        decode_tokens_per_second: all but the first of each row, over the time after that.
+        memory_mb: most that its process held, less what ``import torch`` alone takes; files that it maps are counted.
+        compilations: by ``torch.compile``, in all runs.
+    """
+
+    name: str
+    kind: str
+    prefill_ms: Spread
+    first_token_ms: Spread
+    total_ms: Spread
+    total_cpu_ms: Spread
+    tokens_per_second: float
+    decode_tokens_per_second: float
+    memory_mb: float
+    compilations: int
+
+    @classmethod
+    def of(
+        cls, name: str, kind: str, runs: list[dict[str, float]], ends: dict[str, Any], batch: int, new: int
+    ) -> "Measured":
+        """From the answers of its process."""
+        times = {phase: Spread.of([run[phase] for run in runs]) for phase in PHASES}
+        after_first = [run["total_ms"] - run["first_token_ms"] for run in runs]
+        return cls(
+            name=name,
+            kind=kind,
+            **times,
+            tokens_per_second=1000 * batch * new / times["total_ms"].median,
+            decode_tokens_per_second=1000 * batch * (new - 1) / statistics.median(after_first),
+            memory_mb=ends["peak_mb"] - ends["bare_mb"],
+            compilations=ends["compilations"],
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limit:
+    """What the machine allows in tokens a second, in all rows.
+
+    Attributes:
+        bandwidth_gb_s: the bytes of the float32 weights over the time of their products with one row, in sequence.
+        bytes_per_step: of the weights as ours holds them; every step must read them once.
+        by_memory: a step taking these bytes at that bandwidth.
+        by_products: a step taking the matrix products of all rows with the float32 weights, and nothing else.
+    """
+
+    bandwidth_gb_s: float
+    bytes_per_step: int
+    by_memory: float
+    by_products: float
+
+    @classmethod
+    def of(cls, products: Measured, float32_bytes: int, kind: str, batch: int) -> "Limit":
+        bandwidth = float32_bytes / (products.prefill_ms.median / 1000)  # bytes a second
+        step = float32_bytes * BYTES[kind] // BYTES["float32"]
+        return cls(
+            bandwidth_gb_s=bandwidth / 1e9,
+            bytes_per_step=step,
+            by_memory=batch * bandwidth / step,
+            by_products=products.tokens_per_second,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchReport:
+    """What was timed, on what, and how it came out; ours is the first of the contestants."""
+
+    plan: dict[str, Any]
+    environment: dict[str, Any]
+    contestants: list[Measured]
+    limit: Limit
+
+    def ratio(self, other: Measured, phase: str = "total_ms") -> float:
+        """How many times as fast as ``other`` ours is, by medians."""
+        return getattr(other, phase).median / getattr(self.contestants[0], phase).median
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON's own types."""
+        ours, *others = self.contestants
+        ratios = {
+            f"{other.name}:{other.kind}": {phase: self.ratio(other, phase) for phase in PHASES} for other in others
+        }
+        shares = {
+            "by_memory": ours.decode_tokens_per_second / self.limit.by_memory,
+            "by_products": ours.decode_tokens_per_second / self.limit.by_products,
+        }
+        return dataclasses.asdict(self) | {"times_as_fast_as": ratios, "share_of_limit": shares}
+
+
+def bench_summary(report: BenchReport) -> RenderableType:
+    """The times of all, with what they come to, and the limit."""
+    table = Table("", "prefill ms", "first token ms", "total ms", "tokens/s", "ours", "MB",
+                  box=None, pad_edge=False)  # fmt: skip
+    for measured in report.contestants:
+        spreads = (getattr(measured, phase) for phase in SHOWN)
+        table.add_row(
+            f"{measured.name} {measured.kind}",
+            *(f"{spread.median:.0f} ({spread.p20:.0f} to {spread.p80:.0f})" for spread in spreads),
+            f"{measured.tokens_per_second:.1f}",
+            f"{report.ratio(measured):.2f} x",
+            f"{measured.memory_mb:.0f}",
+        )
+    plan, ours, limit = report.plan, report.contestants[0], report.limit
+    conditions = (
+        f"batch {plan['batch']}, prompt {plan['prompt_tokens']}, new {plan['new_tokens']}, medians (p20 to p80) of "
+        f"{plan['repeats']} interleaved runs, {report.environment['threads']} threads, "
+        f"{report.environment['processor']}, load average {report.environment['load_average']}"
+    )
+    reach = (
+        f"limit: {limit.bytes_per_step / 2**20:.0f} MB a step at the {limit.bandwidth_gb_s:.1f} GB/s measured are "
+        f"{limit.by_memory:.1f} tokens/s, the float32 products alone {limit.by_products:.1f}; ours decodes at "
+        f"{ours.decode_tokens_per_second:.1f}"
+    )
+    return Group(Text(conditions), table, Text(reach))

@@ -1,0 +1,98 @@
+"""Weights in eight bits, so that decoding reads a quarter of them; everything else stays as exact as it was.
+
+C embedding, V vocabulary, R rows: every token of a batch is one.
+"""
+
+import warnings
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from minigpt.errors import ConfigError
+from minigpt.model.conv1d import Conv1D
+from minigpt.model.gpt2 import GPT2
+
+ENGINE = "fbgemm"  # PyTorch's integer products for x86
+MOST = 127  # the largest weight: both signs have as many steps
+
+
+class Int8Linear(nn.Module):
+    """``y = x W^T + b`` with every row of ``W``, an output channel, held as integers of -127 to 127 times a scale.
+
+    Only the weights are rounded. An input row is split in two, the whole steps of its largest value's 127th and what is
+    left over in steps 254 times as fine, and both go through the same integer product: so it is good to 16 bits, twice
+    as many as bfloat16 has. Integers add up to the same in any order, so a row never depends on its batch mates. On a
+    processor without VNNI, whose 16-bit sums would overflow, it is good to 14.
+
+    Args:
+        rows: (out, in), the weight of ``F.linear``.
+        bias: (out), or None.
+
+    Raises:
+        ConfigError: a weight is not finite, or this PyTorch has no integer products.
+    """
+
+    def __init__(self, rows: Float[Tensor, "out inp"], bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.bias = bias
+        self.packed = packed(rows)
+        self.shape = tuple(rows.shape)
+        self.steps = 127 if torch.cpu._is_vnni_supported() else 63
+
+    def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
+        rows = x.reshape(-1, x.shape[-1]).float()  # (R, in)
+        step = rows.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny) / self.steps  # (R, 1)
+        scaled = rows / step
+        coarse = scaled.round()
+        fine = (scaled - coarse).mul_(2 * self.steps)
+        both = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            torch.cat((coarse, fine)), 1.0, self.steps + 1, self.packed
+        )  # (2 R, out)
+        y = torch.add(*both.chunk(2), alpha=1 / (2 * self.steps))  # (R, out)
+        y = y.mul_(step) if self.bias is None else torch.addcmul(self.bias, y, step)
+        return y.to(x.dtype).view(*x.shape[:-1], -1)
+
+    def extra_repr(self) -> str:
+        return "{1}, {0}, int8".format(*self.shape)
+
+
+@torch.no_grad()
+def quantize_int8(model: GPT2) -> GPT2:
+    """Every matrix that multiplies, the head included, as an ``Int8Linear``, in place; return ``model``.
+
+    Embeddings are looked up and not multiplied, and stay as they are, as do norms and biases. It can then only compute:
+    the weights that a checkpoint would hold are gone.
+
+    Raises:
+        ConfigError: the model is not on the CPU, a weight is not finite, or this PyTorch has no integer products.
+    """
+    if not model.wte.weight.is_cpu:
+        raise ConfigError(f"quantize='int8' is for the CPU, and the model is on {model.wte.weight.device}")
+    for name, module in list(model.named_modules()):
+        if isinstance(module, Conv1D):
+            model.set_submodule(name, Int8Linear(module.weight.t(), module.bias))
+    head = model.wte if model.config.tie_word_embeddings else model.lm_head
+    model.add_module("lm_head", Int8Linear(head.weight, None))  # tied no more: the embedding is looked up, and exact
+    model.quantize = "int8"
+    return model
+
+
+def packed(rows: Float[Tensor, "out inp"]) -> torch.ScriptObject:
+    """The weight as the integer kernels read it: each row rounded to 127 steps of its largest value."""
+    if ENGINE not in torch.backends.quantized.supported_engines:
+        raise ConfigError(f"quantize='int8' needs PyTorch's {ENGINE} kernels, which are for x86 processors only")
+    rows = rows.detach().float()
+    scale = rows.abs().amax(1).clamp_min(torch.finfo(rows.dtype).tiny) / MOST  # (out)
+    if not scale.isfinite().all():
+        raise ConfigError("a weight is not finite, so it cannot be held in eight bits")
+    integers = (rows / scale[:, None]).round().to(torch.int8)  # (out, in)
+    with warnings.catch_warnings():  # that PyTorch means to move its quantized tensors elsewhere
+        warnings.simplefilter("ignore", UserWarning)
+        zeros = torch.zeros(len(scale), dtype=torch.long)
+        quantized = torch.ops.aten._make_per_channel_quantized_tensor(integers, scale.double(), zeros, 0)
+    chosen, torch.backends.quantized.engine = torch.backends.quantized.engine, ENGINE
+    try:
+        return torch.ops.quantized.linear_prepack(quantized, None)
+    finally:
+        torch.backends.quantized.engine = chosen

@@ -1,0 +1,85 @@
+"""A few tokens' product by the fastest call is the product, whatever the shape, the layout and the dtype."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checkpoints import reference, saved
+from helpers import assert_within, in_float64, random_ids, reference_model, rms, same_weights
+
+import minigpt
+from minigpt.model.conv1d import Conv1D, by_rows
+from minigpt.model.product import FEW, product
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (3, 1), (FEW, 1), (5, 7), (1, FEW + 1), (9, 9)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_is_the_affine_product(shape: tuple[int, int], bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+    x, rows = torch.randn(*shape, 24).to(device, dtype), torch.randn(37, 24).to(device, dtype)
+    shift = torch.randn(37).to(device, dtype) if bias else None
+    truth = F.linear(x.double(), rows.double(), None if shift is None else shift.double())
+    given = product(x, rows, shift)
+    assert given.shape == (*shape, 37)
+    assert given.dtype == dtype
+    assert_within(rms(given.double() - truth), 2 * torch.finfo(dtype).eps * rms(truth), rms(truth), f"{shape}")
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (4, 1), (2, 40)])
+def test_gradients_are_those_of_the_affine_product(shape: tuple[int, int]) -> None:
+    x, rows = torch.randn(*shape, 5, dtype=torch.float64, requires_grad=True), torch.randn(7, 5, dtype=torch.float64)
+    assert torch.autograd.gradcheck(product, (x, rows.requires_grad_(), torch.randn(7).double().requires_grad_()))
+
+
+def test_the_layout_of_a_weight_changes_neither_shape_nor_values() -> None:
+    layer, other = Conv1D(6, 10), Conv1D(6, 10)
+    torch.nn.init.normal_(layer.weight)
+    other.weight = torch.nn.Parameter(by_rows(layer.weight.detach()))
+    assert torch.equal(other.weight, layer.weight)
+    assert other.weight.shape == (6, 10)
+    assert other.weight.stride() == (1, 6)
+    x = torch.randn(4, 3, 6)
+    assert_within(rms(other(x) - layer(x)), 1e-6, rms(layer(x)), "the same product")
+
+
+def test_a_cast_at_load_chooses_the_layout_and_a_load_as_it_lies_does_not(tmp_path: Path) -> None:
+    place = saved(reference(), tmp_path)
+    as_it_lies, cast = minigpt.from_pretrained(place), minigpt.from_pretrained(place, dtype="bfloat16")
+    exact = minigpt.from_pretrained(place, dtype="bfloat16", arithmetic="reference")
+    for name, weight in cast.state_dict().items():
+        assert weight.shape == as_it_lies.state_dict()[name].shape
+        assert torch.equal(weight, exact.state_dict()[name])
+    assert cast.h[0].attn.c_attn.weight.t().is_contiguous()
+    assert as_it_lies.h[0].attn.c_attn.weight.is_contiguous()
+    assert exact.h[0].attn.c_attn.weight.is_contiguous()
+
+
+def test_a_model_laid_out_by_rows_is_saved_as_any_other(tmp_path: Path) -> None:
+    place = saved(reference(), tmp_path / "in")
+    minigpt.save_pretrained(minigpt.from_pretrained(place, dtype="bfloat16"), tmp_path / "out")
+    again, wanted = minigpt.from_pretrained(tmp_path / "out"), minigpt.from_pretrained(place, dtype="bfloat16")
+    for name, weight in wanted.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("batch", [1, 5])
+def test_decoding_by_rows_errs_no_more_than_the_reference(batch: int, dtype: torch.dtype) -> None:
+    """Token by token, so that the calls for one row and for few are the ones that are judged."""
+    theirs = reference_model(dtype=dtype)
+    ours, ids = same_weights(theirs), random_ids(batch, 30)
+    for module in ours.modules():
+        if isinstance(module, Conv1D):
+            module.weight = torch.nn.Parameter(by_rows(module.weight.detach()))
+    cache, past, given, wanted = ours.new_cache(batch, 30), None, [], []
+    with torch.inference_mode():
+        truth = in_float64(theirs)(ids).logits
+        for t in range(30):
+            given.append(ours(ids[:, t : t + 1], cache=cache))
+            out = theirs(ids[:, t : t + 1], past_key_values=past)
+            past = out.past_key_values
+            wanted.append(out.logits)
+    floor = rms(torch.cat(wanted, dim=1).double() - truth)
+    error = rms(torch.cat(given, dim=1).double() - truth)
+    assert_within(error, 1.1 * floor, rms(truth), f"RMS error (transformers' own: {floor:.3g})")
