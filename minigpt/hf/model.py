@@ -8,6 +8,8 @@ B batch, T new tokens, S tokens in all, C embedding, V vocabulary.
 
 import itertools
 import math
+from collections import deque
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -125,18 +127,12 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         if past_key_values is None and not checkpointing and (config.use_cache if use_cache is None else use_cache):
             past_key_values = DynamicCache(config=config)
 
-        body = self.transformer
-        x: Any = body.wte(input_ids) if inputs_embeds is None else inputs_embeds  # (B, T, C)
+        x: Any = self.transformer.wte(input_ids) if inputs_embeds is None else inputs_embeds  # (B, T, C)
         x, mask = self._placed(x, attention_mask, position_ids, past_key_values)
-        cache = None if past_key_values is None else BorrowedCache(past_key_values)
-        stream = [x]
-        for block in body.h:
-            x = self._gradient_checkpointing_func(block, x, mask, None) if checkpointing else block(x, mask, cache)
-            stream.append(x)
-        stream[-1] = x = body.ln_f(x)
+        stream = deque(self._read(x, mask, past_key_values, checkpointing), None if output_hidden_states else 1)
 
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(x[:, kept])  # (B, kept, V)
+        logits = self.lm_head(stream[-1][:, kept])  # (B, kept, V)
         loss = None
         if labels is not None:
             loss = self.loss_function(
@@ -144,6 +140,14 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
             )
         hidden: Any = tuple(stream) if output_hidden_states else None
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values, hidden_states=hidden)
+
+    def _read(self, x: Tensor, mask: Tensor | None, past_key_values: Any, checkpointing: bool) -> Iterator[Tensor]:
+        """The stream (B, T, C) before the first block and after each, the last of them normalized."""
+        cache = None if past_key_values is None else BorrowedCache(past_key_values)
+        for block in self._blocks():
+            yield x
+            x = self._gradient_checkpointing_func(block, x, mask, None) if checkpointing else block(x, mask, cache)
+        yield self.transformer.ln_f(x)
 
     def _placed(
         self,
