@@ -2,12 +2,13 @@
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from test_scripts import load
+from test_scripts import SCRIPTS, load
 
 import minigpt
 
@@ -15,8 +16,10 @@ FIRST = 1_000_000  # beyond those of the long run, whose results are in docs/res
 
 
 @pytest.fixture(scope="module")
-def fuzz() -> ModuleType:
-    return load("fuzz_checkpoints")
+def fuzz() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPTS)  # as Python itself does for a script that is run
+        yield load("fuzz_checkpoints")
 
 
 @pytest.fixture(scope="module")
