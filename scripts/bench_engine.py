@@ -26,23 +26,7 @@ from minigpt.generation import Prompt, complete
 from minigpt.generation.row import TextCodec
 
 PLACES = 16
-WORDS = (
-    "the",
-    "old",
-    "sailor",
-    "and",
-    "a",
-    "dog",
-    "saw",
-    "one",
-    "light",
-    "over",
-    "water",
-    "before",
-    "it",
-    "was",
-    "gone",
-)
+WORDS = ("the", "old", "sailor", "and", "a", "dog", "saw", "one", "light", "over", "water", "before", "it", "was")
 
 
 class Numbers:
