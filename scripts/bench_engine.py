@@ -54,10 +54,13 @@ def main(
     torch.manual_seed(0)
     demo, tokenizer = minigpt.from_pretrained("demo", device="cpu"), minigpt.Tokenizer.from_pretrained("demo")
     large = minigpt.GPT2(minigpt.GPT2Config.preset("gpt2")).eval()
-    mixed = {f"demo, {prompts} prompts": (demo, tokenizer, prompts)}
+    mixed: dict[str, tuple[minigpt.GPT2, TextCodec, int]] = {f"demo, {prompts} prompts": (demo, tokenizer, prompts)}
     if large_prompts:
         mixed[f"gpt2 at random, {large_prompts} prompts"] = (large, Numbers(), large_prompts)
-    repetitive = {"demo, repetitive": (demo, tokenizer), "gpt2 at random, repetitive": (large, Numbers())}
+    repetitive: dict[str, tuple[minigpt.GPT2, TextCodec]] = {
+        "demo, repetitive": (demo, tokenizer),
+        "gpt2 at random, repetitive": (large, Numbers()),
+    }
     results: dict[str, Any] = {"measured_on": _environment(), "repeats": repeats, "engine": {}, "lookup": {}}
     for name, (model, codec) in repetitive.items():
         results["lookup"][name] = _lookup(model, codec, repeats)
@@ -109,7 +112,7 @@ def _lookup(model: minigpt.GPT2, tokenizer: TextCodec, repeats: int) -> dict[str
     how: dict[str, Any] = {"max_new_tokens": 64, "eos_token_id": None}
     written: dict[str, list[int]] = {}
 
-    def write(name: str, **drafted: int) -> int:
+    def write(name: str, **drafted: Any) -> int:
         written[name] = minigpt.generate(model, ids, **how, **drafted)[0].tolist()
         return 64
 
