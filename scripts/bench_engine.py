@@ -26,23 +26,7 @@ from minigpt.generation import Prompt, complete
 from minigpt.generation.row import TextCodec
 
 PLACES = 16
-WORDS = (
-    "the",
-    "old",
-    "sailor",
-    "and",
-    "a",
-    "dog",
-    "saw",
-    "one",
-    "light",
-    "over",
-    "water",
-    "before",
-    "it",
-    "was",
-    "gone",
-)
+WORDS = ("the", "old", "sailor", "and", "a", "dog", "saw", "one", "light", "over", "water", "before", "it", "was")
 
 
 class Numbers:
@@ -70,21 +54,25 @@ def main(
     torch.manual_seed(0)
     demo, tokenizer = minigpt.from_pretrained("demo", device="cpu"), minigpt.Tokenizer.from_pretrained("demo")
     large = minigpt.GPT2(minigpt.GPT2Config.preset("gpt2")).eval()
-    results = {
-        "measured_on": _environment(),
-        "repeats": repeats,
-        "engine": {
-            f"demo, {prompts} prompts": _engine(demo, tokenizer, _prompts(prompts, most_new), repeats),
-            f"gpt2 at random, {large_prompts} prompts": _engine(
-                large, Numbers(), _prompts(large_prompts, most_new), repeats
-            ),
-        },
-        "lookup": {
-            "demo, repetitive": _lookup(demo, tokenizer, repeats),
-            "gpt2 at random, repetitive": _lookup(large, Numbers(), repeats),
-        },
+    mixed: dict[str, tuple[minigpt.GPT2, TextCodec, int]] = {f"demo, {prompts} prompts": (demo, tokenizer, prompts)}
+    if large_prompts:
+        mixed[f"gpt2 at random, {large_prompts} prompts"] = (large, Numbers(), large_prompts)
+    repetitive: dict[str, tuple[minigpt.GPT2, TextCodec]] = {
+        "demo, repetitive": (demo, tokenizer),
+        "gpt2 at random, repetitive": (large, Numbers()),
     }
+    results: dict[str, Any] = {"measured_on": _environment(), "repeats": repeats, "engine": {}, "lookup": {}}
+    for name, (model, codec) in repetitive.items():
+        results["lookup"][name] = _lookup(model, codec, repeats)
+        _keep(results, json_file)
+    for name, (model, codec, count) in mixed.items():
+        results["engine"][name] = _engine(model, codec, _prompts(count, most_new), repeats)
+        _keep(results, json_file)
     print(json.dumps(results, indent=2))
+
+
+def _keep(results: dict[str, Any], json_file: str | None) -> None:
+    """What is measured so far, so that an end before the last measure loses little."""
     if json_file:
         Path(json_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 

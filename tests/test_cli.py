@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -307,6 +308,127 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_work(
 
     monkeypatch.setattr(minigpt, "parity", work, raising=False)
     assert f"cannot write {tmp_path / file}" in complaint(judge(run, folder, "--json", tmp_path / file))
+
+
+# many prompts
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    texts = ["the dog", "", "狗", "I saw", "a", "x" * 30] * 4
+    path.write_text("".join(json.dumps({"prompt": text, "id": i}) + "\n" for i, text in enumerate(texts)))
+    return path
+
+
+def results(file: Path) -> dict[int, tuple[str, str]]:
+    """The text of each prompt, and how it ended; each prompt once."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert len({row["id"] for row in rows}) == len(rows)
+    return {row["id"]: (row["text"], row["end"]) for row in rows}
+
+
+def test_many_prompts_and_the_rest_of_them(run: Run, folder: Path, prompts: Path, tmp_path: Path) -> None:
+    words = ["generate", "--model", folder, "--prompts", prompts, "--seed", 5, "--max-new-tokens", 20]
+    status, out, err = run(*words, "--out", tmp_path / "whole.jsonl", "--batch-size", 5)
+    assert (status, out) == (0, "")
+    assert re.fullmatch(r"24 texts, \d+ tokens in [\d.]+ s, \d+ tokens/s\n", err)
+    whole = results(tmp_path / "whole.jsonl")
+    assert sorted(whole) == list(range(24))
+
+    part = tmp_path / "part.jsonl"
+    part.write_bytes((tmp_path / "whole.jsonl").read_bytes()[:700])
+    err = run(*words, "--out", part).err
+    assert "was cut short" in err
+    assert re.search(r"\d+ texts are there already", err)
+    assert results(part) == whole
+    before = part.read_bytes()
+    assert "24 texts are there already" in run(*words, "--out", part).err
+    assert part.read_bytes() == before
+    assert "another run" in complaint(run(*words, "--top-k", 3, "--out", part))
+    assert part.read_bytes() == before
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT], ids=lambda sent: sent.name)
+def test_a_run_that_is_ended_goes_on(
+    run: Run, folder: Path, prompts: Path, tmp_path: Path, sent: signal.Signals
+) -> None:
+    """Once a few texts are there, and long before all of them are."""
+    out = tmp_path / "out.jsonl"
+    prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[:8]))
+    words = ["generate", "--model", folder, "--prompts", prompts, "--greedy", "--max-new-tokens", 200, "--out", out]
+    process = subprocess.Popen(command(*words, "--batch-size", 2), stderr=subprocess.PIPE, env=environment())
+    while process.poll() is None and not (out.exists() and out.read_bytes().count(b"\n") >= 2):
+        time.sleep(0.02)
+    process.send_signal(sent)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == (130 if sent == signal.SIGINT else -sent)
+    assert b"Traceback" not in err
+    kept = out.read_bytes().rpartition(b"\n")[0]
+    assert 2 <= kept.count(b"\n") + 1 < 8
+    if sent == signal.SIGINT:
+        assert b"the same command goes on from there" in err
+        return
+    assert run(*words).status == 0
+    assert out.read_bytes().startswith(kept)
+    assert sorted(results(out)) == list(range(8))
+
+
+MANY = ["--prompts", "PROMPTS", "--out", "OUT"]
+BAD_MANY = {
+    "no out": (["--prompts", "PROMPTS"], "--prompts needs --out"),
+    "no prompts": (["--out", "OUT"], "--out needs --prompts"),
+    "both kinds of prompt": (["hello", *MANY], "cannot go with a PROMPT"),
+    "json": ([*MANY, "--json"], "cannot go with --json"),
+    "copies of one": (["--num-return-sequences", "2"], "needs --prompts"),
+    "two mistakes": (["--prompts", "PROMPTS", "--greedy", "--top-p", "0.5"], "cannot go with --top-p; --prompts needs"),
+    "onto the prompts": (["--prompts", "PROMPTS", "--out", "PROMPTS"], "holds the prompts"),
+    "too long": ([*MANY, "--max-new-tokens", "1020"], r"prompts\.jsonl, line 6: a prompt of 30 tokens and 1020"),
+    "no folder": (["--prompts", "PROMPTS", "--out", "no/such/folder/out"], "cannot write no/such/folder/out"),
+    "no file": (["--prompts", "no/such.jsonl", "--out", "OUT"], r"cannot read no/such\.jsonl"),
+    "no places": ([*MANY, "--batch-size", "0"], "batch_size must be 1 or more"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", BAD_MANY)
+def test_many_prompts_that_cannot_be(run: Run, folder: Path, prompts: Path, tmp_path: Path, fault: str) -> None:
+    words, message = BAD_MANY[fault]
+    places = {"PROMPTS": prompts, "OUT": tmp_path / "out.jsonl"}
+    found = complaint(run("generate", *(places.get(word, word) for word in words), "--model", folder))
+    assert re.search(message, found), found
+    assert not (tmp_path / "out.jsonl").exists(), "something was done before the mistake was seen"
+
+
+# What the model's own generation config says
+
+
+def test_settings_beside_the_weights_are_used_unless_others_are_given(run: Run, copy: Path) -> None:
+    greedy = run("generate", "the dog", "--model", copy, "--greedy", "--max-new-tokens", 9).out
+    (copy / "generation_config.json").write_text('{"do_sample": false, "max_new_tokens": 9}')
+    assert run("generate", "the dog", "--model", copy).out == greedy
+    (copy / "generation_config.json").write_text('{"top_k": 1, "max_new_tokens": 99}')
+    assert run("generate", "the dog", "--model", copy, "--max-new-tokens", 9).out == greedy
+    assert run("generate", "the dog", "--model", copy, "--greedy", "--max-new-tokens", 9).out == greedy
+
+
+def test_unknown_settings_beside_the_weights_are_refused_by_name(run: Run, copy: Path) -> None:
+    (copy / "generation_config.json").write_text('{"num_beams": 4, "top_k": -3, "transformers_version": "5"}')
+    message = complaint(run("generate", "the dog", "--model", copy))
+    assert "unknown generation settings: num_beams" in message
+    assert "top_k must be 1 or more, not -3" in message
+
+
+def test_beyond_the_context(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Refused, or said to slide; and a guess from the text so far changes nothing."""
+    saved(reference(std=0.3, n_layer=1, vocab_size=300), tmp_path)  # a context of 48
+    tiny_bpe(300).save(str(tmp_path / "tokenizer.json"))
+    words = ["generate", "the dog", "--model", tmp_path, "--greedy", "--max-new-tokens", 60]
+    assert "48" in complaint(run(*words))
+    words += ["--overflow", "slide", "--slide-stride", 20]
+    plain = run(*words)
+    assert plain.status == 0
+    assert ["context of 48" in message for message in caplog.messages] == [True]
+    assert run(*words, "--lookup", 8).out == plain.out
 
 
 # norms and info

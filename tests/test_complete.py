@@ -1,0 +1,141 @@
+"""Many prompts: each text is the one it would be alone, a free place is taken at once, errors come before work."""
+
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import tiny_bpe
+from helpers import small_model
+
+from minigpt import GenerationError, Tokenizer
+from minigpt.generation import Completion, Prompt, complete, generate
+from minigpt.generation.batch import Batch
+
+MODEL = small_model(dtype=torch.float64, n_positions=64, vocab_size=300, eos_token_id=[7, 20, 33, 150, 151, 152])
+TOKENIZER = Tokenizer(tiny_bpe(300))
+TEXTS = [
+    "the dog",
+    "naïve café",
+    "I saw the other dog there",
+    "",
+    "狗",
+    "x" * 20,
+    "\n\n",
+    "the the the the",
+    "a",
+    "1 2 3",
+]
+MIXED = [Prompt(text, max_new_tokens=(i * 11) % 23 + 1) for i, text in enumerate(TEXTS)]
+SAMPLED = {"do_sample": True, "temperature": 1.5, "top_k": 60, "seed": 70}
+WAYS = (
+    {}, SAMPLED, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}, {"stop_strings": ["e", "\n"]},
+    {"min_new_tokens": 1, "eos_token_id": None}, {"use_cache": False}, {"prompt_lookup_num_tokens": 5},
+)  # fmt: skip
+
+
+def alone(prompt: Prompt, number: int, **how: Any) -> list[int]:
+    """The new tokens of one prompt by itself; text ``number`` draws with the seed that far from the first."""
+    ids = TOKENIZER.encode(prompt.text) or [0]
+    how = {**how, "max_new_tokens": prompt.max_new_tokens or how["max_new_tokens"]}
+    if "seed" in how:
+        how["seed"] = prompt.seed if prompt.seed is not None else how["seed"] + number
+    return generate(MODEL, torch.tensor([ids]), tokenizer=TOKENIZER, **how)[0, len(ids) :].tolist()
+
+
+def by_place(results: list[Completion]) -> dict[tuple[int, int], list[int]]:
+    found = {(result.prompt, result.number): result.ids for result in results}
+    assert len(found) == len(results), "a text was written twice"
+    return found
+
+
+@pytest.mark.parametrize(("how", "places"), [*((how, 3) for how in WAYS), (SAMPLED, 16)], ids=str)
+def test_each_text_is_the_one_it_would_be_alone(how: dict[str, Any], places: int) -> None:
+    how = {"max_new_tokens": 20, **how}
+    results = by_place(list(complete(MODEL, TOKENIZER, MIXED, batch_size=places, **how)))
+    assert results == {(i, 0): alone(prompt, i, **how) for i, prompt in enumerate(MIXED)}
+    assert len({len(ids) for ids in results.values()}) > 3, "they all end together"
+
+
+def test_several_texts_of_each_prompt_have_seeds_of_their_own() -> None:
+    how = {**SAMPLED, "max_new_tokens": 9}
+    prompts = [Prompt("the dog"), Prompt("a", seed=5), Prompt("x")]
+    results = by_place(list(complete(MODEL, TOKENIZER, prompts, batch_size=4, num_return_sequences=3, **how)))
+    seeds = {(i, j): (5 + j if i == 1 else 70 + 3 * i + j) for i in range(3) for j in range(3)}
+    assert results == {
+        place: alone(Prompt(prompts[place[0]].text, seed=seed), 0, **how) for place, seed in seeds.items()
+    }
+
+
+def test_a_sliding_window_among_others() -> None:
+    how = {"max_new_tokens": 30, "overflow": "slide", "eos_token_id": None}
+    prompts = ["x" * 60, "a", "the dog", "y" * 100]
+    results = by_place(list(complete(MODEL, TOKENIZER, prompts, batch_size=3, **how)))
+    assert results == {(i, 0): alone(Prompt(text), i, **how) for i, text in enumerate(prompts)}
+
+
+def test_a_free_place_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as prompts are waiting, every place is writing; and no more steps are made than that takes."""
+    sizes, inner = [], Batch.choose
+    monkeypatch.setattr(Batch, "choose", lambda batch: (sizes.append(len(batch.rows)), inner(batch))[1])
+    lengths = [1, 30, 2, 3, 9, 1, 1, 25, 4, 4]
+    prompts = [Prompt("the", max_new_tokens=length) for length in lengths]
+    ended = list(complete(MODEL, TOKENIZER, prompts, batch_size=3, max_new_tokens=1, eos_token_id=None))
+    assert sum(sizes) == sum(lengths)
+    assert sizes == sorted(sizes, reverse=True), "a place stood empty before the last prompt was taken"
+    assert [result.prompt for result in ended][:3] == [0, 2, 3]
+    assert max(sizes) == 3
+
+
+def test_texts_come_as_they_are_finished_and_no_sooner_worked_on() -> None:
+    results = complete(MODEL, TOKENIZER, [Prompt("the", 40), Prompt("the", 1)], max_new_tokens=1, eos_token_id=None)
+    first = next(results)
+    assert (first.prompt, first.end, len(first.ids)) == (1, "length", 1)
+    assert next(results).prompt == 0
+    assert next(results, None) is None
+
+
+def test_ends_and_texts() -> None:
+    how = {**SAMPLED, "max_new_tokens": 25, "temperature": 5.0, "top_k": None}
+    results = list(complete(MODEL, TOKENIZER, TEXTS, **how, stop_strings="e", output_logprobs=True))
+    assert {result.end for result in results} >= {"eos", "length"}
+    for result in results:
+        body = result.ids[:-1] if result.end == "eos" else result.ids
+        assert result.text == TOKENIZER.decode(body).partition("e")[0]
+        assert result.logprobs is not None
+        assert len(result.logprobs) == len(result.ids)
+
+
+def test_what_was_written_before_is_left_out() -> None:
+    whole = by_place(list(complete(MODEL, TOKENIZER, TEXTS, max_new_tokens=9, **SAMPLED)))
+    skip = {(i, 0) for i in range(0, len(TEXTS), 3)}
+    rest = by_place(list(complete(MODEL, TOKENIZER, TEXTS, max_new_tokens=9, skip=skip, **SAMPLED)))
+    assert rest == {place: ids for place, ids in whole.items() if place not in skip}
+    assert list(complete(MODEL, TOKENIZER, TEXTS, max_new_tokens=9, skip=set(whole), **SAMPLED)) == []
+    assert list(complete(MODEL, TOKENIZER, [], max_new_tokens=9)) == []
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a prompt too long": ({"prompts": ["a", "x" * 70]}, "^prompt 1: the prompt is 70 tokens"),
+    "no room": ({"prompts": [Prompt("a", max_new_tokens=64)]}, "^prompt 0: a prompt of 1 tokens and 64 new ones"),
+    "a prompt of its own name": ({"prompts": [Prompt("x" * 70, origin="f, line 3")]}, "^f, line 3: the prompt is 70"),
+    "its own length 0": ({"prompts": ["a", Prompt("a", max_new_tokens=0)]}, "^prompt 1: max_new_tokens must be 1"),
+    "its own seed": ({"prompts": [Prompt("a", seed=-1)]}, "^prompt 0: seed must lie"),
+    "no text": ({"prompts": ["\ud800"]}, "^prompt 0: the text is not valid Unicode"),
+    "no places": ({"batch_size": 0}, "batch_size must be 1 or more, not 0"),
+    "an unknown setting": ({"beams": 2}, "unknown generation settings: beams"),
+    "scores": ({"output_scores": True}, "output_logprobs"),
+    "ids of no token": ({"suppress_tokens": [300]}, "suppress_tokens holds 300, outside the vocabulary of 300"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "complaint"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_is_said_at_the_call(wrong: dict[str, Any], complaint: str) -> None:
+    how = {"prompts": ["a"], "max_new_tokens": 4, **wrong}
+    with pytest.raises(GenerationError, match=complaint):
+        complete(MODEL, TOKENIZER, **how)
+
+
+def test_settings_that_leave_no_token() -> None:
+    results = complete(MODEL, TOKENIZER, ["a"], max_new_tokens=4, suppress_tokens=list(range(300)))
+    with pytest.raises(GenerationError, match="exclude every token"):
+        next(results)
