@@ -33,6 +33,7 @@ def generate(
     device: Device = None,
     dtype: Dtype = None,
     quantize: Quantize = None,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the steps with torch.compile first.")] = False,
     revision: Revision = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:
@@ -47,6 +48,8 @@ def generate(
     gpt2 = minigpt.from_pretrained(
         model, norm=norm, attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision
     )
+    if compiled:
+        minigpt.compile_steps(gpt2)
     tokenizer = minigpt.Tokenizer.from_pretrained(model, revision=revision)
     pieces = minigpt.stream(gpt2, tokenizer, text, **settings)
     if as_json:
