@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
     from minigpt.generation import generate, stream
     from minigpt.lab.parity import ParityReport, parity
-    from minigpt.model import GPT2, KVCache, fold_norms, swap_norms
+    from minigpt.model import GPT2, KVCache, compile_steps, fold_norms, swap_norms
     from minigpt.norms import LayerNorm
     from minigpt.tokenizer import Tokenizer
 
@@ -26,6 +26,7 @@ _HOME = {
     "LayerNorm": "minigpt.norms",
     "ParityReport": "minigpt.lab.parity",
     "Tokenizer": "minigpt.tokenizer",
+    "compile_steps": "minigpt.model",
     "fold_norms": "minigpt.model",
     "from_pretrained": "minigpt.checkpoint",
     "generate": "minigpt.generation",
@@ -50,6 +51,7 @@ __all__ = [
     "NormError",
     "ParityReport",
     "Tokenizer",
+    "compile_steps",
     "fold_norms",
     "from_pretrained",
     "generate",

@@ -50,6 +50,7 @@ def generate(
     device: Device = None,
     dtype: Dtype = None,
     quantize: Quantize = None,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the steps with torch.compile first.")] = False,
     revision: Revision = None,
     check_finite: CheckFinite = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
@@ -71,6 +72,8 @@ def generate(
         model, norm=norm, attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision,
         check_finite=check_finite,
     )  # fmt: skip
+    if compiled:
+        minigpt.compile_steps(gpt2)
     tokenizer = minigpt.Tokenizer.from_pretrained(model, revision=revision)
     if prompts is not None and out is not None:
         write_many(gpt2, tokenizer, prompts, out, settings, batch_size, {"norm": norm, "attention": attention})

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from minigpt.errors import ConfigError
@@ -39,7 +39,7 @@ def compile_steps(model: GPT2, **options: Any) -> GPT2:
 class _FixedCache:
     """A cache's storage under the compiler: one new column, at a place that is data and no shape."""
 
-    def __init__(self, keys: Tensor, values: Tensor, place: Int[Tensor, "1"]) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, place: Tensor) -> None:
         self.keys, self.values, self.place = keys, values, place  # (L, B, H, S, D)
 
     def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

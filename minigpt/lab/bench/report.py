@@ -37,7 +37,7 @@ class Measured:
         prefill_ms: reading the prompts once.
         first_token_ms: from the call to the first token.
         total_ms: from the call to the last token.
-        total_cpu_ms: the processor's time for that, of all threads: with one thread, a busy machine does not spoil it.
+        total_cpu_ms: the processor's time for that, of all threads; with one thread, a busy machine spoils it least.
         tokens_per_second: all new tokens of all rows over ``total_ms``.
         decode_tokens_per_second: all but the first of each row, over the time after that.
         memory_mb: most that its process held, less what ``import torch`` alone takes; files that it maps are counted.

@@ -1,0 +1,97 @@
+"""Compiled steps write the same tokens, and a run compiles at most twice.
+
+The compiler's front half alone, which is what captures and counts: the code that it would generate takes it a minute.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_within, left_padding, random_ids, rms, small_model
+from torch._dynamo.utils import counters
+
+import minigpt
+from minigpt import ConfigError
+from minigpt.model import compile_steps, quantize_int8
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # the checks of shapes are not for the compiler to see
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.reset()
+
+
+def compilations() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("norm", ["fused", "textbook"])
+def test_a_run_compiles_once_and_writes_the_same_tokens(norm: str) -> None:
+    model, ids, mask = small_model(norm), random_ids(3, 9), left_padding((9, 4, 1), 9)
+    wanted = minigpt.generate(model, ids, mask, max_new_tokens=30, eos_token_id=None)
+    compile_steps(model, backend="eager")
+    given = minigpt.generate(model, ids, mask, max_new_tokens=30, eos_token_id=None)
+    assert torch.equal(given, wanted)
+    assert compilations() == 1
+
+
+def test_runs_of_other_batches_and_lengths_compile_once_more_and_never_again() -> None:
+    model = small_model()
+    runs = [(2, 5, 9), (3, 8, 20), (4, 2, 40), (2, 30, 3), (7, 11, 13)]
+    texts = [random_ids(batch, seq) for batch, seq, _ in runs]
+    news = [new for _, _, new in runs]
+    how: dict[str, Any] = {"eos_token_id": None}
+    wanted = [minigpt.generate(model, ids, max_new_tokens=new, **how) for ids, new in zip(texts, news, strict=True)]
+    compile_steps(model, backend="eager")
+    for ids, new, tokens in zip(texts, news, wanted, strict=True):
+        assert torch.equal(minigpt.generate(model, ids, max_new_tokens=new, **how), tokens)
+    assert compilations() == 2
+
+
+def test_steps_through_a_padded_cache_are_those_of_the_uncompiled_model() -> None:
+    model, ids, mask = small_model(dtype=torch.float64), random_ids(2, 20), left_padding((13, 20), 20)
+    cache = model.new_cache(2, 26)
+    with torch.inference_mode():
+        wanted = [model(ids[:, :14], mask[:, :14], cache=cache)] + [
+            model(ids[:, t : t + 1], cache=cache) for t in range(14, 20)
+        ]
+        compile_steps(model, backend="eager")
+        cache = model.new_cache(2, 26)
+        given = [model(ids[:, :14], mask[:, :14], cache=cache)] + [
+            model(ids[:, t : t + 1], cache=cache) for t in range(14, 20)
+        ]
+    for t, (one, other) in enumerate(zip(given, wanted, strict=True)):
+        assert_within(rms(one - other), 1e-13 * rms(other), rms(other), f"piece {t}")
+    assert cache.length == 20
+
+
+def test_what_the_cache_happened_to_hold_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = compile_steps(small_model(), backend="eager")
+    ids = random_ids(1, 4)
+    monkeypatch.setattr(torch, "empty", lambda *shape, **how: torch.full(*shape, torch.nan, **how))
+    cache = model.new_cache(1, 12)
+    monkeypatch.undo()
+    with torch.inference_mode():
+        model(ids[:, :3], cache=cache)
+        assert model(ids[:, 3:], cache=cache).isfinite().all()
+
+
+def test_a_full_cache_is_refused_as_without_the_compiler() -> None:
+    model = compile_steps(small_model(), backend="eager")
+    cache = model.new_cache(1, 3)
+    model(random_ids(1, 3), cache=cache)
+    with pytest.raises(minigpt.GenerationError, match="room for 3 tokens"):
+        model(random_ids(1, 1), cache=cache)
+
+
+def test_what_cannot_be_compiled_is_refused() -> None:
+    with pytest.raises(ConfigError, match='need attention="sdpa"'):
+        compile_steps(small_model(attention="eager"))
+    if "fbgemm" in torch.backends.quantized.supported_engines:
+        with pytest.raises(ConfigError, match="int8 weights cannot be compiled"):
+            compile_steps(quantize_int8(small_model()))
