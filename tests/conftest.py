@@ -21,6 +21,10 @@ assert "minigpt" not in sys.modules, "minigpt was imported before its shapes cou
 if importlib.util.find_spec("beartype"):
     jaxtyping.install_import_hook("minigpt", "shapes.tensors_only")
 
+# Without a GPU, Triton interprets its kernels on the CPU. It is told so before anything imports it.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 torch.set_num_threads(2)
 torch.set_float32_matmul_precision("highest")  # no TF32 on a GPU: an exact comparison needs full products
 

@@ -41,8 +41,8 @@ class Block(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: KVCache | None
     ) -> Float[Tensor, "batch seq embd"]:
-        x = x + self.attn(self.ln_1(x), mask, cache)
-        return x + self.mlp(self.ln_2(x))
+        x, normalized = norms.add_norm(self.ln_2, x, self.attn(self.ln_1(x), mask, cache))
+        return x + self.mlp(normalized)
 
 
 class GPT2(nn.Module):

@@ -22,16 +22,19 @@ class NormInfo(NamedTuple):
     cls: type[nn.Module]
     exact: bool  # claims to compute LayerNorm; an inexact norm is expected to drift, not to pass parity
     requires: str | None  # the optional package that it runs on
+    obstacle: Callable[[], str | None] | None = None  # what else keeps it from running on this machine, if anything
 
     @property
     def available(self) -> bool:
-        """Whether the package it runs on is installed; nothing is imported to find out."""
-        return self.requires is None or importlib.util.find_spec(self.requires) is not None
+        """Whether it can run here; nothing is imported to find out."""
+        return self.reason is None
 
     @property
     def reason(self) -> str | None:
         """Why it is not available, with the way out; None where it is."""
-        return None if self.available else f"needs {self.requires}: pip install 'minigpt[{self.requires}]'"
+        if self.requires is not None and importlib.util.find_spec(self.requires) is None:
+            return f"needs {self.requires}: pip install 'minigpt[{self.requires}]'"
+        return self.obstacle() if self.obstacle else None
 
     @property
     def summary(self) -> str:
@@ -48,8 +51,15 @@ NormClass = TypeVar("NormClass", bound=type[nn.Module])
 _REGISTRY: dict[str, NormInfo] = {}
 
 
-def register(name: str, exact: bool = True, *, requires: str | None = None) -> Callable[[NormClass], NormClass]:
+def register(
+    name: str, exact: bool = True, *, requires: str | None = None, obstacle: Callable[[], str | None] | None = None
+) -> Callable[[NormClass], NormClass]:
     """Class decorator: make ``cls(normalized_shape, eps=..., bias=...)`` available under ``name``.
+
+    Args:
+        exact: whether it claims to be LayerNorm.
+        requires: the optional package that it runs on, which is also the name of our extra that installs it.
+        obstacle: asked what else keeps it from running on this machine; None where nothing does.
 
     Raises:
         NormError: another class already has that name.
@@ -59,14 +69,14 @@ def register(name: str, exact: bool = True, *, requires: str | None = None) -> C
         taken = _REGISTRY.get(name)
         if taken is not None and (taken.cls.__module__, taken.cls.__qualname__) != (cls.__module__, cls.__qualname__):
             raise NormError(f"the norm name {name!r} is taken by {taken.cls.__module__}.{taken.cls.__qualname__}")
-        _REGISTRY[name] = NormInfo(cls, exact, requires)
+        _REGISTRY[name] = NormInfo(cls, exact, requires, obstacle)
         return cls
 
     return add
 
 
 def available() -> dict[str, NormInfo]:
-    """Every registered norm by name, those whose package is missing included (``.available`` is False)."""
+    """Every registered norm by name, those that cannot run here included (``.available`` is False)."""
     _import_every_norm()
     return dict(_REGISTRY)
 
@@ -75,7 +85,7 @@ def lookup(name: str) -> NormInfo:
     """The registered norm of that name.
 
     Raises:
-        NormError: there is none, or the package it needs is not installed.
+        NormError: there is none, or it cannot run here.
     """
     norms = available()
     if name not in norms:

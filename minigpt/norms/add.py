@@ -1,0 +1,21 @@
+"""The residual addition and the norm that reads its sum, in one pass where the norm offers that."""
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+def add_norm(
+    norm: nn.Module, residual: Float[Tensor, "*dims"], delta: Float[Tensor, "*dims"]
+) -> tuple[Float[Tensor, "*dims"], Float[Tensor, "*dims"]]:
+    """``residual + delta`` and ``norm`` of that sum, both (..., *normalized_shape).
+
+    A norm with an ``add_norm(residual, delta)`` of its own computes both, unless somebody watches it: hooks see what a
+    norm is called with.
+    """
+    fused: Any = getattr(norm, "add_norm", None)
+    if fused is not None and not (norm._forward_hooks or norm._forward_pre_hooks):
+        return fused(residual, delta)
+    total = residual + delta
+    return total, norm(total)

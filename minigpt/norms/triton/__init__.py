@@ -1,0 +1,76 @@
+"""LayerNorm on kernels of our own, written in Triton: for CUDA devices, and anywhere in Triton's interpreter.
+
+Triton is imported where the first of these norms is used, and not before.
+"""
+
+import os
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigpt.errors import NormError
+from minigpt.norms.registry import register
+from minigpt.norms.textbook import LayerNorm
+
+
+def interpreting() -> bool:
+    """Whether Triton is told to interpret its kernels, which it then does on any device, slowly."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+def _obstacle() -> str | None:
+    if torch.cuda.is_available() or interpreting():
+        return None
+    return "needs a CUDA device, and PyTorch sees none; TRITON_INTERPRET=1 interprets its kernels without one, slowly"
+
+
+@register("triton", requires="triton", obstacle=_obstacle)
+class TritonLayerNorm(LayerNorm):
+    """Kernels of our own in one pass over the input, the residual addition fused in; statistics in float32 or wider.
+
+    The same bits on every run, and for a row the same whatever stands beside it. Under autocast the output keeps the
+    input's dtype. There are first derivatives only.
+    """
+
+    def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """Normalize ``x`` (..., *normalized_shape); same shape and dtype out.
+
+        Raises:
+            NormError: the shape does not fit, or ``x`` is not where the kernels run.
+        """
+        from minigpt.norms.triton.ops import layer_norm
+
+        self._check(x)
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+    def add_norm(
+        self, residual: Float[Tensor, "*dims"], delta: Float[Tensor, "*dims"]
+    ) -> tuple[Float[Tensor, "*dims"], Float[Tensor, "*dims"]]:
+        """``residual + delta`` and the norm of that sum, both of shape (..., *normalized_shape), from one kernel.
+
+        Bit for bit what the addition and then the norm give, each in the dtype that the two promote to.
+
+        Raises:
+            NormError: the shapes differ or do not fit, or one of the two is not where the kernels run.
+        """
+        from minigpt.norms.triton.ops import add_layer_norm
+
+        if residual.shape != delta.shape:
+            raise NormError(f"{tuple(delta.shape)} cannot be added to a stream of {tuple(residual.shape)}")
+        self._check(residual)
+        self._check(delta)
+        return add_layer_norm(residual, delta, self.weight, self.bias, self.eps)
+
+    def _check(self, x: Tensor) -> None:
+        self._check_shape(x)
+        if not (x.is_floating_point() and self.weight.device == x.device):
+            raise NormError(
+                f"this norm's weights are on {self.weight.device}, but the input is {x.dtype} on {x.device}; "
+                "it takes floating-point numbers that are where its weights are"
+            )
+        if not (x.is_cuda or x.is_meta or interpreting()):
+            raise NormError(
+                f"the triton norm runs on CUDA, but the input is on {x.device}; take norm 'fused' there, "
+                "or set TRITON_INTERPRET=1 before Python starts to interpret its kernels, slowly"
+            )

@@ -1,0 +1,225 @@
+"""The kernels. Arguments in lower case are pointers, sizes and strides; those in upper case are compiled in.
+
+Row i of an input starts at ``i // inner * outer_stride + i % inner * inner_stride``, counted in 64 bits; what is
+written is contiguous. ``means`` and ``rstds``, one number a row, have the dtype that statistics are kept in. Each sum
+is taken in an order that depends on the width alone, so a row comes out the same in any company.
+"""
+
+# pyright: reportMissingImports=false
+
+from typing import no_type_check  # of kernels there is source code alone: a checker's wrapper could not be compiled
+
+import triton
+import triton.language as tl
+
+from minigpt.norms.triton import interpreting
+
+INTERPRETED = tl.constexpr(interpreting())
+
+
+@triton.jit
+@no_type_check
+def row_start(row, inner, outer_stride, inner_stride):
+    return row // inner * outer_stride + row % inner * inner_stride
+
+
+@triton.jit
+@no_type_check
+def rounded(value, pointer):
+    """``value`` in the dtype that ``pointer`` points to, to nearest even.
+
+    So do devices by themselves. The interpreter cuts a bfloat16 off, and is given one that there is nothing to cut of.
+    """
+    if INTERPRETED and pointer.dtype.element_ty == tl.bfloat16:
+        bits = value.to(tl.uint32, bitcast=True)
+        bits += tl.where(value == value, 0x7FFF + ((bits >> 16) & 1), 0)
+        value = ((bits >> 16) << 16).to(tl.float32, bitcast=True)
+    return value.to(pointer.dtype.element_ty)
+
+
+@triton.jit
+@no_type_check
+def forward_rows(
+    x, delta, weight, bias, total, y, means, rstds, rows,
+    x_inner, x_outer_stride, x_inner_stride, delta_inner, delta_outer_stride, delta_inner_stride,
+    WIDTH: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows a program, whole in its registers: read once, summed twice, written once."""
+    wide = rstds.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
+    column = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
+    inside = (row < rows) & (column < WIDTH)
+    out = row * WIDTH + column
+
+    start = row_start(row, x_inner, x_outer_stride, x_inner_stride)
+    value = tl.load(x + start + column, mask=inside, other=0.0).to(wide)  # (ROWS, BLOCK)
+    if delta is not None:
+        start = row_start(row, delta_inner, delta_outer_stride, delta_inner_stride)
+        value += tl.load(delta + start + column, mask=inside, other=0.0).to(wide)
+        kept = rounded(value, total)
+        tl.store(total + out, kept, mask=inside)
+        value = kept.to(wide)  # the norm is that of the sum as it is kept
+
+    mean = tl.sum(value, axis=1, keep_dims=True) / WIDTH  # (ROWS, 1)
+    centred = tl.where(inside, value - mean, 0.0)
+    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / WIDTH + EPS)
+    tl.store(means + row, mean, mask=row < rows)
+    tl.store(rstds + row, rstd, mask=row < rows)
+
+    result = centred * rstd * tl.load(weight + column, mask=column < WIDTH, other=0.0).to(wide)
+    if bias is not None:
+        result += tl.load(bias + column, mask=column < WIDTH, other=0.0).to(wide)
+    tl.store(y + out, rounded(result, y), mask=inside)
+
+
+@triton.jit
+@no_type_check
+def forward_long(
+    x, weight, bias, y, means, rstds, inner, outer_stride, inner_stride,
+    WIDTH: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row a program, too long for its registers: read three times, piece by piece."""
+    wide = rstds.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    x += row_start(row, inner, outer_stride, inner_stride)
+    y += row * WIDTH
+
+    sums = tl.zeros([BLOCK], wide)
+    for first in range(0, WIDTH, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        sums += tl.load(x + column, mask=column < WIDTH, other=0.0).to(wide)
+    mean = tl.sum(sums, axis=0) / WIDTH
+
+    squares = tl.zeros([BLOCK], wide)
+    for first in range(0, WIDTH, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        value = tl.load(x + column, mask=column < WIDTH, other=0.0).to(wide)
+        centred = tl.where(column < WIDTH, value - mean, 0.0)
+        squares += centred * centred
+    rstd = tl.rsqrt(tl.sum(squares, axis=0) / WIDTH + EPS)
+    tl.store(means + row, mean)
+    tl.store(rstds + row, rstd)
+
+    for first in range(0, WIDTH, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        inside = column < WIDTH
+        result = (tl.load(x + column, mask=inside, other=0.0).to(wide) - mean) * rstd
+        result *= tl.load(weight + column, mask=inside, other=0.0).to(wide)
+        if bias is not None:
+            result += tl.load(bias + column, mask=inside, other=0.0).to(wide)
+        tl.store(y + column, rounded(result, y), mask=inside)
+
+
+@triton.jit
+@no_type_check
+def backward_rows(
+    dy, dtotal, x, weight, means, rstds, dx, dweights, dbiases, rows, rounds,
+    dy_inner, dy_outer_stride, dy_inner_stride, dtotal_inner, dtotal_outer_stride, dtotal_inner_stride,
+    x_inner, x_outer_stride, x_inner_stride,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """``rounds`` times ROWS rows a program, and what they bring to weight and bias as one row of partial sums.
+
+    With s the standardized row and g = dy * weight, dx = (g - mean(g) - s * mean(g * s)) * rstd (the derivative of
+    arXiv 1607.06450, equation 4); ``dtotal``, what reached the sum by other ways, is added to it.
+    """
+    wide = rstds.dtype.element_ty
+    program = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(wide)
+    dweight = tl.zeros([ROWS, BLOCK], wide)
+    dbias = tl.zeros([ROWS, BLOCK], wide)
+    for turn in range(0, rounds):
+        row = (program + turn * tl.num_programs(0).to(tl.int64)) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
+        inside = (row < rows) & (column < WIDTH)
+        mean = tl.load(means + row, mask=row < rows, other=0.0)
+        rstd = tl.load(rstds + row, mask=row < rows, other=0.0)
+        start = row_start(row, x_inner, x_outer_stride, x_inner_stride)
+        value = tl.load(x + start + column, mask=inside, other=0.0).to(wide)  # (ROWS, BLOCK)
+        start = row_start(row, dy_inner, dy_outer_stride, dy_inner_stride)
+        gradient = tl.load(dy + start + column, mask=inside, other=0.0).to(wide)
+
+        standard = tl.where(inside, (value - mean) * rstd, 0.0)
+        scaled = gradient * scale
+        along_mean = tl.sum(scaled, axis=1, keep_dims=True) / WIDTH
+        along_row = tl.sum(scaled * standard, axis=1, keep_dims=True) / WIDTH
+        result = (scaled - along_mean - standard * along_row) * rstd
+        if dtotal is not None:
+            start = row_start(row, dtotal_inner, dtotal_outer_stride, dtotal_inner_stride)
+            result += tl.load(dtotal + start + column, mask=inside, other=0.0).to(wide)
+        tl.store(dx + row * WIDTH + column, rounded(result, dx), mask=inside)
+        dweight += gradient * standard
+        dbias += gradient
+
+    place = program * WIDTH + tl.arange(0, BLOCK)
+    within = tl.arange(0, BLOCK) < WIDTH
+    tl.store(dweights + place, tl.sum(dweight, axis=0), mask=within)
+    tl.store(dbiases + place, tl.sum(dbias, axis=0), mask=within)
+
+
+@triton.jit
+@no_type_check
+def backward_long(
+    dy, dtotal, x, weight, means, rstds, dx,
+    dy_inner, dy_outer_stride, dy_inner_stride, dtotal_inner, dtotal_outer_stride, dtotal_inner_stride,
+    x_inner, x_outer_stride, x_inner_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The input's gradient of one row a program, piece by piece; as ``backward_rows``."""
+    wide = rstds.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    mean, rstd = tl.load(means + row), tl.load(rstds + row)
+    x += row_start(row, x_inner, x_outer_stride, x_inner_stride)
+    dy += row_start(row, dy_inner, dy_outer_stride, dy_inner_stride)
+    dx += row * WIDTH
+
+    sums = tl.zeros([BLOCK], wide)
+    products = tl.zeros([BLOCK], wide)
+    for first in range(0, WIDTH, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        inside = column < WIDTH
+        scaled = tl.load(dy + column, mask=inside, other=0.0).to(wide)
+        scaled *= tl.load(weight + column, mask=inside, other=0.0).to(wide)
+        sums += scaled
+        products += scaled * (tl.load(x + column, mask=inside, other=0.0).to(wide) - mean) * rstd
+    along_mean, along_row = tl.sum(sums, axis=0) / WIDTH, tl.sum(products, axis=0) / WIDTH
+
+    for first in range(0, WIDTH, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        inside = column < WIDTH
+        scaled = tl.load(dy + column, mask=inside, other=0.0).to(wide)
+        scaled *= tl.load(weight + column, mask=inside, other=0.0).to(wide)
+        standard = (tl.load(x + column, mask=inside, other=0.0).to(wide) - mean) * rstd
+        result = (scaled - along_mean - standard * along_row) * rstd
+        if dtotal is not None:
+            start = row_start(row, dtotal_inner, dtotal_outer_stride, dtotal_inner_stride)
+            result += tl.load(dtotal + start + column, mask=inside, other=0.0).to(wide)
+        tl.store(dx + column, rounded(result, dx), mask=inside)
+
+
+@triton.jit
+@no_type_check
+def backward_long_weights(
+    dy, x, means, rstds, dweights, dbiases, rows, rounds,
+    dy_inner, dy_outer_stride, dy_inner_stride, x_inner, x_outer_stride, x_inner_stride,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """BLOCK columns of one row of partial sums a program, over every row that ``program_id(0)`` comes by."""
+    wide = rstds.dtype.element_ty
+    program = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,)
+    column = columns[None, :]
+    dweight = tl.zeros([ROWS, BLOCK], wide)
+    dbias = tl.zeros([ROWS, BLOCK], wide)
+    for turn in range(0, rounds):
+        row = (program + turn * tl.num_programs(0).to(tl.int64)) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
+        inside = (row < rows) & (column < WIDTH)
+        mean = tl.load(means + row, mask=row < rows, other=0.0)
+        rstd = tl.load(rstds + row, mask=row < rows, other=0.0)
+        start = row_start(row, x_inner, x_outer_stride, x_inner_stride)
+        value = tl.load(x + start + column, mask=inside, other=0.0).to(wide)  # (ROWS, BLOCK)
+        start = row_start(row, dy_inner, dy_outer_stride, dy_inner_stride)
+        gradient = tl.load(dy + start + column, mask=inside, other=0.0).to(wide)
+        dweight += gradient * (value - mean) * rstd
+        dbias += gradient
+    tl.store(dweights + program * WIDTH + columns, tl.sum(dweight, axis=0), mask=columns < WIDTH)
+    tl.store(dbiases + program * WIDTH + columns, tl.sum(dbias, axis=0), mask=columns < WIDTH)

@@ -1,0 +1,216 @@
+"""The kernels as operators of PyTorch's, with shapes for its compiler and derivatives for autograd."""
+
+# pyright: reportCallIssue=false
+# A launch takes num_warps beside what the kernel itself does.
+
+import contextlib
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigpt.errors import NormError
+from minigpt.norms.triton import interpreting, kernels
+
+REGISTERS = 32 * 1024  # bytes of one row, as its statistics are kept, that a program may hold; longer rows go in pieces
+LONG_BLOCK = 2048  # elements of one piece
+
+Stream = Float[Tensor, "*dims"]
+Row = Float[Tensor, "*row"]
+
+
+def layer_norm(x: Stream, weight: Row, bias: Row | None, eps: float) -> Stream:
+    """LayerNorm of ``x`` over the dimensions of ``weight``; differentiable once."""
+    return torch.ops.minigpt.layer_norm(x, None, weight, bias, eps)[0]
+
+
+def add_layer_norm(residual: Stream, delta: Stream, weight: Row, bias: Row | None, eps: float) -> tuple[Stream, Stream]:
+    """``residual + delta``, and LayerNorm of that sum."""
+    y, total, _, _ = torch.ops.minigpt.layer_norm(residual, delta, weight, bias, eps)
+    return total, y
+
+
+class Rows(NamedTuple):
+    """Where the rows of a tensor lie: its elements, and how to find row i (see ``kernels``)."""
+
+    data: Tensor
+    inner: int
+    outer_stride: int
+    inner_stride: int
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        return self.inner, self.outer_stride, self.inner_stride
+
+
+class Tile(NamedTuple):
+    """How much one program holds at a time, and how many warps share it: by width and dtype alone."""
+
+    rows: int
+    block: int
+    warps: int
+
+
+def rows_of(x: Tensor, row_ndim: int) -> Rows:
+    """The rows as they lie, where two strides can find them; of a stranger layout, a contiguous copy's."""
+    leading, width = x.shape[: x.ndim - row_ndim], x.shape[x.ndim - row_ndim :].numel()
+    x = x.reshape(*leading, width)
+    dims: list[tuple[int, int]] = []
+    for size, stride in zip(leading, x.stride(), strict=False):
+        if size == 1:
+            continue
+        if dims and dims[-1][1] == size * stride:
+            dims[-1] = (dims[-1][0] * size, stride)
+        else:
+            dims.append((size, stride))
+    if len(dims) > 2 or (width > 1 and x.stride(-1) != 1):
+        return Rows(x.contiguous(), leading.numel(), 0, width)
+    (_, outer_stride), (inner, inner_stride) = [(1, 0)] * (2 - len(dims)) + dims
+    return Rows(x, inner, outer_stride, inner_stride)
+
+
+def tile(width: int, wide: torch.dtype) -> Tile | None:
+    """For rows of ``width``; None where one does not fit into registers."""
+    block = max(16, 1 << (width - 1).bit_length())
+    if block * wide.itemsize > REGISTERS:
+        return None
+    least = 64 * 1024 if interpreting() else 1024  # interpreted, a program costs the same for few rows as for many
+    rows = max(1, least // block)
+    return Tile(rows, block, warps=min(16, max(4, rows * block // 512)))
+
+
+def _forward(
+    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``y``, ``total`` (empty without a ``delta``), and of each row the mean and the reciprocal deviation."""
+    width, held = weight.numel(), tile(weight.numel(), _wide(_sum_dtype(x, delta)))
+    if delta is not None and held is None:
+        total = x + delta
+        return _forward(total, None, weight, bias, eps)[0], total, *_forward(total, None, weight, bias, eps)[2:]
+    y, total, mean, rstd = _forward_shapes(x, delta, weight, bias, eps)
+    source, weight, bias = rows_of(x, weight.ndim), weight.contiguous(), None if bias is None else bias.contiguous()
+    added = Rows(x, 1, 0, 0) if delta is None else rows_of(delta, weight.ndim)
+    with _device(x):
+        if not mean.numel():
+            pass
+        elif held is None:
+            kernels.forward_long[mean.numel(),](
+                source.data, weight, bias, y, mean, rstd, *source.place,
+                WIDTH=width, EPS=eps, BLOCK=LONG_BLOCK, num_warps=8,
+            )  # fmt: skip
+        else:
+            kernels.forward_rows[-(-mean.numel() // held.rows),](
+                source.data, None if delta is None else added.data, weight, bias, total, y, mean, rstd, mean.numel(),
+                *source.place, *added.place, WIDTH=width, EPS=eps, ROWS=held.rows, BLOCK=held.block,
+                num_warps=held.warps,
+            )  # fmt: skip
+    return y, total, mean, rstd
+
+
+def _forward_shapes(
+    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dtype = _sum_dtype(x, delta)
+    y = x.new_empty(x.shape, dtype=dtype)
+    total = x.new_empty(0 if delta is None else x.shape, dtype=dtype)
+    mean, rstd = (x.new_empty(x.shape[: x.ndim - weight.ndim], dtype=_wide(dtype)) for _ in range(2))
+    return y, total, mean, rstd
+
+
+def _backward(
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the sum ``x`` (what went into the norm), of the weight and of the bias."""
+    dx = x.new_empty(x.shape)
+    width, rows, held = weight.numel(), mean.numel(), tile(weight.numel(), mean.dtype)
+    source, above = rows_of(x, weight.ndim), rows_of(dy, weight.ndim)
+    beside = Rows(x, 1, 0, 0) if dtotal is None else rows_of(dtotal, weight.ndim)
+    piece = held or Tile(1, LONG_BLOCK, 8)
+    blocks = -(-rows // piece.rows)
+    programs = min(blocks, _programs(x.device, piece.warps))
+    dweights, dbiases = (x.new_empty(programs, width, dtype=mean.dtype) for _ in range(2))
+    given = (above.data, None if dtotal is None else beside.data, source.data, weight.contiguous(), mean, rstd, dx)
+    places = (*above.place, *beside.place, *source.place)
+    with _device(x):
+        if not rows:
+            pass
+        elif held is not None:
+            kernels.backward_rows[programs,](
+                *given, dweights, dbiases, rows, -(-blocks // programs), *places,
+                WIDTH=width, ROWS=held.rows, BLOCK=held.block, num_warps=held.warps,
+            )  # fmt: skip
+        else:
+            kernels.backward_long[rows,](*given, *places, WIDTH=width, BLOCK=LONG_BLOCK, num_warps=8)
+            kernels.backward_long_weights[programs, -(-width // LONG_BLOCK)](
+                above.data, source.data, mean, rstd, dweights, dbiases, rows, -(-blocks // programs),
+                *above.place, *source.place, WIDTH=width, ROWS=1, BLOCK=LONG_BLOCK, num_warps=8,
+            )  # fmt: skip
+    dweight, dbias = (partial.sum(0).to(weight.dtype).view(weight.shape) for partial in (dweights, dbiases))
+    return dx, dweight, dbias
+
+
+def _backward_shapes(
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, delta, weight, bias, _ = inputs
+    _, total, mean, rstd = output
+    ctx.save_for_backward(x if delta is None else total, weight, mean, rstd)
+    ctx.dtypes = x.dtype, None if delta is None else delta.dtype, None if bias is None else bias.dtype
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(
+    ctx: Any, dy: Tensor | None, dtotal: Tensor | None, dmean: None, drstd: None
+) -> tuple[Tensor | None, ...]:
+    x, weight, mean, rstd = ctx.saved_tensors
+    x_dtype, delta_dtype, bias_dtype = ctx.dtypes
+    dy = torch.zeros_like(x) if dy is None else dy
+    dtotal = None if delta_dtype is None else dtotal
+    dx, dweight, dbias = torch.ops.minigpt.layer_norm_backward(dy, dtotal, x, weight, mean, rstd)
+    ddelta = None if delta_dtype is None else dx.to(delta_dtype)
+    return dx.to(x_dtype), ddelta, dweight, None if bias_dtype is None else dbias.to(bias_dtype), None
+
+
+def _refuse(ctx: Any, *gradients: Tensor | None) -> None:
+    raise NormError("the triton norm has first derivatives only; for second ones take norm 'fused' or 'textbook'")
+
+
+def _sum_dtype(x: Tensor, delta: Tensor | None) -> torch.dtype:
+    return x.dtype if delta is None else torch.promote_types(x.dtype, delta.dtype)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Kernels start on the current device and its current stream: make it the tensor's."""
+    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+
+
+def _programs(device: torch.device, warps: int) -> int:
+    """How many programs keep the device busy: sixteen warps for each of its multiprocessors."""
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count * max(1, 16 // warps)
+
+
+torch.library.define(
+    "minigpt::layer_norm",
+    "(Tensor x, Tensor? delta, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+torch.library.define(
+    "minigpt::layer_norm_backward",
+    "(Tensor dy, Tensor? dtotal, Tensor x, Tensor weight, Tensor mean, Tensor rstd) -> (Tensor, Tensor, Tensor)",
+)
+torch.library.impl("minigpt::layer_norm", ("cpu", "cuda"), _forward)
+torch.library.impl("minigpt::layer_norm_backward", ("cpu", "cuda"), _backward)
+torch.library.register_fake("minigpt::layer_norm", _forward_shapes)
+torch.library.register_fake("minigpt::layer_norm_backward", _backward_shapes)
+torch.library.register_autograd("minigpt::layer_norm", _gradients, setup_context=_remember)
+torch.library.register_autograd("minigpt::layer_norm_backward", _refuse)

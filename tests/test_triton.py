@@ -1,0 +1,344 @@
+"""The Triton norm: in the interpreter where there is no GPU, compiled for one all the same, and on one where there is.
+
+What a LayerNorm has to be is the conformance kit's to say; here it is asked, and then what is this norm's own: the
+fused addition, long rows, strange layouts, offsets beyond 32 bits, the operator's registration, and refusals.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from helpers import HALVES, assert_close, assert_same_bits, max_abs, random_ids, small_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from minigpt import NormError, norms
+from minigpt.norms import registry
+from minigpt.testing import assert_norm_parity
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("needs triton: pip install 'minigpt[triton]'", allow_module_level=True)
+
+from minigpt.norms.triton import interpreting
+
+DTYPES = (torch.float64, torch.float32, *HALVES)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+# What the interpreter does in a few seconds; all of it is asked where a GPU runs the kernels.
+KIT = ("width [135]", "width 1001", "[01] rows", "*16, ordinary rows", "float64, *sqrt(eps)", "*32, massive*",
+       "special", "input*", "*eps", "no bias", "autocast*", "gradients, dy*", "gradients, finite*")  # fmt: skip
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where the kernels run in this process: they are interpreted, or compiled, but not both."""
+    if request.param == "cpu" and not interpreting():
+        pytest.skip("on a machine with a GPU the kernels are compiled for it, not interpreted on the CPU")
+    return torch.device(request.param)
+
+
+def norm_of(width: int | tuple[int, ...], *, dtype: torch.dtype = torch.float32, device: torch.device,
+            bias: bool = True) -> nn.Module:  # fmt: skip
+    norm = norms.build("triton", width, bias=bias).to(device, dtype)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.copy_(torch.randn_like(parameter) + 0.5)
+    return norm
+
+
+def truth_of(norm: nn.Module) -> nn.Module:
+    """The textbook's norm in float64 with the same numbers."""
+    shape = norm.weight.shape
+    truth = norms.build("textbook", tuple(shape), bias=norm.bias is not None).to(norm.weight.device, torch.float64)
+    truth.load_state_dict(norm.state_dict())
+    return truth
+
+
+def gradients(compute: Callable[..., Tensor], norm: nn.Module, *leaves: Tensor) -> tuple[Tensor, ...]:
+    """Of the leaves, then of weight and bias, for a loss that tells every element of the result from every other."""
+    leaves = tuple(leaf.detach().requires_grad_() for leaf in leaves)
+    y = compute(*leaves)
+    coefficients = torch.linspace(-1, 2, y.numel(), dtype=torch.float64).to(y.device).view(y.shape)
+    return torch.autograd.grad((y.double() * coefficients).sum(), [*leaves, *norm.parameters()])
+
+
+def test_passes_the_conformance_kit(device: torch.device) -> None:
+    assert_norm_parity("triton", device=device, cases=KIT)
+
+
+@pytest.mark.usefixtures("unchecked")  # torch.compile would trace the shape checks as well
+def test_passes_the_conformance_kit_compiled(device: torch.device) -> None:
+    assert_norm_parity("triton", device=device, cases="compile", compile_backend="aot_eager")
+
+
+@pytest.mark.gpu
+def test_passes_all_of_the_conformance_kit_on_cuda() -> None:
+    assert_norm_parity("triton", device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [5, 768])
+def test_a_row_is_the_same_in_any_company(width: int, dtype: torch.dtype, device: torch.device) -> None:
+    norm = norm_of(width, dtype=dtype, device=device)
+    x = torch.randn(130, width).to(device, dtype)
+    whole = norm(x)
+    for rows in (1, 2, 63, 129):
+        assert_same_bits(norm(x[-rows:].clone()), whole[-rows:], f"the last {rows} of 130 rows")
+
+
+@every_dtype
+@pytest.mark.parametrize("width", [1, 3, 48, 9000])
+def test_add_norm_has_the_bits_of_the_addition_and_then_the_norm(
+    width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    norm = norm_of(width, dtype=dtype, device=device)
+    residual, delta = (torch.randn(2, 1, width).to(device, dtype) for _ in range(2))
+    total, y = norm.add_norm(residual, delta)
+    assert_same_bits(total, residual + delta, "the sum")
+    assert_same_bits(y, norm(residual + delta), "its norm")
+
+
+def test_add_norm_promotes_as_an_addition_does(device: torch.device) -> None:
+    norm = norm_of(40, device=device)
+    residual, delta = torch.randn(4, 40).to(device), torch.randn(4, 40).to(device, torch.bfloat16)
+    total, y = norm.add_norm(residual, delta)
+    assert_same_bits(total, residual + delta, "float32 + bfloat16")
+    assert_same_bits(y, norm(residual + delta), "its norm")
+    found = torch.autograd.grad((total * y).sum(), [*norm.parameters()])
+    assert all(gradient.isfinite().all() and max_abs(gradient) > 0 for gradient in found)
+
+
+@pytest.mark.parametrize("width", [48, 9000])
+@pytest.mark.parametrize("used", ["both", "the sum alone"])
+def test_gradients_of_add_norm(used: str, width: int, device: torch.device) -> None:
+    norm = norm_of(width, device=device)
+    truth = truth_of(norm)
+    residual, delta = torch.randn(2, 3, width).to(device), torch.randn(3, 2, width).to(device).transpose(0, 1)
+
+    def mixed(total: Tensor, y: Tensor) -> Tensor:
+        return total * y if used == "both" else total + 0 * y
+
+    found = gradients(lambda r, d: mixed(*norm.add_norm(r, d)), norm, residual, delta)
+    wanted = gradients(lambda r, d: mixed(r + d, truth(r + d)), truth, residual.double(), delta.double())
+    for what, one, other in zip(("residual", "delta", "weight", "bias"), found, wanted, strict=True):
+        assert_close(one, other, 1e-5, f"{used}: gradient of {what}")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("width", "dtype", "bound"), [
+    (9000, torch.float32, 1e-5), (9000, torch.bfloat16, 2e-2), (5000, torch.float64, 1e-13),
+])  # fmt: skip
+def test_rows_too_long_for_one_program(
+    width: int, dtype: torch.dtype, bound: float, bias: bool, device: torch.device
+) -> None:
+    norm = norm_of(width, dtype=dtype, device=device, bias=bias)
+    truth = truth_of(norm)
+    x = (torch.randn(3, width) * 2 + 0.7).to(device, dtype)
+    assert_close(norm(x), truth(x.double()), bound, "values")
+    for one, other in zip(gradients(norm, norm, x), gradients(truth, truth, x.double()), strict=True):
+        assert_close(one, other, bound, "gradients")
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    st.sampled_from([(6,), (2, 3)]),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+)
+@settings(max_examples=12)
+def test_any_layout_of_any_leading_dimensions(leading: list[int], row: tuple[int, ...], random, expanded: bool) -> None:
+    if not interpreting():
+        pytest.skip("on a machine with a GPU the kernels are compiled for it, not interpreted on the CPU")
+    device = torch.device("cpu")
+    norm = norm_of(row, device=device)
+    order = list(range(len(leading)))
+    random.shuffle(order)
+    storage = torch.randn(*(leading[i] for i in order), *row, 2)[..., random.randrange(2)]
+    x = storage.permute(*(order.index(i) for i in range(len(leading))), *range(len(leading), storage.ndim))
+    x = x[:1].expand_as(x) if expanded else x
+    x = x[..., ::2, :, :] if len(leading) > 1 and random.random() < 0.5 and len(row) == 1 else x
+    truth = truth_of(norm)
+    assert_close(norm(x), truth(x.double()), 1e-5, f"strides {x.stride()} of {tuple(x.shape)}")
+    for one, other in zip(gradients(norm, norm, x), gradients(truth, truth, x.double()), strict=True):
+        assert_close(one, other, 1e-5, "gradients")
+
+
+def test_offsets_beyond_32_bits(device: torch.device) -> None:
+    """Three rows 2^30 + 7 elements apart: of four gigabytes, three pages are touched."""
+    norm = norm_of(32, device=device)
+    x = torch.empty(2**31 + 128, dtype=torch.float16, device=device).as_strided((3, 32), (2**30 + 7, 1))
+    x.copy_(torch.randn(3, 32))
+    assert_same_bits(norm(x), norm(x.clone(memory_format=torch.contiguous_format)), "far apart and side by side")
+
+
+@pytest.mark.gpu
+def test_more_than_2_31_elements() -> None:
+    norm = norm_of(1024, device=torch.device("cuda"), dtype=torch.float16)
+    if torch.cuda.mem_get_info()[0] < 20 * 2**30:
+        pytest.skip("needs 20 GB of free memory on the GPU")
+    x = torch.randn(2**21 + 3, 1024, device="cuda", dtype=torch.float16)
+    y = norm(x)
+    assert_same_bits(y[-5:], norm(x[-5:].clone()), "the last rows")
+
+
+def test_no_rows(device: torch.device) -> None:
+    norm = norm_of(16, device=device)
+    y, gradient, weight, bias = (
+        norm(torch.empty(0, 16).to(device)),
+        *gradients(norm, norm, torch.empty(0, 16).to(device)),
+    )
+    assert y.shape == gradient.shape == (0, 16)
+    assert max_abs(weight) == max_abs(bias) == 0
+
+
+def test_the_same_bits_on_every_run(device: torch.device) -> None:
+    norm = norm_of(96, device=device)
+    x = torch.randn(3000, 96).to(device)
+    first, again = gradients(norm, norm, x), gradients(norm, norm, x)
+    for one, other in zip(first, again, strict=True):
+        assert_same_bits(one, other, "gradients")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_operator_is_registered_as_pytorch_wants_it(bias: bool, device: torch.device) -> None:
+    x, delta, weight = (torch.randn(*shape).to(device).requires_grad_() for shape in ((3, 5, 40), (3, 5, 40), (40,)))
+    shift = torch.randn(40).to(device).requires_grad_() if bias else None
+    norm_of(40, device=device)(x)  # imports the operators
+    for given_delta in (delta, None):
+        torch.library.opcheck(torch.ops.minigpt.layer_norm, (x, given_delta, weight, shift, 1e-5))
+
+
+def test_on_meta_there_are_shapes() -> None:
+    norm = norms.build("triton", 40).to("meta")
+    y = norm(torch.empty(3, 40, device="meta", dtype=torch.bfloat16))
+    assert (y.shape, y.dtype, y.is_meta) == ((3, 40), torch.bfloat16, True)
+
+
+def test_second_derivatives_are_refused(device: torch.device) -> None:
+    norm, x = norm_of(8, device=device), torch.randn(2, 8).to(device).requires_grad_()
+    (first,) = torch.autograd.grad(norm(x).square().sum(), x, create_graph=True)
+    with pytest.raises(NormError, match="first derivatives only"):
+        first.sum().backward()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_it_cannot_take_is_refused(device: torch.device) -> None:
+    norm = norm_of(8, device=device)
+    for x in (torch.ones(2, 8, dtype=torch.long, device=device), torch.ones(2, 8, device="meta")):
+        with pytest.raises(NormError, match="floating-point numbers"):
+            norm(x)
+    with pytest.raises(NormError, match="cannot be added"):
+        norm.add_norm(torch.ones(2, 8, device=device), torch.ones(8, device=device))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_cpu_without_the_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = norms.build("triton", 8) if interpreting() else norm_of(8, device=torch.device("cpu"))
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(NormError, match="runs on CUDA, but the input is on cpu"):
+        norm(torch.ones(2, 8))
+
+
+def test_says_why_it_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = norms.available()["triton"]
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not info.available
+    assert "needs a CUDA device" in (info.reason or "")
+    with pytest.raises(NormError, match="norm 'triton' needs a CUDA device, and PyTorch sees none; TRITON_INTERPRET=1"):
+        norms.build("triton", 8)
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
+    assert info.reason == "needs triton: pip install 'minigpt[triton]'"
+
+
+def test_a_block_adds_and_normalizes_at_once_unless_it_is_watched(device: torch.device) -> None:
+    model, ids = small_model("triton", device=device), random_ids(2, 7, device=device)
+    fused, calls = type(model.h[0].ln_2).add_norm, []
+    with torch.inference_mode():
+        model.h[0].ln_2.add_norm = lambda *given: calls.append(1) or fused(model.h[0].ln_2, *given)
+        logits = model(ids)
+        seen = []
+        hook = model.h[0].ln_2.register_forward_hook(lambda module, given, y: seen.append(y.shape))
+        watched = model(ids)
+        hook.remove()
+        expected = small_model("fused", device=device)(ids)
+    assert calls == [1]
+    assert seen == [(2, 7, 48)]
+    assert_same_bits(watched, logits, "watched and unwatched")
+    assert_close(logits, expected, 1e-5, "against the library's norm")
+
+
+COMPILE = """
+import json, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from minigpt.norms.triton import kernels
+from minigpt.norms.triton.ops import tile
+import torch
+
+held = tile(768, torch.float32)
+rows = dict(WIDTH=768, ROWS=held.rows, BLOCK=held.block)
+CASES = {
+    "forward_rows": ("bf16", "fp32", rows | dict(EPS=1e-5)),
+    "backward_rows": ("bf16", "fp32", rows),
+}
+POINTERS = "x delta weight bias total y dy dtotal dx".split()
+sizes = {}
+for name, (narrow, wide, constants) in CASES.items():
+    kernel = getattr(kernels, name)
+    types = dict.fromkeys(kernel.arg_names, "i64") | dict.fromkeys(POINTERS, "*" + narrow)
+    types |= dict.fromkeys(("means", "rstds", "dweights", "dbiases"), "*" + wide)
+    types = {given: "constexpr" if given in constants else types[given] for given in kernel.arg_names}
+    constants = {(kernel.arg_names.index(given),): value for given, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=types, constexprs=constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    sizes[name] = len(compiled.asm["cubin"])
+print(json.dumps(sizes))
+"""
+
+
+def test_the_kernels_compile_for_a_gpu_that_is_not_there() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False,
+        env=os.environ | {"TRITON_INTERPRET": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    sizes = json.loads(done.stdout.splitlines()[-1])
+    print(f"bytes of machine code: {sizes}")
+    assert len(sizes) == 2
+    assert min(sizes.values()) > 1000
+
+
+@pytest.mark.gpu
+def test_inside_a_cuda_graph() -> None:
+    norm = norm_of(768, device=torch.device("cuda"))
+    x, delta = torch.randn(8, 768, device="cuda"), torch.randn(8, 768, device="cuda")
+    with torch.inference_mode():
+        norm.add_norm(x, delta)  # compiles
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            total, y = norm.add_norm(x, delta)
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        wanted = norm.add_norm(x, delta)
+    assert_same_bits(total, wanted[0], "the sum")
+    assert_same_bits(y, wanted[1], "its norm")
+
+
+@pytest.mark.gpu
+def test_on_a_second_device_and_another_stream() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    norm = norm_of(768, device=torch.device("cuda:1"))
+    x = torch.randn(64, 768, device="cuda:1")
+    with torch.cuda.stream(torch.cuda.Stream("cuda:1")):
+        y = norm(x)
+    torch.cuda.synchronize("cuda:1")
+    assert_close(y, truth_of(norm)(x.double()), 1e-5, "on cuda:1 while cuda:0 is current")
