@@ -90,7 +90,8 @@ def packed(rows: Float[Tensor, "out inp"]) -> torch.ScriptObject:
     with warnings.catch_warnings():  # that PyTorch means to move its quantized tensors elsewhere
         warnings.simplefilter("ignore", UserWarning)
         zeros = torch.zeros(len(scale), dtype=torch.long)
-        quantized = torch.ops.aten._make_per_channel_quantized_tensor(integers, scale.double(), zeros, 0)
+        make = torch._make_per_channel_quantized_tensor  # pyright: ignore[reportPrivateImportUsage]
+        quantized = make(integers, scale.double(), zeros, 0)
     chosen, torch.backends.quantized.engine = torch.backends.quantized.engine, ENGINE
     try:
         return torch.ops.quantized.linear_prepack(quantized, None)
