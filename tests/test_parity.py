@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 import minigpt
 from minigpt import CheckpointError, ConfigError, MiniGPTError, NormError
-from minigpt.checkpoint.translate import translate
+from minigpt.checkpoint import Checkpoint, open_checkpoint
 
 PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
 SITES = ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
@@ -317,12 +317,14 @@ def test_a_norm_that_works_in_place_is_measured_against_its_true_input(folder: P
 
 
 def test_a_fault_in_our_loading_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def mistaken(tensors: dict[str, Tensor], config: minigpt.GPT2Config) -> dict[str, Tensor]:
-        ours = translate(tensors, config)
+    def mistaken(place: Path, **how: Any) -> Checkpoint:
+        found = open_checkpoint(place, **how)
         one, other = "h.1.ln_1.weight", "h.1.ln_2.weight"
-        return ours | {one: ours[other], other: ours[one]}
+        return dataclasses.replace(
+            found, tensors=found.tensors | {one: found.tensors[other], other: found.tensors[one]}
+        )
 
-    monkeypatch.setattr("minigpt.checkpoint.pretrained.translate", mistaken)
+    monkeypatch.setattr("minigpt.checkpoint.pretrained.open_checkpoint", mistaken)
     report = judge(folder)
     assert not report.passed
     assert report.bitwise.equal is False
@@ -331,12 +333,11 @@ def test_a_fault_in_our_loading_shows(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_fault_in_our_reading_of_a_config_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = minigpt.GPT2Config.from_json_file
+    def mistaken(place: Path, **how: Any) -> Checkpoint:
+        found = open_checkpoint(place, **how)
+        return dataclasses.replace(found, config=dataclasses.replace(found.config, layer_norm_epsilon=1e-3))
 
-    def mistaken(path: str | Path) -> minigpt.GPT2Config:
-        return dataclasses.replace(read(path), layer_norm_epsilon=1e-3)
-
-    monkeypatch.setattr(minigpt.GPT2Config, "from_json_file", mistaken)
+    monkeypatch.setattr("minigpt.checkpoint.pretrained.open_checkpoint", mistaken)
     report = judge(folder)
     assert not report.passed
     assert report.bitwise.equal is False

@@ -1,5 +1,6 @@
 """One checkpoint four times, and the texts that all four read."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +51,8 @@ class Contest:
     ) -> None:
         self.place, self.attention, self.device, self.quantize = place, attention, device, quantize
         self.candidate = from_pretrained(place, attention=attention, device=device, dtype=dtype, quantize=quantize)
+        # Ids that stand for no text count as any other: the model is judged, and not what is drawn from it.
+        self.candidate.config = dataclasses.replace(self.candidate.config, used_vocab_size=None)
         self._own = self._norms()
         self.swapped = swap_norms(self.candidate, norm, sites)
         self._new = self._norms()
