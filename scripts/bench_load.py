@@ -8,17 +8,17 @@ steadier of the two. Linux only: the peak is read from /proc.
 """
 
 import json
-import platform
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 import typer
 
 import minigpt
+from minigpt.lab.bench.environment import environment
 
 LOADS = {
     "float32": "device='cpu'",
@@ -60,11 +60,7 @@ def main(
             "parameters": minigpt.GPT2Config.preset(preset).parameter_count,
             "file_mb": round((Path(place) / "model.safetensors").stat().st_size / 2**20, 1),
             "loads": {name: json.loads(_run(PROGRAM.replace("HOW", how), place)) for name, how in LOADS.items()},
-            "measured_on": {
-                "processor": _processor(),
-                "python": platform.python_version(),
-                **{package: version(package) for package in ("torch", "safetensors", "minigpt")},
-            },
+            "measured_on": environment(torch.get_num_threads()),
         }
     text = json.dumps(results, indent=2) + "\n"
     print(text, end="")
@@ -75,13 +71,6 @@ def main(
 def _run(program: str, *words: str) -> str:
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
     return done.stdout
-
-
-def _processor() -> str:
-    """The processor's own name where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
 if __name__ == "__main__":

@@ -15,12 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 import typer
-from bench_start import measured_on
 from random_gpt2 import random_gpt2
 from tales import tale
 
 import minigpt
+from minigpt.lab.bench.environment import environment
 
 WORDS = ("parity", "--noise", "--sensitivity", "--bisect", "--device", "cpu")
 
@@ -33,7 +34,7 @@ def main(json_file: str | None = typer.Option(None, "--json"), norm: str = "text
         (folder / "text").write_text("\n".join(tale(seed) for seed in range(12)), encoding="utf-8")
         runs = [_run(folder, norm) for _ in range(repeats)]
     results: dict[str, Any] = {
-        "measured_on": measured_on(),
+        "measured_on": environment(torch.get_num_threads()),
         "norm": norm,
         "options": WORDS,
         "seconds_median": round(statistics.median(run["seconds"] for run in runs), 1),

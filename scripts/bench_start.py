@@ -8,12 +8,10 @@ Linux only: the peak is read from /proc.
 """
 
 import json
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import torch
 import typer
 
 import minigpt
+from minigpt.lab.bench.environment import environment
 
 PROMPT = list(range(100, 116))  # 16 tokens
 
@@ -85,30 +84,13 @@ def _summary(runs: dict[str, list[dict[str, float]]], file_mb: float) -> dict[st
     }
     ours, theirs = medians["minigpt"], medians["transformers"]
     return {
-        "measured_on": measured_on(),
+        "measured_on": environment(torch.get_num_threads()),
         "file_mb": round(file_mb, 1),
         "repeats": len(runs["minigpt"]),
         "medians": medians,
         "first_token_ratio": round(ours["first_token_s"] / theirs["first_token_s"], 3),
         "peak_mb_over_import_torch": round(ours["peak_mb"] - medians["import torch"]["peak_mb"], 1),
     }
-
-
-def measured_on() -> dict[str, Any]:
-    """The machine and the versions that a figure belongs to."""
-    return {
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        **{package: version(package) for package in ("torch", "transformers", "minigpt")},
-    }
-
-
-def _processor() -> str:
-    """The processor's own name where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 import typer
-from bench_start import measured_on
 from random_gpt2 import random_gpt2
 
 import minigpt
+from minigpt.lab.bench.environment import environment
 
 NORMS = ("textbook", "fused", "torch.nn:LayerNorm")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -32,7 +33,7 @@ def main(json_file: str | None = typer.Option(None, "--json"), runs: int = 50, f
         print(json.dumps(run), flush=True)
         found.append(run)
     results: dict[str, Any] = {
-        "measured_on": measured_on(),
+        "measured_on": environment(torch.get_num_threads()),
         "failed": sum(not run["passed"] for run in found),
         "largest_ratio": max(run["ratio"] for run in found),
         "runs": found,

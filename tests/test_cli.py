@@ -732,10 +732,9 @@ def test_a_revision_of_a_local_folder_is_not_ignored(run: Run, folder: Path) -> 
     assert "revision" in complaint(run("info", folder, "--revision", "v2"))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "no-such-model"])
-def test_no_network_and_no_cache(tmp_path: Path, name: str) -> None:
-    message = complaint(ran(["info", name], HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1"))
-    assert f"'{name}'" in message
+def test_no_network_and_no_cache(tmp_path: Path) -> None:
+    message = complaint(ran(["info", "gpt2"], HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1"))
+    assert "'gpt2'" in message
     assert "local folder" in message
     assert all(known in message for known in ("demo", "gpt2-medium", "distilgpt2"))
 

@@ -32,7 +32,9 @@ def tokenizer() -> minigpt.Tokenizer:
 @pytest.fixture(scope="module")
 def told(model: minigpt.GPT2, tokenizer: minigpt.Tokenizer) -> list[str]:
     """What the model makes of each prompt when it takes the likeliest token every time."""
-    return [p + "".join(minigpt.stream(model, tokenizer, p, max_new_tokens=230)) for p in PROMPTS]
+    written = minigpt.generation.complete(model, tokenizer, PROMPTS, max_new_tokens=230)
+    new = {text.prompt: text.text for text in written}
+    return [prompt + new[i] for i, prompt in enumerate(PROMPTS)]
 
 
 def test_it_has_about_a_million_parameters(model: minigpt.GPT2) -> None:

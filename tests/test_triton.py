@@ -93,7 +93,7 @@ def test_a_row_is_the_same_in_any_company(width: int, dtype: torch.dtype, device
 
 
 @every_dtype
-@pytest.mark.parametrize("width", [1, 3, 48, 9000])
+@pytest.mark.parametrize("width", [3, 48])
 def test_add_norm_has_the_bits_of_the_addition_and_then_the_norm(
     width: int, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -130,9 +130,8 @@ def test_gradients_of_add_norm(used: str, width: int, device: torch.device) -> N
         assert_close(one, other, 1e-5, f"{used}: gradient of {what}")
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("width", "dtype", "bound"), [
-    (9000, torch.float32, 1e-5), (9000, torch.bfloat16, 2e-2), (5000, torch.float64, 1e-13),
+@pytest.mark.parametrize(("width", "dtype", "bound", "bias"), [
+    (9000, torch.float32, 1e-5, True), (9000, torch.bfloat16, 2e-2, False), (5000, torch.float64, 1e-13, True),
 ])  # fmt: skip
 def test_rows_too_long_for_one_program(
     width: int, dtype: torch.dtype, bound: float, bias: bool, device: torch.device
