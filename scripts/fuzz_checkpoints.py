@@ -67,16 +67,19 @@ def main(mutations: int = 100_000, json_file: str | None = typer.Option(None, "-
         "slowest_s": round(slowest, 3),
         "largest_growth_of_a_batch_mb": round(peak_mb, 1),
         "seconds": round(time.perf_counter() - started),
-        "measured_on": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "safetensors", "tokenizers", "numpy", "minigpt")},
-        },
+        "measured_on": measured_on(),
     }
     text = json.dumps(result, indent=2) + "\n"
     print(text, end="")
     if json_file:
         Path(json_file).write_text(text, encoding="utf-8")
     raise typer.Exit(1 if escaped else 0)
+
+
+def measured_on(*more: str) -> dict[str, str]:
+    """Versions of what reads."""
+    names = ("torch", "safetensors", "tokenizers", "numpy", "minigpt", *more)
+    return {"python": platform.python_version()} | {name: version(name) for name in names}
 
 
 def in_a_process(numbers: range, folder: Path) -> dict[str, Any]:
@@ -98,13 +101,9 @@ def in_a_process(numbers: range, folder: Path) -> dict[str, Any]:
 
 
 def _batch(numbers: range, folder: Path, report: Connection) -> None:
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limit = size + 8 * MEMORY_MB * 2**20  # of addresses, of which allocators reserve more than they use
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_and_watch()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a library that panics says so there
-    sys.addaudithook(_watch)
-    before = _peak_mb()
+    before = peak_mb()
     counts, escaped, slowest = Counter[str](), [], 0.0
     for number in numbers:
         report.send(number)
@@ -113,10 +112,19 @@ def _batch(numbers: range, folder: Path, report: Connection) -> None:
         slowest = max(slowest, time.perf_counter() - began)
         counts[f"{target}: {outcome}"] += 1
         escaped += [{"number": number, "target": target, "what": escape}] if escape else []
-    grown = _peak_mb() - before
+    grown = peak_mb() - before
     if grown > MEMORY_MB:
         escaped.append({"number": numbers.start, "what": f"the batch grew by {grown:.0f} MB"})
     report.send({"counts": counts, "escaped": escaped, "grown_mb": grown, "slowest_s": slowest})
+
+
+def limit_and_watch() -> None:
+    """For the rest of this process: an end to its memory, no core dumps, and an eye on the files that it opens."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = size + 8 * MEMORY_MB * 2**20  # of addresses, of which allocators reserve more than they use
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.addaudithook(_watch)
 
 
 def one(number: int, folder: Path) -> tuple[str, str, str | None]:
@@ -128,6 +136,11 @@ def one(number: int, folder: Path) -> tuple[str, str, str | None]:
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(folder / "seeds" / seed, place)
     mutate(chance, place)
+    return target, *watched(seed, place)
+
+
+def watched(seed: str, place: Path) -> tuple[str, str | None]:
+    """Read what lies in ``place``: "loaded" or "refused", and what went wrong, if anything did."""
     opened: list[str] = []
     _WATCHES.append(opened)
     signal.signal(signal.SIGALRM, _hang)
@@ -142,7 +155,7 @@ def one(number: int, folder: Path) -> tuple[str, str, str | None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         _WATCHES.remove(opened)
     outside = [path for path in opened if not path.startswith(str(place))]
-    return target, outcome, escape or (f"it opened {outside[0]}" if outside else None)
+    return outcome, escape or (f"it opened {outside[0]}" if outside else None)
 
 
 def _read(seed: str, place: Path) -> tuple[str, str | None]:
@@ -151,7 +164,7 @@ def _read(seed: str, place: Path) -> tuple[str, str | None]:
             minigpt.Tokenizer.from_pretrained(place).encode("the dog")
         else:
             model = minigpt.from_pretrained(place if seed != "openai" else place / "gpt2.npz", device="cpu")
-            float(sum(parameter.double().sum() for parameter in model.parameters()))  # every page can be read
+            float(sum(parameter.detach().double().sum() for parameter in model.parameters()))  # every page can be read
     except minigpt.MiniGPTError as error:
         return "refused", "its message has several lines" if "\n" in str(error) else None
     return "loaded", None
@@ -219,7 +232,7 @@ def _hang(*_: object) -> None:
     raise Hang
 
 
-def _peak_mb() -> float:
+def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
