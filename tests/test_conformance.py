@@ -57,7 +57,7 @@ def test_sums_in_the_least_exact_order_pass(norm: type[nn.Module]) -> None:
 
 
 @unchecked
-@pytest.mark.parametrize("seed", range(1, 13))
+@pytest.mark.parametrize("seed", range(1, 5))
 def test_no_seed_fails_a_correct_norm(seed: int) -> None:
     """Of the correct norms each seed takes another."""
     candidates = ["fused", "textbook", *sabotages.CORRECT]

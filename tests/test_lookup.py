@@ -38,11 +38,11 @@ WAYS = (
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
 def test_the_tokens_are_those_of_plain_decoding(how: dict[str, Any]) -> None:
-    for length, drafted in ((1, 7), (9, 1), (20, 7)):
+    for length, drafted in ((1, 7), (12, 1)):
         ids = random_ids(2, length, vocab=11)
         mask = torch.ones_like(ids)
         mask[0, : length // 2] = 0
-        chosen = {"max_new_tokens": 24, **how}
+        chosen = {"max_new_tokens": 20, **how}
         plain = generate(MODEL, ids, mask, **chosen)
         assert torch.equal(generate(MODEL, ids, mask, **chosen, prompt_lookup_num_tokens=drafted), plain)
 
