@@ -39,15 +39,17 @@ class Tokenizer:
         folder = place if place.is_dir() else place.parent
         try:
             tokenizer = cls(_backend(folder))
+            normalizes = tokenizer.backend.normalizer is not None  # asked first: one that swells a text is to see none
+            exact = not normalizes and tokenizer.is_byte_exact()
         except (CheckpointError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises bare Exceptions, and panics, which are not even these
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise CheckpointError(f"the tokenizer files in {folder} are damaged: {error}") from error
-        if tokenizer.backend.normalizer is not None:  # asked first: one that swells a text is not to see any
+        if normalizes:
             raise CheckpointError(f"the tokenizer in {folder} is not byte-level, as GPT-2's is: it has a normalizer")
-        if not tokenizer.is_byte_exact():
+        if not exact:
             raise CheckpointError(
                 f"the tokenizer in {folder} is not byte-level, as GPT-2's is: it loses part of a text"
             )

@@ -124,8 +124,10 @@ def _fuzz(runs: int, seed: int, folder: Path, report: Connection) -> None:
         if escape:
             escaped.append({"target": target, "what": escape, "input": b64encode(data).decode()})
         if counts.total() == runs:
-            found = {"executions": runs, "escaped": escaped, "outcomes": dict(sorted(counts.items()))}
             grown = fuzz.peak_mb() - before  # with the inputs that were kept, and what coverage itself takes
+            if grown > fuzz.MEMORY_MB:
+                escaped.append({"what": f"the process grew by {grown:.0f} MB"})
+            found = {"executions": runs, "escaped": escaped, "outcomes": dict(sorted(counts.items()))}
             report.send(found | {"slowest_s": round(slowest, 3), "growth_mb": round(grown, 1)})
             os._exit(0)
 
@@ -135,6 +137,7 @@ def _fuzz(runs: int, seed: int, folder: Path, report: Connection) -> None:
         return mutated(chance, start, most_bytes, folder / "scratch")
 
     options = [f"-seed={seed}", f"-max_len={MOST_BYTES}", "-len_control=0", "-rss_limit_mb=0", "-timeout=0"]
+    options.append(f"-artifact_prefix={folder}/")
     atheris.Setup([sys.argv[0], *options, str(folder / "corpus")], execute, custom_mutator=mutate)
     atheris.Fuzz()
 

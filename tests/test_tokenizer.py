@@ -287,6 +287,15 @@ def test_damaged_original_files(tiny_original: Path, tmp_path: Path, file: str, 
         Tokenizer.from_pretrained(tmp_path)
 
 
+def test_an_unknown_token_that_there_is_not(tiny: Path, tmp_path: Path) -> None:
+    """It is met only when a text is encoded, and then by an exception of the library's own."""
+    fields = json.loads((tiny / "tokenizer.json").read_text())
+    fields["model"]["unk_token"], fields["pre_tokenizer"] = "absent", None
+    (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match="are damaged: Unk token `absent` not found"):
+        Tokenizer.from_pretrained(tmp_path)
+
+
 def word_piece() -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "the": 1, "##s": 2}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
