@@ -25,15 +25,26 @@ if importlib.util.find_spec("beartype"):
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-torch.set_num_threads(2)
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)  # a core for each process
 torch.set_float32_matmul_precision("highest")  # no TF32 on a GPU: an exact comparison needs full products
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25, database=None)
 settings.load_profile("repeatable")
 
 
+# Files that compile, interpret kernels, talk to servers, or search: together they take as long as all the others.
+THOROUGH = (
+    "test_bench", "test_compiled", "test_complete", "test_fuzz_atheris", "test_hf", "test_hub", "test_lookup",
+    "test_memory", "test_search", "test_slots", "test_triton", "test_diagnosis", "test_bench_norms", "test_gpu_suite",
+)  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked ``gpu`` where there is none."""
+    """Mark what is ``thorough``, before ``-m`` chooses; skip what is marked ``gpu`` where there is none."""
+    for item in items:
+        if item.path.stem in THOROUGH:
+            item.add_marker(pytest.mark.thorough)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

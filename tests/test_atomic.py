@@ -155,6 +155,7 @@ def fast(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.thorough
 def test_killed_at_fifty_random_moments(tmp_path: Path, fast: Path) -> None:
     """The old checkpoint or the new is there each time, whole; the two differ in their shape, and one is sharded."""
     theirs = [reference(), reference(seed=1, n_layer=1, n_embd=64)]

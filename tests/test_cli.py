@@ -350,6 +350,7 @@ def test_many_prompts_and_the_rest_of_them(run: Run, folder: Path, prompts: Path
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT], ids=lambda sent: sent.name)
+@pytest.mark.thorough
 def test_a_run_that_is_ended_goes_on(
     run: Run, folder: Path, prompts: Path, tmp_path: Path, sent: signal.Signals
 ) -> None:
@@ -763,6 +764,7 @@ def test_a_reader_that_has_seen_enough(folder: Path) -> None:
     assert status in GONE
 
 
+@pytest.mark.thorough
 def test_a_reader_that_has_gone_is_no_verdict(folder: Path) -> None:
     """Status 1 would say that parity does not hold."""
     status, err = closed_after(["parity", "--model", folder, "--prompt", "x", "--json", "-"], 0)

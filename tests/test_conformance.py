@@ -38,6 +38,7 @@ def test_every_exact_registered_norm_passes(name: str, device: torch.device) -> 
 
 @unchecked
 @pytest.mark.parametrize("norm", sabotages.CORRECT)
+@pytest.mark.thorough
 def test_correct_norms_written_otherwise_pass(norm: type[nn.Module]) -> None:
     report = check(norm, RANDOM)
     assert report.passed, report
@@ -58,6 +59,7 @@ def test_sums_in_the_least_exact_order_pass(norm: type[nn.Module]) -> None:
 
 @unchecked
 @pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.thorough
 def test_no_seed_fails_a_correct_norm(seed: int) -> None:
     """Of the correct norms each seed takes another."""
     candidates = ["fused", "textbook", *sabotages.CORRECT]
@@ -66,6 +68,7 @@ def test_no_seed_fails_a_correct_norm(seed: int) -> None:
 
 
 @unchecked
+@pytest.mark.thorough
 def test_inductor_agrees_with_eager() -> None:
     if best_backend(torch.device("cpu")) != "inductor":
         pytest.skip("needs a C++ compiler, which inductor generates code for")

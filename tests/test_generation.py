@@ -530,6 +530,7 @@ LOOKING_BACK = {
 
 
 @pytest.mark.parametrize("name", [*LOOKING_BACK, "all"])
+@pytest.mark.thorough
 def test_greedy_tokens_under_each_setting_are_those_of_transformers(
     ours: GPT2, theirs: GPT2LMHeadModel, name: str
 ) -> None:

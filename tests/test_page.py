@@ -263,6 +263,7 @@ def test_an_old_report_has_the_sections_it_has_figures_for() -> None:
 
 
 @pytest.mark.parametrize("value", [None, float("inf"), 0.0, 7, 1e150, 5e-324])
+@pytest.mark.thorough
 def test_any_number_can_be_drawn(value: float | None) -> None:
     report = replaced(
         with_budget(sample_report(2, passing=False)),
@@ -558,6 +559,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dic
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
 @pytest.mark.parametrize("name", ["12 layers", "2 layers", "failing", "hostile", "comparison"])
+@pytest.mark.thorough
 def test_in_chromium(
     browser: Chromium, pages: dict[str, tuple[Path, dict[str, Report]]], name: str, width: int, scheme: str
 ) -> None:
