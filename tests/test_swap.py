@@ -183,7 +183,8 @@ def test_an_optimizer_goes_on_with_what_it_holds() -> None:
                 swap_norms(model, "textbook")
     for (name, wanted), given in zip(plain.named_parameters(), changed.parameters(), strict=True):
         error = rms(given - wanted) / rms(wanted)
-        assert_within(error, 1e-12, rms(wanted), name)
+        # The gradient of a key's bias is all rounding, some 1e-17, and Adam may divide it by as little as 1e-8.
+        assert_within(error, 1e-10, rms(wanted), name)
 
 
 @torch.no_grad()
