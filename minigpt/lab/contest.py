@@ -53,6 +53,7 @@ class Contest:
         self.candidate = from_pretrained(place, attention=attention, device=device, dtype=dtype, quantize=quantize)
         # Ids that stand for no text count as any other: the model is judged, and not what is drawn from it.
         self.candidate.config = dataclasses.replace(self.candidate.config, used_vocab_size=None)
+        self._weights = dict(self.candidate.named_parameters())
         self._own = self._norms()
         self.swapped = swap_norms(self.candidate, norm, sites)
         self._new = self._norms()
@@ -69,7 +70,13 @@ class Contest:
     def ours(self, **other: Any) -> GPT2:
         """Our model of the same checkpoint with its own norms, in something ``other`` than the contest's conditions."""
         conditions: dict[str, Any] = dict(attention=self.attention, device=self.device, dtype=self.dtype)
-        return from_pretrained(self.place, **conditions | other)
+        model = from_pretrained(self.place, **conditions | other)
+        for name, parameter in list(model.named_parameters()):
+            ours = self._weights.get(name)
+            if ours is not None and (ours.dtype, ours.stride()) == (parameter.dtype, parameter.stride()):
+                site, _, attribute = name.rpartition(".")
+                setattr(model.get_submodule(site), attribute, ours)  # the same values, held once
+        return model
 
     def swap_only(self, sites: Sequence[str]) -> None:
         """Leave the norm in question at these of its sites alone, the model's own norms elsewhere."""

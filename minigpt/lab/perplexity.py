@@ -13,6 +13,8 @@ from minigpt.lab.report import TextPerplexity
 from minigpt.model import GPT2
 from minigpt.tokenizer import Tokenizer
 
+AT_ONCE = 128  # positions whose logits are held together: of a window of 1,024, they are 200 MB
+
 
 def text_perplexity(contest: Contest, file: str | Path, ids: list[int], begin: Callable[[str], None]) -> TextPerplexity:
     """Perplexity of a file's tokens with the model's own norms and weights, and with those in question."""
@@ -40,8 +42,10 @@ def _loss(model: GPT2, ids: list[int], window: int, stride: int) -> float:
     for start, first, end in windows(len(ids), window, stride):
         text = torch.tensor([ids[start:end]], device=model.wte.weight.device)  # (1, T)
         hidden = model.hidden_states(text)[:, first - 1 - start : -1]  # (1, counted, C)
-        logits = model.head(hidden)[0].float()  # (counted, V)
-        total += float(F.cross_entropy(logits, text[0, first - start :], reduction="sum"))
+        targets = text[0, first - start :]  # (counted)
+        for part, wanted in zip(hidden.split(AT_ONCE, dim=1), targets.split(AT_ONCE), strict=True):
+            logits = model.head(part)[0].float()  # (AT_ONCE, V)
+            total += float(F.cross_entropy(logits, wanted, reduction="sum"))
     return total
 
 
