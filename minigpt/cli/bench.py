@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from minigpt.cli import bench_norms
 from minigpt.cli.files import console, print_json, progress, require_writable
 from minigpt.cli.options import Quantize
 from minigpt.errors import ConfigError
@@ -57,3 +58,6 @@ def generate(
         print_json(report.to_dict(), json_file)
     if json_file != "-":
         console().print(bench_summary(report))
+
+
+bench.command(epilog=bench_norms.EXAMPLES)(bench_norms.norms)

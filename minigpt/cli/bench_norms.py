@@ -1,0 +1,45 @@
+"""minigpt bench norms: how fast is each, and how near to a plain copy?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minigpt.cli.files import console, print_json, progress, require_writable
+from minigpt.cli.options import Device, Dtype
+
+EXAMPLES = (
+    "Examples: [bold]minigpt bench norms[/]   [bold]minigpt bench norms --width 768 --rows 1024 --json -[/]   "
+    "Contestants: torch, compiled, triton, liger, or any norm that --norm takes elsewhere."
+)
+
+
+def norms(
+    norm: Annotated[list[str] | None, typer.Option(help="A contestant; may be repeated.")] = None,
+    width: Annotated[list[int] | None, typer.Option(help="Numbers in a row; may be repeated.")] = None,
+    rows: Annotated[list[int] | None, typer.Option(help="Rows; may be repeated.")] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds in which each is timed once.")] = 20,
+    device: Device = None,
+    dtype: Dtype = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the timings here; '-' is standard output.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw them here: .png, .svg or .pdf.")] = None,
+) -> None:
+    """Time norms in turns: forward, backward, and with the residual addition; results are checked first."""
+    from minigpt.lab import bench_norms
+    from minigpt.lab.bench_norms_views import norms_plot, norms_table, require_plot
+
+    require_writable(json_file)
+    require_plot(plot)
+    with progress() as say:
+        bench = bench_norms.bench_norms(
+            contestants=norm or bench_norms.CONTESTANTS, widths=width or bench_norms.WIDTHS, rows=rows or None,
+            repeats=repeats, device=device, dtype=dtype, progress=say,
+        )  # fmt: skip
+    if json_file is not None:
+        print_json(bench.to_dict(), json_file)
+    if plot is not None:
+        norms_plot(bench.to_dict(), plot)
+    if json_file != "-":
+        console().print(norms_table(bench.to_dict()))

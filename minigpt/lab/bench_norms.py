@@ -1,0 +1,240 @@
+"""How fast is a norm? Forward, backward, and with the residual addition, beside the speed of a copy.
+
+A norm that reads and writes each element once cannot be faster than the memory. So every time is also told as bytes a
+second, and as a share of what a plain copy of as many bytes as the input has reaches in the same run.
+"""
+
+import dataclasses
+import importlib.util
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minigpt import norms
+from minigpt.errors import ConfigError, NormError
+from minigpt.lab.reference import versions
+from minigpt.lab.steps import Progress, Steps
+from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
+
+WIDTHS = (768, 1024, 1280, 1600, 4096, 8192)
+ROWS = {"cuda": (1, 64, 1024, 16_384, 65_536, 262_144), "cpu": (1, 64, 1024)}
+PASSES = ("forward", "backward", "add_norm")
+CHECKED = 4096  # rows; float64 has no room for more of them on every device
+STREAMS = {"forward": 2, "backward": 3, "add_norm": 4}  # tensors of the input's size that have to be read or written
+CONTESTANTS = ("torch", "compiled", "triton", "liger")
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}  # of the largest
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """One contestant at one shape. Times are medians, milliseconds; rates are 10^9 bytes a second."""
+
+    norm: str
+    computes: str
+    width: int
+    rows: int
+    ms: float
+    ms_p20: float
+    ms_p80: float
+    gb_per_s: float
+    share_of_copy: float
+
+
+@dataclasses.dataclass(frozen=True)
+class NormBench:
+    """What was measured, and on what."""
+
+    device: str
+    dtype: str
+    versions: dict[str, Any]
+    absent: dict[str, str]  # contestants that could not run, and why
+    timings: list[Timing]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON's own types."""
+        return dataclasses.asdict(self)
+
+
+def bench_norms(
+    *,
+    contestants: Iterable[str] = CONTESTANTS,
+    widths: Iterable[int] = WIDTHS,
+    rows: Iterable[int] | None = None,
+    passes: Iterable[str] = PASSES,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    repeats: int = 20,
+    progress: Progress | None = None,
+) -> NormBench:
+    """Time norms in turns, after checking that each gives LayerNorm in float64 to within the dtype's rounding.
+
+    Args:
+        contestants: "torch" (its layer_norm), "compiled" (the textbook's formula through torch.compile), "liger", or
+            whatever ``norms.build`` takes. One of the four that cannot run here is left out, and ``absent`` says why.
+        rows: by default 1 to 262,144 on CUDA and fewer on a CPU.
+        passes: of "forward", "backward" and "add_norm".
+        dtype: by default bfloat16 on CUDA and float32 on a CPU.
+        repeats: rounds; each contestant is timed once a round.
+
+    Raises:
+        NormError: a contestant is unknown, or its results are wrong.
+        ConfigError: the device is absent, or a pass, width, number of rows or of repeats is none.
+    """
+    device = resolve_device(device)
+    require_values(device)
+    dtype = resolve_dtype(dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+    widths, passes = list(widths), list(passes)
+    rows = list(ROWS["cuda" if device.type == "cuda" else "cpu"] if rows is None else rows)
+    _require_sensible(widths, rows, passes, repeats)
+    makers, absent = _present(list(contestants), device)
+    timings = []
+    begin = Steps(progress, total=len(widths) * len(rows) * len(passes))
+    for width in widths:
+        modules = {name: _module(make, width, device, dtype) for name, make in makers.items()}
+        for count in rows:
+            for computes in passes:
+                begin(f"{computes}, {count:,} rows of {width}")
+                timings += _timed(modules, computes, width, count, device, dtype, repeats)
+    return NormBench(str(device), dtype_name(dtype), versions(device), absent, timings)
+
+
+def _timed(
+    modules: dict[str, nn.Module], computes: str, width: int, rows: int, device: torch.device, dtype: torch.dtype,
+    repeats: int,
+) -> list[Timing]:  # fmt: skip
+    x, other = (torch.randn(rows, width, device=device).to(dtype) for _ in range(2))
+    calls = {name: _call(computes, module, x, other) for name, module in modules.items()}
+    seen = x[-CHECKED:], other[-CHECKED:]
+    truth = _float64(next(iter(modules.values())))
+    wanted = _results(_call(computes, truth, *(part.double() for part in seen))())
+    for name, module in modules.items():
+        _require_right(name, computes, _results(_call(computes, module, *seen)()), wanted, dtype)
+    room = torch.empty_like(x)
+    copy: Callable[[], object] = lambda: room.copy_(x)  # noqa: E731
+    taken = interleaved({"copy": copy, **calls}, device, repeats)
+    copied = 2 * x.nbytes / statistics.median(taken.pop("copy"))
+    return [_timing(name, computes, width, rows, times, STREAMS[computes] * x.nbytes, copied)
+            for name, times in taken.items()]  # fmt: skip
+
+
+def _timing(name: str, computes: str, width: int, rows: int, times: list[float], moved: int, copied: float) -> Timing:
+    median, (p20, *_, p80) = statistics.median(times), statistics.quantiles(times, n=5, method="inclusive")
+    return Timing(name, computes, width, rows, 1e3 * median, 1e3 * p20, 1e3 * p80, moved / median / 1e9,
+                  moved / median / copied)  # fmt: skip
+
+
+def interleaved(calls: dict[str, Callable[[], object]], device: torch.device, repeats: int) -> dict[str, list[float]]:
+    """Seconds a call, ``repeats`` of each, in turns; enough calls at a time for a clock to tell."""
+    loops = {}
+    for name, call in calls.items():
+        call()
+        once = _seconds(call, 1, device)
+        loops[name] = max(1, min(200, math.ceil(2e-3 / max(once, 1e-7))))
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            taken[name].append(_seconds(call, loops[name], device))
+    return taken
+
+
+def _seconds(call: Callable[[], object], loops: int, device: torch.device) -> float:
+    if device.type != "cuda":
+        start = time.perf_counter()
+        for _ in range(loops):
+            call()
+        return (time.perf_counter() - start) / loops
+    with torch.cuda.device(device):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(loops):
+            call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3 / loops
+
+
+def _call(computes: str, module: nn.Module, x: Tensor, other: Tensor) -> Callable[[], Any]:
+    """One pass: of ``x``; with ``other`` as the gradient that arrives; or of ``x + other``."""
+    if computes == "forward":
+        return torch.no_grad()(lambda: module(x))
+    if computes == "add_norm":
+        return torch.no_grad()(lambda: norms.add_norm(module, x, other))
+    leaf = x.detach().requires_grad_()
+    leaves = [leaf, *module.parameters()]
+    with torch.enable_grad():
+        y = module(leaf)
+    return lambda: torch.autograd.grad(y, leaves, other, retain_graph=True)
+
+
+def _results(given: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (given,) if isinstance(given, Tensor) else tuple(given)
+
+
+def _require_right(
+    name: str, computes: str, found: tuple[Tensor, ...], wanted: tuple[Tensor, ...], dtype: torch.dtype
+) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        error, scale = (one.double() - other).abs().max().item(), other.abs().max().item()
+        if not error <= TOLERANCES[dtype] * max(scale, 1.0):
+            raise NormError(
+                f"{name} is not timed: its {computes} is off by {error:.3g}, on values up to {scale:.3g}, "
+                f"where {dtype_name(dtype)} allows {TOLERANCES[dtype] * max(scale, 1.0):.3g}"
+            )
+
+
+def _float64(module: Any) -> nn.Module:
+    truth: Any = norms.build("fused", tuple(module.weight.shape)).to(module.weight.device, torch.float64)
+    with torch.no_grad():
+        truth.weight.copy_(module.weight)
+        truth.bias.copy_(module.bias)
+    return truth
+
+
+def _module(make: norms.NormSpec, width: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Random scale and shift, the same for every contestant."""
+    module: Any = norms.build(make, width)
+    generator = torch.Generator().manual_seed(width)
+    with torch.no_grad():
+        for parameter in (module.weight, module.bias):
+            parameter.copy_(torch.randn(width, generator=generator) + 0.5)
+    return module.to(device, dtype)
+
+
+def _present(contestants: list[str], device: torch.device) -> tuple[dict[str, Any], dict[str, str]]:
+    """How to make each, and why those that cannot run here are not among them."""
+    known: dict[str, Any] = {
+        "torch": "fused",
+        "compiled": _Compiled,
+        "liger": "liger_kernel.transformers:LigerLayerNorm",
+    }
+    absent = {}
+    if "triton" in contestants and (reason := norms.available()["triton"].reason):
+        absent["triton"] = reason
+    if "liger" in contestants and importlib.util.find_spec("liger_kernel") is None:
+        absent["liger"] = "needs liger_kernel: pip install liger-kernel"
+    elif "liger" in contestants and device.type != "cuda":
+        absent["liger"] = f"runs on CUDA, not on {device.type}"
+    makers = {name: known.get(name, name) for name in contestants if name not in absent}
+    if not makers:
+        raise NormError(f"there is nothing to time: {'; '.join(f'{name} {why}' for name, why in absent.items())}")
+    return makers, absent
+
+
+class _Compiled(norms.LayerNorm):
+    """The textbook's formula, through torch.compile."""
+
+    def __init__(self, normalized_shape: int, eps: float = 1e-5, bias: bool = True) -> None:
+        super().__init__(normalized_shape, eps, bias)
+        self.forward = torch.compile(super().forward, dynamic=False)
+
+
+def _require_sensible(widths: list[int], rows: list[int], passes: list[str], repeats: int) -> None:
+    if not widths or not rows or min(*widths, *rows, repeats) < 1 or repeats < 2:
+        raise ConfigError("widths and rows must be 1 or more, and repeats 2 or more")
+    if unknown := set(passes) - set(PASSES) or (not passes and {"none"}):
+        raise ConfigError(f"unknown passes: {', '.join(sorted(unknown))}; known are {', '.join(PASSES)}")

@@ -1,0 +1,88 @@
+"""minigpt bench norms: what it says it measured, and what it refuses to time."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from minigpt import ConfigError, LayerNorm, MiniGPTError, NormError, cli
+from minigpt.lab.bench_norms import PASSES, STREAMS, bench_norms
+from minigpt.lab.bench_norms_views import norms_plot, norms_table, require_plot
+
+FEW = dict(widths=[48], rows=[1, 5], repeats=2, device="cpu")
+
+
+def test_every_contestant_at_every_shape_and_pass() -> None:
+    bench = bench_norms(contestants=["torch", "textbook", "liger"], **FEW).to_dict()
+    assert "liger" in bench["absent"]
+    shapes = [(t["norm"], t["width"], t["rows"], t["computes"]) for t in bench["timings"]]
+    assert sorted(shapes) == sorted((n, 48, r, p) for n in ("torch", "textbook") for r in (1, 5) for p in PASSES)
+    for timing in bench["timings"]:
+        assert 0 < timing["ms_p20"] <= timing["ms"] <= timing["ms_p80"]
+        moved = STREAMS[timing["computes"]] * timing["rows"] * 48 * 4
+        assert timing["gb_per_s"] == pytest.approx(moved / timing["ms"] / 1e6)
+        assert timing["share_of_copy"] > 0
+    assert (bench["device"], bench["dtype"]) == ("cpu", "float32")
+    json.dumps(bench, allow_nan=False)
+
+
+class Shifted(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0.01
+
+
+class WrongGradient(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * 0.5 + x.detach() * 0.5)
+
+
+@pytest.mark.parametrize(("wrong", "computes"), [(Shifted, "forward"), (WrongGradient, "backward")])
+def test_wrong_results_are_not_timed(wrong: type, computes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["minigpt.lab.bench_norms"], "_Compiled", wrong)
+    with pytest.raises(NormError, match=f"compiled is not timed: its {computes} is off by"):
+        bench_norms(contestants=["torch", "compiled"], **FEW)
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    for wrong in ({"widths": [0]}, {"rows": []}, {"repeats": 1}, {"passes": ["sideways"]}, {"device": "meta"}):
+        with pytest.raises(ConfigError):
+            bench_norms(contestants=["torch"], **FEW | wrong)
+    with pytest.raises(NormError, match="unknown norm"):
+        bench_norms(contestants=["no_such_norm"], **FEW)
+    with pytest.raises(NormError, match="nothing to time: liger"):
+        bench_norms(contestants=["liger"], **FEW)
+
+
+def test_table_and_plot(tmp_path: Path) -> None:
+    bench = bench_norms(contestants=["torch"], **FEW).to_dict()
+    console = Console(width=200, record=True, file=None, quiet=False)
+    with console.capture() as caught:
+        console.print(norms_table(bench))
+    assert "add_norm" in caught.get()
+    assert "GB/s" in caught.get()
+    pytest.importorskip("matplotlib")
+    norms_plot(bench, tmp_path / "norms.svg")
+    assert "share of a copy" in (tmp_path / "norms.svg").read_text()
+    for file in (tmp_path / "norms.xyz", tmp_path / "absent" / "norms.png"):
+        with pytest.raises(MiniGPTError, match="cannot draw"):
+            require_plot(file)
+
+
+def test_on_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "minigpt bench norms --norm torch --width 48 --rows 3 --repeats 2 --device cpu --json -"
+    monkeypatch.setattr(sys, "argv", words.split())
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    assert len(json.loads(capsys.readouterr().out)["timings"]) == len(PASSES)
+
+
+@pytest.mark.gpu
+def test_on_cuda() -> None:
+    bench = bench_norms(widths=[768], rows=[1, 16_384], repeats=3, device="cuda")
+    assert {timing.norm for timing in bench.timings} >= {"torch", "compiled", "triton"}
+    assert torch.cuda.is_available()
