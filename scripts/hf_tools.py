@@ -99,8 +99,8 @@ def adapt(folder: str) -> dict[str, Any]:
 
 def judge(folder: str) -> dict[str, Any]:
     """Perplexity of unseen tales by lm-eval's "hf" model, as one of its tasks."""
-    from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
+    from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
+    from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]
 
     with tempfile.TemporaryDirectory() as place:
         data = Path(place, "tales.jsonl")

@@ -81,7 +81,7 @@ class CTranslate2:
     """CTranslate2, with the weights in its own format."""
 
     def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
-        import ctranslate2
+        import ctranslate2  # pyright: ignore[reportMissingImports]
 
         known = ctranslate2.get_supported_compute_types("cpu")
         if kind not in known:
@@ -148,7 +148,7 @@ def convert_for_ctranslate2(folder: Path, kind: str) -> None:
 
     Its converter asks for a tokenizer, of which it needs the number of tokens: they are t0, t1, t2 and so on.
     """
-    from ctranslate2.converters import TransformersConverter
+    from ctranslate2.converters import TransformersConverter  # pyright: ignore[reportMissingImports]
     from tokenizers import Tokenizer, models
     from transformers import AutoConfig, PreTrainedTokenizerFast
 
