@@ -14,7 +14,7 @@ from torch import Tensor
 from minigpt.errors import GenerationError
 from minigpt.generation.batch import WASTE, Batch, write
 from minigpt.generation.lookup import LookupBatch
-from minigpt.generation.row import Row, TextCodec, generator
+from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, parse_settings
 from minigpt.model import GPT2
 from minigpt.placement import require_values
@@ -101,12 +101,12 @@ def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:
 def rows_of(
     model: GPT2, prompts: list[list[int]], settings: GenerationSettings, tokenizer: TextCodec | None
 ) -> list[Row]:
-    """The texts to write: for each prompt as many as num_return_sequences says, each with its own random numbers."""
-    copies, ends, device = settings.num_return_sequences, settings.end_ids(model.config), model.wte.weight.device
+    """The texts to write: for each prompt as many as num_return_sequences says, each with a seed of its own."""
+    copies, ends = settings.num_return_sequences, settings.end_ids(model.config)
     return [
         Row(
             prompt, copy, list(ids), settings.max_new_tokens, settings, ends,
-            generator(settings.seed, prompt * copies + copy, device) if settings.samples else None, tokenizer,
+            None if settings.seed is None else settings.seed + prompt * copies + copy, tokenizer,
         )
         for prompt, ids in enumerate(prompts)
         for copy in range(copies)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from minigpt.errors import ConfigError
 from minigpt.model.cache import KVCache
+from minigpt.model.fixed import FixedCache, read_fixed
 from minigpt.model.gpt2 import GPT2
 
 
@@ -36,36 +37,21 @@ def compile_steps(model: GPT2, **options: Any) -> GPT2:
     return model
 
 
-class _FixedCache:
-    """A cache's storage under the compiler: one new column, at a place that is data and no shape."""
-
-    def __init__(self, keys: Tensor, values: Tensor, place: Tensor) -> None:
-        self.keys, self.values, self.place = keys, values, place  # (L, B, H, S, D)
-
-    def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.keys[layer], self.values[layer]
-        keys.index_copy_(2, self.place, key)
-        values.index_copy_(2, self.place, value)
-        return keys, values  # (B, H, S, D)
-
-
 class CompiledStep:
     """Called by the model where it would run its blocks on one new token a row."""
 
     def __init__(self, model: GPT2, options: dict[str, Any]) -> None:
-        def run(x: Tensor, mask: Tensor, keys: Tensor, values: Tensor, place: Tensor) -> Tensor:
-            cache: Any = _FixedCache(keys, values, place)
-            return model.read(x, mask, cache)
+        def read(x: Tensor, visible: Tensor, keys: Tensor, values: Tensor, column: Tensor) -> Tensor:
+            return read_fixed(model, x, visible, FixedCache(keys, values, column))
 
-        self.run = torch.compile(run, **options)
+        self.read = torch.compile(read, **options)
 
     def __call__(
         self, x: Float[Tensor, "batch 1 embd"], padding: Bool[Tensor, "batch total"] | None, cache: KVCache
     ) -> Float[Tensor, "batch 1 embd"]:
         place, room = cache.length, cache.max_length
         if padding is None:
-            mask = (torch.arange(room, device=x.device) <= place)[None]  # (1, S)
+            visible = (torch.arange(room, device=x.device) <= place)[None]  # (1, S)
         else:
-            mask = F.pad(padding, (0, room - place - 1))  # (B, S)
-        column = torch.tensor([place], device=x.device)
-        return self.run(x, mask[:, None, None], cache.keys, cache.values, column)
+            visible = F.pad(padding, (0, room - place - 1))  # (B, S)
+        return self.read(x, visible, cache.keys, cache.values, torch.tensor([place], device=x.device))
