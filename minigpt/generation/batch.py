@@ -175,7 +175,8 @@ def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], settings:
 def drawn(scores: Float[Tensor, "batch vocab"], chances: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
     """Of each row the token whose part of [0, 1) its chance falls into, the parts being the tokens' probabilities."""
     ends = scores.softmax(-1).cumsum(-1, dtype=torch.float64)  # (B, V)
-    return torch.searchsorted(ends, chances[:, None] * ends[:, -1:], right=True)[:, 0]
+    found = torch.searchsorted(ends, chances[:, None] * ends[:, -1:], right=True)[:, 0]  # (B,)
+    return found.clamp_(max=scores.shape[-1] - 1)  # of NaN, a token all the same
 
 
 def _scores(logits: Tensor, rows: list[Row], settings: GenerationSettings) -> Tensor:

@@ -15,6 +15,8 @@ from minigpt.model.cache import KVCache
 from minigpt.model.fixed import FixedCache, read_fixed
 from minigpt.model.gpt2 import GPT2
 
+OWN_GRAPHS = ("reduce-overhead", "max-autotune")  # modes in which the compiler makes CUDA graphs by itself
+
 
 def compile_steps(model: GPT2, **options: Any) -> GPT2:
     """From now on, compile the reading of one new token a row; return ``model``.
@@ -38,9 +40,17 @@ def compile_steps(model: GPT2, **options: Any) -> GPT2:
 
 
 class CompiledStep:
-    """Called by the model where it would run its blocks on one new token a row."""
+    """Called by the model where it would run its blocks on one new token a row.
+
+    Attributes:
+        read: the compiled ``read_fixed``, of (x, visible, keys, values, column).
+        has_graphs: whether the compiler makes CUDA graphs, one of which cannot stand inside another.
+    """
 
     def __init__(self, model: GPT2, options: dict[str, Any]) -> None:
+        inner = options.get("options") or {}
+        self.has_graphs = options.get("mode") in OWN_GRAPHS or bool(inner.get("triton.cudagraphs"))
+
         def read(x: Tensor, visible: Tensor, keys: Tensor, values: Tensor, column: Tensor) -> Tensor:
             return read_fixed(model, x, visible, FixedCache(keys, values, column))
 
