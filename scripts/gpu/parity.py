@@ -30,14 +30,13 @@ ATTENTIONS = ("eager", "sdpa", *(f"sdpa {backend}" for backend in BACKENDS))
 MOST = 2.0  # times the error of transformers itself
 UNABLE = ("No available kernel", "No viable backend", "Invalid backend")  # how PyTorch says that a backend cannot
 
-Logits = dict[str, Tensor]  # of each case
 Row = dict[str, Any]
 
 
 def parity(results: dict[str, Any], device: torch.device, quick: bool) -> Iterator[str]:
     """Into ``results``: a row for each model, dtype, attention, norm and case; and what could not run, and why."""
     rows, unable = results.setdefault("rows", []), results.setdefault("unable", [])
-    for size, dtype in itertools.product(SIZES[:1] if quick else SIZES, DTYPES[:1] if quick else DTYPES):
+    for dtype, size in itertools.product(DTYPES[:1] if quick else DTYPES, SIZES[:1] if quick else SIZES):
         yield f"{size}, {dtype_name(dtype)}"
         rounded = ours_of(size, device, quick).to(dtype)
         ids, mask = prompt(rounded.config.vocab_size, device)
