@@ -8,6 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from minigpt import ConfigError, LayerNorm, MiniGPTError, NormError, cli
 from minigpt.lab.bench_norms import PASSES, STREAMS, bench_norms
@@ -79,6 +80,16 @@ def test_on_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: py
         cli.main()
     assert not ended.value.code
     assert len(json.loads(capsys.readouterr().out)["timings"]) == len(PASSES)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_compiled_norm_is_compiled_at_every_shape_that_is_timed() -> None:
+    """Once for a single row and once for more, with gradients and without: four times, whatever the rows."""
+    how = FEW | dict(rows=[1, 2, 3, 4, 5, 7, 9, 11, 13], passes=["forward", "backward"])
+    counters.clear()
+    bench = bench_norms(contestants=["compiled"], **how)
+    assert len(bench.timings) == 18
+    assert 2 <= counters["stats"]["unique_graphs"] <= 5
 
 
 @pytest.mark.gpu

@@ -658,6 +658,23 @@ def test_unknown_names_list_the_known_ones(folder: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("norm", ["fused", "textbook", "triton"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_parity_holds_on_cuda(dtype: str, attention: str, norm: str, folder: Path) -> None:
+    report = judge(folder, device="cuda", dtype=dtype, attention=attention, norm=norm)
+    print(f"{dtype}, {attention}, {norm}: ratio {report.logits.ratio:.3g}, bitwise {report.bitwise.max_abs_error:.3g}")
+    assert report.device.startswith("cuda")
+    assert report.passed, report.reasons
+    assert report.bitwise.equal
+
+
+@pytest.mark.gpu
+def test_a_norm_that_is_none_fails_on_cuda(folder: Path) -> None:
+    assert not judge(folder, device="cuda", norm="rms").passed
+
+
+@pytest.mark.gpu
 def test_tf32_is_off_while_judging(folder: Path) -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")

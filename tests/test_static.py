@@ -8,6 +8,7 @@ import torch
 from checkpoints import tiny_bpe
 from helpers import left_padding, random_ids, small_model
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import minigpt
 from minigpt import GPT2, GenerationError, Tokenizer, swap_norms
@@ -169,6 +170,43 @@ def test_memory_that_nobody_wrote_does_not_show(monkeypatch: pytest.MonkeyPatch)
     rows = rows_of(model, [[1, 2, 3]], settings, None)
     assert len(list(decode.write(StaticBatch(model, settings, 1, 12), rows))) == 9
     assert rows[0].ids == generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=9, eos_token_id=None)[0].tolist()
+
+
+class AsksNoHost(TorchDispatchMode):
+    """Refuses what a GPU must be waited for: numbers read back, shapes that are data, tensors made of lists."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().partition("::")[2].partition(".")[0]
+        assert name not in (
+            "_local_scalar_dense",
+            "nonzero",
+            "masked_select",
+            "lift_fresh",
+            "lift_fresh_copy",
+            "unique",
+        ), f"a step does {name}"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("norm", ["fused", "textbook", "rms"])
+@pytest.mark.parametrize("settings", ["greedy", "warped", "min_p", "typical_p", "excluded", "held back"])
+@torch.no_grad()
+def test_a_step_asks_the_host_nothing(settings: str, norm: str) -> None:
+    model = small_model(norm, used_vocab_size=80)
+    chosen = parse_settings(**{"max_new_tokens": 9} | SETTINGS[settings])
+    batch = StaticBatch(model, chosen, 2, 20)
+    batch.join(rows_of(model, [[1, 2], [3, 4, 5]], chosen, None))
+    batch.choose()
+    batch.step.seat(batch.rows)
+    with AsksNoHost():
+        batch.step()
+    for forbidden in (
+        lambda: batch.step.column.item(),
+        lambda: torch.tensor([1, 2]),
+        lambda: batch.step.held.nonzero(),
+    ):
+        with pytest.raises(AssertionError, match="a step does"), AsksNoHost():
+            forbidden()
 
 
 @pytest.mark.parametrize(

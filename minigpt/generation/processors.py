@@ -110,7 +110,7 @@ def keep_top_p(logits: Logits, p: float) -> Logits:
     """The fewest likeliest tokens whose probabilities reach p (nucleus; Holtzman et al. 2019, arXiv 1904.09751)."""
     ascending, order = logits.sort()  # both (B, V)
     in_the_tail = ascending.softmax(-1).cumsum(-1) <= 1 - p
-    in_the_tail[..., -1] = False
+    in_the_tail[..., -1].fill_(False)
     return logits.masked_fill(in_the_tail.scatter(1, order, in_the_tail), -torch.inf)
 
 
@@ -129,7 +129,7 @@ def keep_typical(logits: Logits, p: float) -> Logits:
     reached = logits.gather(-1, order).softmax(-1).cumsum(-1)
     last = (reached < p).sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)  # (B, 1)
     too_strange = strangeness > strangeness.gather(-1, last)
-    too_strange[..., 0] = False
+    too_strange[..., 0].fill_(False)
     return logits.masked_fill(too_strange.scatter(-1, order, too_strange), -torch.inf)
 
 

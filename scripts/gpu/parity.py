@@ -38,15 +38,19 @@ def parity(results: dict[str, Any], device: torch.device, quick: bool) -> Iterat
     rows, unable = results.setdefault("rows", []), results.setdefault("unable", [])
     for dtype, size in itertools.product(DTYPES[:1] if quick else DTYPES, SIZES[:1] if quick else SIZES):
         yield f"{size}, {dtype_name(dtype)}"
-        rounded = ours_of(size, device, quick).to(dtype)
-        ids, mask = prompt(rounded.config.vocab_size, device)
-        truth = Truth(rounded, ids, mask)
-        theirs = {kind: theirs_of(rounded, kind) for kind in ("eager", "sdpa")}
-        for attention in ATTENTIONS:
-            where = {"model": size, "dtype": dtype_name(dtype), "attention": attention}
-            for row in compared(rounded, theirs, attention, truth, ids, mask):
-                (unable if "why" in row else rows).append(where | row)
-        del rounded, truth, theirs  # the next ones are larger
+        for row in judged(size, dtype, device, quick):
+            (unable if "why" in row else rows).append(row)
+
+
+def judged(size: str, dtype: torch.dtype, device: torch.device, quick: bool) -> Iterator[Row]:
+    """Every attention, norm and case of one model at one dtype."""
+    rounded = ours_of(size, device, quick).to(dtype)
+    ids, mask = prompt(rounded.config.vocab_size, device)
+    truth = Truth(rounded, ids, mask)
+    theirs = {kind: theirs_of(rounded, kind) for kind in ("eager", "sdpa")}
+    for attention in ATTENTIONS:
+        for row in compared(rounded, theirs, attention, truth, ids, mask):
+            yield {"model": size, "dtype": dtype_name(dtype), "attention": attention} | row
 
 
 class Truth:
