@@ -77,7 +77,7 @@ def main(runs: int = 20_000, json_file: str | None = typer.Option(None, "--json"
         **found,
         "reached": {"by the seeds": reached[0], "in the end": reached[-1]} if reached else log[-500:],
         "seconds": round(time.perf_counter() - started),
-        "measured_on": fuzz.measured_on("atheris"),
+        "measured_on": fuzz.environment(1, *fuzz.READERS, "atheris"),
     }
     text = json.dumps(result, indent=2) + "\n"
     print(text, end="")

@@ -10,7 +10,6 @@ is seen and counted. A mutation is made again by its number. Linux only: memory 
 import json
 import multiprocessing
 import os
-import platform
 import random
 import resource
 import shutil
@@ -19,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,10 +30,12 @@ from mutations import TARGETS
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 import minigpt
+from minigpt.lab.bench.environment import environment
 
 SECONDS = 5
 MEMORY_MB = 256  # that a batch may grow by, over what its process starts with; the files are of 10 KB
 BATCH = 1000
+READERS = ("safetensors", "tokenizers", "numpy")  # the packages, besides PyTorch, that take a file apart
 
 SHAPE: dict[str, Any] = dict(vocab_size=300, n_positions=8, n_embd=4, n_layer=1, n_head=2, eos_token_id=0)
 
@@ -67,19 +67,13 @@ def main(mutations: int = 100_000, json_file: str | None = typer.Option(None, "-
         "slowest_s": round(slowest, 3),
         "largest_growth_of_a_batch_mb": round(peak_mb, 1),
         "seconds": round(time.perf_counter() - started),
-        "measured_on": measured_on(),
+        "measured_on": environment(1, *READERS),
     }
     text = json.dumps(result, indent=2) + "\n"
     print(text, end="")
     if json_file:
         Path(json_file).write_text(text, encoding="utf-8")
     raise typer.Exit(1 if escaped else 0)
-
-
-def measured_on(*more: str) -> dict[str, str]:
-    """Versions of what reads."""
-    names = ("torch", "safetensors", "tokenizers", "numpy", "minigpt", *more)
-    return {"python": platform.python_version()} | {name: version(name) for name in names}
 
 
 def in_a_process(numbers: range, folder: Path) -> dict[str, Any]:
