@@ -15,7 +15,8 @@ from minigpt.checkpoint.read import read_tensors
 from minigpt.checkpoint.translate import translate
 from minigpt.errors import ConfigError
 from minigpt.model import GPT2, quantize_int8, swap_norms
-from minigpt.model.conv1d import Conv1D, by_rows
+from minigpt.model.conv1d import Conv1D
+from minigpt.model.layout import by_rows
 from minigpt.placement import resolve_device, resolve_dtype
 
 
@@ -67,7 +68,7 @@ def from_pretrained(
     _install(model, checkpoint.tensors, device, dtype or only_dtype(checkpoint.tensors, place))
     if norm != "fused":
         swap_norms(model, norm)
-    return quantize_int8(model.eval()) if quantize else model.eval()
+    return quantize_int8(model.eval(), MappedFiles().give_back) if quantize else model.eval()
 
 
 def _require_quantizable(quantize: str | None, arithmetic: str) -> None:

@@ -153,7 +153,7 @@ def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], settings:
     Raises:
         GenerationError: the model has computed NaN, so that no token is the likeliest, or nothing is left to choose.
     """
-    if logits.isnan().any():
+    if logits.amax(-1).isnan().any():  # NaN is larger than any number
         raise GenerationError(
             "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
         )

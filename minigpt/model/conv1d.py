@@ -26,11 +26,3 @@ class Conv1D(nn.Module):
 
     def extra_repr(self) -> str:
         return "{}, {}".format(*self.weight.shape)
-
-
-def by_rows(weight: Float[Tensor, "inp out"]) -> Float[Tensor, "inp out"]:
-    """The same values and shape, laid out in memory as (out, in): what ``product`` reads fastest.
-
-    For where a weight is copied anyway, to another dtype for instance. One that lies in a file is used as it lies.
-    """
-    return weight.t().contiguous().t()
