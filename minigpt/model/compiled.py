@@ -26,21 +26,22 @@ def compile_steps(model: GPT2, **options: Any) -> GPT2:
         options: as ``torch.compile`` takes them.
 
     Raises:
-        ConfigError: the attention is not "sdpa", or the weights are in eight bits, whose products cannot be compiled.
+        ConfigError: the attention is not "sdpa".
     """
     if model.attention != "sdpa":
         raise ConfigError(f'compiled steps need attention="sdpa", and the model has {model.attention!r}')
-    if model.quantize is not None:
-        raise ConfigError(f"the products of {model.quantize} weights cannot be compiled; leave out one of the two")
     model.step = CompiledStep(model, options)
     return model
+
+
+Layers = tuple[Tensor, ...]  # each (B, H, S, D): of all layers in one tensor, the compiler would copy the whole a layer
 
 
 class _FixedCache:
     """A cache's storage under the compiler: one new column, at a place that is data and no shape."""
 
-    def __init__(self, keys: Tensor, values: Tensor, place: Tensor) -> None:
-        self.keys, self.values, self.place = keys, values, place  # (L, B, H, S, D)
+    def __init__(self, keys: Layers, values: Layers, place: Tensor) -> None:
+        self.keys, self.values, self.place = keys, values, place
 
     def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = self.keys[layer], self.values[layer]
@@ -53,7 +54,7 @@ class CompiledStep:
     """Called by the model where it would run its blocks on one new token a row."""
 
     def __init__(self, model: GPT2, options: dict[str, Any]) -> None:
-        def run(x: Tensor, mask: Tensor, keys: Tensor, values: Tensor, place: Tensor) -> Tensor:
+        def run(x: Tensor, mask: Tensor, keys: Layers, values: Layers, place: Tensor) -> Tensor:
             cache: Any = _FixedCache(keys, values, place)
             return model.read(x, mask, cache)
 
@@ -68,4 +69,4 @@ class CompiledStep:
         else:
             mask = F.pad(padding, (0, room - place - 1))  # (B, S)
         column = torch.tensor([place], device=x.device)
-        return self.run(x, mask[:, None, None], cache.keys, cache.values, column)
+        return self.run(x, mask[:, None, None], cache.keys.unbind(), cache.values.unbind(), column)
