@@ -1,5 +1,7 @@
 """How weights lie in memory: as the checkpoint has them, (in, out), or by rows, (out, in). Shapes and values stay."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -18,11 +20,14 @@ def by_rows(weight: Float[Tensor, "inp out"]) -> Float[Tensor, "inp out"]:
 
 
 @torch.no_grad()
-def lay_by_rows(model: GPT2) -> GPT2:
+def lay_by_rows(model: GPT2, done: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
     """Copy the affine weights out of the file they lie in, by rows, in place; return ``model``.
 
-    It pays where several texts are written at a time, or long ones read, on the CPU: the copy takes a fraction of a
-    second, and the memory that the file's pages had. The last bits of the logits may differ.
+    It pays where several texts are written at a time on the CPU; the copy takes a fraction of a second. The last bits
+    of the logits may differ.
+
+    Args:
+        done: told of each weight, as it was, once it has been copied.
 
     Raises:
         ConfigError: the arithmetic is "reference", whose bits depend on the layout.
@@ -31,5 +36,6 @@ def lay_by_rows(model: GPT2) -> GPT2:
         raise ConfigError('arithmetic="reference" reads weights as the checkpoint lays them, for the same bits')
     for module in model.modules():
         if isinstance(module, Conv1D):
-            module.weight.data = by_rows(module.weight)
+            was, module.weight.data = module.weight.data, by_rows(module.weight)
+            done(was)
     return model

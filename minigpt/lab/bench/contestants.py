@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint import from_pretrained
+from minigpt.checkpoint.pages import MappedFiles
 from minigpt.errors import ConfigError, GenerationError
 from minigpt.generation import generate
 from minigpt.lab.reference import quiet_transformers
@@ -39,7 +40,7 @@ class Minigpt:
         how: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
         self.model = from_pretrained(folder, device="cpu", **how)
         if by_rows:
-            lay_by_rows(self.model)
+            lay_by_rows(self.model, MappedFiles().give_back)
         if compiled:
             compile_steps(self.model)
         self.ids, self.mask = left_padded(prompts)
