@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from checkpoints import reference, saved, tiny_bpe, tokens
 import minigpt
 from minigpt import CheckpointError, Tokenizer
 from minigpt.checkpoint import locate
+from minigpt.cli import app
 
 REPOSITORY = "someone/tiny-gpt2"
 TOKEN = "hf_secret"
@@ -259,11 +261,11 @@ def test_a_repository_is_fetched_and_loads_as_it_is() -> None:
 
 
 def test_only_the_wanted_files_are_fetched(hub: Hub, client: Path) -> None:
-    load()
-    assert hub.downloaded() == {"config.json", "generation_config.json", "model.safetensors"}
-    hub.requests.clear()
     Tokenizer.from_pretrained(REPOSITORY)
     assert hub.downloaded() == {"tokenizer.json", "tokenizer_config.json"}
+    hub.requests.clear()
+    load()
+    assert hub.downloaded() == {"config.json", "generation_config.json", "model.safetensors"}
     assert not [path for path in client.rglob("*") if path.suffix in {".bin", ".onnx", ".h5"}]
 
 
@@ -311,13 +313,46 @@ def test_local_files_only_never_asks(hub: Hub) -> None:
 
 
 @pytest.mark.usefixtures("client")
-def test_a_cached_model_without_its_tokenizer_says_so(hub: Hub) -> None:
-    load()
+def test_a_cached_tokenizer_without_its_model_says_so(hub: Hub) -> None:
+    Tokenizer.from_pretrained(REPOSITORY)
     hub.requests.clear()
     with pytest.raises(CheckpointError) as raised:
-        Tokenizer.from_pretrained(REPOSITORY, local_files_only=True)
-    assert "tokenizer.json" in one_sentence(raised)
+        load(local_files_only=True)
+    assert "config.json" in one_sentence(raised)
     assert not hub.requests
+
+
+@pytest.mark.usefixtures("client")
+def test_ids_without_a_token_are_known_as_a_folder_s_are(hub: Hub, tmp_path: Path) -> None:
+    padded = saved(reference(vocab_size=320), tmp_path / "padded")
+    Tokenizer(tiny_bpe(300)).save(padded)
+    hub.publish(padded, "someone/padded")
+    assert load("someone/padded").config == load(str(padded)).config
+    assert load("someone/padded").config.used_vocab_size == 300
+
+
+@pytest.mark.usefixtures("client")
+@pytest.mark.parametrize("command", [("generate", "the dog", "--model"), ("convert",), ("parity", "--model")])
+def test_a_command_takes_everything_from_one_commit(
+    hub: Hub, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """Also where the branch moves to one with another tokenizer while its files are fetched."""
+    first, other = shutil.copytree(checkpoint, tmp_path / "first"), tmp_path / "other"
+    for place, size in ((first, 300), (other, 290)):
+        saved(reference(vocab_size=320), place)
+        Tokenizer(tiny_bpe(size)).save(place)
+    commit = hub.publish(first, "someone/moving", "v1")
+    hub.commits["someone/moving", "main"] = first
+    answer = Answer.answer_with_a_file
+
+    def moves(self: Answer) -> None:
+        answer(self)
+        hub.publish(other, "someone/moving", "main")
+
+    monkeypatch.setattr(Answer, "answer_with_a_file", moves)
+    more = {"generate": ["--max-new-tokens", "2"], "convert": [str(tmp_path / "out")], "parity": ["--prompt", "the"]}
+    assert not app([*command, "someone/moving", *more[command[0]]], standalone_mode=False)
+    assert {commit for commit, _, _ in hub.downloads()} == {commit}
 
 
 @pytest.mark.usefixtures("client")

@@ -27,15 +27,15 @@ def convert(
 ) -> None:
     """Write a checkpoint as Hugging Face transformers has it: config.json, safetensors, the tokenizer beside them."""
     import minigpt
-    from minigpt.checkpoint import has_tokenizer
+    from minigpt.checkpoint import has_tokenizer, locate
 
     with progress() as say:
         say(f"reading {source}", 0)
+        place = locate(source, revision=revision)
         gpt2 = minigpt.from_pretrained(
-            source, device="cpu", dtype=dtype, ignore_heads=ignore_heads, check_finite=check_finite, revision=revision
+            place, device="cpu", dtype=dtype, ignore_heads=ignore_heads, check_finite=check_finite
         )
-        known = has_tokenizer(source, revision=revision)
-        tokenizer = minigpt.Tokenizer.from_pretrained(source, revision=revision) if known else None
+        tokenizer = minigpt.Tokenizer.from_pretrained(place) if has_tokenizer(place) else None
         say(f"writing {directory}", 0.5)
         minigpt.save_pretrained(gpt2, directory, tokenizer, max_shard_bytes=max_shard_bytes)
     if tokenizer is None:
