@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -604,12 +605,16 @@ for source in sys.argv[1:]:
 """
 
 
+def only(**variables: str) -> dict[str, str]:
+    """An environment with these variables of the client's, and no other of them."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    return kept | {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1", **variables}
+
+
 def located(*sources: str, **variables: str) -> tuple[list[str], str]:
     """What a process with these variables says of each source, its place or the error; and its standard error."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-    own = {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1", **variables}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *sources], env=kept | own, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", SCRIPT, *sources], env=only(**variables), capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr
@@ -630,6 +635,26 @@ def test_the_client_s_variables_mean_what_they_always_do(hub: Hub, tmp_path: Pat
     assert refused.startswith("CheckpointError: cannot get 'someone/else' from the Hugging Face hub")
     assert "give a local folder, or one of demo, gpt2" in refused
     assert not hub.requests
+
+
+def test_a_process_killed_while_it_fetches_leaves_what_another_completes(hub: Hub, client: Path) -> None:
+    hub.accidents["model.safetensors"] = ["stalls"]
+    variables = only(HF_HUB_CACHE=str(client), HF_ENDPOINT=hub.address)
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, REPOSITORY], env=variables, stderr=subprocess.DEVNULL
+    ) as process:
+        while not (list(client.glob("**/*.incomplete")) and "model.safetensors" in hub.downloaded()):
+            assert process.poll() is None
+            time.sleep(0.01)
+        while len(list(client.glob("**/snapshots/*/*"))) < 4:  # all others have arrived
+            time.sleep(0.01)
+        process.kill()
+    with pytest.raises(CheckpointError, match="get the rest of it with the network on"):
+        load(local_files_only=True)
+    hub.requests.clear()
+    assert torch.equal(logits(load()), logits(reference()))
+    assert {(name, start) for _, name, start in hub.downloads()} == {("model.safetensors", 0)}
+    assert load(local_files_only=True).config == load().config
 
 
 @pytest.mark.usefixtures("client")
