@@ -1,7 +1,6 @@
 """minigpt convert: a checkpoint of any family -> one that transformers loads."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,7 +15,7 @@ EXAMPLES = (
 
 def convert(
     source: Annotated[str, typer.Argument(help="A directory, a file of weights, a Hugging Face id, or 'demo'.")],
-    directory: Annotated[Path, typer.Argument(help="Where to write; an earlier checkpoint there is replaced whole.")],
+    directory: Annotated[str, typer.Argument(help="Where to write; an earlier checkpoint there is replaced whole.")],
     dtype: Dtype = None,
     max_shard_bytes: Annotated[int, typer.Option(help="Divide the weights into files of at most so many bytes.")] = (
         5 * 10**9
