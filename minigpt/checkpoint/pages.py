@@ -14,16 +14,16 @@ MAPS = Path("/proc/self/maps")
 
 
 class MappedFiles:
-    """The files that lie in this process's memory, as of the first question about them."""
+    """The files that lie in this process's memory, as of the first question; ask of no tensor made since."""
 
-    def give_back(self, original: Tensor, copy: Tensor) -> None:
-        """Let go of the pages of a tensor that lies in a file, as that has it, where ``copy`` lies elsewhere.
+    def give_back(self, original: Tensor, copy: Tensor | None = None) -> None:
+        """Let go of the pages of a tensor that lies in a file, as that has it, unless ``copy`` lies there too.
 
         A later look at the original reads them again. What was written to it would be lost.
         """
         lies_at, size = original.untyped_storage().data_ptr(), original.untyped_storage().nbytes()
         start, end = -(-lies_at // mmap.PAGESIZE) * mmap.PAGESIZE, (lies_at + size) // mmap.PAGESIZE * mmap.PAGESIZE
-        is_copied = copy.is_meta or copy.untyped_storage().data_ptr() != lies_at
+        is_copied = copy is None or copy.is_meta or copy.untyped_storage().data_ptr() != lies_at
         if is_copied and start < end and any(low <= start and end <= high for low, high in self._ranges):
             advise = ctypes.CDLL(None).madvise
             advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

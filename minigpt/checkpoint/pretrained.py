@@ -67,7 +67,7 @@ def from_pretrained(
     _install(model, checkpoint.tensors, device, dtype or only_dtype(checkpoint.tensors, place))
     if norm != "fused":
         swap_norms(model, norm)
-    return quantize_int8(model.eval()) if quantize else model.eval()
+    return quantize_int8(model.eval(), MappedFiles().give_back) if quantize else model.eval()
 
 
 def _require_quantizable(quantize: str | None, arithmetic: str) -> None:

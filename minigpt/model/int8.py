@@ -4,6 +4,7 @@ C embedding, V vocabulary, R rows: every token of a batch is one.
 """
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -58,11 +59,11 @@ class Int8Linear(nn.Module):
 
 
 @torch.no_grad()
-def quantize_int8(model: GPT2) -> GPT2:
+def quantize_int8(model: GPT2, let_go: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
     """Every matrix that multiplies, the head included, as an ``Int8Linear``, in place; return ``model``.
 
     Embeddings are looked up and not multiplied, and stay as they are, as do norms and biases. It can then only compute:
-    the weights that a checkpoint would hold are gone.
+    the weights that a checkpoint would hold are gone. ``let_go`` is handed each as soon as it is needed no more.
 
     Raises:
         ConfigError: the model is not on the CPU, a weight is not finite, or this PyTorch has no integer products.
@@ -72,6 +73,7 @@ def quantize_int8(model: GPT2) -> GPT2:
     for name, module in list(model.named_modules()):
         if isinstance(module, Conv1D):
             model.set_submodule(name, Int8Linear(module.weight.t(), module.bias))
+            let_go(module.weight)
     head = model.wte if model.config.tie_word_embeddings else model.lm_head
     model.add_module("lm_head", Int8Linear(head.weight, None))  # tied no more: the embedding is looked up, and exact
     model.quantize = "int8"
