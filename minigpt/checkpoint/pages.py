@@ -14,10 +14,10 @@ MAPS = Path("/proc/self/maps")
 
 
 class MappedFiles:
-    """The files that lie in this process's memory, as of the first question about them."""
+    """The files that lie in this process's memory, as of the first question; ask of no tensor made since."""
 
     def give_back(self, original: Tensor, copy: Tensor | None = None) -> None:
-        """Let go of the pages of a tensor that lies in a file, as that has it, where ``copy``, if any, lies elsewhere.
+        """Let go of the pages of a tensor that lies in a file, as that has it, unless ``copy`` lies there too.
 
         A later look at the original reads them again. What was written to it would be lost.
         """

@@ -17,7 +17,6 @@ from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
 
 ENGINE = "fbgemm"  # PyTorch's integer products for x86
-PRODUCT = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 MOST = 127  # the largest weight: both signs have as many steps
 AT_ONCE = 4096  # channels rounded at a time, so that it takes no room to speak of
 
@@ -65,10 +64,14 @@ class Int8Linear(nn.Module):
         """``whole W^T`` for whole numbers of at most ``steps``."""
         if torch.compiler.is_compiling():
             return torch.ops.minigpt.int8_product(whole, self.number, self.shape[0], self.steps + 1)
-        return PRODUCT(whole, 1.0, self.steps + 1, self.packed)
+        return _integer_product(whole, self.steps + 1, self.packed)
 
     def extra_repr(self) -> str:
         return "{1}, {0}, int8".format(*self.shape)
+
+
+def _integer_product(whole: Tensor, zero: int, packed: torch.ScriptObject) -> Tensor:
+    return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default(whole, 1.0, zero, packed)
 
 
 # The compiler cannot hold packed weights, which are no tensor. It calls an operator that finds their layer by number.
@@ -77,7 +80,7 @@ torch.library.define("minigpt::int8_product", "(Tensor whole, int layer, int out
 
 @torch.library.impl("minigpt::int8_product", "cpu")
 def _int8_product(whole: Tensor, layer: int, out: int, zero: int) -> Tensor:
-    return PRODUCT(whole, 1.0, zero, _packed[layer])
+    return _integer_product(whole, zero, _packed[layer])
 
 
 @torch.library.register_fake("minigpt::int8_product")
@@ -86,14 +89,11 @@ def _int8_product_shape(whole: Tensor, layer: int, out: int, zero: int) -> Tenso
 
 
 @torch.no_grad()
-def quantize_int8(model: GPT2, done: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
+def quantize_int8(model: GPT2, let_go: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
     """Every matrix that multiplies, the head included, as an ``Int8Linear``, in place; return ``model``.
 
     Embeddings are looked up and not multiplied, and stay as they are, as do norms and biases. It can then only compute:
-    the weights that a checkpoint would hold are gone.
-
-    Args:
-        done: told of each weight once it has been read.
+    the weights that a checkpoint would hold are gone. ``let_go`` is handed each as soon as it is needed no more.
 
     Raises:
         ConfigError: the model is not on the CPU, a weight is not finite, or this PyTorch has no integer products.
@@ -103,10 +103,10 @@ def quantize_int8(model: GPT2, done: Callable[[Tensor], object] = lambda weight:
     for name, module in list(model.named_modules()):
         if isinstance(module, Conv1D):
             model.set_submodule(name, Int8Linear(module.weight.t(), module.bias))
-            done(module.weight)
+            let_go(module.weight)
     head = model.wte if model.config.tie_word_embeddings else model.lm_head
     model.add_module("lm_head", Int8Linear(head.weight, None))  # tied no more: the embedding is looked up, and exact
-    done(head.weight)
+    let_go(head.weight)
     model.quantize = "int8"
     return model
 

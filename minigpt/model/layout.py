@@ -20,14 +20,11 @@ def by_rows(weight: Float[Tensor, "inp out"]) -> Float[Tensor, "inp out"]:
 
 
 @torch.no_grad()
-def lay_by_rows(model: GPT2, done: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
+def lay_by_rows(model: GPT2, let_go: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
     """Copy the affine weights out of the file they lie in, by rows, in place; return ``model``.
 
     It pays where several texts are written at a time on the CPU; the copy takes a fraction of a second. The last bits
-    of the logits may differ.
-
-    Args:
-        done: told of each weight, as it was, once it has been copied.
+    of the logits may differ. ``let_go`` is handed each weight, as it was, once it has been copied.
 
     Raises:
         ConfigError: the arithmetic is "reference", whose bits depend on the layout.
@@ -37,5 +34,5 @@ def lay_by_rows(model: GPT2, done: Callable[[Tensor], object] = lambda weight: N
     for module in model.modules():
         if isinstance(module, Conv1D):
             was, module.weight.data = module.weight.data, by_rows(module.weight)
-            done(was)
+            let_go(was)
     return model
