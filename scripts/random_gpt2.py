@@ -17,11 +17,14 @@ import minigpt
 MASSIVE = {1: 3000.0, -2: -2500.0, 138: 400.0}  # dimension of the residual stream: what the first block adds to it
 
 
-def random_gpt2(preset: str = "gpt2", seed: int = 0, massive: bool = True) -> minigpt.GPT2:
-    """The model on the CPU at float32, in eval mode, the same for the same seed."""
+def random_gpt2(
+    preset: str | minigpt.GPT2Config = "gpt2", seed: int = 0, massive: bool = True, device: str | torch.device = "cpu"
+) -> minigpt.GPT2:
+    """The model at float32, in eval mode, the same for the same seed on the same device."""
     torch.manual_seed(seed)
-    with torch.device("cpu"):
-        model = minigpt.GPT2(minigpt.GPT2Config.preset(preset)).eval()
+    config = minigpt.GPT2Config.preset(preset) if isinstance(preset, str) else preset
+    with torch.device(device):
+        model = minigpt.GPT2(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:

@@ -18,6 +18,7 @@ from transformers import GPT2LMHeadModel
 import minigpt
 from minigpt import GPT2, GenerationError, GPT2Config, Tokenizer
 from minigpt.generation import generate, prompt_ids, stream, warp
+from minigpt.generation.batch import drawn
 from minigpt.generation.decode import require_fits
 from minigpt.generation.settings import GenerationSettings, parse_settings
 
@@ -277,7 +278,7 @@ def chi_square(counts: Tensor, probabilities: Tensor) -> tuple[float, float]:
     ids=str,
 )  # fmt: skip
 def test_draws_have_the_distribution_of_the_warped_logits(chosen: dict[str, Any]) -> None:
-    """The first draw of each row of one batch, whose generators have successive seeds."""
+    """The first draw of each row of one batch, of successive seeds."""
     prompt = torch.zeros(3000, 1, dtype=torch.long)
     draws = generate(constant_model(LOGITS), prompt, max_new_tokens=1, do_sample=True, seed=11, **chosen)[:, 1]
     probabilities = warp(LOGITS[None], **chosen).softmax(-1)[0]
@@ -313,6 +314,26 @@ def test_a_seed_makes_the_draw_repeatable(ours: GPT2) -> None:
     unseeded = [generate(ours, ids, **SAMPLED) for _ in range(2)]
     assert not torch.equal(*unseeded)
     assert torch.equal(torch.get_rng_state(), state), "somebody else's random numbers were used up"
+
+
+def test_a_seed_begins_alike_however_much_is_asked_for(ours: GPT2) -> None:
+    ids = tokens(1, 6, vocab_size=VOCABULARY)
+    whole = generate(ours, ids, **SAMPLED, seed=4)[0]
+    for new in (1, 2, 17):
+        assert torch.equal(generate(ours, ids, **SAMPLED | {"max_new_tokens": new}, seed=4)[0], whole[: 6 + new])
+
+
+@given(st.integers(1, 40), st.sampled_from([1.0, 30.0, 3e4]), st.sampled_from([0.0, 0.5, 1 - 2**-50]), st.integers(0))
+def test_no_chance_however_near_its_bounds_draws_what_is_excluded(
+    size: int, width: float, chance: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    scores = torch.randn(3, size, generator=generator) * width
+    excluded = torch.rand(3, size, generator=generator) < 0.7
+    excluded[:, seed % size] = False
+    scores = scores.masked_fill(excluded, -torch.inf)
+    taken = drawn(scores, torch.full((3,), chance, dtype=torch.float64))
+    assert (scores.softmax(-1).gather(1, taken[:, None]) > 0).all()
 
 
 def test_an_unseeded_draw_does_not_repeat_after_a_global_seed(ours: GPT2) -> None:

@@ -213,6 +213,29 @@ def test_the_operator_is_registered_as_pytorch_wants_it(bias: bool, device: torc
         torch.library.opcheck(torch.ops.minigpt.layer_norm, (x, given_delta, weight, shift, 1e-5))
 
 
+def test_the_operator_lays_out_what_it_says(device: torch.device) -> None:
+    """The compiler relies on it: strange layouts in, rows too long for one program too, contiguous results out."""
+    for width in (40, 9000):
+        x, weight = torch.randn(3, 2, width).to(device).transpose(0, 1), torch.randn(width).to(device)
+        norm_of(40, device=device)(torch.randn(1, 40).to(device))  # imports the operators
+        given = (x, torch.randn_like(x), weight, None, 1e-5)
+        assert not given[1].is_contiguous()
+        torch.library.opcheck(torch.ops.minigpt.layer_norm, given, test_utils=("test_schema", "test_faketensor"))
+        assert all(made.is_contiguous() for made in torch.ops.minigpt.layer_norm(*given))
+
+
+def test_a_single_row_is_told_as_one_of_several() -> None:
+    """So that one program serves both: to a compiler, a stride of 0 and a size of 1 are constants to build upon."""
+    from minigpt.norms.triton.ops import rows_of
+
+    many = rows_of(torch.randn(6, 20), 1)
+    for one in (torch.randn(20), torch.randn(1, 20), torch.randn(1, 1, 1, 20), torch.randn(20, 1).t(),
+                torch.randn(1, 40)[:, ::2]):  # fmt: skip
+        place = rows_of(one, 1).place
+        assert place[0] > 1
+        assert place[1:] == many.place[1:] == (0, 20)
+
+
 def test_on_meta_there_are_shapes() -> None:
     norm = norms.build("triton", 40).to("meta")
     y = norm(torch.empty(3, 40, device="meta", dtype=torch.bfloat16))
@@ -278,14 +301,18 @@ import json, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from minigpt.norms.triton import kernels
-from minigpt.norms.triton.ops import tile
+from minigpt.norms.triton.ops import LONG_BLOCK, tile
 import torch
 
 held = tile(768, torch.float32)
 rows = dict(WIDTH=768, ROWS=held.rows, BLOCK=held.block)
+long = dict(WIDTH=9001, BLOCK=LONG_BLOCK)
 CASES = {
     "forward_rows": ("bf16", "fp32", rows | dict(EPS=1e-5)),
     "backward_rows": ("bf16", "fp32", rows),
+    "forward_long": ("fp16", "fp32", long | dict(EPS=1e-5)),
+    "backward_long": ("fp64", "fp64", long),
+    "backward_long_weights": ("fp32", "fp32", long | dict(ROWS=1)),
 }
 POINTERS = "x delta weight bias total y dy dtotal dx".split()
 sizes = {}
@@ -310,7 +337,7 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_there() -> None:
     assert done.returncode == 0, done.stderr
     sizes = json.loads(done.stdout.splitlines()[-1])
     print(f"bytes of machine code: {sizes}")
-    assert len(sizes) == 2
+    assert len(sizes) == 5
     assert min(sizes.values()) > 1000
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from minigpt.errors import GenerationError
@@ -19,6 +19,8 @@ from minigpt.generation.unused import without_unused_ids
 from minigpt.model import GPT2
 from minigpt.model.slots import Slots
 
+NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
+NO_TOKEN_LEFT = "the settings exclude every token there is; permit some, or ask for fewer tokens"
 WASTE = 32  # columns that no row needs any more, from which on it pays to move everybody to the left
 
 
@@ -55,7 +57,7 @@ class Batch:
     def choose(self) -> list[Row]:
         """Add a token to every row. Those that are over leave; all that have a new token are returned."""
         chosen = list(self.rows)
-        for row, token in zip(chosen, next_tokens(self.logits, chosen, self.settings), strict=True):
+        for row, token in zip(chosen, self._next_tokens(), strict=True):
             row.push(token)
         self._leave([place for place, row in enumerate(self.rows) if row.end])
         return chosen
@@ -70,9 +72,15 @@ class Batch:
         moved = self._leave(full)
         if self.rows:
             self.slots.trim(WASTE)
-            last = torch.tensor([row.ids[-1:] for row in self.rows], device=self.device)  # (B, 1)
-            self.logits = last_logits(self.model, last, None, self.slots)
+            self._read_last()
         return self.join(moved)
+
+    def _next_tokens(self) -> list[int]:
+        return next_tokens(self.logits, self.rows, self.settings)
+
+    def _read_last(self) -> None:
+        last = torch.tensor([row.ids[-1:] for row in self.rows], device=self.device)  # (B, 1)
+        self.logits = last_logits(self.model, last, None, self.slots)
 
     def _window(self, row: Row) -> list[int]:
         """What the row's next token may see; where that is not all, there is room for the tokens until it moves on."""
@@ -100,15 +108,11 @@ class Batch:
     def _leave(self, places: list[int]) -> list[Row]:
         """Let the rows at these places go, and return them; the last row moves to a place that is free."""
         gone = [self.rows[place] for place in places]
-        kept = list(range(len(self.rows)))
         for place in reversed(places):
             if self.settings.use_cache:
                 self.slots.leave(place)
-            kept[place] = kept[-1]
             self.rows[place] = self.rows[-1]
-            del kept[-1], self.rows[-1]
-        if places:
-            self.logits = self.logits[kept]
+            del self.rows[-1]
         return gone
 
 
@@ -154,16 +158,25 @@ def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], settings:
         GenerationError: the model has computed NaN, so that no token is the likeliest, or nothing is left to choose.
     """
     if logits.amax(-1).isnan().any():  # NaN is larger than any number
-        raise GenerationError(
-            "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
-        )
+        raise GenerationError(NOT_A_NUMBER)
     scores = _scores(logits, rows, settings)  # (B, V)
-    if settings.looks_back or settings.suppress_tokens:
-        _require_a_choice(scores)
-    tokens = _drawn(scores, rows) if settings.samples else scores.argmax(-1).tolist()
+    if (settings.looks_back or settings.suppress_tokens) and (scores.amax(-1) == -torch.inf).any():
+        raise GenerationError(NO_TOKEN_LEFT)
+    if settings.samples:
+        chances = torch.stack([row.chances[len(row.new_ids)] for row in rows])  # (B,)
+        tokens = drawn(scores, chances.to(scores.device)).tolist()
+    else:
+        tokens = scores.argmax(-1).tolist()
     if settings.output_scores or settings.output_logprobs:
         _keep(scores, tokens, rows, settings)
     return tokens
+
+
+def drawn(scores: Float[Tensor, "batch vocab"], chances: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+    """Of each row the token whose part of [0, 1) its chance falls into, the parts being the tokens' probabilities."""
+    ends = scores.softmax(-1).cumsum(-1, dtype=torch.float64)  # (B, V)
+    found = torch.searchsorted(ends, chances[:, None] * ends[:, -1:], right=True)[:, 0]  # (B,)
+    return found.clamp_(max=scores.shape[-1] - 1)  # of NaN, a token all the same
 
 
 def _scores(logits: Tensor, rows: list[Row], settings: GenerationSettings) -> Tensor:
@@ -176,16 +189,6 @@ def _scores(logits: Tensor, rows: list[Row], settings: GenerationSettings) -> Te
 def _scores_of(logits: Tensor, row: Row) -> Tensor:
     ids = torch.tensor([row.ids], device=logits.device)  # (1, T)
     return warp_by(logits, Situation(row.settings, ids, row.prompt_length, row.end_ids))
-
-
-def _require_a_choice(scores: Tensor) -> None:
-    if (scores.amax(-1) == -torch.inf).any():
-        raise GenerationError("the settings exclude every token there is; permit some, or ask for fewer tokens")
-
-
-def _drawn(scores: Tensor, rows: list[Row]) -> list[int]:
-    probabilities = scores.softmax(-1)  # (B, V)
-    return [int(p.multinomial(1, generator=row.draw)) for p, row in zip(probabilities, rows, strict=True)]
 
 
 def _keep(scores: Tensor, tokens: list[int], rows: list[Row], settings: GenerationSettings) -> None:

@@ -108,8 +108,8 @@ def _rows(model: GPT2, tokenizer: TextCodec, prompts: Sequence[Prompt], settings
     for row in rows:
         own = prompts[row.prompt]
         row.max_new_tokens = own.max_new_tokens or settings.max_new_tokens
-        if own.seed is not None and row.draw is not None:
-            row.draw.manual_seed(own.seed + row.number)
+        if own.seed is not None:
+            row.seed = own.seed + row.number
     return rows
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from minigpt.errors import GenerationError
 from minigpt.generation.batch import WASTE, Batch, write
 from minigpt.generation.lookup import LookupBatch
-from minigpt.generation.row import Row, TextCodec, generator
+from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, parse_settings
+from minigpt.generation.static import WORTH_A_GRAPH, StaticBatch, is_static
 from minigpt.model import GPT2
 from minigpt.placement import require_values
 
@@ -101,12 +102,12 @@ def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:
 def rows_of(
     model: GPT2, prompts: list[list[int]], settings: GenerationSettings, tokenizer: TextCodec | None
 ) -> list[Row]:
-    """The texts to write: for each prompt as many as num_return_sequences says, each with its own random numbers."""
-    copies, ends, device = settings.num_return_sequences, settings.end_ids(model.config), model.wte.weight.device
+    """The texts to write: for each prompt as many as num_return_sequences says, each with a seed of its own."""
+    copies, ends = settings.num_return_sequences, settings.end_ids(model.config)
     return [
         Row(
             prompt, copy, list(ids), settings.max_new_tokens, settings, ends,
-            generator(settings.seed, prompt * copies + copy, device) if settings.samples else None, tokenizer,
+            None if settings.seed is None else settings.seed + prompt * copies + copy, tokenizer,
         )
         for prompt, ids in enumerate(prompts)
         for copy in range(copies)
@@ -121,8 +122,14 @@ def written(model: GPT2, rows: list[Row], settings: GenerationSettings, places: 
     places = 1 if settings.draft_tokens else min(places, len(rows))
     longest = max(len(row.ids) for row in rows) + max(row.max_new_tokens for row in rows) - 1  # the last is never read
     room = min(longest, model.config.n_positions) + WASTE * (places > 1)
-    kind = LookupBatch if settings.draft_tokens else Batch
-    return write(kind(model, settings, places, room), rows)
+    return write(_kind(model, rows, settings)(model, settings, places, room), rows)
+
+
+def _kind(model: GPT2, rows: list[Row], settings: GenerationSettings) -> type[Batch]:
+    if settings.draft_tokens:
+        return LookupBatch
+    worthwhile = max(row.left for row in rows) >= WORTH_A_GRAPH
+    return StaticBatch if worthwhile and is_static(model, settings) else Batch
 
 
 def require_fits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, settings: GenerationSettings) -> None:

@@ -1,9 +1,11 @@
 """One text that is being written."""
 
 import dataclasses
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.generation.settings import GenerationSettings
@@ -32,7 +34,7 @@ class Row:
         ids: the prompt's tokens and the new ones.
         prompt_length: how many of them are the prompt's.
         max_new_tokens: how many may be added.
-        draw: what it draws with; None for greedy.
+        seed: of the chances that it draws by; None takes it from the system.
         end: why it is over: "eos", "stop" or "length"; None while it is not.
     """
 
@@ -42,7 +44,7 @@ class Row:
     max_new_tokens: int
     settings: GenerationSettings
     end_ids: tuple[int, ...]
-    draw: torch.Generator | None = None
+    seed: int | None = None
     tokenizer: TextCodec | None = None
 
     def __post_init__(self) -> None:
@@ -56,6 +58,19 @@ class Row:
     @property
     def new_ids(self) -> list[int]:
         return self.ids[self.prompt_length :]
+
+    @cached_property
+    def chances(self) -> Float[Tensor, " new"]:
+        """What its tokens are drawn by, the first by the first: uniform in [0, 1), its own whatever others do.
+
+        They lie in main memory, so that a seed draws alike on every device; and stay below 1 after any rounding.
+        """
+        generator = torch.Generator("cpu")
+        if self.seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(self.seed)
+        return torch.rand(self.max_new_tokens, dtype=torch.float64, generator=generator).clamp_(max=1 - 2**-50)
 
     @property
     def left(self) -> int:
@@ -79,13 +94,3 @@ class Row:
         """The text that can be shown since this was last asked for: whole characters, no part of a stop string."""
         piece, self._unread = self._unread, ""
         return piece
-
-
-def generator(seed: int | None, number: int, device: torch.device) -> torch.Generator:
-    """The random numbers of row ``number``, its own whatever the others do; None seeds them from the system."""
-    made = torch.Generator(device)
-    if seed is None:
-        made.seed()
-    else:
-        made.manual_seed(seed + number)
-    return made

@@ -99,6 +99,12 @@ class GenerationSettings:
         """Whether a row's logits are changed by what the row has written."""
         return any(self.active(name) is not None for name in LOOKS_BACK)
 
+    @property
+    def reads_back(self) -> bool:
+        """Whether it matters which tokens a row has written, and not just how many."""
+        runs = self.active("bad_words_ids") or ()
+        return any(self.active(name) is not None for name in READS_BACK) or any(len(run) > 1 for run in runs)
+
     def active(self, name: str) -> Any:
         """The value of a setting that changes logits, or None where it changes nothing."""
         value = getattr(self, name)
@@ -233,7 +239,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # the values with which a setting chang
     "no_repeat_ngram_size": (0,), "bad_words_ids": (), "min_new_tokens": (0,), "suppress_tokens": ([], ()),
 }  # fmt: skip
 SHAPES_A_DRAW = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-LOOKS_BACK = ("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_new_tokens")
+READS_BACK = ("repetition_penalty", "no_repeat_ngram_size")
+LOOKS_BACK = (*READS_BACK, "bad_words_ids", "min_new_tokens")
 
 
 def _out_of_range(given: dict[str, Any]) -> Iterator[str]:

@@ -16,15 +16,21 @@ from minigpt.checkpoint import config_file, read_tensors
 
 @contextlib.contextmanager
 def judging() -> Iterator[None]:
-    """Full float32 products while a verdict is found: no TF32 on a GPU, no bfloat16 shortcuts on a CPU."""
+    """Nothing remembered and ``full_products`` while a verdict is found."""
+    with full_products(), torch.inference_mode():
+        yield
+
+
+@contextlib.contextmanager
+def full_products() -> Iterator[None]:
+    """Full float32 products: no TF32 on a GPU, no bfloat16 shortcuts on a CPU."""
     backends: Any = torch.backends
     products = [backends.cuda.matmul, backends.mkldnn.matmul]
     before = [backend.fp32_precision for backend in products]
     try:
         for backend in products:
             backend.fp32_precision = "ieee"
-        with torch.inference_mode():
-            yield
+        yield
     finally:
         for backend, precision in zip(products, before, strict=True):
             backend.fp32_precision = precision

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from minigpt.errors import ConfigError
 from minigpt.model.cache import KVCache
+from minigpt.model.fixed import FixedCache, Layers, read_fixed
 from minigpt.model.gpt2 import GPT2
+
+OWN_GRAPHS = ("reduce-overhead", "max-autotune")  # modes in which the compiler makes CUDA graphs by itself
 
 
 def compile_steps(model: GPT2, **options: Any) -> GPT2:
@@ -34,39 +37,30 @@ def compile_steps(model: GPT2, **options: Any) -> GPT2:
     return model
 
 
-Layers = tuple[Tensor, ...]  # each (B, H, S, D): of all layers in one tensor, the compiler would copy the whole a layer
-
-
-class _FixedCache:
-    """A cache's storage under the compiler: one new column, at a place that is data and no shape."""
-
-    def __init__(self, keys: Layers, values: Layers, place: Tensor) -> None:
-        self.keys, self.values, self.place = keys, values, place
-
-    def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.keys[layer], self.values[layer]
-        keys.index_copy_(2, self.place, key)
-        values.index_copy_(2, self.place, value)
-        return keys, values  # (B, H, S, D)
-
-
 class CompiledStep:
-    """Called by the model where it would run its blocks on one new token a row."""
+    """Called by the model where it would run its blocks on one new token a row.
+
+    Attributes:
+        read: the compiled ``read_fixed``, of (x, visible, keys, values, column).
+        has_graphs: whether the compiler makes CUDA graphs, one of which cannot stand inside another.
+    """
 
     def __init__(self, model: GPT2, options: dict[str, Any]) -> None:
-        def run(x: Tensor, mask: Tensor, keys: Layers, values: Layers, place: Tensor) -> Tensor:
-            cache: Any = _FixedCache(keys, values, place)
-            return model.read(x, mask, cache)
+        inner = options.get("options") or {}
+        self.has_graphs = options.get("mode") in OWN_GRAPHS or bool(inner.get("triton.cudagraphs"))
 
-        self.run = torch.compile(run, **options)
+        def read(x: Tensor, visible: Tensor, keys: Layers, values: Layers, column: Tensor) -> Tensor:
+            return read_fixed(model, x, visible, FixedCache(keys, values, column))
+
+        self.read = torch.compile(read, **options)
 
     def __call__(
         self, x: Float[Tensor, "batch 1 embd"], padding: Bool[Tensor, "batch total"] | None, cache: KVCache
     ) -> Float[Tensor, "batch 1 embd"]:
         place, room = cache.length, cache.max_length
         if padding is None:
-            mask = (torch.arange(room, device=x.device) <= place)[None]  # (1, S)
+            visible = (torch.arange(room, device=x.device) <= place)[None]  # (1, S)
         else:
-            mask = F.pad(padding, (0, room - place - 1))  # (B, S)
+            visible = F.pad(padding, (0, room - place - 1))  # (B, S)
         column = torch.tensor([place], device=x.device)
-        return self.run(x, mask[:, None, None], cache.keys.unbind(), cache.values.unbind(), column)
+        return self.read(x, visible, cache.keys.unbind(), cache.values.unbind(), column)

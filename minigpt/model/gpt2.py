@@ -7,7 +7,6 @@ B batch, T new tokens, C embedding, V vocabulary.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,7 +74,7 @@ class GPT2(nn.Module):
         _require_known("arithmetic", arithmetic, ARITHMETICS)
         self.config, self.attention, self.arithmetic = config, attention, arithmetic
         self.quantize: str | None = None  # what ``quantize_int8`` has made of it
-        self.step: Callable[[Tensor, Tensor | None, KVCache], Tensor] | None = None  # by ``compile_steps``
+        self.step: Any = None  # the ``CompiledStep`` that ``compile_steps`` has made
         self.wte = _embedding(config.vocab_size, config.n_embd)  # tokens
         self.wpe = _embedding(config.n_positions, config.n_embd)  # positions
         self.drop = nn.Dropout(config.embd_pdrop)

@@ -26,6 +26,11 @@ class Slots(KVCache):
         self.starts: list[int] = []
         self._settle()
 
+    @property
+    def storage(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all rows that there can be, each (L, most rows, H, max_length, D)."""
+        return self._keys, self._values
+
     def read_into(self, starts: list[int]) -> None:
         """Make ready for a forward that reads the whole texts of these first rows, padded on the left, straight in."""
         self.length, self.starts = 0, list(starts)

@@ -112,6 +112,27 @@ def forward_long(
 
 @triton.jit
 @no_type_check
+def rows_of_turn(
+    turn, column, rows, dy, x, means, rstds,
+    dy_inner, dy_outer_stride, dy_inner_stride, x_inner, x_outer_stride, x_inner_stride,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The ROWS rows that this program comes by at this turn: where they are, their gradients, and they standardized."""
+    wide = rstds.dtype.element_ty
+    program = tl.program_id(0).to(tl.int64) + turn * tl.num_programs(0).to(tl.int64)
+    row = program * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
+    inside = (row < rows) & (column < WIDTH)  # (ROWS, BLOCK)
+    mean = tl.load(means + row, mask=row < rows, other=0.0)
+    rstd = tl.load(rstds + row, mask=row < rows, other=0.0)
+    start = row_start(row, x_inner, x_outer_stride, x_inner_stride)
+    value = tl.load(x + start + column, mask=inside, other=0.0).to(wide)
+    start = row_start(row, dy_inner, dy_outer_stride, dy_inner_stride)
+    gradient = tl.load(dy + start + column, mask=inside, other=0.0).to(wide)
+    return row, inside, rstd, gradient, tl.where(inside, (value - mean) * rstd, 0.0)
+
+
+@triton.jit
+@no_type_check
 def backward_rows(
     dy, dtotal, x, weight, means, rstds, dx, dweights, dbiases, rows, rounds,
     dy_inner, dy_outer_stride, dy_inner_stride, dtotal_inner, dtotal_outer_stride, dtotal_inner_stride,
@@ -130,16 +151,10 @@ def backward_rows(
     dweight = tl.zeros([ROWS, BLOCK], wide)
     dbias = tl.zeros([ROWS, BLOCK], wide)
     for turn in range(0, rounds):
-        row = (program + turn * tl.num_programs(0).to(tl.int64)) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
-        inside = (row < rows) & (column < WIDTH)
-        mean = tl.load(means + row, mask=row < rows, other=0.0)
-        rstd = tl.load(rstds + row, mask=row < rows, other=0.0)
-        start = row_start(row, x_inner, x_outer_stride, x_inner_stride)
-        value = tl.load(x + start + column, mask=inside, other=0.0).to(wide)  # (ROWS, BLOCK)
-        start = row_start(row, dy_inner, dy_outer_stride, dy_inner_stride)
-        gradient = tl.load(dy + start + column, mask=inside, other=0.0).to(wide)
-
-        standard = tl.where(inside, (value - mean) * rstd, 0.0)
+        row, inside, rstd, gradient, standard = rows_of_turn(
+            turn, column, rows, dy, x, means, rstds, dy_inner, dy_outer_stride, dy_inner_stride,
+            x_inner, x_outer_stride, x_inner_stride, WIDTH, ROWS,
+        )  # fmt: skip
         scaled = gradient * scale
         along_mean = tl.sum(scaled, axis=1, keep_dims=True) / WIDTH
         along_row = tl.sum(scaled * standard, axis=1, keep_dims=True) / WIDTH
@@ -211,15 +226,11 @@ def backward_long_weights(
     dweight = tl.zeros([ROWS, BLOCK], wide)
     dbias = tl.zeros([ROWS, BLOCK], wide)
     for turn in range(0, rounds):
-        row = (program + turn * tl.num_programs(0).to(tl.int64)) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
-        inside = (row < rows) & (column < WIDTH)
-        mean = tl.load(means + row, mask=row < rows, other=0.0)
-        rstd = tl.load(rstds + row, mask=row < rows, other=0.0)
-        start = row_start(row, x_inner, x_outer_stride, x_inner_stride)
-        value = tl.load(x + start + column, mask=inside, other=0.0).to(wide)  # (ROWS, BLOCK)
-        start = row_start(row, dy_inner, dy_outer_stride, dy_inner_stride)
-        gradient = tl.load(dy + start + column, mask=inside, other=0.0).to(wide)
-        dweight += gradient * (value - mean) * rstd
+        _, _, _, gradient, standard = rows_of_turn(
+            turn, column, rows, dy, x, means, rstds, dy_inner, dy_outer_stride, dy_inner_stride,
+            x_inner, x_outer_stride, x_inner_stride, WIDTH, ROWS,
+        )  # fmt: skip
+        dweight += gradient * standard
         dbias += gradient
     tl.store(dweights + program * WIDTH + columns, tl.sum(dweight, axis=0), mask=columns < WIDTH)
     tl.store(dbiases + program * WIDTH + columns, tl.sum(dbias, axis=0), mask=columns < WIDTH)

@@ -53,7 +53,11 @@ class Tile(NamedTuple):
 
 
 def rows_of(x: Tensor, row_ndim: int) -> Rows:
-    """The rows as they lie, where two strides can find them; of a stranger layout, a contiguous copy's."""
+    """The rows as they lie, where two strides can find them; of a stranger layout, a contiguous copy's.
+
+    A single row is told as one of several, since the compiler makes another program, with other roundings, of a stride
+    of 0 and of a size of 1: a row must come out the same in any company.
+    """
     leading, width = x.shape[: x.ndim - row_ndim], x.shape[x.ndim - row_ndim :].numel()
     x = x.reshape(*leading, width)
     dims: list[tuple[int, int]] = []
@@ -65,7 +69,8 @@ def rows_of(x: Tensor, row_ndim: int) -> Rows:
         else:
             dims.append((size, stride))
     if len(dims) > 2 or (width > 1 and x.stride(-1) != 1):
-        return Rows(x.contiguous(), leading.numel(), 0, width)
+        return Rows(x.contiguous(), max(2, leading.numel()), 0, width)
+    dims = dims or [(2, width)]
     (_, outer_stride), (inner, inner_stride) = [(1, 0)] * (2 - len(dims)) + dims
     return Rows(x, inner, outer_stride, inner_stride)
 
@@ -86,8 +91,9 @@ def _forward(
     """``y``, ``total`` (empty without a ``delta``), and of each row the mean and the reciprocal deviation."""
     width, held = weight.numel(), tile(weight.numel(), _wide(_sum_dtype(x, delta)))
     if delta is not None and held is None:
-        total = x + delta
-        return _forward(total, None, weight, bias, eps)[0], total, *_forward(total, None, weight, bias, eps)[2:]
+        total = (x + delta).contiguous()
+        y, _, mean, rstd = _forward(total, None, weight, bias, eps)
+        return y, total, mean, rstd
     y, total, mean, rstd = _forward_shapes(x, delta, weight, bias, eps)
     source, weight, bias = rows_of(x, weight.ndim), weight.contiguous(), None if bias is None else bias.contiguous()
     added = Rows(x, 1, 0, 0) if delta is None else rows_of(delta, weight.ndim)

@@ -1,0 +1,138 @@
+"""Rows that write together on a GPU: a token costs one launch from the host, of a CUDA graph of the whole step."""
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from minigpt.errors import GenerationError
+from minigpt.generation.batch import NOT_A_NUMBER, Batch, next_tokens
+from minigpt.generation.row import Row
+from minigpt.generation.settings import GenerationSettings
+from minigpt.generation.step import Step
+from minigpt.model import GPT2
+from minigpt.norms.adapt import is_ours
+
+WORTH_A_GRAPH = 8  # new tokens; to record one costs about as much as a few steps
+ALIGNED = 8  # columns of which the room is a multiple, so that kernels of attention can read a mask as it lies
+
+
+class Flight(NamedTuple):
+    """A step that has been launched, and its report on the way to the host."""
+
+    rows: list[Row]
+    report: Tensor  # (2, B)
+    landed: torch.cuda.Event | None
+
+    def tokens(self, rows: list[Row]) -> dict[Row, int]:
+        """What those of these rows that are on board have taken. This is the one wait for the device in a step.
+
+        Raises:
+            GenerationError: a logit was NaN.
+        """
+        if self.landed is not None:
+            self.landed.synchronize()
+        aboard, (tokens, largest) = set(rows), self.report.tolist()
+        found = {}
+        for row, token, logit in zip(self.rows, tokens, largest, strict=False):
+            if row in aboard:
+                if math.isnan(logit):
+                    raise GenerationError(NOT_A_NUMBER)
+                found[row] = int(token)
+        return found
+
+
+class StaticBatch(Batch):
+    """A batch whose steps, from the reading of a token to the taking of the next, are launched as one.
+
+    While nobody comes or goes, a step is launched before its predecessor's tokens are read, so that the device does not
+    wait for the host. What it takes for a row that turns out to be over is thrown away.
+    """
+
+    def __init__(self, model: GPT2, settings: GenerationSettings, places: int, longest: int) -> None:
+        super().__init__(model, settings, places, -(-longest // ALIGNED) * ALIGNED)
+        for store in self.slots.storage:
+            store.zero_()  # unwritten memory may hold NaN, which no mask can hide
+        self.step = Step(model, self.slots, settings, places)
+        self.advance: Callable[[], object] = self._record if self.device.type == "cuda" else self.step
+        self.flight: Flight | None = None
+
+    @torch.inference_mode()
+    def read(self) -> None:
+        """As ``Batch.read``; where a step is under way already, it is that."""
+        if self.flight is None:
+            super().read()
+
+    def _next_tokens(self) -> list[int]:
+        flight, self.flight = self.flight, self._launched() if self._is_foreseeable() else None
+        found = {} if flight is None else flight.tokens(self.rows)
+        joined = [row for row in self.rows if row not in found]  # their prompts have been read, and no more
+        if joined:
+            found |= zip(joined, next_tokens(self.logits, joined, self.settings), strict=True)
+        self.logits = self.logits[:0]
+        return [found[row] for row in self.rows]
+
+    def _read_last(self) -> None:
+        self.step.seat(self.rows)
+        self.flight = self._launched()
+
+    def _is_foreseeable(self) -> bool:
+        """Whether the step after the one under way is known before its tokens are."""
+        length, starts = self.slots.length, self.slots.starts
+        return (
+            self.flight is not None
+            and self.rows == self.step.rows
+            and length < self.slots.max_length
+            and length - min(starts) < self.context
+            and any(row.left > 1 for row in self.rows)
+        )
+
+    def _launched(self) -> Flight:
+        with _on(self.device):
+            self.advance()
+            self.slots.length += 1
+            return Flight(self.step.rows, *_sent(self.step.report))
+
+    def _record(self) -> None:
+        """The first step as it comes, which prepares what kernels need; then record it, which runs nothing."""
+        aside, graph = torch.cuda.Stream(self.device), torch.cuda.CUDAGraph()
+        here = torch.cuda.current_stream(self.device)
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):
+            self.step()
+        with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
+            self.step()
+        here.wait_stream(aside)
+        self.advance = graph.replay
+
+
+def is_static(model: GPT2, settings: GenerationSettings) -> bool:
+    """Whether every step is the same: on CUDA, by norms that we know, nobody watching, and no text to look back at."""
+    kept = settings.output_scores or settings.output_logprobs
+    watched = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    known = all(is_ours(type(model.get_submodule(site))) for site in model.norm_sites())
+    casting = torch.is_autocast_enabled(model.wte.weight.device.type)  # which keeps copies of weights of its own
+    recorded = model.step is not None and model.step.has_graphs
+    return (
+        model.wte.weight.is_cuda
+        and settings.use_cache
+        and known
+        and not (model.training or watched or casting or recorded or kept or settings.reads_back)
+    )
+
+
+def _sent(report: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    if not report.is_cuda:
+        return report.clone(), None
+    host = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
+    host.copy_(report, non_blocking=True)
+    landed = torch.cuda.Event()
+    landed.record()
+    return host, landed
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -1,0 +1,99 @@
+"""A step of decoding that is the same list of kernels every time, in memory that never moves: sampling included.
+
+B places, S columns of the cache, C embedding, V vocabulary.
+"""
+
+import dataclasses
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigpt.generation.batch import drawn, next_logits
+from minigpt.generation.processors import Situation, forbid, warp_by
+from minigpt.generation.row import Row
+from minigpt.generation.settings import GenerationSettings
+from minigpt.model import GPT2
+from minigpt.model.fixed import FixedCache, read_fixed
+from minigpt.model.slots import Slots
+
+
+class Step:
+    """Reads the last token at every place, and takes the next.
+
+    Rows may come and go between steps: they are data. A place where nobody writes reads a text of one token over and
+    over, and sees no other column, so that nothing it computes can be out of range.
+
+    Attributes:
+        rows: who writes at the first places, since they were seated.
+        report: (2, B) the tokens taken, and the largest logit of each, which is NaN where any was.
+    """
+
+    def __init__(self, model: GPT2, slots: Slots, settings: GenerationSettings, places: int) -> None:
+        device, config = model.wte.weight.device, model.config
+        self.model, self.slots, self.places = model, slots, places
+        self.rows: list[Row] = []
+        self.tokens, self.starts, self.held = torch.zeros(3, places, dtype=torch.long, device=device)  # each (B,)
+        self.column, self.turn = torch.zeros(2, 1, dtype=torch.long, device=device)  # each (1,)
+        self.columns = torch.arange(slots.max_length, device=device)  # (S,)
+        self.chances = torch.zeros(places, slots.max_length, dtype=torch.float64, device=device)
+        self.report = torch.zeros(2, places, dtype=torch.float64, device=device)
+
+        # What some settings exclude is the same at every step, so they are asked once, for what they do to nothing.
+        ends, nothing = settings.end_ids(config), torch.zeros(1, config.vocab_size, device=device)
+        words, tokens = settings.bad_words_ids, settings.suppress_tokens
+        excluding = GenerationSettings(max_new_tokens=1, bad_words_ids=words, suppress_tokens=tokens)
+        at = Situation(excluding, torch.empty(1, 0, dtype=torch.long), 0, ends)
+        self.never = warp_by(nothing, at) if words or tokens else None  # (1, V): 0 and -inf
+        self.no_end, self.least = forbid(nothing, ends), settings.min_new_tokens or 0
+        shaping = dataclasses.replace(settings, bad_words_ids=None, suppress_tokens=None, min_new_tokens=None)
+        self.at = at._replace(settings=shaping)
+
+    def seat(self, rows: list[Row]) -> None:
+        """From now on these rows write, each at the place of its slot, from its last token on."""
+        self.rows, idle = list(rows), self.places - len(rows)
+        room = self.slots.max_length
+        self.tokens.copy_(torch.tensor([row.ids[-1] for row in rows] + [0] * idle))
+        self.starts.copy_(torch.tensor(self.slots.starts + [room] * idle))
+        self.held.copy_(torch.tensor([self.least - len(row.new_ids) for row in rows] + [0] * idle))
+        self.column.fill_(self.slots.length)
+        self.turn.zero_()
+        if self.at.settings.samples:
+            chances = torch.zeros(self.chances.shape, dtype=torch.float64)
+            for place, row in enumerate(rows):
+                left = row.chances[len(row.new_ids) :][:room]
+                chances[place, : len(left)] = left
+            self.chances.copy_(chances)
+
+    def __call__(self) -> None:
+        """Everything, in place, asking the host nothing."""
+        model = self.model
+        first = torch.minimum(self.starts, self.column)  # (B,)
+        visible = (self.columns >= first[:, None]) & (self.columns <= self.column)  # (B, S)
+        x = model.wte(self.tokens[:, None]) + model.wpe((self.column - first)[:, None])  # (B, 1, C)
+        self._take(next_logits(model, model.head(self._read(x, visible))[:, 0]))
+        self.column.add_(1)
+        self.turn.add_(1)
+        self.held.sub_(1)
+
+    def _read(self, x: Float[Tensor, "batch 1 embd"], visible: Tensor) -> Float[Tensor, "batch 1 embd"]:
+        keys, values = (store.unbind() for store in self.slots.storage)
+        if self.model.step is not None:
+            return self.model.step.read(x, visible, keys, values, self.column)
+        return read_fixed(self.model, x, visible, FixedCache(keys, values, self.column))
+
+    def _take(self, logits: Float[Tensor, "batch vocab"]) -> None:
+        scores = self._scores(logits)
+        best, tokens = scores.max(-1)  # (B,)
+        if self.at.settings.samples:
+            tokens = drawn(scores, self.chances.index_select(1, self.turn)[:, 0])
+        self.tokens.copy_(tokens)
+        self.report[0].copy_(tokens)
+        self.report[1].copy_(best if scores is logits else logits.amax(-1))
+
+    def _scores(self, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch vocab"]:
+        if self.never is not None:
+            logits = logits + self.never
+        if self.least:
+            logits = torch.where((self.held > 0)[:, None], logits + self.no_end, logits)
+        return warp_by(logits, self.at)

@@ -1,0 +1,39 @@
+"""One new token a row in shapes that never change: over all the room of a cache, where it goes being data and no shape.
+
+So a compiler makes one program of it, and a CUDA graph one launch. L layers, B rows, H heads, S tokens that there is
+room for, D width of a head, C embedding.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from minigpt.model.gpt2 import GPT2
+
+Layers = tuple[Tensor, ...]  # each (B, H, S, D); of all layers in one tensor, a compiler copies the whole for each
+
+
+class FixedCache(NamedTuple):
+    """A cache's storage with one new column. What is masked is read too, so it must be finite."""
+
+    keys: Layers
+    values: Layers
+    column: Tensor  # (1,)
+
+    def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write a layer's new keys and values (B, H, 1, D) into the column; return all the room (B, H, S, D)."""
+        keys, values = self.keys[layer], self.values[layer]
+        keys.index_copy_(2, self.column, key)
+        values.index_copy_(2, self.column, value)
+        return keys, values
+
+
+def read_fixed(model: GPT2, x: Tensor, visible: Tensor, cache: FixedCache) -> Tensor:
+    """The stream (B, 1, C) of one new token a row through the whole network; a row sees what is ``visible`` (B, S).
+
+    The mask is one that is added to scores, made once: of a Boolean one, every layer would make it anew.
+    """
+    hidden = torch.finfo(x.dtype).min
+    mask = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill(~visible, hidden)  # (B, S)
+    return model.read(x, mask[:, None, None], cache)

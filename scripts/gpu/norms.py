@@ -1,0 +1,51 @@
+"""The norms against a plain copy, as ``minigpt bench norms`` times them, a width at a time."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from minigpt.lab.bench_norms import ROWS, WIDTHS, bench_norms
+
+Row = dict[str, Any]
+GPT2_WIDTHS = WIDTHS[:4]
+
+
+def norms(results: dict[str, Any], device: torch.device, quick: bool) -> Iterator[str]:
+    """Into ``results``: timings of every width, pass and number of rows, and who was absent."""
+    rows, repeats = ((1, 5), 2) if quick else (ROWS["cuda"], 10)
+    contestants = ("torch", "triton", "liger") if quick else ("torch", "compiled", "triton", "liger")
+    results |= {"rows": [], "absent": {}}
+    for width in (48,) if quick else WIDTHS:
+        yield f"width {width}"
+        found = bench_norms(widths=[width], rows=rows, repeats=repeats, device=device, contestants=contestants)
+        told = found.to_dict()
+        results["rows"] += told["timings"]
+        results |= {"absent": told["absent"], "dtype": told["dtype"]}
+
+
+def goals(results: dict[str, Any]) -> Iterator[Row]:
+    """What was aimed at, with the worst of what was measured."""
+    timings = {(t["norm"], t["computes"], t["width"], t["rows"]): t for t in results.get("rows", ())}
+    ours = {place[1:]: timing for place, timing in timings.items() if place[0] == "triton"}
+    many = [t["share_of_copy"] for (computes, _, rows), t in ours.items() if computes != "backward" and rows >= 16_384]
+    if many:
+        yield {"goal": "triton at 0.9 of a copy's rate from 16,384 rows on, worst", "measured": min(many),
+               "met": min(many) >= 0.9}  # fmt: skip
+    for computes, other, least in (("forward", "torch", 1.0), ("forward", "liger", 1.0), ("backward", "torch", 1.2)):
+        ratios = [
+            timings[other, *place]["ms"] / timing["ms"]
+            for place, timing in ours.items()
+            if (other, *place) in timings and place[0] == computes and place[1] in GPT2_WIDTHS and place[2] >= 1024
+        ]
+        if ratios:
+            yield {"goal": f"{computes} {least} times as fast as {other} at GPT-2's widths, from 1,024 rows on, worst",
+                   "measured": min(ratios), "met": min(ratios) >= least}  # fmt: skip
+    single = [
+        timing["ms"] / timings["torch", *place]["ms"]
+        for place, timing in ours.items()
+        if place[2] == 1 and place[0] == "forward" and ("torch", *place) in timings
+    ]
+    if single:
+        yield {"goal": "at one row, no slower than torch but for 5 % of noise, worst", "measured": max(single),
+               "met": max(single) <= 1.05}  # fmt: skip

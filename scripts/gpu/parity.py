@@ -1,0 +1,186 @@
+"""Our logits and gradients in reference arithmetic against transformers' on the same weights.
+
+The truth is transformers in float64 on the weights as rounded. An error is held to twice transformers' own; with fused
+norms, where both sides call the same kernels, the logits are held to the same bits.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import minigpt
+from gpu.models import SIZES, known_norms, ours_of, theirs_of, with_norm
+from minigpt.lab.reference import full_products, judging
+from minigpt.placement import dtype_name
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NORMS = ("fused", "textbook", "triton")
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+ATTENTIONS = ("eager", "sdpa", *(f"sdpa {backend}" for backend in BACKENDS))
+MOST = 2.0  # times the error of transformers itself
+UNABLE = ("No available kernel", "No viable backend", "Invalid backend")  # how PyTorch says that a backend cannot
+
+Row = dict[str, Any]
+
+
+def parity(results: dict[str, Any], device: torch.device, quick: bool) -> Iterator[str]:
+    """Into ``results``: a row for each model, dtype, attention, norm and case; and what could not run, and why."""
+    rows, unable = results.setdefault("rows", []), results.setdefault("unable", [])
+    for dtype, size in itertools.product(DTYPES[:1] if quick else DTYPES, SIZES[:1] if quick else SIZES):
+        yield f"{size}, {dtype_name(dtype)}"
+        rounded = ours_of(size, device, quick).to(dtype)
+        ids, mask = prompt(rounded.config.vocab_size, device)
+        truth = Truth(rounded, ids, mask)
+        theirs = {kind: theirs_of(rounded, kind) for kind in ("eager", "sdpa")}
+        for attention in ATTENTIONS:
+            where = {"model": size, "dtype": dtype_name(dtype), "attention": attention}
+            for row in compared(rounded, theirs, attention, truth, ids, mask):
+                (unable if "why" in row else rows).append(where | row)
+        del rounded, truth, theirs  # the next ones are larger
+
+
+class Truth:
+    """transformers in float64: logits of every case, and gradients."""
+
+    def __init__(self, rounded: minigpt.GPT2, ids: Tensor, mask: Tensor) -> None:
+        model = theirs_of(rounded, "eager", torch.float64)
+        with judging():
+            self.logits = {case: read() for case, read in their_cases(model, ids, mask).items()}
+        self.gradients = gradients(model, lambda: model(ids[:1]).logits)
+
+
+def compared(
+    rounded: minigpt.GPT2, references: dict[str, Any], attention: str, truth: Truth, ids: Tensor, mask: Tensor
+) -> Iterator[Row]:
+    """A row for each norm and case with this attention; where it cannot run, one that says why."""
+    kind, _, backend = attention.partition(" ")
+    theirs = references[kind]
+    ours = {norm: with_norm(rounded, norm, kind) for norm in known_norms(NORMS)}
+    cases = {norm: our_cases(model, ids, mask) for norm, model in ours.items()}
+    for case, read in their_cases(theirs, ids, mask).items():
+        with judging(), only(backend):
+            wanted, why = tried(read)
+            if why is not None:
+                yield {"case": case, "why": why}
+                continue
+            for norm in ours:
+                given = cases[norm][case]()
+                yield {"norm": norm, "case": case} | errors(norm, [given], [wanted], [truth.logits[case]])
+    with full_products(), only(backend):
+        wanted, why = tried(lambda: gradients(theirs, lambda: theirs(ids[:1]).logits))
+        if why is not None:
+            yield {"case": "gradients", "why": why}
+            return
+        for norm, model in ours.items():
+            given = gradients(model, lambda m=model: m(ids[:1]))
+            trios = [(given[name], wanted[name], true) for name, true in truth.gradients.items()]
+            yield {"norm": norm, "case": "gradients"} | errors("", *map(list, zip(*trios, strict=True)))
+            model.zero_grad()
+
+
+def errors(norm: str, given: list[Tensor], wanted: list[Tensor], truth: list[Tensor]) -> Row:
+    """How far ours is from transformers', and both from the truth; with "fused", only the same bits will do."""
+    apart = max((one.double() - other.double()).abs().max().item() for one, other in zip(given, wanted, strict=True))
+    scale = max(tensor.abs().max().item() for tensor in truth)
+    error, floor = rms_apart(given, truth), rms_apart(wanted, truth)
+    passed = error <= MOST * floor and (apart == 0 or norm != "fused")
+    return {"bitwise": apart == 0, "max_apart": apart, "scale": scale, "rms_error": error, "floor": floor,
+            "ratio": error / floor if floor else float(error > 0), "passed": passed}  # fmt: skip
+
+
+def rms_apart(given: list[Tensor], wanted: list[Tensor]) -> float:
+    """Root mean square of all differences."""
+    squares = sum((one.double() - other).square().sum().item() for one, other in zip(given, wanted, strict=True))
+    return (squares / sum(tensor.numel() for tensor in wanted)) ** 0.5
+
+
+def prompt(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ids (3, 40), and a mask by which the second and third row are shorter."""
+    ids = torch.randint(vocab, (3, 40), generator=torch.Generator().manual_seed(0)).to(device)
+    mask = torch.ones_like(ids)
+    mask[1, :17], mask[2, :39] = 0, 0
+    return ids, mask
+
+
+def their_cases(model: Any, ids: Tensor, mask: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """Logits of a single row, of the real tokens of a padded batch, and of one token after a cache."""
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    return {
+        "single": lambda: model(ids[:1]).logits,
+        "left-padded": lambda: model(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()],
+        "cached": lambda: model(ids[:, -1:], past_key_values=model(ids[:, :-1]).past_key_values).logits,
+    }
+
+
+def our_cases(model: minigpt.GPT2, ids: Tensor, mask: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """The same of ours."""
+
+    def cached() -> Tensor:
+        cache = model.new_cache(*ids.shape)
+        model(ids[:, :-1], cache=cache)
+        return model(ids[:, -1:], cache=cache)
+
+    return {"single": lambda: model(ids[:1]), "left-padded": lambda: model(ids, mask)[mask.bool()], "cached": cached}
+
+
+def gradients(model: Any, logits: Callable[[], Tensor]) -> dict[str, Tensor]:
+    """Of every parameter, by our names, where the gradients of the logits are random, and small enough for float16."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.enable_grad():
+        found = logits()
+        found.backward(torch.randn(found.shape, generator=generator).div(16).to(found.device, found.dtype))
+    made = {name.removeprefix("transformer."): p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    return {name: gradient for name, gradient in made.items() if gradient is not None}
+
+
+def only(backend: str) -> contextlib.AbstractContextManager[Any]:
+    """That backend of scaled_dot_product_attention and no other; "" leaves the choice to PyTorch."""
+    return sdpa_kernel(BACKENDS[backend]) if backend else contextlib.nullcontext()
+
+
+def tried(compute: Callable[[], Any]) -> tuple[Any, str | None]:
+    """What it gives; or, where the chosen backend of attention cannot, why not."""
+    try:
+        return compute(), None
+    except RuntimeError as error:
+        if not any(said in str(error) for said in UNABLE):
+            raise
+        return None, str(error).splitlines()[0]
+
+
+def failures(results: dict[str, Any]) -> list[Row]:
+    """The rows that do not hold."""
+    return [row for row in results.get("rows", ()) if not row["passed"]]
+
+
+def summary(results: dict[str, Any]) -> list[Row]:
+    """For each model, dtype, attention and norm: the worst of its cases."""
+    keys = ("model", "dtype", "attention", "norm")
+    lines = []
+    for place, group in itertools.groupby(
+        sorted(results.get("rows", ()), key=lambda row: [row[key] for key in keys]),
+        key=lambda row: [row[key] for key in keys],
+    ):
+        rows = list(group)
+        forward = [row for row in rows if row["case"] != "gradients"]
+        backward = [row for row in rows if row["case"] == "gradients"]
+        lines.append(dict(zip(keys, place, strict=True)) | {
+            "same bits": f"{sum(row['bitwise'] for row in forward)} of {len(forward)}",
+            "largest difference": max(row["max_apart"] for row in forward),
+            "logits' scale": max(row["scale"] for row in forward),
+            "error / transformers'": max(row["ratio"] for row in forward),
+            "gradients' error / transformers'": max((row["ratio"] for row in backward), default=None),
+            "holds": all(row["passed"] for row in rows),
+        })  # fmt: skip
+    return lines

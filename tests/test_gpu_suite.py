@@ -1,0 +1,160 @@
+"""scripts/gpu_suite.py: every part of it on the CPU, what it keeps of a run cut short, and all of it on a GPU."""
+
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@pytest.fixture
+def suite(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("gpu_suite")
+
+
+def run(suite: ModuleType, out: Path, **how: Any) -> tuple[int, dict[str, Any], str]:
+    """Exit status, gpu.json and gpu.md."""
+    with pytest.raises(typer.Exit) as ended:
+        suite.main(out=out, **{"device": "cpu", "quick": True, "part": None} | how)
+    return ended.value.exit_code, json.loads((out / "gpu.json").read_text()), (out / "gpu.md").read_text()
+
+
+@pytest.fixture
+def sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program of the tool's name that runs what it is given, and says what it was given."""
+    tool = tmp_path / "bin" / "compute-sanitizer"
+    tool.parent.mkdir()
+    tool.write_text(
+        f"#!{sys.executable}\nimport os, sys\nprint(sys.argv[1:7], flush=True)\n"
+        f"os.execv(sys.argv[7], [*sys.argv[7:], *os.environ.get('MORE', '').split()])\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    return tool
+
+
+def test_every_part_runs_on_the_cpu(suite: ModuleType, tmp_path: Path, sanitizer: Path) -> None:
+    status, found, page = run(suite, tmp_path)
+    assert {name: how["error"] for name, how in found["parts"].items()} == dict.fromkeys(suite.PARTS)
+    assert all(how["finished"] for how in found["parts"].values())
+
+    rows = found["parity"]["rows"]
+    norms = {row["norm"] for row in rows}
+    assert norms >= {"fused", "textbook"}
+    assert {row["case"] for row in rows} == {"single", "left-padded", "cached", "gradients"}
+    assert {row["attention"] for row in rows} >= {"eager", "sdpa", "sdpa math"}
+    assert all(row["bitwise"] for row in rows if row["norm"] == "fused")
+    assert not all(row["bitwise"] for row in rows if row["norm"] == "textbook"), "nothing was swapped"
+    assert all(row["ratio"] <= 2 for row in rows)
+    assert {row["attention"] for row in found["parity"]["unable"]} >= {"sdpa cudnn"}
+
+    decoders = {(row["decoder"], row["batch"]) for row in found["decoding"]["rows"]}
+    assert decoders >= {(name, batch) for name in ("minigpt fused", "transformers") for batch in (1, 2)}
+    assert all(row["step_ms"] > 0 for row in found["decoding"]["rows"] if "minigpt" in row["decoder"])
+    assert {row["norm"] for row in found["norms"]["rows"]} == norms - {"fused", "textbook"} | {"torch"}
+    assert [row["clean"] for row in found["sanitizer"]["rows"]] == [True, True], found["sanitizer"]
+    assert "1 passed" in found["sanitizer"]["rows"][0]["said"]
+
+    assert status == 0
+    assert f"{len(rows)} of {len(rows)} comparisons hold" in page
+    assert all(goal["goal"] in page for goal in suite.goals(found))
+    assert (tmp_path / "gpu.md").read_text().count("\n## ") == 5
+
+
+def test_a_run_cut_short_keeps_what_it_has(
+    suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the clock, by a part that breaks off, and by somebody who ends it."""
+
+    def slow(results: dict[str, Any], *_: Any) -> Any:
+        for results["done"] in range(1, 9):
+            yield f"piece {results['done']}"
+            time.sleep(0.1)
+
+    def broken(results: dict[str, Any], *_: Any) -> Any:
+        results["rows"] = [{"check": "memcheck", "clean": None, "value": float("nan")}]
+        yield "begun"
+        raise ZeroDivisionError("so it was written")
+
+    def ended(*_: Any) -> Any:
+        yield "begun"
+        raise KeyboardInterrupt
+
+    parts = {"parity": (slow, -1.0), "decoding": (ended, 9.0), "norms": (slow, 0.09), "sanitizer": (broken, 9.0)}
+    monkeypatch.setattr(suite, "PARTS", parts)
+    status, found, page = run(suite, tmp_path, part=["parity", "norms", "sanitizer"])
+    assert status == 1
+    stopped = {name: (how["finished"], how["stopped_before"]) for name, how in found["parts"].items()}
+    assert stopped == {"parity": (False, "piece 1"), "norms": (False, "piece 2"), "sanitizer": (False, None)}
+    assert found["norms"] == {"done": 2}
+    assert found["sanitizer"]["rows"][0]["value"] == "nan"
+    assert found["parts"]["sanitizer"]["error"] == "ZeroDivisionError: so it was written"
+    assert "so it was written" in page
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        suite.main(out=tmp_path / "ended", device="cpu", quick=True, part=["norms", "decoding"])
+    assert json.loads((tmp_path / "ended" / "gpu.json").read_text())["norms"] == {"done": 2}
+
+
+def test_what_the_sanitizer_finds_fails_the_suite(
+    suite: ModuleType, tmp_path: Path, sanitizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MORE", "--deselect tests/test_triton.py --no-such-option")
+    status, found, _ = run(suite, tmp_path, part=["sanitizer"])
+    assert (status, found["sanitizer"]["rows"][0]["clean"]) == (1, False)
+    assert "no-such-option" in found["sanitizer"]["rows"][0]["said"]
+    monkeypatch.setattr(sys.modules["gpu.sanitizer"], "LIMIT_S", 0.01)
+    status, found, _ = run(suite, tmp_path, part=["sanitizer"])
+    assert (status, found["sanitizer"]["rows"][0]["clean"]) == (0, None)
+    assert "not finished" in found["sanitizer"]["rows"][0]["said"]
+
+
+def test_without_the_sanitizer_it_says_so(suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys.modules["gpu.sanitizer"], "PLACES", ())
+    status, found, page = run(suite, tmp_path, part=["sanitizer"])
+    assert (status, found["sanitizer"]["tool"]) == (0, None)
+    assert "compute-sanitizer is not on this machine" in page
+
+
+def test_an_error_beyond_what_transformers_errs_is_no_parity(suite: ModuleType) -> None:
+    errors = sys.modules["gpu.parity"].errors
+    truth = torch.randn(50, dtype=torch.float64)
+    theirs = truth + 1e-6
+    assert errors("textbook", [truth - 1.9e-6], [theirs], [truth])["passed"]
+    assert not errors("textbook", [truth - 2.1e-6], [theirs], [truth])["passed"]
+    assert not errors("textbook", [truth * torch.nan], [theirs], [truth])["passed"]
+    assert errors("fused", [theirs.clone()], [theirs], [truth])["passed"]
+    assert not errors("fused", [theirs + 1e-12], [theirs], [truth])["passed"]
+    assert suite.failures({"rows": [{"passed": True}, {"passed": False}]}) == [{"passed": False}]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [({"device": "cuda:99"}, "cuda:99"), ({"part": ["poetry"]}, "known are parity")]
+)
+def test_what_cannot_be_measured_is_refused(
+    how: dict[str, Any], said: str, suite: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        suite.main(out=tmp_path, **{"device": "cpu", "quick": True, "part": None} | how)
+    assert ended.value.exit_code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert said in err
+
+
+@pytest.mark.gpu
+def test_the_quick_suite_holds_on_cuda(suite: ModuleType, tmp_path: Path) -> None:
+    status, found, _ = run(suite, tmp_path, device="cuda", part=["parity", "decoding", "norms"])
+    assert {name: how["error"] for name, how in found["parts"].items()} == dict.fromkeys(found["parts"])
+    assert status == 0

@@ -1,0 +1,292 @@
+"""Static decoding: the tokens of plain decoding, on the CPU step by step, on a GPU from a graph."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import tiny_bpe
+from helpers import left_padding, random_ids, small_model
+from torch import Tensor, nn
+
+import minigpt
+from minigpt import GPT2, GenerationError, Tokenizer, swap_norms
+from minigpt.generation import Prompt, complete, static
+from minigpt.generation.decode import generate, rows_of
+from minigpt.generation.settings import parse_settings
+from minigpt.generation.static import StaticBatch, is_static
+from minigpt.generation.step import Step
+from minigpt.model import KVCache, compile_steps
+
+decode: Any = sys.modules["minigpt.generation.decode"]
+SAMPLED = {"do_sample": True, "temperature": 1.5, "seed": 5}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "drawn": {"do_sample": True, "seed": 3},
+    "warped": SAMPLED | {"top_k": 40, "top_p": 0.9},
+    "min_p": SAMPLED | {"min_p": 0.05},
+    "typical_p": SAMPLED | {"typical_p": 0.8},
+    "excluded": SAMPLED | {"suppress_tokens": [1, 2, 60], "bad_words_ids": [[5], [0], [70]]},
+    "ends": SAMPLED | {"eos_token_id": list(range(20)), "pad_token_id": 82},
+    "held back": SAMPLED | {"eos_token_id": list(range(60)), "min_new_tokens": 7},
+    "several": SAMPLED | {"num_return_sequences": 3, "eos_token_id": list(range(10))},
+    "one token": {"max_new_tokens": 1},
+    "two tokens": {"max_new_tokens": 2},
+}
+
+
+@pytest.fixture
+def by_static(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Whatever can be is decoded static on every device; what was written so, by the kind of its batch."""
+    kinds: list[str] = []
+    plain = decode.write
+    monkeypatch.setattr(decode, "WORTH_A_GRAPH", 0)
+    monkeypatch.setattr(decode, "is_static", lambda model, settings: not settings.reads_back)
+    monkeypatch.setattr(decode, "write", lambda batch, rows: kinds.append(type(batch).__name__) or plain(batch, rows))
+    return kinds
+
+
+def by_plain(monkeypatch: pytest.MonkeyPatch, *given: Any, **how: Any) -> Any:
+    with monkeypatch.context() as patch:
+        patch.setattr(decode, "is_static", lambda model, settings: False)
+        return generate(*given, **how)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_the_tokens_of_plain_decoding(
+    settings: str, padded: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch, by_static: list[str]
+) -> None:
+    """float64 leaves no room for rounding."""
+    model, ids = small_model(dtype=torch.float64, device=device), random_ids(3, 9, device=device)
+    mask = left_padding((4, 9, 1), 9, device) if padded else None
+    how = {"max_new_tokens": 14, "eos_token_id": None} | SETTINGS[settings]
+    given = generate(model, ids, mask, **how)
+    wanted = by_plain(monkeypatch, model, ids, mask, **how)
+    assert by_static == ["StaticBatch", "Batch"]
+    assert torch.equal(given, wanted)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("norm", ["fused", "textbook", "rms", "dyt"])
+def test_any_attention_and_norm(
+    norm: str, attention: str, device: torch.device, monkeypatch: pytest.MonkeyPatch, by_static: list[str]
+) -> None:
+    model = small_model(norm, attention=attention, dtype=torch.float64, device=device)
+    how: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": None}
+    ids = random_ids(2, 7, device=device)
+    assert torch.equal(generate(model, ids, **how), by_plain(monkeypatch, model, ids, **how))
+    assert by_static[0] == "StaticBatch"
+
+
+TOKENIZER = Tokenizer(tiny_bpe(300))
+TEXTS = ["the dog", "naïve café", "I saw the other dog there", "", "狗", "x" * 20]
+WAYS = (
+    {}, SAMPLED, SAMPLED | {"stop_strings": ["e", "\n"]}, SAMPLED | {"num_return_sequences": 3},
+    SAMPLED | {"overflow": "slide", "max_new_tokens": 40}, SAMPLED | {"overflow": "slide", "slide_stride": 7},
+    SAMPLED | {"min_new_tokens": 3, "top_k": 9},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("places", [2, 16])
+@pytest.mark.parametrize("how", WAYS, ids=str)
+def test_rows_that_come_and_go(
+    how: dict[str, Any], places: int, monkeypatch: pytest.MonkeyPatch, by_static: list[str]
+) -> None:
+    ends = [7, 20, 33, 150, 151, 152]
+    model = small_model(dtype=torch.float64, n_positions=48, vocab_size=300, eos_token_id=ends)
+    prompts = [Prompt(text, None if i % 3 else (i * 11) % 17 + 3) for i, text in enumerate(TEXTS)]
+    how = {"max_new_tokens": 16, "batch_size": places, **how}
+
+    def results() -> dict[tuple[int, int], tuple[list[int], str, str]]:
+        return {(r.prompt, r.number): (r.ids, r.text, r.end) for r in complete(model, TOKENIZER, prompts, **how)}
+
+    given = results()
+    monkeypatch.setattr(decode, "is_static", lambda model, settings: False)
+    assert given == results()
+    assert by_static == ["StaticBatch", "Batch"]
+    assert len({len(ids) for ids, _, _ in given.values()}) > 2, "they all end together"
+
+
+def test_a_step_is_under_way_while_the_last_is_read(by_static: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none is launched that nobody needs: of one row, as many as there are tokens to read."""
+    order: list[str] = []
+    launched, tokens = StaticBatch._launched, static.Flight.tokens
+    monkeypatch.setattr(StaticBatch, "_launched", lambda batch: order.append("launch") or launched(batch))
+    monkeypatch.setattr(static.Flight, "tokens", lambda flight, rows: order.append("read") or tokens(flight, rows))
+    generate(small_model(), random_ids(1, 3), max_new_tokens=5, eos_token_id=None)
+    assert order == ["launch", "launch", "read", "launch", "read", "launch", "read", "read"]
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_nan_is_an_error(wrong: float, by_static: list[str], device: torch.device) -> None:
+    """From the prompt on, or only once a token is read that the prompt did not hold."""
+    model = small_model(device=device)
+    with torch.no_grad():
+        model.ln_f.bias[0] = wrong
+        model.wte.weight[3, 0] = torch.nan
+    for ids in (torch.zeros(1, 3, dtype=torch.long), torch.full((1, 2), 3)):
+        with pytest.raises(GenerationError, match="logits are NaN"):
+            generate(model, ids.to(device), max_new_tokens=9, eos_token_id=None)
+
+
+def test_nothing_left_to_take_is_an_error(by_static: list[str]) -> None:
+    """Two tokens alone are allowed, and they are ends, which are held back."""
+    how = {"max_new_tokens": 9, "suppress_tokens": list(range(2, 83)), "eos_token_id": [0, 1], "min_new_tokens": 2}
+    with pytest.raises(GenerationError, match="exclude every token"):
+        generate(small_model(), random_ids(1, 3), **how)
+
+
+@torch.inference_mode()
+def test_a_step_leaves_its_memory_where_it_is_and_idle_places_sane(device: torch.device) -> None:
+    model, settings = small_model(device=device), parse_settings(max_new_tokens=30, **SAMPLED)
+    batch = StaticBatch(model, settings, 4, 40)
+    rows = rows_of(model, [[1, 2, 3], [4]], settings, None)
+    batch.join(rows)
+    batch.choose()
+    step = batch.step
+    state = [value for value in vars(step).values() if isinstance(value, Tensor)]
+    places = [tensor.data_ptr() for tensor in state]
+    step.seat(rows)
+    for _ in range(20):
+        step()
+    assert [tensor.data_ptr() for tensor in state] == places
+    assert step.column.item() == 3 + 20
+    assert step.report[0, 2] == step.report[0, 3], "idle places read the same text, always"
+    assert all(store.isfinite().all() for store in batch.slots.storage)
+
+
+def test_memory_that_nobody_wrote_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, settings, new_cache = small_model(), parse_settings(max_new_tokens=9, eos_token_id=None), GPT2.new_cache
+
+    def full_of_nan(model: GPT2, *shape: int) -> KVCache:
+        cache = new_cache(model, *shape)
+        for store in (cache.keys, cache.values):
+            store.fill_(torch.nan)
+        return cache
+
+    monkeypatch.setattr(GPT2, "new_cache", full_of_nan)
+    rows = rows_of(model, [[1, 2, 3]], settings, None)
+    assert len(list(decode.write(StaticBatch(model, settings, 1, 12), rows))) == 9
+    assert rows[0].ids == generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=9, eos_token_id=None)[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("how", "reads_back"),
+    [
+        ({}, False), (SAMPLED | {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.9}, False),
+        ({"min_new_tokens": 3}, False), ({"bad_words_ids": [[1], [2]]}, False), ({"bad_words_ids": [[1, 2]]}, True),
+        ({"repetition_penalty": 1.1}, True), ({"repetition_penalty": 1.0}, False), ({"no_repeat_ngram_size": 2}, True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_looks_back_at_the_text(how: dict[str, Any], reads_back: bool) -> None:
+    assert parse_settings(max_new_tokens=9, **how).reads_back == reads_back
+
+
+def test_a_cpu_has_no_graphs() -> None:
+    assert not is_static(small_model(), parse_settings(max_new_tokens=20))
+
+
+# On a GPU
+
+
+class Strangers(nn.LayerNorm):
+    """A norm of somebody else's, which may do what a graph cannot."""
+
+
+def conditions() -> dict[str, Any]:
+    """Why a step may not be recorded, each made to hold for a model and settings."""
+    return {
+        "somebody watches": lambda model: model.h[0].ln_1.register_forward_hook(lambda *given: None),
+        "a norm of another's": lambda model: swap_norms(model, Strangers, "ln_f"),
+        "dropout": lambda model: model.train(),
+        "graphs of the compiler's": lambda model: compile_steps(model, mode="reduce-overhead"),
+    }
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("condition", conditions())
+def test_on_cuda_a_step_is_recorded_unless_it_cannot_be(condition: str) -> None:
+    model, settings = small_model(device="cuda"), parse_settings(max_new_tokens=20)
+    assert is_static(model, settings)
+    assert not is_static(model, parse_settings(max_new_tokens=20, output_logprobs=True))
+    assert not is_static(model, parse_settings(max_new_tokens=20, use_cache=False))
+    with torch.autocast("cuda"):
+        assert not is_static(model, settings)
+    conditions()[condition](model)
+    assert not is_static(model, settings)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 2, 7, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_every_batch_and_dtype_writes_from_a_graph(
+    dtype: torch.dtype, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same graph twice gives the same tokens, and every row those that it gives with others beside it."""
+    model, ids = small_model(dtype=dtype, device="cuda"), random_ids(batch, 6, device="cuda")
+    replays: list[int] = []
+    replay = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: replays.append(1) or replay(graph))
+    how: dict[str, Any] = SAMPLED | {"max_new_tokens": 20, "eos_token_id": None}
+    first, again = generate(model, ids, **how), generate(model, ids, **how)
+    assert torch.equal(first, again)
+    assert len(replays) == 2 * (20 - 2), "the first token is the prompt's, the second is taken while recording"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("norm", ["fused", "triton"])
+@pytest.mark.parametrize("settings", ["greedy", "warped", "held back", "excluded", "typical_p", "min_p"])
+def test_no_wait_in_a_step_but_the_reading(settings: str, norm: str) -> None:
+    model, ids = small_model(norm, device="cuda"), random_ids(4, 6, device="cuda")
+    chosen = parse_settings(max_new_tokens=30, **SETTINGS[settings] | {"eos_token_id": None})
+    rows = rows_of(model, ids.tolist(), chosen, None)
+    growing = decode.written(model, rows, chosen, len(rows))
+    for _ in range(3 * len(rows)):
+        next(growing)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert len(list(growing)) == 27 * len(rows)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_a_compiled_step_is_recorded_too() -> None:
+    model, ids = small_model(device="cuda"), random_ids(2, 6, device="cuda")
+    how: dict[str, Any] = {"max_new_tokens": 20, "eos_token_id": None}
+    wanted = generate(model, ids, **how)
+    assert is_static(compile_steps(model), parse_settings(**how))
+    assert torch.equal(generate(model, ids, **how), wanted)
+
+
+@pytest.mark.gpu
+def test_on_a_second_device() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    model, ids = small_model(dtype=torch.float64, device="cuda:1"), random_ids(2, 6, device="cuda:1")
+    how: dict[str, Any] = {"max_new_tokens": 20, "eos_token_id": None}
+    wanted = minigpt.generate(small_model(dtype=torch.float64), ids.cpu(), **how)
+    assert torch.equal(minigpt.generate(model, ids, **how).cpu(), wanted)
+
+
+@pytest.mark.gpu
+def test_a_seed_draws_alike_on_every_device() -> None:
+    ids, how = random_ids(3, 6), SAMPLED | {"max_new_tokens": 30, "eos_token_id": None}
+    on_cuda = generate(small_model(dtype=torch.float64, device="cuda"), ids.cuda(), **how)
+    assert torch.equal(on_cuda.cpu(), generate(small_model(dtype=torch.float64), ids, **how))
+
+
+def test_a_place_more_than_there_are_rows_changes_nothing() -> None:
+    """The tokens of a row are its own, whoever stands beside it, or nobody."""
+    model, settings = small_model(dtype=torch.float64), parse_settings(max_new_tokens=9, **SAMPLED)
+    texts = []
+    for places in (1, 5):
+        (row,) = rows_of(model, [[5, 6, 7]], settings, None)
+        batch = StaticBatch(model, settings, places, 12)
+        assert isinstance(batch.step, Step)
+        for _ in decode.write(batch, [row]):
+            pass
+        texts.append(row.new_ids)
+    assert texts[0] == texts[1]
