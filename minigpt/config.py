@@ -20,7 +20,7 @@ _WITHOUT_EFFECT = re.compile(
     r"|max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|temperature|top_k|top_p"
     r"|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids"
     r"|num_return_sequences|forced_bos_token_id|forced_eos_token_id|remove_invalid_values|exponential_decay_length_penalty"
-    r"|suppress_tokens|begin_suppress_tokens|sep_token_id|decoder_start_token_id"
+    r"|suppress_tokens|begin_suppress_tokens|(sep|cls|unk|mask|decoder_start)_token_id"
     r"|n_special|predict_special_tokens|eos_token_ids|xla_device|attn_implementation|transformers_weights"
 )
 

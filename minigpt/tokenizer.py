@@ -32,6 +32,10 @@ class Tokenizer:
     ) -> "Tokenizer":
         """The tokenizer of a checkpoint, from its tokenizer.json, or its vocab.json and merges.txt.
 
+        What such a file says of training is off, as in a model that only computes: no text is cut or filled, and no
+        merge is left out by chance (BPE dropout, arXiv 1910.13267), so that a text always has the same ids. It is off
+        in transformers' ``GPT2Tokenizer`` too; a plain ``PreTrainedTokenizerFast`` drops merges whenever it encodes.
+
         Raises:
             CheckpointError: the source cannot be found or has neither, or the files are damaged or of another kind.
         """
@@ -128,6 +132,8 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         backend.no_truncation()  # a file remembers how its last text was cut and filled; ours is to come back whole
         backend.no_padding()
+        if isinstance(backend.model, models.BPE):
+            backend.model.dropout = None
         return backend
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return byte_level_bpe(folder / "vocab.json", folder / "merges.txt")

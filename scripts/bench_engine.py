@@ -7,14 +7,11 @@ its last row is over. Lookup writes greedily with a draft and without. The conte
 """
 
 import json
-import os
-import platform
 import random
 import statistics
 import time
 import zlib
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ import typer
 import minigpt
 from minigpt.generation import Prompt, complete
 from minigpt.generation.row import TextCodec
+from minigpt.lab.bench.environment import environment
 
 PLACES = 16
 WORDS = ("the", "old", "sailor", "and", "a", "dog", "saw", "one", "light", "over", "water", "before", "it", "was")
@@ -61,7 +59,7 @@ def main(
         "demo, repetitive": (demo, tokenizer),
         "gpt2 at random, repetitive": (large, Numbers()),
     }
-    results: dict[str, Any] = {"measured_on": _environment(), "repeats": repeats, "engine": {}, "lookup": {}}
+    results: dict[str, Any] = {"measured_on": environment(threads), "repeats": repeats, "engine": {}, "lookup": {}}
     for name, (model, codec) in repetitive.items():
         results["lookup"][name] = _lookup(model, codec, repeats)
         _keep(results, json_file)
@@ -146,19 +144,6 @@ def _left_padded(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     longest = max(map(len, rows))
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
     return ids, torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-
-
-def _environment() -> dict[str, Any]:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    name = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
-    return {
-        "processor": name,
-        "threads": torch.get_num_threads(),
-        "load": [round(load, 1) for load in os.getloadavg()],
-        "python": platform.python_version(),
-        **{package: version(package) for package in ("torch", "minigpt")},
-    }
 
 
 if __name__ == "__main__":

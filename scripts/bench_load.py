@@ -3,8 +3,10 @@
 python scripts/bench_load.py --preset gpt2-xl --json docs/results/load-xl-cpu.json
 
 The checkpoint has random weights of the preset's shape, and every load is a process of its own. "read" also reads every
-value once, so that all of the mapped file has been in memory. On a busy machine cpu_s, the processor's time, is the
-steadier of the two. Linux only: the peak is read from /proc.
+value once, so that all of the mapped file has been in memory. The peak is the system's own (VmHWM in /proc, so Linux
+only): with the pages of the mapped file for as long as the process has them in its memory, and without those that only
+the system keeps, to read the file sooner another time. On a busy machine cpu_s, the processor's time, is steadier than
+load_s.
 """
 
 import json
@@ -24,6 +26,8 @@ LOADS = {
     "float32": "device='cpu'",
     "float32, read": "device='cpu', check_finite=True",
     "bfloat16": "device='cpu', dtype='bfloat16'",
+    "bfloat16, read": "device='cpu', dtype='bfloat16', check_finite=True",
+    "float16": "device='cpu', dtype='float16'",
     "meta": "device='meta'",
 }
 

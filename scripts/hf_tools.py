@@ -11,10 +11,8 @@ Needs ``pip install 'minigpt[hf]'``, and lm-eval for the last tool; a tool that 
 
 import json
 import os
-import platform
 import tempfile
 from collections.abc import Callable
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from transformers.utils import logging
 
 import minigpt
 from minigpt.checkpoint import locate
+from minigpt.lab.bench.environment import environment
 
 NORMS = ["textbook", "rms"]
 PROMPTS = ("Once upon a time", "The old sailor", "In a small house")
@@ -42,7 +41,8 @@ def main(model: str = "demo", norm: list[str] = NORMS, json_file: str | None = t
     logging.disable_progress_bar()
     folder = str(locate(model))
     networks = {"transformers": None, "fused": "fused", **{name: name for name in norm}}
-    results: dict[str, Any] = {"model": model, "measured_on": _measured_on()}
+    packages = ("peft", "accelerate", "lm_eval")
+    results: dict[str, Any] = {"model": model, "measured_on": environment(torch.get_num_threads(), *packages)}
     for tool, run in TOOLS.items():
         results[tool] = {}
         for name, choice in networks.items():
@@ -145,12 +145,6 @@ def _fit(model: Any, rows: torch.Tensor, out: str, **settings: Any) -> dict[str,
     trainer.save_model(out)
     losses = [step["loss"] for step in trainer.state.log_history if "loss" in step]
     return {"first_loss": float(losses[0]), "last_loss": float(losses[-1])}
-
-
-def _measured_on() -> dict[str, Any]:
-    packages = ("minigpt", "torch", "transformers", "peft", "accelerate", "lm_eval")
-    installed = {name: version(name) for name in packages if find_spec(name)}
-    return {"python": platform.python_version(), "threads": torch.get_num_threads(), **installed}
 
 
 if __name__ == "__main__":

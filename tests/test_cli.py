@@ -521,11 +521,15 @@ def test_convert_leaves_heads_out_on_request_only(run: Run, copy: Path) -> None:
     assert run("convert", copy, copy / "out", "--ignore-heads").status == 0
 
 
-@pytest.mark.parametrize("name", ["generate", "convert"])
+@pytest.mark.parametrize("name", ["generate", "convert", "parity"])
 def test_nan_is_named_when_asked(run: Run, copy: Path, name: str) -> None:
     edit_tensors(copy, lambda tensors: tensors | {"transformer.ln_f.bias": torch.full((32,), torch.nan)})
-    words = {"generate": ["generate", "the", "--model", copy], "convert": ["convert", copy, copy / "out"]}[name]
-    assert "holds NaN or infinity in ln_f.bias" in complaint(run(*words, "--check-finite"))
+    words = {
+        "generate": ["generate", "the", "--model", copy],
+        "convert": ["convert", copy, copy / "out"],
+        "parity": ["parity", "--model", copy],
+    }
+    assert "holds NaN or infinity in ln_f.bias" in complaint(run(*words[name], "--check-finite"))
     assert "ln_f.bias" in run("info", copy).out
 
 

@@ -3,6 +3,7 @@
 The compiler's front half alone, which is what captures and counts: the code that it would generate takes it a minute.
 """
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch._dynamo.utils import counters
 
 import minigpt
 from minigpt import ConfigError
-from minigpt.model import compile_steps, quantize_int8
+from minigpt.model import compile_steps, int8, quantize_int8
+from minigpt.model.int8 import ENGINE
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the checks of shapes are not for the compiler to see
 
@@ -51,6 +53,23 @@ def test_runs_of_other_batches_and_lengths_compile_once_more_and_never_again() -
     for ids, new, tokens in zip(texts, news, wanted, strict=True):
         assert torch.equal(minigpt.generate(model, ids, max_new_tokens=new, **how), tokens)
     assert compilations() == 2
+
+
+@pytest.mark.skipif(ENGINE not in torch.backends.quantized.supported_engines, reason=f"no {ENGINE} kernels here")
+def test_weights_in_eight_bits_are_compiled_too_and_go_with_their_model() -> None:
+    gc.collect()
+    before = len(int8._packed)
+    model, ids, mask = quantize_int8(small_model()), random_ids(3, 9), left_padding((9, 4, 1), 9)
+    wanted = minigpt.generate(model, ids, mask, max_new_tokens=30, eos_token_id=None)
+    compile_steps(model, backend="aot_eager")
+    given = minigpt.generate(model, ids, mask, max_new_tokens=30, eos_token_id=None)
+    assert torch.equal(given, wanted)
+    assert compilations() == 1
+    assert len(int8._packed) == before + 4 * model.config.n_layer + 1
+    del model
+    torch.compiler.reset()
+    gc.collect()
+    assert len(int8._packed) == before
 
 
 def test_steps_through_a_padded_cache_are_those_of_the_uncompiled_model() -> None:
@@ -92,6 +111,3 @@ def test_a_full_cache_is_refused_as_without_the_compiler() -> None:
 def test_what_cannot_be_compiled_is_refused() -> None:
     with pytest.raises(ConfigError, match='need attention="sdpa"'):
         compile_steps(small_model(attention="eager"))
-    if "fbgemm" in torch.backends.quantized.supported_engines:
-        with pytest.raises(ConfigError, match="int8 weights cannot be compiled"):
-            compile_steps(quantize_int8(small_model()))

@@ -207,6 +207,7 @@ def test_every_field_of_transformers_config_is_judged() -> None:
         {"use_cache": False, "output_attentions": True, "return_dict": False, "gradient_checkpointing": True},
         {"id2label": {"0": "a"}, "label2id": {"a": 0}, "num_labels": 1, "problem_type": "regression"},
         {"max_length": 9, "do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.4, "num_beams": 4},
+        {"unk_token_id": 3, "cls_token_id": None, "mask_token_id": 4, "sep_token_id": 5},
         {"_name_or_path": "somewhere", "_attn_implementation_autoset": True, "is_decoder": True},
         {"add_cross_attention": False, "pruned_heads": {}, "chunk_size_feed_forward": 0, "quantization_config": None},
     ],

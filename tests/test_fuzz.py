@@ -3,6 +3,7 @@
 import faulthandler
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -40,7 +41,7 @@ def folder(fuzz: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_slice(fuzz: ModuleType, folder: Path) -> None:
     found = fuzz.in_a_process(range(FIRST, FIRST + OF_EACH * len(fuzz.TARGETS)), folder)
-    print({name: found[name] for name in ("grown_mb", "slowest_s")})
+    print({name: found[name] for name in ("grown_mb", "slowest_cpu_s")})
     assert found["escaped"] == []
     assert sum(found["counts"].values()) == OF_EACH * len(fuzz.TARGETS)
     assert {name.partition(":")[0] for name in found["counts"]} == fuzz.TARGETS.keys()
@@ -97,6 +98,20 @@ def grow(*_: object, **__: object) -> Any:
 def wander(*_: object, **__: object) -> Any:
     Path("/etc/hostname").open().close()
     raise minigpt.CheckpointError("it looked elsewhere")
+
+
+def test_a_process_that_was_stopped_has_not_hung(
+    fuzz: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> Any:
+        waker = subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 1; kill -CONT {os.getpid()}"])
+        waker.wait()
+        raise minigpt.CheckpointError("a second later")
+
+    monkeypatch.setattr(minigpt, "from_pretrained", stopped, raising=False)
+    monkeypatch.setattr(fuzz, "SECONDS", 0.5)
+    number = sorted(fuzz.TARGETS).index("header")
+    assert fuzz.in_a_process(range(number, number + 1), folder)["escaped"] == []
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 import hashlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +22,7 @@ from checkpoints import reference, saved, tiny_bpe, tokens
 import minigpt
 from minigpt import CheckpointError, Tokenizer
 from minigpt.checkpoint import locate
+from minigpt.cli import app
 
 REPOSITORY = "someone/tiny-gpt2"
 TOKEN = "hf_secret"
@@ -259,11 +262,11 @@ def test_a_repository_is_fetched_and_loads_as_it_is() -> None:
 
 
 def test_only_the_wanted_files_are_fetched(hub: Hub, client: Path) -> None:
-    load()
-    assert hub.downloaded() == {"config.json", "generation_config.json", "model.safetensors"}
-    hub.requests.clear()
     Tokenizer.from_pretrained(REPOSITORY)
     assert hub.downloaded() == {"tokenizer.json", "tokenizer_config.json"}
+    hub.requests.clear()
+    load()
+    assert hub.downloaded() == {"config.json", "generation_config.json", "model.safetensors"}
     assert not [path for path in client.rglob("*") if path.suffix in {".bin", ".onnx", ".h5"}]
 
 
@@ -311,13 +314,46 @@ def test_local_files_only_never_asks(hub: Hub) -> None:
 
 
 @pytest.mark.usefixtures("client")
-def test_a_cached_model_without_its_tokenizer_says_so(hub: Hub) -> None:
-    load()
+def test_a_cached_tokenizer_without_its_model_says_so(hub: Hub) -> None:
+    Tokenizer.from_pretrained(REPOSITORY)
     hub.requests.clear()
     with pytest.raises(CheckpointError) as raised:
-        Tokenizer.from_pretrained(REPOSITORY, local_files_only=True)
-    assert "tokenizer.json" in one_sentence(raised)
+        load(local_files_only=True)
+    assert "config.json" in one_sentence(raised)
     assert not hub.requests
+
+
+@pytest.mark.usefixtures("client")
+def test_ids_without_a_token_are_known_as_a_folder_s_are(hub: Hub, tmp_path: Path) -> None:
+    padded = saved(reference(vocab_size=320), tmp_path / "padded")
+    Tokenizer(tiny_bpe(300)).save(padded)
+    hub.publish(padded, "someone/padded")
+    assert load("someone/padded").config == load(str(padded)).config
+    assert load("someone/padded").config.used_vocab_size == 300
+
+
+@pytest.mark.usefixtures("client")
+@pytest.mark.parametrize("command", [("generate", "the dog", "--model"), ("convert",), ("parity", "--model")])
+def test_a_command_takes_everything_from_one_commit(
+    hub: Hub, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """Also where the branch moves to one with another tokenizer while its files are fetched."""
+    first, other = shutil.copytree(checkpoint, tmp_path / "first"), tmp_path / "other"
+    for place, size in ((first, 300), (other, 290)):
+        saved(reference(vocab_size=320), place)
+        Tokenizer(tiny_bpe(size)).save(place)
+    commit = hub.publish(first, "someone/moving", "v1")
+    hub.commits["someone/moving", "main"] = first
+    answer = Answer.answer_with_a_file
+
+    def moves(self: Answer) -> None:
+        answer(self)
+        hub.publish(other, "someone/moving", "main")
+
+    monkeypatch.setattr(Answer, "answer_with_a_file", moves)
+    more = {"generate": ["--max-new-tokens", "2"], "convert": [str(tmp_path / "out")], "parity": ["--prompt", "the"]}
+    assert not app([*command, "someone/moving", *more[command[0]]], standalone_mode=False)
+    assert {commit for commit, _, _ in hub.downloads()} == {commit}
 
 
 @pytest.mark.usefixtures("client")
@@ -569,12 +605,16 @@ for source in sys.argv[1:]:
 """
 
 
+def only(**variables: str) -> dict[str, str]:
+    """An environment with these variables of the client's, and no other of them."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    return kept | {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1", **variables}
+
+
 def located(*sources: str, **variables: str) -> tuple[list[str], str]:
     """What a process with these variables says of each source, its place or the error; and its standard error."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-    own = {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1", **variables}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *sources], env=kept | own, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", SCRIPT, *sources], env=only(**variables), capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr
@@ -595,6 +635,26 @@ def test_the_client_s_variables_mean_what_they_always_do(hub: Hub, tmp_path: Pat
     assert refused.startswith("CheckpointError: cannot get 'someone/else' from the Hugging Face hub")
     assert "give a local folder, or one of demo, gpt2" in refused
     assert not hub.requests
+
+
+def test_a_process_killed_while_it_fetches_leaves_what_another_completes(hub: Hub, client: Path) -> None:
+    hub.accidents["model.safetensors"] = ["stalls"]
+    variables = only(HF_HUB_CACHE=str(client), HF_ENDPOINT=hub.address)
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, REPOSITORY], env=variables, stderr=subprocess.DEVNULL
+    ) as process:
+        while not (list(client.glob("**/*.incomplete")) and "model.safetensors" in hub.downloaded()):
+            assert process.poll() is None
+            time.sleep(0.01)
+        while len(list(client.glob("**/snapshots/*/*"))) < 4:  # all others have arrived
+            time.sleep(0.01)
+        process.kill()
+    with pytest.raises(CheckpointError, match="get the rest of it with the network on"):
+        load(local_files_only=True)
+    hub.requests.clear()
+    assert torch.equal(logits(load()), logits(reference()))
+    assert {(name, start) for _, name, start in hub.downloads()} == {("model.safetensors", 0)}
+    assert load(local_files_only=True).config == load().config
 
 
 @pytest.mark.usefixtures("client")

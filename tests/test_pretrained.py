@@ -568,6 +568,23 @@ def test_nothing_unfinished_is_left_behind(folder: Path, tmp_path: Path) -> None
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("most", [10**9, 40_000], ids=["single", "sharded"])
+def test_whoever_may_read_the_config_may_read_the_weights(folder: Path, tmp_path: Path, most: int) -> None:
+    minigpt.save_pretrained(load(folder), tmp_path / "new", max_shard_bytes=most)
+    (tmp_path / "any").touch()
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "new").iterdir()}
+    assert set(modes.values()) == {(tmp_path / "any").stat().st_mode}, modes
+
+
+def test_no_name_of_a_directory_is_not_taken_for_this_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="no name of a directory"):
+        minigpt.save_pretrained(load(folder), "")
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
 def test_saving_leaves_the_model_as_it_was(folder: Path, tmp_path: Path) -> None:
     model = load(folder)
     parameters = dict(model.named_parameters())

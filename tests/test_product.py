@@ -9,12 +9,13 @@ from checkpoints import reference, saved
 from helpers import assert_within, in_float64, random_ids, reference_model, rms, same_weights
 
 import minigpt
-from minigpt.model.conv1d import Conv1D, by_rows
+from minigpt.model.conv1d import Conv1D
+from minigpt.model.layout import by_rows
 from minigpt.model.product import FEW, product
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (3, 1), (FEW, 1), (5, 7), (1, FEW + 1), (9, 9)])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (3, 1), (FEW[0], 1), (5, 6), (1, FEW[-1] + 1), (9, 9)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_is_the_affine_product(shape: tuple[int, int], bias: bool, dtype: torch.dtype, device: torch.device) -> None:
     x, rows = torch.randn(*shape, 24).to(device, dtype), torch.randn(37, 24).to(device, dtype)
@@ -26,7 +27,7 @@ def test_is_the_affine_product(shape: tuple[int, int], bias: bool, dtype: torch.
     assert_within(rms(given.double() - truth), 2 * torch.finfo(dtype).eps * rms(truth), rms(truth), f"{shape}")
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (4, 1), (2, 40)])
+@pytest.mark.parametrize("shape", [(1, 1), (4, 1), (2, 20), (2, 40)])
 def test_gradients_are_those_of_the_affine_product(shape: tuple[int, int]) -> None:
     x, rows = torch.randn(*shape, 5, dtype=torch.float64, requires_grad=True), torch.randn(7, 5, dtype=torch.float64)
     assert torch.autograd.gradcheck(product, (x, rows.requires_grad_(), torch.randn(7).double().requires_grad_()))

@@ -127,3 +127,10 @@ def test_every_script_says_what_it_is_for(script: str) -> None:
     assert text.startswith('"""')
     if "typer.run" in text:
         assert f"python scripts/{script}" in text.split('"""')[1], "its first lines do not say how to run it"
+
+
+def test_check_greedy_compares_every_token_of_every_prompt(tmp_path: Path) -> None:
+    wanted = ("--prompts", 2, "--new-tokens", 5, "--no-full-size", "--json", tmp_path / "greedy.json")
+    status, _, _ = run("check_greedy.py", *wanted)
+    [found] = json.loads((tmp_path / "greedy.json").read_text())["models"].values()
+    assert (status, found["prompts"], found["tokens_compared"], found["explained"]) == (0, 2, 10, True)

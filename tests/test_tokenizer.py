@@ -240,6 +240,22 @@ def test_a_long_text_is_not_cut_and_a_short_one_not_filled(tmp_path: Path) -> No
     assert tokenizer.encode("") == []
 
 
+@pytest.mark.parametrize("dropout", [0.5, 1.0])
+def test_no_merge_is_left_out_by_chance(ours: Tokenizer, tmp_path: Path, dropout: float) -> None:
+    """BPE dropout is for training: a text has the same ids each time, as with transformers' GPT2Tokenizer."""
+    backend = tiny_bpe()
+    backend.model.dropout = dropout
+    backend.save(str(tmp_path / "tokenizer.json"))
+    text = "the dog saw the other dog there"
+    tokenizer = Tokenizer.from_pretrained(tmp_path)
+    assert backend.encode(text).ids != ours.encode(text), "the file's own rule would have shown"
+    assert all(tokenizer.encode(text) == ours.encode(text) for _ in range(5))
+    theirs = GPT2TokenizerFast.from_pretrained(tmp_path)
+    assert theirs(text)["input_ids"] == ours.encode(text)
+    tokenizer.save(tmp_path)
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["dropout"] is None
+
+
 def test_no_token_is_added(tmp_path: Path) -> None:
     backend = tiny_bpe()
     backend.post_processor = tokenizers.processors.TemplateProcessing(

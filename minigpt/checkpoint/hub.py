@@ -2,7 +2,8 @@
 
 The client is huggingface_hub, so HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT and
 HF_HUB_DISABLE_PROGRESS_BARS mean what they always do. A download that breaks off is resumed, and given up after some
-vain attempts; the files that have arrived whole by then are not fetched again.
+vain attempts; the files that have arrived whole by then are not fetched again. Of the file that has not, the client
+keeps no part for another process: it writes under a name of its own each time, so that two cannot spoil each other's.
 """
 
 import hashlib

@@ -13,8 +13,10 @@ CONFIG = "config.json"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".npz")  # of files that hold tensors
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MODEL_FILES = (CONFIG, "generation_config.json", WEIGHTS, INDEX, "model-?????-of-?????.safetensors")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+MODEL_FILES = (  # the tokenizer's too: they tell how many ids of a vocabulary are in use, and are to be of one commit
+    CONFIG, "generation_config.json", WEIGHTS, INDEX, "model-?????-of-?????.safetensors", *TOKENIZER_FILES,
+)  # fmt: skip
 
 
 def locate(

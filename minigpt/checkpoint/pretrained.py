@@ -1,7 +1,6 @@
 """Checkpoint -> model. Strict: every parameter is written exactly once, or none is."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -11,11 +10,13 @@ from minigpt import norms
 from minigpt.checkpoint.fitting import only_dtype, require_finite, require_fitting
 from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.opened import open_checkpoint
+from minigpt.checkpoint.pages import MappedFiles
 from minigpt.checkpoint.read import read_tensors
 from minigpt.checkpoint.translate import translate
 from minigpt.errors import ConfigError
 from minigpt.model import GPT2, quantize_int8, swap_norms
-from minigpt.model.conv1d import Conv1D, by_rows
+from minigpt.model.conv1d import Conv1D
+from minigpt.model.layout import by_rows
 from minigpt.placement import resolve_device, resolve_dtype
 
 
@@ -67,7 +68,7 @@ def from_pretrained(
     _install(model, checkpoint.tensors, device, dtype or only_dtype(checkpoint.tensors, place))
     if norm != "fused":
         swap_norms(model, norm)
-    return quantize_int8(model.eval()) if quantize else model.eval()
+    return quantize_int8(model.eval(), MappedFiles().give_back) if quantize else model.eval()
 
 
 def _require_quantizable(quantize: str | None, arithmetic: str) -> None:
@@ -110,10 +111,14 @@ def norm_parameters(model: GPT2) -> dict[str, nn.Parameter]:
     }
 
 
-def _install(model: GPT2, tensors: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
-    for name, tensor in tensors.items():
+def _install(model: GPT2, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
+    """Move the tensors into the model. Of those that are copied, the originals are let go one by one."""
+    files = MappedFiles()
+    for name in list(tensors):
         site, _, parameter = name.rpartition(".")
+        tensor = tensors.pop(name)
         module, placed = model.get_submodule(site), tensor.to(device, dtype)
+        files.give_back(tensor, placed)
         if placed is not tensor and isinstance(module, Conv1D) and parameter == "weight" and model.arithmetic == "fast":
             placed = by_rows(placed)  # a copy anyway, and so the moment to choose its layout
         module.register_parameter(parameter, nn.Parameter(placed))

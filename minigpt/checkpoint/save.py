@@ -57,6 +57,8 @@ def save_pretrained(
         raise CheckpointError(
             f"a checkpoint has no place for {model.quantize} weights; keep the one they were made from"
         )
+    if not str(directory):
+        raise CheckpointError("there is no name of a directory to save to; '.' is the one that you are in")
     if max_shard_bytes < 1:
         raise CheckpointError(f"max_shard_bytes must be 1 or more, not {max_shard_bytes}")
     _require_only_a_gpt2s(model)
@@ -76,15 +78,22 @@ def save_pretrained(
 def _write_weights(folder: Path, tensors: Mapping[str, Tensor], most: int) -> None:
     shards = list(_shards(tensors, most))
     if len(shards) == 1:
-        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+        _write_file(folder / "model.safetensors", shards[0])
         return
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_file(shard, folder / name, metadata={"format": "pt"})
+        _write_file(folder / name, shard)
         weight_map |= dict.fromkeys(shard, name)
     total = sum(map(_size, tensors.values()))
     _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _write_file(path: Path, tensors: dict[str, Tensor]) -> None:
+    path.touch()
+    mode = path.stat().st_mode  # which any new file has here; the library lets nobody but the owner read its own
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def _shards(tensors: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tensor]]:

@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 
 from minigpt.checkpoint.files import folder_of
-from minigpt.checkpoint.locate import TOKENIZER_FILES, locate
 from minigpt.config import GPT2Config
 from minigpt.errors import CheckpointError
 from minigpt.json_file import read_object
@@ -26,10 +25,9 @@ def with_known_vocabulary(config: GPT2Config, folder: Path) -> GPT2Config:
     return dataclasses.replace(config, used_vocab_size=known) if known and known < config.vocab_size else config
 
 
-def has_tokenizer(source: str | Path, *, revision: str | None = None) -> bool:
-    """Whether a source brings the files of a tokenizer; a hub repository's are fetched."""
-    folder = folder_of(locate(source, TOKENIZER_FILES, revision=revision))
-    return any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
+def has_tokenizer(place: Path) -> bool:
+    """Whether the files of a tokenizer are in a checkpoint's folder, or beside its bare file."""
+    return any((folder_of(place) / name).is_file() for name in ("tokenizer.json", "vocab.json"))
 
 
 def tokenizer_size(folder: Path) -> int | None:

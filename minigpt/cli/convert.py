@@ -1,7 +1,6 @@
 """minigpt convert: a checkpoint of any family -> one that transformers loads."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,7 +15,7 @@ EXAMPLES = (
 
 def convert(
     source: Annotated[str, typer.Argument(help="A directory, a file of weights, a Hugging Face id, or 'demo'.")],
-    directory: Annotated[Path, typer.Argument(help="Where to write; an earlier checkpoint there is replaced whole.")],
+    directory: Annotated[str, typer.Argument(help="Where to write; an earlier checkpoint there is replaced whole.")],
     dtype: Dtype = None,
     max_shard_bytes: Annotated[int, typer.Option(help="Divide the weights into files of at most so many bytes.")] = (
         5 * 10**9
@@ -27,15 +26,15 @@ def convert(
 ) -> None:
     """Write a checkpoint as Hugging Face transformers has it: config.json, safetensors, the tokenizer beside them."""
     import minigpt
-    from minigpt.checkpoint import has_tokenizer
+    from minigpt.checkpoint import has_tokenizer, locate
 
     with progress() as say:
         say(f"reading {source}", 0)
+        place = locate(source, revision=revision)
         gpt2 = minigpt.from_pretrained(
-            source, device="cpu", dtype=dtype, ignore_heads=ignore_heads, check_finite=check_finite, revision=revision
+            place, device="cpu", dtype=dtype, ignore_heads=ignore_heads, check_finite=check_finite
         )
-        known = has_tokenizer(source, revision=revision)
-        tokenizer = minigpt.Tokenizer.from_pretrained(source, revision=revision) if known else None
+        tokenizer = minigpt.Tokenizer.from_pretrained(place) if has_tokenizer(place) else None
         say(f"writing {directory}", 0.5)
         minigpt.save_pretrained(gpt2, directory, tokenizer, max_shard_bytes=max_shard_bytes)
     if tokenizer is None:

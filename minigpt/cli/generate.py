@@ -62,19 +62,19 @@ def generate(
         no_repeat_ngram_size=no_repeat_ngram_size, stop_strings=stop, overflow=overflow, slide_stride=slide_stride,
         prompt_lookup_num_tokens=lookup, num_return_sequences=num_return_sequences,
     )  # fmt: skip
-    from minigpt.checkpoint import read_generation_config  # here: help need not wait for PyTorch
+    from minigpt.checkpoint import locate, read_generation_config  # here: help need not wait for PyTorch
 
     _require_company(greedy, dict(shaping, seed=seed), prompt, prompts, out, num_return_sequences, as_json)
-    settings = _settings(read_generation_config(model, revision=revision), shaping, others, greedy)
+    place = locate(model, revision=revision)  # once, so that weights, settings and tokenizer are of one commit
+    settings = _settings(read_generation_config(place), shaping, others, greedy)
     text = read_standard_input() if prompt == "-" else prompt
 
     gpt2 = minigpt.from_pretrained(
-        model, norm=norm, attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision,
-        check_finite=check_finite,
+        place, norm=norm, attention=attention, device=device, dtype=dtype, quantize=quantize, check_finite=check_finite
     )  # fmt: skip
     if compiled:
         minigpt.compile_steps(gpt2)
-    tokenizer = minigpt.Tokenizer.from_pretrained(model, revision=revision)
+    tokenizer = minigpt.Tokenizer.from_pretrained(place)
     if prompts is not None and out is not None:
         write_many(gpt2, tokenizer, prompts, out, settings, batch_size, {"norm": norm, "attention": attention})
         return

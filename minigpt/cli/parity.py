@@ -7,7 +7,7 @@ import typer
 
 import minigpt
 from minigpt.cli.files import console, print_json, progress, read, read_json, require_writable, write
-from minigpt.cli.options import Attention, Device, Dtype, Model, Norm, Quantize, Revision
+from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision
 
 EXAMPLES = (
     "Examples: [bold]minigpt parity --norm textbook[/]   "
@@ -28,6 +28,7 @@ def parity(
     dtype: Dtype = None,
     quantize: Quantize = None,
     revision: Revision = None,
+    check_finite: CheckFinite = False,
     prompts: Annotated[Path | None, typer.Option(help="File of prompts to judge on, one a line.")] = None,
     text: Annotated[Path | None, typer.Option(help="File to take the perplexity of, before and after.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="File that 'frozen' norms collect deviations from.")] = None,
@@ -51,8 +52,8 @@ def parity(
     with progress() as say:
         report = minigpt.parity(
             model, norm=norm, sites=sites or "*", prompts=_prompts(prompt, prompts), attention=attention, device=device,
-            dtype=dtype, quantize=quantize, revision=revision, noise=noise, sensitivity=sensitivity, bisect=bisect,
-            text=text, calibration=calibration, budget=budget, progress=say,
+            dtype=dtype, quantize=quantize, revision=revision, check_finite=check_finite, noise=noise,
+            sensitivity=sensitivity, bisect=bisect, text=text, calibration=calibration, budget=budget, progress=say,
         )  # fmt: skip
     _show(report, json_file, html)
     raise typer.Exit(0 if report.passed else 1)

@@ -157,7 +157,7 @@ def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], settings:
     Raises:
         GenerationError: the model has computed NaN, so that no token is the likeliest, or nothing is left to choose.
     """
-    if logits.isnan().any():
+    if logits.amax(-1).isnan().any():  # NaN is larger than any number
         raise GenerationError(NOT_A_NUMBER)
     scores = _scores(logits, rows, settings)  # (B, V)
     if (settings.looks_back or settings.suppress_tokens) and (scores.amax(-1) == -torch.inf).any():

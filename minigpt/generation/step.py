@@ -77,7 +77,7 @@ class Step:
         self.held.sub_(1)
 
     def _read(self, x: Float[Tensor, "batch 1 embd"], visible: Tensor) -> Float[Tensor, "batch 1 embd"]:
-        keys, values = self.slots.storage
+        keys, values = (store.unbind() for store in self.slots.storage)
         if self.model.step is not None:
             return self.model.step.read(x, visible, keys, values, self.column)
         return read_fixed(self.model, x, visible, FixedCache(keys, values, self.column))

@@ -48,9 +48,12 @@ class Contest:
         device: torch.device,
         dtype: torch.dtype | None,
         quantize: str | None = None,
+        check_finite: bool = False,
     ) -> None:
         self.place, self.attention, self.device, self.quantize = place, attention, device, quantize
-        self.candidate = from_pretrained(place, attention=attention, device=device, dtype=dtype, quantize=quantize)
+        self.candidate = from_pretrained(
+            place, attention=attention, device=device, dtype=dtype, quantize=quantize, check_finite=check_finite
+        )
         # Ids that stand for no text count as any other: the model is judged, and not what is drawn from it.
         self.candidate.config = dataclasses.replace(self.candidate.config, used_vocab_size=None)
         self._weights = dict(self.candidate.named_parameters())
@@ -135,7 +138,7 @@ class Judged(NamedTuple):
         return self.tokenizer.decode(ids)
 
 
-def judged_prompts(source: str | Path, prompts: Prompts | None, config: GPT2Config, **chosen: Any) -> Judged:
+def judged_prompts(place: Path, prompts: Prompts | None, config: GPT2Config) -> Judged:
     """The prompts' token ids: of texts, as given, or, without prompts and without a tokenizer to read, at random.
 
     Raises:
@@ -146,15 +149,15 @@ def judged_prompts(source: str | Path, prompts: Prompts | None, config: GPT2Conf
         raise GenerationError("there is no prompt to judge on; give at least one")
     if prompts is not None:
         _require_texts_or_ids(prompts)
-    judged = _as_ids(source, prompts, config, chosen)
+    judged = _as_ids(place, prompts, config)
     for ids in judged.prompts:
         _require_readable(ids, config)
     return judged
 
 
-def _as_ids(source: str | Path, prompts: Prompts | None, config: GPT2Config, chosen: dict[str, Any]) -> Judged:
+def _as_ids(place: Path, prompts: Prompts | None, config: GPT2Config) -> Judged:
     try:
-        tokenizer = Tokenizer.from_pretrained(source, **chosen)
+        tokenizer = Tokenizer.from_pretrained(place)
     except CheckpointError as error:
         if prompts is None:
             return Judged(_random_ids(config), f"4 sequences of random ids, since {error}", None)

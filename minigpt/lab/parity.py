@@ -43,6 +43,7 @@ def parity(
     max_new_tokens: int = NEW_TOKENS,
     revision: str | None = None,
     local_files_only: bool = False,
+    check_finite: bool = False,
     noise: bool = False,
     sensitivity: bool = False,
     bisect: bool = False,
@@ -59,7 +60,8 @@ def parity(
     or part only where the two best logits are closer than the noise. TF32 is off meanwhile.
 
     Args:
-        source, attention, device, dtype, quantize, revision, local_files_only: as ``from_pretrained`` takes them.
+        source, attention, device, dtype, quantize, revision, local_files_only, check_finite: as ``from_pretrained``
+            takes them.
         norm, sites: as ``swap_norms`` takes them.
         prompts: texts, or lists of token ids; by default four texts, or random ids where no tokenizer can be read.
         max_new_tokens: greedy tokens to compare after each prompt, fewer where the context ends; 0 for none.
@@ -76,16 +78,15 @@ def parity(
     """
     limits = parse_budget(budget) if budget is not None else None
     patterns = [sites] if isinstance(sites, str) else list(sites)
-    chosen: dict[str, Any] = dict(revision=revision, local_files_only=local_files_only)
     if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         raise GenerationError(f"max_new_tokens must be a whole number, 0 or more, not {max_new_tokens!r}")
     on = resolve_device("cpu" if quantize and device is None else device)
     require_values(on)
     steps = Steps(progress, total=sum((4, noise, sensitivity, bisect, 2 * (text is not None))))
     steps("loading the models")
-    place = locate(source, **chosen)
-    contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype), quantize)
-    judged = judged_prompts(source, prompts, contest.config, **chosen)
+    place = locate(source, revision=revision, local_files_only=local_files_only)
+    contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype), quantize, check_finite)
+    judged = judged_prompts(place, prompts, contest.config)
     text_ids = file_ids(text, judged.tokenizer) if text is not None else []
     if calibration is not None:
         contest.calibrate(file_ids(calibration, judged.tokenizer))

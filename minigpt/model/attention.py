@@ -43,18 +43,20 @@ class CausalSelfAttention(nn.Module):
         cache: KVCache | None = None,
     ) -> Float[Tensor, "batch seq embd"]:
         """``mask`` is what ``masking.sdpa_mask`` or ``masking.eager_mask`` makes for this kind of attention."""
-        q, k, v = self.split_heads(self.c_attn(x))
+        y = self.c_proj(self.mix(self.c_attn(x), mask, cache))
+        return self.resid_dropout(y) if self.training else y
+
+    def mix(
+        self, qkv: Float[Tensor, "batch seq qkv"], mask: Tensor | None, cache: KVCache | None
+    ) -> Float[Tensor, "batch seq embd"]:
+        """What every token takes from those before it: all between the two projections."""
+        batch, seq, _ = qkv.shape
+        qkv = qkv.contiguous()  # else a product of weights by rows leaves vectors in pieces, which no kernel takes
+        q, k, v = qkv.view(batch, seq, 3, self.n_head, -1).transpose(1, 3).unbind(2)  # (B, T, 3C) -> each (B, H, T, D)
         if cache is not None:
             k, v = cache.update(self.layer, k, v)  # (B, H, S, D)
         attend = self.sdpa if self.attention == "sdpa" else self.eager
-        y = attend(q, k, v, mask).transpose(1, 2).reshape(x.shape).contiguous()  # (B, H, T, D) -> (B, T, C)
-        y = self.c_proj(y)
-        return self.resid_dropout(y) if self.training else y
-
-    def split_heads(self, qkv: Float[Tensor, "batch seq qkv"]) -> tuple[Heads, Heads, Heads]:
-        parts = qkv.unflatten(-1, (3, self.n_head, -1)).permute(2, 0, 3, 1, 4)  # (B, T, 3C) -> (3, B, H, T, D)
-        q, k, v = parts.unbind(0)
-        return q, k, v
+        return attend(q, k, v, mask).transpose(1, 2).reshape(batch, seq, -1)  # (B, H, T, D) -> (B, T, C)
 
     def sdpa(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """The fused kernel. It keeps scores in float32 or wider, which is all that ``reorder_and_upcast_attn`` asks."""

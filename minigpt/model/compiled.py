@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minigpt.errors import ConfigError
 from minigpt.model.cache import KVCache
-from minigpt.model.fixed import FixedCache, read_fixed
+from minigpt.model.fixed import FixedCache, Layers, read_fixed
 from minigpt.model.gpt2 import GPT2
 
 OWN_GRAPHS = ("reduce-overhead", "max-autotune")  # modes in which the compiler makes CUDA graphs by itself
@@ -29,12 +29,10 @@ def compile_steps(model: GPT2, **options: Any) -> GPT2:
         options: as ``torch.compile`` takes them.
 
     Raises:
-        ConfigError: the attention is not "sdpa", or the weights are in eight bits, whose products cannot be compiled.
+        ConfigError: the attention is not "sdpa".
     """
     if model.attention != "sdpa":
         raise ConfigError(f'compiled steps need attention="sdpa", and the model has {model.attention!r}')
-    if model.quantize is not None:
-        raise ConfigError(f"the products of {model.quantize} weights cannot be compiled; leave out one of the two")
     model.step = CompiledStep(model, options)
     return model
 
@@ -51,7 +49,7 @@ class CompiledStep:
         inner = options.get("options") or {}
         self.has_graphs = options.get("mode") in OWN_GRAPHS or bool(inner.get("triton.cudagraphs"))
 
-        def read(x: Tensor, visible: Tensor, keys: Tensor, values: Tensor, column: Tensor) -> Tensor:
+        def read(x: Tensor, visible: Tensor, keys: Layers, values: Layers, column: Tensor) -> Tensor:
             return read_fixed(model, x, visible, FixedCache(keys, values, column))
 
         self.read = torch.compile(read, **options)
@@ -64,4 +62,5 @@ class CompiledStep:
             visible = (torch.arange(room, device=x.device) <= place)[None]  # (1, S)
         else:
             visible = F.pad(padding, (0, room - place - 1))  # (B, S)
-        return self.read(x, visible, cache.keys, cache.values, torch.tensor([place], device=x.device))
+        column = torch.tensor([place], device=x.device)
+        return self.read(x, visible, cache.keys.unbind(), cache.values.unbind(), column)

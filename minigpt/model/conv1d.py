@@ -1,7 +1,6 @@
 """GPT-2's affine layer, as its checkpoints store it."""
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -21,16 +20,17 @@ class Conv1D(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_features))
 
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
-        rows = self.weight.t()  # (out, in)
-        return product(x, rows, self.bias) if rows.is_contiguous() else F.linear(x, rows, self.bias)
+        return affine(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return "{}, {}".format(*self.weight.shape)
 
 
-def by_rows(weight: Float[Tensor, "inp out"]) -> Float[Tensor, "inp out"]:
-    """The same values and shape, laid out in memory as (out, in): what ``product`` reads fastest.
-
-    For where a weight is copied anyway, to another dtype for instance. One that lies in a file is used as it lies.
-    """
-    return weight.t().contiguous().t()
+def affine(
+    x: Float[Tensor, "batch seq inp"], weight: Float[Tensor, "inp out"], bias: Float[Tensor, " out"]
+) -> Float[Tensor, "batch seq out"]:
+    """``x W + b``, by the call that suits how ``W`` lies: as in the checkpoint, or by rows (see ``layout``)."""
+    if not weight.is_contiguous() and (rows := weight.t()).is_contiguous():
+        return product(x, rows, bias)
+    y = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight)  # (B * T, out)
+    return y.view(*x.shape[:-1], -1)

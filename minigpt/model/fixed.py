@@ -11,12 +11,14 @@ from torch import Tensor
 
 from minigpt.model.gpt2 import GPT2
 
+Layers = tuple[Tensor, ...]  # each (B, H, S, D); of all layers in one tensor, a compiler copies the whole for each
+
 
 class FixedCache(NamedTuple):
     """A cache's storage with one new column. What is masked is read too, so it must be finite."""
 
-    keys: Tensor  # (L, B, H, S, D)
-    values: Tensor
+    keys: Layers
+    values: Layers
     column: Tensor  # (1,)
 
     def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

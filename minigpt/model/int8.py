@@ -3,7 +3,10 @@
 C embedding, V vocabulary, R rows: every token of a batch is one.
 """
 
+import itertools
 import warnings
+import weakref
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -15,6 +18,10 @@ from minigpt.model.gpt2 import GPT2
 
 ENGINE = "fbgemm"  # PyTorch's integer products for x86
 MOST = 127  # the largest weight: both signs have as many steps
+AT_ONCE = 4096  # channels rounded at a time, so that it takes no room to speak of
+
+_numbers = itertools.count()
+_packed: dict[int, torch.ScriptObject] = {}  # the weights of every layer by its number, for the compiler: see below
 
 
 class Int8Linear(nn.Module):
@@ -36,9 +43,11 @@ class Int8Linear(nn.Module):
     def __init__(self, rows: Float[Tensor, "out inp"], bias: nn.Parameter | None) -> None:
         super().__init__()
         self.bias = bias
-        self.packed = packed(rows)
         self.shape = tuple(rows.shape)
         self.steps = 127 if torch.cpu._is_vnni_supported() else 63
+        self.number = next(_numbers)
+        self.packed = _packed[self.number] = packed(rows)
+        weakref.finalize(self, _packed.pop, self.number)
 
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
         rows = x.reshape(-1, x.shape[-1]).float()  # (R, in)
@@ -46,23 +55,45 @@ class Int8Linear(nn.Module):
         scaled = rows / step
         coarse = scaled.round()
         fine = (scaled - coarse).mul_(2 * self.steps)
-        both = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            torch.cat((coarse, fine)), 1.0, self.steps + 1, self.packed
-        )  # (2 R, out)
+        both = self.product(torch.cat((coarse, fine)))  # (2 R, out)
         y = torch.add(*both.chunk(2), alpha=1 / (2 * self.steps))  # (R, out)
         y = y.mul_(step) if self.bias is None else torch.addcmul(self.bias, y, step)
         return y.to(x.dtype).view(*x.shape[:-1], -1)
+
+    def product(self, whole: Float[Tensor, "rows inp"]) -> Float[Tensor, "rows out"]:
+        """``whole W^T`` for whole numbers of at most ``steps``."""
+        if torch.compiler.is_compiling():
+            return torch.ops.minigpt.int8_product(whole, self.number, self.shape[0], self.steps + 1)
+        return _integer_product(whole, self.steps + 1, self.packed)
 
     def extra_repr(self) -> str:
         return "{1}, {0}, int8".format(*self.shape)
 
 
+def _integer_product(whole: Tensor, zero: int, packed: torch.ScriptObject) -> Tensor:
+    return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default(whole, 1.0, zero, packed)
+
+
+# The compiler cannot hold packed weights, which are no tensor. It calls an operator that finds their layer by number.
+torch.library.define("minigpt::int8_product", "(Tensor whole, int layer, int out, int zero) -> Tensor")
+
+
+@torch.library.impl("minigpt::int8_product", "cpu")
+def _int8_product(whole: Tensor, layer: int, out: int, zero: int) -> Tensor:
+    return _integer_product(whole, zero, _packed[layer])
+
+
+@torch.library.register_fake("minigpt::int8_product")
+def _int8_product_shape(whole: Tensor, layer: int, out: int, zero: int) -> Tensor:
+    return whole.new_empty(len(whole), out)
+
+
 @torch.no_grad()
-def quantize_int8(model: GPT2) -> GPT2:
+def quantize_int8(model: GPT2, let_go: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
     """Every matrix that multiplies, the head included, as an ``Int8Linear``, in place; return ``model``.
 
     Embeddings are looked up and not multiplied, and stay as they are, as do norms and biases. It can then only compute:
-    the weights that a checkpoint would hold are gone.
+    the weights that a checkpoint would hold are gone. ``let_go`` is handed each as soon as it is needed no more.
 
     Raises:
         ConfigError: the model is not on the CPU, a weight is not finite, or this PyTorch has no integer products.
@@ -72,8 +103,10 @@ def quantize_int8(model: GPT2) -> GPT2:
     for name, module in list(model.named_modules()):
         if isinstance(module, Conv1D):
             model.set_submodule(name, Int8Linear(module.weight.t(), module.bias))
+            let_go(module.weight)
     head = model.wte if model.config.tie_word_embeddings else model.lm_head
     model.add_module("lm_head", Int8Linear(head.weight, None))  # tied no more: the embedding is looked up, and exact
+    let_go(head.weight)
     model.quantize = "int8"
     return model
 
@@ -82,11 +115,13 @@ def packed(rows: Float[Tensor, "out inp"]) -> torch.ScriptObject:
     """The weight as the integer kernels read it: each row rounded to 127 steps of its largest value."""
     if ENGINE not in torch.backends.quantized.supported_engines:
         raise ConfigError(f"quantize='int8' needs PyTorch's {ENGINE} kernels, which are for x86 processors only")
-    rows = rows.detach().float()
-    scale = rows.abs().amax(1).clamp_min(torch.finfo(rows.dtype).tiny) / MOST  # (out)
+    integers, scale = torch.empty(rows.shape, dtype=torch.int8), torch.empty(len(rows))  # (out, in), (out)
+    for at in range(0, len(rows), AT_ONCE):
+        some = rows[at : at + AT_ONCE].detach().float()
+        steps = some.abs().amax(1).clamp_min(torch.finfo(some.dtype).tiny) / MOST
+        integers[at : at + AT_ONCE], scale[at : at + AT_ONCE] = (some / steps[:, None]).round(), steps
     if not scale.isfinite().all():
         raise ConfigError("a weight is not finite, so it cannot be held in eight bits")
-    integers = (rows / scale[:, None]).round().to(torch.int8)  # (out, in)
     with warnings.catch_warnings():  # that PyTorch means to move its quantized tensors elsewhere
         warnings.simplefilter("ignore", UserWarning)
         zeros = torch.zeros(len(scale), dtype=torch.long)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-FEW = 32  # rows up to which the weights are better put first, where the library blocks them
+FEW = range(7, 33)  # how many rows are better put second, the weights first, where the library blocks them
 
 
 def product(
@@ -16,13 +16,13 @@ def product(
 ) -> Float[Tensor, "batch seq out"]:
     """``x rows^T + bias``, with ``rows`` contiguous: ``F.linear`` by the fastest of its equals."""
     count = x.numel() // x.shape[-1]  # B * T
-    if count > FEW or not x.is_cpu:
+    if not x.is_cpu or count not in (1, *FEW):
         return F.linear(x, rows, bias)
     if count == 1:
         vector = x.reshape(-1)  # (in)
         y = torch.mv(rows, vector) if bias is None else torch.addmv(bias, rows, vector)  # (out)
     else:
-        columns = x.reshape(count, -1).t()  # (in, B * T)
+        columns = x.reshape(count, -1).t().contiguous()  # (in, B * T)
         y = torch.mm(rows, columns) if bias is None else torch.addmm(bias[:, None], rows, columns)  # (out, B * T)
         y = y.t()
     return y.reshape(*x.shape[:-1], -1)  # (B, T, out)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minigpt.checkpoint.pages import MappedFiles
 from minigpt.config import GPT2Config
 from minigpt.errors import CheckpointError, ConfigError
 
@@ -87,9 +88,13 @@ class Format:
         for name in _for_every_layer(self.buffers, n_layer):
             left.pop(name, None)
         ours: Tensors = {}
+        files = MappedFiles()
         for ours_name, theirs, become in self._rows(n_layer):
             if all(name in left for name in theirs):
-                ours[ours_name] = _joined(ours_name, [become(left.pop(name)) for name in theirs])
+                originals = [left.pop(name) for name in theirs]
+                ours[ours_name] = _joined(ours_name, [become(tensor) for tensor in originals])
+                for tensor in originals:
+                    files.give_back(tensor, ours[ours_name])
         if twice := ours.keys() & left.keys():
             raise CheckpointError(f"{min(twice)} is in the file twice, under two names")
         return self._with_zero_biases(ours | left) if has_biases is not True else ours | left

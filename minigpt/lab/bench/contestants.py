@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint import from_pretrained
+from minigpt.checkpoint.pages import MappedFiles
 from minigpt.errors import ConfigError, GenerationError
 from minigpt.generation import generate
 from minigpt.lab.reference import quiet_transformers
-from minigpt.model import GPT2, compile_steps
+from minigpt.model import GPT2, compile_steps, lay_by_rows
 from minigpt.model.conv1d import Conv1D
 
 Prompts = list[list[int]]
@@ -33,11 +34,13 @@ class Contestant(Protocol):
 
 
 class Minigpt:
-    """This project, at a dtype, or "int8"; its steps compiled where ``compiled``."""
+    """This project, at a dtype, or "int8"; its steps compiled and its weights laid by rows where that is asked for."""
 
-    def __init__(self, folder: str, prompts: Prompts, kind: str, compiled: bool = False) -> None:
+    def __init__(self, folder: str, prompts: Prompts, kind: str, compiled: bool = False, by_rows: bool = False) -> None:
         how: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
         self.model = from_pretrained(folder, device="cpu", **how)
+        if by_rows:
+            lay_by_rows(self.model, MappedFiles().give_back)
         if compiled:
             compile_steps(self.model)
         self.ids, self.mask = left_padded(prompts)

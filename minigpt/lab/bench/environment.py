@@ -1,4 +1,4 @@
-"""What a time was measured on."""
+"""What a figure was measured on."""
 
 import os
 import platform
@@ -11,8 +11,9 @@ import torch
 PACKAGES = ("torch", "transformers", "ctranslate2")
 
 
-def environment(threads: int) -> dict[str, Any]:
-    """Processor, its instructions as far as they matter here, threads, versions, and how busy the machine is."""
+def environment(threads: int, *packages: str) -> dict[str, Any]:
+    """Processor, its instructions as far as they matter here, threads, and how busy the machine is; and the versions of
+    Python and the packages: ours, those that are always of interest, and those named here."""
     import minigpt
 
     return {
@@ -24,7 +25,7 @@ def environment(threads: int) -> dict[str, Any]:
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "minigpt": minigpt.__version__,
-    } | {name: _version(name) for name in PACKAGES}
+    } | {name: _version(name) for name in (*PACKAGES, *packages)}
 
 
 def processor() -> str:

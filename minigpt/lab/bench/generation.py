@@ -37,6 +37,7 @@ class BenchPlan:
         against: other contestants, each a name or name:kind, such as "transformers:float32" or "ctranslate2:int8".
         batch: rows; more than one are ragged, from half of ``prompt_tokens`` to all of them.
         compiled: whether our steps are compiled.
+        by_rows: whether our weights are laid by rows, as ``minigpt generate --prompts`` lays them.
 
     Raises:
         ConfigError: a number, a kind or a contestant is out of range, or its package is missing.
@@ -51,6 +52,7 @@ class BenchPlan:
     new_tokens: int = 64
     repeats: int = 7
     compiled: bool = False
+    by_rows: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch", "prompt_tokens", "new_tokens", "repeats"):
@@ -99,7 +101,8 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> BenchRe
             begin(f"loading {name} at {kind}")
             if name == "ctranslate2":
                 convert_for_ctranslate2(folder, kind)
-            spec = dict(common, name=name, kind=kind, compiled=plan.compiled and name == "minigpt")
+            how = dict(compiled=plan.compiled, by_rows=plan.by_rows) if name == "minigpt" else {}
+            spec = dict(common, name=name, kind=kind, how=how)
             running.append(processes.enter_context(_process(spec)))
         times: list[list[dict[str, float]]] = [[] for _ in running]
         for round_ in range(plan.repeats):

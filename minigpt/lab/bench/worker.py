@@ -1,7 +1,8 @@
 """One contestant in a process of its own, so that its memory is its own: python -m minigpt.lab.bench.worker SPEC.
 
-SPEC is JSON: name, kind, folder, prompts, new and compiled. It answers "ready" once it has loaded, then to every line
-of its standard input with what it measured, and at the end of that with its peak memory: each answer is a line of JSON.
+SPEC is JSON: name, kind, folder, prompts, new and, for ours, how it is to be. It answers "ready" once it has loaded,
+then to every line of its standard input with what it measured, and at the end of that with its peak memory: each answer
+is a line of JSON.
 """
 
 import json
@@ -32,8 +33,7 @@ def _answers(spec: dict[str, Any]) -> Any:
         return
     from minigpt.lab.bench.contestants import CONTESTANTS, require_all
 
-    more = {"compiled": True} if spec["compiled"] else {}
-    contestant = CONTESTANTS[spec["name"]](spec["folder"], spec["prompts"], spec["kind"], **more)
+    contestant = CONTESTANTS[spec["name"]](spec["folder"], spec["prompts"], spec["kind"], **spec["how"])
     rows, new = len(spec["prompts"]), spec["new"]
     contestant.generate(2)  # warm
     yield {"ready": True, "threads": torch.get_num_threads(), "bare_mb": bare_mb}

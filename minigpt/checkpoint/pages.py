@@ -1,0 +1,36 @@
+"""Pages of mapped files, given back once they have been copied: so that a file and its copy need not fit side by side.
+
+On Linux. Elsewhere nothing is given back, and it is left to the system to take such pages when it runs out of others.
+"""
+
+import ctypes
+import mmap
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+MAPS = Path("/proc/self/maps")
+
+
+class MappedFiles:
+    """The files that lie in this process's memory, as of the first question; ask of no tensor made since."""
+
+    def give_back(self, original: Tensor, copy: Tensor | None = None) -> None:
+        """Let go of the pages of a tensor that lies in a file, as that has it, unless ``copy`` lies there too.
+
+        A later look at the original reads them again. What was written to it would be lost.
+        """
+        lies_at, size = original.untyped_storage().data_ptr(), original.untyped_storage().nbytes()
+        start, end = -(-lies_at // mmap.PAGESIZE) * mmap.PAGESIZE, (lies_at + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        is_copied = copy is None or copy.is_meta or copy.untyped_storage().data_ptr() != lies_at
+        if is_copied and start < end and any(low <= start and end <= high for low, high in self._ranges):
+            advise = ctypes.CDLL(None).madvise
+            advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+
+    @cached_property
+    def _ranges(self) -> list[tuple[int, int]]:
+        """First and last address of every private mapping of a file; what lies elsewhere is in memory alone."""
+        lines = [line.split() for line in MAPS.read_bytes().splitlines()] if MAPS.exists() else []
+        spans = [span.split(b"-") for span, access, _, _, inode, *_ in lines if access[3:] == b"p" and inode != b"0"]
+        return [(int(low, 16), int(high, 16)) for low, high in spans]

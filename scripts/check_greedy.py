@@ -1,0 +1,60 @@
+"""Does minigpt write greedily, token for token, what transformers writes? On the demo and on a random GPT-2 124M.
+
+python scripts/check_greedy.py --json docs/results/greedy-cpu.json
+
+Every prompt is continued at float32 by both. Where they part, the logits in float64 of the two likeliest tokens must be
+within the noise, which is what transformers' own float32 is off by. The exit status is 1 where they are not.
+"""
+
+import json
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from random_gpt2 import random_gpt2
+from tales import tale
+
+import minigpt
+from minigpt.lab.bench.environment import environment
+
+
+def main(
+    json_file: str | None = typer.Option(None, "--json"),
+    prompts: int = 20,
+    new_tokens: int = 64,
+    full_size: bool = True,
+) -> None:
+    """Print, and with --json write, how many tokens were compared and where they first part."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = minigpt.Tokenizer.from_pretrained("demo")
+        models = {"demo": ("demo", [tokenizer.encode(tale(seed))[:12] for seed in range(prompts)])}
+        if full_size:
+            minigpt.save_pretrained(random_gpt2(), folder, tokenizer)
+            models["gpt2, random"] = (folder, mixed(prompts, 50257))
+        found = {name: compared(*of, new_tokens) for name, of in models.items()}
+    results: dict[str, Any] = {"measured_on": environment(torch.get_num_threads()), "models": found}
+    print(json.dumps(results, indent=2))
+    if json_file:
+        Path(json_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    raise typer.Exit(int(not all(of["explained"] for of in found.values())))
+
+
+def mixed(prompts: int, vocabulary: int) -> list[list[int]]:
+    """Random ids in lengths from 1 to 40."""
+    draw = random.Random(0)
+    return [[draw.randrange(vocabulary) for _ in range(draw.randint(1, 40))] for _ in range(prompts)]
+
+
+def compared(source: str, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
+    """What a judgement of the model as it is says about its greedy tokens."""
+    report = minigpt.parity(source, prompts=prompts, max_new_tokens=new_tokens, dtype="float32", device="cpu")
+    greedy, parting = report.to_dict()["greedy"], report.greedy.first_divergence
+    asked = {"prompts": len(prompts), "new_tokens": new_tokens}
+    return asked | greedy | {"explained": parting is None or parting.within_noise}
+
+
+if __name__ == "__main__":
+    typer.run(main)
