@@ -637,16 +637,23 @@ def test_the_client_s_variables_mean_what_they_always_do(hub: Hub, tmp_path: Pat
     assert not hub.requests
 
 
+def files_in(place: Path) -> list[tuple[str, str]]:
+    """Folder and name of each file, while another process moves them about."""
+    return [(folder, name) for folder, _, names in os.walk(place) for name in names]
+
+
 def test_a_process_killed_while_it_fetches_leaves_what_another_completes(hub: Hub, client: Path) -> None:
     hub.accidents["model.safetensors"] = ["stalls"]
     variables = only(HF_HUB_CACHE=str(client), HF_ENDPOINT=hub.address)
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT, REPOSITORY], env=variables, stderr=subprocess.DEVNULL
     ) as process:
-        while not (list(client.glob("**/*.incomplete")) and "model.safetensors" in hub.downloaded()):
+        while not (
+            "model.safetensors" in hub.downloaded()
+            and any(name.endswith(".incomplete") for _, name in files_in(client))
+            and sum("snapshots" in folder for folder, _ in files_in(client)) == 4  # all others have arrived
+        ):
             assert process.poll() is None
-            time.sleep(0.01)
-        while len(list(client.glob("**/snapshots/*/*"))) < 4:  # all others have arrived
             time.sleep(0.01)
         process.kill()
     with pytest.raises(CheckpointError, match="get the rest of it with the network on"):
