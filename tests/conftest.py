@@ -36,7 +36,7 @@ settings.load_profile("repeatable")
 THOROUGH = (
     "test_bench", "test_compiled", "test_complete", "test_fuzz_atheris", "test_hf", "test_hub", "test_lookup",
     "test_memory", "test_search", "test_slots", "test_triton", "test_diagnosis", "test_bench_norms", "test_gpu_suite",
-    "test_gpu_parity",
+    "test_gpu_parity", "test_static",
 )  # fmt: skip
 
 

@@ -111,6 +111,7 @@ def test_the_programs_that_the_start_is_measured_with_are_python(program: str) -
     compile(getattr(load("bench_start"), program).replace("json_prompt", "[1]"), program, "exec")
 
 
+@pytest.mark.thorough
 def test_a_load_is_measured(folder: Path) -> None:
     bench_load = load("bench_load")
     found = json.loads(
@@ -129,6 +130,7 @@ def test_every_script_says_what_it_is_for(script: str) -> None:
         assert f"python scripts/{script}" in text.split('"""')[1], "its first lines do not say how to run it"
 
 
+@pytest.mark.thorough
 def test_check_greedy_compares_every_token_of_every_prompt(tmp_path: Path) -> None:
     wanted = ("--prompts", 2, "--new-tokens", 5, "--no-full-size", "--json", tmp_path / "greedy.json")
     status, _, _ = run("check_greedy.py", *wanted)
