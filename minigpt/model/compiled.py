@@ -23,7 +23,7 @@ def compile_steps(model: GPT2, **options: Any) -> GPT2:
 
     It attends over all the room of a cache, with what is not yet written masked, so that no shape changes from one
     token to the next: a run compiles once, and once more where another batch or length makes the shapes variable. The
-    prompt is read as before. The first step takes the compiler's time, a minute or so for GPT-2's 12 layers.
+    prompt is read as before. The first step takes the compiler's time, half a minute or so for GPT-2's 12 layers.
 
     Args:
         options: as ``torch.compile`` takes them.
