@@ -152,7 +152,7 @@ def next_logits(model: GPT2, logits: Float[Tensor, "rows vocab"]) -> Float[Tenso
 
 
 def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], settings: GenerationSettings) -> list[int]:
-    """The next token of each row: the likeliest, or one drawn with the row's own generator.
+    """The next token of each row: the likeliest, or one drawn by the row's own chance.
 
     Raises:
         GenerationError: the model has computed NaN, so that no token is the likeliest, or nothing is left to choose.

@@ -39,7 +39,7 @@ class Slots(KVCache):
     def repeat(self, rows: list[int]) -> None:
         """Have these rows instead, each as often as it is named."""
         count = len(rows)
-        for store in (self._keys, self._values):
+        for store in self.storage:
             for layer in range(len(store)):
                 store[layer, :count, :, : self.length] = store[layer, rows, :, : self.length]
         self.starts = [self.starts[row] for row in rows]
@@ -49,7 +49,7 @@ class Slots(KVCache):
         """Add copies of these rows of another cache, each of which starts at a column of that one."""
         self._move(max(0, other.length - self.length))
         count, pad = len(self.starts), self.length - other.length
-        for mine, theirs in ((self._keys, other.keys), (self._values, other.values)):
+        for mine, theirs in zip(self.storage, (other.keys, other.values), strict=True):
             mine[:, count : count + len(rows), :, :pad] = 0  # not NaN: times a weight of 0, it would be NaN
             mine[:, count : count + len(rows), :, pad : self.length] = theirs[:, rows, :, : other.length]
         self.starts += [pad + starts[row] for row in rows]
@@ -59,7 +59,7 @@ class Slots(KVCache):
         """Remove a row; the last one takes its number."""
         last = len(self.starts) - 1
         if row != last:
-            for store in (self._keys, self._values):
+            for store in self.storage:
                 store[:, row, :, : self.length] = store[:, last, :, : self.length]
         self.starts[row] = self.starts[last]
         del self.starts[last]
@@ -79,7 +79,7 @@ class Slots(KVCache):
         kept = slice(max(0, -columns), self.length)
         moved = slice(kept.start + columns, self.length + columns)
         count = len(self.starts)
-        for store in (self._keys, self._values):
+        for store in self.storage:
             for layer in range(len(store)):  # one at a time: what is copied twice is a layer, and not the whole
                 store[layer, :count, :, moved] = store[layer, :count, :, kept].clone()
             store[:, :count, :, : moved.start] = 0

@@ -15,7 +15,12 @@ def add_norm(
     norm is called with.
     """
     fused: Any = getattr(norm, "add_norm", None)
-    if fused is not None and not (norm._forward_hooks or norm._forward_pre_hooks):
+    if fused is not None and not is_watched(norm):
         return fused(residual, delta)
     total = residual + delta
     return total, norm(total)
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether hooks wait for the module's own call, and would miss it if others did its work."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
