@@ -22,7 +22,7 @@ import minigpt
 from minigpt.generation import Prompt, complete
 from minigpt.generation.row import TextCodec
 from minigpt.lab.bench.environment import environment
-from minigpt.model import lay_by_rows
+from minigpt.model import lay_out
 
 PLACES = 16
 WORDS = ("the", "old", "sailor", "and", "a", "dog", "saw", "one", "light", "over", "water", "before", "it", "was")
@@ -52,7 +52,7 @@ def main(
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     demo, tokenizer = minigpt.from_pretrained("demo", device="cpu"), minigpt.Tokenizer.from_pretrained("demo")
-    large = lay_by_rows(minigpt.GPT2(minigpt.GPT2Config.preset("gpt2")).eval())  # as the command line does
+    large = lay_out(minigpt.GPT2(minigpt.GPT2Config.preset("gpt2")).eval(), 16)  # as the command line does
     mixed: dict[str, tuple[minigpt.GPT2, TextCodec, int]] = {f"demo, {prompts} prompts": (demo, tokenizer, prompts)}
     if large_prompts:
         mixed[f"gpt2 at random, {large_prompts} prompts"] = (large, Numbers(), large_prompts)

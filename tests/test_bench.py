@@ -17,6 +17,8 @@ from minigpt.lab.bench import BenchPlan, bench_generate, bench_summary
 from minigpt.lab.bench import generation as bench_generation
 from minigpt.lab.bench.contestants import (
     CONTESTANTS,
+    READ,
+    TIMES,
     CTranslate2,
     Minigpt,
     Products,
@@ -70,14 +72,19 @@ def test_ctranslate2_writes_what_it_is_asked_for(tmp_path: Path) -> None:
         CTranslate2(str(place), PROMPTS, "float64")
 
 
-def test_the_limit_reads_every_matrix_once(folder: Path) -> None:
-    products = Products(str(folder), PROMPTS, "float32")
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+def test_the_limit_reads_every_matrix_once(folder: Path, kind: str) -> None:
+    products = Products(str(folder), PROMPTS, kind)
     model = minigpt.from_pretrained(folder, device="cpu")
-    matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and name != "wpe.weight")
-    assert sum(weight.numel() for weight, _ in products.affine) + products.head.numel() == matrices
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name != "wpe.weight"]
+    config = model.config
+    shapes = {(p.shape[1], p.shape[0]) if p is model.wte.weight else tuple(p.shape) for p in matrices}
+    given = products.step()
+    assert len(given) == len(matrices)
+    assert {(x.shape[-1], y.shape[-1]) for (_, x), y in zip(products.products, given, strict=True)} == shapes
+    assert given[-1].shape == (len(PROMPTS), 1, config.vocab_size)
     vectors = sum(p.numel() for p in model.parameters() if p.ndim == 1)
-    assert weights(model) == 4 * (matrices + vectors)
-    assert products.step(2).shape == (2, model.config.vocab_size)
+    assert weights(model) == 4 * (sum(p.numel() for p in matrices) + vectors)
 
 
 def measured(name: str, total: float, **fields: Any) -> Measured:
@@ -92,16 +99,19 @@ def test_figures_follow_from_the_times() -> None:
     assert ours.decode_tokens_per_second == pytest.approx(100)  # 2 rows of 7 tokens in 140 ms
     assert ours.memory_mb == 200
     limit = Limit.of(measured("products", 80.0), 40_000_000, "int8", batch=2)
-    assert limit.bandwidth_gb_s == pytest.approx(4)  # 40 MB in 10 ms
+    assert limit.bandwidth_gb_s == pytest.approx(READ * TIMES / 0.010 / 1e9)  # in 10 ms
     assert limit.bytes_per_step == 10_000_000
-    assert limit.by_memory == pytest.approx(800)  # 2 rows every 2.5 ms
+    assert limit.by_memory == pytest.approx(2 * limit.bandwidth_gb_s * 1e9 / 10_000_000)  # 2 rows every 10 MB
     assert limit.by_products == pytest.approx(200)
     plan = dataclasses.asdict(BenchPlan(batch=2, new_tokens=8))
     environment = {"threads": 2, "processor": "a [processor]", "load_average": 0.5}
     report = BenchReport(plan=plan, environment=environment, contestants=[ours, theirs], limit=limit)
     found = json.loads(json.dumps(report.to_dict()))
     assert found["times_as_fast_as"]["transformers:float32"]["total_ms"] == pytest.approx(1.5)
-    assert found["share_of_limit"] == {"by_memory": pytest.approx(1 / 8), "by_products": pytest.approx(0.5)}
+    assert found["share_of_limit"] == {
+        "by_memory": pytest.approx(100 / limit.by_memory),
+        "by_products": pytest.approx(0.5),
+    }
     console = Console(width=120, record=True, markup=False, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(bench_summary(report))
     text = console.export_text()

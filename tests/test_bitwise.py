@@ -81,9 +81,12 @@ def test_bits_of_the_reference_in_every_variant(
     mask = left_padding((9, 17), 17, device)
     ids = random_ids(2, 17, device=device)
     with torch.inference_mode():
-        assert_same_bits(model(ids), reference(ids).logits, variant)
-        wanted = reference(ids, attention_mask=mask, position_ids=true_positions(mask)).logits
-        assert_same_bits(model(ids, mask), wanted, f"{variant}, left-padded")
+        # Of keys of one number some processors' products round by the layout, and transformers' cache has another.
+        use_cache = not (variant == "heads of width 1" and attention == "sdpa")
+        assert_same_bits(model(ids), reference(ids, use_cache=use_cache).logits, variant)
+        given, positions = model(ids, mask), true_positions(mask)
+        wanted = reference(ids, attention_mask=mask, position_ids=positions, use_cache=use_cache).logits
+        assert_same_bits(given, wanted, f"{variant}, left-padded")
 
 
 @every_dtype

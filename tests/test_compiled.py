@@ -14,8 +14,9 @@ from torch._dynamo.utils import counters
 
 import minigpt
 from minigpt import ConfigError
-from minigpt.model import compile_steps, int8, quantize_int8
+from minigpt.model import compile_steps, packed, quantize_int8
 from minigpt.model.int8 import ENGINE
+from minigpt.model.packed import pack
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the checks of shapes are not for the compiler to see
 
@@ -55,21 +56,36 @@ def test_runs_of_other_batches_and_lengths_compile_once_more_and_never_again() -
     assert compilations() == 2
 
 
+def in_bfloat16(model: minigpt.GPT2) -> minigpt.GPT2:
+    return pack(model.to(torch.bfloat16), 3)
+
+
 @pytest.mark.skipif(ENGINE not in torch.backends.quantized.supported_engines, reason=f"no {ENGINE} kernels here")
-def test_weights_in_eight_bits_are_compiled_too_and_go_with_their_model() -> None:
+@pytest.mark.parametrize("hold", [quantize_int8, pack, in_bfloat16])
+def test_weights_in_another_form_are_compiled_too_and_go_with_their_model(hold: Any) -> None:
     gc.collect()
-    before = len(int8._packed)
-    model, ids, mask = quantize_int8(small_model()), random_ids(3, 9), left_padding((9, 4, 1), 9)
+    before = len(packed._kept)
+    model, ids, mask = hold(small_model()), random_ids(3, 9), left_padding((9, 4, 1), 9)
     wanted = minigpt.generate(model, ids, mask, max_new_tokens=30, eos_token_id=None)
     compile_steps(model, backend="aot_eager")
     given = minigpt.generate(model, ids, mask, max_new_tokens=30, eos_token_id=None)
     assert torch.equal(given, wanted)
     assert compilations() == 1
-    assert len(int8._packed) == before + 4 * model.config.n_layer + 1
+    assert len(packed._kept) == before + 4 * model.config.n_layer + (model.fast_head is not None)
     del model
     torch.compiler.reset()
     gc.collect()
-    assert len(int8._packed) == before
+    assert len(packed._kept) == before
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+def test_products_by_onednn_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.model.product.PREFERS_ONEDNN", True)
+    model, ids = small_model(), random_ids(3, 9)
+    wanted = minigpt.generate(model, ids, max_new_tokens=30, eos_token_id=None)
+    compile_steps(model, backend="aot_eager")
+    assert torch.equal(minigpt.generate(model, ids, max_new_tokens=30, eos_token_id=None), wanted)
+    assert compilations() == 1
 
 
 def test_steps_through_a_padded_cache_are_those_of_the_uncompiled_model() -> None:

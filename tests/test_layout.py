@@ -8,8 +8,10 @@ from helpers import assert_same_bits, assert_within, left_padding, random_ids, r
 
 import minigpt
 from minigpt import ConfigError
-from minigpt.model import lay_by_rows
+from minigpt.model import layout, lay_out, quantize_int8
 from minigpt.model.conv1d import Conv1D
+from minigpt.model.layout import lay_by_rows
+from minigpt.model.packed import PackedConv1D
 
 
 def test_all_affine_weights_lie_by_rows_and_are_the_same() -> None:
@@ -64,3 +66,38 @@ def test_attention_is_given_whole_vectors(batch: int, monkeypatch: pytest.Monkey
         model(random_ids(batch, 3), cache=cache)
         model(random_ids(batch, 1), cache=cache)
     assert set(strides) == {1}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "processor", "laid"),
+    [
+        (torch.float32, 1, "amd", "as it lay"),  # nothing is copied out of the file for a single text
+        (torch.float32, 1, "intel", "as it lay"),
+        (torch.float32, 2, "amd", "packed"),
+        (torch.float32, 16, "intel", "by rows"),
+        (torch.bfloat16, 1, "amd", "packed"),
+        (torch.bfloat16, 1, "intel", "packed"),
+        (torch.bfloat16, 1, "old", "as it lay"),
+        (torch.bfloat16, 16, "old", "by rows"),
+        (torch.float64, 16, "amd", "by rows"),
+    ],
+    ids=str,
+)
+def test_each_processor_gets_the_layout_that_it_reads_fastest(
+    dtype: torch.dtype, tokens: int, processor: str, laid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this PyTorch has no oneDNN")
+    monkeypatch.setattr(layout, "PREFERS_ONEDNN", processor == "amd")
+    monkeypatch.setattr(layout, "HAS_BFLOAT16", processor != "old")
+    model = small_model(dtype=dtype)
+    assert lay_out(model, tokens) is model
+    layer = model.h[1].mlp.c_fc
+    found = "packed" if isinstance(layer, PackedConv1D) else "as it lay" if layer.weight.is_contiguous() else "by rows"
+    assert found == laid
+
+
+def test_nothing_is_laid_out_where_nothing_is_to_be_gained(device: torch.device) -> None:
+    model = small_model(device=device) if device.type == "cuda" else quantize_int8(small_model())
+    was = {name: id(module) for name, module in model.named_modules()}
+    assert {name: id(module) for name, module in lay_out(model, 16).named_modules()} == was

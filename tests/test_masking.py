@@ -208,4 +208,7 @@ def test_padded_rows_are_finite_where_every_score_is_very_low(
     logits = model(ids, mask)
     assert logits.isfinite().all()
     alone = row_alone(model, ids[0], mask[0].bool())
-    assert_close(logits[0, 3:], alone, 32 * torch.finfo(dtype).eps, "the padded row")
+    # Scores are about 600, and a last bit of theirs moves every weight by as much: that of float32, where a row's bits
+    # depend on how many are computed with it.
+    last_bits = 600 if dtype == torch.float32 else 32
+    assert_close(logits[0, 3:], alone, last_bits * torch.finfo(dtype).eps, "the padded row")

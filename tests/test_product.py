@@ -1,17 +1,19 @@
 """A few tokens' product by the fastest call is the product, whatever the shape, the layout and the dtype."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from checkpoints import reference, saved
-from helpers import assert_within, in_float64, random_ids, reference_model, rms, same_weights
+from helpers import assert_within, in_float64, random_ids, reference_model, rms, same_weights, small_model
 
 import minigpt
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.layout import by_rows
-from minigpt.model.product import FEW, product
+from minigpt.model import product as products
+from minigpt.model.product import FEW, onednn_linear, product
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -21,7 +23,7 @@ def test_is_the_affine_product(shape: tuple[int, int], bias: bool, dtype: torch.
     x, rows = torch.randn(*shape, 24).to(device, dtype), torch.randn(37, 24).to(device, dtype)
     shift = torch.randn(37).to(device, dtype) if bias else None
     truth = F.linear(x.double(), rows.double(), None if shift is None else shift.double())
-    given = product(x, rows, shift)
+    given = product(x, rows.t(), shift)
     assert given.shape == (*shape, 37)
     assert given.dtype == dtype
     assert_within(rms(given.double() - truth), 2 * torch.finfo(dtype).eps * rms(truth), rms(truth), f"{shape}")
@@ -30,7 +32,61 @@ def test_is_the_affine_product(shape: tuple[int, int], bias: bool, dtype: torch.
 @pytest.mark.parametrize("shape", [(1, 1), (4, 1), (2, 20), (2, 40)])
 def test_gradients_are_those_of_the_affine_product(shape: tuple[int, int]) -> None:
     x, rows = torch.randn(*shape, 5, dtype=torch.float64, requires_grad=True), torch.randn(7, 5, dtype=torch.float64)
-    assert torch.autograd.gradcheck(product, (x, rows.requires_grad_(), torch.randn(7).double().requires_grad_()))
+    shift = torch.randn(7).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, rows, shift: product(x, rows.t(), shift), (x, rows.requires_grad_(), shift))
+
+
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+
+
+@pytest.fixture
+def onednn_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """As on a processor of AMD's; the shape of what each call of oneDNN is given."""
+    calls: list[tuple[int, ...]] = []
+
+    def spy(x: torch.Tensor, *more: Any) -> torch.Tensor:
+        calls.append(tuple(x.shape))
+        return onednn_linear(x, *more)
+
+    monkeypatch.setattr("minigpt.model.product.PREFERS_ONEDNN", True)
+    monkeypatch.setattr("minigpt.model.product.onednn_linear", spy)
+    return calls
+
+
+@needs_onednn
+@pytest.mark.parametrize("lies_by_rows", [True, False])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (2, 20), (1, 40)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_onednn_takes_either_layout(
+    shape: tuple[int, int], bias: bool, lies_by_rows: bool, onednn_calls: list[tuple[int, ...]]
+) -> None:
+    x, weight = torch.randn(*shape, 48)[..., ::2], torch.randn(24, 37)
+    shift = torch.randn(37) if bias else None
+    truth = x.double() @ weight.double() + (0 if shift is None else shift.double())
+    with torch.inference_mode():
+        given = product(x, by_rows(weight) if lies_by_rows else weight, shift)
+    assert onednn_calls == [(*shape, 24)]
+    assert given.shape == (*shape, 37)
+    assert_within(rms(given - truth), 2e-7 * rms(truth), rms(truth), f"{shape}")
+
+
+@needs_onednn
+def test_onednn_is_left_alone_where_it_does_not_belong(onednn_calls: list[tuple[int, ...]]) -> None:
+    x, weight = torch.randn(1, 3, 24), torch.randn(24, 37, requires_grad=True)
+    product(x, weight).sum().backward()
+    assert weight.grad is not None, "it has no derivative"
+    with torch.no_grad():
+        product(x, weight)
+    with torch.inference_mode():
+        assert product(x.double(), weight.double()).dtype == torch.float64
+        with torch.autocast("cpu", torch.bfloat16):
+            assert product(x, weight, torch.zeros(37)).dtype == torch.bfloat16
+        exact = small_model(arithmetic="reference")
+        exact(random_ids(2, 7))
+    assert not onednn_calls
+    with torch.inference_mode():
+        small_model()(random_ids(2, 7))
+    assert len(onednn_calls) == 2 * 4 + 1, "two blocks and the head"
 
 
 def test_the_layout_of_a_weight_changes_neither_shape_nor_values() -> None:

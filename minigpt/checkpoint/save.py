@@ -62,7 +62,7 @@ def save_pretrained(
     if max_shard_bytes < 1:
         raise CheckpointError(f"max_shard_bytes must be 1 or more, not {max_shard_bytes}")
     _require_only_a_gpt2s(model)
-    tensors = {_saved_name(name): tensor.detach().contiguous() for name, tensor in model.named_parameters()}
+    tensors = {_saved_name(name): tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     ids = {name: value for name, value in model.config.to_dict().items() if name.endswith("_token_id")}
     try:
         with replacing(Path(directory)) as folder:

@@ -35,9 +35,6 @@ def generate(
     new_tokens: Annotated[int, typer.Option(help="Tokens to write.")] = 64,
     repeats: Annotated[int, typer.Option(help="Rounds in which everybody has a turn.")] = 7,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile our steps with torch.compile.")] = False,
-    by_rows: Annotated[
-        bool, typer.Option("--by-rows", help="Lay our weights by rows, as generate --prompts does.")
-    ] = False,
     against: Annotated[
         str, typer.Option(help="Others, each NAME or NAME:KIND: transformers, ctranslate2; '' for none.")
     ] = "transformers",
@@ -53,7 +50,7 @@ def generate(
         raise ConfigError(f"--quantize {quantize} computes in float32; leave out --dtype {dtype}")
     plan = BenchPlan(
         model=model, preset=preset, kind=quantize or dtype, batch=batch, prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens, repeats=repeats, compiled=compiled, by_rows=by_rows,
+        new_tokens=new_tokens, repeats=repeats, compiled=compiled,
         against=tuple(filter(None, against.split(","))),
     )  # fmt: skip
     with progress() as say:

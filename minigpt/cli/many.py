@@ -27,7 +27,7 @@ def write_many(
     from minigpt.checkpoint.pages import MappedFiles
     from minigpt.generation import complete
     from minigpt.generation.promptfile import ResultFile, fingerprint, read_prompts
-    from minigpt.model import lay_by_rows
+    from minigpt.model import lay_out
 
     if out.exists() and out.samefile(prompts):
         raise GenerationError(f"{out} holds the prompts; give another --out")
@@ -41,8 +41,7 @@ def write_many(
         written |= {(number_of[line], copy) for line, copy in results.done}
         for note in filter(None, (results.note, f"{len(written)} texts are there already" if written else None)):
             print(f"note: {note}", file=sys.stderr)
-        if batch_size > 1 and model.wte.weight.is_cpu:
-            lay_by_rows(model, MappedFiles().give_back)
+        lay_out(model, batch_size, MappedFiles().give_back)
         with _bar(len(lines) * settings.get("num_return_sequences", 1), len(written)) as done:
             try:
                 for text in texts:

@@ -6,7 +6,7 @@ from minigpt.model.compiled import compile_steps
 from minigpt.model.fold import fold_norms
 from minigpt.model.gpt2 import GPT2, Block
 from minigpt.model.int8 import quantize_int8
-from minigpt.model.layout import lay_by_rows
+from minigpt.model.layout import lay_out
 from minigpt.model.swap import match_sites, swap_norms
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "calibrate",
     "compile_steps",
     "fold_norms",
-    "lay_by_rows",
+    "lay_out",
     "match_sites",
     "quantize_int8",
     "swap_norms",

@@ -13,6 +13,7 @@ from minigpt.model.cache import KVCache
 from minigpt.model.conv1d import Conv1D
 
 ATTENTIONS = ("sdpa", "eager")
+HALVES = (torch.bfloat16, torch.float16)
 
 Heads = Float[Tensor, "batch heads seq head"]
 AllHeads = Float[Tensor, "batch heads total head"]
@@ -24,15 +25,16 @@ class CausalSelfAttention(nn.Module):
     ``attention`` is "sdpa", the library's fused kernel, or "eager", the formula written out.
     """
 
-    def __init__(self, config: GPT2Config, layer: int, attention: str) -> None:
+    def __init__(self, config: GPT2Config, layer: int, attention: str, arithmetic: str = "fast") -> None:
         super().__init__()
         self.layer = layer
         self.n_head = config.n_head
         self.scale = score_scale(config, layer)
         self.attention = attention
+        self.fast = arithmetic == "fast"
         self.upcast = config.reorder_and_upcast_attn
-        self.c_attn = Conv1D(config.n_embd, 3 * config.n_embd)
-        self.c_proj = Conv1D(config.n_embd, config.n_embd)
+        self.c_attn = Conv1D(config.n_embd, 3 * config.n_embd, arithmetic)
+        self.c_proj = Conv1D(config.n_embd, config.n_embd, arithmetic)
         self.attn_dropout = nn.Dropout(config.attn_pdrop)
         self.resid_dropout = nn.Dropout(config.resid_pdrop)
 
@@ -60,9 +62,23 @@ class CausalSelfAttention(nn.Module):
 
     def sdpa(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """The fused kernel. It keeps scores in float32 or wider, which is all that ``reorder_and_upcast_attn`` asks."""
+        if self.computes_wide(q):
+            return self.one_query(q, k, v, mask)
         dropout = self.attn_dropout.p if self.training else 0.0
         looks_back = mask is None and q.shape[2] > 1  # without a mask, a single query sees every key
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=looks_back, scale=self.scale)
+
+    def computes_wide(self, q: Heads) -> bool:
+        """Whether this is a single query in half precision on the CPU, at which the library's kernel is slow."""
+        is_one = self.fast and q.shape[2] == 1 and q.is_cpu and q.dtype in HALVES and not self.training
+        return is_one and not torch.is_autocast_enabled("cpu")
+
+    def one_query(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
+        """The same of a single query, in float32."""
+        scores = (q.float() * self.scale) @ k.float().transpose(-1, -2)  # (B, H, 1, S)
+        if mask is not None:
+            scores = torch.where(mask, scores, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        return (scores.softmax(dim=-1) @ v.float()).to(q.dtype)  # (B, H, 1, D)
 
     def eager(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """softmax(scale * q k^T + mask) v (arXiv 1706.03762, equation 1)."""

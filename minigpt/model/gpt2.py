@@ -33,7 +33,7 @@ class Block(nn.Module):
     def __init__(self, config: GPT2Config, layer: int, norm: norms.NormSpec, attention: str, arithmetic: str) -> None:
         super().__init__()
         self.ln_1 = norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon)
-        self.attn = CausalSelfAttention(config, layer, attention)
+        self.attn = CausalSelfAttention(config, layer, attention, arithmetic)
         self.ln_2 = norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config, arithmetic)
 
@@ -74,6 +74,7 @@ class GPT2(nn.Module):
         _require_known("arithmetic", arithmetic, ARITHMETICS)
         self.config, self.attention, self.arithmetic = config, attention, arithmetic
         self.quantize: str | None = None  # what ``quantize_int8`` has made of it
+        self.fast_head: nn.Module | None = None  # the head in another form, where ``quantize_int8`` or ``pack`` made one
         self.step: Any = None  # the ``CompiledStep`` that ``compile_steps`` has made
         self.wte = _embedding(config.vocab_size, config.n_embd)  # tokens
         self.wpe = _embedding(config.n_positions, config.n_embd)  # positions
@@ -136,10 +137,14 @@ class GPT2(nn.Module):
 
     def head(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq vocab"]:
         """Logits from the last norm's output: by the token embedding itself where the two are tied."""
-        if self.quantize is not None:
-            return self.lm_head(x)
-        rows = self.wte.weight if self.config.tie_word_embeddings else self.lm_head.weight  # (V, C)
-        return product(x, rows) if self.arithmetic == "fast" else F.linear(x, rows)
+        if self.fast_head is not None:
+            return self.fast_head(x)
+        rows = self.head_rows()  # (V, C)
+        return product(x, rows.t()) if self.arithmetic == "fast" else F.linear(x, rows)
+
+    def head_rows(self) -> Float[Tensor, "vocab embd"]:
+        """The head's weight, that of the token embedding where the two are tied."""
+        return self.wte.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
     def new_cache(self, batch_size: int, max_length: int) -> KVCache:
         """An empty cache for ``batch_size`` rows of at most ``max_length`` tokens, in the model's dtype and place."""

@@ -3,9 +3,7 @@
 C embedding, V vocabulary, R rows: every token of a batch is one.
 """
 
-import itertools
 import warnings
-import weakref
 from collections.abc import Callable
 
 import torch
@@ -15,13 +13,12 @@ from torch import Tensor, nn
 from minigpt.errors import ConfigError
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
+from minigpt.model.packed import keep, kept
 
 ENGINE = "fbgemm"  # PyTorch's integer products for x86
 MOST = 127  # the largest weight: both signs have as many steps
 AT_ONCE = 4096  # channels rounded at a time, so that it takes no room to speak of
 
-_numbers = itertools.count()
-_packed: dict[int, torch.ScriptObject] = {}  # the weights of every layer by its number, for the compiler: see below
 
 
 class Int8Linear(nn.Module):
@@ -45,9 +42,8 @@ class Int8Linear(nn.Module):
         self.bias = bias
         self.shape = tuple(rows.shape)
         self.steps = 127 if torch.cpu._is_vnni_supported() else 63
-        self.number = next(_numbers)
-        self.packed = _packed[self.number] = packed(rows)
-        weakref.finalize(self, _packed.pop, self.number)
+        self.packed = packed(rows)
+        self.number = keep(self, self.packed)
 
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
         rows = x.reshape(-1, x.shape[-1]).float()  # (R, in)
@@ -74,13 +70,12 @@ def _integer_product(whole: Tensor, zero: int, packed: torch.ScriptObject) -> Te
     return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default(whole, 1.0, zero, packed)
 
 
-# The compiler cannot hold packed weights, which are no tensor. It calls an operator that finds their layer by number.
 torch.library.define("minigpt::int8_product", "(Tensor whole, int layer, int out, int zero) -> Tensor")
 
 
 @torch.library.impl("minigpt::int8_product", "cpu")
 def _int8_product(whole: Tensor, layer: int, out: int, zero: int) -> Tensor:
-    return _integer_product(whole, zero, _packed[layer])
+    return _integer_product(whole, zero, kept(layer))
 
 
 @torch.library.register_fake("minigpt::int8_product")
@@ -104,9 +99,11 @@ def quantize_int8(model: GPT2, let_go: Callable[[Tensor], object] = lambda weigh
         if isinstance(module, Conv1D):
             model.set_submodule(name, Int8Linear(module.weight.t(), module.bias))
             let_go(module.weight)
-    head = model.wte if model.config.tie_word_embeddings else model.lm_head
-    model.add_module("lm_head", Int8Linear(head.weight, None))  # tied no more: the embedding is looked up, and exact
-    let_go(head.weight)
+    head = model.head_rows()
+    model.fast_head = Int8Linear(head, None)  # tied no more: the embedding is looked up, and exact
+    let_go(head)
+    if not model.config.tie_word_embeddings:
+        del model.lm_head
     model.quantize = "int8"
     return model
 

@@ -9,6 +9,32 @@ from torch import Tensor
 from minigpt.errors import ConfigError
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
+from minigpt.model.packed import pack
+from minigpt.model.product import HAS_BFLOAT16, PREFERS_ONEDNN
+
+
+def lay_out(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
+    """Lay the weights out as this processor multiplies them fastest, ``tokens`` at a time, in place; return ``model``.
+
+    It pays before much is written: in bfloat16 where the processor has instructions for it, and in any dtype where
+    several texts are written at a time. The model can then only compute: weights that are packed (see ``pack``) are no
+    Parameters. Where nothing is to be gained, as on a GPU or with weights of eight bits, it stays as it is.
+
+    Args:
+        tokens: texts that are written at a time.
+        let_go: is handed each weight, as it was, once it has been copied.
+
+    Raises:
+        ConfigError: the arithmetic is "reference", whose bits depend on the layout.
+    """
+    weight = model.wte.weight
+    if not weight.is_cpu or model.quantize is not None:
+        return model
+    if (weight.dtype == torch.bfloat16 and HAS_BFLOAT16) or (
+        weight.dtype == torch.float32 and tokens > 1 and PREFERS_ONEDNN
+    ):
+        return pack(model, tokens, let_go)
+    return lay_by_rows(model, let_go) if tokens > 1 else model
 
 
 def by_rows(weight: Float[Tensor, "inp out"]) -> Float[Tensor, "inp out"]:

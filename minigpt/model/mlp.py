@@ -17,8 +17,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPT2Config, arithmetic: str) -> None:
         super().__init__()
-        self.c_fc = Conv1D(config.n_embd, config.inner_size)
-        self.c_proj = Conv1D(config.inner_size, config.n_embd)
+        self.c_fc = Conv1D(config.n_embd, config.inner_size, arithmetic)
+        self.c_proj = Conv1D(config.inner_size, config.n_embd, arithmetic)
         self.dropout = nn.Dropout(config.resid_pdrop)
         self.activation = activation(config.activation_function, arithmetic)
 

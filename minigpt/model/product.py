@@ -1,28 +1,89 @@
 """The affine product of a few tokens: what decoding spends its time on, and which call of the library does it best.
 
-B batch, T new tokens. With few rows in ``x`` the time is that of reading the weights once, if the call lets it be.
+R rows: every token of a batch is one. With few of them the time is that of reading the weights once, if the call lets
+it be.
 """
+
+import platform
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-FEW = range(7, 33)  # how many rows are better put second, the weights first, where the library blocks them
+FEW = range(7, 33)  # how many rows are better put second, the weights first, where MKL blocks them
+
+
+def _vendor() -> str:
+    """Of the processor, among other things."""
+    file = Path("/proc/cpuinfo")
+    return file.read_text() if file.exists() else platform.processor()
+
+
+# MKL keeps its best kernels to Intel's own processors; oneDNN has them for AMD's too.
+PREFERS_ONEDNN = "AuthenticAMD" in _vendor() and torch.backends.mkldnn.is_available()
+HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # products of its own
 
 
 def product(
-    x: Float[Tensor, "batch seq inp"], rows: Float[Tensor, "out inp"], bias: Float[Tensor, " out"] | None = None
+    x: Float[Tensor, "batch seq inp"], weight: Float[Tensor, "inp out"], bias: Float[Tensor, " out"] | None = None
 ) -> Float[Tensor, "batch seq out"]:
-    """``x rows^T + bias``, with ``rows`` contiguous: ``F.linear`` by the fastest of its equals."""
-    count = x.numel() // x.shape[-1]  # B * T
-    if not x.is_cpu or count not in (1, *FEW):
-        return F.linear(x, rows, bias)
-    if count == 1:
-        vector = x.reshape(-1)  # (in)
-        y = torch.mv(rows, vector) if bias is None else torch.addmv(bias, rows, vector)  # (out)
+    """``x W + b`` by the fastest of its equals, for this processor and the way ``W`` lies: as (in, out), or by rows."""
+    if _suits_onednn(x, weight):
+        return onednn_linear(x, weight.t(), bias)
+    rows = x.reshape(-1, x.shape[-1])  # (R, in)
+    if weight.is_contiguous() or not weight.t().is_contiguous():
+        y = torch.mm(rows, weight) if bias is None else torch.addmm(bias, rows, weight)  # (R, out)
     else:
-        columns = x.reshape(count, -1).t().contiguous()  # (in, B * T)
-        y = torch.mm(rows, columns) if bias is None else torch.addmm(bias[:, None], rows, columns)  # (out, B * T)
-        y = y.t()
-    return y.reshape(*x.shape[:-1], -1)  # (B, T, out)
+        y = _linear(rows, weight.t(), bias)
+    return y.reshape(*x.shape[:-1], -1)
+
+
+def onednn_linear(
+    x: Float[Tensor, "*dims inp"], weight: Float[Tensor, "out inp"], bias: Float[Tensor, " out"] | None
+) -> Float[Tensor, "*dims out"]:
+    """``F.linear`` by oneDNN, which takes a weight as it lies, and one that ``pack`` has laid out for it.
+
+    It is for inference mode: no derivative is registered for it.
+    """
+    if torch.compiler.is_compiling():  # the compiler would have the weight be a constant of its program
+        return torch.ops.minigpt.onednn_linear(x, weight, bias)
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+
+
+def _linear(x: Float[Tensor, "rows inp"], rows: Float[Tensor, "out inp"], bias: Tensor | None) -> Tensor:
+    """``F.linear`` with ``rows`` contiguous."""
+    if not x.is_cpu or len(x) not in (1, *FEW) or (x.dtype == torch.bfloat16 and HAS_BFLOAT16):
+        return F.linear(x, rows, bias)
+    if len(x) == 1:
+        y = torch.mv(rows, x[0]) if bias is None else torch.addmv(bias, rows, x[0])  # (out)
+        return y[None]
+    columns = x.t().contiguous()  # (in, R)
+    y = torch.mm(rows, columns) if bias is None else torch.addmm(bias[:, None], rows, columns)  # (out, R)
+    return y.t()
+
+
+def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN is the faster one, and may take this product."""
+    may = x.is_cpu and x.dtype == weight.dtype == torch.float32 and _asks_no_derivative()
+    return PREFERS_ONEDNN and may and not torch.is_autocast_enabled("cpu")
+
+
+def _asks_no_derivative() -> bool:
+    if torch.compiler.is_compiling():  # the compiler cannot ask for the inference mode
+        return not torch.is_grad_enabled()
+    return torch.is_inference_mode_enabled()
+
+
+torch.library.define("minigpt::onednn_linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+
+
+@torch.library.impl("minigpt::onednn_linear", "cpu")
+def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+
+
+@torch.library.register_fake("minigpt::onednn_linear")
+def _onednn_linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight))

@@ -15,10 +15,10 @@ from minigpt.checkpoint.pages import MappedFiles
 from minigpt.errors import ConfigError, GenerationError
 from minigpt.generation import generate
 from minigpt.lab.reference import quiet_transformers
-from minigpt.model import GPT2, compile_steps, lay_by_rows
-from minigpt.model.conv1d import Conv1D
+from minigpt.model import GPT2, compile_steps, lay_out
 
 Prompts = list[list[int]]
+READ, TIMES = 2**28, 4  # bytes that are read to learn how fast memory is, more than caches hold; and how often
 
 
 class Contestant(Protocol):
@@ -34,13 +34,10 @@ class Contestant(Protocol):
 
 
 class Minigpt:
-    """This project, at a dtype, or "int8"; its steps compiled and its weights laid by rows where that is asked for."""
+    """This project, at a dtype, or "int8"; its steps compiled where that is asked for."""
 
-    def __init__(self, folder: str, prompts: Prompts, kind: str, compiled: bool = False, by_rows: bool = False) -> None:
-        how: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
-        self.model = from_pretrained(folder, device="cpu", **how)
-        if by_rows:
-            lay_by_rows(self.model, MappedFiles().give_back)
+    def __init__(self, folder: str, prompts: Prompts, kind: str, compiled: bool = False) -> None:
+        self.model = ready_to_write(folder, kind, len(prompts))
         if compiled:
             compile_steps(self.model)
         self.ids, self.mask = left_padded(prompts)
@@ -103,30 +100,35 @@ class CTranslate2:
 
 
 class Products:
-    """No contestant but the limit: a step's matrix products one after the other, over the same weights, and no more."""
+    """No contestant but the limit: a step's matrix products one after the other, over the same weights by the same
+    calls, and no more; and for the limit that memory sets, the reading of ``READ`` bytes ``TIMES`` times."""
 
     def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
-        self.rows = len(prompts)
-        model = from_pretrained(folder, device="cpu", dtype=kind)
-        self.affine = [(layer.weight, layer.bias) for layer in model.modules() if isinstance(layer, Conv1D)]
-        self.head = head_of(model)  # (V, C)
-        widths = {weight.shape[0] for weight, _ in self.affine} | {self.head.shape[1]}
-        self.inputs = {width: torch.randn(self.rows, width).to(self.head.dtype) for width in widths}
+        model, self.rows = ready_to_write(folder, kind, len(prompts)), len(prompts)
+        layers: list[Any] = [
+            layer
+            for block in model.h
+            for layer in (block.attn.c_attn, block.attn.c_proj, block.mlp.c_fc, block.mlp.c_proj)
+        ]
+        config, dtype = model.config, model.wte.weight.dtype
+        inputs = {width: torch.randn(self.rows, 1, width).to(dtype) for width in (config.n_embd, config.inner_size)}
+        widths = [config.n_embd, config.n_embd, config.n_embd, config.inner_size] * config.n_layer
+        self.products = [(layer, inputs[width]) for layer, width in zip(layers, widths, strict=True)]
+        self.products.append((model.head, inputs[config.n_embd]))
+        self.memory = torch.ones(READ // 4)
 
     def prefill(self) -> object:
-        """Nothing is read ahead here: the products of one row instead, which are as fast as memory is."""
-        return self.step(rows=1)
+        """Nothing is read ahead here: memory is read."""
+        return [self.memory.sum() for _ in range(TIMES)]
 
     @torch.inference_mode()
-    def step(self, rows: int) -> Tensor:
+    def step(self) -> list[Tensor]:
         """What every new token must wait for."""
-        for weight, bias in self.affine:
-            torch.addmm(bias, self.inputs[weight.shape[0]][:rows], weight)
-        return torch.mm(self.inputs[self.head.shape[1]][:rows], self.head.t())
+        return [product(x) for product, x in self.products]  # each (B, 1, out)
 
     def generate(self, new: int) -> int:
         for _ in range(new):
-            self.step(self.rows)
+            self.step()
         return new * self.rows
 
 
@@ -136,6 +138,12 @@ CONTESTANTS: dict[str, Callable[..., Contestant]] = {
     "ctranslate2": CTranslate2,
     "products": Products,
 }
+
+
+def ready_to_write(folder: str, kind: str, rows: int) -> GPT2:
+    """The model as the command line has it where it writes so many rows at a time."""
+    how: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
+    return lay_out(from_pretrained(folder, device="cpu", **how), rows, MappedFiles().give_back)
 
 
 def left_padded(prompts: Prompts) -> tuple[Tensor, Tensor | None]:
@@ -175,9 +183,4 @@ def require_all(made: int, asked: int, name: str) -> None:
 
 def weights(model: GPT2) -> int:
     """Bytes of the weights that every new token reads: all matrices, the head included, and no embedding as such."""
-    return head_of(model).nbytes + sum(p.nbytes for part in (model.h, model.ln_f) for p in part.parameters())
-
-
-def head_of(model: GPT2) -> Tensor:
-    """The head's weight (V, C), that of the token embedding where the two are tied."""
-    return model.wte.weight if model.config.tie_word_embeddings else model.lm_head.weight
+    return model.head_rows().nbytes + sum(p.nbytes for part in (model.h, model.ln_f) for p in part.parameters())

@@ -37,7 +37,6 @@ class BenchPlan:
         against: other contestants, each a name or name:kind, such as "transformers:float32" or "ctranslate2:int8".
         batch: rows; more than one are ragged, from half of ``prompt_tokens`` to all of them.
         compiled: whether our steps are compiled.
-        by_rows: whether our weights are laid by rows, as ``minigpt generate --prompts`` lays them.
 
     Raises:
         ConfigError: a number, a kind or a contestant is out of range, or its package is missing.
@@ -52,7 +51,6 @@ class BenchPlan:
     new_tokens: int = 64
     repeats: int = 7
     compiled: bool = False
-    by_rows: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch", "prompt_tokens", "new_tokens", "repeats"):
@@ -88,7 +86,7 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> BenchRe
         CheckpointError, ConfigError: the model cannot be had, or its context is too short.
         MiniGPTError: a contestant's process failed.
     """
-    plans = [("products", "float32"), *plan.contestants]
+    plans = [("products", plan.kind), *plan.contestants]
     begin = Steps(progress, total=1 + len(plans) * (1 + plan.repeats))
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as processes:
         folder = Path(temporary)
@@ -101,7 +99,7 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> BenchRe
             begin(f"loading {name} at {kind}")
             if name == "ctranslate2":
                 convert_for_ctranslate2(folder, kind)
-            how = dict(compiled=plan.compiled, by_rows=plan.by_rows) if name == "minigpt" else {}
+            how = dict(compiled=plan.compiled) if name == "minigpt" else {}
             spec = dict(common, name=name, kind=kind, how=how)
             running.append(processes.enter_context(_process(spec)))
         times: list[list[dict[str, float]]] = [[] for _ in running]

@@ -9,6 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from minigpt.lab.bench.contestants import READ, TIMES
+
 PHASES = ("prefill_ms", "first_token_ms", "total_ms", "total_cpu_ms")
 SHOWN = PHASES[:3]
 BYTES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -78,10 +80,10 @@ class Limit:
     """What the machine allows in tokens a second, in all rows.
 
     Attributes:
-        bandwidth_gb_s: the bytes of the float32 weights over the time of their products with one row, in sequence.
+        bandwidth_gb_s: of reading memory: sums over much more than caches hold.
         bytes_per_step: of the weights as ours holds them; every step must read them once.
         by_memory: a step taking these bytes at that bandwidth.
-        by_products: a step taking the matrix products of all rows with the float32 weights, and nothing else.
+        by_products: a step taking its matrix products with the same weights by the same calls, and nothing else.
     """
 
     bandwidth_gb_s: float
@@ -91,7 +93,7 @@ class Limit:
 
     @classmethod
     def of(cls, products: Measured, float32_bytes: int, kind: str, batch: int) -> "Limit":
-        bandwidth = float32_bytes / (products.prefill_ms.median / 1000)  # bytes a second
+        bandwidth = READ * TIMES / (products.prefill_ms.median / 1000)  # bytes a second
         step = float32_bytes * BYTES[kind] // BYTES["float32"]
         return cls(
             bandwidth_gb_s=bandwidth / 1e9,
@@ -148,7 +150,7 @@ def bench_summary(report: BenchReport) -> RenderableType:
     )
     reach = (
         f"limit: {limit.bytes_per_step / 2**20:.0f} MB a step at the {limit.bandwidth_gb_s:.1f} GB/s measured are "
-        f"{limit.by_memory:.1f} tokens/s, the float32 products alone {limit.by_products:.1f}; ours decodes at "
+        f"{limit.by_memory:.1f} tokens/s, the products alone {limit.by_products:.1f}; ours decodes at "
         f"{ours.decode_tokens_per_second:.1f}"
     )
     return Group(Text(conditions), table, Text(reach))

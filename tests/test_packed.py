@@ -1,0 +1,139 @@
+"""Packed weights are the same weights: in what the model says, in what is saved, and in copies."""
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import saved
+from helpers import (
+    assert_same_bits,
+    assert_within,
+    in_float64,
+    left_padding,
+    random_ids,
+    reference_model,
+    rms,
+    same_weights,
+    small_model,
+)
+
+import minigpt
+from minigpt import ConfigError
+from minigpt.model import packed
+from minigpt.model.conv1d import Conv1D
+from minigpt.model.packed import PackedConv1D, PackedLinear, pack
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+@every_dtype
+@pytest.mark.parametrize("tokens", [1, 16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (16, 1), (2, 20)])
+def test_is_the_affine_product(shape: tuple[int, int], bias: bool, tokens: int, dtype: torch.dtype) -> None:
+    x, rows = torch.randn(*shape, 48).to(dtype)[..., ::2], torch.randn(37, 24).to(dtype)
+    shift = torch.nn.Parameter(torch.randn(37).to(dtype)) if bias else None
+    truth = torch.nn.functional.linear(x.double(), rows.double(), None if shift is None else shift.double())
+    with torch.inference_mode():
+        given = PackedLinear(rows, shift, tokens)(x)
+    assert given.shape == (*shape, 37)
+    assert given.dtype == dtype
+    assert_within(rms(given.double() - truth), 2 * torch.finfo(dtype).eps * rms(truth), rms(truth), f"{shape}")
+
+
+@every_dtype
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_packed_model_keeps_its_state(tied: bool, dtype: torch.dtype) -> None:
+    model = small_model(dtype=dtype, tie_word_embeddings=tied)
+    was = {name: weight.clone() for name, weight in model.state_dict().items()}
+    layers = {id(module.weight): module for module in model.modules() if isinstance(module, Conv1D)}
+    told: list[torch.Tensor] = []
+    assert pack(model, 4, told.append) is model
+    assert not any(isinstance(module, Conv1D) for module in model.modules())
+    assert layers.keys() == {id(weight) for weight in told}
+    assert not any(module.training for module in model.modules())
+    state = model.state_dict()
+    assert state.keys() == was.keys()
+    for name, weight in was.items():
+        assert state[name].is_contiguous()
+        assert_same_bits(state[name], weight, name)
+
+
+@every_dtype
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("batch", [1, 3, 16])
+def test_it_errs_no_more_than_the_reference(batch: int, tied: bool, dtype: torch.dtype) -> None:
+    """Prompt and steps, padded on the left, through a cache."""
+    theirs = reference_model(dtype=dtype, tie_word_embeddings=tied)
+    ours, ids = pack(same_weights(theirs), batch), random_ids(batch, 30)
+    mask = left_padding([12 + i % 9 for i in range(batch)], 20)
+    whole = torch.cat([mask, torch.ones(batch, 10, dtype=mask.dtype)], dim=1)
+    positions = (whole.cumsum(-1) - 1).clamp(min=0)
+    cache = ours.new_cache(batch, 30)
+    with torch.inference_mode():
+        truth = in_float64(theirs)(ids, attention_mask=whole, position_ids=positions).logits
+        wanted = theirs(ids, attention_mask=whole, position_ids=positions).logits
+        given = [ours(ids[:, :20], mask, cache=cache)] + [ours(ids[:, t : t + 1], cache=cache) for t in range(20, 30)]
+    real = whole.bool()
+    floor, scale = rms(wanted.double()[real] - truth[real]), rms(truth[real])
+    assert_within(rms(torch.cat(given, dim=1).double()[real] - truth[real]), 1.1 * floor, scale, f"(floor {floor:.3g})")
+
+
+def test_what_it_writes_is_what_it_wrote(tmp_path: Path) -> None:
+    model, ids = small_model(), random_ids(5, 9)
+    wanted = minigpt.generate(model, ids, max_new_tokens=20, eos_token_id=None)
+    assert torch.equal(minigpt.generate(pack(model, 5), ids, max_new_tokens=20, eos_token_id=None), wanted)
+    minigpt.save_pretrained(model, tmp_path / "saved")
+    again = minigpt.from_pretrained(tmp_path / "saved", device="cpu")
+    assert torch.equal(minigpt.generate(again, ids, max_new_tokens=20, eos_token_id=None), wanted)
+
+
+@every_dtype
+@pytest.mark.parametrize("through", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_is_a_model_of_its_own(through: Any, dtype: torch.dtype) -> None:
+    model, ids = pack(small_model(dtype=dtype)), random_ids(1, 5)
+    other = through(model)
+    numbers = [
+        {module.number for module in which.modules() if isinstance(module, PackedLinear)} for which in (model, other)
+    ]
+    assert not numbers[0] & numbers[1]
+    with torch.inference_mode():
+        wanted = model(ids)
+        del model
+        assert_same_bits(other(ids), wanted, "the copy")
+
+
+def test_a_cast_packs_anew() -> None:
+    model, ids = small_model(), random_ids(1, 5)
+    wanted = copy.deepcopy(model).to(torch.bfloat16)
+    pack(model).to(torch.bfloat16)
+    for name, weight in wanted.state_dict().items():
+        assert_same_bits(model.state_dict()[name], weight, name)
+    with torch.inference_mode():
+        assert_within(rms(model(ids) - wanted(ids)), 0.02 * rms(wanted(ids)), rms(wanted(ids)), "bfloat16")
+
+
+def test_it_stays_on_the_cpu() -> None:
+    with pytest.raises(ConfigError, match="packed weights are for the CPU, and cannot move to meta"):
+        pack(small_model()).to("meta")
+
+
+def test_reference_arithmetic_is_refused() -> None:
+    with pytest.raises(ConfigError, match="as the checkpoint lays them"):
+        pack(small_model(arithmetic="reference"))
+
+
+def test_what_nobody_holds_is_let_go() -> None:
+    before = len(packed._kept)
+    model = pack(small_model(dtype=torch.bfloat16))
+    assert len(packed._kept) == before + 2 * 4 + 1
+    layer = model.h[0].mlp.c_fc
+    assert isinstance(layer, PackedConv1D)
+    assert packed.kept(layer.number) is layer.packed
+    del model, layer
+    assert len(packed._kept) == before
