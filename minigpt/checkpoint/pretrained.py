@@ -112,13 +112,18 @@ def norm_parameters(model: GPT2) -> dict[str, nn.Parameter]:
 
 
 def _install(model: GPT2, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
-    """Move the tensors into the model. Of those that are copied, the originals are let go one by one."""
+    """Move the tensors into the model. Of those that are copied, the originals are let go one by one.
+
+    The largest first: while it and its copy lie side by side, there is little else.
+    """
     files = MappedFiles()
-    for name in list(tensors):
+    for name in sorted(tensors, key=lambda name: -tensors[name].nbytes):
         site, _, parameter = name.rpartition(".")
-        tensor = tensors.pop(name)
-        module, placed = model.get_submodule(site), tensor.to(device, dtype)
+        tensor, module = tensors.pop(name), model.get_submodule(site)
+        is_copied = (tensor.device.type, tensor.dtype) != (device.type, dtype)
+        if is_copied and isinstance(module, Conv1D) and parameter == "weight" and model.arithmetic == "fast":
+            placed = by_rows(tensor, device, dtype)  # a copy anyway, and so the moment to choose its layout
+        else:
+            placed = tensor.to(device, dtype)
         files.give_back(tensor, placed)
-        if placed is not tensor and isinstance(module, Conv1D) and parameter == "weight" and model.arithmetic == "fast":
-            placed = by_rows(placed)  # a copy anyway, and so the moment to choose its layout
         module.register_parameter(parameter, nn.Parameter(placed))

@@ -63,8 +63,7 @@ def generate(
         prompt_lookup_num_tokens=lookup, num_return_sequences=num_return_sequences,
     )  # fmt: skip
     from minigpt.checkpoint import locate, read_generation_config  # here: help need not wait for PyTorch
-    from minigpt.checkpoint.pages import MappedFiles
-    from minigpt.model import lay_out
+    from minigpt.checkpoint.pages import ready_to_write
 
     _require_company(greedy, dict(shaping, seed=seed), prompt, prompts, out, num_return_sequences, as_json)
     place = locate(model, revision=revision)  # once, so that weights, settings and tokenizer are of one commit
@@ -80,8 +79,7 @@ def generate(
     if prompts is not None and out is not None:
         write_many(gpt2, tokenizer, prompts, out, settings, batch_size, {"norm": norm, "attention": attention})
         return
-    lay_out(gpt2, 1, MappedFiles().give_back)
-    pieces = minigpt.stream(gpt2, tokenizer, text, **settings)
+    pieces = minigpt.stream(ready_to_write(gpt2), tokenizer, text, **settings)
     if as_json:
         print_json({"model": model, "norm": norm, "prompt": text, "text": "".join(pieces), "settings": settings}, "-")
         return

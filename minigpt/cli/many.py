@@ -24,10 +24,9 @@ def write_many(
     identity: Mapping[str, Any],
 ) -> None:
     """Write on from every prompt that ``out`` has no text for; ``identity`` is what else makes it the same run."""
-    from minigpt.checkpoint.pages import MappedFiles
+    from minigpt.checkpoint.pages import ready_to_write
     from minigpt.generation import complete
     from minigpt.generation.promptfile import ResultFile, fingerprint, read_prompts
-    from minigpt.model import lay_out
 
     if out.exists() and out.samefile(prompts):
         raise GenerationError(f"{out} holds the prompts; give another --out")
@@ -41,7 +40,7 @@ def write_many(
         written |= {(number_of[line], copy) for line, copy in results.done}
         for note in filter(None, (results.note, f"{len(written)} texts are there already" if written else None)):
             print(f"note: {note}", file=sys.stderr)
-        lay_out(model, batch_size, MappedFiles().give_back)
+        ready_to_write(model, batch_size)
         with _bar(len(lines) * settings.get("num_return_sequences", 1), len(written)) as done:
             try:
                 for text in texts:

@@ -5,15 +5,15 @@ C embedding, V vocabulary, R rows: every token of a batch is one.
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from minigpt.errors import ConfigError
-from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
-from minigpt.model.packed import keep, kept
+from minigpt.model.packed import affine_layers, keep, kept
 
 ENGINE = "fbgemm"  # PyTorch's integer products for x86
 MOST = 127  # the largest weight: both signs have as many steps
@@ -95,15 +95,15 @@ def quantize_int8(model: GPT2, let_go: Callable[[Tensor], object] = lambda weigh
     """
     if not model.wte.weight.is_cpu:
         raise ConfigError(f"quantize='int8' is for the CPU, and the model is on {model.wte.weight.device}")
-    for name, module in list(model.named_modules()):
-        if isinstance(module, Conv1D):
-            model.set_submodule(name, Int8Linear(module.weight.t(), module.bias))
-            let_go(module.weight)
     head = model.head_rows()
     model.fast_head = Int8Linear(head, None)  # tied no more: the embedding is looked up, and exact
     let_go(head)
     if not model.config.tie_word_embeddings:
         del model.lm_head
+    for name in affine_layers(model):
+        layer: Any = model.get_submodule(name)
+        model.set_submodule(name, Int8Linear(layer.weight.t(), layer.bias))
+        let_go(layer.weight)
     model.quantize = "int8"
     return model
 

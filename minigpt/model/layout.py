@@ -37,12 +37,16 @@ def lay_out(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = l
     return lay_by_rows(model, let_go) if tokens > 1 else model
 
 
-def by_rows(weight: Float[Tensor, "inp out"]) -> Float[Tensor, "inp out"]:
-    """The same values and shape, laid out in memory as (out, in): what ``product`` reads fastest.
+def by_rows(
+    weight: Float[Tensor, "inp out"], device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> Float[Tensor, "inp out"]:
+    """The same shape and values, there and in that dtype, laid out in memory as (out, in): what ``product`` reads fastest.
 
     For where a weight is copied anyway, to another dtype for instance. One that lies in a file is used as it lies.
     """
-    return weight.t().contiguous().t()
+    rows = weight.t()
+    rows = rows.to(device or rows.device, dtype or rows.dtype, memory_format=torch.contiguous_format)
+    return rows.contiguous().t()
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ def activation(name: str, arithmetic: str) -> Callable[[Tensor], Tensor]:
         name = "gelu_pytorch_tanh"
     return {
         "gelu_new": gelu_new,
-        "gelu_pytorch_tanh": _gelu_tanh,
+        "gelu_pytorch_tanh": gelu_tanh,
         "gelu": F.gelu,
         "relu": F.relu,
         "silu": F.silu,
@@ -47,5 +47,10 @@ def gelu_new(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
-def _gelu_tanh(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+def gelu_tanh(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
     return F.gelu(x, approximate="tanh")
+
+
+def unchanged(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    """For a place where nothing is left to be done."""
+    return x

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from minigpt.errors import ConfigError
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
+from minigpt.model.mlp import gelu_tanh, unchanged
 from minigpt.model.product import onednn_linear
 
 _numbers = itertools.count()
@@ -25,17 +26,20 @@ class PackedLinear(nn.Module):
         rows: (out, in), the weight of ``F.linear``, on the CPU.
         bias: (out), or None.
         tokens: how many rows ``x`` mostly has; with any other number the result is as good, and slower.
+        then: what is applied to ``y`` in the same call: "none", or "gelu", that of the tanh.
     """
 
-    def __init__(self, rows: Float[Tensor, "out inp"], bias: nn.Parameter | None, tokens: int) -> None:
+    def __init__(
+        self, rows: Float[Tensor, "out inp"], bias: nn.Parameter | None, tokens: int, then: str = "none"
+    ) -> None:
         super().__init__()
-        self.bias, self.tokens, self.shape = bias, tokens, tuple(rows.shape)
+        self.bias, self.tokens, self.then, self.shape = bias, tokens, then, tuple(rows.shape)
         self._pack(rows)
 
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
         if torch.compiler.is_compiling():
-            return torch.ops.minigpt.packed_linear(x, self.number, self.shape[0], self.bias)
-        return onednn_linear(x, self.packed, self.bias)
+            return torch.ops.minigpt.packed_linear(x, self.number, self.shape[0], self.bias, self.then)
+        return onednn_linear(x, self.packed, self.bias, self.then)
 
     def rows(self) -> Float[Tensor, "out inp"]:
         """The weight, in the usual order."""
@@ -79,22 +83,30 @@ class PackedConv1D(PackedLinear):
 def pack(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
     """Pack every affine weight, for ``tokens`` of them at a time, in place; return ``model``.
 
-    In half precision the head as well, of which the embedding stays as a second copy: it is looked up. ``let_go`` is
-    handed each weight, as it was, once it is packed.
+    In bfloat16 the head as well, of which the embedding stays as a second copy: it is looked up. GELU becomes part of
+    the product before it, so that ``c_fc`` is what it was followed by GELU. ``let_go`` is handed each weight, as it was,
+    once it is packed.
 
     Raises:
         ConfigError: the model is not on the CPU, or its arithmetic is "reference", whose bits depend on the layout.
     """
     if model.arithmetic == "reference":
         raise ConfigError('arithmetic="reference" reads weights as the checkpoint lays them, for the same bits')
-    for name, module in list(model.named_modules()):
-        if isinstance(module, Conv1D):
-            packed = PackedConv1D(module.weight.t(), module.bias, tokens)
-            model.set_submodule(name, packed.train(module.training))
-            let_go(module.weight)
     if model.wte.weight.dtype == torch.bfloat16:
         model.fast_head = PackedLinear(model.head_rows(), None, tokens).train(model.training)
+    for name in affine_layers(model):
+        layer: Any = model.get_submodule(name)
+        model.set_submodule(name, PackedConv1D(layer.weight.t(), layer.bias, tokens).train(layer.training))
+        let_go(layer.weight)
+    for block in model.h:
+        if block.mlp.activation is gelu_tanh:
+            block.mlp.c_fc.then, block.mlp.activation = "gelu", unchanged
     return model
+
+
+def affine_layers(model: GPT2) -> list[str]:
+    """The names of all ``Conv1D``, and no more of them, so that each can be let go when another takes its place."""
+    return [name for name, module in model.named_modules() if isinstance(module, Conv1D)]
 
 
 def keep(owner: object, packed: Any) -> int:
@@ -113,14 +125,14 @@ def kept(number: int) -> Any:
     return _kept[number]
 
 
-torch.library.define("minigpt::packed_linear", "(Tensor x, int layer, int out, Tensor? bias) -> Tensor")
+torch.library.define("minigpt::packed_linear", "(Tensor x, int layer, int out, Tensor? bias, str then) -> Tensor")
 
 
 @torch.library.impl("minigpt::packed_linear", "cpu")
-def _packed_linear(x: Tensor, layer: int, out: int, bias: Tensor | None) -> Tensor:
-    return onednn_linear(x, kept(layer), bias)
+def _packed_linear(x: Tensor, layer: int, out: int, bias: Tensor | None, then: str) -> Tensor:
+    return onednn_linear(x, kept(layer), bias, then)
 
 
 @torch.library.register_fake("minigpt::packed_linear")
-def _packed_linear_shape(x: Tensor, layer: int, out: int, bias: Tensor | None) -> Tensor:
+def _packed_linear_shape(x: Tensor, layer: int, out: int, bias: Tensor | None, then: str) -> Tensor:
     return x.new_empty(*x.shape[:-1], out)

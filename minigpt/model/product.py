@@ -41,15 +41,16 @@ def product(
 
 
 def onednn_linear(
-    x: Float[Tensor, "*dims inp"], weight: Float[Tensor, "out inp"], bias: Float[Tensor, " out"] | None
-) -> Float[Tensor, "*dims out"]:
+    x: Float[Tensor, "*dims inp"], weight: Float[Tensor, "out inp"], bias: Float[Tensor, " out"] | None,
+    then: str = "none",
+) -> Float[Tensor, "*dims out"]:  # fmt: skip
     """``F.linear`` by oneDNN, which takes a weight as it lies, and one that ``pack`` has laid out for it.
 
-    It is for inference mode: no derivative is registered for it.
+    It is for inference mode: no derivative is registered for it. ``then`` may be "gelu", that of the tanh.
     """
     if torch.compiler.is_compiling():  # the compiler would have the weight be a constant of its program
         return torch.ops.minigpt.onednn_linear(x, weight, bias)
-    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, then, [], "tanh")
 
 
 def _linear(x: Float[Tensor, "rows inp"], rows: Float[Tensor, "out inp"], bias: Tensor | None) -> Tensor:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint import from_pretrained
-from minigpt.checkpoint.pages import MappedFiles
+from minigpt.checkpoint.pages import ready_to_write
 from minigpt.errors import ConfigError, GenerationError
 from minigpt.generation import generate
 from minigpt.lab.reference import quiet_transformers
-from minigpt.model import GPT2, compile_steps, lay_out
+from minigpt.model import GPT2, compile_steps
 
 Prompts = list[list[int]]
 READ, TIMES = 2**28, 4  # bytes that are read to learn how fast memory is, more than caches hold; and how often
@@ -37,7 +37,7 @@ class Minigpt:
     """This project, at a dtype, or "int8"; its steps compiled where that is asked for."""
 
     def __init__(self, folder: str, prompts: Prompts, kind: str, compiled: bool = False) -> None:
-        self.model = ready_to_write(folder, kind, len(prompts))
+        self.model = writer(folder, kind, len(prompts))
         if compiled:
             compile_steps(self.model)
         self.ids, self.mask = left_padded(prompts)
@@ -104,7 +104,7 @@ class Products:
     calls, and no more; and for the limit that memory sets, the reading of ``READ`` bytes ``TIMES`` times."""
 
     def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
-        model, self.rows = ready_to_write(folder, kind, len(prompts)), len(prompts)
+        model, self.rows = writer(folder, kind, len(prompts)), len(prompts)
         layers: list[Any] = [
             layer
             for block in model.h
@@ -140,10 +140,10 @@ CONTESTANTS: dict[str, Callable[..., Contestant]] = {
 }
 
 
-def ready_to_write(folder: str, kind: str, rows: int) -> GPT2:
+def writer(folder: str, kind: str, rows: int) -> GPT2:
     """The model as the command line has it where it writes so many rows at a time."""
     how: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
-    return lay_out(from_pretrained(folder, device="cpu", **how), rows, MappedFiles().give_back)
+    return ready_to_write(from_pretrained(folder, device="cpu", **how), rows)
 
 
 def left_padded(prompts: Prompts) -> tuple[Tensor, Tensor | None]:
