@@ -58,6 +58,12 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that is run inside this process does not set up what belongs to a process of its own."""
+    monkeypatch.setattr("minigpt.process.settle_memory", lambda: None)
+
+
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device that the model is tested on: the CPU always, CUDA where there is one."""

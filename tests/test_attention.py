@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, assert_close, assert_same_bits, left_padding, random_ids, randomize, small_model
+from helpers import SMALL, assert_close, assert_same_bits, left_padding, random_ids, randomize, rms, small_model
 from torch import Tensor
 
 from minigpt import GPT2, ConfigError, GPT2Config
@@ -129,3 +129,41 @@ def test_every_token_sees_every_earlier_one() -> None:
 def test_an_unknown_attention_lists_the_known() -> None:
     with pytest.raises(ConfigError, match="unknown attention 'flash'; known are sdpa, eager"):
         GPT2(GPT2Config(**SMALL), attention="flash")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mask", [None, "bool", "added"])
+@torch.inference_mode()
+def test_a_single_query_in_half_precision_is_the_kernels_own_and_nearer_the_truth(
+    dtype: torch.dtype, mask: str | None
+) -> None:
+    module = CausalSelfAttention(GPT2Config(**SMALL), 0, "sdpa").eval()
+    q, k, v = (3 * torch.randn(5, 4, seq, 12).to(dtype) for seq in (1, 30, 30))
+    visible = torch.rand(5, 1, 1, 30) < 0.7
+    lowest = torch.finfo(dtype).min
+    shown = {
+        None: None,
+        "bool": visible,
+        "added": torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, lowest),
+    }
+    assert module.computes_wide(q, k)
+    truth = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), None if mask is None else visible, scale=module.scale
+    )
+    kernel = torch.nn.functional.scaled_dot_product_attention(q, k, v, shown[mask], scale=module.scale)
+    given = module.sdpa(q, k, v, shown[mask])
+    assert given.dtype == dtype
+    assert rms(given - truth) <= 1.05 * rms(kernel - truth)
+    assert_close(given, truth.to(dtype), 2 * torch.finfo(dtype).eps, "a single query")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@torch.inference_mode()
+def test_padding_read_column_by_column_leaves_nothing_that_is_not_finite(dtype: torch.dtype) -> None:
+    """A query of padding sees nothing at all, and what it leaves in the cache is multiplied by 0 ever after."""
+    model, ids, mask = small_model(dtype=dtype), random_ids(2, 9), left_padding((9, 6), 9)
+    cache = model.new_cache(2, 9)
+    columns = [model(ids[:, t : t + 1], mask[:, : t + 1], cache=cache) for t in range(9)]
+    given, wanted = torch.cat(columns, dim=1), model(ids, mask)
+    assert given.isfinite().all()
+    assert_close(given[mask.bool()], wanted[mask.bool()], 16 * torch.finfo(dtype).eps, "column by column")

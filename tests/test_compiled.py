@@ -3,6 +3,7 @@
 The compiler's front half alone, which is what captures and counts: the code that it would generate takes it a minute.
 """
 
+import copy
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -64,18 +65,30 @@ def in_bfloat16(model: minigpt.GPT2) -> minigpt.GPT2:
 @pytest.mark.parametrize("hold", [quantize_int8, pack, in_bfloat16])
 def test_weights_in_another_form_are_compiled_too_and_go_with_their_model(hold: Any) -> None:
     gc.collect()
-    before = len(packed._kept)
+    before = len(packed._held)
     model, ids, mask = hold(small_model()), random_ids(3, 9), left_padding((9, 4, 1), 9)
     wanted = minigpt.generate(model, ids, mask, max_new_tokens=30, eos_token_id=None)
     compile_steps(model, backend="aot_eager")
     given = minigpt.generate(model, ids, mask, max_new_tokens=30, eos_token_id=None)
     assert torch.equal(given, wanted)
     assert compilations() == 1
-    assert len(packed._kept) == before + 4 * model.config.n_layer + (model.fast_head is not None)
+    assert len(packed._held) == before + 4 * model.config.n_layer + (model.fast_head is not None)
     del model
     torch.compiler.reset()
     gc.collect()
-    assert len(packed._kept) == before
+    assert len(packed._held) == before
+
+
+@pytest.mark.skipif(ENGINE not in torch.backends.quantized.supported_engines, reason=f"no {ENGINE} kernels here")
+@pytest.mark.parametrize("hold", [quantize_int8, pack])
+def test_a_copy_is_compiled_with_its_own_weights(hold: Any) -> None:
+    model, ids = hold(small_model()), random_ids(1, 9)
+    wanted = minigpt.generate(model, ids, max_new_tokens=10, eos_token_id=None)
+    other = copy.deepcopy(model)
+    del model
+    gc.collect()
+    compile_steps(other, backend="aot_eager")
+    assert torch.equal(minigpt.generate(other, ids, max_new_tokens=10, eos_token_id=None), wanted)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")

@@ -8,7 +8,7 @@ from helpers import assert_same_bits, assert_within, left_padding, random_ids, r
 
 import minigpt
 from minigpt import ConfigError
-from minigpt.model import layout, lay_out, quantize_int8
+from minigpt.model import lay_out, layout, quantize_int8
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.layout import lay_by_rows
 from minigpt.model.packed import PackedConv1D

@@ -2,12 +2,12 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoints import saved
 from helpers import (
     assert_same_bits,
     assert_within,
@@ -22,7 +22,7 @@ from helpers import (
 
 import minigpt
 from minigpt import ConfigError
-from minigpt.model import packed
+from minigpt.model import packed, quantize_int8
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.packed import PackedConv1D, PackedLinear, pack
 
@@ -37,7 +37,7 @@ every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (16, 1), (2, 20)])
 def test_is_the_affine_product(shape: tuple[int, int], bias: bool, tokens: int, dtype: torch.dtype) -> None:
     x, rows = torch.randn(*shape, 48).to(dtype)[..., ::2], torch.randn(37, 24).to(dtype)
-    shift = torch.nn.Parameter(torch.randn(37).to(dtype)) if bias else None
+    shift = torch.nn.Parameter(torch.randn(74).to(dtype)[::2]) if bias else None
     truth = torch.nn.functional.linear(x.double(), rows.double(), None if shift is None else shift.double())
     with torch.inference_mode():
         given = PackedLinear(rows, shift, tokens)(x)
@@ -118,22 +118,71 @@ def test_a_cast_packs_anew() -> None:
         assert_within(rms(model(ids) - wanted(ids)), 0.02 * rms(wanted(ids)), rms(wanted(ids)), "bfloat16")
 
 
-def test_it_stays_on_the_cpu() -> None:
-    with pytest.raises(ConfigError, match="packed weights are for the CPU, and cannot move to meta"):
-        pack(small_model()).to("meta")
+@pytest.mark.parametrize(
+    ("misuse", "message"),
+    [
+        (lambda: pack(small_model()).to("meta"), "packed weights are for the CPU, and cannot move to meta"),
+        (lambda: pack(small_model()).half(), "packed in float32 or bfloat16, and not in torch.float16"),
+        (lambda: pack(small_model(dtype=torch.float64)), "packed in float32 or bfloat16, and not in torch.float64"),
+        (lambda: pack(small_model(), 0), "one token at a time or more, not 0"),
+        (lambda: pack(small_model(arithmetic="reference")), "as the checkpoint lays them"),
+        (lambda: pack(quantize_int8(small_model())), "the model's weights are int8 already"),
+        (lambda: quantize_int8(pack(small_model())), "in another form already"),
+        (lambda: pack(small_model()).load_state_dict(small_model().state_dict()), "load before packing"),
+    ],
+)
+def test_misuse_is_one_sentence(misuse: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        misuse()
 
 
-def test_reference_arithmetic_is_refused() -> None:
-    with pytest.raises(ConfigError, match="as the checkpoint lays them"):
-        pack(small_model(arithmetic="reference"))
+def test_it_asks_for_no_gradients() -> None:
+    logits = pack(small_model())(random_ids(1, 5))
+    assert not logits.requires_grad, "they would be those of the residual stream alone"
+
+
+def test_what_somebody_watches_or_has_changed_stays() -> None:
+    class Louder(Conv1D):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    model, ids = small_model(), random_ids(2, 7)
+    seen: list[str] = []
+    model.h[0].mlp.c_fc.register_forward_hook(lambda *_: seen.append("c_fc"))
+    model.h[1].attn.c_proj.__class__ = Louder
+    with torch.inference_mode():
+        wanted = model(ids)
+        assert_within(rms(pack(model, 2)(ids) - wanted), 1e-6 * rms(wanted), rms(wanted), "packed")
+    assert seen == ["c_fc", "c_fc"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "narrow"),
+    [(torch.float32, torch.bfloat16), (torch.float32, torch.float16), (torch.bfloat16, torch.bfloat16)],
+    ids=str,
+)
+def test_it_computes_in_its_own_dtype_under_autocast(dtype: torch.dtype, narrow: torch.dtype) -> None:
+    model, ids = small_model(dtype=dtype), random_ids(2, 7)
+    with torch.inference_mode(), torch.autocast("cpu", narrow):
+        wanted = model(ids)
+        assert_within(rms(pack(model)(ids) - wanted), 0.02 * rms(wanted), rms(wanted), "packed")
+
+
+def test_moving_it_leaves_nothing_behind() -> None:
+    model = pack(small_model())
+    before, weights = len(packed._held), model.h[0].mlp.c_fc.packed
+    model.to("cpu").to(torch.float32)
+    assert model.h[0].mlp.c_fc.packed is weights
+    model.to(torch.bfloat16).to(torch.float32)
+    assert len(packed._held) == before
 
 
 def test_what_nobody_holds_is_let_go() -> None:
-    before = len(packed._kept)
+    before = len(packed._held)
     model = pack(small_model(dtype=torch.bfloat16))
-    assert len(packed._kept) == before + 2 * 4 + 1
+    assert len(packed._held) == before + 2 * 4 + 1
     layer = model.h[0].mlp.c_fc
     assert isinstance(layer, PackedConv1D)
-    assert packed.kept(layer.number) is layer.packed
+    assert packed.held(layer.number) is layer.packed
     del model, layer
-    assert len(packed._kept) == before
+    assert len(packed._held) == before

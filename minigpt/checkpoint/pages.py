@@ -13,7 +13,6 @@ from torch import Tensor
 from minigpt.model import GPT2, lay_out
 
 MAPS = Path("/proc/self/maps")
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt: the largest piece that it does not give back at once
 
 
 class MappedFiles:
@@ -42,15 +41,10 @@ class MappedFiles:
 def ready_to_write(model: GPT2, texts: int = 1) -> GPT2:
     """``lay_out`` for so many texts at a time, with as little memory as it takes; return ``model``.
 
-    For a process that does little else: from then on, on Linux with glibc, memory that is freed stays with the process.
-    Its pages would be asked for anew at the next layer, which takes a tenth of the time that a long prompt takes.
-
     Raises:
         ConfigError: the arithmetic is "reference", whose bits depend on the layout.
     """
     lay_out(model, texts, MappedFiles().give_back)
-    if MAPS.exists() and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
-        library.malloc_trim(0)  # what the laying out has freed
-        for threshold in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-            library.mallopt(threshold, 2**30)
+    if MAPS.exists() and hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc's, which keeps what is freed
+        library.malloc_trim(0)
     return model

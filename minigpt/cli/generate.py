@@ -64,7 +64,9 @@ def generate(
     )  # fmt: skip
     from minigpt.checkpoint import locate, read_generation_config  # here: help need not wait for PyTorch
     from minigpt.checkpoint.pages import ready_to_write
+    from minigpt.process import settle_memory
 
+    settle_memory()
     _require_company(greedy, dict(shaping, seed=seed), prompt, prompts, out, num_return_sequences, as_json)
     place = locate(model, revision=revision)  # once, so that weights, settings and tokenizer are of one commit
     settings = _settings(read_generation_config(place), shaping, others, greedy)

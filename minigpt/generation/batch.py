@@ -21,6 +21,7 @@ from minigpt.model.slots import Slots
 
 NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
 NO_TOKEN_LEFT = "the settings exclude every token there is; permit some, or ask for fewer tokens"
+AT_LEAST = (32, 1024)  # tokens, on the CPU and on a GPU, that could be read in the time that a forward takes anyway
 WASTE = 32  # columns that no row needs any more, from which on it pays to move everybody to the left
 
 
@@ -44,14 +45,16 @@ class Batch:
 
     @torch.inference_mode()
     def join(self, rows: list[Row]) -> None:
-        """Read the texts of new rows, together and once for each prompt."""
-        if not rows:
-            return
+        """Read the texts of new rows once for each prompt, and together those that are of about one length."""
         windows = {row.prompt: self._window(row) for row in rows}
-        place_of = {prompt: place for place, prompt in enumerate(windows)}
-        logits = self._read_texts(list(windows.values()), [place_of[row.prompt] for row in rows])
-        self.logits = torch.cat([self.logits, logits]) if self.rows else logits
-        self.rows += rows
+        prompts = sorted(windows, key=lambda prompt: -len(windows[prompt]))
+        for few in groups([len(windows[prompt]) for prompt in prompts], AT_LEAST[self.device.type == "cuda"]):
+            place_of = {prompt: place for place, prompt in enumerate(prompts[few])}
+            new = [row for row in rows if row.prompt in place_of]
+            texts = [windows[prompt] for prompt in place_of]
+            logits = self._read_texts(texts, [place_of[row.prompt] for row in new])
+            self.logits = torch.cat([self.logits, logits]) if self.rows else logits
+            self.rows += new
 
     @torch.inference_mode()
     def choose(self) -> list[Row]:
@@ -128,6 +131,23 @@ def write(batch: Batch, waiting: Iterable[Row]) -> Iterator[Row]:
             return
         yield from batch.choose()
         batch.read()
+
+
+def groups(lengths: list[int], at_least: int) -> list[slice]:
+    """Which of these texts, the longest first, are best read together: each group is padded to its longest.
+
+    What a group costs is its tokens, padding included, and ``at_least`` more, since all weights are read for it.
+    """
+    count = len(lengths)
+    best = [(0, count)] * (count + 1)  # of all texts from here on: the least cost, and where its first group ends
+    for start in reversed(range(count)):
+        ends = range(start + 1, count + 1)
+        best[start] = min((lengths[start] * (end - start) + at_least + best[end][0], end) for end in ends)
+    found, start = [], 0
+    while start < count:
+        found.append(slice(start, best[start][1]))
+        start = best[start][1]
+    return found
 
 
 def left_padded(texts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor | None, list[int]]:

@@ -14,6 +14,7 @@ from minigpt.model.conv1d import Conv1D
 
 ATTENTIONS = ("sdpa", "eager")
 HALVES = (torch.bfloat16, torch.float16)
+WIDEN = 2**23  # keys, or values, of which it pays to make a copy in float32 at every step
 
 Heads = Float[Tensor, "batch heads seq head"]
 AllHeads = Float[Tensor, "batch heads total head"]
@@ -62,22 +63,23 @@ class CausalSelfAttention(nn.Module):
 
     def sdpa(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """The fused kernel. It keeps scores in float32 or wider, which is all that ``reorder_and_upcast_attn`` asks."""
-        if self.computes_wide(q):
+        if self.computes_wide(q, k):
             return self.one_query(q, k, v, mask)
         dropout = self.attn_dropout.p if self.training else 0.0
         looks_back = mask is None and q.shape[2] > 1  # without a mask, a single query sees every key
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=looks_back, scale=self.scale)
 
-    def computes_wide(self, q: Heads) -> bool:
+    def computes_wide(self, q: Heads, k: AllHeads) -> bool:
         """Whether this is a single query in half precision on the CPU, at which the library's kernel is slow."""
         is_one = self.fast and q.shape[2] == 1 and q.is_cpu and q.dtype in HALVES and not self.training
-        return is_one and not torch.is_autocast_enabled("cpu")
+        return is_one and k.numel() <= WIDEN and not torch.is_autocast_enabled("cpu")
 
     def one_query(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """The same of a single query, in float32."""
-        scores = (q.float() * self.scale) @ k.float().transpose(-1, -2)  # (B, H, 1, S)
+        scores = self.upcast_scores(q, k)  # (B, H, 1, S)
         if mask is not None:
-            scores = torch.where(mask, scores, -torch.inf) if mask.dtype == torch.bool else scores + mask
+            lowest = torch.finfo(scores.dtype).min  # not -inf: padding that sees nothing would be NaN, and cached
+            scores = torch.where(mask, scores, lowest) if mask.dtype == torch.bool else (scores + mask).clamp(lowest)
         return (scores.softmax(dim=-1) @ v.float()).to(q.dtype)  # (B, H, 1, D)
 
     def eager(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:

@@ -74,7 +74,7 @@ class GPT2(nn.Module):
         _require_known("arithmetic", arithmetic, ARITHMETICS)
         self.config, self.attention, self.arithmetic = config, attention, arithmetic
         self.quantize: str | None = None  # what ``quantize_int8`` has made of it
-        self.fast_head: nn.Module | None = None  # the head in another form, where ``quantize_int8`` or ``pack`` made one
+        self.fast_head: nn.Module | None = None  # the head in another form, of ``quantize_int8`` or ``pack``
         self.step: Any = None  # the ``CompiledStep`` that ``compile_steps`` has made
         self.wte = _embedding(config.vocab_size, config.n_embd)  # tokens
         self.wpe = _embedding(config.n_positions, config.n_embd)  # positions

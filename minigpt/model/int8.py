@@ -13,15 +13,14 @@ from torch import Tensor, nn
 
 from minigpt.errors import ConfigError
 from minigpt.model.gpt2 import GPT2
-from minigpt.model.packed import affine_layers, keep, kept
+from minigpt.model.packed import Holder, affine_layers, held
 
 ENGINE = "fbgemm"  # PyTorch's integer products for x86
 MOST = 127  # the largest weight: both signs have as many steps
 AT_ONCE = 4096  # channels rounded at a time, so that it takes no room to speak of
 
 
-
-class Int8Linear(nn.Module):
+class Int8Linear(Holder):
     """``y = x W^T + b`` with every row of ``W``, an output channel, held as integers of -127 to 127 times a scale.
 
     Only the weights are rounded. An input row is split in two, the whole steps of its largest value's 127th and what is
@@ -42,8 +41,7 @@ class Int8Linear(nn.Module):
         self.bias = bias
         self.shape = tuple(rows.shape)
         self.steps = 127 if torch.cpu._is_vnni_supported() else 63
-        self.packed = packed(rows)
-        self.number = keep(self, self.packed)
+        self.hold(packed(rows))
 
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
         rows = x.reshape(-1, x.shape[-1]).float()  # (R, in)
@@ -75,7 +73,7 @@ torch.library.define("minigpt::int8_product", "(Tensor whole, int layer, int out
 
 @torch.library.impl("minigpt::int8_product", "cpu")
 def _int8_product(whole: Tensor, layer: int, out: int, zero: int) -> Tensor:
-    return _integer_product(whole, zero, kept(layer))
+    return _integer_product(whole, zero, held(layer))
 
 
 @torch.library.register_fake("minigpt::int8_product")
@@ -95,6 +93,8 @@ def quantize_int8(model: GPT2, let_go: Callable[[Tensor], object] = lambda weigh
     """
     if not model.wte.weight.is_cpu:
         raise ConfigError(f"quantize='int8' is for the CPU, and the model is on {model.wte.weight.device}")
+    if any(isinstance(module, Holder) for module in model.modules()):
+        raise ConfigError("the weights are in another form already; quantize='int8' takes those of a checkpoint")
     head = model.head_rows()
     model.fast_head = Int8Linear(head, None)  # tied no more: the embedding is looked up, and exact
     let_go(head)
@@ -105,7 +105,7 @@ def quantize_int8(model: GPT2, let_go: Callable[[Tensor], object] = lambda weigh
         model.set_submodule(name, Int8Linear(layer.weight.t(), layer.bias))
         let_go(layer.weight)
     model.quantize = "int8"
-    return model
+    return model.requires_grad_(False)
 
 
 def packed(rows: Float[Tensor, "out inp"]) -> torch.ScriptObject:

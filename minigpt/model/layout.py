@@ -9,7 +9,7 @@ from torch import Tensor
 from minigpt.errors import ConfigError
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
-from minigpt.model.packed import pack
+from minigpt.model.packed import AS_THE_CHECKPOINT, pack
 from minigpt.model.product import HAS_BFLOAT16, PREFERS_ONEDNN
 
 
@@ -27,6 +27,8 @@ def lay_out(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = l
     Raises:
         ConfigError: the arithmetic is "reference", whose bits depend on the layout.
     """
+    if model.arithmetic == "reference":
+        raise ConfigError(AS_THE_CHECKPOINT)
     weight = model.wte.weight
     if not weight.is_cpu or model.quantize is not None:
         return model
@@ -40,7 +42,7 @@ def lay_out(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = l
 def by_rows(
     weight: Float[Tensor, "inp out"], device: torch.device | None = None, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "inp out"]:
-    """The same shape and values, there and in that dtype, laid out in memory as (out, in): what ``product`` reads fastest.
+    """The same shape and values, there and in that dtype, laid out as (out, in): what ``product`` reads fastest.
 
     For where a weight is copied anyway, to another dtype for instance. One that lies in a file is used as it lies.
     """
@@ -60,7 +62,7 @@ def lay_by_rows(model: GPT2, let_go: Callable[[Tensor], object] = lambda weight:
         ConfigError: the arithmetic is "reference", whose bits depend on the layout.
     """
     if model.arithmetic == "reference":
-        raise ConfigError('arithmetic="reference" reads weights as the checkpoint lays them, for the same bits')
+        raise ConfigError(AS_THE_CHECKPOINT)
     for module in model.modules():
         if isinstance(module, Conv1D):
             was, module.weight.data = module.weight.data, by_rows(module.weight)

@@ -12,21 +12,58 @@ from torch import Tensor, nn
 from minigpt.errors import ConfigError
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
-from minigpt.model.mlp import gelu_tanh, unchanged
-from minigpt.model.product import onednn_linear
+from minigpt.model.mlp import MLP, gelu_tanh, unchanged
+from minigpt.model.product import HAS_ONEDNN, onednn_linear
+from minigpt.norms.add import is_watched
+
+AS_THE_CHECKPOINT = 'arithmetic="reference" reads weights as the checkpoint lays them, for the same bits'
+DTYPES = (torch.float32, torch.bfloat16)  # that oneDNN packs
 
 _numbers = itertools.count()
-_kept: dict[int, Any] = {}  # packed weights by number, for the compiler: see ``keep``
+_held: dict[int, Any] = {}  # what every ``Holder`` holds, by its number
 
 
-class PackedLinear(nn.Module):
+class Holder(nn.Module):
+    """A layer whose weights are no plain tensor.
+
+    The compiler cannot hold such weights: it calls an operator, which finds them by the layer's number.
+
+    Attributes:
+        packed: the weights.
+        number: as long as the layer lives, ``held(number)`` are its weights.
+    """
+
+    packed: Any
+    number: int
+
+    def hold(self, packed: Any) -> None:
+        if "number" not in vars(self):
+            self.number = next(_numbers)
+            weakref.finalize(self, _held.pop, self.number)
+        self.packed = _held[self.number] = packed
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        del self.number  # the original's
+        self.hold(self.packed)
+
+
+def held(number: int) -> Any:
+    """The weights of the layer of this number."""
+    return _held[number]
+
+
+class PackedLinear(Holder):
     """``y = x W^T + b``, the values of ``W`` as they were, in an order that suits ``tokens`` rows of ``x`` at a time.
 
     Args:
-        rows: (out, in), the weight of ``F.linear``, on the CPU.
+        rows: (out, in), the weight of ``F.linear``, float32 or bfloat16, on the CPU.
         bias: (out), or None.
         tokens: how many rows ``x`` mostly has; with any other number the result is as good, and slower.
         then: what is applied to ``y`` in the same call: "none", or "gelu", that of the tanh.
+
+    Raises:
+        ConfigError: oneDNN cannot pack these weights.
     """
 
     def __init__(
@@ -34,36 +71,39 @@ class PackedLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.bias, self.tokens, self.then, self.shape = bias, tokens, then, tuple(rows.shape)
-        self._pack(rows)
+        self.pack(rows)
 
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
+        wanted = x.to(self.packed.dtype)  # as autocast may have it otherwise
         if torch.compiler.is_compiling():
-            return torch.ops.minigpt.packed_linear(x, self.number, self.shape[0], self.bias, self.then)
-        return onednn_linear(x, self.packed, self.bias, self.then)
+            y = torch.ops.minigpt.packed_linear(wanted, self.number, self.shape[0], self.bias, self.then)
+        else:
+            y = onednn_linear(wanted, self.packed, self.bias, self.then)
+        return y.to(x.dtype)
 
     def rows(self) -> Float[Tensor, "out inp"]:
         """The weight, in the usual order."""
         return self.packed.to_dense()
 
+    def pack(self, rows: Float[Tensor, "out inp"]) -> None:
+        require_packable(rows)
+        self.hold(torch.ops.mkldnn._reorder_linear_weight.default(rows.detach(), self.tokens))
+
     def extra_repr(self) -> str:
         return "{1}, {0}, packed".format(*self.shape)
 
-    def _pack(self, rows: Float[Tensor, "out inp"]) -> None:
-        if not rows.is_cpu:
-            raise ConfigError(f"packed weights are for the CPU, and cannot move to {rows.device}; load the model there")
-        self.packed = torch.ops.mkldnn._reorder_linear_weight.default(rows.detach(), self.tokens)
-        self.number = keep(self, self.packed)
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PackedLinear":
-        self._pack(fn(self.rows()))  # to another dtype, or into shared memory; a packed tensor knows neither
+        rows = self.rows()
+        if (moved := fn(rows)) is not rows:
+            self.pack(moved)
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "packed": self.rows()}  # for a copy, which a packed tensor cannot make of itself
+        return {**vars(self), "packed": self.rows()}  # a packed tensor cannot be copied as it is
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._pack(self.packed)
+        self.pack(self.packed)
 
 
 class PackedConv1D(PackedLinear):
@@ -78,30 +118,42 @@ class PackedConv1D(PackedLinear):
         destination[prefix + "weight"] = self.weight
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any, **named: Any) -> None:
+        raise ConfigError(f"{prefix}weight is packed, and nothing can be loaded into it; load before packing")
+
 
 @torch.no_grad()
 def pack(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
     """Pack every affine weight, for ``tokens`` of them at a time, in place; return ``model``.
 
     In bfloat16 the head as well, of which the embedding stays as a second copy: it is looked up. GELU becomes part of
-    the product before it, so that ``c_fc`` is what it was followed by GELU. ``let_go`` is handed each weight, as it was,
-    once it is packed.
+    the product before it, so that ``c_fc`` is what it was followed by GELU. The model can then only compute: none of
+    its Parameters asks for a gradient any more. A layer that has hooks, or another forward, stays as it is. ``let_go``
+    is handed each weight, as it was, once it is packed.
 
     Raises:
-        ConfigError: the model is not on the CPU, or its arithmetic is "reference", whose bits depend on the layout.
+        ConfigError: oneDNN cannot pack these weights, the model has weights of eight bits, or its arithmetic is
+            "reference", whose bits depend on the layout.
     """
     if model.arithmetic == "reference":
-        raise ConfigError('arithmetic="reference" reads weights as the checkpoint lays them, for the same bits')
+        raise ConfigError(AS_THE_CHECKPOINT)
+    if model.quantize is not None:
+        raise ConfigError(f"the model's weights are {model.quantize} already, and cannot be packed")
+    require_packable(model.wte.weight)
+    if tokens < 1:
+        raise ConfigError(f"weights are packed for one token at a time or more, not {tokens}")
     if model.wte.weight.dtype == torch.bfloat16:
         model.fast_head = PackedLinear(model.head_rows(), None, tokens).train(model.training)
     for name in affine_layers(model):
         layer: Any = model.get_submodule(name)
-        model.set_submodule(name, PackedConv1D(layer.weight.t(), layer.bias, tokens).train(layer.training))
-        let_go(layer.weight)
-    for block in model.h:
-        if block.mlp.activation is gelu_tanh:
-            block.mlp.c_fc.then, block.mlp.activation = "gelu", unchanged
-    return model
+        if type(layer).forward is Conv1D.forward and not is_watched(layer):
+            model.set_submodule(name, PackedConv1D(layer.weight.t(), layer.bias, tokens).train(layer.training))
+            let_go(layer.weight)
+    for mlp in (module for module in model.modules() if isinstance(module, MLP)):
+        layer = mlp.c_fc
+        if isinstance(layer, PackedConv1D) and mlp.activation is gelu_tanh:
+            layer.then, mlp.activation = "gelu", unchanged
+    return model.requires_grad_(False)
 
 
 def affine_layers(model: GPT2) -> list[str]:
@@ -109,20 +161,18 @@ def affine_layers(model: GPT2) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, Conv1D)]
 
 
-def keep(owner: object, packed: Any) -> int:
-    """A number by which an operator finds ``packed`` as long as ``owner`` lives.
+def require_packable(rows: Tensor) -> None:
+    """Refuse what oneDNN cannot pack.
 
-    The compiler cannot hold packed weights, which are no plain tensors: it calls an operator and passes the number.
+    Raises:
+        ConfigError: another place than the CPU, another dtype, or no oneDNN.
     """
-    number = next(_numbers)
-    _kept[number] = packed
-    weakref.finalize(owner, _kept.pop, number)
-    return number
-
-
-def kept(number: int) -> Any:
-    """What ``keep`` gave this number to."""
-    return _kept[number]
+    if not rows.is_cpu:
+        raise ConfigError(f"packed weights are for the CPU, and cannot move to {rows.device}; load the model there")
+    if rows.dtype not in DTYPES:
+        raise ConfigError(f"weights are packed in float32 or bfloat16, and not in {rows.dtype}; load the model in it")
+    if not HAS_ONEDNN:
+        raise ConfigError("this PyTorch has no oneDNN, which reads packed weights")
 
 
 torch.library.define("minigpt::packed_linear", "(Tensor x, int layer, int out, Tensor? bias, str then) -> Tensor")
@@ -130,7 +180,7 @@ torch.library.define("minigpt::packed_linear", "(Tensor x, int layer, int out, T
 
 @torch.library.impl("minigpt::packed_linear", "cpu")
 def _packed_linear(x: Tensor, layer: int, out: int, bias: Tensor | None, then: str) -> Tensor:
-    return onednn_linear(x, kept(layer), bias, then)
+    return onednn_linear(x, held(layer), bias, then)
 
 
 @torch.library.register_fake("minigpt::packed_linear")

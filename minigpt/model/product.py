@@ -21,9 +21,11 @@ def _vendor() -> str:
     return file.read_text() if file.exists() else platform.processor()
 
 
+HAS_ONEDNN = torch.backends.mkldnn.is_available()
 # MKL keeps its best kernels to Intel's own processors; oneDNN has them for AMD's too.
-PREFERS_ONEDNN = "AuthenticAMD" in _vendor() and torch.backends.mkldnn.is_available()
-HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # products of its own
+PREFERS_ONEDNN = HAS_ONEDNN and "AuthenticAMD" in _vendor()
+# Products of bfloat16 by instructions of the processor's own.
+HAS_BFLOAT16 = HAS_ONEDNN and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def product(
@@ -48,6 +50,7 @@ def onednn_linear(
 
     It is for inference mode: no derivative is registered for it. ``then`` may be "gelu", that of the tanh.
     """
+    bias = None if bias is None else bias.contiguous()  # else it would be read as if it were
     if torch.compiler.is_compiling():  # the compiler would have the weight be a constant of its program
         return torch.ops.minigpt.onednn_linear(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, then, [], "tanh")

@@ -105,9 +105,10 @@ class Products:
 
     def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
         model, self.rows = writer(folder, kind, len(prompts)), len(prompts)
-        layers: list[Any] = [
+        blocks: Any = model.h
+        layers = [
             layer
-            for block in model.h
+            for block in blocks
             for layer in (block.attn.c_attn, block.attn.c_proj, block.mlp.c_fc, block.mlp.c_proj)
         ]
         config, dtype = model.config, model.wte.weight.dtype
