@@ -14,7 +14,7 @@ from minigpt.model.conv1d import Conv1D
 
 ATTENTIONS = ("sdpa", "eager")
 HALVES = (torch.bfloat16, torch.float16)
-WIDEN = 2**23  # keys, or values, of which it pays to make a copy in float32 at every step
+WIDEN = 2**23  # keys, or values, in half precision, of which a copy in float32 at every step still pays
 
 Heads = Float[Tensor, "batch heads seq head"]
 AllHeads = Float[Tensor, "batch heads total head"]
@@ -76,11 +76,8 @@ class CausalSelfAttention(nn.Module):
 
     def one_query(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """The same of a single query, in float32."""
-        scores = self.upcast_scores(q, k)  # (B, H, 1, S)
-        if mask is not None:
-            lowest = torch.finfo(scores.dtype).min  # not -inf: padding that sees nothing would be NaN, and cached
-            scores = torch.where(mask, scores, lowest) if mask.dtype == torch.bool else (scores + mask).clamp(lowest)
-        return (scores.softmax(dim=-1) @ v.float()).to(q.dtype)  # (B, H, 1, D)
+        added = mask.float() if mask is not None and mask.is_floating_point() else mask
+        return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), added, scale=self.scale).to(q.dtype)
 
     def eager(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """softmax(scale * q k^T + mask) v (arXiv 1706.03762, equation 1)."""

@@ -13,7 +13,7 @@ from minigpt.errors import ConfigError
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
 from minigpt.model.mlp import MLP, gelu_tanh, unchanged
-from minigpt.model.product import HAS_ONEDNN, onednn_linear
+from minigpt.model.product import HAS_ONEDNN, linear_pointwise
 from minigpt.norms.add import is_watched
 
 AS_THE_CHECKPOINT = 'arithmetic="reference" reads weights as the checkpoint lays them, for the same bits'
@@ -71,15 +71,16 @@ class PackedLinear(Holder):
     ) -> None:
         super().__init__()
         self.bias, self.tokens, self.then, self.shape = bias, tokens, then, tuple(rows.shape)
+        if bias is not None:
+            bias.data = bias.data.contiguous()  # else oneDNN would read it as if it were
         self.pack(rows)
 
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
-        wanted = x.to(self.packed.dtype)  # as autocast may have it otherwise
+        if x.dtype != self.dtype:  # as autocast may have it
+            return self(x.to(self.dtype)).to(x.dtype)
         if torch.compiler.is_compiling():
-            y = torch.ops.minigpt.packed_linear(wanted, self.number, self.shape[0], self.bias, self.then)
-        else:
-            y = onednn_linear(wanted, self.packed, self.bias, self.then)
-        return y.to(x.dtype)
+            return torch.ops.minigpt.packed_linear(x, self.number, self.shape[0], self.bias, self.then)
+        return linear_pointwise(x, self.packed, self.bias, self.then, [], "tanh")
 
     def rows(self) -> Float[Tensor, "out inp"]:
         """The weight, in the usual order."""
@@ -87,6 +88,7 @@ class PackedLinear(Holder):
 
     def pack(self, rows: Float[Tensor, "out inp"]) -> None:
         require_packable(rows)
+        self.dtype = rows.dtype
         self.hold(torch.ops.mkldnn._reorder_linear_weight.default(rows.detach(), self.tokens))
 
     def extra_repr(self) -> str:
@@ -180,7 +182,7 @@ torch.library.define("minigpt::packed_linear", "(Tensor x, int layer, int out, T
 
 @torch.library.impl("minigpt::packed_linear", "cpu")
 def _packed_linear(x: Tensor, layer: int, out: int, bias: Tensor | None, then: str) -> Tensor:
-    return onednn_linear(x, held(layer), bias, then)
+    return linear_pointwise(x, held(layer), bias, then, [], "tanh")
 
 
 @torch.library.register_fake("minigpt::packed_linear")

@@ -6,6 +6,7 @@ it be.
 
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ def _vendor() -> str:
 
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
+linear_pointwise: Any = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None  # oneDNN's ``F.linear``
 # MKL keeps its best kernels to Intel's own processors; oneDNN has them for AMD's too.
 PREFERS_ONEDNN = HAS_ONEDNN and "AuthenticAMD" in _vendor()
 # Products of bfloat16 by instructions of the processor's own.
@@ -43,17 +45,14 @@ def product(
 
 
 def onednn_linear(
-    x: Float[Tensor, "*dims inp"], weight: Float[Tensor, "out inp"], bias: Float[Tensor, " out"] | None,
-    then: str = "none",
-) -> Float[Tensor, "*dims out"]:  # fmt: skip
-    """``F.linear`` by oneDNN, which takes a weight as it lies, and one that ``pack`` has laid out for it.
-
-    It is for inference mode: no derivative is registered for it. ``then`` may be "gelu", that of the tanh.
-    """
-    bias = None if bias is None else bias.contiguous()  # else it would be read as if it were
+    x: Float[Tensor, "*dims inp"], weight: Float[Tensor, "out inp"], bias: Float[Tensor, " out"] | None
+) -> Float[Tensor, "*dims out"]:
+    """``F.linear`` by oneDNN, which takes a weight as it lies. It is for inference mode: it has no derivative."""
     if torch.compiler.is_compiling():  # the compiler would have the weight be a constant of its program
         return torch.ops.minigpt.onednn_linear(x, weight, bias)
-    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, then, [], "tanh")
+    if bias is not None and not bias.is_contiguous():
+        bias = bias.contiguous()  # else it would be read as if it were
+    return linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def _linear(x: Float[Tensor, "rows inp"], rows: Float[Tensor, "out inp"], bias: Tensor | None) -> Tensor:
@@ -85,7 +84,7 @@ torch.library.define("minigpt::onednn_linear", "(Tensor x, Tensor weight, Tensor
 
 @torch.library.impl("minigpt::onednn_linear", "cpu")
 def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return onednn_linear(x, weight, bias)
 
 
 @torch.library.register_fake("minigpt::onednn_linear")
