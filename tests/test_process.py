@@ -18,8 +18,7 @@ def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(2**24)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults()
-print(json.dumps({"faults": faults(), "shapes": os.environ.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY")}))
+print(json.dumps({"faults": min(faults() for _ in range(8)), "shapes": os.environ.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY")}))
 """
 
 
@@ -31,7 +30,8 @@ def told(how: str, **more: str) -> dict[str, object]:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's allocator that is set")
 def test_pages_that_are_freed_are_there_when_they_are_asked_for_again() -> None:
     settled, unsettled = told("settled"), told("unsettled")
-    assert settled["faults"] < 500 < 5000 < unsettled["faults"], "64 MB are 16,384 pages"  # pyright: ignore[reportOperatorIssue]
+    # 64 MB are 16,384 pages. It may take a second piece until one that was freed fits the next.
+    assert settled["faults"] < 500 < 5000 < unsettled["faults"]  # pyright: ignore[reportOperatorIssue]
     assert (settled["shapes"], unsettled["shapes"]) == ("32", None)
 
 
