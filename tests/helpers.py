@@ -4,17 +4,21 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import minigpt
+from minigpt.model.product import HAS_ONEDNN
 
 SMALL = {
     "vocab_size": 83, "n_positions": 128, "n_embd": 48, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
 
 HALVES = (torch.bfloat16, torch.float16)
+
+needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="this PyTorch has no oneDNN")
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_within, left_padding, random_ids, rms, small_model
+from helpers import assert_within, left_padding, needs_onednn, random_ids, rms, small_model
 from torch._dynamo.utils import counters
 
 import minigpt
@@ -91,7 +91,7 @@ def test_a_copy_is_compiled_with_its_own_weights(hold: Any) -> None:
     assert torch.equal(minigpt.generate(other, ids, max_new_tokens=10, eos_token_id=None), wanted)
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+@needs_onednn
 def test_products_by_onednn_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minigpt.model.product.PREFERS_ONEDNN", True)
     model, ids = small_model(), random_ids(3, 9)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_same_bits, assert_within, left_padding, random_ids, rms, small_model
+from helpers import assert_same_bits, assert_within, left_padding, needs_onednn, random_ids, rms, small_model
 
 import minigpt
 from minigpt import ConfigError
@@ -68,6 +68,7 @@ def test_attention_is_given_whole_vectors(batch: int, monkeypatch: pytest.Monkey
     assert set(strides) == {1}
 
 
+@needs_onednn
 @pytest.mark.parametrize(
     ("dtype", "tokens", "processor", "laid"),
     [
@@ -86,8 +87,6 @@ def test_attention_is_given_whole_vectors(batch: int, monkeypatch: pytest.Monkey
 def test_each_processor_gets_the_layout_that_it_reads_fastest(
     dtype: torch.dtype, tokens: int, processor: str, laid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("this PyTorch has no oneDNN")
     monkeypatch.setattr(layout, "PREFERS_ONEDNN", processor == "amd")
     monkeypatch.setattr(layout, "HAS_BFLOAT16", processor != "old")
     model = small_model(dtype=dtype)

@@ -13,6 +13,7 @@ from helpers import (
     assert_within,
     in_float64,
     left_padding,
+    needs_onednn,
     random_ids,
     reference_model,
     rms,
@@ -26,7 +27,7 @@ from minigpt.model import packed, quantize_int8
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.packed import PackedConv1D, PackedLinear, pack
 
-pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+pytestmark = needs_onednn
 
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 

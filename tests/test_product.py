@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from checkpoints import reference, saved
-from helpers import assert_within, in_float64, random_ids, reference_model, rms, same_weights, small_model
+from helpers import assert_within, in_float64, needs_onednn, random_ids, reference_model, rms, same_weights, small_model
 
 import minigpt
 from minigpt.model.conv1d import Conv1D
@@ -37,9 +37,6 @@ def test_gradients_are_those_of_the_affine_product(shape: tuple[int, int]) -> No
         return product(x, rows.t(), shift)
 
     assert torch.autograd.gradcheck(by_rows_of, (x, rows.requires_grad_(), shift))
-
-
-needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""How weights lie in memory: as the checkpoint has them, (in, out), or by rows, (out, in). Shapes and values stay."""
+"""How weights lie in memory: as the checkpoint has them, (in, out), by rows, (out, in), or packed. Values stay."""
 
 from collections.abc import Callable
 
@@ -6,11 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.errors import ConfigError
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
-from minigpt.model.packed import AS_THE_CHECKPOINT, pack
-from minigpt.model.product import HAS_BFLOAT16, PREFERS_ONEDNN
+from minigpt.model.packed import pack, require_free_layout
+from minigpt.model.product import HAS_BFLOAT16, HAS_ONEDNN, PREFERS_ONEDNN
 
 
 def lay_out(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
@@ -27,12 +26,11 @@ def lay_out(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = l
     Raises:
         ConfigError: the arithmetic is "reference", whose bits depend on the layout.
     """
-    if model.arithmetic == "reference":
-        raise ConfigError(AS_THE_CHECKPOINT)
+    require_free_layout(model)
     weight = model.wte.weight
     if not weight.is_cpu or model.quantize is not None:
         return model
-    if (weight.dtype == torch.bfloat16 and HAS_BFLOAT16) or (
+    if (weight.dtype == torch.bfloat16 and HAS_BFLOAT16 and HAS_ONEDNN) or (
         weight.dtype == torch.float32 and tokens > 1 and PREFERS_ONEDNN
     ):
         return pack(model, tokens, let_go)
@@ -61,8 +59,7 @@ def lay_by_rows(model: GPT2, let_go: Callable[[Tensor], object] = lambda weight:
     Raises:
         ConfigError: the arithmetic is "reference", whose bits depend on the layout.
     """
-    if model.arithmetic == "reference":
-        raise ConfigError(AS_THE_CHECKPOINT)
+    require_free_layout(model)
     for module in model.modules():
         if isinstance(module, Conv1D):
             was, module.weight.data = module.weight.data, by_rows(module.weight)

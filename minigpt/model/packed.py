@@ -16,7 +16,6 @@ from minigpt.model.mlp import MLP, gelu_tanh, unchanged
 from minigpt.model.product import HAS_ONEDNN, linear_pointwise
 from minigpt.norms.add import is_watched
 
-AS_THE_CHECKPOINT = 'arithmetic="reference" reads weights as the checkpoint lays them, for the same bits'
 DTYPES = (torch.float32, torch.bfloat16)  # that oneDNN packs
 
 _numbers = itertools.count()
@@ -137,8 +136,7 @@ def pack(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = lamb
         ConfigError: oneDNN cannot pack these weights, the model has weights of eight bits, or its arithmetic is
             "reference", whose bits depend on the layout.
     """
-    if model.arithmetic == "reference":
-        raise ConfigError(AS_THE_CHECKPOINT)
+    require_free_layout(model)
     if model.quantize is not None:
         raise ConfigError(f"the model's weights are {model.quantize} already, and cannot be packed")
     require_packable(model.wte.weight)
@@ -161,6 +159,16 @@ def pack(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = lamb
 def affine_layers(model: GPT2) -> list[str]:
     """The names of all ``Conv1D``, and no more of them, so that each can be let go when another takes its place."""
     return [name for name, module in model.named_modules() if isinstance(module, Conv1D)]
+
+
+def require_free_layout(model: GPT2) -> None:
+    """Refuse to lay weights out anew where the bits depend on how they lie.
+
+    Raises:
+        ConfigError: the arithmetic is "reference".
+    """
+    if model.arithmetic == "reference":
+        raise ConfigError('arithmetic="reference" reads weights as the checkpoint lays them, for the same bits')
 
 
 def require_packable(rows: Tensor) -> None:

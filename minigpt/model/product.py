@@ -26,8 +26,7 @@ HAS_ONEDNN = torch.backends.mkldnn.is_available()
 linear_pointwise: Any = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None  # oneDNN's ``F.linear``
 # MKL keeps its best kernels to Intel's own processors; oneDNN has them for AMD's too.
 PREFERS_ONEDNN = HAS_ONEDNN and "AuthenticAMD" in _vendor()
-# Products of bfloat16 by instructions of the processor's own.
-HAS_BFLOAT16 = HAS_ONEDNN and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # instructions for it
 
 
 def product(

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from minigpt.model.product import HAS_BFLOAT16
+
 PACKAGES = ("torch", "transformers", "ctranslate2")
 
 
@@ -19,7 +21,7 @@ def environment(threads: int, *packages: str) -> dict[str, Any]:
     return {
         "processor": processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "bfloat16_instructions": torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported(),
+        "bfloat16_instructions": HAS_BFLOAT16,
         "vnni": torch.cpu._is_vnni_supported(),
         "threads": threads,
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
