@@ -9,12 +9,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from minigpt.config import GPT2Config
+from minigpt.model import one_query
 from minigpt.model.cache import KVCache
 from minigpt.model.conv1d import Conv1D
 
 ATTENTIONS = ("sdpa", "eager")
-HALVES = (torch.bfloat16, torch.float16)
-WIDEN = 2**23  # keys, or values, in half precision, of which a copy in float32 at every step still pays
 
 Heads = Float[Tensor, "batch heads seq head"]
 AllHeads = Float[Tensor, "batch heads total head"]
@@ -63,21 +62,16 @@ class CausalSelfAttention(nn.Module):
 
     def sdpa(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """The fused kernel. It keeps scores in float32 or wider, which is all that ``reorder_and_upcast_attn`` asks."""
-        if self.computes_wide(q, k):
-            return self.one_query(q, k, v, mask)
+        if self.is_one_half(q):
+            return one_query.attend(q, k, v, mask, self.scale)
         dropout = self.attn_dropout.p if self.training else 0.0
         looks_back = mask is None and q.shape[2] > 1  # without a mask, a single query sees every key
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=looks_back, scale=self.scale)
 
-    def computes_wide(self, q: Heads, k: AllHeads) -> bool:
-        """Whether this is a single query in half precision on the CPU, at which the library's kernel is slow."""
-        is_one = self.fast and q.shape[2] == 1 and q.is_cpu and q.dtype in HALVES and not self.training
-        return is_one and k.numel() <= WIDEN and not torch.is_autocast_enabled("cpu")
-
-    def one_query(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
-        """The same of a single query, in float32."""
-        added = mask.float() if mask is not None and mask.is_floating_point() else mask
-        return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), added, scale=self.scale).to(q.dtype)
+    def is_one_half(self, q: Heads) -> bool:
+        """Whether this is a single query in half precision on the CPU, and no more than its result is asked for."""
+        is_one = self.fast and q.shape[2] == 1 and q.is_cpu and q.dtype in one_query.HALVES
+        return is_one and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
 
     def eager(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """softmax(scale * q k^T + mask) v (arXiv 1706.03762, equation 1)."""
