@@ -18,7 +18,7 @@ from transformers import GPT2LMHeadModel
 import minigpt
 from minigpt import GPT2, GenerationError, GPT2Config, Tokenizer
 from minigpt.generation import generate, prompt_ids, stream, warp
-from minigpt.generation.batch import drawn
+from minigpt.generation.batch import BLOCK, drawn, likeliest
 from minigpt.generation.decode import require_fits
 from minigpt.generation.settings import GenerationSettings, parse_settings
 
@@ -825,3 +825,14 @@ def test_no_prompt_at_all(shape: tuple[int, int]) -> None:
 def test_ids_that_are_no_rows_of_ids(ids: Tensor) -> None:
     with pytest.raises(GenerationError, match="input_ids must be"):
         require_fits(Untouched(), ids, None, GenerationSettings(max_new_tokens=1))
+
+
+@pytest.mark.parametrize("vocab", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 5 * BLOCK + 81])
+@pytest.mark.parametrize("among", [2, 7, 10**6])
+def test_the_likeliest_token_is_the_first_of_the_largest(vocab: int, among: int, device: torch.device) -> None:
+    scores = torch.randint(among, (40, vocab + 3)).float().to(device)[:, :vocab]
+    scores[0] = -torch.inf
+    scores[1, -1] = torch.inf
+    given = likeliest(scores)
+    for row, token in zip(scores.tolist(), given.tolist(), strict=True):
+        assert token == row.index(max(row))

@@ -28,7 +28,9 @@ def attend(q: Query, k: All, v: All, mask: Tensor | None, scale: float) -> Query
         return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), added, scale=scale).to(q.dtype)
     scores = q.float() * scale @ k.float().transpose(-1, -2)  # (B, H, 1, S)
     if mask is not None:  # what sees nothing averages over everything, and is never NaN
-        scores = scores + mask if mask.is_floating_point() else scores.where(mask, torch.finfo(scores.dtype).min)
+        scores = (
+            scores + mask.float() if mask.is_floating_point() else scores.where(mask, torch.finfo(scores.dtype).min)
+        )
     return weighted_sum(scores.softmax(dim=-1).to(v.dtype), v)
 
 
