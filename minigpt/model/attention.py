@@ -62,16 +62,11 @@ class CausalSelfAttention(nn.Module):
 
     def sdpa(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """The fused kernel. It keeps scores in float32 or wider, which is all that ``reorder_and_upcast_attn`` asks."""
-        if self.is_one_half(q):
+        if self.fast and one_query.suits(q):
             return one_query.attend(q, k, v, mask, self.scale)
         dropout = self.attn_dropout.p if self.training else 0.0
         looks_back = mask is None and q.shape[2] > 1  # without a mask, a single query sees every key
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=looks_back, scale=self.scale)
-
-    def is_one_half(self, q: Heads) -> bool:
-        """Whether this is a single query in half precision on the CPU, and no more than its result is asked for."""
-        is_one = self.fast and q.shape[2] == 1 and q.is_cpu and q.dtype in one_query.HALVES
-        return is_one and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
 
     def eager(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """softmax(scale * q k^T + mask) v (arXiv 1706.03762, equation 1)."""

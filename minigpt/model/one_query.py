@@ -1,4 +1,4 @@
-"""Attention of one new token a text in half precision on the CPU, at which the library's fused kernel is slow.
+"""Attention of one new token a text on the CPU, at which the library's fused kernel is slow.
 
 B batch, H heads, S tokens in all, D width of a head.
 """
@@ -17,21 +17,38 @@ Query = Float[Tensor, "batch heads 1 head"]
 All = Float[Tensor, "batch heads total head"]
 
 
-def attend(q: Query, k: All, v: All, mask: Tensor | None, scale: float) -> Query:
-    """softmax(scale * q k^T + mask) v, its sums in float32, for inference.
+def suits(q: Tensor) -> bool:
+    """Whether ``attend`` is the faster one: for half precision, and for a compiler. It is for inference."""
+    is_one = q.shape[2] == 1 and q.is_cpu and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
+    return is_one and (q.dtype in HALVES or torch.compiler.is_compiling())
 
-    Where there are many values, the weights are rounded to their dtype, as the fused kernel rounds its own. Arguments
-    are those of ``F.scaled_dot_product_attention``.
-    """
-    if v.numel() < FEW or torch.compiler.is_compiling() or type(v) is not Tensor:
+
+def attend(q: Query, k: All, v: All, mask: Tensor | None, scale: float) -> Query:
+    """softmax(scale * q k^T + mask) v, its sums in float32; arguments as of ``F.scaled_dot_product_attention``."""
+    if torch.compiler.is_compiling():
+        return written_out(q, k, v, mask, scale)
+    if v.numel() < FEW or type(v) is not Tensor:
         added = mask.float() if mask is not None and mask.is_floating_point() else mask
         return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), added, scale=scale).to(q.dtype)
-    scores = q.float() * scale @ k.float().transpose(-1, -2)  # (B, H, 1, S)
-    if mask is not None:  # what sees nothing averages over everything, and is never NaN
-        scores = (
-            scores + mask.float() if mask.is_floating_point() else scores.where(mask, torch.finfo(scores.dtype).min)
-        )
-    return weighted_sum(scores.softmax(dim=-1).to(v.dtype), v)
+    scores = masked(q.float() * scale @ k.float().transpose(-1, -2), mask)  # (B, H, 1, S)
+    return weighted_sum(scores.softmax(dim=-1).to(v.dtype), v)  # weights rounded, as the fused kernel rounds its own
+
+
+def written_out(q: Query, k: All, v: All, mask: Tensor | None, scale: float) -> Query:
+    """The same as sums of products, of which a compiler makes loops that read keys and values once, as they lie."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q.to(wide) * scale * k.to(wide)).sum(-1)[:, :, None]  # (B, H, 1, S)
+    weights = masked(scores, mask).softmax(dim=-1)
+    return (weights.transpose(-1, -2) * v.to(wide)).sum(-2, keepdim=True).to(q.dtype)
+
+
+def masked(scores: Float[Tensor, "batch heads 1 total"], mask: Tensor | None) -> Float[Tensor, "batch heads 1 total"]:
+    """Scores with what is hidden so low that it weighs nothing; finite, so that where all is hidden nothing is NaN."""
+    if mask is None:
+        return scores
+    if mask.is_floating_point():
+        return scores + mask.to(scores.dtype)
+    return scores.where(mask, torch.finfo(scores.dtype).min)
 
 
 def weighted_sum(weights: Float[Tensor, "batch heads 1 total"], values: All) -> Query:
