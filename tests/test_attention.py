@@ -1,17 +1,14 @@
 """Attention against the formula written head by head, and its two implementations against each other."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, assert_close, assert_same_bits, left_padding, random_ids, randomize, rms, small_model
+from helpers import SMALL, assert_close, assert_same_bits, left_padding, random_ids, randomize, small_model
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from minigpt import GPT2, ConfigError, GPT2Config
-from minigpt.model import one_query
 from minigpt.model.attention import CausalSelfAttention, score_scale
 from minigpt.model.masking import eager_mask, sdpa_mask
 
@@ -132,88 +129,6 @@ def test_every_token_sees_every_earlier_one() -> None:
 def test_an_unknown_attention_lists_the_known() -> None:
     with pytest.raises(ConfigError, match="unknown attention 'flash'; known are sdpa, eager"):
         GPT2(GPT2Config(**SMALL), attention="flash")
-
-
-MASKS = {
-    "none": lambda visible, dtype: None,
-    "bool": lambda visible, dtype: visible,
-    "added": lambda visible, dtype: torch.zeros(visible.shape, dtype=dtype).masked_fill(
-        ~visible, torch.finfo(dtype).min
-    ),
-}
-
-
-def single_query(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k and v of five rows in four heads, and which of 30 keys each row sees."""
-    q, k, v = (3 * torch.randn(5, 4, seq, 12).to(dtype) for seq in (1, 30, 30))
-    return q, k, v, torch.rand(5, 1, 1, 30) < 0.7
-
-
-@pytest.mark.parametrize("dtype", one_query.HALVES, ids=str)
-@pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize(("few", "error"), [(one_query.FEW, 1.05), (0, 1.4)], ids=["few", "many"])
-@torch.inference_mode()
-def test_a_single_query_in_half_precision_is_as_near_the_truth_as_the_kernels_own(
-    few: int, error: float, kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(one_query, "FEW", few)
-    module = CausalSelfAttention(GPT2Config(**SMALL), 0, "sdpa").eval()
-    q, k, v, visible = single_query(dtype)
-    mask = MASKS[kind](visible, dtype)
-    assert one_query.suits(q)
-    truth = scaled_dot_product_attention(
-        q.double(), k.double(), v.double(), None if mask is None else visible, scale=module.scale
-    )
-    kernel = scaled_dot_product_attention(q, k, v, mask, scale=module.scale)
-    given = module.sdpa(q, k, v, mask)
-    assert given.dtype == dtype
-    assert rms(given - truth) <= error * rms(kernel - truth)  # many weights are rounded, each once
-    assert_close(given, truth.to(dtype), 2 * torch.finfo(dtype).eps, "a single query")
-
-
-@pytest.mark.parametrize("dtype", [*one_query.HALVES, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("kind", MASKS)
-@torch.inference_mode()
-def test_what_a_compiler_is_given_is_the_same_formula(kind: str, dtype: torch.dtype) -> None:
-    q, k, v, visible = single_query(dtype)
-    truth = scaled_dot_product_attention(
-        q.double(), k.double(), v.double(), None if kind == "none" else visible, scale=0.3
-    )
-    given = one_query.written_out(q, k, v, MASKS[kind](visible, dtype), 0.3)
-    assert given.dtype == dtype
-    assert_close(given, truth.to(dtype), 8 * torch.finfo(dtype).eps, "written out")
-
-
-LAYS = {
-    "whole": lambda store: store,
-    "from the first column": lambda store: store[:, :, :20],
-    "from a later column": lambda store: store[:, :, 7:],
-    "some rows": lambda store: store[1:3, :, 3:9],
-    "one row": lambda store: store[2:3],
-    "heads second": lambda store: store.transpose(1, 2).contiguous().transpose(1, 2),
-    "in reverse": lambda store: store.transpose(2, 3).contiguous().transpose(2, 3),
-}
-
-
-@pytest.mark.parametrize("lay", LAYS.values(), ids=LAYS)
-@torch.inference_mode()
-def test_a_weighted_sum_reads_values_however_they_lie(lay: Callable[[Tensor], Tensor]) -> None:
-    values = lay(torch.randn(4, 3, 31, 8))
-    weights = torch.rand(*values.shape[:2], 1, values.shape[2])
-    assert_close(one_query.weighted_sum(weights, values), weights @ values, 1e-6, "a weighted sum")
-
-
-@torch.inference_mode()
-def test_what_is_masked_counts_nothing_and_a_query_that_sees_nothing_is_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_query, "FEW", 0)
-    q, k, v = (torch.randn(3, 2, seq, 8).bfloat16() for seq in (1, 10, 10))
-    visible = torch.arange(10).ge(torch.tensor([0, 4, 10])[:, None])[:, None, None]  # (3, 1, 1, 10)
-    for attend in (one_query.attend, one_query.written_out):
-        given = attend(q, k, v, visible, 0.5)
-        others = [x.clone() for x in (k, v)]
-        others[0][1, :, :4], others[1][1, :, :4] = 1e4, -1e4
-        assert torch.equal(attend(q, *others, visible, 0.5)[:2], given[:2])
-        assert given.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
