@@ -836,3 +836,10 @@ def test_the_likeliest_token_is_the_first_of_the_largest(vocab: int, among: int,
     given = likeliest(scores)
     for row, token in zip(scores.tolist(), given.tolist(), strict=True):
         assert token == row.index(max(row))
+
+
+def test_the_likeliest_token_is_where_the_scores_are_whatever_the_default_device() -> None:
+    scores = torch.randn(2, 2 * BLOCK)
+    with torch.device("meta"):
+        given = likeliest(scores)
+    assert torch.equal(given, scores.argmax(-1))

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import SMALL, assert_close, rms
+from helpers import SMALL, assert_close, left_padding, random_ids, rms, small_model
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
 from minigpt import GPT2Config
@@ -69,6 +70,8 @@ LAYS = {
     "some rows": lambda store: store[1:3, :, 3:9],
     "one row": lambda store: store[2:3],
     "heads second": lambda store: store.transpose(1, 2).contiguous().transpose(1, 2),
+    "one row for all": lambda store: store[:1].expand(4, -1, -1, -1),
+    "one head for all": lambda store: store[:1, :1].expand(1, 3, -1, -1),
     "in reverse": lambda store: store.transpose(2, 3).contiguous().transpose(2, 3),
 }
 
@@ -92,3 +95,65 @@ def test_what_is_masked_counts_nothing_and_a_query_that_sees_nothing_is_finite(m
         others[0][1, :, :4], others[1][1, :, :4] = 1e4, -1e4
         assert torch.equal(attend(q, *others, visible, 0.5)[:2], given[:2])
         assert given.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["bool", "minus infinity"])
+@torch.inference_mode()
+def test_where_all_is_hidden_nothing_is_nan(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_query, "FEW", 0)
+    q, k, v, visible = single_query(torch.bfloat16)
+    visible[2] = False
+    mask = visible if kind == "bool" else torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
+    for attend in (one_query.attend, one_query.written_out):
+        assert attend(q, k, v, mask, 0.5).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", one_query.HALVES, ids=str)
+@torch.inference_mode()
+def test_equal_weights_are_good_to_an_epsilon(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are all rounded to the same side."""
+    monkeypatch.setattr(one_query, "FEW", 0)
+    k, v = torch.randn(2, 2, 3, 900, 16).to(dtype)
+    v += 1
+    given = one_query.attend(torch.zeros(2, 3, 1, 16, dtype=dtype), k, v, None, 0.5)
+    assert_close(given.double(), v.double().mean(2, keepdim=True), torch.finfo(dtype).eps, "the mean")
+
+
+@torch.inference_mode()
+def test_a_default_device_or_a_mode_leaves_nothing_behind() -> None:
+    weights, values = torch.rand(3, 2, 1, 17), torch.randn(3, 2, 17, 8)
+    with torch.device("meta"):
+        assert_close(one_query.weighted_sum(weights, values), weights @ values, 1e-6, "on another default device")
+    one_query._rows.cache_clear()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        one_query.weighted_sum(weights, values)
+    assert_close(one_query.weighted_sum(weights, values), weights @ values, 1e-6, "after it")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_attention_dropout_acts_on_a_single_token(dtype: torch.dtype) -> None:
+    model = small_model(dtype=dtype, attn_pdrop=0.5, resid_pdrop=0.0, embd_pdrop=0.0).train()
+    ids = random_ids(1, 9)
+    with torch.no_grad():
+        cache = model.new_cache(1, 12)
+        model(ids, cache=cache)
+        logits = []
+        for _ in range(2):
+            cache.length = 9
+            logits.append(model(ids[:, :1], cache=cache))
+    assert not torch.equal(*logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@torch.inference_mode()
+def test_padding_is_hidden_from_the_largest_scores(dtype: torch.dtype) -> None:
+    model, ids, mask = small_model(dtype=dtype), random_ids(2, 10), left_padding((10, 4), 10)
+    for block in model.h:
+        block.attn.c_attn.weight[:, :96] *= 400  # queries and keys
+    logits = []
+    for _ in range(2):
+        cache = model.new_cache(2, 10)
+        model(ids[:, :9], mask[:, :9], cache=cache)
+        logits.append(model(ids[:, 9:], cache=cache)[1])
+        ids[1, :6] = (ids[1, :6] + 1) % 83
+    assert torch.equal(*logits)

@@ -205,7 +205,7 @@ def likeliest(scores: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]:
     blocks, last = scores.unfold(-1, BLOCK, BLOCK), scores[:, -BLOCK:]  # (B, V // BLOCK, BLOCK) and (B, BLOCK)
     largest = torch.cat((blocks.amax(-1), last.amax(-1, keepdim=True)), dim=-1)  # (B, V // BLOCK + 1)
     first = (largest.argmax(-1) * BLOCK).clamp_(max=vocab - BLOCK)  # (B,)
-    return first + scores.gather(-1, first[:, None] + torch.arange(BLOCK)).argmax(-1)
+    return first + scores.gather(-1, first[:, None] + torch.arange(BLOCK, device=scores.device)).argmax(-1)
 
 
 def drawn(scores: Float[Tensor, "batch vocab"], chances: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:

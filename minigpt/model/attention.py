@@ -62,7 +62,7 @@ class CausalSelfAttention(nn.Module):
 
     def sdpa(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """The fused kernel. It keeps scores in float32 or wider, which is all that ``reorder_and_upcast_attn`` asks."""
-        if self.fast and one_query.suits(q):
+        if self.fast and not self.training and one_query.suits(q):
             return one_query.attend(q, k, v, mask, self.scale)
         dropout = self.attn_dropout.p if self.training else 0.0
         looks_back = mask is None and q.shape[2] > 1  # without a mask, a single query sees every key

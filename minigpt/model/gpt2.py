@@ -197,8 +197,12 @@ class GPT2(nn.Module):
         return self.ln_f(x)
 
     def _mask(self, padding: Bool[Tensor, "batch total"] | None, past: int, seq: int, x: Tensor) -> Tensor | None:
-        made_by_kernel = seq == 1 and padding is not None and self.arithmetic == "fast"  # in every layer anew
-        if self.attention == "sdpa" and not made_by_kernel:
+        """A Boolean one is made anew by every layer's kernel, so one for a single token is made to be added, once.
+
+        Not in float16, whose lowest number is too high to hide a key of the largest scores.
+        """
+        single = seq == 1 and padding is not None and self.arithmetic == "fast" and x.dtype != torch.float16
+        if self.attention == "sdpa" and not single:
             return sdpa_mask(padding, past, seq, x.device)
         return eager_mask(padding, past, seq, x.device, x.dtype)
 

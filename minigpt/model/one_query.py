@@ -31,7 +31,7 @@ def attend(q: Query, k: All, v: All, mask: Tensor | None, scale: float) -> Query
         added = mask.float() if mask is not None and mask.is_floating_point() else mask
         return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), added, scale=scale).to(q.dtype)
     scores = masked(q.float() * scale @ k.float().transpose(-1, -2), mask)  # (B, H, 1, S)
-    return weighted_sum(scores.softmax(dim=-1).to(v.dtype), v)  # weights rounded, as the fused kernel rounds its own
+    return weighted_sum(scores.softmax(dim=-1).to(v.dtype), v)  # each weight is good to half an epsilon of v's dtype
 
 
 def written_out(q: Query, k: All, v: All, mask: Tensor | None, scale: float) -> Query:
@@ -46,26 +46,31 @@ def masked(scores: Float[Tensor, "batch heads 1 total"], mask: Tensor | None) ->
     """Scores with what is hidden so low that it weighs nothing; finite, so that where all is hidden nothing is NaN."""
     if mask is None:
         return scores
+    lowest = torch.finfo(scores.dtype).min
     if mask.is_floating_point():
-        return scores + mask.to(scores.dtype)
-    return scores.where(mask, torch.finfo(scores.dtype).min)
+        return (scores + mask.to(scores.dtype)).clamp(min=lowest)
+    return scores.where(mask, lowest)
 
 
 def weighted_sum(weights: Float[Tensor, "batch heads 1 total"], values: All) -> Query:
     """``weights @ values``: a bag of embeddings is just that, and the library's reads every value once, as it lies."""
     batch, heads, total, width = values.shape
     table = values.flatten(0, 1)  # (B * H, S, D)
-    if table.stride(1) != width or table.stride(2) != 1 or table.stride(0) % width:
+    if table.stride(1) != width or table.stride(2) != 1 or table.stride(0) % width or not table.stride(0):
         table = table.contiguous()
     step = table.stride(0) // width
-    indices, bags = _rows(batch * heads, step, total)
+    indices, bags = _rows(batch * heads, step, total, values.device)
+    if type(indices) is not Tensor:  # made under a mode, with whose tensors nobody else can do anything
+        _rows.cache_clear()
     table = table.as_strided(((batch * heads - 1) * step + total, width), (width, 1))  # what lies between, included
     weights = weights.flatten()  # (B * H * S)
     return F.embedding_bag(indices, table, bags, mode="sum", per_sample_weights=weights).view(batch, heads, 1, width)
 
 
 @lru_cache(maxsize=1)  # every layer of a step asks for the same
-def _rows(count: int, step: int, total: int) -> tuple[Int[Tensor, " rows"], Int[Tensor, " count"]]:
+def _rows(
+    count: int, step: int, total: int, device: torch.device
+) -> tuple[Int[Tensor, " rows"], Int[Tensor, " count"]]:
     """Which rows of a table belong to each of ``count`` bags, ``total`` of them every ``step``; where a bag begins."""
-    firsts = torch.arange(0, count * step, step)  # (B * H)
-    return (firsts[:, None] + torch.arange(total)).flatten(), torch.arange(0, count * total, total)
+    bags = torch.arange(count, device=device)  # (B * H)
+    return (bags[:, None] * step + torch.arange(total, device=device)).flatten(), bags * total
