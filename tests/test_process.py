@@ -35,3 +35,4 @@ def test_what_the_environment_says_is_left_at_that(monkeypatch: pytest.MonkeyPat
 def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
     settle_memory()
+    assert {os.environ[capacity] for capacity in SHAPES} == {"32"}, "the rest is done all the same"

@@ -15,7 +15,6 @@ from minigpt.checkpoint.read import listing
 from minigpt.checkpoint.translate import PREFIX
 from minigpt.errors import CheckpointError
 from minigpt.model import GPT2
-from minigpt.model.packed import PackedConv1D
 from minigpt.placement import dtype_name
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -63,7 +62,7 @@ def save_pretrained(
     if max_shard_bytes < 1:
         raise CheckpointError(f"max_shard_bytes must be 1 or more, not {max_shard_bytes}")
     _require_only_a_gpt2s(model)
-    tensors = {_saved_name(name): tensor.detach().contiguous() for name, tensor in _weights(model).items()}
+    tensors = {_saved_name(name): tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     ids = {name: value for name, value in model.config.to_dict().items() if name.endswith("_token_id")}
     try:
         with replacing(Path(directory)) as folder:
@@ -110,11 +109,6 @@ def _shards(tensors: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tens
 
 def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _weights(model: GPT2) -> dict[str, Tensor]:
-    packed = {name: layer.weight for name, layer in model.named_modules() if isinstance(layer, PackedConv1D)}
-    return dict(model.named_parameters()) | {f"{name}.weight": weight for name, weight in packed.items()}
 
 
 def _require_only_a_gpt2s(model: GPT2) -> None:

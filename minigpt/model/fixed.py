@@ -6,10 +6,10 @@ room for, D width of a head, C embedding.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from minigpt.model.gpt2 import GPT2
+from minigpt.model.masking import added
 
 Layers = tuple[Tensor, ...]  # each (B, H, S, D); of all layers in one tensor, a compiler copies the whole for each
 
@@ -34,6 +34,4 @@ def read_fixed(model: GPT2, x: Tensor, visible: Tensor, cache: FixedCache) -> Te
 
     The mask is one that is added to scores, made once: of a Boolean one, every layer would make it anew.
     """
-    hidden = torch.finfo(x.dtype).min
-    mask = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill(~visible, hidden)  # (B, S)
-    return model.read(x, mask[:, None, None], cache)
+    return model.read(x, added(visible, x.dtype)[:, None, None], cache)

@@ -76,9 +76,13 @@ def sdpa_mask(
 def eager_mask(
     padding: Bool[Tensor, "batch total"] | None, past: int, seq: int, device: torch.device, dtype: torch.dtype
 ) -> Float[Tensor, "rows 1 seq total"]:
-    """What the written-out formula adds to its scores: 0 where visible, the lowest finite number where not.
+    """What the written-out formula adds to its scores: ``added`` for ``visible``."""
+    return added(visible(padding, past, seq, device), dtype)
+
+
+def added(visible: Bool[Tensor, "*dims"], dtype: torch.dtype) -> Float[Tensor, "*dims"]:
+    """What is added to scores: 0 where visible, the lowest finite number where not.
 
     Finite, and not -inf, so that a padded query, which sees nothing, averages over everything and is never NaN.
     """
-    seen = torch.zeros((), dtype=dtype, device=device)
-    return torch.where(visible(padding, past, seq, device), seen, torch.finfo(dtype).min)
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
