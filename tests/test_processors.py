@@ -106,7 +106,9 @@ def assert_as_in_transformers(at: dict[str, Any], chosen: dict[str, Any]) -> Non
     ids = random_text(at["batch"], at["seq"], VOCAB, at["seed"])
     prompt = min(at["prompt"], at["seq"])
     if chosen.get("bad_words_ids"):  # some of them are about to be completed
-        chosen["bad_words_ids"] = [*chosen["bad_words_ids"], [*ids[0, -2:].tolist(), 7], [int(ids[-1, -1]), 9]]
+        words = [*chosen["bad_words_ids"], [*ids[0, -2:].tolist(), 7], [int(ids[-1, -1]), 9]]
+        # Before 5.18, transformers overlooks a run that the whole of a text begins.
+        chosen["bad_words_ids"] = [word for word in words if len(word) <= ids.shape[1]] or [[9]]
     before = logits.clone()
     ours = warp(logits, ids, prompt_length=prompt, eos_token_id=at["ends"], **chosen)
     theirs = by_transformers(logits.clone(), ids, prompt, at["ends"], **chosen)
@@ -139,6 +141,11 @@ def test_the_comparison_would_notice_a_processor_that_does_nothing(name: str) ->
     out = warp(torch.zeros(1, 9), ids, eos_token_id=8, **{name: value})
     excluded = {"no_repeat_ngram_size": 5, "bad_words_ids": 7, "min_new_tokens": 8, "suppress_tokens": 1}[name]
     assert (out[0] == -torch.inf).nonzero().flatten().tolist() == [excluded]
+
+
+def test_a_run_that_the_whole_text_begins_is_not_completed() -> None:
+    out = warp(torch.zeros(1, 9), torch.tensor([[3, 5]]), bad_words_ids=[[3, 5, 7], [1, 3, 5, 6]])
+    assert (out[0] == -torch.inf).nonzero().flatten().tolist() == [7]
 
 
 def test_the_end_may_come_once_there_is_enough() -> None:

@@ -27,6 +27,9 @@ if importlib.util.find_spec("triton") is None:
 
 from minigpt.norms.triton import interpreting
 
+if interpreting() and (reason := norms.available()["triton"].reason):
+    pytest.skip(f"the triton norm {reason}", allow_module_level=True)
+
 DTYPES = (torch.float64, torch.float32, *HALVES)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -275,6 +278,11 @@ def test_says_why_it_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs a CUDA device" in (info.reason or "")
     with pytest.raises(NormError, match="norm 'triton' needs a CUDA device, and PyTorch sees none; TRITON_INTERPRET=1"):
         norms.build("triton", 8)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("minigpt.norms.triton.version", {"triton": "3.6.0", "numpy": "2.4.6"}.__getitem__)
+    assert "needs triton 3.7, or an older numpy" in (info.reason or "")
+    monkeypatch.setattr("minigpt.norms.triton.version", {"triton": "3.6.0", "numpy": "2.3.1rc1"}.__getitem__)
+    assert info.available
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
     assert info.reason == "needs triton: pip install 'minigpt[triton]'"
 

@@ -34,9 +34,8 @@ def register(*, norm: Norms = "fused", arithmetic: str = "fast") -> None:
     """
     GPT2LMHeadModel.by_default = Choice(norm, arithmetic)
     CONFIG_MAPPING.register(MiniGPT2Config.model_type, MiniGPT2Config, exist_ok=True)
-    models: Any = MODEL_FOR_CAUSAL_LM_MAPPING
-    for config in (GPT2Config, MiniGPT2Config):
-        models.register(config, GPT2LMHeadModel, exist_ok=True)
+    for config in (GPT2Config, MiniGPT2Config):  # some versions' own ``register`` passes over transformers' configs
+        _registered(MODEL_FOR_CAUSAL_LM_MAPPING)[config] = GPT2LMHeadModel
 
 
 def unregister() -> None:
@@ -48,5 +47,5 @@ def unregister() -> None:
 
 
 def _registered(mapping: Any) -> dict[Any, Any]:
-    """What was added to one of transformers' mappings, which can be added to and not taken from."""
+    """What was added to one of transformers' mappings; there are no public words to take it away again."""
     return mapping._extra_content

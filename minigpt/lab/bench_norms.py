@@ -215,7 +215,7 @@ def _present(contestants: list[str], device: torch.device) -> tuple[dict[str, An
         "liger": "liger_kernel.transformers:LigerLayerNorm",
     }
     absent = {}
-    if "triton" in contestants and (reason := norms.available()["triton"].reason):
+    if "triton" in contestants and (reason := _without_triton(device)):
         absent["triton"] = reason
     if "liger" in contestants and importlib.util.find_spec("liger_kernel") is None:
         absent["liger"] = "needs liger_kernel: pip install liger-kernel"
@@ -225,6 +225,14 @@ def _present(contestants: list[str], device: torch.device) -> tuple[dict[str, An
     if not makers:
         raise NormError(f"there is nothing to time: {'; '.join(f'{name} {why}' for name, why in absent.items())}")
     return makers, absent
+
+
+def _without_triton(device: torch.device) -> str | None:
+    from minigpt.norms.triton import runs_on
+
+    if reason := norms.available()["triton"].reason:
+        return reason
+    return None if runs_on(device) else f"runs on CUDA, not on {device.type}"
 
 
 @contextlib.contextmanager

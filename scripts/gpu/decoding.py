@@ -54,10 +54,8 @@ def decoding(results: dict[str, Any], device: torch.device, quick: bool) -> Iter
 
 def contestants(weights: minigpt.GPT2, new: int, device: torch.device) -> dict[str, Timed]:
     """By name, what continues ids (B, T) by ``new`` tokens and says how long that took."""
-    norms = (
-        known_norms(("fused", "triton")) if device.type == "cuda" else ["fused"]
-    )  # interpreted, no time tells a thing
-    ours = {norm: with_norm(weights, norm, "sdpa", "fast") for norm in norms}
+    timed = ("fused", "triton") if device.type == "cuda" else ("fused",)  # interpreted, no time tells a thing
+    ours = {norm: with_norm(weights, norm, "sdpa", "fast") for norm in known_norms(timed, device)}
     theirs = theirs_of(weights, "sdpa")
     theirs.generation_config.eos_token_id, theirs.generation_config.pad_token_id = None, 0
     runners = {f"minigpt {norm}": by_ours(model, new) for norm, model in ours.items()}

@@ -69,7 +69,7 @@ def compared(
     """A row for each norm and case with this attention; where it cannot run, one that says why."""
     kind, _, backend = attention.partition(" ")
     theirs = references[kind]
-    ours = {norm: with_norm(rounded, norm, kind) for norm in known_norms(NORMS)}
+    ours = {norm: with_norm(rounded, norm, kind) for norm in known_norms(NORMS, ids.device)}
     cases = {norm: our_cases(model, ids, mask) for norm, model in ours.items()}
     for case, read in their_cases(theirs, ids, mask).items():
         with judging(), only(backend):

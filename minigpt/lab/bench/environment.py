@@ -10,7 +10,7 @@ import torch
 
 from minigpt.model.product import HAS_BFLOAT16
 
-PACKAGES = ("torch", "transformers", "ctranslate2")
+PACKAGES = ("transformers", "ctranslate2")
 
 
 def environment(threads: int, *packages: str) -> dict[str, Any]:
@@ -27,6 +27,7 @@ def environment(threads: int, *packages: str) -> dict[str, Any]:
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "minigpt": minigpt.__version__,
+        "torch": torch.__version__,
     } | {name: _version(name) for name in (*PACKAGES, *packages)}
 
 

@@ -4,6 +4,7 @@ Triton is imported where the first of these norms is used, and not before.
 """
 
 import os
+from importlib.metadata import version
 
 import torch
 from jaxtyping import Float
@@ -19,10 +20,23 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
+def runs_on(device: torch.device) -> bool:
+    """Whether the kernels of this process do; the meta device has shapes, and needs none."""
+    return device.type in ("cuda", "meta") or interpreting()
+
+
 def _obstacle() -> str | None:
-    if torch.cuda.is_available() or interpreting():
+    if interpreting():
+        can_count = _release("triton") >= (3, 7) or _release("numpy") < (2, 4)
+        return None if can_count else "needs triton 3.7, or an older numpy, to be interpreted: pip install 'numpy<2.4'"
+    if torch.cuda.is_available():
         return None
     return "needs a CUDA device, and PyTorch sees none; TRITON_INTERPRET=1 interprets its kernels without one, slowly"
+
+
+def _release(package: str) -> tuple[int, int]:
+    major, minor, *_ = version(package).split(".")
+    return int(major), int(minor)
 
 
 @register("triton", requires="triton", obstacle=_obstacle)
@@ -69,7 +83,7 @@ class TritonLayerNorm(LayerNorm):
                 f"this norm's weights are on {self.weight.device}, but the input is {x.dtype} on {x.device}; "
                 "it takes floating-point numbers that are where its weights are"
             )
-        if not (x.is_cuda or x.is_meta or interpreting()):
+        if not runs_on(x.device):
             raise NormError(
                 f"the triton norm runs on CUDA, but the input is on {x.device}; take norm 'fused' there, "
                 "or set TRITON_INTERPRET=1 before Python starts to interpret its kernels, slowly"
