@@ -37,7 +37,7 @@ Part = Callable[[dict[str, Any], torch.device, bool], Iterator[str]]
 PARTS: dict[str, tuple[Part, float]] = {  # in this order, each with the seconds after which it begins nothing more
     "parity": (parity, 150),
     "decoding": (decoding, 110),
-    "norms": (norms, 100),
+    "norms": (norms, 130),
     "sanitizer": (sanitizer, 60),
 }
 LAST_BEGIN_S = 450.0  # seconds after which nothing is begun at all

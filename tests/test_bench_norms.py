@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -27,6 +26,7 @@ def test_every_contestant_at_every_shape_and_pass() -> None:
         moved = STREAMS[timing["computes"]] * timing["rows"] * 48 * 4
         assert timing["gb_per_s"] == pytest.approx(moved / timing["ms"] / 1e6)
         assert timing["share_of_copy"] > 0
+        assert timing["call_ms"] == timing["ms"], "a CPU is its own caller"
     assert (bench["device"], bench["dtype"]) == ("cpu", "float32")
     json.dumps(bench, allow_nan=False)
 
@@ -92,8 +92,29 @@ def test_the_compiled_norm_is_compiled_at_every_shape_that_is_timed() -> None:
     assert 2 <= counters["stats"]["unique_graphs"] <= 5
 
 
+def test_inputs_take_turns_until_no_cache_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[int] = set()
+
+    class Watched(LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) == 5:
+                seen.add(x.data_ptr())
+            return super().forward(x)
+
+    module = sys.modules["minigpt.lab.bench_norms"]
+    monkeypatch.setattr(module, "_Compiled", Watched)
+    monkeypatch.setattr(module, "CHECKED", 1)
+    for cold, inputs in ((2**12, 5), (2**20, 16), (1, 1)):
+        seen.clear()
+        monkeypatch.setattr(module, "COLD", cold)
+        bench_norms(contestants=["compiled"], passes=["forward"], **FEW | {"rows": [5]})
+        assert len(seen) == inputs
+
+
 @pytest.mark.gpu
 def test_on_cuda() -> None:
     bench = bench_norms(widths=[768], rows=[1, 16_384], repeats=3, device="cuda")
     assert {timing.norm for timing in bench.timings} >= {"torch", "compiled", "triton"}
-    assert torch.cuda.is_available()
+    for timing in bench.timings:
+        assert 0 < timing.ms < 1.2 * timing.call_ms, "whoever calls waits for the device at least"
+        assert timing.rows == 1 or timing.share_of_copy > 0.1

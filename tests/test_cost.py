@@ -10,10 +10,12 @@ from minigpt.lab.contest import Contest
 from minigpt.lab.cost import cost, interleaved_ms
 from minigpt.lab.report import Cost
 
+CPU = torch.device("cpu")
+
 
 def test_contestants_take_turns_after_a_first_round_that_warms_up() -> None:
     calls: list[str] = []
-    found = interleaved_ms(lambda: calls.append("a"), lambda: calls.append("b"), repeats=4)
+    found = interleaved_ms(CPU, lambda: calls.append("a"), lambda: calls.append("b"), repeats=4)
     assert calls == ["a", "b"] * 5
     assert len(found) == 2
     assert all(ms >= 0 for ms in found)
@@ -21,7 +23,7 @@ def test_contestants_take_turns_after_a_first_round_that_warms_up() -> None:
 
 def test_slow_contestants_run_three_rounds() -> None:
     calls: list[int] = []
-    interleaved_ms(lambda: calls.append(1), repeats=50, enough_s=0.0)
+    interleaved_ms(CPU, lambda: calls.append(1), repeats=50, enough_s=0.0)
     assert len(calls) == 1 + 3
 
 

@@ -1,16 +1,17 @@
 """How fast is a norm? Forward, backward, and with the residual addition, beside the speed of a copy.
 
 A norm that reads and writes each element once cannot be faster than the memory. So every time is also told as bytes a
-second, and as a share of what a plain copy of as many bytes as the input has reaches in the same run.
+second, and as a share of what a plain copy of as many bytes as the input has reaches in the same run. Several inputs
+take turns, more than a cache holds, as far as their size allows.
 """
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -21,11 +22,13 @@ from minigpt import norms
 from minigpt.errors import ConfigError, NormError
 from minigpt.lab.reference import versions
 from minigpt.lab.steps import Progress, Steps
+from minigpt.lab.stopwatch import gpu_seconds, wall_seconds
 from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
 
 WIDTHS = (768, 1024, 1280, 1600, 4096, 8192)
 ROWS = {"cuda": (1, 64, 1024, 16_384, 65_536, 262_144), "cpu": (1, 64, 1024)}
 PASSES = ("forward", "backward", "add_norm")
+COLD, MOST_INPUTS = 2**28, 16  # inputs take turns until they have this many bytes, or are this many
 CHECKED = 4096  # rows; float64 has no room for more of them on every device
 STREAMS = {"forward": 2, "backward": 3, "add_norm": 4}  # tensors of the input's size that have to be read or written
 CONTESTANTS = ("torch", "compiled", "triton", "liger")
@@ -34,7 +37,11 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2, t
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """One contestant at one shape. Times are medians, milliseconds; rates are 10^9 bytes a second."""
+    """One contestant at one shape. Times are medians, milliseconds; rates are 10^9 bytes a second.
+
+    ``ms`` is what the device takes; ``call_ms`` what a caller waits who makes one call after another, which on a GPU is
+    more for as long as Python cannot keep up with it.
+    """
 
     norm: str
     computes: str
@@ -45,6 +52,7 @@ class Timing:
     ms_p80: float
     gb_per_s: float
     share_of_copy: float
+    call_ms: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,55 +117,53 @@ def _timed(
     modules: dict[str, nn.Module], computes: str, width: int, rows: int, device: torch.device, dtype: torch.dtype,
     repeats: int,
 ) -> list[Timing]:  # fmt: skip
-    x, other = (torch.randn(rows, width, device=device).to(dtype) for _ in range(2))
-    calls = {name: _call(computes, module, x, other) for name, module in modules.items()}
+    count = min(MOST_INPUTS, -(-COLD // (rows * width * dtype.itemsize)))
+    inputs = [tuple(torch.randn(rows, width, device=device).to(dtype) for _ in range(2)) for _ in range(count)]
+    x, other = inputs[0]
     seen = x[-CHECKED:], other[-CHECKED:]
     truth = _float64(next(iter(modules.values())))
     wanted = _results(_call(computes, truth, *(part.double() for part in seen))())
     for name, module in modules.items():
         _require_right(name, computes, _results(_call(computes, module, *seen)()), wanted, dtype)
+    calls = {name: _in_turn([_call(computes, module, *given) for given in inputs]) for name, module in modules.items()}
     room = torch.empty_like(x)
-    copy: Callable[[], object] = lambda: room.copy_(x)  # noqa: E731
+    copy = _in_turn([functools.partial(room.copy_, source) for source, _ in inputs])
     taken = interleaved({"copy": copy, **calls}, device, repeats)
-    copied = 2 * x.nbytes / statistics.median(taken.pop("copy"))
+    copied = 2 * x.nbytes / statistics.median(seconds for seconds, _ in taken.pop("copy"))
     return [_timing(name, computes, width, rows, times, STREAMS[computes] * x.nbytes, copied)
             for name, times in taken.items()]  # fmt: skip
 
 
-def _timing(name: str, computes: str, width: int, rows: int, times: list[float], moved: int, copied: float) -> Timing:
-    median, (p20, *_, p80) = statistics.median(times), statistics.quantiles(times, n=5, method="inclusive")
+def _timing(
+    name: str, computes: str, width: int, rows: int, times: list[tuple[float, float]], moved: int, copied: float
+) -> Timing:
+    seconds, calls = zip(*times, strict=True)
+    median, (p20, *_, p80) = statistics.median(seconds), statistics.quantiles(seconds, n=5, method="inclusive")
     return Timing(name, computes, width, rows, 1e3 * median, 1e3 * p20, 1e3 * p80, moved / median / 1e9,
-                  moved / median / copied)  # fmt: skip
+                  moved / median / copied, 1e3 * statistics.median(calls))  # fmt: skip
 
 
-def interleaved(calls: dict[str, Callable[[], object]], device: torch.device, repeats: int) -> dict[str, list[float]]:
-    """Seconds a call, ``repeats`` of each, in turns; enough calls at a time for a clock to tell."""
+def interleaved(
+    calls: dict[str, Callable[[], object]], device: torch.device, repeats: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Seconds that a call takes the device and its caller, ``repeats`` of each, in turns; as many calls at a time as a
+    clock needs."""
     loops = {}
     for name, call in calls.items():
         call()
-        once = _seconds(call, 1, device)
-        loops[name] = max(1, min(200, math.ceil(2e-3 / max(once, 1e-7))))
-    taken: dict[str, list[float]] = {name: [] for name in calls}
+        loops[name] = max(1, min(100, math.ceil(2e-3 / max(wall_seconds(call, 1, device), 1e-7))))
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
-            taken[name].append(_seconds(call, loops[name], device))
+            waited = wall_seconds(call, loops[name], device)
+            taken[name].append((gpu_seconds(call, loops[name], device) if device.type == "cuda" else waited, waited))
     return taken
 
 
-def _seconds(call: Callable[[], object], loops: int, device: torch.device) -> float:
-    if device.type != "cuda":
-        start = time.perf_counter()
-        for _ in range(loops):
-            call()
-        return (time.perf_counter() - start) / loops
-    with torch.cuda.device(device):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(loops):
-            call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3 / loops
+def _in_turn(calls: list[Callable[[], object]]) -> Callable[[], object]:
+    """The next of these at every call."""
+    following = itertools.cycle(calls)
+    return lambda: next(following)()
 
 
 def _call(computes: str, module: nn.Module, x: Tensor, other: Tensor) -> Callable[[], Any]:

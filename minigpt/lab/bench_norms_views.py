@@ -19,14 +19,16 @@ def norms_table(bench: dict[str, Any]) -> RenderableType:
     names = list(dict.fromkeys(timing["norm"] for timing in bench["timings"]))
     table = Table("width", "rows", "computes", *names, box=None, pad_edge=False)
     lines: dict[tuple[int, int, str], dict[str, str]] = {}
+    is_gpu = bench["device"] != "cpu"  # on which a call from Python may take longer than its work
     for timing in bench["timings"]:
         cell = f"{timing['ms']:.4g} ms  {timing['gb_per_s']:.4g} GB/s  {timing['share_of_copy']:.2f}"
+        cell += f"  {timing['call_ms']:.4g} ms a call" * is_gpu
         lines.setdefault((timing["width"], timing["rows"], timing["computes"]), {})[timing["norm"]] = cell
     for (width, rows, computes), cells in lines.items():
         table.add_row(str(width), f"{rows:,}", computes, *(cells[name] for name in names))
     said = f"{bench['dtype']} on {bench['device']}, {bench['versions']['hardware']}, torch {bench['versions']['torch']}"
     notes = [Text(f"{name} was left out: {why}") for name, why in bench["absent"].items()]
-    return Group(Text(f"{said}; last in each cell: share of the rate of a plain copy"), table, *notes)
+    return Group(Text(f"{said}; after the rate, its share of the rate of a plain copy"), table, *notes)
 
 
 def require_plot(file: Path | None) -> None:

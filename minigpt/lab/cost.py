@@ -8,12 +8,13 @@ import torch
 
 from minigpt.lab.contest import Contest
 from minigpt.lab.report import Cost, Speed
+from minigpt.lab.stopwatch import wall_seconds
 
 
 def speed(contest: Contest, text: list[int]) -> Speed:
     """Medians of one forward over a text, candidate and transformers in turns."""
     ids = contest.tensor(text)
-    return Speed(*interleaved_ms(lambda: contest.candidate(ids), lambda: contest.reference(ids)))
+    return Speed(*interleaved_ms(contest.device, lambda: contest.candidate(ids), lambda: contest.reference(ids)))
 
 
 def cost(contest: Contest, text: list[int]) -> Cost:
@@ -30,6 +31,7 @@ def cost(contest: Contest, text: list[int]) -> Cost:
         model(ids[:, -1:], position_ids=ids.new_tensor([[len(text) - 1]]), cache=cache)
 
     prefill_ms, prefill_norm_ms, decode_ms, decode_norm_ms = interleaved_ms(
+        contest.device,
         lambda: model(ids),
         lambda: [norm(prefilled) for norm in norms],
         decode,
@@ -44,7 +46,9 @@ def cost(contest: Contest, text: list[int]) -> Cost:
     )
 
 
-def interleaved_ms(*contestants: Callable[[], object], repeats: int = 7, enough_s: float = 3.0) -> list[float]:
+def interleaved_ms(
+    device: torch.device, *contestants: Callable[[], object], repeats: int = 7, enough_s: float = 3.0
+) -> list[float]:
     """Median milliseconds of each, taken in turns so that a busy machine is busy for all; a first round warms up.
 
     Three rounds are measured at least, then more until there are ``repeats`` or they have taken ``enough_s`` seconds.
@@ -57,14 +61,5 @@ def interleaved_ms(*contestants: Callable[[], object], repeats: int = 7, enough_
         if round_ >= 3 and time.perf_counter() - began > enough_s:
             break
         for contestant, measured in zip(contestants, times, strict=True):
-            _finish_pending_work()
-            start = time.perf_counter()
-            contestant()
-            _finish_pending_work()
-            measured.append(1000 * (time.perf_counter() - start))
+            measured.append(1000 * wall_seconds(contestant, 1, device))
     return [median(measured) for measured in times]
-
-
-def _finish_pending_work() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

@@ -18,6 +18,7 @@ from minigpt.generation.decode import rows_of, written
 from minigpt.generation.settings import parse_settings
 from minigpt.lab.bench.contestants import weights as weight_bytes
 from minigpt.lab.reference import quiet_transformers
+from minigpt.lab.stopwatch import finish, wall_seconds
 from minigpt.model import compile_steps
 from minigpt.placement import dtype_name
 
@@ -134,19 +135,8 @@ def told(times: list[tuple[float, float | None]], batch: int, new: int, limit_ms
 def copy_rate(device: torch.device, quick: bool) -> float:
     """Bytes a second, read and written, of a copy much larger than any cache: the best of ten."""
     source = torch.zeros(2**20 if quick else 2**31, dtype=torch.uint8, device=device)
-    room, best = torch.empty_like(source), float("inf")
-    for _ in range(10):
-        finish(device)
-        start = time.perf_counter()
-        room.copy_(source)
-        finish(device)
-        best = min(best, time.perf_counter() - start)
-    return 2 * source.nbytes / best
-
-
-def finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    room = torch.empty_like(source)
+    return 2 * source.nbytes / min(wall_seconds(lambda: room.copy_(source), 1, device) for _ in range(10))
 
 
 def goals(results: dict[str, Any]) -> Iterator[Row]:

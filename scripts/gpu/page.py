@@ -6,7 +6,7 @@ from typing import Any
 from gpu import decoding, norms, parity
 
 Row = dict[str, Any]
-NORM_COLUMNS = ("norm", "computes", "width", "rows", "ms", "gb_per_s", "share_of_copy")
+NORM_COLUMNS = ("norm", "computes", "width", "rows", "ms", "gb_per_s", "share_of_copy", "call_ms")
 DECODING_COLUMNS = ("decoder", "batch", "call_s", "call_s_least", "call_s_most", "tokens_per_s", "step_ms",
                     "step_over_limit")  # fmt: skip
 PARITY_COLUMNS = ("model", "dtype", "attention", "norm", "case", "max_apart", "scale", "rms_error", "floor", "ratio")

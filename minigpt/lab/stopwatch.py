@@ -1,0 +1,44 @@
+"""How long something takes: by the wall's clock, and by a GPU's own."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+HEAD_START = 2_000_000  # cycles of a GPU, about a millisecond
+
+
+def finish(device: torch.device) -> None:
+    """Wait until a device has done all that was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def wall_seconds(call: Callable[[], object], loops: int, device: torch.device) -> float:
+    """What one call takes whoever makes ``loops`` of them in a row and needs the results."""
+    finish(device)
+    start = time.perf_counter()
+    for _ in range(loops):
+        call()
+    finish(device)
+    return (time.perf_counter() - start) / loops
+
+
+def gpu_seconds(call: Callable[[], object], loops: int, device: torch.device) -> float:
+    """What one call takes the GPU alone.
+
+    It is put to sleep until all the calls are in its queue, longer if need be, so that it waits for no launch.
+    """
+    with torch.cuda.device(device):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for doublings in range(8):
+            torch.cuda._sleep(HEAD_START << doublings)
+            begin.record()
+            for _ in range(loops):
+                call()
+            was_asleep = not begin.query()
+            end.record()
+            end.synchronize()
+            if was_asleep:
+                break
+        return begin.elapsed_time(end) / 1e3 / loops

@@ -1,0 +1,57 @@
+"""Clocks: a GPU is timed while it has nothing to wait for."""
+
+import contextlib
+import time
+
+import pytest
+import torch
+
+from minigpt.lab.stopwatch import HEAD_START, gpu_seconds, wall_seconds
+
+CPU = torch.device("cpu")
+
+
+def test_the_wall_counts_every_call() -> None:
+    calls: list[int] = []
+    assert wall_seconds(lambda: time.sleep(0.01) or calls.append(1), 3, CPU) >= 0.01
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize(("needed", "sleeps"), [(1, 1), (5, 4), (10**6, 8)])
+def test_a_gpu_sleeps_for_longer_until_the_host_is_ahead(
+    needed: int, sleeps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU of which nothing is there but its queue: it sleeps 1, 2, 4, ... heads' starts, and the host needs some."""
+    slept: list[int] = []
+    calls: list[int] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None: ...
+        def synchronize(self) -> None: ...
+
+        def query(self) -> bool:
+            return slept[-1] < needed * HEAD_START
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 12.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    assert gpu_seconds(lambda: calls.append(1), 4, CPU) == pytest.approx(0.003)
+    assert slept == [HEAD_START << i for i in range(sleeps)]
+    assert len(calls) == 4 * sleeps
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_timed_and_not_its_host() -> None:
+    def slow_to_ask() -> None:
+        time.sleep(1e-4)
+        torch.cuda._sleep(20_000)
+
+    device = torch.device("cuda")
+    alone, waited = gpu_seconds(slow_to_ask, 20, device), wall_seconds(slow_to_ask, 20, device)
+    assert 2e-6 < alone < 1e-4 < waited
