@@ -1,8 +1,9 @@
 """The kernels. Arguments in lower case are pointers, sizes and strides; those in upper case are compiled in.
 
 Row i of an input starts at ``i // inner * outer_stride + i % inner * inner_stride``, counted in 64 bits; what is
-written is contiguous. ``means`` and ``rstds``, one number a row, have the dtype that statistics are kept in. Each sum
-is taken in an order that depends on the width alone, so a row comes out the same in any company.
+written is contiguous. ``stats`` has the dtype that sums are kept in: the mean of every row, and then of every row the
+reciprocal deviation. A row's sums are taken in an order that depends on its width alone: it comes out the same in any
+company.
 """
 
 # pyright: reportMissingImports=false
@@ -15,6 +16,7 @@ import triton.language as tl
 from minigpt.norms.triton import interpreting
 
 INTERPRETED = tl.constexpr(interpreting())
+STAGES = tl.constexpr(3)  # turns of a loop of which one is computed, while the rows of the others are on their way
 
 
 @triton.jit
@@ -40,17 +42,20 @@ def rounded(value, pointer):
 @triton.jit
 @no_type_check
 def forward_rows(
-    x, delta, weight, bias, total, y, means, rstds, rows,
+    x, delta, weight, bias, total, y, stats, rows,
     x_inner, x_outer_stride, x_inner_stride, delta_inner, delta_outer_stride, delta_inner_stride,
     WIDTH: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows a program, whole in its registers: read once, summed twice, written once."""
-    wide = rstds.dtype.element_ty
+    wide = stats.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
     column = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
     inside = (row < rows) & (column < WIDTH)
     out = row * WIDTH + column
 
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0)  # asked for now, so as not to be waited for later
+    if bias is not None:
+        shift = tl.load(bias + column, mask=column < WIDTH, other=0.0)
     start = row_start(row, x_inner, x_outer_stride, x_inner_stride)
     value = tl.load(x + start + column, mask=inside, other=0.0).to(wide)  # (ROWS, BLOCK)
     if delta is not None:
@@ -63,23 +68,23 @@ def forward_rows(
     mean = tl.sum(value, axis=1, keep_dims=True) / WIDTH  # (ROWS, 1)
     centred = tl.where(inside, value - mean, 0.0)
     rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / WIDTH + EPS)
-    tl.store(means + row, mean, mask=row < rows)
-    tl.store(rstds + row, rstd, mask=row < rows)
+    tl.store(stats + row, mean, mask=row < rows)
+    tl.store(stats + rows + row, rstd, mask=row < rows)
 
-    result = centred * rstd * tl.load(weight + column, mask=column < WIDTH, other=0.0).to(wide)
+    result = centred * rstd * scale.to(wide)
     if bias is not None:
-        result += tl.load(bias + column, mask=column < WIDTH, other=0.0).to(wide)
+        result += shift.to(wide)
     tl.store(y + out, rounded(result, y), mask=inside)
 
 
 @triton.jit
 @no_type_check
 def forward_long(
-    x, weight, bias, y, means, rstds, inner, outer_stride, inner_stride,
+    x, weight, bias, y, stats, rows, inner, outer_stride, inner_stride,
     WIDTH: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row a program, too long for its registers: read three times, piece by piece."""
-    wide = rstds.dtype.element_ty
+    wide = stats.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     x += row_start(row, inner, outer_stride, inner_stride)
     y += row * WIDTH
@@ -97,8 +102,8 @@ def forward_long(
         centred = tl.where(column < WIDTH, value - mean, 0.0)
         squares += centred * centred
     rstd = tl.rsqrt(tl.sum(squares, axis=0) / WIDTH + EPS)
-    tl.store(means + row, mean)
-    tl.store(rstds + row, rstd)
+    tl.store(stats + row, mean)
+    tl.store(stats + rows + row, rstd)
 
     for first in range(0, WIDTH, BLOCK):
         column = first + tl.arange(0, BLOCK)
@@ -113,17 +118,17 @@ def forward_long(
 @triton.jit
 @no_type_check
 def rows_of_turn(
-    turn, column, rows, dy, x, means, rstds,
+    turn, column, rows, dy, x, stats,
     dy_inner, dy_outer_stride, dy_inner_stride, x_inner, x_outer_stride, x_inner_stride,
     WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The ROWS rows that this program comes by at this turn: where they are, their gradients, and they standardized."""
-    wide = rstds.dtype.element_ty
+    wide = stats.dtype.element_ty
     program = tl.program_id(0).to(tl.int64) + turn * tl.num_programs(0).to(tl.int64)
     row = program * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
     inside = (row < rows) & (column < WIDTH)  # (ROWS, BLOCK)
-    mean = tl.load(means + row, mask=row < rows, other=0.0)
-    rstd = tl.load(rstds + row, mask=row < rows, other=0.0)
+    mean = tl.load(stats + row, mask=row < rows, other=0.0)
+    rstd = tl.load(stats + rows + row, mask=row < rows, other=0.0)
     start = row_start(row, x_inner, x_outer_stride, x_inner_stride)
     value = tl.load(x + start + column, mask=inside, other=0.0).to(wide)
     start = row_start(row, dy_inner, dy_outer_stride, dy_inner_stride)
@@ -134,25 +139,25 @@ def rows_of_turn(
 @triton.jit
 @no_type_check
 def backward_rows(
-    dy, dtotal, x, weight, means, rstds, dx, dweights, dbiases, rows, rounds,
+    dy, dtotal, x, weight, stats, dx, partials, rows, rounds,
     dy_inner, dy_outer_stride, dy_inner_stride, dtotal_inner, dtotal_outer_stride, dtotal_inner_stride,
     x_inner, x_outer_stride, x_inner_stride,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``rounds`` times ROWS rows a program, and what they bring to weight and bias as one row of partial sums.
+    """``rounds`` times ROWS rows a program, and what they bring to weight and bias as a row of partial sums of each.
 
     With s the standardized row and g = dy * weight, dx = (g - mean(g) - s * mean(g * s)) * rstd (the derivative of
     arXiv 1607.06450, equation 4); ``dtotal``, what reached the sum by other ways, is added to it.
     """
-    wide = rstds.dtype.element_ty
+    wide = stats.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
     scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(wide)
     dweight = tl.zeros([ROWS, BLOCK], wide)
     dbias = tl.zeros([ROWS, BLOCK], wide)
-    for turn in range(0, rounds):
+    for turn in tl.range(0, rounds, num_stages=STAGES):
         row, inside, rstd, gradient, standard = rows_of_turn(
-            turn, column, rows, dy, x, means, rstds, dy_inner, dy_outer_stride, dy_inner_stride,
+            turn, column, rows, dy, x, stats, dy_inner, dy_outer_stride, dy_inner_stride,
             x_inner, x_outer_stride, x_inner_stride, WIDTH, ROWS,
         )  # fmt: skip
         scaled = gradient * scale
@@ -166,23 +171,21 @@ def backward_rows(
         dweight += gradient * standard
         dbias += gradient
 
-    place = program * WIDTH + tl.arange(0, BLOCK)
-    within = tl.arange(0, BLOCK) < WIDTH
-    tl.store(dweights + place, tl.sum(dweight, axis=0), mask=within)
-    tl.store(dbiases + place, tl.sum(dbias, axis=0), mask=within)
+    columns = tl.arange(0, BLOCK)
+    store_partials(partials, program, columns, dweight, dbias, WIDTH)
 
 
 @triton.jit
 @no_type_check
 def backward_long(
-    dy, dtotal, x, weight, means, rstds, dx,
+    dy, dtotal, x, weight, stats, dx, rows,
     dy_inner, dy_outer_stride, dy_inner_stride, dtotal_inner, dtotal_outer_stride, dtotal_inner_stride,
     x_inner, x_outer_stride, x_inner_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The input's gradient of one row a program, piece by piece; as ``backward_rows``."""
-    wide = rstds.dtype.element_ty
+    wide = stats.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
-    mean, rstd = tl.load(means + row), tl.load(rstds + row)
+    mean, rstd = tl.load(stats + row), tl.load(stats + rows + row)
     x += row_start(row, x_inner, x_outer_stride, x_inner_stride)
     dy += row_start(row, dy_inner, dy_outer_stride, dy_inner_stride)
     dx += row * WIDTH
@@ -214,23 +217,52 @@ def backward_long(
 @triton.jit
 @no_type_check
 def backward_long_weights(
-    dy, x, means, rstds, dweights, dbiases, rows, rounds,
+    dy, x, stats, partials, rows, rounds,
     dy_inner, dy_outer_stride, dy_inner_stride, x_inner, x_outer_stride, x_inner_stride,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK columns of one row of partial sums a program, over every row that ``program_id(0)`` comes by."""
-    wide = rstds.dtype.element_ty
+    """BLOCK columns of the partial sums a program, over every row that ``program_id(0)`` comes by."""
+    wide = stats.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,)
     column = columns[None, :]
     dweight = tl.zeros([ROWS, BLOCK], wide)
     dbias = tl.zeros([ROWS, BLOCK], wide)
-    for turn in range(0, rounds):
+    for turn in tl.range(0, rounds, num_stages=STAGES):
         _, _, _, gradient, standard = rows_of_turn(
-            turn, column, rows, dy, x, means, rstds, dy_inner, dy_outer_stride, dy_inner_stride,
+            turn, column, rows, dy, x, stats, dy_inner, dy_outer_stride, dy_inner_stride,
             x_inner, x_outer_stride, x_inner_stride, WIDTH, ROWS,
         )  # fmt: skip
         dweight += gradient * standard
         dbias += gradient
-    tl.store(dweights + program * WIDTH + columns, tl.sum(dweight, axis=0), mask=columns < WIDTH)
-    tl.store(dbiases + program * WIDTH + columns, tl.sum(dbias, axis=0), mask=columns < WIDTH)
+    store_partials(partials, program, columns, dweight, dbias, WIDTH)
+
+
+@triton.jit
+@no_type_check
+def store_partials(partials, program, columns, dweight, dbias, WIDTH: tl.constexpr):
+    """``partials`` is (2, programs, WIDTH): the first of the two for weight, the second for bias."""
+    place = partials + program * WIDTH + columns
+    tl.store(place, tl.sum(dweight, axis=0), mask=columns < WIDTH)
+    tl.store(place + tl.num_programs(0).to(tl.int64) * WIDTH, tl.sum(dbias, axis=0), mask=columns < WIDTH)
+
+
+@triton.jit
+@no_type_check
+def sum_partials(
+    partials, dweight, dbias, programs,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """BLOCK columns of weight's gradient, or where ``program_id(1)`` is 1 of bias', ROWS partial sums at a time."""
+    columns = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    column = columns[None, :]
+    partials += tl.program_id(1).to(tl.int64) * programs * WIDTH
+    sums = tl.zeros([ROWS, BLOCK], partials.dtype.element_ty)
+    for first in range(0, programs, ROWS):
+        row = first + tl.arange(0, ROWS).to(tl.int64)[:, None]
+        sums += tl.load(partials + row * WIDTH + column, mask=(row < programs) & (column < WIDTH), other=0.0)
+    found = tl.sum(sums, axis=0)
+    if tl.program_id(1) == 0:
+        tl.store(dweight + columns, rounded(found, dweight), mask=columns < WIDTH)
+    else:
+        tl.store(dbias + columns, rounded(found, dbias), mask=columns < WIDTH)

@@ -4,6 +4,7 @@
 # A launch takes num_warps beside what the kernel itself does.
 
 import contextlib
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from minigpt.norms.triton import interpreting, kernels
 
 REGISTERS = 32 * 1024  # bytes of one row, as its statistics are kept, that a program may hold; longer rows go in pieces
 LONG_BLOCK = 2048  # elements of one piece
+SUM_ROWS, SUM_BLOCK = 128, 32  # of partial sums that are added up at a time
 
 Stream = Float[Tensor, "*dims"]
 Row = Float[Tensor, "*row"]
@@ -27,7 +29,7 @@ def layer_norm(x: Stream, weight: Row, bias: Row | None, eps: float) -> Stream:
 
 def add_layer_norm(residual: Stream, delta: Stream, weight: Row, bias: Row | None, eps: float) -> tuple[Stream, Stream]:
     """``residual + delta``, and LayerNorm of that sum."""
-    y, total, _, _ = torch.ops.minigpt.layer_norm(residual, delta, weight, bias, eps)
+    y, total, _ = torch.ops.minigpt.layer_norm(residual, delta, weight, bias, eps)
     return total, y
 
 
@@ -75,6 +77,7 @@ def rows_of(x: Tensor, row_ndim: int) -> Rows:
     return Rows(x, inner, outer_stride, inner_stride)
 
 
+@functools.cache
 def tile(width: int, wide: torch.dtype) -> Tile | None:
     """For rows of ``width``; None where one does not fit into registers."""
     block = max(16, 1 << (width - 1).bit_length())
@@ -87,97 +90,99 @@ def tile(width: int, wide: torch.dtype) -> Tile | None:
 
 def _forward(
     x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``y``, ``total`` (empty without a ``delta``), and of each row the mean and the reciprocal deviation."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``y``, ``total`` (empty without a ``delta``), and the rows' means and reciprocal deviations (2, ...)."""
     width, held = weight.numel(), tile(weight.numel(), _wide(_sum_dtype(x, delta)))
     if delta is not None and held is None:
         total = (x + delta).contiguous()
-        y, _, mean, rstd = _forward(total, None, weight, bias, eps)
-        return y, total, mean, rstd
-    y, total, mean, rstd = _forward_shapes(x, delta, weight, bias, eps)
+        y, _, stats = _forward(total, None, weight, bias, eps)
+        return y, total, stats
+    y, total, stats = _forward_shapes(x, delta, weight, bias, eps)
+    rows = stats.numel() // 2
     source, weight, bias = rows_of(x, weight.ndim), weight.contiguous(), None if bias is None else bias.contiguous()
     added = Rows(x, 1, 0, 0) if delta is None else rows_of(delta, weight.ndim)
     with _device(x):
-        if not mean.numel():
+        if not rows:
             pass
         elif held is None:
-            kernels.forward_long[mean.numel(),](
-                source.data, weight, bias, y, mean, rstd, *source.place,
+            kernels.forward_long[rows,](
+                source.data, weight, bias, y, stats, rows, *source.place,
                 WIDTH=width, EPS=eps, BLOCK=LONG_BLOCK, num_warps=8,
             )  # fmt: skip
         else:
-            kernels.forward_rows[-(-mean.numel() // held.rows),](
-                source.data, None if delta is None else added.data, weight, bias, total, y, mean, rstd, mean.numel(),
+            kernels.forward_rows[-(-rows // held.rows),](
+                source.data, None if delta is None else added.data, weight, bias, total, y, stats, rows,
                 *source.place, *added.place, WIDTH=width, EPS=eps, ROWS=held.rows, BLOCK=held.block,
                 num_warps=held.warps,
             )  # fmt: skip
-    return y, total, mean, rstd
+    return y, total, stats
 
 
 def _forward_shapes(
     x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     dtype = _sum_dtype(x, delta)
     y = x.new_empty(x.shape, dtype=dtype)
     total = x.new_empty(0 if delta is None else x.shape, dtype=dtype)
-    mean, rstd = (x.new_empty(x.shape[: x.ndim - weight.ndim], dtype=_wide(dtype)) for _ in range(2))
-    return y, total, mean, rstd
+    stats = x.new_empty((2, *x.shape[: x.ndim - weight.ndim]), dtype=_wide(dtype))
+    return y, total, stats
 
 
 def _backward(
-    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, stats: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the sum ``x`` (what went into the norm), of the weight and of the bias."""
-    dx = x.new_empty(x.shape)
-    width, rows, held = weight.numel(), mean.numel(), tile(weight.numel(), mean.dtype)
+    dx, dweight, dbias = _backward_shapes(dy, dtotal, x, weight, stats)
+    width, rows, held = weight.numel(), stats.numel() // 2, tile(weight.numel(), stats.dtype)
     source, above = rows_of(x, weight.ndim), rows_of(dy, weight.ndim)
     beside = Rows(x, 1, 0, 0) if dtotal is None else rows_of(dtotal, weight.ndim)
     piece = held or Tile(1, LONG_BLOCK, 8)
     blocks = -(-rows // piece.rows)
     programs = min(blocks, _programs(x.device, piece.warps))
-    dweights, dbiases = (x.new_empty(programs, width, dtype=mean.dtype) for _ in range(2))
-    given = (above.data, None if dtotal is None else beside.data, source.data, weight.contiguous(), mean, rstd, dx)
+    partials = x.new_empty(2, programs, width, dtype=stats.dtype)
+    given = (above.data, None if dtotal is None else beside.data, source.data, weight.contiguous(), stats, dx)
     places = (*above.place, *beside.place, *source.place)
     with _device(x):
         if not rows:
             pass
         elif held is not None:
             kernels.backward_rows[programs,](
-                *given, dweights, dbiases, rows, -(-blocks // programs), *places,
+                *given, partials, rows, -(-blocks // programs), *places,
                 WIDTH=width, ROWS=held.rows, BLOCK=held.block, num_warps=held.warps,
             )  # fmt: skip
         else:
-            kernels.backward_long[rows,](*given, *places, WIDTH=width, BLOCK=LONG_BLOCK, num_warps=8)
+            kernels.backward_long[rows,](*given, rows, *places, WIDTH=width, BLOCK=LONG_BLOCK, num_warps=8)
             kernels.backward_long_weights[programs, -(-width // LONG_BLOCK)](
-                above.data, source.data, mean, rstd, dweights, dbiases, rows, -(-blocks // programs),
-                *above.place, *source.place, WIDTH=width, ROWS=1, BLOCK=LONG_BLOCK, num_warps=8,
+                above.data, source.data, stats, partials, rows, -(-blocks // programs), *above.place, *source.place,
+                WIDTH=width, ROWS=1, BLOCK=LONG_BLOCK, num_warps=8,
             )  # fmt: skip
-    dweight, dbias = (partial.sum(0).to(weight.dtype).view(weight.shape) for partial in (dweights, dbiases))
+        columns = LONG_BLOCK if interpreting() else SUM_BLOCK
+        kernels.sum_partials[-(-width // columns), 2](
+            partials, dweight, dbias, programs, WIDTH=width, ROWS=SUM_ROWS, BLOCK=columns, num_warps=8
+        )
     return dx, dweight, dbias
 
 
 def _backward_shapes(
-    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, stats: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, delta, weight, bias, _ = inputs
-    _, total, mean, rstd = output
-    ctx.save_for_backward(x if delta is None else total, weight, mean, rstd)
+    _, total, stats = output
+    ctx.save_for_backward(x if delta is None else total, weight, stats)
     ctx.dtypes = x.dtype, None if delta is None else delta.dtype, None if bias is None else bias.dtype
     ctx.set_materialize_grads(False)
 
 
-def _gradients(
-    ctx: Any, dy: Tensor | None, dtotal: Tensor | None, dmean: None, drstd: None
-) -> tuple[Tensor | None, ...]:
-    x, weight, mean, rstd = ctx.saved_tensors
+def _gradients(ctx: Any, dy: Tensor | None, dtotal: Tensor | None, dstats: None) -> tuple[Tensor | None, ...]:
+    x, weight, stats = ctx.saved_tensors
     x_dtype, delta_dtype, bias_dtype = ctx.dtypes
     dy = torch.zeros_like(x) if dy is None else dy
     dtotal = None if delta_dtype is None else dtotal
-    dx, dweight, dbias = torch.ops.minigpt.layer_norm_backward(dy, dtotal, x, weight, mean, rstd)
+    dx, dweight, dbias = torch.ops.minigpt.layer_norm_backward(dy, dtotal, x, weight, stats)
     ddelta = None if delta_dtype is None else dx.to(delta_dtype)
     return dx.to(x_dtype), ddelta, dweight, None if bias_dtype is None else dbias.to(bias_dtype), None
 
@@ -208,11 +213,11 @@ def _programs(device: torch.device, warps: int) -> int:
 
 torch.library.define(
     "minigpt::layer_norm",
-    "(Tensor x, Tensor? delta, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor x, Tensor? delta, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "minigpt::layer_norm_backward",
-    "(Tensor dy, Tensor? dtotal, Tensor x, Tensor weight, Tensor mean, Tensor rstd) -> (Tensor, Tensor, Tensor)",
+    "(Tensor dy, Tensor? dtotal, Tensor x, Tensor weight, Tensor stats) -> (Tensor, Tensor, Tensor)",
 )
 torch.library.impl("minigpt::layer_norm", ("cpu", "cuda"), _forward)
 torch.library.impl("minigpt::layer_norm_backward", ("cpu", "cuda"), _backward)
