@@ -35,8 +35,8 @@ from minigpt.placement import resolve_device
 Part = Callable[[dict[str, Any], torch.device, bool], Iterator[str]]
 
 PARTS: dict[str, tuple[Part, float]] = {  # in this order, each with the seconds after which it begins nothing more
-    "parity": (parity, 150),
-    "decoding": (decoding, 110),
+    "parity": (parity, 140),
+    "decoding": (decoding, 150),
     "norms": (norms, 130),
     "sanitizer": (sanitizer, 60),
 }

@@ -12,7 +12,7 @@ from helpers import assert_within, in_float64, needs_onednn, random_ids, referen
 import minigpt
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.layout import by_rows
-from minigpt.model.product import FEW, onednn_linear, product
+from minigpt.model.product import FEW, onednn_linear, product, written_out
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -26,6 +26,18 @@ def test_is_the_affine_product(shape: tuple[int, int], bias: bool, dtype: torch.
     assert given.shape == (*shape, 37)
     assert given.dtype == dtype
     assert_within(rms(given.double() - truth), 2 * torch.finfo(dtype).eps * rms(truth), rms(truth), f"{shape}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_a_compiler_is_given_is_the_affine_product(bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+    x, rows = torch.randn(1, 24).to(device, dtype), torch.randn(37, 24).to(device, dtype)
+    shift = torch.randn(37).to(device, dtype) if bias else None
+    truth = F.linear(x.double(), rows.double(), None if shift is None else shift.double())[0]
+    for weight in (rows.t(), rows.t().contiguous()):
+        given = written_out(x, weight, shift)
+        assert given.dtype == dtype
+        assert_within(rms(given.double() - truth), 2 * torch.finfo(dtype).eps * rms(truth), rms(truth), "written out")
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (4, 1), (2, 20), (2, 40)])

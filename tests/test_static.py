@@ -18,6 +18,7 @@ from minigpt.generation.settings import parse_settings
 from minigpt.generation.static import StaticBatch, is_static
 from minigpt.generation.step import Step
 from minigpt.model import KVCache, compile_steps
+from minigpt.model.slots import Slots
 
 decode: Any = sys.modules["minigpt.generation.decode"]
 SAMPLED = {"do_sample": True, "temperature": 1.5, "seed": 5}
@@ -207,6 +208,24 @@ def test_a_step_asks_the_host_nothing(settings: str, norm: str) -> None:
     ):
         with pytest.raises(AssertionError, match="a step does"), AsksNoHost():
             forbidden()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("norm", ["fused", "textbook", "rms", "dyt"])
+@pytest.mark.parametrize("settings", ["greedy", "warped", "min_p", "typical_p", "excluded", "held back"])
+@torch.inference_mode()
+def test_a_step_is_all_on_the_models_device(settings: str, norm: str, attention: str) -> None:
+    """Here the device without memory: it refuses a tensor of the CPU's as a GPU would."""
+    model = small_model(norm, attention=attention, device="meta")
+    chosen = parse_settings(**{"max_new_tokens": 9} | SETTINGS[settings])
+    slots = Slots(model.new_cache(3, 24))
+    slots.read_into([0, 2])
+    step = Step(model, slots, chosen, 3)
+    step.seat(rows_of(model, [[1, 2], [3, 4, 5]], chosen, None))
+    step()
+    assert step.report.is_meta
+    with pytest.raises(RuntimeError, match="device"):
+        _ = step.tokens + torch.ones(3)
 
 
 @pytest.mark.parametrize(

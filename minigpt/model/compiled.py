@@ -14,6 +14,7 @@ from minigpt.errors import ConfigError
 from minigpt.model.cache import KVCache
 from minigpt.model.fixed import FixedCache, Layers, read_fixed
 from minigpt.model.gpt2 import GPT2
+from minigpt.model.layout import lay_by_rows
 
 OWN_GRAPHS = ("reduce-overhead", "max-autotune")  # modes in which the compiler makes CUDA graphs by itself
 
@@ -24,6 +25,7 @@ def compile_steps(model: GPT2, **options: Any) -> GPT2:
     It attends over all the room of a cache, with what is not yet written masked, so that no shape changes from one
     token to the next: a run compiles once, and once more where another batch or length makes the shapes variable. The
     prompt is read as before. The first step takes the compiler's time, half a minute or so for GPT-2's 12 layers.
+    On a GPU in fast arithmetic the affine weights are copied, in place, to lie by rows.
 
     Args:
         options: as ``torch.compile`` takes them.
@@ -33,6 +35,8 @@ def compile_steps(model: GPT2, **options: Any) -> GPT2:
     """
     if model.attention != "sdpa":
         raise ConfigError(f'compiled steps need attention="sdpa", and the model has {model.attention!r}')
+    if model.wte.weight.is_cuda and model.arithmetic == "fast":
+        lay_by_rows(model)  # the compiler makes one loop of a product whose sums run along a row, and two of others
     model.step = CompiledStep(model, options)
     return model
 

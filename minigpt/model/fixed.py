@@ -6,10 +6,10 @@ room for, D width of a head, C embedding.
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from minigpt.model.gpt2 import GPT2
-from minigpt.model.masking import added
 
 Layers = tuple[Tensor, ...]  # each (B, H, S, D); of all layers in one tensor, a compiler copies the whole for each
 
@@ -32,6 +32,8 @@ class FixedCache(NamedTuple):
 def read_fixed(model: GPT2, x: Tensor, visible: Tensor, cache: FixedCache) -> Tensor:
     """The stream (B, 1, C) of one new token a row through the whole network; a row sees what is ``visible`` (B, S).
 
-    The mask is one that is added to scores, made once: of a Boolean one, every layer would make it anew.
+    The mask is one that is added to scores, made once: of a Boolean one, every layer would make it anew. A row sees its
+    own token at least, so what is hidden may be -inf, and no score of any dtype is too large to be hidden.
     """
-    return model.read(x, added(visible, x.dtype)[:, None, None], cache)
+    added = x.new_zeros(visible.shape).masked_fill(~visible, -torch.inf)  # (B, S)
+    return model.read(x, added[:, None, None], cache)

@@ -76,13 +76,9 @@ def sdpa_mask(
 def eager_mask(
     padding: Bool[Tensor, "batch total"] | None, past: int, seq: int, device: torch.device, dtype: torch.dtype
 ) -> Float[Tensor, "rows 1 seq total"]:
-    """What the written-out formula adds to its scores: ``added`` for ``visible``."""
-    return added(visible(padding, past, seq, device), dtype)
-
-
-def added(visible: Bool[Tensor, "*dims"], dtype: torch.dtype) -> Float[Tensor, "*dims"]:
-    """What is added to scores: 0 where visible, the lowest finite number where not.
+    """What the written-out formula adds to its scores: 0 for what is ``visible``, the lowest finite number otherwise.
 
     Finite, and not -inf, so that a padded query, which sees nothing, averages over everything and is never NaN.
     """
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
+    mask = visible(padding, past, seq, device)
+    return torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill(~mask, torch.finfo(dtype).min)

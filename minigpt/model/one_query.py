@@ -1,4 +1,4 @@
-"""Attention of one new token a text on the CPU, at which the library's fused kernel is slow.
+"""Attention of one new token a text, at which the library's fused kernel is slow: on the CPU, and beside a compiler.
 
 B batch, H heads, S tokens in all, D width of a head.
 """
@@ -18,9 +18,11 @@ All = Float[Tensor, "batch heads total head"]
 
 
 def suits(q: Tensor) -> bool:
-    """Whether ``attend`` is the faster one: for half precision, and for a compiler. It is for inference."""
-    is_one = q.shape[2] == 1 and q.is_cpu and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
-    return is_one and (q.dtype in HALVES or torch.compiler.is_compiling())
+    """Whether ``attend`` is the faster one: on the CPU in half precision, and for a compiler. It is for inference."""
+    if q.shape[2] != 1 or not (q.is_cpu or q.is_cuda):
+        return False
+    is_wanted = torch.compiler.is_compiling() or (q.is_cpu and q.dtype in HALVES)
+    return is_wanted and not (torch.is_grad_enabled() or torch.is_autocast_enabled(q.device.type))
 
 
 def attend(q: Query, k: All, v: All, mask: Tensor | None, scale: float) -> Query:

@@ -36,11 +36,22 @@ def product(
     if _suits_onednn(x, weight):
         return onednn_linear(x, weight.t(), bias)
     rows = x.reshape(-1, x.shape[-1])  # (R, in)
+    if len(rows) == 1 and x.is_cuda and torch.compiler.is_compiling():
+        return written_out(rows, weight, bias).view(*x.shape[:-1], -1)
     if weight.is_contiguous() or not weight.t().is_contiguous():
         y = torch.mm(rows, weight) if bias is None else torch.addmm(bias, rows, weight)  # (R, out)
     else:
         y = _linear(rows, weight.t(), bias)
     return y.reshape(*x.shape[:-1], -1)
+
+
+def written_out(
+    x: Float[Tensor, "1 inp"], weight: Float[Tensor, "inp out"], bias: Float[Tensor, " out"] | None
+) -> Float[Tensor, " out"]:
+    """The same as a sum of products, of which a compiler makes one loop with whatever comes before and after it."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y = (x.t().to(wide) * weight.to(wide)).sum(0)  # (out)
+    return (y if bias is None else y + bias).to(x.dtype)
 
 
 def onednn_linear(
