@@ -57,6 +57,8 @@ class CausalSelfAttention(nn.Module):
         q, k, v = qkv.view(batch, seq, 3, self.n_head, -1).transpose(1, 3).unbind(2)  # (B, T, 3C) -> each (B, H, T, D)
         if cache is not None:
             k, v = cache.update(self.layer, k, v)  # (B, H, S, D)
+        if not self.fast:  # as the reference's own cache leaves them: a product's last bits may depend on it
+            k, v = k.contiguous(), v.contiguous()
         attend = self.sdpa if self.attention == "sdpa" else self.eager
         return attend(q, k, v, mask).transpose(1, 2).reshape(batch, seq, -1)  # (B, H, T, D) -> (B, T, C)
 
@@ -70,7 +72,6 @@ class CausalSelfAttention(nn.Module):
 
     def eager(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """softmax(scale * q k^T + mask) v (arXiv 1706.03762, equation 1)."""
-        k = k.contiguous()  # as the reference's own cache leaves it: in float16 the product's last bit depends on it
         scores = (
             self.upcast_scores(q, k)
             if self.upcast and q.dtype != torch.float64

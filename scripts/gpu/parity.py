@@ -154,13 +154,16 @@ def only(backend: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def tried(compute: Callable[[], Any]) -> tuple[Any, str | None]:
-    """What it gives; or, where the chosen backend of attention cannot, why not."""
+    """What transformers gives; or, where the chosen backend of attention cannot, why not."""
     try:
-        return compute(), None
+        found = compute()
     except RuntimeError as error:
         if not any(said in str(error) for said in UNABLE):
             raise
         return None, str(error).splitlines()[0]
+    tensors = found.values() if isinstance(found, dict) else [found]
+    finite = all(tensor.isfinite().all() for tensor in tensors)
+    return (found, None) if finite else (None, "transformers' own result holds numbers that are not finite")
 
 
 def failures(results: dict[str, Any]) -> list[Row]:
