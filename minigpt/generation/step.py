@@ -14,15 +14,15 @@ from minigpt.generation.processors import Situation, forbid, warp_by
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.model import GPT2
-from minigpt.model.fixed import FixedCache, read_fixed
+from minigpt.model.fixed import FixedCache, hiding, read_fixed
 from minigpt.model.slots import Slots
 
 
 class Step:
     """Reads the last token at every place, and takes the next.
 
-    Rows may come and go between steps: they are data. A place where nobody writes reads a text of one token over and
-    over, and sees no other column, so that nothing it computes can be out of range.
+    Rows may come and go between steps: they are data. A place where nobody writes has a text too, which begins when the
+    rows were seated, so that it is shorter than theirs and nothing it computes is out of range.
 
     Attributes:
         rows: who writes at the first places, since they were seated.
@@ -35,7 +35,7 @@ class Step:
         self.rows: list[Row] = []
         self.tokens, self.starts, self.held = torch.zeros(3, places, dtype=torch.long, device=device)  # each (B,)
         self.column, self.turn = torch.zeros(2, 1, dtype=torch.long, device=device)  # each (1,)
-        self.columns = torch.arange(slots.max_length, device=device)  # (S,)
+        self.mask = torch.zeros(places, slots.max_length, dtype=model.wte.weight.dtype, device=device)  # (B, S)
         self.chances = torch.zeros(places, slots.max_length, dtype=torch.float64, device=device)
         self.report = torch.zeros(2, places, dtype=torch.float64, device=device)
 
@@ -52,11 +52,13 @@ class Step:
     def seat(self, rows: list[Row]) -> None:
         """From now on these rows write, each at the place of its slot, from its last token on."""
         self.rows, idle = list(rows), self.places - len(rows)
-        room = self.slots.max_length
+        room, length = self.slots.max_length, self.slots.length
+        starts, columns = torch.tensor(self.slots.starts + [length] * idle), torch.arange(room)
         self.tokens.copy_(torch.tensor([row.ids[-1] for row in rows] + [0] * idle))
-        self.starts.copy_(torch.tensor(self.slots.starts + [room] * idle))
+        self.starts.copy_(starts)
+        self.mask.copy_(hiding((columns >= starts[:, None]) & (columns < length), self.mask.dtype))
         self.held.copy_(torch.tensor([self.least - len(row.new_ids) for row in rows] + [0] * idle))
-        self.column.fill_(self.slots.length)
+        self.column.fill_(length)
         self.turn.zero_()
         if self.at.settings.samples:
             chances = torch.zeros(self.chances.shape, dtype=torch.float64)
@@ -68,19 +70,20 @@ class Step:
     def __call__(self) -> None:
         """Everything, in place, asking the host nothing."""
         model = self.model
-        first = torch.minimum(self.starts, self.column)  # (B,)
-        visible = (self.columns >= first[:, None]) & (self.columns <= self.column)  # (B, S)
-        x = model.wte(self.tokens[:, None]) + model.wpe((self.column - first)[:, None])  # (B, 1, C)
-        self._take(next_logits(model, model.head(self._read(x, visible))[:, 0]))
+        self.mask.index_fill_(1, self.column, 0)
+        x = model.wte(self.tokens[:, None]) + model.wpe((self.column - self.starts)[:, None])  # (B, 1, C)
+        self._take(next_logits(model, model.head(self._read(x))[:, 0]))
         self.column.add_(1)
-        self.turn.add_(1)
-        self.held.sub_(1)
+        if self.at.settings.samples:
+            self.turn.add_(1)
+        if self.least:
+            self.held.sub_(1)
 
-    def _read(self, x: Float[Tensor, "batch 1 embd"], visible: Tensor) -> Float[Tensor, "batch 1 embd"]:
+    def _read(self, x: Float[Tensor, "batch 1 embd"]) -> Float[Tensor, "batch 1 embd"]:
         keys, values = (store.unbind() for store in self.slots.storage)
         if self.model.step is not None:
-            return self.model.step.read(x, visible, keys, values, self.column)
-        return read_fixed(self.model, x, visible, FixedCache(keys, values, self.column))
+            return self.model.step.read(x, self.mask, keys, values, self.column)
+        return read_fixed(self.model, x, self.mask, FixedCache(keys, values, self.column))
 
     def _take(self, logits: Float[Tensor, "batch vocab"]) -> None:
         scores = self._scores(logits)

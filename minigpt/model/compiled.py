@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minigpt.errors import ConfigError
 from minigpt.model.cache import KVCache
-from minigpt.model.fixed import FixedCache, Layers, read_fixed
+from minigpt.model.fixed import FixedCache, Layers, hiding, read_fixed
 from minigpt.model.gpt2 import GPT2
 from minigpt.model.layout import lay_by_rows
 
@@ -45,7 +45,7 @@ class CompiledStep:
     """Called by the model where it would run its blocks on one new token a row.
 
     Attributes:
-        read: the compiled ``read_fixed``, of (x, visible, keys, values, column).
+        read: the compiled ``read_fixed``, of (x, mask, keys, values, column).
         has_graphs: whether the compiler makes CUDA graphs, one of which cannot stand inside another.
     """
 
@@ -53,8 +53,8 @@ class CompiledStep:
         inner = options.get("options") or {}
         self.has_graphs = options.get("mode") in OWN_GRAPHS or bool(inner.get("triton.cudagraphs"))
 
-        def read(x: Tensor, visible: Tensor, keys: Layers, values: Layers, column: Tensor) -> Tensor:
-            return read_fixed(model, x, visible, FixedCache(keys, values, column))
+        def read(x: Tensor, mask: Tensor, keys: Layers, values: Layers, column: Tensor) -> Tensor:
+            return read_fixed(model, x, mask, FixedCache(keys, values, column))
 
         self.read = torch.compile(read, **options)
 
@@ -67,4 +67,4 @@ class CompiledStep:
         else:
             visible = F.pad(padding, (0, room - place - 1))  # (B, S)
         column = torch.tensor([place], device=x.device)
-        return self.read(x, visible, cache.keys.unbind(), cache.values.unbind(), column)
+        return self.read(x, hiding(visible, x.dtype), cache.keys.unbind(), cache.values.unbind(), column)

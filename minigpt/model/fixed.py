@@ -7,6 +7,7 @@ room for, D width of a head, C embedding.
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from minigpt.model.gpt2 import GPT2
@@ -29,11 +30,14 @@ class FixedCache(NamedTuple):
         return keys, values
 
 
-def read_fixed(model: GPT2, x: Tensor, visible: Tensor, cache: FixedCache) -> Tensor:
-    """The stream (B, 1, C) of one new token a row through the whole network; a row sees what is ``visible`` (B, S).
+def hiding(visible: Bool[Tensor, "rows room"], dtype: torch.dtype) -> Float[Tensor, "rows room"]:
+    """What is added to scores: 0 where visible, -inf where not. Made once, since a Boolean one every layer makes anew.
 
-    The mask is one that is added to scores, made once: of a Boolean one, every layer would make it anew. A row sees its
-    own token at least, so what is hidden may be -inf, and no score of any dtype is too large to be hidden.
+    A row sees its own token at least, so -inf makes no NaN, and hides the largest score of any dtype.
     """
-    added = x.new_zeros(visible.shape).masked_fill(~visible, -torch.inf)  # (B, S)
-    return model.read(x, added[:, None, None], cache)
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -torch.inf)
+
+
+def read_fixed(model: GPT2, x: Tensor, mask: Tensor, cache: FixedCache) -> Tensor:
+    """The stream (B, 1, C) of one new token a row through the whole network; ``mask`` (B or 1, S) is as ``hiding``."""
+    return model.read(x, mask[:, None, None], cache)
