@@ -21,6 +21,7 @@ import typer
 import minigpt
 from minigpt.checkpoint.pages import ready_to_write
 from minigpt.generation import Prompt, complete
+from minigpt.generation.padding import left_padded
 from minigpt.generation.row import TextCodec
 from minigpt.lab.bench.environment import environment
 
@@ -96,7 +97,7 @@ def _engine(model: minigpt.GPT2, tokenizer: TextCodec, prompts: list[Prompt], re
         tokens = 0
         for first in range(0, len(prompts), PLACES):
             some = prompts[first : first + PLACES]
-            ids, mask = _left_padded([tokenizer.encode(prompt.text) for prompt in some])
+            ids, mask = left_padded([tokenizer.encode(prompt.text) for prompt in some])
             longest = max(prompt.max_new_tokens or 0 for prompt in some)
             minigpt.generate(model, ids, mask, max_new_tokens=longest, eos_token_id=None)
             tokens += sum(prompt.max_new_tokens or 0 for prompt in some)
@@ -139,12 +140,6 @@ def _interleaved(ways: dict[str, Callable[[], int]], repeats: int) -> dict[str, 
         "tokens_per_second": {name: round(tokens / median, 1) for name, median in medians.items()},
         "ratio": round(second / first, 2),
     }
-
-
-def _left_padded(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    longest = max(map(len, rows))
-    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
-    return ids, torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
 
 
 if __name__ == "__main__":

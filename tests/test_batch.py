@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from minigpt import GPT2
 from minigpt.generation.batch import Batch, groups
+from minigpt.generation.padding import left_padded
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 
@@ -65,3 +66,9 @@ def test_a_batch_reads_each_group_by_itself(
     assert sorted(row.prompt for row in batch.rows) == list(range(len(texts)))
     for row, logits in zip(batch.rows, batch.logits, strict=True):
         torch.testing.assert_close(logits, alone[row.prompt], rtol=1e-5, atol=1e-6)
+
+
+def test_texts_that_end_together_begin_where_their_mask_does() -> None:
+    ids, mask = left_padded([[5, 6, 7, 8, 9], [3, 4], [1, 2, 3]])
+    assert ids.tolist() == [[5, 6, 7, 8, 9], [0, 0, 0, 3, 4], [0, 0, 1, 2, 3]]
+    assert mask.tolist() == [[1, 1, 1, 1, 1], [0, 0, 0, 1, 1], [0, 0, 1, 1, 1]]

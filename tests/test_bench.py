@@ -24,7 +24,6 @@ from minigpt.lab.bench.contestants import (
     Products,
     Transformers,
     convert_for_ctranslate2,
-    left_padded,
     require_all,
     weights,
 )
@@ -126,10 +125,6 @@ def test_prompts_are_ragged_in_a_batch_and_the_same_every_time() -> None:
     assert sorted(map(len, prompts)) == [len(prompt) for prompt in prompts]
     assert prompts == plan.prompts(50)
     assert [len(prompt) for prompt in BenchPlan(prompt_tokens=7).prompts(50)] == [7]
-    ids, mask = left_padded(PROMPTS)
-    assert ids.tolist()[1] == [0, 0, 0, 3, 4]
-    assert mask is not None
-    assert mask.tolist()[1] == [0, 0, 0, 1, 1]
 
 
 def test_kinds_are_as_asked_or_the_same_as_ours() -> None:

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minigpt.errors import GenerationError
+from minigpt.generation.padding import left_padded
 from minigpt.generation.processors import Situation, warp_by
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
@@ -93,7 +94,9 @@ class Batch:
         return row.ids[-max(1, self.context - self.settings.slide_stride + 1) :]
 
     def _read_texts(self, texts: list[list[int]], of_row: list[int]) -> Float[Tensor, "batch vocab"]:
-        ids, mask, starts = left_padded(texts, self.device)
+        ids, mask = left_padded(texts, self.device)  # both (B, T)
+        starts = [ids.shape[1] - len(text) for text in texts]
+        mask = mask if any(starts) else None
         each_once = of_row == list(range(len(texts)))
         if not self.settings.use_cache:
             logits = last_logits(self.model, ids, mask, None)
@@ -149,16 +152,6 @@ def groups(lengths: list[int], at_least: int) -> list[slice]:
         found.append(slice(start, best[start][1]))
         start = best[start][1]
     return found
-
-
-def left_padded(texts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor | None, list[int]]:
-    """Token ids (B, T) of texts that end together, their mask (B, T) or None, and their starts."""
-    longest = max(map(len, texts))
-    starts = [longest - len(text) for text in texts]
-    ids = torch.tensor([[0] * start + text for start, text in zip(starts, texts, strict=True)], device=device)
-    if not any(starts):
-        return ids, None, starts
-    return ids, torch.arange(longest, device=device) >= torch.tensor(starts, device=device)[:, None], starts
 
 
 def last_logits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, cache: Any) -> Tensor:

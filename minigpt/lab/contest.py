@@ -108,13 +108,6 @@ class Contest:
         """Token ids as a batch of one on the contest's device."""
         return torch.tensor([ids], dtype=torch.long, device=self.device)
 
-    def left_padded(self, prompts: list[list[int]]) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, "batch seq"]]:
-        """Prompts as one batch, and its attention mask: 0 where the shorter ones are filled up."""
-        seq = max(map(len, prompts))
-        ids = [[0] * (seq - len(prompt)) + prompt for prompt in prompts]
-        mask = [[0] * (seq - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        return torch.tensor(ids, device=self.device), torch.tensor(mask, device=self.device)
-
     def _norms(self) -> dict[str, nn.Module]:
         return {site: self.candidate.get_submodule(site) for site in self.candidate.norm_sites()}
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from minigpt.errors import GenerationError, NormError
 from minigpt.generation import generate
+from minigpt.generation.padding import left_padded
 from minigpt.lab.contest import Contest, Judged
 from minigpt.lab.report import Divergence, Greedy
 
@@ -40,7 +41,7 @@ def continuations(contest: Contest, prompts: list[list[int]], most: int) -> list
 
 
 def _continued(contest: Contest, prompts: list[list[int]], new: int) -> list[Continued]:
-    ids, mask = contest.left_padded(prompts)  # both (B, T)
+    ids, mask = left_padded(prompts, contest.device)  # both (B, T)
     ends = contest.config.eos_token_ids
     try:
         ours = generate(contest.candidate, ids, mask, max_new_tokens=new)

@@ -14,6 +14,7 @@ from minigpt.checkpoint import from_pretrained
 from minigpt.checkpoint.pages import ready_to_write
 from minigpt.errors import ConfigError, GenerationError
 from minigpt.generation import generate
+from minigpt.generation.padding import left_padded
 from minigpt.lab.reference import quiet_transformers
 from minigpt.model import GPT2, compile_steps
 
@@ -64,8 +65,7 @@ class Transformers:
         self.model = model.eval()
         self.model.generation_config.eos_token_id = None
         self.model.generation_config.pad_token_id = 0
-        self.ids, mask = left_padded(prompts)
-        self.mask = torch.ones_like(self.ids) if mask is None else mask
+        self.ids, self.mask = left_padded(prompts)
 
     @torch.inference_mode()
     def prefill(self) -> Tensor:
@@ -145,14 +145,6 @@ def writer(folder: str, kind: str, rows: int) -> GPT2:
     """The model as the command line has it where it writes so many rows at a time."""
     how: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
     return ready_to_write(from_pretrained(folder, device="cpu", **how), rows)
-
-
-def left_padded(prompts: Prompts) -> tuple[Tensor, Tensor | None]:
-    """The prompts (B, T) and their mask, None where all are as long."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    return ids, None if bool(mask.all()) else mask
 
 
 def convert_for_ctranslate2(folder: Path, kind: str) -> None:
