@@ -539,6 +539,13 @@ def test_a_swapped_model_is_saved_as_any_other(folder: Path, tmp_path: Path, the
     assert_same_logits(load(tmp_path / "out"), theirs)
 
 
+def test_a_norm_that_stands_at_two_sites_is_saved_at_both(folder: Path, tmp_path: Path) -> None:
+    model = load(folder)
+    model.h[1].ln_1 = model.h[0].ln_1
+    minigpt.save_pretrained(model, tmp_path)
+    assert_same_logits(model, AutoModelForCausalLM.from_pretrained(tmp_path).eval())
+
+
 def test_a_fresh_model_can_be_saved(tmp_path: Path) -> None:
     model = GPT2(GPT2Config.from_dict(TINY), arithmetic="reference").eval()
     minigpt.save_pretrained(model, str(tmp_path / "deep" / "down"))

@@ -62,7 +62,7 @@ def save_pretrained(
     if max_shard_bytes < 1:
         raise CheckpointError(f"max_shard_bytes must be 1 or more, not {max_shard_bytes}")
     _require_only_a_gpt2s(model)
-    tensors = {_saved_name(name): tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    tensors = _saved_tensors(model)
     ids = {name: value for name, value in model.config.to_dict().items() if name.endswith("_token_id")}
     try:
         with replacing(Path(directory)) as folder:
@@ -73,6 +73,17 @@ def save_pretrained(
                 tokenizer.save(folder)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot save to {directory}: {error}") from error
+
+
+def _saved_tensors(model: GPT2) -> dict[str, Tensor]:
+    """The state_dict by a checkpoint's names; of a tensor that has several, as a norm at two sites has, a copy each."""
+    places: set[int] = set()
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        tensor = tensor.detach().contiguous()
+        tensors[_saved_name(name)] = tensor.clone() if tensor.data_ptr() in places else tensor
+        places.add(tensor.data_ptr())
+    return tensors
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, Tensor], most: int) -> None:
