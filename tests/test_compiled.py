@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_within, left_padding, needs_onednn, random_ids, rms, small_model
+from helpers import assert_within, left_padding, needs_onednn, random_ids, randomize, rms, small_model
 from torch._dynamo.utils import counters
 
 import minigpt
@@ -89,6 +89,19 @@ def test_a_copy_is_compiled_with_its_own_weights(hold: Any) -> None:
     gc.collect()
     compile_steps(other, backend="aot_eager")
     assert torch.equal(minigpt.generate(other, ids, max_new_tokens=10, eos_token_id=None), wanted)
+
+
+def test_a_copy_of_a_compiled_model_has_weights_of_its_own() -> None:
+    model, ids = compile_steps(small_model(), backend="eager"), random_ids(1, 9)
+    wanted = minigpt.generate(model, ids, max_new_tokens=10, eos_token_id=None)
+    other = copy.deepcopy(model)
+    assert torch.equal(minigpt.generate(other, ids, max_new_tokens=10, eos_token_id=None), wanted)
+    randomize(other, seed=1)
+    changed = minigpt.generate(other, ids, max_new_tokens=10, eos_token_id=None)
+    other.step = None
+    assert torch.equal(changed, minigpt.generate(other, ids, max_new_tokens=10, eos_token_id=None))
+    assert not torch.equal(changed, wanted)
+    assert torch.equal(minigpt.generate(model, ids, max_new_tokens=10, eos_token_id=None), wanted)
 
 
 @needs_onednn

@@ -3,6 +3,7 @@
 B batch, S tokens that the cache has room for, C embedding.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class CompiledStep:
     """
 
     def __init__(self, model: GPT2, options: dict[str, Any]) -> None:
+        self.model, self.options = model, options
         inner = options.get("options") or {}
         self.has_graphs = options.get("mode") in OWN_GRAPHS or bool(inner.get("triton.cudagraphs"))
 
@@ -57,6 +59,10 @@ class CompiledStep:
             return read_fixed(model, x, mask, FixedCache(keys, values, column))
 
         self.read = torch.compile(read, **options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledStep":
+        """Of the model's copy, with its weights; it is compiled anew."""
+        return CompiledStep(copy.deepcopy(self.model, memo), self.options)
 
     def __call__(
         self, x: Float[Tensor, "batch 1 embd"], padding: Bool[Tensor, "batch total"] | None, cache: KVCache
