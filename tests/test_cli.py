@@ -160,6 +160,13 @@ def test_greedy_text_is_that_of_python(run: Run, folder: Path) -> None:
     assert write(run, folder, "the dog", "--top-k", 1) == (0, f"the dog{expected}\n", "")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", [["--greedy"], ["--seed", 3, "--top-k", 20]], ids=["greedy", "seeded"])
+def test_a_gpu_writes_what_the_cpu_does(run: Run, folder: Path, how: list[object]) -> None:
+    words = ("the dog", "--dtype", "float64", *how)
+    assert write(run, folder, *words, "--device", "cuda") == write(run, folder, *words)
+
+
 def test_a_seed_repeats_and_another_does_not(run: Run, folder: Path) -> None:
     texts = [write(run, folder, "the dog", "--seed", seed).out for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
@@ -252,6 +259,14 @@ def test_parity_that_holds(run: Run, folder: Path) -> None:
     assert (status, err) == (0, "")
     assert out.startswith("PASS")
     assert "textbook" in out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("norm", ["fused", "textbook", "triton"])
+def test_parity_that_holds_on_a_gpu(run: Run, folder: Path, norm: str) -> None:
+    status, out, err = judge(run, folder, "--norm", norm, "--device", "cuda")
+    assert (status, err) == (0, ""), out
+    assert out.startswith("PASS")
 
 
 def test_parity_that_does_not_hold(run: Run, folder: Path, wrong_norm: str) -> None:
