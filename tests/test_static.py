@@ -310,6 +310,7 @@ def test_no_wait_in_a_step_but_the_reading(settings: str, norm: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("unchecked")  # torch.compile would trace the shape checks as well
 def test_a_compiled_step_is_recorded_too() -> None:
     model, ids = small_model(dtype=torch.float64, device="cuda"), random_ids(2, 6, device="cuda")
     how: dict[str, Any] = {"max_new_tokens": 20, "eos_token_id": None}
