@@ -26,7 +26,11 @@ def test_logits_and_gradients(size: str, where: str, dtype: torch.dtype, monkeyp
         fcntl.flock(
             lock, fcntl.LOCK_EX
         )  # of several processes, one at a time: the largest model takes 45 GB in float64
-        rows = list(parity.judged(size, dtype, torch.device(where), quick=where == "cpu"))
+        try:
+            rows = list(parity.judged(size, dtype, torch.device(where), quick=where == "cpu"))
+        finally:
+            if where == "cuda":
+                torch.cuda.empty_cache()  # what this process keeps for later, the next one cannot have
     ran = [row for row in rows if "why" not in row]
     for row in ran:
         print("{attention}, {norm}, {case}: apart {max_apart:.3g}, scale {scale:.3g}, ratio {ratio:.3g}".format(**row))

@@ -38,8 +38,10 @@ def sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tool = tmp_path / "bin" / "compute-sanitizer"
     tool.parent.mkdir()
     tool.write_text(
-        f"#!{sys.executable}\nimport os, sys\nprint(sys.argv[1:7], flush=True)\n"
-        f"os.execv(sys.argv[7], [*sys.argv[7:], *os.environ.get('MORE', '').split()])\n"
+        f"#!{sys.executable}\nimport os, subprocess, sys\nfirst = sys.argv.index(sys.executable)\n"
+        f"print(sys.argv[1:first], flush=True)\n"
+        f"given = [*sys.argv[first:], *os.environ.get('MORE', '').split()]\n"
+        f"sys.exit(int(os.environ.get('INSTEAD') or subprocess.run(given).returncode))\n"
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
@@ -119,10 +121,34 @@ def test_what_the_sanitizer_finds_fails_the_suite(
     status, found, _ = run(suite, tmp_path, part=["sanitizer"])
     assert (status, found["sanitizer"]["rows"][0]["clean"]) == (1, False)
     assert "no-such-option" in found["sanitizer"]["rows"][0]["said"]
-    monkeypatch.setattr(sys.modules["gpu.sanitizer"], "LIMIT_S", 0.01)
+    for instead, clean in (("86", False), ("255", None)):
+        monkeypatch.setenv("INSTEAD", instead)
+        status, found, _ = run(suite, tmp_path, part=["sanitizer"])
+        assert [(row["exit_status"], row["clean"]) for row in found["sanitizer"]["rows"]] == [(int(instead), clean)] * 2
+        assert status == (clean is False)
+
+
+def test_what_the_sanitizer_began_ends_with_it(
+    suite: ModuleType, tmp_path: Path, sanitizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeper = tmp_path / "sleeper.py"
+    sleeper.write_text(
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+    )
+    sanitizer.write_text(
+        f"#!{sys.executable}\nimport subprocess, sys\nsubprocess.run([sys.executable, {str(sleeper)!r}])\n"
+    )
+    monkeypatch.setattr(sys.modules["gpu.sanitizer"], "LIMIT_S", 1.0)
+    monkeypatch.setattr(sys.modules["gpu.sanitizer"], "TOOLS", ("memcheck",))
     status, found, _ = run(suite, tmp_path, part=["sanitizer"])
     assert (status, found["sanitizer"]["rows"][0]["clean"]) == (0, None)
     assert "not finished" in found["sanitizer"]["rows"][0]["said"]
+    begun = int((tmp_path / "pid").read_text())
+    for _ in range(100):  # whoever inherits it may take a moment to bury it
+        if not Path(f"/proc/{begun}").exists() or "Z" in Path(f"/proc/{begun}/stat").read_text().split()[2]:
+            return
+        time.sleep(0.05)
+    raise AssertionError("it is still at work")
 
 
 def test_without_the_sanitizer_it_says_so(suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,5 +53,5 @@ def test_a_gpu_is_timed_and_not_its_host() -> None:
         torch.cuda._sleep(20_000)
 
     device = torch.device("cuda")
-    alone, waited = gpu_seconds(slow_to_ask, 20, device), wall_seconds(slow_to_ask, 20, device)
-    assert 2e-6 < alone < 1e-4 < waited
+    alone = min(gpu_seconds(slow_to_ask, 20, device) for _ in range(5))  # others may be at work on it
+    assert 2e-6 < alone < 1e-4 < wall_seconds(slow_to_ask, 20, device)

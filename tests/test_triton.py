@@ -108,9 +108,10 @@ def test_add_norm_has_the_bits_of_the_addition_and_then_the_norm(
     assert_same_bits(y, norm(residual + delta), "its norm")
 
 
-def test_add_norm_promotes_as_an_addition_does(device: torch.device) -> None:
-    norm = norm_of(40, device=device)
-    residual, delta = torch.randn(4, 40).to(device), torch.randn(4, 40).to(device, torch.bfloat16)
+@pytest.mark.parametrize("width", [40, 768])
+def test_add_norm_promotes_as_an_addition_does(width: int, device: torch.device) -> None:
+    norm = norm_of(width, device=device)
+    residual, delta = torch.randn(4, width).to(device), torch.randn(4, width).to(device, torch.bfloat16)
     total, y = norm.add_norm(residual, delta)
     assert_same_bits(total, residual + delta, "float32 + bfloat16")
     assert_same_bits(y, norm(residual + delta), "its norm")

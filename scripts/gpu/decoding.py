@@ -45,7 +45,7 @@ def decoding(results: dict[str, Any], device: torch.device, quick: bool) -> Iter
     for batch in (1, 2) if quick else BATCHES:
         yield f"batch {batch}"
         ids = torch.randint(weights.config.vocab_size, (batch, PROMPT), device=device)
-        for name, why in failing(runners, ids).items():
+        for name, why in failing(runners, ids, twice=batch == 1).items():
             results["absent"][f"{name}, batch {batch}"] = why
         able = {name: run for name, run in runners.items() if f"{name}, batch {batch}" not in results["absent"]}
         for name, times in in_turns(able, ids, repeats).items():
@@ -99,12 +99,12 @@ def by_theirs(model: Any, new: int, **how: Any) -> Timed:
     return run
 
 
-def failing(runners: dict[str, Timed], ids: Tensor) -> dict[str, str]:
-    """Warm everybody up, twice: compilers do their work then. Who cannot run, and why."""
+def failing(runners: dict[str, Timed], ids: Tensor, twice: bool) -> dict[str, str]:
+    """Warm everybody up, ``twice`` where there are compilers at work. Who cannot run, and why."""
     found = {}
     for name, run in runners.items():
         try:
-            for _ in range(2):
+            for _ in range(1 + twice):
                 run(ids)
         except Exception as error:  # somebody else's compiler may raise anything, and the others are still to be timed
             found[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -28,7 +28,8 @@ BACKENDS = {
 }
 ATTENTIONS = ("eager", "sdpa", *(f"sdpa {backend}" for backend in BACKENDS))
 MOST = 2.0  # times the error of transformers itself
-UNABLE = ("No available kernel", "No viable backend", "Invalid backend")  # how PyTorch says that a backend cannot
+# How PyTorch says that a backend cannot.
+UNABLE = ("No available kernel", "No viable backend", "Invalid backend", "cuDNN Frontend error")
 
 Row = dict[str, Any]
 

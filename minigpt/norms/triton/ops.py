@@ -93,7 +93,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``y``, ``total`` (empty without a ``delta``), and the rows' means and reciprocal deviations (2, ...)."""
     width, held = weight.numel(), tile(weight.numel(), _wide(_sum_dtype(x, delta)))
-    if delta is not None and held is None:
+    if delta is not None and (held is None or delta.dtype != x.dtype):  # of two dtypes, sums would take another order
         total = (x + delta).contiguous()
         y, _, stats = _forward(total, None, weight, bias, eps)
         return y, total, stats
