@@ -229,16 +229,16 @@ def test_the_operator_lays_out_what_it_says(device: torch.device) -> None:
         assert all(made.is_contiguous() for made in torch.ops.minigpt.layer_norm(*given))
 
 
-def test_a_single_row_is_told_as_one_of_several() -> None:
-    """So that one program serves both: to a compiler, a stride of 0 and a size of 1 are constants to build upon."""
+def test_a_single_row_is_told_as_several_are() -> None:
+    """So that one program serves both: what it is compiled for is the stride, and that one stride is enough."""
     from minigpt.norms.triton.ops import rows_of
 
     many = rows_of(torch.randn(6, 20), 1)
     for one in (torch.randn(20), torch.randn(1, 20), torch.randn(1, 1, 1, 20), torch.randn(20, 1).t(),
                 torch.randn(1, 40)[:, ::2]):  # fmt: skip
-        place = rows_of(one, 1).place
-        assert place[0] > 1
-        assert place[1:] == many.place[1:] == (0, 20)
+        assert rows_of(one, 1).place == many.place == (1, 20, 0)
+    assert rows_of(torch.randn(6, 40)[:, :20], 1).place == (1, 40, 0)
+    assert rows_of(torch.randn(3, 2, 20).transpose(0, 1), 1).place == (3, 20, 40)
 
 
 def test_on_meta_there_are_shapes() -> None:
@@ -307,49 +307,72 @@ def test_a_block_adds_and_normalizes_at_once_unless_it_is_watched(device: torch.
 
 
 COMPILE = """
-import json, triton
+import json, re, subprocess, sys, tempfile
+from pathlib import Path
+import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from minigpt.norms.triton import kernels
-from minigpt.norms.triton.ops import LONG_BLOCK, SUM_BLOCK, SUM_ROWS, tile
-import torch
+from minigpt.norms.triton.ops import BACKWARD_BYTES, BUSY, FORWARD_BYTES, LONG_BLOCK, SUM_BLOCK, SUM_ROWS, tile
 
-held = tile(768, torch.float32)
-rows = dict(WIDTH=768, ROWS=held.rows, BLOCK=held.block)
-long = dict(WIDTH=9001, BLOCK=LONG_BLOCK)
-CASES = {
-    "forward_rows": ("bf16", "fp32", rows | dict(EPS=1e-5)),
-    "backward_rows": ("bf16", "fp32", rows),
-    "forward_long": ("fp16", "fp32", long | dict(EPS=1e-5)),
-    "backward_long": ("fp64", "fp64", long),
-    "backward_long_weights": ("fp32", "fp32", long | dict(ROWS=1)),
-    "sum_partials": ("fp16", "fp32", dict(WIDTH=1600, ROWS=SUM_ROWS, BLOCK=SUM_BLOCK)),
-}
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 POINTERS = "x delta weight bias total y dy dtotal dx dweight dbias".split()
-sizes = {}
-for name, (narrow, wide, constants) in CASES.items():
+
+def cases():
+    for width, narrow in ((768, "bf16"), (1600, "fp32"), (4096, "fp16"), (8192, "bf16")):
+        forward, backward = (tile(width, torch.float32, of_warp) for of_warp in (FORWARD_BYTES, BACKWARD_BYTES))
+        yield "forward_rows", narrow, "fp32", forward.warps, dict(
+            WIDTH=width, ROWS=forward.rows, BLOCK=forward.block, EPS=1e-5)
+        yield "backward_rows", narrow, "fp32", backward.warps, dict(
+            WIDTH=width, ROWS=backward.rows, BLOCK=backward.block)
+    long = dict(WIDTH=9001, BLOCK=LONG_BLOCK)
+    yield "forward_long", "fp16", "fp32", 8, long | dict(EPS=1e-5)
+    yield "backward_long", "fp64", "fp64", 8, long
+    yield "backward_long_weights", "fp32", "fp32", 8, long | dict(ROWS=1)
+    yield "sum_partials", "fp16", "fp32", 8, dict(WIDTH=1600, ROWS=SUM_ROWS, BLOCK=SUM_BLOCK)
+
+def machine_code(name, narrow, wide, warps, constants):
     kernel = getattr(kernels, name)
-    types = dict.fromkeys(kernel.arg_names, "i64") | dict.fromkeys(POINTERS, "*" + narrow)
+    constants = constants | {given: 1 for given in kernel.arg_names if given.endswith("inner")}  # tensors in one piece
+    types = dict.fromkeys(kernel.arg_names, "i32") | dict.fromkeys(POINTERS, "*" + narrow)
     types |= dict.fromkeys(("stats", "partials"), "*" + wide)
     types = {given: "constexpr" if given in constants else types[given] for given in kernel.arg_names}
-    constants = {(kernel.arg_names.index(given),): value for given, value in constants.items()}
-    source = ASTSource(fn=kernel, signature=types, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-    sizes[name] = len(compiled.asm["cubin"])
-print(json.dumps(sizes))
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, given in enumerate(kernel.arg_names)
+        if types[given].startswith("*") or (given.endswith("stride") and types[given] != "constexpr")
+    }
+    fixed = {(kernel.arg_names.index(given),): value for given, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=types, constexprs=fixed, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm["cubin"]
+
+for name, narrow, wide, warps, constants in cases():
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(machine_code(name, narrow, wide, warps, constants))
+        file.flush()
+        how = [CUOBJDUMP, "--dump-resource-usage", file.name]
+        told = subprocess.run(how, capture_output=True, text=True, check=True).stdout
+    used = dict(re.findall(r"(REG|STACK|LOCAL):(\\d+)", told))
+    found = dict(kernel=name, width=constants["WIDTH"], warps=warps, busy=BUSY,
+                 registers=int(used["REG"]), spilt=int(used["LOCAL"]) + int(used["STACK"]))
+    print(json.dumps(found))
 """
 
 
 def test_the_kernels_compile_for_a_gpu_that_is_not_there() -> None:
+    """And the warps that keep a multiprocessor busy fit into its 65,536 registers, of which none are spilt."""
     done = subprocess.run(
         [sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False,
         env=os.environ | {"TRITON_INTERPRET": "0"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    sizes = json.loads(done.stdout.splitlines()[-1])
-    print(f"bytes of machine code: {sizes}")
-    assert len(sizes) == 6
-    assert min(sizes.values()) > 1000
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    print(*found, sep="\n")
+    assert len({kernel["kernel"] for kernel in found}) == 6
+    assert all(kernel["spilt"] == 0 for kernel in found)
+    rows = [kernel for kernel in found if kernel["kernel"].endswith("rows")]
+    assert len(rows) == 8
+    assert all(32 * -(-kernel["registers"] // 8) * 8 * kernel["busy"] <= 65_536 for kernel in rows)
 
 
 @pytest.mark.gpu

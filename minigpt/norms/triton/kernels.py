@@ -16,13 +16,22 @@ import triton.language as tl
 from minigpt.norms.triton import interpreting
 
 INTERPRETED = tl.constexpr(interpreting())
-STAGES = tl.constexpr(3)  # turns of a loop of which one is computed, while the rows of the others are on their way
+COUNTS = ("rows", "programs")  # a 1 of these is not compiled in; of ``rounds`` it is, and leaves no loop
+STAGES = tl.constexpr(2)  # turns of a loop: while one is computed, the rows of the next are on their way
 
 
 @triton.jit
 @no_type_check
 def row_start(row, inner, outer_stride, inner_stride):
     return row // inner * outer_stride + row % inner * inner_stride
+
+
+@triton.jit
+@no_type_check
+def rows_of_turn(turn, ROWS: tl.constexpr):
+    """The ROWS rows (ROWS, 1) that this program comes by at this turn: at every turn, the next for all programs."""
+    program = tl.program_id(0).to(tl.int64) + turn * tl.num_programs(0).to(tl.int64)
+    return program * ROWS + tl.arange(0, ROWS)[:, None]
 
 
 @triton.jit
@@ -39,45 +48,46 @@ def rounded(value, pointer):
     return value.to(pointer.dtype.element_ty)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def forward_rows(
-    x, delta, weight, bias, total, y, stats, rows,
+    x, delta, weight, bias, total, y, stats, rows, rounds,
     x_inner, x_outer_stride, x_inner_stride, delta_inner, delta_outer_stride, delta_inner_stride,
     WIDTH: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows a program, whole in its registers: read once, summed twice, written once."""
+    """``rounds`` times ROWS rows a program, whole in its registers: read once, summed twice, written once."""
     wide = stats.dtype.element_ty
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
     column = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
-    inside = (row < rows) & (column < WIDTH)
-    out = row * WIDTH + column
-
-    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0)  # asked for now, so as not to be waited for later
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(wide)
     if bias is not None:
-        shift = tl.load(bias + column, mask=column < WIDTH, other=0.0)
-    start = row_start(row, x_inner, x_outer_stride, x_inner_stride)
-    value = tl.load(x + start + column, mask=inside, other=0.0).to(wide)  # (ROWS, BLOCK)
-    if delta is not None:
-        start = row_start(row, delta_inner, delta_outer_stride, delta_inner_stride)
-        value += tl.load(delta + start + column, mask=inside, other=0.0).to(wide)
-        kept = rounded(value, total)
-        tl.store(total + out, kept, mask=inside)
-        value = kept.to(wide)  # the norm is that of the sum as it is kept
+        shift = tl.load(bias + column, mask=column < WIDTH, other=0.0).to(wide)
+    for turn in tl.range(0, rounds, num_stages=STAGES):
+        row = rows_of_turn(turn, ROWS)  # (ROWS, 1)
+        inside = (row < rows) & (column < WIDTH)  # (ROWS, BLOCK)
+        out = row * WIDTH + column
 
-    mean = tl.sum(value, axis=1, keep_dims=True) / WIDTH  # (ROWS, 1)
-    centred = tl.where(inside, value - mean, 0.0)
-    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / WIDTH + EPS)
-    tl.store(stats + row, mean, mask=row < rows)
-    tl.store(stats + rows + row, rstd, mask=row < rows)
+        start = row_start(row, x_inner, x_outer_stride, x_inner_stride)
+        value = tl.load(x + start + column, mask=inside, other=0.0).to(wide)
+        if delta is not None:
+            start = row_start(row, delta_inner, delta_outer_stride, delta_inner_stride)
+            value += tl.load(delta + start + column, mask=inside, other=0.0).to(wide)
+            kept = rounded(value, total)
+            tl.store(total + out, kept, mask=inside)
+            value = kept.to(wide)  # the norm is that of the sum as it is kept
 
-    result = centred * rstd * scale.to(wide)
-    if bias is not None:
-        result += shift.to(wide)
-    tl.store(y + out, rounded(result, y), mask=inside)
+        mean = tl.sum(value, axis=1, keep_dims=True) / WIDTH  # (ROWS, 1)
+        centred = tl.where(inside, value - mean, 0.0)
+        rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / WIDTH + EPS)
+        tl.store(stats + row, mean, mask=row < rows)
+        tl.store(stats + rows + row, rstd, mask=row < rows)
+
+        result = centred * rstd * scale
+        if bias is not None:
+            result += shift
+        tl.store(y + out, rounded(result, y), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def forward_long(
     x, weight, bias, y, stats, rows, inner, outer_stride, inner_stride,
@@ -117,15 +127,14 @@ def forward_long(
 
 @triton.jit
 @no_type_check
-def rows_of_turn(
+def read_back(
     turn, column, rows, dy, x, stats,
     dy_inner, dy_outer_stride, dy_inner_stride, x_inner, x_outer_stride, x_inner_stride,
     WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The ROWS rows that this program comes by at this turn: where they are, their gradients, and they standardized."""
+    """The rows of this turn: which and where they are, their gradients, and they standardized."""
     wide = stats.dtype.element_ty
-    program = tl.program_id(0).to(tl.int64) + turn * tl.num_programs(0).to(tl.int64)
-    row = program * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
+    row = rows_of_turn(turn, ROWS)
     inside = (row < rows) & (column < WIDTH)  # (ROWS, BLOCK)
     mean = tl.load(stats + row, mask=row < rows, other=0.0)
     rstd = tl.load(stats + rows + row, mask=row < rows, other=0.0)
@@ -136,7 +145,7 @@ def rows_of_turn(
     return row, inside, rstd, gradient, tl.where(inside, (value - mean) * rstd, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def backward_rows(
     dy, dtotal, x, weight, stats, dx, partials, rows, rounds,
@@ -156,7 +165,7 @@ def backward_rows(
     dweight = tl.zeros([ROWS, BLOCK], wide)
     dbias = tl.zeros([ROWS, BLOCK], wide)
     for turn in tl.range(0, rounds, num_stages=STAGES):
-        row, inside, rstd, gradient, standard = rows_of_turn(
+        row, inside, rstd, gradient, standard = read_back(
             turn, column, rows, dy, x, stats, dy_inner, dy_outer_stride, dy_inner_stride,
             x_inner, x_outer_stride, x_inner_stride, WIDTH, ROWS,
         )  # fmt: skip
@@ -175,7 +184,7 @@ def backward_rows(
     store_partials(partials, program, columns, dweight, dbias, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def backward_long(
     dy, dtotal, x, weight, stats, dx, rows,
@@ -214,7 +223,7 @@ def backward_long(
         tl.store(dx + column, rounded(result, dx), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def backward_long_weights(
     dy, x, stats, partials, rows, rounds,
@@ -229,7 +238,7 @@ def backward_long_weights(
     dweight = tl.zeros([ROWS, BLOCK], wide)
     dbias = tl.zeros([ROWS, BLOCK], wide)
     for turn in tl.range(0, rounds, num_stages=STAGES):
-        _, _, _, gradient, standard = rows_of_turn(
+        _, _, _, gradient, standard = read_back(
             turn, column, rows, dy, x, stats, dy_inner, dy_outer_stride, dy_inner_stride,
             x_inner, x_outer_stride, x_inner_stride, WIDTH, ROWS,
         )  # fmt: skip
@@ -247,7 +256,7 @@ def store_partials(partials, program, columns, dweight, dbias, WIDTH: tl.constex
     tl.store(place + tl.num_programs(0).to(tl.int64) * WIDTH, tl.sum(dbias, axis=0), mask=columns < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def sum_partials(
     partials, dweight, dbias, programs,

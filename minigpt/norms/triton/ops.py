@@ -16,6 +16,8 @@ from minigpt.norms.triton import interpreting, kernels
 
 REGISTERS = 32 * 1024  # bytes of one row, as its statistics are kept, that a program may hold; longer rows go in pieces
 LONG_BLOCK = 2048  # elements of one piece
+FORWARD_BYTES, BACKWARD_BYTES = 4096, 2048  # of those that one warp holds: the fewer warps, the less they have to share
+BUSY = 16  # warps that keep a multiprocessor busy, since rows are asked for ahead
 SUM_ROWS, SUM_BLOCK = 128, 32  # of partial sums that are added up at a time
 
 Stream = Float[Tensor, "*dims"]
@@ -57,8 +59,8 @@ class Tile(NamedTuple):
 def rows_of(x: Tensor, row_ndim: int) -> Rows:
     """The rows as they lie, where two strides can find them; of a stranger layout, a contiguous copy's.
 
-    A single row is told as one of several, since the compiler makes another program, with other roundings, of a stride
-    of 0 and of a size of 1: a row must come out the same in any company.
+    Where one stride is enough, ``inner`` is 1, which is compiled in and spares the kernels a division. A single row has
+    the stride that several would have, so that one program serves both and the row comes out the same in any company.
     """
     leading, width = x.shape[: x.ndim - row_ndim], x.shape[x.ndim - row_ndim :].numel()
     x = x.reshape(*leading, width)
@@ -71,28 +73,27 @@ def rows_of(x: Tensor, row_ndim: int) -> Rows:
         else:
             dims.append((size, stride))
     if len(dims) > 2 or (width > 1 and x.stride(-1) != 1):
-        return Rows(x.contiguous(), max(2, leading.numel()), 0, width)
-    dims = dims or [(2, width)]
-    (_, outer_stride), (inner, inner_stride) = [(1, 0)] * (2 - len(dims)) + dims
+        return Rows(x.contiguous(), 1, width, 0)
+    (_, outer_stride), (inner, inner_stride) = [*(dims or [(1, width)]), (1, 0)][:2]
     return Rows(x, inner, outer_stride, inner_stride)
 
 
 @functools.cache
-def tile(width: int, wide: torch.dtype) -> Tile | None:
-    """For rows of ``width``; None where one does not fit into registers."""
+def tile(width: int, wide: torch.dtype, of_warp: int) -> Tile | None:
+    """For rows of ``width``, ``of_warp`` bytes for each warp; None where a row does not fit into registers."""
     block = max(16, 1 << (width - 1).bit_length())
     if block * wide.itemsize > REGISTERS:
         return None
     least = 64 * 1024 if interpreting() else 1024  # interpreted, a program costs the same for few rows as for many
     rows = max(1, least // block)
-    return Tile(rows, block, warps=min(16, max(4, rows * block // 512)))
+    return Tile(rows, block, warps=min(16, max(1, rows * block * wide.itemsize // of_warp)))
 
 
 def _forward(
     x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``y``, ``total`` (empty without a ``delta``), and the rows' means and reciprocal deviations (2, ...)."""
-    width, held = weight.numel(), tile(weight.numel(), _wide(_sum_dtype(x, delta)))
+    width, held = weight.numel(), tile(weight.numel(), _wide(_sum_dtype(x, delta)), FORWARD_BYTES)
     if delta is not None and (held is None or delta.dtype != x.dtype):  # of two dtypes, sums would take another order
         total = (x + delta).contiguous()
         y, _, stats = _forward(total, None, weight, bias, eps)
@@ -110,10 +111,12 @@ def _forward(
                 WIDTH=width, EPS=eps, BLOCK=LONG_BLOCK, num_warps=8,
             )  # fmt: skip
         else:
-            kernels.forward_rows[-(-rows // held.rows),](
+            blocks = -(-rows // held.rows)
+            programs = min(blocks, _programs(x.device, held.warps))
+            kernels.forward_rows[programs,](
                 source.data, None if delta is None else added.data, weight, bias, total, y, stats, rows,
-                *source.place, *added.place, WIDTH=width, EPS=eps, ROWS=held.rows, BLOCK=held.block,
-                num_warps=held.warps,
+                -(-blocks // programs), *source.place, *added.place,
+                WIDTH=width, EPS=eps, ROWS=held.rows, BLOCK=held.block, num_warps=held.warps,
             )  # fmt: skip
     return y, total, stats
 
@@ -133,7 +136,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the sum ``x`` (what went into the norm), of the weight and of the bias."""
     dx, dweight, dbias = _backward_shapes(dy, dtotal, x, weight, stats)
-    width, rows, held = weight.numel(), stats.numel() // 2, tile(weight.numel(), stats.dtype)
+    width, rows, held = weight.numel(), stats.numel() // 2, tile(weight.numel(), stats.dtype, BACKWARD_BYTES)
     source, above = rows_of(x, weight.ndim), rows_of(dy, weight.ndim)
     beside = Rows(x, 1, 0, 0) if dtotal is None else rows_of(dtotal, weight.ndim)
     piece = held or Tile(1, LONG_BLOCK, 8)
@@ -204,11 +207,12 @@ def _device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
+@functools.cache
 def _programs(device: torch.device, warps: int) -> int:
-    """How many programs keep the device busy: sixteen warps for each of its multiprocessors."""
+    """How many programs keep the device busy."""
     if device.type != "cuda":
         return 4
-    return torch.cuda.get_device_properties(device).multi_processor_count * max(1, 16 // warps)
+    return torch.cuda.get_device_properties(device).multi_processor_count * max(1, BUSY // warps)
 
 
 torch.library.define(
