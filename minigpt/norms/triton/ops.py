@@ -63,6 +63,8 @@ def rows_of(x: Tensor, row_ndim: int) -> Rows:
     the stride that several would have, so that one program serves both and the row comes out the same in any company.
     """
     leading, width = x.shape[: x.ndim - row_ndim], x.shape[x.ndim - row_ndim :].numel()
+    if x.is_contiguous():
+        return Rows(x, 1, width, 0)
     x = x.reshape(*leading, width)
     dims: list[tuple[int, int]] = []
     for size, stride in zip(leading, x.stride(), strict=False):
