@@ -542,6 +542,8 @@ def test_a_swapped_model_is_saved_as_any_other(folder: Path, tmp_path: Path, the
 def test_a_norm_that_stands_at_two_sites_is_saved_at_both(folder: Path, tmp_path: Path) -> None:
     model = load(folder)
     model.h[1].ln_1 = model.h[0].ln_1
+    both = torch.randn(3, len(model.ln_f.bias))  # one memory, of which two parameters have parts
+    model.ln_f.weight.data, model.ln_f.bias.data = both[0], both[:2].flatten()[len(both[0]) // 2 :][: len(both[0])]
     minigpt.save_pretrained(model, tmp_path)
     assert_same_logits(model, AutoModelForCausalLM.from_pretrained(tmp_path).eval())
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -191,6 +192,28 @@ def test_more_than_2_31_elements() -> None:
     assert_same_bits(y[-5:], norm(x[-5:].clone()), "the last rows")
 
 
+def test_sums_wider_than_the_weight_are_rounded_to_it(device: torch.device) -> None:
+    norm, truth = norm_of(24, dtype=torch.bfloat16, device=device), norm_of(24, dtype=torch.float64, device=device)
+    truth.load_state_dict(norm.state_dict())
+    x = torch.randn(9, 24, dtype=torch.float64).to(device)
+    for one, other in zip(gradients(norm, norm, x), gradients(truth, truth, x), strict=True):
+        assert_same_bits(one, other.to(one.dtype), "gradients")
+
+
+@pytest.mark.parametrize("width", [48, 256, 768])
+def test_a_rows_gradient_is_the_same_in_any_company(width: int, device: torch.device) -> None:
+    norm, rows = norm_of(width, device=device), 5000 if device.type == "cuda" else 300
+    x, dy = (torch.randn(rows, width).to(device) for _ in range(2))
+
+    def gradient(some: slice) -> Tensor:
+        leaf = x[some].clone().requires_grad_()
+        return torch.autograd.grad(norm(leaf), leaf, dy[some].clone())[0]
+
+    whole = gradient(slice(None))
+    for few in (1, 3, 200):
+        assert_same_bits(gradient(slice(-few, None)), whole[-few:], f"the last {few} rows")
+
+
 def test_no_rows(device: torch.device) -> None:
     norm = norm_of(16, device=device)
     y, gradient, weight, bias = (
@@ -283,8 +306,11 @@ def test_says_why_it_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr("minigpt.norms.triton.version", {"triton": "3.6.0", "numpy": "2.4.6"}.__getitem__)
     assert "needs triton 3.7, or an older numpy" in (info.reason or "")
-    monkeypatch.setattr("minigpt.norms.triton.version", {"triton": "3.6.0", "numpy": "2.3.1rc1"}.__getitem__)
-    assert info.available
+    for versions in ({"triton": "3.6.0", "numpy": "2.3.1rc1"}, {"numpy": "2.4.6"}):
+        monkeypatch.setattr(
+            "minigpt.norms.triton.version", lambda name, known=versions: known.get(name) or version(name + "?")
+        )
+        assert info.available
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
     assert info.reason == "needs triton: pip install 'minigpt[triton]'"
 

@@ -76,13 +76,14 @@ def save_pretrained(
 
 
 def _saved_tensors(model: GPT2) -> dict[str, Tensor]:
-    """The state_dict by a checkpoint's names; of a tensor that has several, as a norm at two sites has, a copy each."""
+    """The state_dict by a checkpoint's names; of memory that has several, as that of a norm at two sites, copies."""
     places: set[int] = set()
     tensors = {}
     for name, tensor in model.state_dict().items():
         tensor = tensor.detach().contiguous()
-        tensors[_saved_name(name)] = tensor.clone() if tensor.data_ptr() in places else tensor
-        places.add(tensor.data_ptr())
+        place = tensor.untyped_storage().data_ptr()
+        tensors[_saved_name(name)] = tensor.clone() if place in places else tensor
+        places.add(place)
     return tensors
 
 

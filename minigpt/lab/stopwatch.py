@@ -27,7 +27,8 @@ def wall_seconds(call: Callable[[], object], loops: int, device: torch.device) -
 def gpu_seconds(call: Callable[[], object], loops: int, device: torch.device) -> float:
     """What one call takes the GPU alone.
 
-    It is put to sleep until all the calls are in its queue, longer if need be, so that it waits for no launch.
+    It is put to sleep until all the calls are in its queue, longer if need be, so that it waits for no launch. Calls
+    that wait for the GPU themselves never get ahead of it, and what they wait is counted.
     """
     with torch.cuda.device(device):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -36,7 +36,7 @@ def product(
     if _suits_onednn(x, weight):
         return onednn_linear(x, weight.t(), bias)
     rows = x.reshape(-1, x.shape[-1])  # (R, in)
-    if len(rows) == 1 and x.is_cuda and torch.compiler.is_compiling():
+    if len(rows) == 1 and _suits_a_compiler(x):
         return written_out(rows, weight, bias).view(*x.shape[:-1], -1)
     if weight.is_contiguous() or not weight.t().is_contiguous():
         y = torch.mm(rows, weight) if bias is None else torch.addmm(bias, rows, weight)  # (R, out)
@@ -81,6 +81,12 @@ def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN is the faster one, and may take this product."""
     may = x.is_cpu and x.dtype == weight.dtype == torch.float32 and _asks_no_derivative()
     return PREFERS_ONEDNN and may and not torch.is_autocast_enabled("cpu")
+
+
+def _suits_a_compiler(x: Tensor) -> bool:
+    """Whether one row is better left to a compiler's own loops than to the library's kernel: for inference on a GPU."""
+    may = x.is_cuda and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"))
+    return may and torch.compiler.is_compiling()
 
 
 def _asks_no_derivative() -> bool:

@@ -34,7 +34,7 @@ def sanitizer(results: dict[str, Any], device: torch.device, quick: bool) -> Ite
 
 
 def checked(program: str, tool: str, device: torch.device, tests: str) -> dict[str, Any]:
-    """One run: clean, not clean, or neither where it did not finish or could not begin; with the last lines of it."""
+    """One run: clean; not clean, which failing tests are too; or neither, where the tool did not finish or begin."""
     # Calls that fail are no finding: libraries find out by them what a device can do.
     how = ["--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "application-only"]
     how += ["--report-api-errors", "no"] * (tool == "memcheck")
@@ -58,7 +58,9 @@ def ended(command: list[str]) -> tuple[int | None, str]:
     with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **pipes) as running:
         try:
             said, _ = running.communicate(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
+        except BaseException as ending:
             os.killpg(running.pid, signal.SIGKILL)
-            return None, ""
+            if isinstance(ending, subprocess.TimeoutExpired):
+                return None, ""
+            raise
     return running.returncode, said

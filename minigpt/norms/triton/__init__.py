@@ -3,8 +3,9 @@
 Triton is imported where the first of these norms is used, and not before.
 """
 
+import math
 import os
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from jaxtyping import Float
@@ -34,8 +35,12 @@ def _obstacle() -> str | None:
     return "needs a CUDA device, and PyTorch sees none; TRITON_INTERPRET=1 interprets its kernels without one, slowly"
 
 
-def _release(package: str) -> tuple[int, int]:
-    major, minor, *_ = version(package).split(".")
+def _release(package: str) -> tuple[float, float]:
+    """Its first two numbers; infinite for what is installed under another name, as some builds of Triton are."""
+    try:
+        major, minor, *_ = version(package).split(".")
+    except PackageNotFoundError:
+        return math.inf, math.inf
     return int(major), int(minor)
 
 

@@ -42,7 +42,7 @@ def rounded(value, pointer):
     So do devices by themselves. The interpreter cuts a bfloat16 off, and is given one that there is nothing to cut of.
     """
     if INTERPRETED and pointer.dtype.element_ty == tl.bfloat16:
-        bits = value.to(tl.uint32, bitcast=True)
+        bits = value.to(tl.float32).to(tl.uint32, bitcast=True)
         bits += tl.where(value == value, 0x7FFF + ((bits >> 16) & 1), 0)
         value = ((bits >> 16) << 16).to(tl.float32, bitcast=True)
     return value.to(pointer.dtype.element_ty)
@@ -164,7 +164,8 @@ def backward_rows(
     scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(wide)
     dweight = tl.zeros([ROWS, BLOCK], wide)
     dbias = tl.zeros([ROWS, BLOCK], wide)
-    for turn in tl.range(0, rounds, num_stages=STAGES):
+    # Of several rows at a time, the compiler would lay out those on their way otherwise, and take the sums so.
+    for turn in tl.range(0, rounds, num_stages=STAGES if ROWS == 1 else 1):
         row, inside, rstd, gradient, standard = read_back(
             turn, column, rows, dy, x, stats, dy_inner, dy_outer_stride, dy_inner_stride,
             x_inner, x_outer_stride, x_inner_stride, WIDTH, ROWS,
