@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 import torch
@@ -345,19 +346,20 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuob
 POINTERS = "x delta weight bias total y dy dtotal dx dweight dbias".split()
 
 def cases():
-    for width, narrow in ((768, "bf16"), (1600, "fp32"), (4096, "fp16"), (8192, "bf16")):
+    for width, narrow in ((64, "bf16"), (768, "bf16"), (1600, "fp32"), (4096, "fp16"), (8192, "bf16")):
         forward, backward = (tile(width, torch.float32, of_warp) for of_warp in (FORWARD_BYTES, BACKWARD_BYTES))
-        yield "forward_rows", narrow, "fp32", forward.warps, dict(
-            WIDTH=width, ROWS=forward.rows, BLOCK=forward.block, EPS=1e-5)
-        yield "backward_rows", narrow, "fp32", backward.warps, dict(
-            WIDTH=width, ROWS=backward.rows, BLOCK=backward.block)
+        for rounds in ({}, dict(rounds=1)):
+            yield "forward_rows", narrow, "fp32", forward.warps, rounds | dict(
+                WIDTH=width, ROWS=forward.rows, BLOCK=forward.block, EPS=1e-5)
+            yield "backward_rows", narrow, "fp32", backward.warps, rounds | dict(
+                WIDTH=width, ROWS=backward.rows, BLOCK=backward.block)
     long = dict(WIDTH=9001, BLOCK=LONG_BLOCK)
     yield "forward_long", "fp16", "fp32", 8, long | dict(EPS=1e-5)
     yield "backward_long", "fp64", "fp64", 8, long
     yield "backward_long_weights", "fp32", "fp32", 8, long | dict(ROWS=1)
     yield "sum_partials", "fp16", "fp32", 8, dict(WIDTH=1600, ROWS=SUM_ROWS, BLOCK=SUM_BLOCK)
 
-def machine_code(name, narrow, wide, warps, constants):
+def compiled(name, narrow, wide, warps, constants):
     kernel = getattr(kernels, name)
     constants = constants | {given: 1 for given in kernel.arg_names if given.endswith("inner")}  # tensors in one piece
     types = dict.fromkeys(kernel.arg_names, "i32") | dict.fromkeys(POINTERS, "*" + narrow)
@@ -370,35 +372,60 @@ def machine_code(name, narrow, wide, warps, constants):
     }
     fixed = {(kernel.arg_names.index(given),): value for given, value in constants.items()}
     source = ASTSource(fn=kernel, signature=types, constexprs=fixed, attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm["cubin"]
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm
+
+def order(code):
+    # How the numbers of a row are shared among threads where they are added up.
+    known = dict(re.findall(r"^(#\\w+) = (.*)$", code, re.M))
+    sums = r'"tt.reduce"[^<]*<{axis = 1 : i32}>.*?}\\) : \\(tensor<[^,]*, (#\\w+)>'
+    return [known[layout] for layout in re.findall(sums, code, re.S)]
 
 for name, narrow, wide, warps, constants in cases():
+    made = compiled(name, narrow, wide, warps, constants)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(machine_code(name, narrow, wide, warps, constants))
+        file.write(made["cubin"])
         file.flush()
         how = [CUOBJDUMP, "--dump-resource-usage", file.name]
         told = subprocess.run(how, capture_output=True, text=True, check=True).stdout
     used = dict(re.findall(r"(REG|STACK|LOCAL):(\\d+)", told))
     found = dict(kernel=name, width=constants["WIDTH"], warps=warps, busy=BUSY,
-                 registers=int(used["REG"]), spilt=int(used["LOCAL"]) + int(used["STACK"]))
+                 registers=int(used["REG"]), spilt=int(used["LOCAL"]) + int(used["STACK"]),
+                 order=order(made["ttgir"]))
     print(json.dumps(found))
 """
 
 
-def test_the_kernels_compile_for_a_gpu_that_is_not_there() -> None:
-    """And the warps that keep a multiprocessor busy fit into its 65,536 registers, of which none are spilt."""
+@pytest.fixture(scope="module")
+def on_a_gpu() -> list[dict[str, Any]]:
+    """What the kernels are on a GPU that is not there."""
     done = subprocess.run(
         [sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False,
         env=os.environ | {"TRITON_INTERPRET": "0"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    print(*found, sep="\n")
-    assert len({kernel["kernel"] for kernel in found}) == 6
-    assert all(kernel["spilt"] == 0 for kernel in found)
-    rows = [kernel for kernel in found if kernel["kernel"].endswith("rows")]
-    assert len(rows) == 8
-    assert all(32 * -(-kernel["registers"] // 8) * 8 * kernel["busy"] <= 65_536 for kernel in rows)
+    print(done.stdout)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_kernels_keep_a_gpu_busy(on_a_gpu: list[dict[str, Any]]) -> None:
+    """The warps for that fit into a multiprocessor's 65,536 registers, of which none are spilt."""
+    assert len({kernel["kernel"] for kernel in on_a_gpu}) == 6
+    assert all(kernel["spilt"] == 0 for kernel in on_a_gpu)
+    for kernel in on_a_gpu:
+        if kernel["kernel"].endswith("rows"):
+            assert 32 * -(-kernel["registers"] // 8) * 8 * kernel["busy"] <= 65_536, kernel
+
+
+def test_few_rows_are_added_up_in_the_order_of_many(on_a_gpu: list[dict[str, Any]]) -> None:
+    """There are two programs of each kernel, one of them without a loop, and a row must come out of both the same."""
+    orders: dict[tuple[str, int], list[list[str]]] = {}
+    for kernel in on_a_gpu:
+        if kernel["kernel"].endswith("rows"):
+            orders.setdefault((kernel["kernel"], kernel["width"]), []).append(kernel["order"])
+    assert len(orders) == 10
+    for place, (many, few) in orders.items():
+        assert many == few, place
+        assert len(many) == 2, "mean and deviation, or two means"
 
 
 @pytest.mark.gpu
