@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 from minigpt import ConfigError, LayerNorm, MiniGPTError, NormError, cli
 from minigpt.lab.bench_norms import PASSES, STREAMS, bench_norms
-from minigpt.lab.bench_norms_views import norms_plot, norms_table, require_plot
+from minigpt.lab.bench_norms.views import norms_plot, norms_table, require_plot
 
 FEW = dict(widths=[48], rows=[1, 5], repeats=2, device="cpu")
 
@@ -43,7 +43,7 @@ class WrongGradient(LayerNorm):
 
 @pytest.mark.parametrize(("wrong", "computes"), [(Shifted, "forward"), (WrongGradient, "backward")])
 def test_wrong_results_are_not_timed(wrong: type, computes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["minigpt.lab.bench_norms"], "_Compiled", wrong)
+    monkeypatch.setattr("minigpt.lab.bench_norms.contestants.Compiled", wrong)
     with pytest.raises(NormError, match=f"compiled is not timed: its {computes} is off by"):
         bench_norms(contestants=["torch", "compiled"], **FEW)
 
@@ -107,12 +107,11 @@ def test_inputs_take_turns_until_no_cache_holds_them(monkeypatch: pytest.MonkeyP
                 seen.add(x.data_ptr())
             return super().forward(x)
 
-    module = sys.modules["minigpt.lab.bench_norms"]
-    monkeypatch.setattr(module, "_Compiled", Watched)
-    monkeypatch.setattr(module, "CHECKED", {"cpu": 1})
+    monkeypatch.setattr("minigpt.lab.bench_norms.contestants.Compiled", Watched)
+    monkeypatch.setattr("minigpt.lab.bench_norms.measure.CHECKED", {"cpu": 1})
     for cold, inputs in ((2**12, 5), (2**20, 16), (1, 1)):
         seen.clear()
-        monkeypatch.setattr(module, "COLD", cold)
+        monkeypatch.setattr("minigpt.lab.bench_norms.measure.COLD", cold)
         bench_norms(contestants=["compiled"], passes=["forward"], **FEW | {"rows": [5]})
         assert len(seen) == inputs
 

@@ -28,7 +28,7 @@ def norms(
 ) -> None:
     """Time norms in turns: forward, backward, and with the residual addition; results are checked first."""
     from minigpt.lab import bench_norms
-    from minigpt.lab.bench_norms_views import norms_plot, norms_table, require_plot
+    from minigpt.lab.bench_norms.views import norms_plot, norms_table, require_plot
 
     require_writable(json_file)
     require_plot(plot)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minigpt.errors import MiniGPTError
-from minigpt.lab.bench_norms import PASSES
+from minigpt.lab.bench_norms.measure import PASSES
 
 FORMATS = (".png", ".svg", ".pdf")
 

@@ -8,11 +8,10 @@ take turns, more than a cache holds, as far as their size allows.
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.errors import ConfigError, NormError
+from minigpt.lab.bench_norms.contestants import CONTESTANTS, in_float64, module_of, present, strict_compiler
 from minigpt.lab.reference import versions
 from minigpt.lab.steps import Progress, Steps
 from minigpt.lab.stopwatch import gpu_seconds, wall_seconds
@@ -32,7 +32,6 @@ COLD, MOST_INPUTS = 2**28, 16  # inputs take turns until they have this many byt
 # Rows; float64 has no room for more, and a CPU's library adds up the gradients of weights in the dtype itself.
 CHECKED = {"cuda": 4096, "cpu": 64}
 STREAMS = {"forward": 2, "backward": 3, "add_norm": 4}  # tensors of the input's size that have to be read or written
-CONTESTANTS = ("torch", "compiled", "triton", "liger")
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}  # of the largest
 
 
@@ -102,12 +101,12 @@ def bench_norms(
     widths, passes = list(widths), list(passes)
     rows = list(ROWS["cuda" if device.type == "cuda" else "cpu"] if rows is None else rows)
     _require_sensible(widths, rows, passes, repeats)
-    makers, absent = _present(list(contestants), device)
+    makers, absent = present(list(contestants), device)
     timings = []
     begin = Steps(progress, total=len(widths) * len(rows) * len(passes))
-    with _strict_compiler() if "compiled" in makers else contextlib.nullcontext():
+    with strict_compiler() if "compiled" in makers else contextlib.nullcontext():
         for width in widths:
-            modules = {name: _module(make, width, device, dtype) for name, make in makers.items()}
+            modules = {name: module_of(make, width, device, dtype) for name, make in makers.items()}
             for count, computes in itertools.product(rows, passes):
                 begin(f"{computes}, {count:,} rows of {width}")
                 timings += _timed(modules, computes, width, count, device, dtype, repeats)
@@ -123,7 +122,7 @@ def _timed(
     x, other = inputs[0]
     checked = CHECKED["cuda" if device.type == "cuda" else "cpu"]
     seen = x[-checked:], other[-checked:]
-    truth = _float64(next(iter(modules.values())))
+    truth = in_float64(next(iter(modules.values())))
     wanted = _results(_call(computes, truth, *(part.double() for part in seen))())
     for name, module in modules.items():
         _require_right(name, computes, _results(_call(computes, module, *seen)()), wanted, dtype)
@@ -196,75 +195,6 @@ def _require_right(
                 f"{name} is not timed: its {computes} is off by {error:.3g}, on values up to {scale:.3g}, "
                 f"where {dtype_name(dtype)} allows {TOLERANCES[dtype] * max(scale, 1.0):.3g}"
             )
-
-
-def _float64(module: Any) -> nn.Module:
-    truth: Any = norms.build("fused", tuple(module.weight.shape)).to(module.weight.device, torch.float64)
-    with torch.no_grad():
-        truth.weight.copy_(module.weight)
-        truth.bias.copy_(module.bias)
-    return truth
-
-
-def _module(make: norms.NormSpec, width: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """Random scale and shift, the same for every contestant."""
-    module: Any = norms.build(make, width)
-    generator = torch.Generator().manual_seed(width)
-    with torch.no_grad():
-        for parameter in (module.weight, module.bias):
-            parameter.copy_(torch.randn(width, generator=generator) + 0.5)
-    return module.to(device, dtype)
-
-
-def _present(contestants: list[str], device: torch.device) -> tuple[dict[str, Any], dict[str, str]]:
-    """How to make each, and why those that cannot run here are not among them."""
-    known: dict[str, Any] = {
-        "torch": "fused",
-        "compiled": _Compiled,
-        "liger": "liger_kernel.transformers:LigerLayerNorm",
-    }
-    absent = {}
-    if "triton" in contestants and (reason := _without_triton(device)):
-        absent["triton"] = reason
-    if "liger" in contestants and importlib.util.find_spec("liger_kernel") is None:
-        absent["liger"] = "needs liger_kernel: pip install liger-kernel"
-    elif "liger" in contestants and device.type != "cuda":
-        absent["liger"] = f"runs on CUDA, not on {device.type}"
-    makers = {name: known.get(name, name) for name in contestants if name not in absent}
-    if not makers:
-        raise NormError(f"there is nothing to time: {'; '.join(f'{name} {why}' for name, why in absent.items())}")
-    return makers, absent
-
-
-def _without_triton(device: torch.device) -> str | None:
-    from minigpt.norms.triton import runs_on
-
-    if reason := norms.available()["triton"].reason:
-        return reason
-    return None if runs_on(device) else f"runs on CUDA, not on {device.type}"
-
-
-@contextlib.contextmanager
-def _strict_compiler() -> Iterator[None]:
-    """Compiled gradients can be taken again and again; and a compiler that gives up says so, and is not timed."""
-    import torch._dynamo.config as dynamo
-    import torch._functorch.config as functorch
-
-    with functorch.patch(donated_buffer=False), dynamo.patch(fail_on_recompile_limit_hit=True, recompile_limit=32):
-        yield
-
-
-class _Compiled(norms.LayerNorm):
-    """The textbook's formula, through torch.compile: once for every number of rows, and anew for every width.
-
-    Left to itself, the compiler counts widths and numbers of rows together, and past eight of them runs the formula as
-    it stands, so that something else would be timed under its name.
-    """
-
-    def __init__(self, normalized_shape: int, eps: float = 1e-5, bias: bool = True) -> None:
-        super().__init__(normalized_shape, eps, bias)
-        torch.compiler.reset()
-        self.forward = torch.compile(super().forward, dynamic=True)
 
 
 def _require_sensible(widths: list[int], rows: list[int], passes: list[str], repeats: int) -> None:
