@@ -29,6 +29,7 @@ from gpu.parity import failures, parity
 from gpu.sanitizer import sanitizer
 
 from minigpt.errors import ConfigError
+from minigpt.lab.bench.environment import installed
 from minigpt.lab.reference import versions
 from minigpt.placement import resolve_device
 
@@ -98,7 +99,7 @@ def is_broken(results: dict[str, Any]) -> bool:
 
 def environment(device: torch.device, quick: bool) -> dict[str, Any]:
     """What it was measured on."""
-    told = versions(device) | {"device": str(device), "quick": quick, "triton": _version("triton")}
+    told = versions(device) | {"device": str(device), "quick": quick, "triton": installed("triton")}
     if device.type != "cuda":
         return told
     seen = torch.cuda.get_device_properties(device)
@@ -130,15 +131,6 @@ def _driver() -> str | None:
     try:
         return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
-        return None
-
-
-def _version(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
         return None
 
 

@@ -12,6 +12,7 @@ def left_padded(
 ) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, "batch seq"]]:
     """Token ids (B, T) of texts that end together, and their attention mask: 0 where the shorter ones are filled up."""
     longest = max(map(len, texts))
-    ids = [[0] * (longest - len(text)) + list(text) for text in texts]
-    mask = [[0] * (longest - len(text)) + [1] * len(text) for text in texts]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+    starts = [longest - len(text) for text in texts]
+    ids = torch.tensor([[0] * start + list(text) for start, text in zip(starts, texts, strict=True)], device=device)
+    mask = torch.arange(longest, device=device) >= torch.tensor(starts, device=device)[:, None]
+    return ids, mask.long()

@@ -11,6 +11,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import nn
 
 from minigpt.errors import NormError
@@ -22,7 +23,7 @@ class NormInfo(NamedTuple):
     cls: type[nn.Module]
     exact: bool  # claims to compute LayerNorm; an inexact norm is expected to drift, not to pass parity
     requires: str | None  # the optional package that it runs on
-    obstacle: Callable[[], str | None] | None = None  # what else keeps it from running on this machine, if anything
+    obstacle: Callable[[torch.device | None], str | None] | None = None  # what else keeps it from running, see register
 
     @property
     def available(self) -> bool:
@@ -32,9 +33,13 @@ class NormInfo(NamedTuple):
     @property
     def reason(self) -> str | None:
         """Why it is not available, with the way out; None where it is."""
+        return self.reason_on(None)
+
+    def reason_on(self, device: torch.device | None) -> str | None:
+        """Why it cannot run on that device; with None, on any of this machine."""
         if self.requires is not None and importlib.util.find_spec(self.requires) is None:
             return f"needs {self.requires}: pip install 'minigpt[{self.requires}]'"
-        return self.obstacle() if self.obstacle else None
+        return self.obstacle(device) if self.obstacle else None
 
     @property
     def summary(self) -> str:
@@ -52,14 +57,19 @@ _REGISTRY: dict[str, NormInfo] = {}
 
 
 def register(
-    name: str, exact: bool = True, *, requires: str | None = None, obstacle: Callable[[], str | None] | None = None
+    name: str,
+    exact: bool = True,
+    *,
+    requires: str | None = None,
+    obstacle: Callable[[torch.device | None], str | None] | None = None,
 ) -> Callable[[NormClass], NormClass]:
     """Class decorator: make ``cls(normalized_shape, eps=..., bias=...)`` available under ``name``.
 
     Args:
         exact: whether it claims to be LayerNorm.
         requires: the optional package that it runs on, which is also the name of our extra that installs it.
-        obstacle: asked what else keeps it from running on this machine; None where nothing does.
+        obstacle: asked what else keeps it from running on a device, or with None on any of this machine; its answer
+            is None where nothing does.
 
     Raises:
         NormError: another class already has that name.

@@ -149,10 +149,9 @@ def goals(results: dict[str, Any]) -> Iterator[Row]:
         if other in found:
             ratio = found[other]["call_s"] / ours["call_s"]
             yield {"goal": f"at batch 1, {times} times as fast as {other}", "measured": ratio, "met": ratio >= times}
-    name, over = min(
-        ((name, row["step_over_limit"]) for name, row in found.items() if row["step_ms"]), key=lambda x: x[1]
-    )
-    yield {"goal": f"a step within 6 times the reading of the weights, by {name}", "measured": over, "met": over <= 6}
+    fastest = min((row for row in found.values() if row["step_ms"]), key=lambda row: row["step_ms"])
+    over, goal = fastest["step_over_limit"], "a step within 6 times the reading of the weights"
+    yield {"goal": f"{goal}, by {fastest['decoder']}", "measured": over, "met": over <= 6}
     if triton is not None:
         ratio = triton["step_ms"] / ours["step_ms"]
         yield {"goal": "a step with triton within 3 % of one with fused", "measured": ratio, "met": ratio <= 1.03}

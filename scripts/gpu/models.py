@@ -7,7 +7,6 @@ from random_gpt2 import random_gpt2
 
 import minigpt
 from minigpt.lab.reference import quiet_transformers
-from minigpt.norms.triton import runs_on
 
 SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 TINY = minigpt.GPT2Config(vocab_size=211, n_positions=128, n_embd=160, n_layer=2, n_head=4)
@@ -42,5 +41,4 @@ def theirs_of(weights: minigpt.GPT2, attention: str, dtype: torch.dtype | None =
 
 def known_norms(names: tuple[str, ...], device: torch.device) -> list[str]:
     """Those of the norms that can run there."""
-    here = [name for name in names if minigpt.norms.available()[name].available]
-    return [name for name in here if name != "triton" or runs_on(device)]
+    return [name for name in names if minigpt.norms.available()[name].reason_on(device) is None]

@@ -28,7 +28,7 @@ def environment(threads: int, *packages: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "minigpt": minigpt.__version__,
         "torch": torch.__version__,
-    } | {name: _version(name) for name in (*PACKAGES, *packages)}
+    } | {name: installed(name) for name in (*PACKAGES, *packages)}
 
 
 def processor() -> str:
@@ -38,7 +38,8 @@ def processor() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _version(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """The version of a package; None where it is not there."""
     try:
         return version(package)
     except PackageNotFoundError:

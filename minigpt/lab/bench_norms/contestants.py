@@ -32,7 +32,7 @@ def present(contestants: list[str], device: torch.device) -> tuple[dict[str, Any
         "liger": "liger_kernel.transformers:LigerLayerNorm",
     }
     absent = {}
-    if "triton" in contestants and (reason := _without_triton(device)):
+    if "triton" in contestants and (reason := norms.available()["triton"].reason_on(device)):
         absent["triton"] = reason
     if "liger" in contestants and importlib.util.find_spec("liger_kernel") is None:
         absent["liger"] = "needs liger_kernel: pip install liger-kernel"
@@ -42,14 +42,6 @@ def present(contestants: list[str], device: torch.device) -> tuple[dict[str, Any
     if not makers:
         raise NormError(f"there is nothing to time: {'; '.join(f'{name} {why}' for name, why in absent.items())}")
     return makers, absent
-
-
-def _without_triton(device: torch.device) -> str | None:
-    from minigpt.norms.triton import runs_on
-
-    if reason := norms.available()["triton"].reason:
-        return reason
-    return None if runs_on(device) else f"runs on CUDA, not on {device.type}"
 
 
 @contextlib.contextmanager

@@ -99,7 +99,7 @@ def bench_norms(
     require_values(device)
     dtype = resolve_dtype(dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     widths, passes = list(widths), list(passes)
-    rows = list(ROWS["cuda" if device.type == "cuda" else "cpu"] if rows is None else rows)
+    rows = list(ROWS.get(device.type, ROWS["cpu"]) if rows is None else rows)
     _require_sensible(widths, rows, passes, repeats)
     makers, absent = present(list(contestants), device)
     timings = []
@@ -120,7 +120,7 @@ def _timed(
     count = min(MOST_INPUTS, -(-COLD // (rows * width * dtype.itemsize)))
     inputs = [tuple(torch.randn(rows, width, device=device).to(dtype) for _ in range(2)) for _ in range(count)]
     x, other = inputs[0]
-    checked = CHECKED["cuda" if device.type == "cuda" else "cpu"]
+    checked = CHECKED.get(device.type, CHECKED["cpu"])
     seen = x[-checked:], other[-checked:]
     truth = in_float64(next(iter(modules.values())))
     wanted = _results(_call(computes, truth, *(part.double() for part in seen))())
@@ -153,11 +153,11 @@ def interleaved(
     for name, call in calls.items():
         call()
         loops[name] = max(1, min(100, math.ceil(2e-3 / max(wall_seconds(call, 1, device), 1e-7))))
+    is_gpu = device.type == "cuda"  # whose own clock is fine enough for fewer calls
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
             waited = wall_seconds(call, loops[name], device)
-            is_gpu = device.type == "cuda"  # whose own clock is fine enough for fewer
             taken[name].append((gpu_seconds(call, min(20, loops[name]), device) if is_gpu else waited, waited))
     return taken
 

@@ -26,12 +26,12 @@ def runs_on(device: torch.device) -> bool:
     return device.type in ("cuda", "meta") or interpreting()
 
 
-def _obstacle() -> str | None:
+def _obstacle(device: torch.device | None) -> str | None:
     if interpreting():
         can_count = _release("triton") >= (3, 7) or _release("numpy") < (2, 4)
         return None if can_count else "needs triton 3.7, or an older numpy, to be interpreted: pip install 'numpy<2.4'"
     if torch.cuda.is_available():
-        return None
+        return None if device is None or runs_on(device) else f"runs on CUDA, not on {device.type}"
     return "needs a CUDA device, and PyTorch sees none; TRITON_INTERPRET=1 interprets its kernels without one, slowly"
 
 

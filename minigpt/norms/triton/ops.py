@@ -62,10 +62,10 @@ def rows_of(x: Tensor, row_ndim: int) -> Rows:
     Where one stride is enough, ``inner`` is 1, which is compiled in and spares the kernels a division. A single row has
     the stride that several would have, so that one program serves both and the row comes out the same in any company.
     """
-    leading, width = x.shape[: x.ndim - row_ndim], x.shape[x.ndim - row_ndim :].numel()
+    x = x if row_ndim == 1 else x.flatten(-row_ndim)
+    *leading, width = x.shape
     if x.is_contiguous():
         return Rows(x, 1, width, 0)
-    x = x.reshape(*leading, width)
     dims: list[tuple[int, int]] = []
     for size, stride in zip(leading, x.stride(), strict=False):
         if size == 1:
@@ -76,7 +76,7 @@ def rows_of(x: Tensor, row_ndim: int) -> Rows:
             dims.append((size, stride))
     if len(dims) > 2 or (width > 1 and x.stride(-1) != 1):
         return Rows(x.contiguous(), 1, width, 0)
-    (_, outer_stride), (inner, inner_stride) = [*(dims or [(1, width)]), (1, 0)][:2]
+    (_, outer_stride), (inner, inner_stride) = [*dims, (1, 0)][:2]
     return Rows(x, inner, outer_stride, inner_stride)
 
 
