@@ -31,6 +31,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 import minigpt
 from minigpt.lab.bench.environment import environment
+from minigpt.lab.bench.worker import peak_mb
 
 SECONDS, TICKS = 5, 10  # that a reader may take, and into how many parts the clock divides them
 MEMORY_MB = 256  # that a batch may grow by, over what its process starts with; the files are of 10 KB
@@ -232,10 +233,6 @@ class _Clock:
         self.ticks += 1
         if self.ticks == TICKS:
             raise Hang
-
-
-def peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 if __name__ == "__main__":
