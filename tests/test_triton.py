@@ -193,8 +193,10 @@ def test_more_than_2_31_elements() -> None:
     assert_same_bits(y[-5:], norm(x[-5:].clone()), "the last rows")
 
 
-def test_sums_wider_than_the_weight_are_rounded_to_it(device: torch.device) -> None:
+@pytest.mark.parametrize("bias_dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_sums_wider_than_weight_and_bias_are_rounded_to_each(bias_dtype: torch.dtype, device: torch.device) -> None:
     norm, truth = norm_of(24, dtype=torch.bfloat16, device=device), norm_of(24, dtype=torch.float64, device=device)
+    norm.bias = nn.Parameter(norm.bias.to(bias_dtype))
     truth.load_state_dict(norm.state_dict())
     x = torch.randn(9, 24, dtype=torch.float64).to(device)
     for one, other in zip(gradients(norm, norm, x), gradients(truth, truth, x), strict=True):

@@ -134,10 +134,10 @@ def _forward_shapes(
 
 
 def _backward(
-    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, stats: Tensor
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the sum ``x`` (what went into the norm), of the weight and of the bias."""
-    dx, dweight, dbias = _backward_shapes(dy, dtotal, x, weight, stats)
+    dx, dweight, dbias = _backward_shapes(dy, dtotal, x, weight, bias_dtype, stats)
     width, rows, held = weight.numel(), stats.numel() // 2, tile(weight.numel(), stats.dtype, BACKWARD_BYTES)
     source, above = rows_of(x, weight.ndim), rows_of(dy, weight.ndim)
     beside = Rows(x, 1, 0, 0) if dtotal is None else rows_of(dtotal, weight.ndim)
@@ -169,16 +169,17 @@ def _backward(
 
 
 def _backward_shapes(
-    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, stats: Tensor
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape)
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape, dtype=bias_dtype)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, delta, weight, bias, _ = inputs
     _, total, stats = output
     ctx.save_for_backward(x if delta is None else total, weight, stats)
-    ctx.dtypes = x.dtype, None if delta is None else delta.dtype, None if bias is None else bias.dtype
+    ctx.has_bias = bias is not None
+    ctx.dtypes = x.dtype, None if delta is None else delta.dtype, weight.dtype if bias is None else bias.dtype
     ctx.set_materialize_grads(False)
 
 
@@ -187,9 +188,9 @@ def _gradients(ctx: Any, dy: Tensor | None, dtotal: Tensor | None, dstats: None)
     x_dtype, delta_dtype, bias_dtype = ctx.dtypes
     dy = torch.zeros_like(x) if dy is None else dy
     dtotal = None if delta_dtype is None else dtotal
-    dx, dweight, dbias = torch.ops.minigpt.layer_norm_backward(dy, dtotal, x, weight, stats)
+    dx, dweight, dbias = torch.ops.minigpt.layer_norm_backward(dy, dtotal, x, weight, bias_dtype, stats)
     ddelta = None if delta_dtype is None else dx.to(delta_dtype)
-    return dx.to(x_dtype), ddelta, dweight, None if bias_dtype is None else dbias.to(bias_dtype), None
+    return dx.to(x_dtype), ddelta, dweight, dbias if ctx.has_bias else None, None
 
 
 def _refuse(ctx: Any, *gradients: Tensor | None) -> None:
@@ -223,7 +224,8 @@ torch.library.define(
 )
 torch.library.define(
     "minigpt::layer_norm_backward",
-    "(Tensor dy, Tensor? dtotal, Tensor x, Tensor weight, Tensor stats) -> (Tensor, Tensor, Tensor)",
+    "(Tensor dy, Tensor? dtotal, Tensor x, Tensor weight, ScalarType bias_dtype, Tensor stats)"
+    " -> (Tensor, Tensor, Tensor)",
 )
 torch.library.impl("minigpt::layer_norm", ("cpu", "cuda"), _forward)
 torch.library.impl("minigpt::layer_norm_backward", ("cpu", "cuda"), _backward)
