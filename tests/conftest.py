@@ -32,11 +32,10 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, max_exa
 settings.load_profile("repeatable")
 
 
-# Files that compile, interpret kernels, talk to servers, or search: together they take as long as all the others.
+# Files that compile, talk to servers, or search: together they take as long as all the others.
 THOROUGH = (
-    "test_bench", "test_compiled", "test_complete", "test_fuzz_atheris", "test_hf", "test_hub", "test_lookup",
-    "test_memory", "test_search", "test_slots", "test_triton", "test_diagnosis", "test_bench_norms", "test_gpu_suite",
-    "test_gpu_parity", "test_static",
+    "test_bench", "test_bench_norms", "test_compiled", "test_complete", "test_diagnosis", "test_fuzz_atheris",
+    "test_gpu_suite", "test_hf", "test_hub", "test_memory", "test_search",
 )  # fmt: skip
 
 

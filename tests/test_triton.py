@@ -77,6 +77,7 @@ def test_passes_the_conformance_kit(device: torch.device) -> None:
     assert_norm_parity("triton", device=device, cases=KIT)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unchecked")  # torch.compile would trace the shape checks as well
 def test_passes_the_conformance_kit_compiled(device: torch.device) -> None:
     assert_norm_parity("triton", device=device, cases="compile", compile_backend="aot_eager")
@@ -409,6 +410,7 @@ def on_a_gpu() -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.thorough
 def test_the_kernels_keep_a_gpu_busy(on_a_gpu: list[dict[str, Any]]) -> None:
     """The warps for that fit into a multiprocessor's 65,536 registers, of which none are spilt."""
     assert len({kernel["kernel"] for kernel in on_a_gpu}) == 6
