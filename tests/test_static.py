@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import tiny_bpe
-from helpers import left_padding, random_ids, small_model
+from helpers import HALVES, assert_within, left_padding, max_abs, random_ids, small_model
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -118,6 +118,23 @@ def test_a_step_is_under_way_while_the_last_is_read(by_static: list[str], monkey
     monkeypatch.setattr(static.Flight, "tokens", lambda flight, rows: order.append("read") or tokens(flight, rows))
     generate(small_model(), random_ids(1, 3), max_new_tokens=5, eos_token_id=None)
     assert order == ["launch", "launch", "read", "launch", "read", "launch", "read", "read"]
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_halves_of_the_published_width_of_heads(
+    dtype: torch.dtype, device: torch.device, by_static: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For which a GPU has other kernels than for narrower ones: each token is the likeliest, but for rounding."""
+    model = small_model(dtype=dtype, device=device, n_embd=128, n_head=2, n_positions=256)
+    truth = small_model(dtype=torch.float64, device=device, n_embd=128, n_head=2, n_positions=256)
+    truth.load_state_dict(model.state_dict())
+    ids, lengths, new = random_ids(3, 200, device=device), (200, 61, 3), 21
+    texts = generate(model, ids, left_padding(lengths, 200, device), max_new_tokens=new, eos_token_id=None)
+    for text, length in zip(texts, lengths, strict=True):
+        logits = truth(text[None, 200 - length : -1])[0, -new:]  # (new, V)
+        taken = logits.gather(-1, text[-new:, None])[:, 0]
+        assert_within(max_abs(logits.amax(-1) - taken), 8 * torch.finfo(dtype).eps, max_abs(logits), f"{length} tokens")
+    assert by_static == ["StaticBatch"]
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])

@@ -3,6 +3,7 @@
 B rows, T tokens read at once, V vocabulary.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -27,6 +28,20 @@ BLOCK = 256  # scores, of which the largest is found at once
 WASTE = 32  # columns that no row needs any more, from which on it pays to move everybody to the left
 
 
+@contextlib.contextmanager
+def of_any_length() -> Iterator[None]:
+    """Attention by kernels that are ready for every length: cuDNN's would make a plan for each, at every new token.
+
+    Where nobody could take its place, as under ``sdpa_kernel`` for it alone, it stays.
+    """
+    was = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(was and not torch.backends.cuda.math_sdp_enabled())
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was)
+
+
 class Batch:
     """The rows that are being written, and the model's opinion on how each goes on.
 
@@ -46,6 +61,7 @@ class Batch:
         return self.model.wte.weight.device
 
     @torch.inference_mode()
+    @of_any_length()
     def join(self, rows: list[Row]) -> None:
         """Read the texts of new rows once for each prompt, and together those that are of about one length."""
         windows = {row.prompt: self._window(row) for row in rows}
@@ -68,6 +84,7 @@ class Batch:
         return chosen
 
     @torch.inference_mode()
+    @of_any_length()
     def read(self) -> None:
         """Read the token that each row has last added; those whose window is full read that anew."""
         if not self.settings.use_cache:

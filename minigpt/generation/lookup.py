@@ -8,7 +8,7 @@ would have been written without. A guess that is wrong costs its part of the for
 import torch
 from torch import Tensor
 
-from minigpt.generation.batch import Batch, next_logits, next_tokens
+from minigpt.generation.batch import Batch, next_logits, next_tokens, of_any_length
 from minigpt.generation.row import Row
 
 RUNS = (3, 2)  # lengths of the runs looked up, the more telling first
@@ -70,6 +70,7 @@ class LookupBatch(Batch):
         return [row]
 
     @torch.inference_mode()
+    @of_any_length()
     def read(self) -> None:
         if not self.rows or self.slots.length >= self.context:
             return super().read()

@@ -1,6 +1,7 @@
 """Rows that write together on a GPU: a token costs one launch from the host, of a CUDA graph of the whole step."""
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -99,13 +100,17 @@ class StaticBatch(Batch):
 
     def _record(self) -> None:
         """The first step as it comes, which prepares what kernels need; then record it, which runs nothing."""
-        aside, graph = torch.cuda.Stream(self.device), torch.cuda.CUDAGraph()
+        aside, graph = _aside(self.device), torch.cuda.CUDAGraph()
         here = torch.cuda.current_stream(self.device)
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
             self.step()
-        with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
-            self.step()
+            # Not within ``torch.cuda.graph``, which waits for the device and empties all caches first.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self.step()
+            finally:
+                graph.capture_end()
         here.wait_stream(aside)
         self.advance = graph.replay
 
@@ -133,6 +138,12 @@ def _sent(report: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     landed = torch.cuda.Event()
     landed.record()
     return host, landed
+
+
+@functools.cache
+def _aside(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings: libraries keep some memory for every stream that they have seen."""
+    return torch.cuda.Stream(device)
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:

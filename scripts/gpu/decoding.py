@@ -145,10 +145,11 @@ def goals(results: dict[str, Any]) -> Iterator[Row]:
     ours, triton = found.get("minigpt fused"), found.get("minigpt triton")
     if ours is None:
         return
-    for other, times in (("transformers", 10), ("transformers, static cache, compiled", 2)):
+    compiled = found.get("minigpt fused, compiled", ours)
+    for other, mine, times in (("transformers", ours, 10), ("transformers, static cache, compiled", compiled, 2)):
         if other in found:
-            ratio = found[other]["call_s"] / ours["call_s"]
-            yield {"goal": f"at batch 1, {times} times as fast as {other}", "measured": ratio, "met": ratio >= times}
+            ratio, goal = found[other]["call_s"] / mine["call_s"], f"at batch 1, {times} times as fast as {other}"
+            yield {"goal": f"{goal}, by {mine['decoder']}", "measured": ratio, "met": ratio >= times}
     fastest = min((row for row in found.values() if row["step_ms"]), key=lambda row: row["step_ms"])
     over, goal = fastest["step_over_limit"], "a step within 6 times the reading of the weights"
     yield {"goal": f"{goal}, by {fastest['decoder']}", "measured": over, "met": over <= 6}

@@ -18,7 +18,7 @@ REGISTERS = 32 * 1024  # bytes of one row, as its statistics are kept, that a pr
 LONG_BLOCK = 2048  # elements of one piece
 FORWARD_BYTES, BACKWARD_BYTES = 4096, 2048  # of those that one warp holds: the fewer warps, the less they have to share
 BUSY = 16  # warps that keep a multiprocessor busy, since rows are asked for ahead
-SUM_ROWS, SUM_BLOCK = 128, 32  # of partial sums that are added up at a time
+SUM_ROWS, SUM_BLOCK = 512, 16  # of partial sums that are added up at a time: few turns, by many programs
 
 Stream = Float[Tensor, "*dims"]
 Row = Float[Tensor, "*row"]
