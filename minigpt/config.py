@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "chunk_size_feed_forward": (0, None),
     "quantization_config": (None,),
 }
+
+_WAYS_OUT = {
+    "minigpt-gpt2": "; transformers' AutoModelForCausalLM reads it, with its norms, after minigpt.hf.register()"
+}
+
+_LARGEST = sys.float_info.max
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,9 +98,8 @@ class GPT2Config:
         for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
             _require(_is_number(getattr(self, name)) and 0 <= getattr(self, name) <= 1, name, self, "within [0, 1]")
         for name in ("layer_norm_epsilon", "initializer_range"):
-            _require(
-                _is_number(getattr(self, name)) and 0 <= getattr(self, name) < float("inf"), name, self, "0 or more"
-            )
+            _require(_is_number(getattr(self, name)) and 0 <= getattr(self, name) <= _LARGEST, name, self,
+                     "0 or more, and no more than a float can hold")  # fmt: skip
         for name in (
             "scale_attn_weights",
             "scale_attn_by_inverse_layer_idx",
@@ -193,7 +199,8 @@ def _refuse_other_models(fields: Mapping[str, Any]) -> None:
     for name, neutral in _NEUTRAL.items():
         if name in fields and fields[name] not in neutral:
             wanted = " or ".join(json.dumps(value) for value in neutral if value is not None) or "null"
-            raise ConfigError(f"{name}={json.dumps(fields[name], default=str)} is not supported, only {wanted}")
+            said = f"{name}={json.dumps(fields[name], default=str)} is not supported, only {wanted}"
+            raise ConfigError(said + _WAYS_OUT.get(fields[name] if isinstance(fields[name], str) else "", ""))
 
 
 def _without_aliases(fields: Mapping[str, Any]) -> dict[str, Any]:

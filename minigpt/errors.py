@@ -1,5 +1,7 @@
 """What can be wrong with what a user gives us. Every message is one sentence: the thing, and the way out."""
 
+RAISED = (Exception, SystemExit)  # what somebody else's code may raise; whether the program ends is not its to say
+
 
 class MiniGPTError(ValueError):
     """Base of every error this project raises about its input. What it quotes of that cannot break its one line."""

@@ -1,8 +1,12 @@
 """Where a model lives and in which precision: names from a command line -> torch's own objects."""
 
+from typing import Any
+
 import torch
 
 from minigpt.errors import ConfigError
+
+_is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -50,6 +54,16 @@ def require_values(device: torch.device) -> None:
     """
     if device.type == "meta":
         raise ConfigError("device 'meta' holds shapes and no values, so nothing can be computed there; use cpu or cuda")
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether a program may look at its numbers and go on by what it finds.
+
+    Not on meta, not while a compiler or ``torch.func.vmap`` follows what is done, and not where a subclass of tensors
+    stands for something else, as a fake one does.
+    """
+    is_followed = torch.compiler.is_compiling() or _is_wrapped(tensor)
+    return type(tensor) is torch.Tensor and not (tensor.is_meta or is_followed)
 
 
 def _require_present(device: torch.device) -> None:

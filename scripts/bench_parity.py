@@ -52,7 +52,7 @@ def _run(folder: Path, norm: str) -> dict[str, Any]:
     words += [word for option, file in files.items() for word in (f"--{option}", file)]
     start = time.perf_counter()
     process = os.posix_spawn(
-        sys.executable, [sys.executable, "-m", "minigpt.cli", *words], os.environ | {"COLUMNS": "100"},
+        sys.executable, [sys.executable, "-m", "minigpt", *words], os.environ | {"COLUMNS": "100"},
         file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
     )  # fmt: skip
     _, status, usage = os.wait4(process, 0)

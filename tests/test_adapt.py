@@ -20,6 +20,7 @@ import minigpt
 from minigpt import GPT2, LayerNorm, NormError, norms, swap_norms
 from minigpt.norms.adapt import AdaptedNorm, notes
 from minigpt.norms.dyt import DyT
+from minigpt.testing import check_norm
 
 # Classes as the literature writes them. Their sources are put in files, for what is in no package.
 
@@ -792,6 +793,21 @@ def test_an_error_without_words() -> None:
             raise NotImplementedError
 
     assert "Silent raised NotImplementedError (" in refused_in_use(Silent)
+
+
+def test_a_norm_does_not_decide_that_the_program_ends() -> None:
+    class Quitter(EmbDim):
+        def forward(self, x):
+            raise SystemExit(0)
+
+    class QuitsAtOnce(EmbDim):
+        def __init__(self, size):
+            sys.exit("enough")
+
+    assert "Quitter raised SystemExit: 0 (" in refused_in_use(Quitter)
+    assert "QuitsAtOnce(8) raised SystemExit: enough (" in refused(QuitsAtOnce)
+    with pytest.raises(NormError, match=r"cannot be judged: .*Quitter raised SystemExit"):
+        check_norm(Quitter, device="cpu", cases="float32, ordinary rows")
 
 
 def test_memory_that_runs_out_is_not_the_norm_s_error() -> None:

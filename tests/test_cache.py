@@ -132,6 +132,20 @@ def test_it_returns_views_and_copies_nothing_old() -> None:
     assert torch.equal(values, torch.cat([value, value[:, :, :2]], dim=2))
 
 
+@pytest.mark.parametrize("other", [{"n_layer": 3}, {"n_head": 2}, {"n_embd": 96}], ids=str)
+def test_another_models_cache_is_refused(other: dict[str, int], model: minigpt.GPT2) -> None:
+    cache = small_model(**other).new_cache(1, 8)
+    with pytest.raises(GenerationError, match=r"^the cache is for .* wide, and the model has 2, 4 "):
+        model(random_ids(1, 4, device=model.wte.weight.device), cache=cache)
+    assert cache.length == 0
+
+
+@pytest.mark.parametrize("size", [(0, 8), (1, 0), (1, -5), (1, 2.5)], ids=str)
+def test_a_cache_for_nothing_is_refused(size: tuple[int, int], model: minigpt.GPT2) -> None:
+    with pytest.raises(GenerationError, match=r"^a cache is for one (row|token) or more, not "):
+        model.new_cache(*size)
+
+
 def test_another_batch_size_is_refused(model: minigpt.GPT2) -> None:
     cache = model.new_cache(2, 8)
     with pytest.raises(GenerationError, match="the cache is for a batch of 2, but the input is a batch of 3"):

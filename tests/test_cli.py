@@ -71,7 +71,7 @@ def copy(folder: Path, tmp_path: Path) -> Path:
 
 def command(*words: object) -> list[str]:
     """As a process of its own."""
-    return [sys.executable, "-m", "minigpt.cli", *map(str, words)]
+    return [sys.executable, "-m", "minigpt", *map(str, words)]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -396,7 +396,8 @@ BAD_MANY = {
     "no prompts": (["--out", "OUT"], "--out needs --prompts"),
     "both kinds of prompt": (["hello", *MANY], "cannot go with a PROMPT"),
     "json": ([*MANY, "--json"], "cannot go with --json"),
-    "copies of one": (["--num-return-sequences", "2"], "needs --prompts"),
+    "copies of one": (["--num-return-sequences", "2"], "error: --num-return-sequences needs --prompts"),
+    "places for one": (["the dog", "--batch-size", "2"], "error: --batch-size needs --prompts"),
     "two mistakes": (["--prompts", "PROMPTS", "--greedy", "--top-p", "0.5"], "cannot go with --top-p; --prompts needs"),
     "onto the prompts": (["--prompts", "PROMPTS", "--out", "PROMPTS"], "holds the prompts"),
     "too long": ([*MANY, "--max-new-tokens", "1020"], r"prompts\.jsonl, line 6: a prompt of 30 tokens and 1020"),
@@ -425,6 +426,14 @@ def test_settings_beside_the_weights_are_used_unless_others_are_given(run: Run, 
     (copy / "generation_config.json").write_text('{"top_k": 1, "max_new_tokens": 99}')
     assert run("generate", "the dog", "--model", copy, "--max-new-tokens", 9).out == greedy
     assert run("generate", "the dog", "--model", copy, "--greedy", "--max-new-tokens", 9).out == greedy
+
+
+def test_settings_beside_the_weights_that_contradict_each_other(run: Run, copy: Path) -> None:
+    (copy / "generation_config.json").write_text('{"do_sample": false, "top_k": 5}')
+    message = complaint(run("generate", "the dog", "--model", copy))
+    assert "top_k shapes a draw" in message
+    assert message.endswith(f"; do_sample, top_k: so says {copy / 'generation_config.json'}\n")
+    assert run("generate", "the dog", "--model", copy, "--greedy", "--max-new-tokens", 3).status == 0
 
 
 def test_unknown_settings_beside_the_weights_are_refused_by_name(run: Run, copy: Path) -> None:
@@ -652,6 +661,16 @@ def test_a_parity_that_cannot_be_judged(run: Run, folder: Path, fault: str) -> N
 def test_a_file_of_prompts_that_holds_none(run: Run, folder: Path, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "prompts.txt").write_bytes(content)
     assert "prompts.txt" in complaint(run("parity", "--model", folder, "--prompts", tmp_path / "prompts.txt"))
+
+
+def test_a_comparison_judges_nothing_anew(run: Run, tmp_path: Path) -> None:
+    found = complaint(run("parity", "--compare", "a.json", "b.json", "--norm", "rms", "--json", tmp_path / "c.json"))
+    assert found == "error: --compare judges nothing anew, so it cannot go with --norm, --json\n"
+
+
+def test_a_bench_of_a_model_and_a_shape(run: Run) -> None:
+    found = complaint(run("bench", "generate", "--model", "demo", "--preset", "gpt2-xl"))
+    assert "--preset gpt2-xl is for random weights, and --model demo has its own" in found
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def test_every_unknown_field_is_named() -> None:
 
 NO_COUNT = (0, -1, 2**31, 10**400, 1.5, 12.0, "12", True, None, [12], float("nan"))
 NO_SHARE = (-0.1, 1.1, "0.1", None, True, float("nan"), float("inf"))
-NO_AMOUNT = (-1e-5, "1e-5", None, False, float("nan"), float("inf"))
+NO_AMOUNT = (-1e-5, "1e-5", None, False, float("nan"), float("inf"), 10**400)
 NO_FLAG = (0, 1, "true", None)
 NO_TOKEN = (1.0, "0", True)
 

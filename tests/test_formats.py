@@ -271,6 +271,14 @@ def test_nan_and_infinity_are_named_when_asked(tmp_path: Path) -> None:
         load(tmp_path, check_finite=True)
 
 
+def test_what_a_narrower_dtype_cannot_hold_is_named_when_asked(tmp_path: Path) -> None:
+    saved(reference(), tmp_path)
+    edit_tensors(tmp_path, lambda tensors: tensors | {"transformer.ln_f.weight": torch.full((32,), 7e4)})
+    load(tmp_path, dtype="bfloat16", check_finite=True)
+    with pytest.raises(CheckpointError, match=r"holds NaN or infinity in ln_f\.weight, once they are float16$"):
+        load(tmp_path, dtype="float16", check_finite=True)
+
+
 def test_old_and_bare_configs(tmp_path: Path) -> None:
     """Fields that are missing, n_ctx for n_positions, other names of the width."""
     theirs = reference(n_positions=1024)

@@ -3,15 +3,18 @@
 import copy
 import math
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from helpers import SMALL, assert_close, assert_same_bits, left_padding, random_ids, small_model
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import GPT2Config as TheirConfig
 from transformers import GPT2LMHeadModel
 
+import minigpt
 from minigpt import GPT2, ConfigError, GenerationError, GPT2Config, LayerNorm, NormError
 
 PARAMETERS = {
@@ -199,12 +202,50 @@ def test_it_learns() -> None:
 @pytest.mark.usefixtures("unchecked")
 @torch.no_grad()
 def test_compiled_it_is_the_same_model(masked: bool) -> None:
-    """Traced, and run by PyTorch's own kernels. Without a mask it is one graph; a mask is looked into in between."""
+    """Traced as one graph, and run by PyTorch's own kernels."""
     model, ids = small_model(), random_ids(2, 9)
     mask = left_padding((6, 9), 9) if masked else None
     torch.compiler.reset()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=not masked)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     assert_close(compiled(ids, mask), model(ids, mask), 1e-6, "compiled")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_exported_it_reads_texts_of_any_length() -> None:
+    model, ids = small_model(), random_ids(2, 9)
+    sizes = {0: torch.export.Dim("batch", max=16), 1: torch.export.Dim("seq", min=2, max=128)}
+    with torch.no_grad():
+        exported = torch.export.export(model, (ids,), dynamic_shapes=(sizes,)).module()
+    for batch, seq in ((2, 9), (1, 128), (7, 2)):
+        ids = random_ids(batch, seq)
+        assert_close(exported(ids), model(ids), 1e-6, f"{batch} texts of {seq}")
+
+
+@pytest.mark.parametrize("mode", [lambda: torch.device("meta"), FakeTensorMode], ids=["meta", "fake"])
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+def test_shapes_can_be_asked_without_any_values(mode: Callable[[], Any], masked: bool) -> None:
+    with mode():
+        model, ids = GPT2(GPT2Config(**SMALL)), torch.ones(2, 5, dtype=torch.long)
+        logits = model(ids, torch.ones_like(ids) if masked else None, position_ids=torch.zeros_like(ids))
+    assert logits.shape == (2, 5, 83)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradients_of_every_text_by_itself(masked: bool) -> None:
+    model, ids = small_model(dtype=torch.float64), random_ids(3, 6)
+    masks = left_padding((6, 2, 4), 6) if masked else torch.ones_like(ids)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(parameters: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        inputs = (ids[None], mask[None]) if masked else (ids[None],)
+        return torch.func.functional_call(model, parameters, inputs).square().mean()
+
+    gradients = torch.func.grad(loss)
+    together = torch.func.vmap(gradients, (None, 0, 0))(parameters, ids, masks)
+    for i in range(len(ids)):
+        for name, gradient in gradients(parameters, ids[i], masks[i]).items():
+            assert_close(together[name][i], gradient, 1e-12, f"{name} of text {i}")
 
 
 # What it refuses.
@@ -277,13 +318,21 @@ def test_no_tokens_at_all(shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize(
     "ids",
-    [torch.zeros(4, dtype=torch.long), torch.zeros(1, 1, 4, dtype=torch.long), torch.zeros(1, 4), torch.ones(1, 4) > 0],
-    ids=["one dimension", "three dimensions", "float", "bool"],
-)
+    [
+        torch.zeros(4, dtype=torch.long), torch.zeros(1, 1, 4, dtype=torch.long), torch.zeros(1, 4),
+        torch.ones(1, 4) > 0, torch.zeros(1, 4, dtype=torch.uint8),
+    ],
+    ids=["one dimension", "three dimensions", "float", "bool", "no embedding's"],
+)  # fmt: skip
 @pytest.mark.usefixtures("unchecked")
 def test_ids_of_the_wrong_kind(ids: torch.Tensor) -> None:
-    with pytest.raises(GenerationError, match="input_ids"):
+    with pytest.raises(GenerationError, match="input_ids must be whole numbers"):
         small_model()(ids)
+    with pytest.raises(GenerationError, match="input_ids must be whole numbers"):
+        minigpt.generate(small_model(), ids, max_new_tokens=2)
+    if ids.ndim == 2:
+        with pytest.raises(GenerationError, match="position_ids must be whole numbers"):
+            small_model()(random_ids(1, 4), position_ids=ids)
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,15 @@ def test_a_norm_is_chosen_in_the_call_in_the_folder_or_for_all(folder: Path, tmp
         load(folder, arithmetic="slow")
 
 
+def test_a_class_is_chosen_beside_settings_for_generation(folder: Path, tmp_path: Path) -> None:
+    """Which take what they do not know for settings of their own."""
+    minigpt.save_pretrained(minigpt.from_pretrained(folder, device="cpu"), tmp_path)
+    assert (tmp_path / "generation_config.json").exists()
+    model = load(tmp_path, norm=minigpt.LayerNorm, arithmetic="fast")
+    assert set(norms_of(model)) == {"LayerNorm"}
+    assert not {"norm", "arithmetic"} & vars(model.generation_config).keys()
+
+
 def test_a_model_from_a_config_alone(folder: Path) -> None:
     made = AutoModelForCausalLM.from_config(transformers.GPT2Config(**TINY), norm="rms")
     assert set(norms_of(made)) == {"RMSNorm"}
@@ -227,7 +236,7 @@ def test_a_swapped_model_comes_back_and_is_nothing_else_to_others(folder: Path, 
     minigpt.hf.unregister()
     with pytest.raises(ValueError, match="minigpt-gpt2"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="minigpt-gpt2"):
+    with pytest.raises(ConfigError, match=r"minigpt-gpt2.*AutoModelForCausalLM reads it.* after minigpt\.hf\.reg"):
         minigpt.from_pretrained(tmp_path)
     assert torch.equal(logits(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "plain")), logits(reference()))
 

@@ -182,6 +182,14 @@ def test_refuses_an_input_of_another_shape(name: str) -> None:
             norms.build(name, normalized_shape)(torch.zeros(shape))
 
 
+@pytest.mark.usefixtures("unchecked")
+@every_norm
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
+def test_refuses_what_is_no_real_number(dtype: torch.dtype, name: str) -> None:
+    with pytest.raises(NormError, match=f"^this norm is of floating-point numbers, and the input is {dtype}$"):
+        norms.build(name, 4)(torch.ones(2, 4, dtype=dtype))
+
+
 @every_norm
 def test_refuses_sizes_and_eps_that_make_no_sense(name: str) -> None:
     for shape in (0, -1, (), [], (3, 0)):
@@ -321,6 +329,18 @@ def test_a_name_is_taken_once() -> None:
     with pytest.raises(NormError, match="'textbook' is taken"):
         norms.register("textbook")(Doubling)
     assert norms.lookup("textbook").cls is LayerNorm
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "a/b", "a\\b", "mine.py", " mine"])
+def test_a_name_that_would_never_be_found_is_no_name(name: str) -> None:
+    with pytest.raises(NormError, match="cannot be the name of a norm"):
+        norms.register(name)
+
+
+def test_what_is_no_module_is_not_registered() -> None:
+    with pytest.raises(NormError, match=r"'whole' must be a torch\.nn\.Module class, not <class 'int'>"):
+        norms.register("whole")(int)  # type: ignore[type-var]
+    assert "whole" not in norms.available()
 
 
 def test_a_class_of_the_same_name_in_another_module_is_another_class() -> None:

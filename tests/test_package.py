@@ -122,7 +122,7 @@ def test_the_wheel_holds_the_demo(wheel: Path) -> None:
 @needs_demo
 def test_the_demo_writes_from_the_unpacked_wheel(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    words = ("-m", "minigpt.cli", "generate", "Once upon a time", "--seed", "1", "--max-new-tokens", "20")
+    words = ("-m", "minigpt", "generate", "Once upon a time", "--seed", "1", "--max-new-tokens", "20")
     text = run_installed(tmp_path / "site", *words)
     assert text.startswith("Once upon a time")
     assert len(text) > 40

@@ -539,6 +539,18 @@ def test_a_swapped_model_is_saved_as_any_other(folder: Path, tmp_path: Path, the
     assert_same_logits(load(tmp_path / "out"), theirs)
 
 
+def test_a_norm_that_a_checkpoint_has_no_word_for_is_warned_of(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for norm, said in (("rms", "rms"), ("textbook", None)):
+        caplog.clear()
+        minigpt.save_pretrained(load(folder, norm=norm), tmp_path / norm)
+        assert [record.getMessage() for record in caplog.records if "does not say" in record.message] == (
+            [f"what is saved does not say that norms of this model are {said}: whoever loads it gets LayerNorm, "
+             "or what from_pretrained(..., norm=...) or swap_norms is asked for"] if said else []
+        )  # fmt: skip
+
+
 def test_a_norm_that_stands_at_two_sites_is_saved_at_both(folder: Path, tmp_path: Path) -> None:
     model = load(folder)
     model.h[1].ln_1 = model.h[0].ln_1

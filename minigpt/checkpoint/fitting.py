@@ -50,14 +50,14 @@ def require_fitting(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], p
         raise CheckpointError(f"{place} does not hold this model's tensors: {'; '.join(complaints)}")
 
 
-def require_finite(tensors: Mapping[str, Tensor], place: Path) -> None:
+def require_finite(tensors: Mapping[str, Tensor], place: Path, when: str = "") -> None:
     """Refuse NaN and infinity.
 
     Raises:
-        CheckpointError: the message names the tensors.
+        CheckpointError: the message names the tensors, and says ``when`` they are not.
     """
     if names := not_finite(tensors):
-        raise CheckpointError(f"{place} holds NaN or infinity in {listing(names)}")
+        raise CheckpointError(f"{place} holds NaN or infinity in {listing(names)}{when}")
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -17,7 +17,7 @@ from minigpt.errors import ConfigError
 from minigpt.model import GPT2, quantize_int8, swap_norms
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.layout import by_rows
-from minigpt.placement import resolve_device, resolve_dtype
+from minigpt.placement import dtype_name, resolve_device, resolve_dtype
 
 
 def from_pretrained(
@@ -48,7 +48,7 @@ def from_pretrained(
         quantize: "int8" holds the weights that multiply in eight bits, a scale for each output channel, on the CPU.
         revision: branch, tag or commit of a repository.
         local_files_only: never ask the network.
-        check_finite: read every value, and refuse NaN and infinity.
+        check_finite: read every value, and refuse NaN and infinity, those that ``dtype`` makes of it included.
         ignore_heads: leave out the heads of classifiers and their like; otherwise they are refused.
 
     Raises:
@@ -66,6 +66,8 @@ def from_pretrained(
     if check_finite:
         require_finite(checkpoint.tensors, place)
     _install(model, checkpoint.tensors, device, dtype or only_dtype(checkpoint.tensors, place))
+    if check_finite and dtype is not None and device.type != "meta":
+        require_finite(dict(model.named_parameters()), place, f", once they are {dtype_name(dtype)}")
     if norm != "fused":
         swap_norms(model, norm)
     return quantize_int8(model.eval(), MappedFiles().give_back) if quantize else model.eval()

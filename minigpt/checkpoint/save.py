@@ -1,6 +1,7 @@
 """Model -> checkpoint, as transformers reads it."""
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -9,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from minigpt import norms
 from minigpt.checkpoint.atomic import replacing
 from minigpt.checkpoint.pretrained import norm_parameters
 from minigpt.checkpoint.read import listing
@@ -37,8 +39,9 @@ def save_pretrained(
     """Write config.json, generation_config.json, model.safetensors and the tokenizer's files into ``directory``.
 
     ``transformers.AutoModelForCausalLM`` loads it with the same logits, as far as the model's norms are LayerNorm: a
-    checkpoint has no word for another. A tied head is not written twice. What the folder held of an earlier checkpoint
-    is replaced at one moment, when all of the new one is on disk: see ``checkpoint/atomic.py``.
+    checkpoint has no word for another, and where one is known to be there a warning says so. A tied head is not
+    written twice. What the folder held of an earlier checkpoint is replaced at one moment, when all of the new one is
+    on disk: see ``checkpoint/atomic.py``.
 
     Args:
         model: its parameters are on any device but meta.
@@ -62,6 +65,7 @@ def save_pretrained(
     if max_shard_bytes < 1:
         raise CheckpointError(f"max_shard_bytes must be 1 or more, not {max_shard_bytes}")
     _require_only_a_gpt2s(model)
+    _warn_of_other_norms(model)
     tensors = _saved_tensors(model)
     ids = {name: value for name, value in model.config.to_dict().items() if name.endswith("_token_id")}
     try:
@@ -130,6 +134,16 @@ def _require_only_a_gpt2s(model: GPT2) -> None:
         raise CheckpointError(
             f"a GPT-2 checkpoint has no place for {listing(foreign)}; swap those norms back, or keep the state_dict"
         )
+
+
+def _warn_of_other_norms(model: GPT2) -> None:
+    inexact = {info.cls: name for name, info in norms.available().items() if not info.exact}
+    kinds = {type(model.get_submodule(site)) for site in model.norm_sites()}
+    if others := ", ".join(sorted(inexact[kind] for kind in kinds & inexact.keys())):
+        logging.getLogger("minigpt").warning(
+            "what is saved does not say that norms of this model are %s: whoever loads it gets LayerNorm, "
+            "or what from_pretrained(..., norm=...) or swap_norms is asked for", others,
+        )  # fmt: skip
 
 
 def _saved_name(name: str) -> str:

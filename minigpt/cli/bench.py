@@ -27,8 +27,10 @@ def generate(
     model: Annotated[
         str | None, typer.Option(help="A directory, .safetensors file, Hugging Face id, or 'demo'.")
     ] = None,
-    preset: Annotated[str, typer.Option(help="Without --model: random weights of this shape.")] = "gpt2",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
+    preset: Annotated[
+        str | None, typer.Option(help="Without --model: random weights of this shape.  [dim]default gpt2[/]")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64.")] = "float32",
     quantize: Quantize = None,
     batch: Annotated[int, typer.Option(help="Rows; more than one are ragged, from half a prompt to a whole.")] = 1,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of the longest prompt.")] = 64,
@@ -47,9 +49,11 @@ def generate(
 
     require_writable(json_file)
     if quantize and dtype != "float32":
-        raise ConfigError(f"--quantize {quantize} computes in float32; leave out --dtype {dtype}")
+        raise ConfigError(f"--quantize {quantize} is timed in float32; leave out --dtype {dtype}")
+    if model is not None and preset is not None:
+        raise ConfigError(f"--preset {preset} is for random weights, and --model {model} has its own; leave out one")
     plan = BenchPlan(
-        model=model, preset=preset, kind=quantize or dtype, batch=batch, prompt_tokens=prompt_tokens,
+        model=model, preset=preset or "gpt2", kind=quantize or dtype, batch=batch, prompt_tokens=prompt_tokens,
         new_tokens=new_tokens, repeats=repeats, compiled=compiled,
         against=tuple(filter(None, against.split(","))),
     )  # fmt: skip

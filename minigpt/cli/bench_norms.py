@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from minigpt.cli.files import console, print_json, progress, require_writable
-from minigpt.cli.options import Device, Dtype
+from minigpt.cli.options import Device
 
 EXAMPLES = (
     "Examples: [bold]minigpt bench norms[/]   [bold]minigpt bench norms --width 768 --rows 1024 --json -[/]   "
@@ -18,9 +18,11 @@ def norms(
     norm: Annotated[list[str] | None, typer.Option(help="A contestant; may be repeated.")] = None,
     width: Annotated[list[int] | None, typer.Option(help="Numbers in a row; may be repeated.")] = None,
     rows: Annotated[list[int] | None, typer.Option(help="Rows; may be repeated.")] = None,
-    repeats: Annotated[int, typer.Option(help="Rounds in which each is timed once.")] = 20,
+    repeats: Annotated[int, typer.Option(help="Rounds in which each is timed once; 2 or more.")] = 20,
     device: Device = None,
-    dtype: Dtype = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of the rows; by default bfloat16 on CUDA, and float32 elsewhere.")
+    ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", help="Write the timings here; '-' is standard output.")
     ] = None,

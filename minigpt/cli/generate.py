@@ -43,7 +43,9 @@ def generate(
     lookup: Annotated[int | None, typer.Option(help="Tokens to guess from the text so far, and to verify.")] = None,
     prompts: Annotated[Path | None, typer.Option(help='File of prompts, {"prompt": ...} a line.')] = None,
     out: Annotated[Path | None, typer.Option(help="File for the texts of --prompts; goes on where it ends.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Texts of --prompts to write at a time.")] = 16,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Texts of --prompts to write at a time.  [dim]default 16[/]")
+    ] = None,
     num_return_sequences: Annotated[int | None, typer.Option(help="Texts for each of --prompts.")] = None,
     norm: Norm = "fused",
     attention: Attention = "sdpa",
@@ -67,9 +69,12 @@ def generate(
     from minigpt.process import settle_memory
 
     settle_memory()
-    _require_company(greedy, dict(shaping, seed=seed), prompt, prompts, out, num_return_sequences, as_json)
+    many = {"--num-return-sequences": num_return_sequences, "--batch-size": batch_size}
+    _require_company(greedy, dict(shaping, seed=seed), prompt, prompts, out, many, as_json)
     place = locate(model, revision=revision)  # once, so that weights, settings and tokenizer are of one commit
-    settings = _settings(read_generation_config(place), shaping, others, greedy)
+    beside = read_generation_config(place)
+    settings = _settings(beside, shaping, others, greedy)
+    _require_sense(settings, beside, place)
     text = read_standard_input() if prompt == "-" else prompt
 
     gpt2 = minigpt.from_pretrained(
@@ -79,7 +84,8 @@ def generate(
         minigpt.compile_steps(gpt2)
     tokenizer = minigpt.Tokenizer.from_pretrained(place)
     if prompts is not None and out is not None:
-        write_many(gpt2, tokenizer, prompts, out, settings, batch_size, {"norm": norm, "attention": attention})
+        size = 16 if batch_size is None else batch_size
+        write_many(gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "attention": attention})
         return
     pieces = minigpt.stream(ready_to_write(gpt2), tokenizer, text, **settings)
     if as_json:
@@ -92,22 +98,36 @@ def generate(
 
 
 def _require_company(
-    greedy: bool, chances: dict[str, Any], prompt: str, prompts: Path | None, out: Path | None, copies: int | None,
-    as_json: bool,
+    greedy: bool, chances: dict[str, Any], prompt: str, prompts: Path | None, out: Path | None,
+    of_many: dict[str, int | None], as_json: bool,
 ) -> None:  # fmt: skip
     """Refuse options that cannot go together, or not alone; all of them in one error."""
     drawn = [f"--{name.replace('_', '-')}" for name, value in chances.items() if value is not None]
     many = prompts is not None
+    alone = " and ".join(name for name, value in of_many.items() if value is not None and not many)
     complaints = (
         (greedy and drawn, f"--greedy leaves nothing to draw, so it cannot go with {', '.join(drawn)}"),
         (many and out is None, "--prompts needs --out, the file for the texts"),
         (out is not None and not many, "--out needs --prompts, the file they come from"),
         (many and prompt, "--prompts cannot go with a PROMPT"),
         (many and as_json, "--prompts writes JSON to --out, so it cannot go with --json"),
-        (copies is not None and not many, "--num-return-sequences needs --prompts"),
+        (alone, f"{alone} needs --prompts"),
     )
     if said := [complaint for wrong, complaint in complaints if wrong]:
         raise minigpt.GenerationError("; ".join(said))
+
+
+def _require_sense(settings: dict[str, Any], beside: dict[str, Any], place: Path) -> None:
+    """Refuse settings before the weights are read; what nobody asked for here is said to come from the model's file."""
+    from minigpt.checkpoint import folder_of
+    from minigpt.generation import parse_settings
+
+    try:
+        parse_settings(**settings)
+    except minigpt.GenerationError as error:
+        theirs = [name for name, value in beside.items() if name in settings and settings[name] is value]
+        said = f"; {', '.join(theirs)}: so says {folder_of(place) / 'generation_config.json'}" if theirs else ""
+        raise minigpt.GenerationError(f"{error}{said}") from error
 
 
 def _settings(beside: dict[str, Any], shaping: dict[str, Any], others: dict[str, Any], greedy: bool) -> dict[str, Any]:

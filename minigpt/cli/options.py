@@ -1,4 +1,4 @@
-"""Options that several commands take."""
+"""Options that several commands take, and which of them were taken."""
 
 from typing import Annotated
 
@@ -8,10 +8,21 @@ Model = Annotated[str, typer.Option("--model", help="A directory, a file of weig
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")]
 IgnoreHeads = Annotated[bool, typer.Option("--ignore-heads", help="Leave out the heads of classifiers and their like.")]
 CheckFinite = Annotated[
-    bool, typer.Option("--check-finite", help="Read every weight first, and refuse NaN and infinity by name.")
+    bool,
+    typer.Option(
+        "--check-finite",
+        help="Read every weight first, and refuse NaN and infinity; in --dtype, too.",
+    ),
 ]
 Norm = Annotated[str, typer.Option(help="A registered norm, package.module:Name, or path/to/file.py:Name.")]
 Attention = Annotated[str, typer.Option(help="sdpa (fused) or eager (written out).")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N; by default CUDA where there is one.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64; by default the checkpoint's.")]
 Quantize = Annotated[str | None, typer.Option(help="int8: weights in eight bits, for the CPU; norms stay exact.")]
+
+
+def written(context: typer.Context) -> list[str]:
+    """The options that stand on the command line, as they are called there."""
+    by_name = {option.name: option.opts[-1] for option in context.command.params}
+    sources = {name: context.get_parameter_source(name) for name in by_name if name}
+    return [by_name[name] for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]

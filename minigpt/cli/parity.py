@@ -7,16 +7,17 @@ import typer
 
 import minigpt
 from minigpt.cli.files import console, print_json, progress, read, read_json, require_writable, write
-from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision
+from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision, written
 
 EXAMPLES = (
     "Examples: [bold]minigpt parity --norm textbook[/]   "
     "[bold]minigpt parity --model gpt2 --norm my_norm.py:MyNorm --sites 'h.*.ln_1' --json -[/]   "
-    "Exit status: 0 parity holds, 1 it does not, 2 it could not be judged."
+    "Exit status: 0 parity holds, 1 it does not, 2 it could not be judged; --compare only shows."
 )
 
 
 def parity(
+    context: typer.Context,
     model: Model = "demo",
     norm: Norm = "fused",
     sites: Annotated[
@@ -46,6 +47,8 @@ def parity(
 ) -> None:
     """Prove by its logits that a model with another norm is still the same model, or show that it is not."""
     if compare is not None:
+        if others := [option for option in written(context) if option not in ("--compare", "--html")]:
+            raise minigpt.ConfigError(f"--compare judges nothing anew, so it cannot go with {', '.join(others)}")
         _compare(*compare, html)
         return
     _require_writable(json_file, html)

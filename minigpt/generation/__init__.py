@@ -3,7 +3,7 @@
 from minigpt.generation.complete import Completion, Prompt, complete
 from minigpt.generation.decode import Generated, generate, prompt_ids, stream
 from minigpt.generation.processors import warp
-from minigpt.generation.settings import GenerationSettings
+from minigpt.generation.settings import GenerationSettings, parse_settings
 
 __all__ = [
     "Completion",
@@ -12,6 +12,7 @@ __all__ = [
     "Prompt",
     "complete",
     "generate",
+    "parse_settings",
     "prompt_ids",
     "stream",
     "warp",

@@ -17,7 +17,7 @@ from minigpt.generation.lookup import LookupBatch
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, parse_settings
 from minigpt.generation.static import WORTH_A_GRAPH, StaticBatch, is_static
-from minigpt.model import GPT2
+from minigpt.model import GPT2, require_ids
 from minigpt.placement import require_values
 
 
@@ -141,10 +141,7 @@ def require_fits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, 
     """
     require_values(model.wte.weight.device)
     settings.require_known_ids(model.config.vocab_size)
-    if input_ids.ndim != 2 or input_ids.is_floating_point():
-        raise GenerationError(
-            f"input_ids must be whole numbers, (batch, seq), not {input_ids.dtype} {tuple(input_ids.shape)}"
-        )
+    require_ids("input_ids", input_ids)
     if input_ids.numel() == 0:
         raise GenerationError("the prompt is empty; start from the end-of-text token")
     model.require_known(input_ids)

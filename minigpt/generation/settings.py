@@ -222,7 +222,10 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda end: end is OF_THE_CONFIG or _is_int(end) or (isinstance(end, Sequence) and all(map(_is_int, end))),
         "be an id or a list of ids",
     ),
-    "pad_token_id": (lambda pad: pad is OF_THE_CONFIG or _is_int(pad), "be an id"),
+    "pad_token_id": (
+        lambda pad: pad is OF_THE_CONFIG or (_is_int(pad) and -(2**31) <= pad < 2**31),
+        "be an id, or another number of 32 bits",
+    ),
     "num_return_sequences": (_at_least(1), "be 1 or more"),
     "use_cache": (_is_flag, "be True or False"),
     "prompt_lookup_num_tokens": (_at_least(0), "be 0 or more"),

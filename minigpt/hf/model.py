@@ -205,6 +205,11 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
             )
         super().save_pretrained(save_directory, *args, **kwargs)
 
+    def adjust_generation_fn(self, *args: Any, **kwargs: Any) -> None:
+        """As transformers' own, which takes what is left of ``from_pretrained``'s arguments for generation settings."""
+        mixin: Any = super()
+        mixin.adjust_generation_fn(*args, **{name: kwargs[name] for name in kwargs.keys() - Choice._fields})
+
     def _init_weights(self, module: nn.Module) -> None:
         """Values for what a checkpoint lacks: GPT-2's for its own layers (section 2.3), a norm's as it was built."""
         for name, value in getattr(module, "_as_built", {}).items():

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from minigpt.config import GPT2Config
 from minigpt.errors import GenerationError
 
 # L layers, B batch, H heads, S tokens so far, T new tokens, D width of a head
@@ -21,6 +22,9 @@ class KVCache:
         self, n_layer: int, batch_size: int, n_head: int, max_length: int, head_size: int,
         *, dtype: torch.dtype, device: torch.device,
     ) -> None:  # fmt: skip
+        for what, number in (("row", batch_size), ("token", max_length)):
+            if not isinstance(number, int) or number < 1:
+                raise GenerationError(f"a cache is for one {what} or more, not {number!r}")
         shape = (n_layer, batch_size, n_head, max_length, head_size)
         self.keys = torch.empty(shape, dtype=dtype, device=device)  # (L, B, H, max_length, D)
         self.values = torch.empty(shape, dtype=dtype, device=device)
@@ -49,6 +53,20 @@ class KVCache:
         """Count the new tokens as read, once every layer has them."""
         self.length += seq
         self.padding_mask = padding_mask
+
+    def require_shape(self, config: GPT2Config) -> None:
+        """Refuse to be another model's.
+
+        Raises:
+            GenerationError: that has other layers or heads.
+        """
+        layers, _, *heads = self.keys.select(3, 0).shape  # (L, B, H, D)
+        wanted = [config.n_layer, config.n_head, config.head_size]
+        if (mine := [layers, *heads]) != wanted:
+            raise GenerationError(
+                f"the cache is for {mine[0]} layers of {mine[1]} heads {mine[2]} wide, and the model has "
+                f"{wanted[0]}, {wanted[1]} and {wanted[2]}; make it by the model's own new_cache"
+            )
 
     def require_room(self, batch_size: int, seq: int) -> None:
         """Refuse new tokens that do not fit, before anything is written.

@@ -23,6 +23,7 @@ from minigpt.model.conv1d import Conv1D
 from minigpt.model.masking import eager_mask, padding_mask, positions, sdpa_mask
 from minigpt.model.mlp import MLP
 from minigpt.model.product import product
+from minigpt.placement import has_values
 
 ARITHMETICS = ("fast", "reference")
 
@@ -147,7 +148,13 @@ class GPT2(nn.Module):
         return self.wte.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
     def new_cache(self, batch_size: int, max_length: int) -> KVCache:
-        """An empty cache for ``batch_size`` rows of at most ``max_length`` tokens, in the model's dtype and place."""
+        """An empty cache for ``batch_size`` rows of at most ``max_length`` tokens, in the model's dtype and place.
+
+        It is written into by every forward that is given it, so no gradient goes back through one.
+
+        Raises:
+            GenerationError: there are no rows, or there is room for no token.
+        """
         config, weight = self.config, self.wte.weight
         cache = KVCache(
             config.n_layer, batch_size, config.n_head, max_length, config.head_size,
@@ -207,17 +214,16 @@ class GPT2(nn.Module):
         return eager_mask(padding, past, seq, x.device, x.dtype)
 
     def _checked_shape(self, input_ids: Tensor, cache: KVCache | None) -> tuple[int, int]:
-        if input_ids.ndim != 2 or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
-            raise GenerationError(
-                f"input_ids must be whole numbers (batch, seq), not {input_ids.dtype} of shape {tuple(input_ids.shape)}"
-            )
+        require_ids("input_ids", input_ids)
         batch, seq = input_ids.shape
         if not batch or not seq:
             raise GenerationError(f"input_ids is {tuple(input_ids.shape)}: there are no tokens to read")
+        first_read = cache is None or cache.length == 0  # later ids are the model's own: spare a GPU the wait
         if cache is not None:
             cache.require_room(batch, seq)
-        first_read = cache is None or cache.length == 0  # later ids are the model's own: spare a GPU the wait
-        if (first_read or input_ids.is_cpu) and not torch.compiler.is_compiling():
+            if first_read:
+                cache.require_shape(self.config)
+        if (first_read or input_ids.is_cpu) and has_values(input_ids):
             self.require_known(input_ids)
         return batch, seq
 
@@ -226,6 +232,9 @@ class GPT2(nn.Module):
             raise GenerationError(
                 f"position_ids is {tuple(position_ids.shape)}, but must be {(batch, seq)} or {(1, seq)}"
             )
+        require_ids("position_ids", position_ids)
+        if not has_values(position_ids):
+            return
         low, high = (int(bound) for bound in position_ids.aminmax())
         if low < 0 or high >= self.config.n_positions:
             wrong = low if low < 0 else high
@@ -244,6 +253,19 @@ class GPT2(nn.Module):
 def _embedding(rows: int, width: int) -> nn.Embedding:
     """An embedding left to ``initialize``: PyTorch's own filling would be lost, and on meta is slow to import."""
     return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
+
+
+def require_ids(what: str, given: Tensor) -> None:
+    """Refuse what cannot be rows of ids, by shape and dtype.
+
+    Raises:
+        GenerationError: it is not (batch, seq) of int64 or int32, as an embedding takes them.
+    """
+    if given.ndim != 2 or given.dtype not in (torch.int64, torch.int32):
+        raise GenerationError(
+            f"{what} must be whole numbers (batch, seq), int64 or int32, "
+            f"not {given.dtype} of shape {tuple(given.shape)}"
+        )
 
 
 def _require_known(what: str, given: Any, known: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from minigpt.errors import GenerationError
+from minigpt.placement import has_values
 
 
 def padding_mask(
@@ -29,6 +30,8 @@ def padding_mask(
                 + f", the {past} in the cache included" * (past > 0)
             )
         real = given.bool()
+        if not has_values(given):
+            return real
         if not torch.equal(real.to(given.dtype), given):
             raise GenerationError("attention_mask must hold 1 for real tokens and 0 for padding, and nothing else")
         return None if real.all() else real  # where nothing is padded, the kernels that need no mask serve

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minigpt.errors import MiniGPTError, NormError
+from minigpt.errors import RAISED, MiniGPTError, NormError
 from minigpt.norms.locate import last_line
 
 EPS = re.compile(r"(\w+_)?(eps|epsilon)")
@@ -79,7 +79,7 @@ def _call(make: Maker, size: Size, keywords: dict[str, Any]) -> nn.Module:
         module = make(**{by_name: size}, **keywords) if by_name else make(size, **keywords)
     except MiniGPTError:
         raise
-    except Exception as error:
+    except RAISED as error:
         given = ", ".join([repr(size), *(f"{name}={value!r}" for name, value in keywords.items())])
         raise NormError(f"{title(make)}({given}) raised {last_line(error, source_file(make))}") from error
     if not isinstance(module, nn.Module):
@@ -102,7 +102,7 @@ def _runs(module: nn.Module, shape: tuple[int, ...]) -> bool:
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             y = copy.deepcopy(module)(torch.randn(1, 2, *shape))
-    except Exception:  # of any kind: what cannot run here may run elsewhere
+    except RAISED:  # of any kind: what cannot run here may run elsewhere
         return False
     return isinstance(y, Tensor) and y.shape == (1, 2, *shape)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from minigpt.errors import NormError
+from minigpt.errors import RAISED, NormError
 from minigpt.norms.registry import lookup
 
 
@@ -87,7 +87,7 @@ def _run(path: Path, source: bytes) -> ModuleType:
     sys.path.append(folder)  # its neighbours can be imported, as when it is run; at the end, so as to hide nothing
     try:
         exec(compile(source, path, "exec"), vars(module))
-    except (Exception, SystemExit) as error:
+    except RAISED as error:
         del sys.modules[name]
         raise NormError(f"{path} does not import: {last_line(error, str(path))}") from error
     finally:
@@ -104,7 +104,7 @@ def _from_package(place: str) -> ModuleType:
                 f"there is no module {error.name!r}; a class in a file of your own is path/to/file.py:Name"
             ) from error
         raise NormError(f"{place} does not import: {last_line(error)}") from error
-    except (Exception, SystemExit) as error:
+    except RAISED as error:
         raise NormError(f"{place!r} does not import: {last_line(error)}") from error
 
 

@@ -72,10 +72,14 @@ def register(
             is None where nothing does.
 
     Raises:
-        NormError: another class already has that name.
+        NormError: another class already has that name, it is no name, or ``cls`` is no ``torch.nn.Module`` class.
     """
+    if not name or any(sign in name for sign in ":/\\") or name.endswith(".py") or name != name.strip():
+        raise NormError(f"{name!r} cannot be the name of a norm: it would be looked for in a file or a package")
 
     def add(cls: NormClass) -> NormClass:
+        if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+            raise NormError(f"what is registered as {name!r} must be a torch.nn.Module class, not {cls!r}")
         taken = _REGISTRY.get(name)
         if taken is not None and (taken.cls.__module__, taken.cls.__qualname__) != (cls.__module__, cls.__qualname__):
             raise NormError(f"the norm name {name!r} is taken by {taken.cls.__module__}.{taken.cls.__qualname__}")

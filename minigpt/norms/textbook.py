@@ -27,7 +27,8 @@ class LayerNorm(nn.Module):
     Parameters: ``weight`` (initially 1) and ``bias`` (initially 0, or None), both of shape ``normalized_shape``.
 
     Raises:
-        NormError: a size below 1, a negative eps, or (in forward) an input that does not end in ``normalized_shape``.
+        NormError: a size below 1, a negative eps, or (in forward) an input that does not end in ``normalized_shape`` or
+            is no floating-point numbers.
     """
 
     weight: nn.Parameter
@@ -46,7 +47,7 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """Normalize ``x`` (..., *normalized_shape); same shape and dtype out, statistics in float32 or wider."""
-        self._check_shape(x)
+        self._check_input(x)
         # (..., *normalized_shape); half precision cannot hold a sum of squares, so widen before and narrow after
         y = self.standardize(x.to(torch.promote_types(x.dtype, torch.float32)))
         y = y * self.weight
@@ -64,6 +65,8 @@ class LayerNorm(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, bias={self.bias is not None}"
 
-    def _check_shape(self, x: Tensor) -> None:
+    def _check_input(self, x: Tensor) -> None:
+        if not x.is_floating_point():
+            raise NormError(f"this norm is of floating-point numbers, and the input is {x.dtype}")
         if x.shape[-len(self.normalized_shape) :] != self.normalized_shape:
             raise NormError(f"this norm is over {self.normalized_shape}, but the input is {tuple(x.shape)}")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minigpt.errors import MiniGPTError, NormError
+from minigpt.errors import RAISED, MiniGPTError, NormError
 from minigpt.norms.construct import source_file, title
 from minigpt.norms.locate import last_line
 
@@ -33,7 +33,7 @@ def watched(module: nn.Module, compute: Callable[[Tensor], Any], x: Tensor) -> T
         y = compute(x)
     except (MiniGPTError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
+    except RAISED as error:
         where = last_line(error, source_file(module))
         raise NormError(f"{title(module)} raised {where} on an input of {tuple(x.shape)}") from error
     _require_like(y, x, module)

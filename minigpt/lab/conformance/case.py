@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minigpt.errors import NormError
+from minigpt.errors import RAISED, NormError
 from minigpt.lab.conformance.report import CaseResult
 from minigpt.lab.conformance.subject import Candidate, Mismatch, Subject, Unsupported
 from minigpt.norms.locate import last_line
@@ -57,7 +57,7 @@ class Case:
             return self._result(None, passed=True, note=f"not judged: {refusal}")
         except (Mismatch, NormError) as error:
             return self._result(None, passed=False, note=str(error))
-        except Exception as error:  # whatever a stranger's code may raise
+        except RAISED as error:
             return self._result(None, passed=False, note=f"it raises {last_line(error)}")
         return self._result(found, passed=found.within, note=found.note)
 

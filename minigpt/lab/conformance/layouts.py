@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from minigpt.errors import RAISED
 from minigpt.lab.conformance.case import Measurement, against_truth, case, worst_element
 from minigpt.lab.conformance.rows import ordinary
 from minigpt.lab.conformance.subject import Candidate, Mismatch, Subject, Unsupported, described
@@ -45,7 +46,7 @@ def several_dimensions(subject: Subject) -> Measurement:
             y = candidate(x)
     except Mismatch:
         raise
-    except Exception as error:
+    except RAISED as error:
         raise Unsupported(f"it takes rows of one dimension only: {described(error)}") from error
     found = against_truth(candidate, x, y)
     if not found.within and _is_over_last_dimension(candidate, x, y):

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from minigpt.errors import RAISED
 from minigpt.lab.conformance.subject import EPS, Subject
 
 Rows = Float[Tensor, "rows width"]
@@ -56,7 +57,7 @@ class Probe:
         try:
             candidate = self.subject.candidate(x.shape[-1], dtype, eps=eps, weights=lambda width, generator: weights)
             return candidate(self.subject.put(x, dtype).clone()).cpu().double()  # a clone, since it may be written into
-        except Exception as error:  # whatever a stranger's code may raise
+        except RAISED as error:
             raise Unanswered from error
 
     def normal(self, *shape: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from minigpt import norms
-from minigpt.errors import NormError
+from minigpt.errors import RAISED, NormError
 from minigpt.lab.conformance.rows import Weights, ordinary_weights
 from minigpt.lab.conformance.truth import Truth, truth
 from minigpt.norms.adapt import notes
@@ -49,7 +49,7 @@ class Candidate:
         """
         try:
             y = self.module(x)
-        except Exception as error:
+        except RAISED as error:
             if isinstance(error, NormError) and error.__cause__ is None:  # it ran, but its output is not like its input
                 raise Mismatch(str(error)) from error
             if x.dtype == torch.float64:
@@ -129,7 +129,7 @@ class Subject:
         try:
             with torch.no_grad():
                 candidate.module(x)
-        except Exception as error:
+        except RAISED as error:
             raise NormError(f"norm {self.name!r} cannot be judged: {described(error)}") from error
 
     @property
@@ -146,7 +146,7 @@ class Subject:
         return norms.build(self.norm, shape, eps=eps, bias=bias)
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """One line: what was raised and where; of an error that the adapter explains, its explanation."""
     return str(error) if isinstance(error, NormError) else last_line(error)
 

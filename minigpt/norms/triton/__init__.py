@@ -58,9 +58,9 @@ class TritonLayerNorm(LayerNorm):
         Raises:
             NormError: the shape does not fit, or ``x`` is not where the kernels run.
         """
+        self._check(x)
         from minigpt.norms.triton.ops import layer_norm
 
-        self._check(x)
         return layer_norm(x, self.weight, self.bias, self.eps)
 
     def add_norm(
@@ -73,21 +73,18 @@ class TritonLayerNorm(LayerNorm):
         Raises:
             NormError: the shapes differ or do not fit, or one of the two is not where the kernels run.
         """
-        from minigpt.norms.triton.ops import add_layer_norm
-
         if residual.shape != delta.shape:
             raise NormError(f"{tuple(delta.shape)} cannot be added to a stream of {tuple(residual.shape)}")
         self._check(residual)
         self._check(delta)
+        from minigpt.norms.triton.ops import add_layer_norm
+
         return add_layer_norm(residual, delta, self.weight, self.bias, self.eps)
 
     def _check(self, x: Tensor) -> None:
-        self._check_shape(x)
-        if not (x.is_floating_point() and self.weight.device == x.device):
-            raise NormError(
-                f"this norm's weights are on {self.weight.device}, but the input is {x.dtype} on {x.device}; "
-                "it takes floating-point numbers that are where its weights are"
-            )
+        self._check_input(x)
+        if self.weight.device != x.device:
+            raise NormError(f"this norm's weights are on {self.weight.device}, but the input is on {x.device}")
         if not runs_on(x.device):
             raise NormError(
                 f"the triton norm runs on CUDA, but the input is on {x.device}; take norm 'fused' there, "

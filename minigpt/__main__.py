@@ -1,4 +1,4 @@
-"""python -m minigpt.cli"""
+"""python -m minigpt"""
 
 from minigpt.cli import main
 
