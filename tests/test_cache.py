@@ -114,22 +114,20 @@ def test_setting_its_length_lower_forgets_the_newer_padding_too(model: minigpt.G
 
 def test_it_keeps_what_its_model_is_made_of(device: torch.device) -> None:
     cache = small_model(dtype=torch.float16, device=device).new_cache(3, 17)
-    assert cache.keys.shape == cache.values.shape == (2, 3, 4, 17, 12)
-    assert (cache.keys.dtype, cache.keys.device.type) == (torch.float16, device.type)
+    assert cache.store.shape == (2, 2, 3, 4, 17, 12)
+    assert (cache.store.dtype, cache.store.device.type) == (torch.float16, device.type)
     assert (cache.batch_size, cache.max_length, cache.length, cache.padding_mask) == (3, 17, 0, None)
 
 
 def test_it_returns_views_and_copies_nothing_old() -> None:
     cache = KVCache(1, 2, 3, 8, 4, dtype=torch.float32, device=torch.device("cpu"))
-    key, value = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4)
-    keys, values = cache.update(0, key, value)
-    assert torch.equal(keys, key)
-    assert torch.equal(values, value)
-    assert keys.data_ptr() == cache.keys.data_ptr()
+    new = torch.randn(2, 2, 3, 5, 4)  # keys, and values
+    keys, values = cache.update(0, new)
+    assert torch.equal(torch.stack([keys, values]), new)
+    assert keys.data_ptr() == cache.store.data_ptr()
     cache.advance(5, None)
-    keys, values = cache.update(0, key[:, :, :2], value[:, :, :2])
-    assert torch.equal(keys, torch.cat([key, key[:, :, :2]], dim=2))
-    assert torch.equal(values, torch.cat([value, value[:, :, :2]], dim=2))
+    both = cache.update(0, new[:, :, :, :2])
+    assert torch.equal(torch.stack(both), torch.cat([new, new[:, :, :, :2]], dim=3))
 
 
 @pytest.mark.parametrize("other", [{"n_layer": 3}, {"n_head": 2}, {"n_embd": 96}], ids=str)

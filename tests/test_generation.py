@@ -180,12 +180,12 @@ class Scripted(GPT2):
         self.require_known(input_ids)
         batch, seq = input_ids.shape
         if cache.length:
-            row, step = cache.keys[0, :, 0, cache.length - 1].long().unbind(-1)  # each (B,)
+            row, step = cache.store[0, 0, :, 0, cache.length - 1].long().unbind(-1)  # each (B,)
             step = step + 1
         else:
             row, step = torch.arange(batch), torch.zeros(batch).long()
         state = torch.stack([row, step], dim=-1).float()[:, None, None].expand(batch, 1, seq, 2)  # (B, H, T, D)
-        cache.update(0, state, state)
+        cache.update(0, torch.stack([state, state]))
         cache.advance(seq, None)
         self.steps += 1
         chosen = [[script[i] if i < len(script) else 1] for script, i in zip(self.scripts(row), step, strict=True)]

@@ -29,8 +29,7 @@ class Rows:
 
     def __init__(self, model: GPT2, places: int, columns: int) -> None:
         room = model.new_cache(places, columns)
-        for store in (room.keys, room.values):
-            store.fill_(torch.nan)  # what was never written must never be seen
+        room.store.fill_(torch.nan)  # what was never written must never be seen
         self.model, self.places, self.slots = model, places, Slots(room)
         self.texts: list[Tensor] = []  # each (T,)
 

@@ -172,7 +172,7 @@ def test_a_step_leaves_its_memory_where_it_is_and_idle_places_sane(device: torch
     assert [tensor.data_ptr() for tensor in state] == places
     assert step.column.item() == 3 + 20
     assert step.report[0, 2] == step.report[0, 3], "idle places read the same text, always"
-    assert all(store.isfinite().all() for store in batch.slots.storage)
+    assert batch.slots.room.isfinite().all()
 
 
 def test_memory_that_nobody_wrote_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,8 +180,7 @@ def test_memory_that_nobody_wrote_does_not_show(monkeypatch: pytest.MonkeyPatch)
 
     def full_of_nan(model: GPT2, *shape: int) -> KVCache:
         cache = new_cache(model, *shape)
-        for store in (cache.keys, cache.values):
-            store.fill_(torch.nan)
+        cache.store.fill_(torch.nan)
         return cache
 
     monkeypatch.setattr(GPT2, "new_cache", full_of_nan)

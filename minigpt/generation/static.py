@@ -56,8 +56,7 @@ class StaticBatch(Batch):
 
     def __init__(self, model: GPT2, settings: GenerationSettings, places: int, longest: int) -> None:
         super().__init__(model, settings, places, -(-longest // ALIGNED) * ALIGNED)
-        for store in self.slots.storage:
-            store.zero_()  # unwritten memory may hold NaN, which no mask can hide
+        self.slots.room.zero_()  # unwritten memory may hold NaN, which no mask can hide
         self.step = Step(model, self.slots, settings, places)
         self.advance: Callable[[], object] = self._record if self.device.type == "cuda" else self.step
         self.flight: Flight | None = None

@@ -80,10 +80,10 @@ class Step:
             self.held.sub_(1)
 
     def _read(self, x: Float[Tensor, "batch 1 embd"]) -> Float[Tensor, "batch 1 embd"]:
-        keys, values = (store.unbind() for store in self.slots.storage)
+        layers = self.slots.room.unbind()  # each (2, B, H, S, D)
         if self.model.step is not None:
-            return self.model.step.read(x, self.mask, keys, values, self.column)
-        return read_fixed(self.model, x, self.mask, FixedCache(keys, values, self.column))
+            return self.model.step.read(x, self.mask, layers, self.column)
+        return read_fixed(self.model, x, self.mask, FixedCache(layers, self.column))
 
     def _take(self, logits: Float[Tensor, "batch vocab"]) -> None:
         scores = self._scores(logits)

@@ -20,9 +20,8 @@ class BorrowedCache(KVCache):
         self.length = int(cache.get_seq_length())
         self.padding_mask = None
 
-    def update(
-        self, layer: int, key: Float[Tensor, "batch heads new head"], value: Float[Tensor, "batch heads new head"]
-    ) -> tuple[Float[Tensor, "batch heads total head"], Float[Tensor, "batch heads total head"]]:
-        """Add a layer's new keys and values; return all that the cache has."""
+    def update(self, layer: int, new: Float[Tensor, "2 batch heads new head"]) -> tuple[Tensor, ...]:
+        """Add a layer's new keys and values; return all that the cache has, each (B, H, S, D)."""
+        key, value = new
         found: Any = self.cache.update(key, value, layer)
         return found

@@ -14,6 +14,7 @@ class KVCache:
     """Room for ``max_length`` tokens in every layer. The caller owns it; ``GPT2.forward`` appends to it.
 
     Attributes:
+        store: (L, 2, B, H, max_length, D) of every layer the keys, and then the values.
         length: tokens in it. Setting it lower forgets the newer ones.
         padding_mask: (batch, length) bool, True for real tokens, or None where no padding has been read.
     """
@@ -25,29 +26,24 @@ class KVCache:
         for what, number in (("row", batch_size), ("token", max_length)):
             if not isinstance(number, int) or number < 1:
                 raise GenerationError(f"a cache is for one {what} or more, not {number!r}")
-        shape = (n_layer, batch_size, n_head, max_length, head_size)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)  # (L, B, H, max_length, D)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
+        shape = (n_layer, 2, batch_size, n_head, max_length, head_size)
+        self.store = torch.empty(shape, dtype=dtype, device=device)
         self.length = 0
         self.padding_mask: Bool[Tensor, "batch length"] | None = None
 
     @property
     def batch_size(self) -> int:
-        return self.keys.shape[1]
+        return self.store.shape[2]
 
     @property
     def max_length(self) -> int:
-        return self.keys.shape[3]
+        return self.store.shape[4]
 
-    def update(
-        self, layer: int, key: Float[Tensor, "batch heads new head"], value: Float[Tensor, "batch heads new head"]
-    ) -> tuple[Float[Tensor, "batch heads total head"], Float[Tensor, "batch heads total head"]]:
-        """Write a layer's new keys and values behind the old; return all of them, as views."""
-        new = key.shape[2]
-        keys, values = self.keys.select(0, layer), self.values.select(0, layer)  # each (B, H, max_length, D)
-        keys.narrow(2, self.length, new).copy_(key)
-        values.narrow(2, self.length, new).copy_(value)
-        return keys.narrow(2, 0, self.length + new), values.narrow(2, 0, self.length + new)  # (B, H, S, D)
+    def update(self, layer: int, new: Float[Tensor, "2 batch heads new head"]) -> tuple[Tensor, ...]:
+        """Write a layer's new keys and values behind the old; return all its keys, and all its values, as views."""
+        room, count = self.store.select(0, layer), new.shape[3]  # (2, B, H, max_length, D)
+        room.narrow(3, self.length, count).copy_(new)
+        return room.narrow(3, 0, self.length + count).unbind()  # each (B, H, S, D)
 
     def advance(self, seq: int, padding_mask: Bool[Tensor, "batch total"] | None) -> None:
         """Count the new tokens as read, once every layer has them."""
@@ -60,7 +56,7 @@ class KVCache:
         Raises:
             GenerationError: that has other layers or heads.
         """
-        layers, _, *heads = self.keys.select(3, 0).shape  # (L, B, H, D)
+        layers, _, _, *heads = self.store.select(4, 0).shape  # (L, 2, B, H, D)
         wanted = [config.n_layer, config.n_head, config.head_size]
         if (mine := [layers, *heads]) != wanted:
             raise GenerationError(

@@ -46,7 +46,7 @@ class CompiledStep:
     """Called by the model where it would run its blocks on one new token a row.
 
     Attributes:
-        read: the compiled ``read_fixed``, of (x, mask, keys, values, column).
+        read: the compiled ``read_fixed``, of (x, mask, layers, column).
         has_graphs: whether the compiler makes CUDA graphs, one of which cannot stand inside another.
     """
 
@@ -55,8 +55,8 @@ class CompiledStep:
         inner = options.get("options") or {}
         self.has_graphs = options.get("mode") in OWN_GRAPHS or bool(inner.get("triton.cudagraphs"))
 
-        def read(x: Tensor, mask: Tensor, keys: Layers, values: Layers, column: Tensor) -> Tensor:
-            return read_fixed(model, x, mask, FixedCache(keys, values, column))
+        def read(x: Tensor, mask: Tensor, layers: Layers, column: Tensor) -> Tensor:
+            return read_fixed(model, x, mask, FixedCache(layers, column))
 
         self.read = torch.compile(read, **options)
 
@@ -73,4 +73,4 @@ class CompiledStep:
         else:
             visible = F.pad(padding, (0, room - place - 1))  # (B, S)
         column = torch.tensor([place], device=x.device)
-        return self.read(x, hiding(visible, x.dtype), cache.keys.unbind(), cache.values.unbind(), column)
+        return self.read(x, hiding(visible, x.dtype), cache.store.unbind(), column)

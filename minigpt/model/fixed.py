@@ -13,22 +13,18 @@ from torch import Tensor
 from minigpt.model.gpt2 import GPT2
 from minigpt.model.masking import added
 
-Layers = tuple[Tensor, ...]  # each (B, H, S, D); of all layers in one tensor, a compiler copies the whole for each
+Layers = tuple[Tensor, ...]  # each (2, B, H, S, D); of all layers in one tensor, a compiler copies the whole for each
 
 
 class FixedCache(NamedTuple):
     """A cache's storage with one new column. What is masked is read too, so it must be finite."""
 
-    keys: Layers
-    values: Layers
+    layers: Layers
     column: Tensor  # (1,)
 
-    def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a layer's new keys and values (B, H, 1, D) into the column; return all the room (B, H, S, D)."""
-        keys, values = self.keys[layer], self.values[layer]
-        keys.index_copy_(2, self.column, key)
-        values.index_copy_(2, self.column, value)
-        return keys, values
+    def update(self, layer: int, new: Tensor) -> tuple[Tensor, ...]:
+        """Write a layer's new keys and values (2, B, H, 1, D) into the column; return its room, each (B, H, S, D)."""
+        return self.layers[layer].index_copy_(3, self.column, new).unbind()
 
 
 def hiding(visible: Bool[Tensor, "rows room"], dtype: torch.dtype) -> Float[Tensor, "rows room"]:

@@ -161,8 +161,7 @@ class GPT2(nn.Module):
             dtype=weight.dtype, device=weight.device,
         )  # fmt: skip
         if self.step is not None:  # it reads what is masked too, which must not be NaN by chance
-            cache.keys.zero_()
-            cache.values.zero_()
+            cache.store.zero_()
         return cache
 
     def require_known(self, input_ids: Int[Tensor, "batch seq"]) -> None:

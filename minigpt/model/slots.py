@@ -17,19 +17,15 @@ class Slots(KVCache):
     most rows there can be at a time, its ``max_length`` the most columns.
 
     Attributes:
+        room: (L, 2, most rows, H, max_length, D) keys and values of all rows that there can be.
         starts: the first column of each row.
     """
 
     def __init__(self, room: KVCache) -> None:
-        self._keys, self._values = room.keys, room.values  # (L, most rows, H, max_length, D)
+        self.room: Tensor = room.store
         self.length = 0
         self.starts: list[int] = []
         self._settle()
-
-    @property
-    def storage(self) -> tuple[Tensor, Tensor]:
-        """Keys and values of all rows that there can be, each (L, most rows, H, max_length, D)."""
-        return self._keys, self._values
 
     def read_into(self, starts: list[int]) -> None:
         """Make ready for a forward that reads the whole texts of these first rows, padded on the left, straight in."""
@@ -38,10 +34,8 @@ class Slots(KVCache):
 
     def repeat(self, rows: list[int]) -> None:
         """Have these rows instead, each as often as it is named."""
-        count = len(rows)
-        for store in self.storage:
-            for layer in range(len(store)):
-                store[layer, :count, :, : self.length] = store[layer, rows, :, : self.length]
+        for layer in self.room:  # (2, most rows, H, max_length, D)
+            layer[:, : len(rows), :, : self.length] = layer[:, rows, :, : self.length]
         self.starts = [self.starts[row] for row in rows]
         self._settle()
 
@@ -49,9 +43,9 @@ class Slots(KVCache):
         """Add copies of these rows of another cache, each of which starts at a column of that one."""
         self._move(max(0, other.length - self.length))
         count, pad = len(self.starts), self.length - other.length
-        for mine, theirs in zip(self.storage, (other.keys, other.values), strict=True):
-            mine[:, count : count + len(rows), :, :pad] = 0  # not NaN: times a weight of 0, it would be NaN
-            mine[:, count : count + len(rows), :, pad : self.length] = theirs[:, rows, :, : other.length]
+        mine = self.room[:, :, count : count + len(rows)]
+        mine[:, :, :, :, :pad] = 0  # not NaN: times a weight of 0, it would be NaN
+        mine[:, :, :, :, pad : self.length] = other.store[:, :, rows, :, : other.length]
         self.starts += [pad + starts[row] for row in rows]
         self._settle()
 
@@ -59,8 +53,7 @@ class Slots(KVCache):
         """Remove a row; the last one takes its number."""
         last = len(self.starts) - 1
         if row != last:
-            for store in self.storage:
-                store[:, row, :, : self.length] = store[:, last, :, : self.length]
+            self.room[:, :, row, :, : self.length] = self.room[:, :, last, :, : self.length]
         self.starts[row] = self.starts[last]
         del self.starts[last]
         self._settle()
@@ -79,18 +72,17 @@ class Slots(KVCache):
         kept = slice(max(0, -columns), self.length)
         moved = slice(kept.start + columns, self.length + columns)
         count = len(self.starts)
-        for store in self.storage:
-            for layer in range(len(store)):  # one at a time: what is copied twice is a layer, and not the whole
-                store[layer, :count, :, moved] = store[layer, :count, :, kept].clone()
-            store[:, :count, :, : moved.start] = 0
+        for layer in self.room:  # one at a time: what is copied twice is a layer, and not the whole
+            layer[:, :count, :, moved] = layer[:, :count, :, kept].clone()
+            layer[:, :count, :, : moved.start] = 0
         self.length += columns
         self.starts = [start + columns for start in self.starts]
 
     def _settle(self) -> None:
         count = len(self.starts)
-        self.keys, self.values = self._keys[:, :count], self._values[:, :count]
+        self.store = self.room[:, :, :count]
         self.padding_mask = self._mask() if any(self.starts) else None
 
     def _mask(self) -> Tensor:
-        starts = torch.tensor(self.starts, device=self._keys.device)
-        return torch.arange(self.length, device=self._keys.device) >= starts[:, None]  # (B, S)
+        starts = torch.tensor(self.starts, device=self.room.device)
+        return torch.arange(self.length, device=self.room.device) >= starts[:, None]  # (B, S)
