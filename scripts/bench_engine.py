@@ -6,6 +6,7 @@ The engine writes many prompts of mixed lengths in 16 places, against the same p
 its last row is over. Lookup writes greedily with a draft and without. The contestants take turns; medians are compared.
 """
 
+import functools
 import json
 import random
 import statistics
@@ -24,6 +25,7 @@ from minigpt.generation import Prompt, complete
 from minigpt.generation.padding import left_padded
 from minigpt.generation.row import TextCodec
 from minigpt.lab.bench.environment import environment
+from minigpt.lab.stopwatch import in_turns
 
 PLACES = 16
 WORDS = ("the", "old", "sailor", "and", "a", "dog", "saw", "one", "light", "over", "water", "before", "it", "was")
@@ -123,16 +125,17 @@ def _lookup(model: minigpt.GPT2, tokenizer: TextCodec, repeats: int) -> dict[str
     return {**_interleaved(ways, repeats), "same_tokens": written["lookup"] == written["plain"]}
 
 
+def _timed(way: Callable[[], int]) -> tuple[int, float]:
+    """Tokens, and seconds."""
+    started = time.perf_counter()
+    return way(), time.perf_counter() - started
+
+
 def _interleaved(ways: dict[str, Callable[[], int]], repeats: int) -> dict[str, Any]:
     """Median seconds and tokens a second of each, and how much faster the first is than the second."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    tokens = 0
-    for _ in range(repeats):
-        for name, way in ways.items():
-            started = time.perf_counter()
-            tokens = way()
-            seconds[name].append(time.perf_counter() - started)
-    medians = {name: statistics.median(spent) for name, spent in seconds.items()}
+    runs = in_turns({name: functools.partial(_timed, way) for name, way in ways.items()}, range(repeats))
+    medians = {name: statistics.median(seconds for _, seconds in told) for name, told in runs.items()}
+    tokens = next(iter(runs.values()))[0][0]
     first, second = medians.values()
     return {
         "tokens": tokens,

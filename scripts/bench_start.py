@@ -7,6 +7,7 @@ is over that of a process that only imports torch. Nothing is warm but the page 
 Linux only: the peak is read from /proc.
 """
 
+import functools
 import json
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ import typer
 
 import minigpt
 from minigpt.lab.bench.environment import environment
+from minigpt.lab.stopwatch import in_turns
 
 PROMPT = list(range(100, 116))  # 16 tokens
 
@@ -58,13 +60,11 @@ model.generate(torch.tensor([json_prompt]), max_new_tokens=1, do_sample=False, p
 def main(json_file: str | None = typer.Option(None, "--json"), repeats: int = 7) -> None:
     """Print, and with --json write, medians over ``repeats`` interleaved runs."""
     programs = {"import torch": BARE, "minigpt": MINIGPT + REPORT, "transformers": TRANSFORMERS + REPORT}
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in programs}
     with tempfile.TemporaryDirectory() as folder:
         minigpt.save_pretrained(minigpt.GPT2(minigpt.GPT2Config.preset("gpt2")), folder)
         file_mb = (Path(folder) / "model.safetensors").stat().st_size / 2**20
-        for _ in range(repeats):
-            for name, program in programs.items():
-                runs[name].append(_run(program, folder))
+        started = {name: functools.partial(_run, program, folder) for name, program in programs.items()}
+        runs = in_turns(started, range(repeats))
     results = _summary(runs, file_mb)
     print(json.dumps(results, indent=2))
     if json_file:

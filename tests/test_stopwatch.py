@@ -1,14 +1,21 @@
 """Clocks: a GPU is timed while it has nothing to wait for."""
 
 import contextlib
+import itertools
 import time
 
 import pytest
 import torch
 
-from minigpt.lab.stopwatch import HEAD_START, gpu_seconds, wall_seconds
+from minigpt.lab.stopwatch import HEAD_START, gpu_seconds, in_turns, wall_seconds
 
 CPU = torch.device("cpu")
+
+
+def test_contestants_take_turns() -> None:
+    order = itertools.count()
+    assert in_turns({"a": lambda: next(order), "b": lambda: next(order)}, range(3)) == {"a": [0, 2, 4], "b": [1, 3, 5]}
+    assert in_turns({"a": lambda: next(order)}, ()) == {"a": []}
 
 
 def test_the_wall_counts_every_call() -> None:

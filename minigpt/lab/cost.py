@@ -1,5 +1,7 @@
 """What the norm costs, and what a faster one could bring to the whole."""
 
+import functools
+import itertools
 import time
 from collections.abc import Callable
 from statistics import median
@@ -8,7 +10,7 @@ import torch
 
 from minigpt.lab.contest import Contest
 from minigpt.lab.report import Cost, Speed
-from minigpt.lab.stopwatch import wall_seconds
+from minigpt.lab.stopwatch import in_turns, wall_seconds
 
 
 def speed(contest: Contest, text: list[int]) -> Speed:
@@ -49,17 +51,13 @@ def cost(contest: Contest, text: list[int]) -> Cost:
 def interleaved_ms(
     device: torch.device, *contestants: Callable[[], object], repeats: int = 7, enough_s: float = 3.0
 ) -> list[float]:
-    """Median milliseconds of each, taken in turns so that a busy machine is busy for all; a first round warms up.
+    """Median milliseconds of each, taken in turns; a first round warms up.
 
     Three rounds are measured at least, then more until there are ``repeats`` or they have taken ``enough_s`` seconds.
     """
     for contestant in contestants:
         contestant()
-    times: list[list[float]] = [[] for _ in contestants]
     began = time.perf_counter()
-    for round_ in range(repeats):
-        if round_ >= 3 and time.perf_counter() - began > enough_s:
-            break
-        for contestant, measured in zip(contestants, times, strict=True):
-            measured.append(1000 * wall_seconds(contestant, 1, device))
-    return [median(measured) for measured in times]
+    rounds = itertools.takewhile(lambda done: done < 3 or time.perf_counter() - began <= enough_s, range(repeats))
+    timed = [functools.partial(wall_seconds, contestant, 1, device) for contestant in contestants]
+    return [1000 * median(seconds) for seconds in in_turns(dict(enumerate(timed)), rounds).values()]

@@ -4,6 +4,7 @@ Whole calls in turns, every token greedy, nobody stopping early. The limit is th
 the rate of a plain copy in the same run.
 """
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from minigpt.generation.decode import rows_of, written
 from minigpt.generation.settings import parse_settings
 from minigpt.lab.bench.contestants import weights as weight_bytes
 from minigpt.lab.reference import quiet_transformers
-from minigpt.lab.stopwatch import finish, wall_seconds
+from minigpt.lab.stopwatch import finish, in_turns, wall_seconds
 from minigpt.model import compile_steps
 from minigpt.placement import dtype_name
 
@@ -48,7 +49,8 @@ def decoding(results: dict[str, Any], device: torch.device, quick: bool) -> Iter
         for name, why in failing(runners, ids, twice=batch == 1).items():
             results["absent"][f"{name}, batch {batch}"] = why
         able = {name: run for name, run in runners.items() if f"{name}, batch {batch}" not in results["absent"]}
-        for name, times in in_turns(able, ids, repeats).items():
+        turns = in_turns({name: functools.partial(run, ids) for name, run in able.items()}, range(repeats))
+        for name, times in turns.items():
             results["rows"].append({"decoder": name, "batch": batch} | told(times, batch, new, results["limit_ms"]))
         runners = {name: run for name, run in runners.items() if "compiled" not in name}
 
@@ -109,15 +111,6 @@ def failing(runners: dict[str, Timed], ids: Tensor, twice: bool) -> dict[str, st
         except Exception as error:  # somebody else's compiler may raise anything, and the others are still to be timed
             found[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return found
-
-
-def in_turns(runners: dict[str, Timed], ids: Tensor, repeats: int) -> dict[str, list[tuple[float, float | None]]]:
-    """What each says, ``repeats`` times."""
-    times: dict[str, list[tuple[float, float | None]]] = {name: [] for name in runners}
-    for _ in range(repeats):
-        for name, run in runners.items():
-            times[name].append(run(ids))
-    return times
 
 
 def told(times: list[tuple[float, float | None]], batch: int, new: int, limit_ms: float) -> Row:

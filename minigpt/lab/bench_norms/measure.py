@@ -22,7 +22,7 @@ from minigpt.errors import ConfigError, NormError
 from minigpt.lab.bench_norms.contestants import CONTESTANTS, in_float64, module_of, present, strict_compiler
 from minigpt.lab.reference import versions
 from minigpt.lab.steps import Progress, Steps
-from minigpt.lab.stopwatch import gpu_seconds, wall_seconds
+from minigpt.lab.stopwatch import gpu_seconds, in_turns, wall_seconds
 from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
 
 WIDTHS = (768, 1024, 1280, 1600, 4096, 8192)
@@ -149,17 +149,20 @@ def interleaved(
 ) -> dict[str, list[tuple[float, float]]]:
     """Seconds that a call takes the device and its caller, ``repeats`` of each, in turns; as many calls at a time as a
     clock needs."""
-    loops = {}
-    for name, call in calls.items():
-        call()
-        loops[name] = max(1, min(100, math.ceil(2e-3 / max(wall_seconds(call, 1, device), 1e-7))))
-    is_gpu = device.type == "cuda"  # whose own clock is fine enough for fewer calls
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            waited = wall_seconds(call, loops[name], device)
-            taken[name].append((gpu_seconds(call, min(20, loops[name]), device) if is_gpu else waited, waited))
-    return taken
+    return in_turns({name: _clocked(call, device) for name, call in calls.items()}, range(repeats))
+
+
+def _clocked(call: Callable[[], object], device: torch.device) -> Callable[[], tuple[float, float]]:
+    """What says how long a call takes the device, and its caller."""
+    call()
+    loops = max(1, min(100, math.ceil(2e-3 / max(wall_seconds(call, 1, device), 1e-7))))
+
+    def clocked() -> tuple[float, float]:
+        waited = wall_seconds(call, loops, device)
+        # A GPU's own clock is fine enough for fewer calls.
+        return gpu_seconds(call, min(20, loops), device) if device.type == "cuda" else waited, waited
+
+    return clocked
 
 
 def _in_turn(calls: list[Callable[[], object]]) -> Callable[[], object]:
