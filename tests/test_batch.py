@@ -1,20 +1,16 @@
 """Texts of about one length are read together, so that a long one does not make padding of the short ones."""
 
-from typing import Any
-
 import pytest
 import torch
 from helpers import random_ids, small_model
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from minigpt import GPT2
 from minigpt.generation.batch import Batch, groups
-from minigpt.generation.decode import rows_of, written
 from minigpt.generation.padding import left_padded
 from minigpt.generation.row import Row
-from minigpt.generation.settings import GenerationSettings, parse_settings
+from minigpt.generation.settings import GenerationSettings
 
 
 def cost(lengths: list[int], found: list[slice], at_least: int) -> int:
@@ -76,24 +72,3 @@ def test_texts_that_end_together_begin_where_their_mask_does() -> None:
     ids, mask = left_padded([[5, 6, 7, 8, 9], [3, 4], [1, 2, 3]])
     assert ids.tolist() == [[5, 6, 7, 8, 9], [0, 0, 0, 3, 4], [0, 0, 1, 2, 3]]
     assert mask.tolist() == [[1, 1, 1, 1, 1], [0, 0, 0, 1, 1], [0, 0, 1, 1, 1]]
-
-
-@pytest.mark.parametrize("how", [{}, {"prompt_lookup_num_tokens": 4}], ids=["", "lookup"])
-@pytest.mark.parametrize("alone", [False, True], ids=["one of several", "alone"])
-def test_a_growing_text_is_not_for_cudnn(alone: bool, how: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would plan anew for every length; it stays where it was asked for by itself, and otherwise is back after."""
-    model, whole = small_model(), GPT2.read
-    settings = parse_settings(max_new_tokens=9, eos_token_id=None, **how)
-    seen: set[bool] = set()
-
-    def spy(*given: Any) -> torch.Tensor:
-        seen.add(torch.backends.cuda.cudnn_sdp_enabled())
-        with sdpa_kernel(SDPBackend.MATH):  # a CPU has no other that could be alone
-            return whole(*given)
-
-    monkeypatch.setattr(GPT2, "read", spy)
-    others = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *([] if alone else others)]):
-        for row in written(model, rows_of(model, [[1, 2, 3]], settings, None), settings, 1):
-            assert torch.backends.cuda.cudnn_sdp_enabled(), f"after {len(row.new_ids)} tokens"
-    assert seen == {alone}

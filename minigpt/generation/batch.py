@@ -3,7 +3,6 @@
 B rows, T tokens read at once, V vocabulary.
 """
 
-import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minigpt.errors import GenerationError
+from minigpt.generation.any_length import of_any_length
 from minigpt.generation.padding import left_padded
 from minigpt.generation.processors import Situation, warp_by
 from minigpt.generation.row import Row
@@ -26,20 +26,6 @@ NO_TOKEN_LEFT = "the settings exclude every token there is; permit some, or ask 
 AT_LEAST = (32, 1024)  # tokens, on the CPU and on a GPU, that could be read in the time that a forward takes anyway
 BLOCK = 256  # scores, of which the largest is found at once
 WASTE = 32  # columns that no row needs any more, from which on it pays to move everybody to the left
-
-
-@contextlib.contextmanager
-def of_any_length() -> Iterator[None]:
-    """Attention by kernels that are ready for every length: cuDNN's would make a plan for each, at every new token.
-
-    Where nobody could take its place, as under ``sdpa_kernel`` for it alone, it stays.
-    """
-    was = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(was and not torch.backends.cuda.math_sdp_enabled())
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(was)
 
 
 class Batch:

@@ -8,7 +8,8 @@ would have been written without. A guess that is wrong costs its part of the for
 import torch
 from torch import Tensor
 
-from minigpt.generation.batch import Batch, next_logits, next_tokens, of_any_length
+from minigpt.generation.any_length import of_any_length
+from minigpt.generation.batch import Batch, next_logits, next_tokens
 from minigpt.generation.row import Row
 
 RUNS = (3, 2)  # lengths of the runs looked up, the more telling first
