@@ -3,10 +3,11 @@
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from minigpt.errors import ConfigError
 
-_is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
+_functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -59,11 +60,15 @@ def require_values(device: torch.device) -> None:
 def has_values(tensor: torch.Tensor) -> bool:
     """Whether a program may look at its numbers and go on by what it finds.
 
-    Not on meta, not while a compiler or ``torch.func.vmap`` follows what is done, and not where a subclass of tensors
-    stands for something else, as a fake one does.
+    Not on meta, not of a fake tensor, and not while a compiler or ``torch.func.vmap`` follows what is done.
     """
-    is_followed = torch.compiler.is_compiling() or _is_wrapped(tensor)
-    return type(tensor) is torch.Tensor and not (tensor.is_meta or is_followed)
+    if torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor):
+        return False
+    while _functorch.is_functorch_wrapped_tensor(tensor):  # by vmap, grad and their like, the last on the outside
+        if _functorch.is_batchedtensor(tensor):
+            return False
+        tensor = _functorch.get_unwrapped(tensor)
+    return True
 
 
 def _require_present(device: torch.device) -> None:

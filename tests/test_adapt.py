@@ -810,6 +810,15 @@ def test_a_norm_does_not_decide_that_the_program_ends() -> None:
         check_norm(Quitter, device="cpu", cases="float32, ordinary rows")
 
 
+def test_a_norm_that_quits_in_one_case_fails_that_case() -> None:
+    class QuitsInHalf(EmbDim):
+        def forward(self, x):
+            return super().forward(x) if x.dtype == torch.float32 else sys.exit(0)
+
+    report = check_norm(QuitsInHalf, device="cpu", cases=["float32, ordinary rows", "float16, ordinary rows"])
+    assert [(case.passed, "SystemExit" in (case.note or "")) for case in report.cases] == [(True, False), (False, True)]
+
+
 def test_memory_that_runs_out_is_not_the_norm_s_error() -> None:
     class Hungry(EmbDim):
         def forward(self, x):

@@ -397,7 +397,10 @@ BAD_MANY = {
     "both kinds of prompt": (["hello", *MANY], "cannot go with a PROMPT"),
     "json": ([*MANY, "--json"], "cannot go with --json"),
     "copies of one": (["--num-return-sequences", "2"], "error: --num-return-sequences needs --prompts"),
-    "places for one": (["the dog", "--batch-size", "2"], "error: --batch-size needs --prompts"),
+    "places for one": (
+        ["the dog", "--batch-size", "2", "--num-return-sequences", "2"],
+        "error: --num-return-sequences needs --prompts; --batch-size needs --prompts",
+    ),
     "two mistakes": (["--prompts", "PROMPTS", "--greedy", "--top-p", "0.5"], "cannot go with --top-p; --prompts needs"),
     "onto the prompts": (["--prompts", "PROMPTS", "--out", "PROMPTS"], "holds the prompts"),
     "too long": ([*MANY, "--max-new-tokens", "1020"], r"prompts\.jsonl, line 6: a prompt of 30 tokens and 1020"),
@@ -434,6 +437,8 @@ def test_settings_beside_the_weights_that_contradict_each_other(run: Run, copy: 
     assert "top_k shapes a draw" in message
     assert message.endswith(f"; do_sample, top_k: so says {copy / 'generation_config.json'}\n")
     assert run("generate", "the dog", "--model", copy, "--greedy", "--max-new-tokens", 3).status == 0
+    mine = complaint(run("generate", "the dog", "--model", copy, "--top-k", 5, "--max-new-tokens", -3))
+    assert mine == "error: max_new_tokens must be 1 or more, not -3\n"
 
 
 def test_unknown_settings_beside_the_weights_are_refused_by_name(run: Run, copy: Path) -> None:

@@ -703,6 +703,8 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "top_p above 1": ({"top_p": 1.0001}, r"top_p must lie within \(0, 1\], not 1\.0001"),
     "top_p below 0": ({"top_p": -0.1}, "top_p must lie within"),
     "top_p NaN": ({"top_p": float("nan")}, "top_p must lie within .*, not nan"),
+    "pad beyond 32 bits": ({"pad_token_id": 2**31}, "pad_token_id must be an id, or another number of 32 bits, not"),
+    "pad below 32 bits": ({"pad_token_id": -(2**31) - 1}, "pad_token_id must be an id, or another number of 32 bits"),
     "seed -1": ({"seed": -1}, r"seed must lie within \[0, 2\^63\), not -1"),
     "seed too large": ({"seed": 2**63}, "seed must lie within"),
     "empty stop": ({"stop_strings": ""}, "a stop string must not be empty"),

@@ -230,6 +230,25 @@ def test_shapes_can_be_asked_without_any_values(mode: Callable[[], Any], masked:
     assert logits.shape == (2, 5, 83)
 
 
+def test_a_cache_in_an_exported_program() -> None:
+    class NextAfter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = small_model()
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            cache = self.model.new_cache(ids.shape[0], 16)
+            self.model(ids[:, :-1], cache=cache)
+            return self.model(ids[:, -1:], cache=cache)
+
+    module = NextAfter().eval()
+    with torch.no_grad():
+        rows = {0: torch.export.Dim("batch", min=2, max=16)}
+        exported = torch.export.export(module, (random_ids(2, 9),), dynamic_shapes=(rows,)).module()
+        ids = random_ids(5, 9)
+        assert_close(exported(ids), module.model(ids)[:, -1:], 1e-5, "the last of 5 texts")
+
+
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_gradients_of_every_text_by_itself(masked: bool) -> None:
@@ -259,6 +278,18 @@ def test_token_ids_outside_the_vocabulary(wrong: int, cached: bool, device: torc
     ids[1, 3] = wrong
     with pytest.raises(GenerationError, match=f"^token id {wrong} is outside the vocabulary of 83$"):
         model(ids, cache=cache)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_token_ids_that_a_transform_or_a_subclass_wraps_are_looked_at_too() -> None:
+    class Named(torch.Tensor):
+        pass
+
+    model, wrong = small_model(), torch.tensor([[1, 83]])
+    with pytest.raises(GenerationError, match="token id 83 is outside"):
+        model(wrong.as_subclass(Named))
+    with pytest.raises(GenerationError, match="token id 83 is outside"):
+        torch.func.grad(lambda scale, ids: (scale * model(ids)).sum())(torch.ones(()), wrong)
 
 
 @torch.no_grad()

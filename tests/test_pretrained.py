@@ -551,6 +551,20 @@ def test_a_norm_that_a_checkpoint_has_no_word_for_is_warned_of(
         )  # fmt: skip
 
 
+def test_another_s_registered_norm_is_warned_of_too(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ScaleAndShift(nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.gamma, self.beta = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+
+    known: Any = minigpt.norms.NormInfo(ScaleAndShift, False, None)
+    monkeypatch.setitem(minigpt.norms.registry._REGISTRY, "scale_and_shift", known)
+    minigpt.save_pretrained(load(folder, norm="scale_and_shift"), tmp_path / "out")
+    assert "norms of this model are scale_and_shift" in caplog.text
+
+
 def test_a_norm_that_stands_at_two_sites_is_saved_at_both(folder: Path, tmp_path: Path) -> None:
     model = load(folder)
     model.h[1].ln_1 = model.h[0].ln_1

@@ -137,9 +137,9 @@ def _require_only_a_gpt2s(model: GPT2) -> None:
 
 
 def _warn_of_other_norms(model: GPT2) -> None:
-    inexact = {info.cls: name for name, info in norms.available().items() if not info.exact}
-    kinds = {type(model.get_submodule(site)) for site in model.norm_sites()}
-    if others := ", ".join(sorted(inexact[kind] for kind in kinds & inexact.keys())):
+    parts = [part for site in model.norm_sites() for part in model.get_submodule(site).modules()]
+    inexact = {name: info.cls for name, info in norms.available().items() if not info.exact}
+    if others := ", ".join(name for name, cls in inexact.items() if any(isinstance(part, cls) for part in parts)):
         logging.getLogger("minigpt").warning(
             "what is saved does not say that norms of this model are %s: whoever loads it gets LayerNorm, "
             "or what from_pretrained(..., norm=...) or swap_norms is asked for", others,

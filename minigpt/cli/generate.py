@@ -1,5 +1,7 @@
 """minigpt generate: write on from a prompt, or from each of a file of them."""
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,9 +74,10 @@ def generate(
     many = {"--num-return-sequences": num_return_sequences, "--batch-size": batch_size}
     _require_company(greedy, dict(shaping, seed=seed), prompt, prompts, out, many, as_json)
     place = locate(model, revision=revision)  # once, so that weights, settings and tokenizer are of one commit
+    asked = {name: value for name, value in {**shaping, **others}.items() if value is not None}
     beside = read_generation_config(place)
-    settings = _settings(beside, shaping, others, greedy)
-    _require_sense(settings, beside, place)
+    settings = _settings(asked, beside, shaping, greedy)
+    _require_sense(settings, beside.keys() - asked.keys(), place)
     text = read_standard_input() if prompt == "-" else prompt
 
     gpt2 = minigpt.from_pretrained(
@@ -104,35 +107,34 @@ def _require_company(
     """Refuse options that cannot go together, or not alone; all of them in one error."""
     drawn = [f"--{name.replace('_', '-')}" for name, value in chances.items() if value is not None]
     many = prompts is not None
-    alone = " and ".join(name for name, value in of_many.items() if value is not None and not many)
+    alone = [f"{name} needs --prompts" for name, value in of_many.items() if value is not None and not many]
     complaints = (
         (greedy and drawn, f"--greedy leaves nothing to draw, so it cannot go with {', '.join(drawn)}"),
         (many and out is None, "--prompts needs --out, the file for the texts"),
         (out is not None and not many, "--out needs --prompts, the file they come from"),
         (many and prompt, "--prompts cannot go with a PROMPT"),
         (many and as_json, "--prompts writes JSON to --out, so it cannot go with --json"),
-        (alone, f"{alone} needs --prompts"),
+        (alone, "; ".join(alone)),
     )
     if said := [complaint for wrong, complaint in complaints if wrong]:
         raise minigpt.GenerationError("; ".join(said))
 
 
-def _require_sense(settings: dict[str, Any], beside: dict[str, Any], place: Path) -> None:
-    """Refuse settings before the weights are read; what nobody asked for here is said to come from the model's file."""
+def _require_sense(settings: dict[str, Any], unasked: set[str], place: Path) -> None:
+    """Refuse settings before the weights are read; of what nobody asked for here, the model's own file is named."""
     from minigpt.checkpoint import folder_of
     from minigpt.generation import parse_settings
 
     try:
         parse_settings(**settings)
     except minigpt.GenerationError as error:
-        theirs = [name for name, value in beside.items() if name in settings and settings[name] is value]
+        theirs = sorted(name for name in unasked if re.search(rf"\b{name}\b", str(error)))
         said = f"; {', '.join(theirs)}: so says {folder_of(place) / 'generation_config.json'}" if theirs else ""
         raise minigpt.GenerationError(f"{error}{said}") from error
 
 
-def _settings(beside: dict[str, Any], shaping: dict[str, Any], others: dict[str, Any], greedy: bool) -> dict[str, Any]:
+def _settings(asked: dict[str, Any], beside: dict[str, Any], shaping: Iterable[str], greedy: bool) -> dict[str, Any]:
     """What is asked for here, else what the model's own generation config says, else to draw at temperature 0.8."""
-    asked = {name: value for name, value in {**shaping, **others}.items() if value is not None}
     settings = {"do_sample": True, "max_new_tokens": 200} | beside
     if greedy:
         return {name: value for name, value in settings.items() if name not in shaping} | asked | {"do_sample": False}

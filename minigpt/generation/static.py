@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +21,10 @@ from minigpt.norms.add import is_watched
 
 WORTH_A_GRAPH = 8  # new tokens; to record one costs about as much as a few steps
 ALIGNED = 8  # columns of which the room is a multiple, so that kernels of attention can read a mask as it lies
+
+ROOM = 2**30  # bytes that should be free before a step is recorded, since nothing cached is given back meanwhile
+
+_recording = threading.Lock()  # what another thread launches on the same stream would be recorded too
 
 
 class Flight(NamedTuple):
@@ -101,16 +106,18 @@ class StaticBatch(Batch):
         """The first step as it comes, which prepares what kernels need; then record it, which runs nothing."""
         aside, graph = _aside(self.device), torch.cuda.CUDAGraph()
         here = torch.cuda.current_stream(self.device)
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):
+        with _recording, torch.cuda.stream(aside):
+            aside.wait_stream(here)
             self.step()
+            if torch.cuda.mem_get_info(self.device)[0] < ROOM:
+                torch.cuda.empty_cache()
             # Not within ``torch.cuda.graph``, which waits for the device and empties all caches first.
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 self.step()
             finally:
                 graph.capture_end()
-        here.wait_stream(aside)
+            here.wait_stream(aside)
         self.advance = graph.replay
 
 

@@ -55,8 +55,9 @@ class CausalSelfAttention(nn.Module):
         batch, seq, _ = qkv.shape
         qkv = qkv.contiguous()  # else a product of weights by rows leaves vectors in pieces, which no kernel takes
         qkv = qkv.view(batch, seq, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # (B, T, 3C) -> (3, B, H, T, D)
-        q, new = qkv[0], qkv[1:]
-        k, v = new.unbind() if cache is None else cache.update(self.layer, new)  # each (B, H, S, D)
+        q, k, v = qkv.unbind()
+        if cache is not None:
+            k, v = cache.update(self.layer, qkv[1:])  # each (B, H, S, D)
         if not self.fast:  # as the reference's own cache leaves them: a product's last bits may depend on it
             k, v = k.contiguous(), v.contiguous()
         attend = self.sdpa if self.attention == "sdpa" else self.eager

@@ -240,7 +240,9 @@ class GPT2(nn.Module):
             raise GenerationError(f"position {wrong} is outside the model's context of {self.config.n_positions}")
 
     def _require_context(self, position_ids: Tensor, total: int) -> None:
-        if total > self.config.n_positions and (longest := int(position_ids.max()) + 1) > self.config.n_positions:
+        if total <= self.config.n_positions or not has_values(position_ids):
+            return
+        if (longest := int(position_ids.max()) + 1) > self.config.n_positions:
             raise GenerationError(
                 f"{longest} tokens are more than the {self.config.n_positions} of the model's context"
             )

@@ -74,7 +74,8 @@ def register(
     Raises:
         NormError: another class already has that name, it is no name, or ``cls`` is no ``torch.nn.Module`` class.
     """
-    if not name or any(sign in name for sign in ":/\\") or name.endswith(".py") or name != name.strip():
+    is_name = isinstance(name, str) and name.isprintable() and name == name.strip() != ""
+    if not is_name or any(sign in name for sign in ":/\\") or name.endswith(".py"):
         raise NormError(f"{name!r} cannot be the name of a norm: it would be looked for in a file or a package")
 
     def add(cls: NormClass) -> NormClass:
