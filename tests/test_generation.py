@@ -21,6 +21,7 @@ from minigpt.generation import generate, prompt_ids, stream, warp
 from minigpt.generation.batch import BLOCK, drawn, likeliest
 from minigpt.generation.decode import require_fits
 from minigpt.generation.settings import GenerationSettings, parse_settings
+from minigpt.model import require_known
 
 VOCABULARY = 300
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 40, 55)
@@ -177,7 +178,7 @@ class Scripted(GPT2):
     def hidden_states(
         self, input_ids: Tensor, attention_mask: Any = None, position_ids: Any = None, cache: Any = None
     ) -> Tensor:
-        self.require_known(input_ids)
+        require_known(input_ids, self.config.vocab_size)
         batch, seq = input_ids.shape
         if cache.length:
             row, step = cache.store[0, 0, :, 0, cache.length - 1].long().unbind(-1)  # each (B,)

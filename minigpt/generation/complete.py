@@ -10,7 +10,7 @@ from minigpt.errors import GenerationError
 from minigpt.generation.decode import prompt_ids, require_context, rows_of, written
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, parse_settings
-from minigpt.model import GPT2
+from minigpt.model import GPT2, require_known
 from minigpt.placement import require_values
 
 
@@ -117,6 +117,6 @@ def _checked_ids(model: GPT2, tokenizer: TextCodec, prompt: Prompt, settings: Ge
     own = {name: getattr(prompt, name) for name in ("max_new_tokens", "seed") if getattr(prompt, name) is not None}
     new = dataclasses.replace(settings, **own).max_new_tokens  # which judges them
     ids = prompt_ids(tokenizer, prompt.text)
-    model.require_known(torch.tensor([ids]))
+    require_known(torch.tensor([ids]), model.config.vocab_size)
     require_context(model, len(ids), new, settings.overflow)
     return ids

@@ -17,7 +17,7 @@ from minigpt.generation.lookup import LookupBatch
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, parse_settings
 from minigpt.generation.static import WORTH_A_GRAPH, StaticBatch, is_static
-from minigpt.model import GPT2, require_ids
+from minigpt.model import GPT2, require_ids, require_known
 from minigpt.placement import require_values
 
 
@@ -144,7 +144,7 @@ def require_fits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, 
     require_ids("input_ids", input_ids)
     if input_ids.numel() == 0:
         raise GenerationError("the prompt is empty; start from the end-of-text token")
-    model.require_known(input_ids)
+    require_known(input_ids, model.config.vocab_size)
     require_context(model, _longest(input_ids, attention_mask), settings.max_new_tokens, settings.overflow)
 
 

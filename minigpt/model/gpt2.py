@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.config import GPT2Config
-from minigpt.errors import ConfigError, GenerationError
+from minigpt.errors import ConfigError
 from minigpt.model.attention import ATTENTIONS, CausalSelfAttention
 from minigpt.model.cache import KVCache
 from minigpt.model.conv1d import Conv1D
+from minigpt.model.inputs import require_context, require_positions, require_tokens
 from minigpt.model.masking import eager_mask, padding_mask, positions, sdpa_mask
 from minigpt.model.mlp import MLP
 from minigpt.model.product import product
-from minigpt.placement import has_values
 
 ARITHMETICS = ("fast", "reference")
 
@@ -117,14 +117,15 @@ class GPT2(nn.Module):
         cache: KVCache | None = None,
     ) -> Float[Tensor, "batch seq embd"]:
         """The residual stream (B, T, C) after the last block and the last norm; arguments and errors as ``forward``."""
-        batch, seq = self._checked_shape(input_ids, cache)
+        require_tokens(input_ids, cache, self.config)
+        batch, seq = input_ids.shape
         past, remembered = (cache.length, cache.padding_mask) if cache is not None else (0, None)
         padding = padding_mask(attention_mask, remembered, batch, past, seq)  # (B, S) or None
         if position_ids is None:
             position_ids = positions(padding, past, seq, input_ids.device)  # (B or 1, T)
-            self._require_context(position_ids, past + seq)
+            require_context(position_ids, past + seq, self.config.n_positions)
         else:
-            self._require_positions(position_ids, batch, seq)
+            require_positions(position_ids, batch, seq, self.config.n_positions)
 
         x = self.wte(input_ids) + self.wpe(position_ids)  # (B, T, C)
         x = self.drop(x) if self.training else x
@@ -164,17 +165,6 @@ class GPT2(nn.Module):
             cache.store.zero_()
         return cache
 
-    def require_known(self, input_ids: Int[Tensor, "batch seq"]) -> None:
-        """Refuse ids outside the vocabulary.
-
-        Raises:
-            GenerationError: the message names one.
-        """
-        low, high = (int(bound) for bound in input_ids.aminmax())
-        if low < 0 or high >= self.config.vocab_size:
-            wrong = low if low < 0 else high
-            raise GenerationError(f"token id {wrong} is outside the vocabulary of {self.config.vocab_size}")
-
     def norm_sites(self) -> list[str]:
         """Names of the norm modules in the order data meets them: h.0.ln_1, h.0.ln_2, ..., ln_f."""
         return [f"h.{i}.{norm}" for i in range(self.config.n_layer) for norm in ("ln_1", "ln_2")] + ["ln_f"]
@@ -212,41 +202,6 @@ class GPT2(nn.Module):
             return sdpa_mask(padding, past, seq, x.device)
         return eager_mask(padding, past, seq, x.device, x.dtype)
 
-    def _checked_shape(self, input_ids: Tensor, cache: KVCache | None) -> tuple[int, int]:
-        require_ids("input_ids", input_ids)
-        batch, seq = input_ids.shape
-        if not batch or not seq:
-            raise GenerationError(f"input_ids is {tuple(input_ids.shape)}: there are no tokens to read")
-        first_read = cache is None or cache.length == 0  # later ids are the model's own: spare a GPU the wait
-        if cache is not None:
-            cache.require_room(batch, seq)
-            if first_read:
-                cache.require_shape(self.config)
-        if (first_read or input_ids.is_cpu) and has_values(input_ids):
-            self.require_known(input_ids)
-        return batch, seq
-
-    def _require_positions(self, position_ids: Tensor, batch: int, seq: int) -> None:
-        if position_ids.shape not in ((batch, seq), (1, seq)):
-            raise GenerationError(
-                f"position_ids is {tuple(position_ids.shape)}, but must be {(batch, seq)} or {(1, seq)}"
-            )
-        require_ids("position_ids", position_ids)
-        if not has_values(position_ids):
-            return
-        low, high = (int(bound) for bound in position_ids.aminmax())
-        if low < 0 or high >= self.config.n_positions:
-            wrong = low if low < 0 else high
-            raise GenerationError(f"position {wrong} is outside the model's context of {self.config.n_positions}")
-
-    def _require_context(self, position_ids: Tensor, total: int) -> None:
-        if total <= self.config.n_positions or not has_values(position_ids):
-            return
-        if (longest := int(position_ids.max()) + 1) > self.config.n_positions:
-            raise GenerationError(
-                f"{longest} tokens are more than the {self.config.n_positions} of the model's context"
-            )
-
     def extra_repr(self) -> str:
         return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}, quantize={self.quantize!r}"
 
@@ -254,19 +209,6 @@ class GPT2(nn.Module):
 def _embedding(rows: int, width: int) -> nn.Embedding:
     """An embedding left to ``initialize``: PyTorch's own filling would be lost, and on meta is slow to import."""
     return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
-
-
-def require_ids(what: str, given: Tensor) -> None:
-    """Refuse what cannot be rows of ids, by shape and dtype.
-
-    Raises:
-        GenerationError: it is not (batch, seq) of int64 or int32, as an embedding takes them.
-    """
-    if given.ndim != 2 or given.dtype not in (torch.int64, torch.int32):
-        raise GenerationError(
-            f"{what} must be whole numbers (batch, seq), int64 or int32, "
-            f"not {given.dtype} of shape {tuple(given.shape)}"
-        )
 
 
 def _require_known(what: str, given: Any, known: tuple[str, ...]) -> None:

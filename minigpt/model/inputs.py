@@ -1,0 +1,83 @@
+"""What a forward may be given. Anything else is refused in one sentence, before something is computed.
+
+B batch, T new tokens.
+"""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from minigpt.config import GPT2Config
+from minigpt.errors import GenerationError
+from minigpt.model.cache import KVCache
+from minigpt.placement import has_values
+
+
+def require_tokens(input_ids: Int[Tensor, "batch seq"], cache: KVCache | None, config: GPT2Config) -> None:
+    """Refuse what is no tokens of this model, or more than the cache has room for.
+
+    Raises:
+        GenerationError: the message says what is wrong with which.
+    """
+    require_ids("input_ids", input_ids)
+    if not input_ids.numel():
+        raise GenerationError(f"input_ids is {tuple(input_ids.shape)}: there are no tokens to read")
+    first_read = cache is None or cache.length == 0  # later ids are the model's own: spare a GPU the wait
+    if cache is not None:
+        cache.require_room(*input_ids.shape)
+        if first_read:
+            cache.require_shape(config)
+    if (first_read or input_ids.is_cpu) and has_values(input_ids):
+        require_known(input_ids, config.vocab_size)
+
+
+def require_ids(what: str, given: Tensor) -> None:
+    """Refuse what cannot be rows of ids, by shape and dtype.
+
+    Raises:
+        GenerationError: it is not (B, T) of int64 or int32, as an embedding takes them.
+    """
+    if given.ndim != 2 or given.dtype not in (torch.int64, torch.int32):
+        raise GenerationError(
+            f"{what} must be whole numbers (batch, seq), int64 or int32, "
+            f"not {given.dtype} of shape {tuple(given.shape)}"
+        )
+
+
+def require_known(input_ids: Int[Tensor, "batch seq"], vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary.
+
+    Raises:
+        GenerationError: the message names one.
+    """
+    if (wrong := _outside(input_ids, vocab_size)) is not None:
+        raise GenerationError(f"token id {wrong} is outside the vocabulary of {vocab_size}")
+
+
+def require_positions(position_ids: Int[Tensor, "rows seq"], batch: int, seq: int, context: int) -> None:
+    """Refuse positions of another shape than (B or 1, T), or outside the context.
+
+    Raises:
+        GenerationError: the message names one.
+    """
+    if position_ids.shape not in ((batch, seq), (1, seq)):
+        raise GenerationError(f"position_ids is {tuple(position_ids.shape)}, but must be {(batch, seq)} or {(1, seq)}")
+    require_ids("position_ids", position_ids)
+    if has_values(position_ids) and (wrong := _outside(position_ids, context)) is not None:
+        raise GenerationError(f"position {wrong} is outside the model's context of {context}")
+
+
+def require_context(position_ids: Int[Tensor, "rows seq"], total: int, context: int) -> None:
+    """Refuse more tokens than the context has positions, where the longest row has so many that are real.
+
+    Raises:
+        GenerationError: the message says how many.
+    """
+    if total > context and has_values(position_ids) and (longest := int(position_ids.max()) + 1) > context:
+        raise GenerationError(f"{longest} tokens are more than the {context} of the model's context")
+
+
+def _outside(ids: Tensor, end: int) -> int | None:
+    """One that is not in [0, end), if any."""
+    low, high = (int(bound) for bound in ids.aminmax())
+    return low if low < 0 else high if high >= end else None
