@@ -437,6 +437,10 @@ def test_settings_beside_the_weights_that_contradict_each_other(run: Run, copy: 
     assert "top_k shapes a draw" in message
     assert message.endswith(f"; do_sample, top_k: so says {copy / 'generation_config.json'}\n")
     assert run("generate", "the dog", "--model", copy, "--greedy", "--max-new-tokens", 3).status == 0
+    (copy / "generation_config.json").write_text('{"top_k": 5}')
+    assert run("generate", "the dog", "--model", copy, "--temperature", 0, "--max-new-tokens", 3).status == 0
+    both = complaint(run("generate", "the dog", "--model", copy, "--temperature", 0, "--top-k", 5))
+    assert both == "error: top_k shapes a draw, and at temperature 0 nothing is drawn\n"
     mine = complaint(run("generate", "the dog", "--model", copy, "--top-k", 5, "--max-new-tokens", -3))
     assert mine == "error: max_new_tokens must be 1 or more, not -3\n"
 

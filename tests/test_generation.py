@@ -721,6 +721,10 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         {"temperature": 0.7, "min_p": 0.1},
         "temperature, min_p shape a draw, and without do_sample nothing is drawn",
     ),
+    "a draw at temperature 0": (
+        {"do_sample": True, "temperature": 0, "top_k": 3},
+        "top_k shapes a draw, and at temperature 0 nothing is drawn",
+    ),
     "greedy copies": ({"num_return_sequences": 2}, "num_return_sequences 2 without do_sample would be the same text"),
     "a draft without a cache": (
         {"prompt_lookup_num_tokens": 3, "use_cache": False},

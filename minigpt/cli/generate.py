@@ -136,8 +136,9 @@ def _require_sense(settings: dict[str, Any], unasked: set[str], place: Path) -> 
 def _settings(asked: dict[str, Any], beside: dict[str, Any], shaping: Iterable[str], greedy: bool) -> dict[str, Any]:
     """What is asked for here, else what the model's own generation config says, else to draw at temperature 0.8."""
     settings = {"do_sample": True, "max_new_tokens": 200} | beside
-    if greedy:
-        return {name: value for name, value in settings.items() if name not in shaping} | asked | {"do_sample": False}
+    if greedy or asked.get("temperature") == 0:  # what the file says of a draw is for one
+        unshaped = {name: value for name, value in settings.items() if name not in shaping}
+        return unshaped | {"do_sample": not greedy} | asked
     if any(name in shaping for name in asked):
         settings["do_sample"] = True
     return ({"temperature": 0.8} if settings["do_sample"] else {}) | settings | asked
