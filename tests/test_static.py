@@ -1,5 +1,6 @@
 """Static decoding: the tokens of plain decoding, on the CPU step by step, on a GPU from a graph."""
 
+import contextlib
 import sys
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import minigpt
 from minigpt import GPT2, GenerationError, Tokenizer, swap_norms
 from minigpt.generation import Prompt, complete, static
+from minigpt.generation.batch import Batch
 from minigpt.generation.decode import generate, rows_of
 from minigpt.generation.settings import parse_settings
 from minigpt.generation.static import StaticBatch, is_static
@@ -173,6 +175,50 @@ def test_a_step_leaves_its_memory_where_it_is_and_idle_places_sane(device: torch
     assert step.column.item() == 3 + 20
     assert step.report[0, 2] == step.report[0, 3], "idle places read the same text, always"
     assert batch.slots.room.isfinite().all()
+
+
+@pytest.mark.parametrize("free", [2**40, 0])
+def test_what_is_recorded_runs_when_it_is_replayed(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for CUDA: the first step as it comes, the second into the graph, and from then on the graph."""
+    model, settings = small_model(), parse_settings(max_new_tokens=9, eos_token_id=None, **SAMPLED)
+    rows = rows_of(model, [[1, 2, 3], [4, 5, 6]], settings, None)
+    batch, order = StaticBatch(model, settings, 2, 12), []
+    step = batch.step
+
+    class Graph:
+        def capture_begin(self, capture_error_mode: str) -> None:
+            order.append(f"begin {capture_error_mode}")
+            batch.step = lambda: order.append("recorded")  # type: ignore[assignment]
+
+        def capture_end(self) -> None:
+            order.append("end")
+            batch.step = step
+
+        def replay(self) -> None:
+            order.append("replay")
+            step()
+
+    class Stream:
+        def __init__(self, name: object = "here") -> None: ...
+
+        def wait_stream(self, other: object) -> None:
+            order.append("wait")
+
+    for name, stand_in in {
+        "CUDAGraph": Graph, "Stream": Stream, "current_stream": Stream, "mem_get_info": lambda device: (free, 2**40),
+        "stream": lambda stream: contextlib.nullcontext(), "empty_cache": lambda: order.append("empty"),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(static, "_aside", Stream)
+    batch.advance = batch._record
+    for _ in decode.write(batch, rows):
+        pass
+    emptied = [] if free else ["empty"]
+    assert order == ["wait", *emptied, "begin thread_local", "recorded", "end", "wait", *["replay"] * 7]
+    plain = rows_of(model, [[1, 2, 3], [4, 5, 6]], settings, None)
+    for _ in decode.write(Batch(model, settings, 2, 12), plain):
+        pass
+    assert [row.ids for row in rows] == [row.ids for row in plain]
 
 
 def test_memory_that_nobody_wrote_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
