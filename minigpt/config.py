@@ -47,10 +47,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
 }
 
-_WAYS_OUT = {
-    "minigpt-gpt2": "; transformers' AutoModelForCausalLM reads it, with its norms, after minigpt.hf.register()"
-}
-
 _LARGEST = sys.float_info.max
 
 
@@ -199,8 +195,11 @@ def _refuse_other_models(fields: Mapping[str, Any]) -> None:
     for name, neutral in _NEUTRAL.items():
         if name in fields and fields[name] not in neutral:
             wanted = " or ".join(json.dumps(value) for value in neutral if value is not None) or "null"
-            said = f"{name}={json.dumps(fields[name], default=str)} is not supported, only {wanted}"
-            raise ConfigError(said + _WAYS_OUT.get(fields[name] if isinstance(fields[name], str) else "", ""))
+            way_out = "; AutoModelForCausalLM reads it, with norms of its own, after minigpt.hf.register()"
+            raise ConfigError(
+                f"{name}={json.dumps(fields[name], default=str)} is not supported, only {wanted}"
+                + way_out * (fields[name] == "minigpt-gpt2")
+            )
 
 
 def _without_aliases(fields: Mapping[str, Any]) -> dict[str, Any]:

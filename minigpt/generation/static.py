@@ -21,7 +21,6 @@ from minigpt.norms.add import is_watched
 
 WORTH_A_GRAPH = 8  # new tokens; to record one costs about as much as a few steps
 ALIGNED = 8  # columns of which the room is a multiple, so that kernels of attention can read a mask as it lies
-
 ROOM = 2**30  # bytes that should be free before a step is recorded, since nothing cached is given back meanwhile
 
 _recording = threading.Lock()  # what another thread launches on the same stream would be recorded too
