@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from minigpt.errors import ConfigError
 
@@ -60,9 +61,9 @@ def require_values(device: torch.device) -> None:
 def has_values(tensor: torch.Tensor) -> bool:
     """Whether a program may look at its numbers and go on by what it finds.
 
-    Not on meta, not of a fake tensor, and not while a compiler or ``torch.func.vmap`` follows what is done.
+    Not on meta, and not while a compiler or ``torch.func.vmap`` follows what is done with a tensor that has none.
     """
-    if torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor):
+    if torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor | FunctionalTensor):
         return False
     while _functorch.is_functorch_wrapped_tensor(tensor):  # by vmap, grad and their like, the last on the outside
         if _functorch.is_batchedtensor(tensor):

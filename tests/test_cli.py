@@ -441,6 +441,14 @@ def test_settings_beside_the_weights_that_contradict_each_other(run: Run, copy: 
     assert run("generate", "the dog", "--model", copy, "--temperature", 0, "--max-new-tokens", 3).status == 0
     both = complaint(run("generate", "the dog", "--model", copy, "--temperature", 0, "--top-k", 5))
     assert both == "error: top_k shapes a draw, and at temperature 0 nothing is drawn\n"
+    (copy / "generation_config.json").write_text('{"temperature": 0, "top_k": 5}')
+    assert run("generate", "the dog", "--model", copy, "--max-new-tokens", 3).status == 0
+    cold = complaint(run("generate", "the dog", "--model", copy, "--top-k", 5))
+    assert cold.endswith(f"nothing is drawn; temperature: so says {copy / 'generation_config.json'}\n")
+    (copy / "generation_config.json").write_text('{"do_sample": true, "a(b": 1}')
+    odd = complaint(run("generate", "the dog", "--model", copy, "--greedy"))
+    assert odd.endswith(f"; a(b: so says {copy / 'generation_config.json'}\n")
+    (copy / "generation_config.json").write_text('{"top_k": 7}')
     mine = complaint(run("generate", "the dog", "--model", copy, "--top-k", 5, "--max-new-tokens", -3))
     assert mine == "error: max_new_tokens must be 1 or more, not -3\n"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import aot_module, nop
 from helpers import SMALL, assert_close, assert_same_bits, left_padding, random_ids, small_model
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -228,6 +229,27 @@ def test_shapes_can_be_asked_without_any_values(mode: Callable[[], Any], masked:
         model, ids = GPT2(GPT2Config(**SMALL)), torch.ones(2, 5, dtype=torch.long)
         logits = model(ids, torch.ones_like(ids) if masked else None, position_ids=torch.zeros_like(ids))
     assert logits.shape == (2, 5, 83)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@torch.no_grad()
+def test_more_tokens_than_the_context_when_compiled(masked: bool) -> None:
+    model, ids = small_model(n_positions=8), random_ids(2, 10)
+    torch.compiler.reset()
+    with pytest.raises(GenerationError, match=rf"^{9 if masked else 10} tokens are more than the 8"):
+        torch.compile(model, backend="eager")(ids, left_padding((9, 7), 10) if masked else None)
+
+
+def test_more_tokens_than_the_context_without_any_values() -> None:
+    with torch.device("meta"), pytest.raises(GenerationError, match=r"^9 tokens are more than the 8"):
+        GPT2(GPT2Config(**SMALL | {"n_positions": 8}))(torch.ones(1, 9, dtype=torch.long))
+
+
+@torch.no_grad()
+def test_traced_for_autograd_alone() -> None:
+    model, ids = small_model(), random_ids(2, 5)
+    assert_close(aot_module(model, nop)(ids), model(ids), 1e-6, "traced")
 
 
 def test_a_cache_in_an_exported_program() -> None:

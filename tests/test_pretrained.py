@@ -562,7 +562,12 @@ def test_another_s_registered_norm_is_warned_of_too(
     known: Any = minigpt.norms.NormInfo(ScaleAndShift, False, None)
     monkeypatch.setitem(minigpt.norms.registry._REGISTRY, "scale_and_shift", known)
     minigpt.save_pretrained(load(folder, norm="scale_and_shift"), tmp_path / "out")
-    assert "norms of this model are scale_and_shift" in caplog.text
+    assert "norms of this model are scale_and_shift: " in caplog.text
+    caplog.clear()
+    centred = type("Centred", (minigpt.norms.lookup("rms").cls,), {"standardize": minigpt.LayerNorm.standardize})
+    monkeypatch.setitem(minigpt.norms.registry._REGISTRY, "centred", minigpt.norms.NormInfo(centred, True, None))
+    minigpt.save_pretrained(load(folder, norm="centred"), tmp_path / "again")
+    assert not caplog.text, "it is a LayerNorm, whatever it is derived from"
 
 
 def test_a_norm_that_stands_at_two_sites_is_saved_at_both(folder: Path, tmp_path: Path) -> None:

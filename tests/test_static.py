@@ -187,6 +187,7 @@ def test_what_is_recorded_runs_when_it_is_replayed(free: int, monkeypatch: pytes
 
     class Graph:
         def capture_begin(self, capture_error_mode: str) -> None:
+            assert static._recording.locked()
             order.append(f"begin {capture_error_mode}")
             batch.step = lambda: order.append("recorded")  # type: ignore[assignment]
 

@@ -137,9 +137,10 @@ def _require_only_a_gpt2s(model: GPT2) -> None:
 
 
 def _warn_of_other_norms(model: GPT2) -> None:
-    parts = [part for site in model.norm_sites() for part in model.get_submodule(site).modules()]
-    inexact = {name: info.cls for name, info in norms.available().items() if not info.exact}
-    if others := ", ".join(name for name, cls in inexact.items() if any(isinstance(part, cls) for part in parts)):
+    parts = {type(part) for site in model.norm_sites() for part in model.get_submodule(site).modules()}
+    known = {info.cls: (name, info.exact) for name, info in norms.available().items()}
+    nearest = [next((known[cls] for cls in part.__mro__ if cls in known), ("", True)) for part in parts]
+    if others := ", ".join(sorted(name for name, exact in nearest if not exact)):
         logging.getLogger("minigpt").warning(
             "what is saved does not say that norms of this model are %s: whoever loads it gets LayerNorm, "
             "or what from_pretrained(..., norm=...) or swap_norms is asked for", others,

@@ -77,7 +77,7 @@ def generate(
     asked = {name: value for name, value in {**shaping, **others}.items() if value is not None}
     beside = read_generation_config(place)
     settings = _settings(asked, beside, shaping, greedy)
-    _require_sense(settings, beside.keys() - asked.keys(), place)
+    _require_sense(settings, {name: value for name, value in beside.items() if name not in asked}, place)
     text = read_standard_input() if prompt == "-" else prompt
 
     gpt2 = minigpt.from_pretrained(
@@ -120,7 +120,7 @@ def _require_company(
         raise minigpt.GenerationError("; ".join(said))
 
 
-def _require_sense(settings: dict[str, Any], unasked: set[str], place: Path) -> None:
+def _require_sense(settings: dict[str, Any], unasked: dict[str, Any], place: Path) -> None:
     """Refuse settings before the weights are read; of what nobody asked for here, the model's own file is named."""
     from minigpt.checkpoint import folder_of
     from minigpt.generation import parse_settings
@@ -128,7 +128,8 @@ def _require_sense(settings: dict[str, Any], unasked: set[str], place: Path) -> 
     try:
         parse_settings(**settings)
     except minigpt.GenerationError as error:
-        theirs = sorted(name for name in unasked if re.search(rf"\b{name}\b", str(error)))
+        words = re.split(r"[\s,;:]+", re.sub("known are [^;]*", "", str(error)))
+        theirs = [name for name, value in unasked.items() if name in words and settings.get(name) == value]
         said = f"; {', '.join(theirs)}: so says {folder_of(place) / 'generation_config.json'}" if theirs else ""
         raise minigpt.GenerationError(f"{error}{said}") from error
 
@@ -136,9 +137,9 @@ def _require_sense(settings: dict[str, Any], unasked: set[str], place: Path) -> 
 def _settings(asked: dict[str, Any], beside: dict[str, Any], shaping: Iterable[str], greedy: bool) -> dict[str, Any]:
     """What is asked for here, else what the model's own generation config says, else to draw at temperature 0.8."""
     settings = {"do_sample": True, "max_new_tokens": 200} | beside
-    if greedy or asked.get("temperature") == 0:  # what the file says of a draw is for one
+    if greedy or asked.get("temperature", beside.get("temperature")) == 0:  # what the file says of a draw is for one
         unshaped = {name: value for name, value in settings.items() if name not in shaping}
-        return unshaped | {"do_sample": not greedy} | asked
+        return unshaped | ({"do_sample": False} if greedy else {"temperature": 0}) | asked
     if any(name in shaping for name in asked):
         settings["do_sample"] = True
     return ({"temperature": 0.8} if settings["do_sample"] else {}) | settings | asked

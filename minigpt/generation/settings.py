@@ -264,11 +264,11 @@ def _contradictions(given: dict[str, Any]) -> Iterator[str]:
     if _is_int(new) and _is_int(least) and least > new:
         yield f"min_new_tokens {least} is more than max_new_tokens {new}"
     copies, samples = given["num_return_sequences"], given["do_sample"] and given["temperature"] != 0
+    where = "at temperature 0" if given["do_sample"] else "without do_sample"
     if _is_int(copies) and copies > 1 and not samples:
-        yield f"num_return_sequences {copies} without do_sample would be the same text {copies} times"
+        yield f"num_return_sequences {copies} {where} would be the same text {copies} times"
     chances = [name for name in SHAPES_A_DRAW if given[name] is not None and given[name] not in NEUTRAL[name]]
     if chances and not samples:
-        where = "at temperature 0" if given["do_sample"] else "without do_sample"
         yield f"{', '.join(chances)} shape{'s' * (len(chances) == 1)} a draw, and {where} nothing is drawn"
     if given["prompt_lookup_num_tokens"] and not given["use_cache"]:
         yield "prompt_lookup_num_tokens needs the cache that use_cache=False forgoes"

@@ -123,7 +123,7 @@ class GPT2(nn.Module):
         padding = padding_mask(attention_mask, remembered, batch, past, seq)  # (B, S) or None
         if position_ids is None:
             position_ids = positions(padding, past, seq, input_ids.device)  # (B or 1, T)
-            require_context(position_ids, past + seq, self.config.n_positions)
+            require_context(position_ids, past + seq, padding is not None, self.config.n_positions)
         else:
             require_positions(position_ids, batch, seq, self.config.n_positions)
 
