@@ -237,7 +237,7 @@ def test_shapes_can_be_asked_without_any_values(mode: Callable[[], Any], masked:
 def test_more_tokens_than_the_context_when_compiled(masked: bool) -> None:
     model, ids = small_model(n_positions=8), random_ids(2, 10)
     torch.compiler.reset()
-    with pytest.raises((GenerationError, torch._dynamo.exc.Unsupported)):  # older compilers cannot raise what is ours
+    with pytest.raises((GenerationError, RuntimeError, AssertionError)):  # older compilers cannot raise what is ours
         torch.compile(model, backend="eager")(ids, left_padding((9, 7), 10) if masked else None)
 
 
