@@ -129,7 +129,8 @@ def _timed(
     calls = {name: _in_turn([_call(computes, module, *given) for given in inputs]) for name, module in modules.items()}
     room = torch.empty_like(x)
     copy = _in_turn([functools.partial(room.copy_, source) for source, _ in inputs])
-    taken = interleaved({"copy": copy, **calls}, device, repeats)
+    clocks = {name: _clocked(call, device) for name, call in {"copy": copy, **calls}.items()}
+    taken = in_turns(clocks, range(repeats))
     copied = 2 * x.nbytes / statistics.median(seconds for seconds, _ in taken.pop("copy"))
     return [_timing(name, computes, width, rows, times, STREAMS[computes] * x.nbytes, copied)
             for name, times in taken.items()]  # fmt: skip
@@ -144,16 +145,8 @@ def _timing(
                   moved / median / copied, 1e3 * statistics.median(calls))  # fmt: skip
 
 
-def interleaved(
-    calls: dict[str, Callable[[], object]], device: torch.device, repeats: int
-) -> dict[str, list[tuple[float, float]]]:
-    """Seconds that a call takes the device and its caller, ``repeats`` of each, in turns; as many calls at a time as a
-    clock needs."""
-    return in_turns({name: _clocked(call, device) for name, call in calls.items()}, range(repeats))
-
-
 def _clocked(call: Callable[[], object], device: torch.device) -> Callable[[], tuple[float, float]]:
-    """What says how long a call takes the device, and its caller."""
+    """What says how many seconds a call takes the device, and its caller, of as many calls as a clock needs."""
     call()
     loops = max(1, min(100, math.ceil(2e-3 / max(wall_seconds(call, 1, device), 1e-7))))
 
