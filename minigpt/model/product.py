@@ -36,7 +36,7 @@ def product(
     if _suits_onednn(x, weight):
         return onednn_linear(x, weight.t(), bias)
     rows = x.reshape(-1, x.shape[-1])  # (R, in)
-    if len(rows) == 1 and _suits_a_compiler(x):
+    if _suits_a_compiler(x) and _known_length(rows) == 1:
         return written_out(rows, weight, bias).view(*x.shape[:-1], -1)
     if weight.is_contiguous() or not weight.t().is_contiguous():
         y = torch.mm(rows, weight) if bias is None else torch.addmm(bias, rows, weight)  # (R, out)
@@ -67,14 +67,20 @@ def onednn_linear(
 
 def _linear(x: Float[Tensor, "rows inp"], rows: Float[Tensor, "out inp"], bias: Tensor | None) -> Tensor:
     """``F.linear`` with ``rows`` contiguous."""
-    if not x.is_cpu or len(x) not in (1, *FEW) or (x.dtype == torch.bfloat16 and HAS_BFLOAT16):
+    count = _known_length(x)
+    if not x.is_cpu or count not in (1, *FEW) or (x.dtype == torch.bfloat16 and HAS_BFLOAT16):
         return F.linear(x, rows, bias)
-    if len(x) == 1:
+    if count == 1:
         y = torch.mv(rows, x[0]) if bias is None else torch.addmv(bias, rows, x[0])  # (out)
         return y[None]
     columns = x.t().contiguous()  # (in, R)
     y = torch.mm(rows, columns) if bias is None else torch.addmm(bias[:, None], rows, columns)  # (out, R)
     return y.t()
+
+
+def _known_length(rows: Float[Tensor, "rows inp"]) -> int | None:
+    """None where a program is exported, which is for any number of them: to ask would make it for this one."""
+    return None if torch.compiler.is_exporting() else len(rows)
 
 
 def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
