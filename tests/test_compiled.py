@@ -18,6 +18,7 @@ from minigpt import ConfigError
 from minigpt.model import compile_steps, packed, quantize_int8
 from minigpt.model.int8 import ENGINE
 from minigpt.model.packed import pack
+from minigpt.model.strips import stripe
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the checks of shapes are not for the compiler to see
 
@@ -62,7 +63,7 @@ def in_bfloat16(model: minigpt.GPT2) -> minigpt.GPT2:
 
 
 @pytest.mark.skipif(ENGINE not in torch.backends.quantized.supported_engines, reason=f"no {ENGINE} kernels here")
-@pytest.mark.parametrize("hold", [quantize_int8, pack, in_bfloat16])
+@pytest.mark.parametrize("hold", [quantize_int8, pack, stripe, in_bfloat16])
 def test_weights_in_another_form_are_compiled_too_and_go_with_their_model(hold: Any) -> None:
     gc.collect()
     before = len(packed._held)
@@ -80,7 +81,7 @@ def test_weights_in_another_form_are_compiled_too_and_go_with_their_model(hold: 
 
 
 @pytest.mark.skipif(ENGINE not in torch.backends.quantized.supported_engines, reason=f"no {ENGINE} kernels here")
-@pytest.mark.parametrize("hold", [quantize_int8, pack])
+@pytest.mark.parametrize("hold", [quantize_int8, pack, stripe])
 def test_a_copy_is_compiled_with_its_own_weights(hold: Any) -> None:
     model, ids = hold(small_model()), random_ids(1, 9)
     wanted = minigpt.generate(model, ids, max_new_tokens=10, eos_token_id=None)

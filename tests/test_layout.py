@@ -12,6 +12,7 @@ from minigpt.model import lay_out, layout, quantize_int8
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.layout import lay_by_rows
 from minigpt.model.packed import PackedConv1D
+from minigpt.model.strips import StripedConv1D
 
 
 def test_all_affine_weights_lie_by_rows_and_are_the_same() -> None:
@@ -78,6 +79,9 @@ def test_attention_is_given_whole_vectors(batch: int, monkeypatch: pytest.Monkey
         (torch.float32, 16, "intel", "by rows"),
         (torch.bfloat16, 1, "amd", "packed"),
         (torch.bfloat16, 1, "intel", "packed"),
+        (torch.bfloat16, 1, "tiles", "in strips"),
+        (torch.bfloat16, 2, "tiles", "packed"),
+        (torch.float32, 1, "tiles", "as it lay"),
         (torch.bfloat16, 1, "old", "as it lay"),
         (torch.bfloat16, 16, "old", "by rows"),
         (torch.float64, 16, "amd", "by rows"),
@@ -89,11 +93,12 @@ def test_each_processor_gets_the_layout_that_it_reads_fastest(
 ) -> None:
     monkeypatch.setattr(layout, "PREFERS_ONEDNN", processor == "amd")
     monkeypatch.setattr(layout, "HAS_BFLOAT16", processor != "old")
+    monkeypatch.setattr(layout, "HAS_TILES", processor == "tiles")
     model = small_model(dtype=dtype)
     assert lay_out(model, tokens) is model
     layer = model.h[1].mlp.c_fc
-    found = "packed" if isinstance(layer, PackedConv1D) else "as it lay" if layer.weight.is_contiguous() else "by rows"
-    assert found == laid
+    unpacked = "as it lay" if layer.weight.is_contiguous() else "by rows"
+    assert {PackedConv1D: "packed", StripedConv1D: "in strips"}.get(type(layer), unpacked) == laid
 
 
 def test_nothing_is_laid_out_where_nothing_is_to_be_gained(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Packed weights are the same weights: in what the model says, in what is saved, and in copies."""
+"""Weights packed, or in strips, are the same weights: in what the model says, in what is saved, and in copies."""
 
 import copy
 import pickle
@@ -26,35 +26,65 @@ from minigpt import ConfigError
 from minigpt.model import packed, quantize_int8
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.packed import PackedConv1D, PackedLinear, pack
+from minigpt.model.strips import WIDTH, StripedLinear, stripe
 
 pytestmark = needs_onednn
 
+Hold = Callable[..., minigpt.GPT2]
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+every_form = pytest.mark.parametrize("hold", [pack, stripe])
 
 
 @every_dtype
-@pytest.mark.parametrize("tokens", [1, 16])
+@pytest.mark.parametrize(("linear", "tokens"), [(PackedLinear, 1), (PackedLinear, 16), (StripedLinear, 1)])
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("out", [1, 37, WIDTH, 2 * WIDTH, 2 * WIDTH + 1])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (16, 1), (2, 20)])
-def test_is_the_affine_product(shape: tuple[int, int], bias: bool, tokens: int, dtype: torch.dtype) -> None:
-    x, rows = torch.randn(*shape, 48).to(dtype)[..., ::2], torch.randn(37, 24).to(dtype)
-    shift = torch.nn.Parameter(torch.randn(74).to(dtype)[::2]) if bias else None
+def test_is_the_affine_product(
+    shape: tuple[int, int], out: int, bias: bool, linear: type[PackedLinear], tokens: int, dtype: torch.dtype
+) -> None:
+    x, rows = torch.randn(*shape, 48).to(dtype)[..., ::2], torch.randn(out, 24).to(dtype)
+    shift = torch.nn.Parameter(torch.randn(2 * out).to(dtype)[::2]) if bias else None
     truth = torch.nn.functional.linear(x.double(), rows.double(), None if shift is None else shift.double())
     with torch.inference_mode():
-        given = PackedLinear(rows, shift, tokens)(x)
-    assert given.shape == (*shape, 37)
+        layer = linear(rows, shift, tokens)
+        given = layer(x)
+    assert_same_bits(layer.rows(), rows, "the weight")
+    assert given.shape == (*shape, out)
     assert given.dtype == dtype
     assert_within(rms(given.double() - truth), 2 * torch.finfo(dtype).eps * rms(truth), rms(truth), f"{shape}")
 
 
+def test_one_row_by_strips_is_rounded_once() -> None:
+    x, rows = torch.randn(1, 1, 300).bfloat16(), torch.randn(700, 300).bfloat16()
+    shift = torch.nn.Parameter(torch.randn(700).bfloat16())
+    truth = torch.nn.functional.linear(x.double(), rows.double(), shift.double())
+    given = StripedLinear(rows, shift, 1)(x)
+    assert (given == truth.bfloat16()).float().mean() > 0.99, (
+        "bias and all: float32 may fall on a boundary's other side"
+    )
+
+
+@pytest.mark.parametrize("after", [lambda layer: layer, lambda layer: layer.float().bfloat16(), copy.deepcopy])
+@torch.no_grad()
+def test_a_bias_is_where_the_strips_have_it(after: Callable[[Any], Any]) -> None:
+    layer = after(stripe(small_model(dtype=torch.bfloat16)).h[0].mlp.c_fc)
+    x = torch.randn(1, 1, layer.shape[1]).bfloat16()
+    layer.bias.zero_()
+    was = layer(x)
+    layer.bias.fill_(512)
+    assert_within(rms(layer(x) - was - 512), 4, 512, "the bias")
+
+
 @every_dtype
+@every_form
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_packed_model_keeps_its_state(tied: bool, dtype: torch.dtype) -> None:
+def test_a_packed_model_keeps_its_state(tied: bool, hold: Hold, dtype: torch.dtype) -> None:
     model = small_model(dtype=dtype, tie_word_embeddings=tied)
     was = {name: weight.clone() for name, weight in model.state_dict().items()}
     layers = {id(module.weight): module for module in model.modules() if isinstance(module, Conv1D)}
     told: list[torch.Tensor] = []
-    assert pack(model, 4, told.append) is model
+    assert hold(model, let_go=told.append) is model
     assert not any(isinstance(module, Conv1D) for module in model.modules())
     assert layers.keys() == {id(weight) for weight in told}
     assert not any(module.training for module in model.modules())
@@ -67,11 +97,11 @@ def test_a_packed_model_keeps_its_state(tied: bool, dtype: torch.dtype) -> None:
 
 @every_dtype
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("batch", [1, 3, 16])
-def test_it_errs_no_more_than_the_reference(batch: int, tied: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("batch", "hold"), [(1, pack), (3, pack), (16, pack), (1, stripe), (3, stripe)])
+def test_it_errs_no_more_than_the_reference(batch: int, hold: Hold, tied: bool, dtype: torch.dtype) -> None:
     """Prompt and steps, padded on the left, through a cache."""
     theirs = reference_model(dtype=dtype, tie_word_embeddings=tied)
-    ours, ids = pack(same_weights(theirs), batch), random_ids(batch, 30)
+    ours, ids = hold(same_weights(theirs)), random_ids(batch, 30)
     mask = left_padding([12 + i % 9 for i in range(batch)], 20)
     whole = torch.cat([mask, torch.ones(batch, 10, dtype=mask.dtype)], dim=1)
     positions = (whole.cumsum(-1) - 1).clamp(min=0)
@@ -85,19 +115,22 @@ def test_it_errs_no_more_than_the_reference(batch: int, tied: bool, dtype: torch
     assert_within(rms(torch.cat(given, dim=1).double()[real] - truth[real]), 1.1 * floor, scale, f"(floor {floor:.3g})")
 
 
-def test_what_it_writes_is_what_it_wrote(tmp_path: Path) -> None:
-    model, ids = small_model(), random_ids(5, 9)
+@every_form
+@pytest.mark.parametrize("batch", [1, 5])
+def test_what_it_writes_is_what_it_wrote(batch: int, hold: Hold, tmp_path: Path) -> None:
+    model, ids = small_model(), random_ids(batch, 9)
     wanted = minigpt.generate(model, ids, max_new_tokens=20, eos_token_id=None)
-    assert torch.equal(minigpt.generate(pack(model, 5), ids, max_new_tokens=20, eos_token_id=None), wanted)
+    assert torch.equal(minigpt.generate(hold(model), ids, max_new_tokens=20, eos_token_id=None), wanted)
     minigpt.save_pretrained(model, tmp_path / "saved")
     again = minigpt.from_pretrained(tmp_path / "saved", device="cpu")
     assert torch.equal(minigpt.generate(again, ids, max_new_tokens=20, eos_token_id=None), wanted)
 
 
 @every_dtype
+@every_form
 @pytest.mark.parametrize("through", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_is_a_model_of_its_own(through: Any, dtype: torch.dtype) -> None:
-    model, ids = pack(small_model(dtype=dtype)), random_ids(1, 5)
+def test_a_copy_is_a_model_of_its_own(through: Any, hold: Hold, dtype: torch.dtype) -> None:
+    model, ids = hold(small_model(dtype=dtype)), random_ids(1, 5)
     other = through(model)
     numbers = [
         {module.number for module in which.modules() if isinstance(module, PackedLinear)} for which in (model, other)
@@ -109,10 +142,12 @@ def test_a_copy_is_a_model_of_its_own(through: Any, dtype: torch.dtype) -> None:
         assert_same_bits(other(ids), wanted, "the copy")
 
 
-def test_a_cast_packs_anew() -> None:
-    model, ids = small_model(), random_ids(1, 5)
+@every_form
+@pytest.mark.parametrize("seq", [1, 5])
+def test_a_cast_packs_anew(seq: int, hold: Hold) -> None:
+    model, ids = small_model(), random_ids(1, seq)
     wanted = copy.deepcopy(model).to(torch.bfloat16)
-    pack(model).to(torch.bfloat16)
+    hold(model).to(torch.bfloat16)
     for name, weight in wanted.state_dict().items():
         assert_same_bits(model.state_dict()[name], weight, name)
     with torch.inference_mode():
@@ -137,12 +172,15 @@ def test_misuse_is_one_sentence(misuse: Callable[[], object], message: str) -> N
         misuse()
 
 
-def test_it_asks_for_no_gradients() -> None:
-    logits = pack(small_model())(random_ids(1, 5))
+@every_form
+@pytest.mark.parametrize("seq", [1, 5])
+def test_it_asks_for_no_gradients(seq: int, hold: Hold) -> None:
+    logits = hold(small_model())(random_ids(1, seq))
     assert not logits.requires_grad, "they would be those of the residual stream alone"
 
 
-def test_what_somebody_watches_or_has_changed_stays() -> None:
+@every_form
+def test_what_somebody_watches_or_has_changed_stays(hold: Hold) -> None:
     class Louder(Conv1D):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(x)
@@ -153,7 +191,7 @@ def test_what_somebody_watches_or_has_changed_stays() -> None:
     model.h[1].attn.c_proj.__class__ = Louder
     with torch.inference_mode():
         wanted = model(ids)
-        assert_within(rms(pack(model, 2)(ids) - wanted), 1e-6 * rms(wanted), rms(wanted), "packed")
+        assert_within(rms(hold(model)(ids) - wanted), 1e-6 * rms(wanted), rms(wanted), "packed")
     assert seen == ["c_fc", "c_fc"]
 
 
@@ -162,15 +200,20 @@ def test_what_somebody_watches_or_has_changed_stays() -> None:
     [(torch.float32, torch.bfloat16), (torch.float32, torch.float16), (torch.bfloat16, torch.bfloat16)],
     ids=str,
 )
-def test_it_computes_in_its_own_dtype_under_autocast(dtype: torch.dtype, narrow: torch.dtype) -> None:
-    model, ids = small_model(dtype=dtype), random_ids(2, 7)
+@every_form
+@pytest.mark.parametrize("seq", [1, 7])
+def test_it_computes_in_its_own_dtype_under_autocast(
+    seq: int, hold: Hold, dtype: torch.dtype, narrow: torch.dtype
+) -> None:
+    model, ids = small_model(dtype=dtype), random_ids(1, seq)
     with torch.inference_mode(), torch.autocast("cpu", narrow):
         wanted = model(ids)
-        assert_within(rms(pack(model)(ids) - wanted), 0.02 * rms(wanted), rms(wanted), "packed")
+        assert_within(rms(hold(model)(ids) - wanted), 0.02 * rms(wanted), rms(wanted), "packed")
 
 
-def test_moving_it_leaves_nothing_behind() -> None:
-    model = pack(small_model())
+@every_form
+def test_moving_it_leaves_nothing_behind(hold: Hold) -> None:
+    model = hold(small_model())
     before, weights = len(packed._held), model.h[0].mlp.c_fc.packed
     model.to("cpu").to(torch.float32)
     assert model.h[0].mlp.c_fc.packed is weights

@@ -9,7 +9,8 @@ from torch import Tensor
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
 from minigpt.model.packed import pack, require_free_layout
-from minigpt.model.product import HAS_BFLOAT16, HAS_ONEDNN, PREFERS_ONEDNN
+from minigpt.model.product import HAS_BFLOAT16, HAS_ONEDNN, HAS_TILES, PREFERS_ONEDNN
+from minigpt.model.strips import stripe
 
 
 def lay_out(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
@@ -30,9 +31,9 @@ def lay_out(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = l
     weight = model.wte.weight
     if not weight.is_cpu or model.quantize is not None:
         return model
-    if (weight.dtype == torch.bfloat16 and HAS_BFLOAT16 and HAS_ONEDNN) or (
-        weight.dtype == torch.float32 and tokens > 1 and PREFERS_ONEDNN
-    ):
+    if weight.dtype == torch.bfloat16 and HAS_BFLOAT16 and HAS_ONEDNN:
+        return stripe(model, let_go) if tokens == 1 and HAS_TILES else pack(model, tokens, let_go)
+    if weight.dtype == torch.float32 and tokens > 1 and PREFERS_ONEDNN:
         return pack(model, tokens, let_go)
     return lay_by_rows(model, let_go) if tokens > 1 else model
 

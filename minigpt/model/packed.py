@@ -124,13 +124,19 @@ class PackedConv1D(PackedLinear):
 
 
 @torch.no_grad()
-def pack(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
+def pack(
+    model: GPT2,
+    tokens: int = 1,
+    let_go: Callable[[Tensor], object] = lambda weight: None,
+    linear: type[PackedLinear] = PackedLinear,
+    conv1d: type[PackedConv1D] = PackedConv1D,
+) -> GPT2:
     """Pack every affine weight, for ``tokens`` of them at a time, in place; return ``model``.
 
     In bfloat16 the head as well, of which the embedding stays as a second copy: it is looked up. GELU becomes part of
     the product before it, so that ``c_fc`` is what it was followed by GELU. The model can then only compute: none of
     its Parameters asks for a gradient any more. A layer that has hooks, or another forward, stays as it is. ``let_go``
-    is handed each weight, as it was, once it is packed.
+    is handed each weight, as it was, once it is packed. ``linear`` and ``conv1d`` are the layers that hold them.
 
     Raises:
         ConfigError: oneDNN cannot pack these weights, the model has weights of eight bits, or its arithmetic is
@@ -143,15 +149,15 @@ def pack(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = lamb
     if tokens < 1:
         raise ConfigError(f"weights are packed for one token at a time or more, not {tokens}")
     if model.wte.weight.dtype == torch.bfloat16:
-        model.fast_head = PackedLinear(model.head_rows(), None, tokens).train(model.training)
+        model.fast_head = linear(model.head_rows(), None, tokens).train(model.training)
     for name in affine_layers(model):
         layer: Any = model.get_submodule(name)
         if type(layer).forward is Conv1D.forward and not is_watched(layer):
-            model.set_submodule(name, PackedConv1D(layer.weight.t(), layer.bias, tokens).train(layer.training))
+            model.set_submodule(name, conv1d(layer.weight.t(), layer.bias, tokens).train(layer.training))
             let_go(layer.weight)
     for mlp in (module for module in model.modules() if isinstance(module, MLP)):
         layer = mlp.c_fc
-        if isinstance(layer, PackedConv1D) and mlp.activation is gelu_tanh:
+        if type(layer) is PackedConv1D and mlp.activation is gelu_tanh:
             layer.then, mlp.activation = "gelu", unchanged
     return model.requires_grad_(False)
 

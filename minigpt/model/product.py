@@ -26,7 +26,8 @@ HAS_ONEDNN = torch.backends.mkldnn.is_available()
 linear_pointwise: Any = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None  # oneDNN's ``F.linear``
 # MKL keeps its best kernels to Intel's own processors; oneDNN has them for AMD's too.
 PREFERS_ONEDNN = HAS_ONEDNN and "AuthenticAMD" in _vendor()
-HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # instructions for it
+HAS_TILES = torch.cpu._is_amx_tile_supported()  # instructions that multiply many rows at once
+HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or HAS_TILES  # instructions for it
 
 
 def product(
@@ -36,7 +37,7 @@ def product(
     if _suits_onednn(x, weight):
         return onednn_linear(x, weight.t(), bias)
     rows = x.reshape(-1, x.shape[-1])  # (R, in)
-    if _suits_a_compiler(x) and _known_length(rows) == 1:
+    if _suits_a_compiler(x) and known_length(rows) == 1:
         return written_out(rows, weight, bias).view(*x.shape[:-1], -1)
     if weight.is_contiguous() or not weight.t().is_contiguous():
         y = torch.mm(rows, weight) if bias is None else torch.addmm(bias, rows, weight)  # (R, out)
@@ -67,7 +68,7 @@ def onednn_linear(
 
 def _linear(x: Float[Tensor, "rows inp"], rows: Float[Tensor, "out inp"], bias: Tensor | None) -> Tensor:
     """``F.linear`` with ``rows`` contiguous."""
-    count = _known_length(x)
+    count = known_length(x)
     if not x.is_cpu or count not in (1, *FEW) or (x.dtype == torch.bfloat16 and HAS_BFLOAT16):
         return F.linear(x, rows, bias)
     if count == 1:
@@ -78,7 +79,7 @@ def _linear(x: Float[Tensor, "rows inp"], rows: Float[Tensor, "out inp"], bias: 
     return y.t()
 
 
-def _known_length(rows: Float[Tensor, "rows inp"]) -> int | None:
+def known_length(rows: Float[Tensor, "rows inp"]) -> int | None:
     """None where a program is exported, which is for any number of them: to ask would make it for this one."""
     return None if torch.compiler.is_exporting() else len(rows)
 
