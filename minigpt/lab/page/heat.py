@@ -19,7 +19,7 @@ MOST_ACROSS = 12  # blocks in one row of the map; a deeper model takes several
 
 _IN_BLOCK = re.compile(r"h\.(\d+)(?:\.(.+))?")
 _SWAPPED = element("span", "\u25c6", class_="mark swapped", role="img", aria_label="swapped")
-_OVER = element("span", "\u25b2", class_="mark over", role="img", aria_label="beyond the noise")
+_OVER = element("span", "\u25b2", class_="mark", role="img", aria_label="beyond the noise")
 
 
 class Place(NamedTuple):
