@@ -65,7 +65,13 @@ def test_one_row_by_strips_is_rounded_once() -> None:
     )
 
 
-@pytest.mark.parametrize("after", [lambda layer: layer, lambda layer: layer.float().bfloat16(), copy.deepcopy])
+def through_a_pickle(module: Any) -> Any:
+    return pickle.loads(pickle.dumps(module))
+
+
+@pytest.mark.parametrize(
+    "after", [lambda layer: layer, lambda layer: layer.float().bfloat16(), copy.deepcopy, through_a_pickle]
+)
 @torch.no_grad()
 def test_a_bias_is_where_the_strips_have_it(after: Callable[[Any], Any]) -> None:
     layer = after(stripe(small_model(dtype=torch.bfloat16)).h[0].mlp.c_fc)
@@ -126,9 +132,18 @@ def test_what_it_writes_is_what_it_wrote(batch: int, hold: Hold, tmp_path: Path)
     assert torch.equal(minigpt.generate(again, ids, max_new_tokens=20, eos_token_id=None), wanted)
 
 
+@every_form
+def test_what_is_kept_of_it_is_no_larger_than_the_weights(hold: Hold) -> None:
+    model = small_model(dtype=torch.bfloat16, n_embd=256, n_head=4)
+    plain, head = len(pickle.dumps(model)), 2 * model.wte.weight.numel()
+    hold(model)
+    assert len(pickle.dumps(model.state_dict())) < 1.05 * plain
+    assert len(pickle.dumps(model)) < 1.05 * (plain + head)
+
+
 @every_dtype
 @every_form
-@pytest.mark.parametrize("through", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("through", [copy.deepcopy, through_a_pickle])
 def test_a_copy_is_a_model_of_its_own(through: Any, hold: Hold, dtype: torch.dtype) -> None:
     model, ids = hold(small_model(dtype=dtype)), random_ids(1, 5)
     other = through(model)
@@ -193,6 +208,21 @@ def test_what_somebody_watches_or_has_changed_stays(hold: Hold) -> None:
         wanted = model(ids)
         assert_within(rms(hold(model)(ids) - wanted), 1e-6 * rms(wanted), rms(wanted), "packed")
     assert seen == ["c_fc", "c_fc"]
+
+
+@every_dtype
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("seq", [1, 3])
+@pytest.mark.parametrize("linear", [PackedLinear, StripedLinear])
+@torch.inference_mode()
+def test_a_product_is_the_same_under_autocast(
+    linear: type[PackedLinear], seq: int, narrow: torch.dtype, dtype: torch.dtype
+) -> None:
+    layer = linear(torch.randn(130, 40).to(dtype), torch.nn.Parameter(torch.randn(130).to(dtype)), 1)
+    x = 1e5 * torch.randn(1, seq, 40).to(dtype)  # more than float16 holds
+    wanted = layer(x)
+    with torch.autocast("cpu", narrow):
+        assert_same_bits(layer(x), wanted, "under autocast")
 
 
 @pytest.mark.parametrize(
