@@ -38,13 +38,13 @@ class MappedFiles:
         return [(int(low, 16), int(high, 16)) for low, high in spans]
 
 
-def ready_to_write(model: GPT2, texts: int = 1) -> GPT2:
-    """``lay_out`` for so many texts at a time, with as little memory as it takes; return ``model``.
+def ready_to_write(model: GPT2, tokens: int = 1) -> GPT2:
+    """``lay_out`` for so many tokens at a time, with as little memory as it takes; return ``model``.
 
     Raises:
         ConfigError: the arithmetic is "reference", whose bits depend on the layout.
     """
-    lay_out(model, texts, MappedFiles().give_back)
+    lay_out(model, tokens, MappedFiles().give_back)
     if MAPS.exists() and hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc's, which keeps what is freed
         library.malloc_trim(0)
     return model

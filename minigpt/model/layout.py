@@ -17,11 +17,11 @@ def lay_out(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = l
     """Lay the weights out as this processor multiplies them fastest, ``tokens`` at a time, in place; return ``model``.
 
     It pays before much is written: in bfloat16 where the processor has instructions for it, and in any dtype where
-    several texts are written at a time. The model can then only compute: weights that are packed (see ``pack``) are no
-    Parameters. Where nothing is to be gained, as on a GPU or with weights of eight bits, it stays as it is.
+    several tokens are multiplied at a time. The model can then only compute: weights that are packed (see ``pack``) are
+    no Parameters. Where nothing is to be gained, as on a GPU or with weights of eight bits, it stays as it is.
 
     Args:
-        tokens: texts that are written at a time.
+        tokens: that are mostly multiplied at a time: one of every text, and what is guessed of it (``--lookup``).
         let_go: is handed each weight, as it was, once it has been copied.
 
     Raises:
