@@ -19,7 +19,7 @@ from minigpt.model.gpt2 import GPT2
 from minigpt.model.packed import PackedConv1D, PackedLinear, pack, require_packable
 from minigpt.model.product import known_length
 
-WIDTH = 128  # D: their sums fit the registers, and the narrowest product still has a strip for every core
+WIDTH = 128  # D: so many sums fit the registers, and the narrowest product of GPT-2 still has six strips to share out
 
 
 class StripedLinear(PackedLinear):
