@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import aot_module, nop
-from helpers import SMALL, assert_close, assert_same_bits, left_padding, random_ids, small_model
+from helpers import SMALL, assert_close, assert_same_bits, left_padding, needs_onednn, random_ids, small_model
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import GPT2Config as TheirConfig
@@ -199,6 +199,11 @@ def test_it_learns() -> None:
     assert losses[-1] < 0.1
 
 
+by_either_library = pytest.mark.parametrize(
+    "onednn", [False, pytest.param(True, marks=needs_onednn)], ids=["MKL", "oneDNN"]
+)
+
+
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
 @pytest.mark.usefixtures("unchecked")
 @torch.no_grad()
@@ -212,7 +217,9 @@ def test_compiled_it_is_the_same_model(masked: bool) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_exported_it_reads_texts_of_any_length() -> None:
+@by_either_library
+def test_exported_it_reads_texts_of_any_length(onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.model.product.PREFERS_ONEDNN", onednn)
     model, ids = small_model(), random_ids(2, 9)
     sizes = {0: torch.export.Dim("batch", max=16), 1: torch.export.Dim("seq", min=2, max=128)}
     with torch.no_grad():
@@ -254,7 +261,10 @@ def test_traced_for_autograd_alone() -> None:
     assert_close(aot_module(model, nop)(ids), model(ids), 1e-6, "traced")
 
 
-def test_a_cache_in_an_exported_program() -> None:
+@by_either_library
+def test_a_cache_in_an_exported_program(onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.model.product.PREFERS_ONEDNN", onednn)
+
     class NextAfter(nn.Module):
         def __init__(self) -> None:
             super().__init__()

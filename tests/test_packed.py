@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ pytestmark = needs_onednn
 
 Hold = Callable[..., minigpt.GPT2]
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-every_form = pytest.mark.parametrize("hold", [pack, stripe])
+every_form = pytest.mark.parametrize(
+    "hold", [pack, partial(pack, tokens=5), stripe], ids=["packed", "packed for five", "in strips"]
+)
 
 
 @every_dtype
@@ -103,7 +106,11 @@ def test_a_packed_model_keeps_its_state(tied: bool, hold: Hold, dtype: torch.dty
 
 @every_dtype
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(("batch", "hold"), [(1, pack), (3, pack), (16, pack), (1, stripe), (3, stripe)])
+@pytest.mark.parametrize(
+    ("batch", "hold"),
+    [(1, pack), (3, partial(pack, tokens=3)), (16, partial(pack, tokens=16)), (1, stripe), (3, stripe)],
+    ids=["1 packed", "3 packed", "16 packed", "1 in strips", "3 in strips"],
+)
 def test_it_errs_no_more_than_the_reference(batch: int, hold: Hold, tied: bool, dtype: torch.dtype) -> None:
     """Prompt and steps, padded on the left, through a cache."""
     theirs = reference_model(dtype=dtype, tie_word_embeddings=tied)
@@ -231,11 +238,11 @@ def test_a_product_is_the_same_under_autocast(
     ids=str,
 )
 @every_form
-@pytest.mark.parametrize("seq", [1, 7])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 7)])
 def test_it_computes_in_its_own_dtype_under_autocast(
-    seq: int, hold: Hold, dtype: torch.dtype, narrow: torch.dtype
+    shape: tuple[int, int], hold: Hold, dtype: torch.dtype, narrow: torch.dtype
 ) -> None:
-    model, ids = small_model(dtype=dtype), random_ids(1, seq)
+    model, ids = small_model(dtype=dtype), random_ids(*shape)
     with torch.inference_mode(), torch.autocast("cpu", narrow):
         wanted = model(ids)
         assert_within(rms(hold(model)(ids) - wanted), 0.02 * rms(wanted), rms(wanted), "packed")

@@ -90,10 +90,8 @@ def generate(
         size = 16 if batch_size is None else batch_size
         write_many(gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "attention": attention})
         return
-    at_once = 1 + (
-        settings.get("prompt_lookup_num_tokens") or 0
-    )  # what is guessed is verified with the token before it
-    pieces = minigpt.stream(ready_to_write(gpt2, at_once), tokenizer, text, **settings)
+    guessed = settings.get("prompt_lookup_num_tokens") or 0  # and verified along with the token before them
+    pieces = minigpt.stream(ready_to_write(gpt2, 1 + guessed), tokenizer, text, **settings)
     if as_json:
         print_json({"model": model, "norm": norm, "prompt": text, "text": "".join(pieces), "settings": settings}, "-")
         return
