@@ -473,6 +473,22 @@ def test_beyond_the_context(run: Run, tmp_path: Path, caplog: pytest.LogCaptureF
     assert run(*words, "--lookup", 8).out == plain.out
 
 
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [([], 1), (["--lookup", 8], 9), (["--batch-size", 3], 3), (["--batch-size", 1, "--lookup", 8], 9)],
+)
+def test_weights_are_laid_out_for_the_tokens_of_a_step(
+    words: list[Any], tokens: int, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr("minigpt.checkpoint.pages.ready_to_write", lambda model, tokens: asked.append(tokens) or model)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "The old sailor"}\n')
+    many = ["--prompts", tmp_path / "prompts.jsonl", "--out", tmp_path / "texts.jsonl"]
+    given = many if "--batch-size" in words else ["The old sailor"]
+    assert run("generate", *given, *words, "--greedy", "--max-new-tokens", 3).status == 0
+    assert asked == [tokens]
+
+
 # norms and info
 
 

@@ -9,7 +9,7 @@ import typer
 
 import minigpt
 from minigpt.cli.files import print_json, read_standard_input
-from minigpt.cli.many import write_many
+from minigpt.cli.many import tokens_at_a_time, write_many
 from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision
 
 EXAMPLES = (
@@ -90,8 +90,7 @@ def generate(
         size = 16 if batch_size is None else batch_size
         write_many(gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "attention": attention})
         return
-    guessed = settings.get("prompt_lookup_num_tokens") or 0  # and verified along with the token before them
-    pieces = minigpt.stream(ready_to_write(gpt2, 1 + guessed), tokenizer, text, **settings)
+    pieces = minigpt.stream(ready_to_write(gpt2, tokens_at_a_time(settings, 1)), tokenizer, text, **settings)
     if as_json:
         print_json({"model": model, "norm": norm, "prompt": text, "text": "".join(pieces), "settings": settings}, "-")
         return

@@ -40,7 +40,7 @@ def write_many(
         written |= {(number_of[line], copy) for line, copy in results.done}
         for note in filter(None, (results.note, f"{len(written)} texts are there already" if written else None)):
             print(f"note: {note}", file=sys.stderr)
-        ready_to_write(model, batch_size)
+        ready_to_write(model, tokens_at_a_time(settings, batch_size))
         with _bar(len(lines) * settings.get("num_return_sequences", 1), len(written)) as done:
             try:
                 for text in texts:
@@ -52,6 +52,12 @@ def write_many(
                     file=sys.stderr,
                 )
                 raise
+
+
+def tokens_at_a_time(settings: Mapping[str, Any], texts: int) -> int:
+    """How many a step reads: one of every text; or where it guesses, one text at a time, the guess along with it."""
+    guessed = settings.get("prompt_lookup_num_tokens")
+    return 1 + guessed if guessed else texts
 
 
 @contextmanager
