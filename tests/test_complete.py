@@ -2,14 +2,17 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import tiny_bpe
 from helpers import small_model
 
 from minigpt import GenerationError, Tokenizer
-from minigpt.generation import Completion, Prompt, complete, generate
+from minigpt.generation import Completion, Prompt, complete, generate, stream
 from minigpt.generation.batch import Batch
+from minigpt.generation.row import Row
+from minigpt.generation.settings import parse_settings
 
 MODEL = small_model(dtype=torch.float64, n_positions=64, vocab_size=300, eos_token_id=[7, 20, 33, 150, 151, 152])
 TOKENIZER = Tokenizer(tiny_bpe(300))
@@ -64,6 +67,16 @@ def test_several_texts_of_each_prompt_have_seeds_of_their_own() -> None:
     assert results == {
         place: alone(Prompt(prompts[place[0]].text, seed=seed), 0, **how) for place, seed in seeds.items()
     }
+
+
+@pytest.mark.parametrize("how", [{"use_cache": False}, {"overflow": "slide", "max_new_tokens": 30}], ids=str)
+@pytest.mark.parametrize("places", [1, 2, 5])
+def test_texts_of_one_prompt_that_have_parted_are_read_anew_each_for_itself(how: dict[str, Any], places: int) -> None:
+    how = {"max_new_tokens": 9, "eos_token_id": None, **SAMPLED, **how}
+    texts = ["the dog " * 6, "a"]
+    results = by_place(list(complete(MODEL, TOKENIZER, texts, batch_size=places, num_return_sequences=2, **how)))
+    assert len(TOKENIZER.encode(texts[0])) + 30 > MODEL.config.n_positions
+    assert results == {(i, j): alone(Prompt(texts[i], seed=70 + 2 * i + j), 0, **how) for i in (0, 1) for j in (0, 1)}
 
 
 def test_a_sliding_window_among_others() -> None:
@@ -123,6 +136,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no text": ({"prompts": ["\ud800"]}, "^prompt 0: the text is not valid Unicode"),
     "no places": ({"batch_size": 0}, "batch_size must be 1 or more, not 0"),
     "an unknown setting": ({"beams": 2}, "unknown generation settings: beams"),
+    "one text": ({"prompts": "abc"}, "prompts must be a list of texts, not one text"),
     "scores": ({"output_scores": True}, "output_logprobs"),
     "ids of no token": ({"suppress_tokens": [300]}, "suppress_tokens holds 300, outside the vocabulary of 300"),
 }
@@ -133,6 +147,25 @@ def test_what_cannot_be_is_said_at_the_call(wrong: dict[str, Any], complaint: st
     how = {"prompts": ["a"], "max_new_tokens": 4, **wrong}
     with pytest.raises(GenerationError, match=complaint):
         complete(MODEL, TOKENIZER, **how)
+
+
+def test_the_tokenizer_of_somebody_else_is_refused() -> None:
+    with pytest.raises(GenerationError, match=r"^prompt 0: the tokenizer is a Tokenizer; take minigpt\.Tokenizer"):
+        complete(MODEL, TOKENIZER.backend, ["a"], max_new_tokens=4)  # type: ignore[arg-type]
+    with pytest.raises(GenerationError, match=r"^the tokenizer is a Tokenizer; take minigpt\.Tokenizer"):
+        stream(MODEL, TOKENIZER.backend, "a", max_new_tokens=4)  # type: ignore[arg-type]
+    with pytest.raises(GenerationError, match=r"^the tokenizer is a Tokenizer; take minigpt\.Tokenizer"):
+        generate(MODEL, torch.tensor([[5]]), max_new_tokens=4, stop_strings="x", tokenizer=TOKENIZER.backend)
+
+
+def test_chances_are_drawn_as_they_are_needed_and_are_those_of_the_seed() -> None:
+    settings = parse_settings(max_new_tokens=10**30, do_sample=True)
+    row = Row(0, 0, [5], settings.max_new_tokens, settings, (), seed=np.int64(3))
+    whole = torch.rand(3000, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(row.chances(2), whole[:2])
+    for token in range(2500):
+        row.push(token)
+    assert torch.equal(row.chances(500), whole[2500:])
 
 
 def test_settings_that_leave_no_token() -> None:

@@ -52,7 +52,7 @@ def save_pretrained(
 
     Raises:
         CheckpointError: a norm has a parameter that no GPT-2 has, the model has shapes only (device "meta") or weights
-            in eight bits, or the directory cannot be written.
+            in eight bits, the tokenizer cannot save itself, or the directory cannot be written.
     """
     if model.wte.weight.is_meta:
         raise CheckpointError("a model on the meta device has shapes only, and no values to save")
@@ -64,6 +64,8 @@ def save_pretrained(
         raise CheckpointError("there is no name of a directory to save to; '.' is the one that you are in")
     if max_shard_bytes < 1:
         raise CheckpointError(f"max_shard_bytes must be 1 or more, not {max_shard_bytes}")
+    if not (tokenizer is None or isinstance(tokenizer, SavesItself)):
+        raise CheckpointError(f"the tokenizer is a {type(tokenizer).__name__}; take minigpt.Tokenizer.from_pretrained")
     _require_only_a_gpt2s(model)
     _warn_of_other_norms(model)
     tensors = _saved_tensors(model)

@@ -49,14 +49,13 @@ class Batch:
     @torch.inference_mode()
     @of_any_length()
     def join(self, rows: list[Row]) -> None:
-        """Read the texts of new rows once for each prompt, and together those that are of about one length."""
-        windows = {row.prompt: self._window(row) for row in rows}
-        prompts = sorted(windows, key=lambda prompt: -len(windows[prompt]))
-        for few in groups([len(windows[prompt]) for prompt in prompts], AT_LEAST[self.device.type == "cuda"]):
-            place_of = {prompt: place for place, prompt in enumerate(prompts[few])}
-            new = [row for row in rows if row.prompt in place_of]
-            texts = [windows[prompt] for prompt in place_of]
-            logits = self._read_texts(texts, [place_of[row.prompt] for row in new])
+        """Read the texts of new rows, once what those of one prompt share, and together what is of about one length."""
+        said = {row: (row.prompt, tuple(self._window(row))) for row in rows}
+        texts = sorted(dict.fromkeys(said.values()), key=lambda text: -len(text[1]))
+        for few in groups([len(ids) for _, ids in texts], AT_LEAST[self.device.type == "cuda"]):
+            place_of = {text: place for place, text in enumerate(texts[few])}
+            new = [row for row in rows if said[row] in place_of]
+            logits = self._read_texts([ids for _, ids in place_of], [place_of[said[row]] for row in new])
             self.logits = torch.cat([self.logits, logits]) if self.rows else logits
             self.rows += new
 
@@ -96,7 +95,7 @@ class Batch:
             return row.ids
         return row.ids[-max(1, self.context - self.settings.slide_stride + 1) :]
 
-    def _read_texts(self, texts: list[list[int]], of_row: list[int]) -> Float[Tensor, "batch vocab"]:
+    def _read_texts(self, texts: list[tuple[int, ...]], of_row: list[int]) -> Float[Tensor, "batch vocab"]:
         ids, mask = left_padded(texts, self.device)  # both (B, T)
         starts = [ids.shape[1] - len(text) for text in texts]
         mask = mask if any(starts) else None
@@ -180,7 +179,7 @@ def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], settings:
     if (settings.looks_back or settings.suppress_tokens) and (scores.amax(-1) == -torch.inf).any():
         raise GenerationError(NO_TOKEN_LEFT)
     if settings.samples:
-        chances = torch.stack([row.chances[len(row.new_ids)] for row in rows])  # (B,)
+        chances = torch.cat([row.chances(1) for row in rows])  # (B,)
         tokens = drawn(scores, chances.to(scores.device)).tolist()
     else:
         tokens = likeliest(scores).tolist()

@@ -71,8 +71,8 @@ def complete(
         settings: as ``generate`` takes them.
 
     Raises:
-        GenerationError: at the call, before any work: settings that cannot be, or a prompt, named by its number, that
-            has no tokens, foreign ones or too many.
+        GenerationError: at the call, before any work: settings that cannot be, one text for all prompts, or a prompt,
+            named by its number, that has no tokens, foreign ones or too many.
     """
     chosen = parse_settings(**settings)
     if batch_size < 1:
@@ -81,6 +81,8 @@ def complete(
         raise GenerationError("scores of so many texts are not kept; output_logprobs are")
     require_values(model.wte.weight.device)
     chosen.require_known_ids(model.config.vocab_size)
+    if isinstance(prompts, str):
+        raise GenerationError("prompts must be a list of texts, not one text")
     given = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
     return _completions(model, _rows(model, tokenizer, given, chosen), chosen, batch_size, skip)
 

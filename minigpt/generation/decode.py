@@ -57,7 +57,7 @@ def generate(
     if chosen.stop_texts and tokenizer is None:
         raise GenerationError("stop_strings need the tokenizer as well, to see the text that is being written")
     require_fits(model, input_ids, attention_mask, chosen)
-    codec = tokenizer if chosen.stop_texts else None
+    codec = known_codec(tokenizer) if chosen.stop_texts else None
     rows = rows_of(model, _without_padding(input_ids, attention_mask), chosen, codec)
     for _ in written(model, rows, chosen, len(rows)):
         pass
@@ -89,14 +89,25 @@ def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:
     """The ids of a prompt; those of an empty one are end-of-text, from which a new document starts.
 
     Raises:
-        GenerationError: the prompt is empty and the vocabulary has no end-of-text.
+        GenerationError: the prompt is empty and the vocabulary has no end-of-text, or the tokenizer is somebody else's.
     """
-    ids = tokenizer.encode(prompt)
+    ids = known_codec(tokenizer).encode(prompt)
     if ids:
         return ids
     if tokenizer.end_of_text_id is None:
         raise GenerationError("the prompt is empty, and the tokenizer has no end-of-text token to start from")
     return [tokenizer.end_of_text_id]
+
+
+def known_codec(tokenizer: Any) -> TextCodec:
+    """The tokenizer, if it is one like ours.
+
+    Raises:
+        GenerationError: it is another, such as transformers' own, which cannot tell the bytes of a token.
+    """
+    if not isinstance(tokenizer, TextCodec):
+        raise GenerationError(f"the tokenizer is a {type(tokenizer).__name__}; take minigpt.Tokenizer.from_pretrained")
+    return tokenizer
 
 
 def rows_of(

@@ -11,6 +11,8 @@ from torch import Tensor
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.text import TextAssembler
 
+AT_ONCE = 1024  # random numbers: a text may end long before the last that it might need
+
 
 @runtime_checkable
 class TextCodec(Protocol):
@@ -29,7 +31,7 @@ class Row:
     """A prompt, and what has been added to it.
 
     Attributes:
-        prompt: number of the prompt it belongs to; rows of one prompt that begin together share its reading.
+        prompt: number of the prompt it belongs to.
         number: which of the texts of that prompt it is.
         ids: the prompt's tokens and the new ones.
         prompt_length: how many of them are the prompt's.
@@ -54,23 +56,31 @@ class Row:
         self.logprobs: list[float] = []
         self.text = TextAssembler(self.settings.stop_texts)
         self._unread = ""
+        self._drawn = torch.empty(0, dtype=torch.float64)
 
     @property
     def new_ids(self) -> list[int]:
         return self.ids[self.prompt_length :]
 
-    @cached_property
-    def chances(self) -> Float[Tensor, " new"]:
-        """What its tokens are drawn by, the first by the first: uniform in [0, 1), its own whatever others do.
+    def chances(self, count: int) -> Float[Tensor, " count"]:
+        """What its next ``count`` tokens are drawn by: uniform in [0, 1), its own whatever others do.
 
         They lie in main memory, so that a seed draws alike on every device; and stay below 1 after any rounding.
         """
+        first = len(self.ids) - self.prompt_length
+        while len(self._drawn) < first + count:
+            more = torch.rand(AT_ONCE, dtype=torch.float64, generator=self._generator).clamp_(max=1 - 2**-50)
+            self._drawn = torch.cat((self._drawn, more))
+        return self._drawn[first : first + count]
+
+    @cached_property
+    def _generator(self) -> torch.Generator:
         generator = torch.Generator("cpu")
         if self.seed is None:
             generator.seed()
         else:
-            generator.manual_seed(self.seed)
-        return torch.rand(self.max_new_tokens, dtype=torch.float64, generator=generator).clamp_(max=1 - 2**-50)
+            generator.manual_seed(int(self.seed))
+        return generator
 
     @property
     def left(self) -> int:

@@ -63,8 +63,7 @@ class Step:
         if self.at.settings.samples:
             chances = torch.zeros(self.chances.shape, dtype=torch.float64)
             for place, row in enumerate(rows):
-                left = row.chances[len(row.new_ids) :][:room]
-                chances[place, : len(left)] = left
+                chances[place] = row.chances(room)
             self.chances.copy_(chances)
 
     def __call__(self) -> None:
