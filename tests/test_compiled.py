@@ -5,6 +5,7 @@ The compiler's front half alone, which is what captures and counts: the code tha
 
 import copy
 import gc
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,10 +93,16 @@ def test_a_copy_is_compiled_with_its_own_weights(hold: Any) -> None:
     assert torch.equal(minigpt.generate(other, ids, max_new_tokens=10, eos_token_id=None), wanted)
 
 
-def test_a_copy_of_a_compiled_model_has_weights_of_its_own() -> None:
+def pickled(model: minigpt.GPT2) -> minigpt.GPT2:
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_a_copy_of_a_compiled_model_has_weights_of_its_own(copied: Any) -> None:
     model, ids = compile_steps(small_model(), backend="eager"), random_ids(1, 9)
     wanted = minigpt.generate(model, ids, max_new_tokens=10, eos_token_id=None)
-    other = copy.deepcopy(model)
+    other = copied(model)
+    assert other.step.model is other
     assert torch.equal(minigpt.generate(other, ids, max_new_tokens=10, eos_token_id=None), wanted)
     randomize(other, seed=1)
     changed = minigpt.generate(other, ids, max_new_tokens=10, eos_token_id=None)

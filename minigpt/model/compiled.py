@@ -3,7 +3,6 @@
 B batch, S tokens that the cache has room for, C embedding.
 """
 
-import copy
 from typing import Any
 
 import torch
@@ -60,9 +59,9 @@ class CompiledStep:
 
         self.read = torch.compile(read, **options)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledStep":
-        """Of the model's copy, with its weights; it is compiled anew."""
-        return CompiledStep(copy.deepcopy(self.model, memo), self.options)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is of the model's copy, with its weights, and compiled anew; so is one from a pickle."""
+        return CompiledStep, (self.model, self.options)
 
     def __call__(
         self, x: Float[Tensor, "batch 1 embd"], padding: Bool[Tensor, "batch total"] | None, cache: KVCache
