@@ -225,6 +225,11 @@ def test_a_frozen_norm_that_has_no_deviation_yet() -> None:
         fold_norms(small_model("frozen"))
 
 
+def test_a_model_without_values() -> None:
+    with pytest.raises(NormError, match="meta device has shapes only, and no values to fold"):
+        fold_norms(small_model().to("meta"))
+
+
 @torch.no_grad()
 def test_a_layer_of_another_kind() -> None:
     model = small_model()

@@ -252,6 +252,29 @@ def test_norms_swapped_behind_the_config_are_not_saved_under_its_name(folder: Pa
     assert torch.equal(logits(load(tmp_path)), logits(model))
 
 
+def test_what_no_checkpoint_has_a_place_for_is_not_saved(folder: Path, tmp_path: Path) -> None:
+    model = load(folder, norm="frozen")
+    minigpt.model.calibrate(model.transformer, torch.arange(20)[None])
+    with pytest.raises(NormError, match=r"h\.0\.ln_1 differs in calibration from what the config builds; keep"):
+        model.save_pretrained(tmp_path)
+    other = load(folder, norm="frozen")
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(logits(other), logits(model))
+    model = load(folder)
+    minigpt.model.quantize_int8(model.transformer)
+    with pytest.raises(ConfigError, match="no place for int8 weights"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_head_that_is_tied_outside_is_not_folded_into(folder: Path) -> None:
+    model = load(folder)
+    before = logits(model)
+    with pytest.raises(NormError, match=r"the head belongs to a model around this one.*fold what minigpt\.from_pre"):
+        minigpt.fold_norms(model.transformer)
+    assert torch.equal(logits(model), before)
+
+
 NORM_FILE = """
 import torch
 from pathlib import Path

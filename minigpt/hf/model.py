@@ -194,15 +194,21 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         """As transformers' own.
 
         Raises:
+            ConfigError: the weights are in eight bits, for which a checkpoint has no place.
             NormError: the norms are not those that the config names, so that another model would be loaded.
         """
-        kinds = _kinds(self.transformer)
-        changed = [site for site, kind in kinds.items() if kind != self._norms_of_config[site]]
-        if changed:
-            raise NormError(
-                f"{changed[0]} is not as the config says, so what is saved would load as another model; "
-                "choose norms by from_pretrained(..., norm=...), or keep the state_dict"
-            )
+        if self.transformer.quantize is not None:
+            quantized = self.transformer.quantize
+            raise ConfigError(f"a checkpoint has no place for {quantized} weights; keep the one they were made from")
+        for site, (classes, saved) in _kinds(self.transformer).items():
+            classes_of_config, saved_of_config = self._norms_of_config[site]
+            if classes != classes_of_config:
+                raise NormError(
+                    f"{site} is not as the config says, so what is saved would load as another model; "
+                    "choose norms by from_pretrained(..., norm=...), or keep the state_dict"
+                )
+            if other := sorted({*saved} ^ {*saved_of_config}):
+                raise NormError(f"{site} differs in {other[0]} from what the config builds; keep the state_dict")
         super().save_pretrained(save_directory, *args, **kwargs)
 
     def adjust_generation_fn(self, *args: Any, **kwargs: Any) -> None:

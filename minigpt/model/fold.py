@@ -29,9 +29,17 @@ def fold_norms(model: GPT2) -> GPT2:
     small to divide the shift by, keeps scale and shift.
 
     Raises:
-        NormError: a norm is not ``s * weight + bias``, the layer after it is not GPT-2's own (nothing has been changed
-            then), or a folded weight is too large for the dtype (what has been folded by then is exact).
+        NormError: a norm is not ``s * weight + bias``, the layer after it is not GPT-2's own, the head is another
+            model's or there are no values (nothing has been changed then), or a folded weight is too large for the
+            dtype (what has been folded by then is exact).
     """
+    if model.wte.weight.is_meta:
+        raise NormError("a model on the meta device has shapes only, and no values to fold")
+    if model.config.tie_word_embeddings and hasattr(model, "lm_head"):
+        raise NormError(
+            "the head belongs to a model around this one, which ties it to the embedding; "
+            "fold what minigpt.from_pretrained loads, and save it"
+        )
     for site in model.norm_sites():
         _require_affine(model.get_submodule(site), site)
     pairs = [pair for i in range(model.config.n_layer)
