@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -314,15 +315,84 @@ def test_prompts_from_a_file_are_judged_as_those_of_the_command_line(run: Run, f
         assert json.loads(from_file.out)[part] == json.loads(given.out)[part]
 
 
-@pytest.mark.parametrize("file", ["no/such/folder/report.json", "."])
-def test_a_report_that_cannot_be_written_is_refused_before_the_work(
-    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str
-) -> None:
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(*_: object, **__: object) -> None:
         raise AssertionError("the work was done first")
 
     monkeypatch.setattr(minigpt, "parity", work, raising=False)
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("file", ["no/such/folder/report.json", "."])
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(
+    run: Run, folder: Path, tmp_path: Path, file: str
+) -> None:
     assert f"cannot write {tmp_path / file}" in complaint(judge(run, folder, "--json", tmp_path / file))
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_report_that_nobody_may_write_is_refused_before_the_work(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_there: bool
+) -> None:
+    file = tmp_path / "report.json"
+    forbidden = file if is_there else tmp_path
+    file.write_text("old") if is_there else None
+    asked = os.access  # who is root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != forbidden and asked(path, mode))
+    assert f"cannot write {file}: permission denied" in complaint(judge(run, folder, "--json", file))
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize(
+    "words", [["--text", "t.txt", "--json", "t.txt"], ["--json", "new", "--html", "./new"],
+              ["--prompts", "t.txt", "--html", "t.txt"], ["--compare", "t.txt", "t.txt", "--html", "t.txt"]],
+    ids=str,
+)  # fmt: skip
+def test_what_a_command_reads_or_writes_is_not_overwritten(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.txt").write_text("the dog")
+    assert "is read, or written, by this command already; give another file" in complaint(run("parity", *words))
+    assert Path("t.txt").read_text() == "the dog"
+
+
+def test_a_report_that_does_not_fit_on_the_disk_has_been_shown(run: Run, folder: Path) -> None:
+    ended = judge(run, folder, "--json", "/dev/full")
+    assert ended.status == 2
+    assert ended.out.startswith("PASS")
+    assert ended.err == "error: cannot write /dev/full: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("closed", "words", "complaint"),
+    [
+        ("0<&-", "generate -", "error: standard input is closed, and was to be read\n"),
+        ("1>&-", "norms", "error: standard output is closed; send it to /dev/null if nobody is to read it\n"),
+        ("2>&-", "norms --check nonsense", ""),
+    ],
+)
+def test_a_closed_stream(closed: str, words: str, complaint: str) -> None:
+    line = f"exec {shlex.join(command(*words.split()))} {closed}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", complaint)
+
+
+def test_more_memory_than_there_is(run: Run) -> None:
+    ended = run("bench", "norms", "--width", 10**14, "--rows", 8)
+    assert "there is not enough memory for this: " in complaint(ended)
+
+
+@pytest.mark.parametrize("columns", [0, 1])
+def test_a_terminal_too_narrow_for_words(run: Run, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert "textbook" in run("norms").out
+
+
+def test_nothing_is_shown_of_a_text_that_cannot_begin(run: Run, folder: Path) -> None:
+    assert "no deviation to divide by" in complaint(run("generate", "the dog", "--model", folder, "--norm", "frozen"))
 
 
 # many prompts
@@ -475,14 +545,21 @@ def test_beyond_the_context(run: Run, tmp_path: Path, caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize(
     ("words", "tokens"),
-    [([], 1), (["--lookup", 8], 9), (["--batch-size", 3], 3), (["--batch-size", 1, "--lookup", 8], 9)],
+    [
+        ([], 1),
+        (["--lookup", 8], 9),
+        (["--lookup", 10**9], 256),
+        (["--batch-size", 3], 3),
+        (["--batch-size", 10**9], 4),
+        (["--batch-size", 1, "--lookup", 8], 9),
+    ],
 )
 def test_weights_are_laid_out_for_the_tokens_of_a_step(
     words: list[Any], tokens: int, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
     monkeypatch.setattr("minigpt.checkpoint.pages.ready_to_write", lambda model, tokens: asked.append(tokens) or model)
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "The old sailor"}\n')
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "The old sailor"}\n' * 4)
     many = ["--prompts", tmp_path / "prompts.jsonl", "--out", tmp_path / "texts.jsonl"]
     given = many if "--batch-size" in words else ["The old sailor"]
     assert run("generate", *given, *words, "--greedy", "--max-new-tokens", 3).status == 0

@@ -498,15 +498,17 @@ def test_block_ticks_leave_room_for_each_other(layers: int) -> None:
 # In a terminal
 
 
-def printed(a: Report, b: Report) -> str:
+def printed(a: Report, b: Report, markup: bool = True) -> str:
     """The comparison of two reports as it stands in a terminal."""
     written = io.StringIO()
-    Console(width=120, file=written).print(comparison_summary(a, b))
+    Console(width=120, file=written, markup=markup).print(comparison_summary(a, b))
     return written.getvalue()
 
 
-def test_the_comparison_in_a_terminal() -> None:
-    text = printed(sample_report(norm="[bold]x"), sample_report(passing=False, norm="rms", seed=1))
+@pytest.mark.parametrize("markup", [True, False])
+def test_the_comparison_in_a_terminal(markup: bool) -> None:
+    text = printed(sample_report(norm="[bold]x"), sample_report(passing=False, norm="rms", seed=1), markup)
+    assert "\\" not in text
     for wanted in ("PASS", "FAIL", "A: [bold]x", "B: rms", "B over A", "all 128 agree", "token 17 of prompt 2"):
         assert wanted in text
     assert "Not measured alike" not in text

@@ -547,6 +547,14 @@ def test_one_token_predicts_nothing_in_its_prompt(small: Path) -> None:
     json.dumps(fields, allow_nan=False)
 
 
+def test_a_vocabulary_of_one_token(tmp_path: Path) -> None:
+    """It is always the likeliest, and nothing is the second."""
+    place = saved(reference(std=0.3, vocab_size=1, bos_token_id=None, eos_token_id=None), tmp_path)
+    report = judge(place, prompts=[[0], [0, 0, 0]])
+    assert report.passed, report.reasons
+    assert report.greedy.first_divergence is None
+
+
 @pytest.mark.parametrize(("length", "compared"), [(48, 0), (47, 1)])
 def test_a_prompt_that_fills_the_context(small: Path, length: int, compared: int) -> None:
     report = judge(small, prompts=tokens(1, length).tolist())

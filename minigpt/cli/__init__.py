@@ -43,6 +43,7 @@ def main() -> None:
     """Run the command line: 0 done, 1 parity does not hold, 2 an error, told in one line on standard error."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads our output may have seen enough: end quietly
+    _require_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character still shows the others
     try:
@@ -55,9 +56,34 @@ def main() -> None:
         _fail(f"{error.format_message()} (minigpt --help shows what there is)")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_of_memory(error):
+            raise
+        _fail(f"there is not enough memory for this: {str(error).strip().partition(chr(10))[0] or 'none is left'}")
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would try, and fail, to write the rest at its exit
         _fail(f"cannot write the output: {error.strerror}")
+
+
+def _require_streams() -> None:
+    """Refuse to work for a reader that is not there.
+
+    A closed stream is None, and its number would be that of the next file opened, which would be written into.
+    """
+    closed = {name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None}
+    while (place := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(place)
+    if "stderr" in closed:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  (as long as the process lives)
+    if "stdout" in closed:
+        _fail("standard output is closed; send it to /dev/null if nobody is to read it")
+
+
+def _is_of_memory(error: Exception) -> bool:
+    """PyTorch has an error of its own for a GPU's memory, and none for the processor's."""
+    said = str(error)
+    return isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said
 
 
 _UsageError: Any = typer.BadParameter.__base__  # of click, which typer carries within itself or beside it

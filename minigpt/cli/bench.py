@@ -59,10 +59,10 @@ def generate(
     )  # fmt: skip
     with progress() as say:
         report = bench_generate(plan, progress=say)
+    if json_file != "-":  # before the file, which may fail
+        console().print(bench_summary(report))
     if json_file is not None:
         print_json(report.to_dict(), json_file)
-    if json_file != "-":
-        console().print(bench_summary(report))
 
 
 bench.command(epilog=bench_norms.EXAMPLES)(bench_norms.norms)

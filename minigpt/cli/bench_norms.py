@@ -32,16 +32,16 @@ def norms(
     from minigpt.lab import bench_norms
     from minigpt.lab.bench_norms.views import norms_plot, norms_table, require_plot
 
-    require_writable(json_file)
+    require_writable(json_file, plot)
     require_plot(plot)
     with progress() as say:
         bench = bench_norms.bench_norms(
             contestants=norm or bench_norms.CONTESTANTS, widths=width or bench_norms.WIDTHS, rows=rows or None,
             repeats=repeats, device=device, dtype=dtype, progress=say,
         )  # fmt: skip
+    if json_file != "-":  # before any file, of which one may fail
+        console().print(norms_table(bench.to_dict()))
     if json_file is not None:
         print_json(bench.to_dict(), json_file)
     if plot is not None:
         norms_plot(bench.to_dict(), plot)
-    if json_file != "-":
-        console().print(norms_table(bench.to_dict()))

@@ -1,8 +1,9 @@
 """What the commands read, write and print, and what they show while they work."""
 
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,14 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from minigpt.errors import MiniGPTError
 
+NARROWEST = 40  # columns, less than which nothing can be read in
+
 
 def console() -> Console:
     """Standard output, on which text is what it is: a model's name may hold [brackets] or :colons:."""
-    return Console(highlight=False, markup=False, emoji=False)
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.width = max(console.width, NARROWEST)
+    return console
 
 
 def print_json(fields: Any, file: str) -> None:
@@ -26,12 +31,19 @@ def print_json(fields: Any, file: str) -> None:
         write(file, text)
 
 
-def require_writable(file: str | Path | None) -> None:
-    """Refuse a file that cannot be written before minutes of work are lost on it."""
-    if file is None or str(file) == "-":
-        return
-    if Path(file).is_dir() or not Path(file).absolute().parent.is_dir():
-        raise MiniGPTError(f"cannot write {file}: it is a folder, or the folder for it does not exist")
+def require_writable(*files: str | Path | None, beside: Iterable[Path | None] = ()) -> None:
+    """Refuse files that cannot all be written before minutes of work are lost on them; ``beside`` are to stay."""
+    outputs = [Path(file) for file in files if file is not None and str(file) != "-"]
+    taken = {file.resolve() for file in beside if file is not None}
+    for file in outputs:
+        folder = file.absolute().parent
+        if file.is_dir() or not folder.is_dir():
+            raise MiniGPTError(f"cannot write {file}: it is a folder, or the folder for it does not exist")
+        if not os.access(file if file.exists() else folder, os.W_OK):
+            raise MiniGPTError(f"cannot write {file}: permission denied")
+        if file.resolve() in taken:
+            raise MiniGPTError(f"{file} is read, or written, by this command already; give another file")
+        taken |= {file.resolve()} if file.is_file() or not file.exists() else set()
 
 
 def write(file: str | Path, text: str) -> None:
@@ -58,6 +70,8 @@ def read_json(file: Path) -> Any:
 
 
 def read_standard_input() -> str:
+    if sys.stdin is None:
+        raise MiniGPTError("standard input is closed, and was to be read")
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:

@@ -90,11 +90,12 @@ def generate(
         size = 16 if batch_size is None else batch_size
         write_many(gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "attention": attention})
         return
-    pieces = minigpt.stream(ready_to_write(gpt2, tokens_at_a_time(settings, 1)), tokenizer, text, **settings)
+    pieces = minigpt.stream(ready_to_write(gpt2, tokens_at_a_time(gpt2, settings, 1)), tokenizer, text, **settings)
     if as_json:
         print_json({"model": model, "norm": norm, "prompt": text, "text": "".join(pieces), "settings": settings}, "-")
         return
-    print(text, end="", flush=True)
+    first = next(pieces, "")  # before anything is shown: a norm may fail
+    print(text + first, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
     print()

@@ -35,12 +35,14 @@ def write_many(
     texts = complete(
         model, tokenizer, [line.prompt for line in lines], batch_size=batch_size, skip=written, **settings
     )  # judges every prompt now, and writes when it is asked
+    identity = {**identity, "tokenizer": tokenizer.backend.to_str()}
     with ResultFile(out, fingerprint(model, lines, {**settings, **identity})) as results:
         number_of = {line.line: number for number, line in enumerate(lines)}
         written |= {(number_of[line], copy) for line, copy in results.done}
         for note in filter(None, (results.note, f"{len(written)} texts are there already" if written else None)):
             print(f"note: {note}", file=sys.stderr)
-        ready_to_write(model, tokens_at_a_time(settings, batch_size))
+        texts_at_a_time = min(batch_size, len(lines) * settings.get("num_return_sequences", 1))
+        ready_to_write(model, tokens_at_a_time(model, settings, texts_at_a_time))
         with _bar(len(lines) * settings.get("num_return_sequences", 1), len(written)) as done:
             try:
                 for text in texts:
@@ -54,10 +56,10 @@ def write_many(
                 raise
 
 
-def tokens_at_a_time(settings: Mapping[str, Any], texts: int) -> int:
+def tokens_at_a_time(model: "minigpt.GPT2", settings: Mapping[str, Any], texts: int) -> int:
     """How many a step reads: one of every text; or where it guesses, one text at a time, the guess along with it."""
     guessed = settings.get("prompt_lookup_num_tokens")
-    return 1 + guessed if guessed else texts
+    return min(1 + guessed, model.config.n_positions) if guessed else texts
 
 
 @contextmanager

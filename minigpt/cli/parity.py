@@ -1,5 +1,6 @@
 """minigpt parity: is it still the same model?"""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -49,9 +50,10 @@ def parity(
     if compare is not None:
         if others := [option for option in written(context) if option not in ("--compare", "--html")]:
             raise minigpt.ConfigError(f"--compare judges nothing anew, so it cannot go with {', '.join(others)}")
+        require_writable(html, beside=compare)
         _compare(*compare, html)
         return
-    _require_writable(json_file, html)
+    _require_writable(json_file, html, beside=(prompts, text, calibration))
     with progress() as say:
         report = minigpt.parity(
             model, norm=norm, sites=sites or "*", prompts=_prompts(prompt, prompts), attention=attention, device=device,
@@ -62,10 +64,9 @@ def parity(
     raise typer.Exit(0 if report.passed else 1)
 
 
-def _require_writable(json_file: str | None, html: Path | None) -> None:
+def _require_writable(json_file: str | None, html: Path | None, beside: Iterable[Path | None]) -> None:
     """Refuse what could not be shown before minutes of work are lost on it."""
-    for file in (json_file, html):
-        require_writable(file)
+    require_writable(json_file, html, beside=beside)
     if html is not None:
         from minigpt.lab.page import require_matplotlib
 
@@ -75,25 +76,25 @@ def _require_writable(json_file: str | None, html: Path | None) -> None:
 def _show(report: "minigpt.ParityReport", json_file: str | None, html: Path | None) -> None:
     from minigpt.lab.summary import parity_summary
 
+    if json_file != "-":  # before any file, of which one may fail
+        console().print(parity_summary(report))
     if json_file is not None:
         print_json(report.to_dict(), json_file)
     if html is not None:
         from minigpt.lab.page import report_page
 
         write(html, report_page(report.to_dict()))
-    if json_file != "-":
-        console().print(parity_summary(report))
 
 
 def _compare(first: Path, second: Path, html: Path | None) -> None:
     from minigpt.lab.comparison import comparison_summary
 
     a, b = read_json(first), read_json(second)
+    console().print(comparison_summary(a, b))
     if html is not None:
         from minigpt.lab.page import comparison_page
 
         write(html, comparison_page(a, b))
-    console().print(comparison_summary(a, b))
 
 
 def _prompts(given: list[str] | None, file: Path | None) -> list[str] | None:

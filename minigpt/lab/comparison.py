@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from minigpt.lab.page.figures import brief, percent, precise, times
@@ -39,7 +38,7 @@ def _verdicts(*readings: Reading) -> Text:
 
 
 def _figures(a: Reading, b: Reading) -> Table:
-    heads = [escape(f"{reading.label}: {reading['norm'].text}") for reading in (a, b)]
+    heads = [Column(Text(f"{reading.label}: {reading['norm'].text}")) for reading in (a, b)]
     table = Table("", *heads, "B over A", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, path, written in (
         ("logits' RMS error", "logits.rms_error", brief),

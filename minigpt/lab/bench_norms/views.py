@@ -46,7 +46,11 @@ def require_plot(file: Path | None) -> None:
 
 
 def norms_plot(bench: dict[str, Any], file: Path) -> None:
-    """Share of a copy's rate over the number of rows: a panel for each pass, a line for each contestant and width."""
+    """Share of a copy's rate over the number of rows: a panel for each pass, a line for each contestant and width.
+
+    Raises:
+        MiniGPTError: the file cannot be written.
+    """
     from matplotlib.figure import Figure
 
     passes = [computes for computes in PASSES if any(t["computes"] == computes for t in bench["timings"])]
@@ -62,4 +66,7 @@ def norms_plot(bench: dict[str, Any], file: Path) -> None:
         axes.set(title=computes, xscale="log", xlabel="rows", ylabel="share of a copy's rate", ylim=(0, None))
         axes.legend(fontsize="x-small")
     figure.suptitle(f"{bench['dtype']} on {bench['versions']['hardware']}")
-    figure.savefig(file)
+    try:
+        figure.savefig(file)
+    except OSError as error:
+        raise MiniGPTError(f"cannot write {file}: {error.strerror}") from error
