@@ -644,6 +644,56 @@ def test_the_tokenizer_is_saved_beside_the_model(folder: Path, tmp_path: Path) -
     assert theirs.eos_token_id == theirs.bos_token_id == tokenizer.end_of_text_id
 
 
+def test_a_tokenizer_that_cannot_be_saved(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"the tokenizer is a object; take minigpt\.Tokenizer"):
+        minigpt.save_pretrained(load(folder), tmp_path / "out", object())  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
+def compiled_whole(model: GPT2) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+def compiled_by_blocks(model: GPT2) -> GPT2:
+    for i, block in enumerate(model.h):
+        model.h[i] = torch.compile(block, backend="eager")
+    return model
+
+
+@pytest.mark.parametrize("compiled", [compiled_whole, compiled_by_blocks])
+def test_what_is_compiled_is_saved_as_what_it_was(folder: Path, tmp_path: Path, compiled: Any) -> None:
+    minigpt.save_pretrained(compiled(load(folder)), tmp_path / "out")
+    wanted = load(folder).state_dict()
+    found = load(tmp_path / "out").state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+def parametrized(model: GPT2) -> None:
+    nn.utils.parametrizations.weight_norm(model.h[0].mlp.c_fc)
+
+
+def adapted(model: GPT2) -> None:
+    model.h[0].attn.adapter = nn.Linear(4, 4)
+
+
+def wider(model: GPT2) -> None:
+    model.wte = nn.Embedding(model.config.vocab_size + 10, model.config.n_embd)
+
+
+@pytest.mark.parametrize("change", [parametrized, adapted, wider])
+def test_what_is_no_gpt2_any_more_leaves_the_old_checkpoint(
+    folder: Path, tmp_path: Path, change: Callable[[GPT2], None]
+) -> None:
+    minigpt.save_pretrained(load(folder), out := tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    model = load(folder)
+    change(model)
+    with pytest.raises(CheckpointError, match=r"a GPT-2 of this config has another shape of transformer.*keep the"):
+        minigpt.save_pretrained(model, out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
 def write_file(path: Path) -> None:
     path.write_text("in the way")
 

@@ -7,6 +7,7 @@ config.json, which nothing loads, but never a mixture.
 """
 
 import ctypes
+import errno
 import fcntl
 import fnmatch
 import glob
@@ -43,14 +44,23 @@ def replacing(folder: Path) -> Iterator[Path]:
         yield new
         for path in (*new.iterdir(), new):
             _flush(path)
-        if folder.exists():
+        if folder.exists() or not _is_the_first(folder, new):
             _replace(folder, new)
-        else:
-            new.rename(folder)
         _flush(folder.parent)
     finally:
         os.close(mark)
         shutil.rmtree(new, ignore_errors=True)  # by now the old files, or what was left half-way
+
+
+def _is_the_first(folder: Path, new: Path) -> bool:
+    """Give the new folder its name, if nobody else has done so meanwhile."""
+    try:
+        new.rename(folder)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        return False
+    return True
 
 
 def _replace(folder: Path, new: Path) -> None:

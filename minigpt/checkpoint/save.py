@@ -4,8 +4,9 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -35,6 +36,7 @@ def save_pretrained(
     tokenizer: SavesItself | None = None,
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    generation_config: Mapping[str, Any] | None = None,
 ) -> None:
     """Write config.json, generation_config.json, model.safetensors and the tokenizer's files into ``directory``.
 
@@ -49,10 +51,11 @@ def save_pretrained(
         tokenizer: is saved beside the model.
         max_shard_bytes: weights larger than this are divided into files of at most so many bytes, and an index; a
             tensor that is larger has a file to itself.
+        generation_config: settings for generation_config.json, beside the config's own ids of tokens.
 
     Raises:
-        CheckpointError: a norm has a parameter that no GPT-2 has, the model has shapes only (device "meta") or weights
-            in eight bits, the tokenizer cannot save itself, or the directory cannot be written.
+        CheckpointError: a norm has a parameter that no GPT-2 has, the model has other layers, shapes only (device
+            "meta") or weights in eight bits, the tokenizer cannot save itself, or the directory cannot be written.
     """
     if model.wte.weight.is_meta:
         raise CheckpointError("a model on the meta device has shapes only, and no values to save")
@@ -69,12 +72,13 @@ def save_pretrained(
     _require_only_a_gpt2s(model)
     _warn_of_other_norms(model)
     tensors = _saved_tensors(model)
+    _require_whole(model, tensors)
     ids = {name: value for name, value in model.config.to_dict().items() if name.endswith("_token_id")}
     try:
         with replacing(Path(directory)) as folder:
             _write_weights(folder, tensors, max_shard_bytes)
             _write_json(folder / "config.json", model.config.to_dict() | {"dtype": dtype_name(model.wte.weight.dtype)})
-            _write_json(folder / "generation_config.json", ids)
+            _write_json(folder / "generation_config.json", {**ids, **(generation_config or {})})
             if tokenizer is not None:
                 tokenizer.save(folder)
     except (OSError, SafetensorError) as error:
@@ -138,6 +142,20 @@ def _require_only_a_gpt2s(model: GPT2) -> None:
         )
 
 
+def _require_whole(model: GPT2, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse what no GPT-2 of this config would be loaded from; norms have been looked at."""
+    with torch.device("meta"):
+        expected = {_saved_name(name): tensor.shape for name, tensor in GPT2(model.config).state_dict().items()}
+    sites = tuple(_saved_name(f"{site}.") for site in model.norm_sites())
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    names = [name for name in expected | found if not name.startswith(sites)]
+    wrong = {name for name in names if found.get(name) != expected.get(name)}
+    if wrong:
+        raise CheckpointError(
+            f"a GPT-2 of this config has another shape of {listing(wrong)}, or none; keep the state_dict"
+        )
+
+
 def _warn_of_other_norms(model: GPT2) -> None:
     parts = {type(part) for site in model.norm_sites() for part in model.get_submodule(site).modules()}
     known = {info.cls: (name, info.exact) for name, info in norms.available().items()}
@@ -150,6 +168,7 @@ def _warn_of_other_norms(model: GPT2) -> None:
 
 
 def _saved_name(name: str) -> str:
+    name = name.replace("_orig_mod.", "")  # of what torch.compile has wrapped
     return name if name.startswith("lm_head.") else PREFIX + name
 
 

@@ -75,7 +75,7 @@ def _with_tied_head(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     if head is not None and embedding is not None and not _same_values(head, embedding):
         raise CheckpointError(
             "lm_head.weight differs from wte.weight though the config ties them; "
-            'set "tie_word_embeddings": false in config.json to use both'
+            'a whole config.json with "tie_word_embeddings": false beside it uses both'
         )
     return tensors
 

@@ -26,7 +26,7 @@ def convert(
 ) -> None:
     """Write a checkpoint as Hugging Face transformers has it: config.json, safetensors, the tokenizer beside them."""
     import minigpt
-    from minigpt.checkpoint import has_tokenizer, locate
+    from minigpt.checkpoint import has_tokenizer, locate, read_generation_config
 
     with progress() as say:
         say(f"reading {source}", 0)
@@ -36,6 +36,7 @@ def convert(
         )
         tokenizer = minigpt.Tokenizer.from_pretrained(place) if has_tokenizer(place) else None
         say(f"writing {directory}", 0.5)
-        minigpt.save_pretrained(gpt2, directory, tokenizer, max_shard_bytes=max_shard_bytes)
+        settings = read_generation_config(place)
+        minigpt.save_pretrained(gpt2, directory, tokenizer, max_shard_bytes=max_shard_bytes, generation_config=settings)
     if tokenizer is None:
         print(f"{source} has no tokenizer, so {directory} has none either", file=sys.stderr)
