@@ -85,6 +85,22 @@ def test_an_unknown_norm_leaves_the_model_as_it_was(model: GPT2) -> None:
     assert all(model.get_submodule(site) is before[site] for site in SITES)
 
 
+@pytest.mark.parametrize("kind", [LayerNorm, nn.LayerNorm])
+def test_one_module_for_several_sites_leaves_the_model_as_it_was(model: GPT2, kind: type[nn.Module]) -> None:
+    one, ids = kind(model.config.n_embd), random_ids(2, 9)
+    wanted = model(ids)
+    with pytest.raises(NormError, match="the same module is given to several sites; make a new one at every call"):
+        swap_norms(model, lambda *_, **__: one)
+    assert_same_bits(model(ids), wanted, "the model")
+    swap_norms(model, lambda *_, **__: one, "ln_f")
+    swapped_once = model(ids)
+    with pytest.raises(NormError, match="the same module"):
+        swap_norms(model, lambda *_, **__: one, "h.0.ln_1")
+    assert_same_bits(model(ids), swapped_once, "the model with one of another kind")
+    swap_norms(model, FusedLayerNorm)
+    assert_same_bits(model(ids), wanted, "the model swapped back")
+
+
 def test_a_norm_that_cannot_be_built_at_the_last_site_leaves_the_model_as_it_was(model: GPT2) -> None:
     built = []
 

@@ -10,6 +10,7 @@ from minigpt import norms
 from minigpt.config import GPT2Config
 from minigpt.errors import NormError
 from minigpt.model.gpt2 import GPT2
+from minigpt.norms.adapt import AdaptedNorm
 
 
 def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "*") -> list[str]:
@@ -23,13 +24,14 @@ def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "
         sites: a shell-style pattern, or several, over the norm modules' names: "*", "ln_f", "h.*.ln_1", "h.[0-5].ln_2".
 
     Raises:
-        NormError: the norm is unknown, cannot be made or does not fit, or a pattern matches no site. Nothing has been
-            replaced then.
+        NormError: the norm is unknown, cannot be made or does not fit, one module is given to several sites, or a
+            pattern matches no site. Nothing has been replaced then.
     """
     chosen = match_sites(model, sites)
-    replacements = {name: _sharing(norm, model.get_submodule(name), model.config) for name in chosen}
-    for name, module in replacements.items():
-        model.set_submodule(name, module)
+    built = {name: _built(norm, model.get_submodule(name), model.config) for name in chosen}
+    _require_one_each(model, list(built.values()))
+    for name, new in built.items():
+        model.set_submodule(name, _sharing(new, model.get_submodule(name)))
     return chosen
 
 
@@ -49,8 +51,21 @@ def match_sites(model: GPT2, sites: str | Iterable[str]) -> list[str]:
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def _sharing(norm: norms.NormSpec, old: Any, config: GPT2Config) -> nn.Module:
-    new: Any = norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon, bias=old.bias is not None)
+def _built(norm: norms.NormSpec, old: Any, config: GPT2Config) -> nn.Module:
+    return norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon, bias=old.bias is not None)
+
+
+def _require_one_each(model: GPT2, new: list[nn.Module]) -> None:
+    """Refuse a function that hands out one module again and again: it has room for the Parameters of one site."""
+    known, seen = {id(module) for module in model.modules()}, set[int]()
+    for norm in new:
+        own = id(norm.norm if isinstance(norm, AdaptedNorm) else norm)
+        if own in known | seen:
+            raise NormError("the same module is given to several sites; make a new one at every call")
+        seen.add(own)
+
+
+def _sharing(new: Any, old: Any) -> nn.Module:
     new.to(old.weight.device, old.weight.dtype)  # its buffers, and any Parameter beside the two that are shared
     new.weight, new.bias = old.weight, old.bias
     return new.train(old.training)
