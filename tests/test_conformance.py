@@ -266,3 +266,44 @@ def test_it_leaves_the_process_as_it_was() -> None:
     check("fused", ["values", "gradients"])
     assert torch.equal(torch.randn(3), expected)
     assert (torch.get_float32_matmul_precision(), torch.is_grad_enabled(), list(warnings.filters)) == before
+
+
+# --- Modes and shapes ---
+
+
+class WrongInTraining(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1.002 if self.training else 1)
+
+
+class WrongForInference(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1.002 if torch.is_inference_mode_enabled() else 1)
+
+
+class WrongGradientsOfTokens(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 3:
+            x = torch.cat([x[:1], x[1:].detach()])
+        return super().forward(x)
+
+
+class ModifiesTokens(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x.clone())
+        return y if x.ndim < 3 else x.data.sub_(1) * 0 + y
+
+
+@pytest.mark.parametrize(
+    ("norm", "named"),
+    [
+        (WrongInTraining, "any mode"),
+        (WrongForInference, "any mode"),
+        (WrongGradientsOfTokens, "gradients, as tokens"),
+        (ModifiesTokens, "input left as it was"),
+    ],
+)
+def test_what_shows_in_one_mode_or_shape_alone_is_found(norm: type[LayerNorm], named: str) -> None:
+    report = check(norm, named)
+    assert not report.passed
+    print(report.cases[0])

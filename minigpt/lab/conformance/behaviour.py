@@ -1,5 +1,7 @@
 """Cases of behaviour: a row keeps to itself, the input stays, eps and bias are as asked, autocast narrows nothing."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -68,11 +70,11 @@ def _sums_alike(x: Tensor) -> bool:
 @torch.no_grad()
 def input_kept(subject: Subject) -> Measurement:
     found = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        x = subject.put(ordinary(12, 64, subject.generator), dtype)
+    for dtype, shape in itertools.product((torch.float32, torch.bfloat16), ((12, 64), (2, 6, 64))):
+        x = subject.put(ordinary(12, 64, subject.generator), dtype).view(shape)
         before = x.clone()
         subject.candidate(64, dtype)(x)
-        found[dtype_name(dtype)] = same_numbers(x, before)
+        found[f"{dtype_name(dtype)} of {len(shape)} dimensions"] = same_numbers(x, before)
     return worst(found)
 
 
@@ -83,6 +85,19 @@ def repeated(subject: Subject) -> Measurement:
     x = subject.put(ordinary(12, 768, subject.generator))
     first = candidate(x.clone())
     return same_numbers(candidate(x.clone()), first)
+
+
+@case("any mode", "behaviour", tests="training or not, with gradients, without, or for inference", reason=FLOAT32)
+def any_mode(subject: Subject) -> Measurement:
+    candidate, found = subject.candidate(768), {}
+    x = subject.put(ordinary(12, 768, subject.generator))
+    modes = {"with gradients": torch.enable_grad, "without": torch.no_grad, "for inference": torch.inference_mode}
+    for training, (name, mode) in itertools.product((True, False), modes.items()):
+        candidate.module.train(training)
+        with mode():
+            y = candidate(x.clone())
+        found[f"{'training' if training else 'not training'}, {name}"] = against_truth(candidate, x, y.detach())
+    return worst(found)
 
 
 @case("another eps", "behaviour", tests=f"built with eps={OTHER_EPS:g}", reason=FLOAT32)
@@ -140,4 +155,13 @@ def _autocast_dtypes(subject: Subject) -> tuple[torch.dtype, ...]:
     return (torch.bfloat16,) if subject.device.type == "cpu" else (torch.bfloat16, torch.float16)
 
 
-BEHAVIOUR_CASES = [row_in_company, input_kept, repeated, another_eps, no_bias, autocast_float32, autocast_half]
+BEHAVIOUR_CASES = [
+    row_in_company,
+    input_kept,
+    repeated,
+    any_mode,
+    another_eps,
+    no_bias,
+    autocast_float32,
+    autocast_half,
+]

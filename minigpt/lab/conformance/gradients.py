@@ -34,6 +34,19 @@ def _arrival(arrive: Callable[[Tensor], Tensor], subject: Subject) -> Measuremen
 
 
 @case(
+    "gradients, as tokens",
+    "gradients",
+    tests="rows of several dimensions, as a model has them, in training",
+    reason=REASON,
+)
+def as_tokens(subject: Subject) -> Measurement:
+    candidate = subject.candidate(64)
+    candidate.module.train()
+    x, dy = (subject.put(ordinary(12, 64, subject.generator)) for _ in range(2))
+    return _against_truth(candidate, x, dy, lambda rows: candidate.module(rows.view(2, 6, 64)).flatten(0, 1))
+
+
+@case(
     "gradients, finite differences",
     "gradients",
     tests="autograd against differences of the norm's own values",
@@ -82,10 +95,12 @@ def gradients(
     return dict(zip(leaves, found, strict=True))
 
 
-def _against_truth(candidate: Candidate, x: Tensor, dy: Tensor) -> Measurement:
+def _against_truth(
+    candidate: Candidate, x: Tensor, dy: Tensor, forward: Callable[[Tensor], Tensor] | None = None
+) -> Measurement:
     true = gradient_truth(x, candidate.weight, candidate.bias, candidate.eps, dy)
     reference = _measured(gradients(candidate, candidate.reference, x, dy), true)
-    found = _measured(gradients(candidate, candidate.module, x, dy), true)
+    found = _measured(gradients(candidate, forward or candidate.module, x, dy), true)
     return found._replace(reference_error=reference.error)
 
 
@@ -128,5 +143,6 @@ GRADIENT_CASES = [
         )(partial(_arrival, arrive))
         for name, arrive in ARRIVALS.items()
     ),
+    as_tokens,
     finite_differences,
 ]
