@@ -61,6 +61,27 @@ def test_it_is_that_of_strided_windows(folder: Path) -> None:
     assert found.reference != found.candidate
 
 
+@torch.inference_mode()
+def test_in_float64_it_is_as_exact(folder: Path) -> None:
+    (folder / "short").write_text(TEXT[:40], encoding="utf-8")
+    report = minigpt.parity(folder, text=folder / "short", prompts=["the dog"], dtype="float64", device="cpu")
+    ids = torch.tensor([minigpt.Tokenizer.from_pretrained(folder).encode(TEXT[:40])])
+    logits = minigpt.from_pretrained(folder, dtype="float64", device="cpu")(ids)
+    assert report.perplexity is not None
+    assert report.perplexity.candidate == pytest.approx(
+        float(F.cross_entropy(logits[0, :-1], ids[0, 1:]).exp()), rel=1e-13
+    )
+
+
+def test_a_context_of_one_token_predicts_none(tmp_path: Path) -> None:
+    place = saved(reference(n_layer=1, vocab_size=300, n_positions=1), tmp_path)
+    tiny_bpe(300).save(str(place / "tokenizer.json"))
+    (place / "text").write_text(TEXT, encoding="utf-8")
+    for option in ("text", "calibration"):
+        with pytest.raises(minigpt.GenerationError, match=r"text cannot be read by a model whose context is 1 token"):
+            minigpt.parity(place, prompts=["a"], device="cpu", **{option: place / "text"})
+
+
 def test_what_no_exponent_holds_is_infinite() -> None:
     assert perplexity(1e6, 10) == math.inf
     assert math.isnan(perplexity(math.nan, 10))

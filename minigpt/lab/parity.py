@@ -87,9 +87,9 @@ def parity(
     place = locate(source, revision=revision, local_files_only=local_files_only)
     contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype), quantize, check_finite)
     judged = judged_prompts(place, prompts, contest.config)
-    text_ids = file_ids(text, judged.tokenizer) if text is not None else []
+    text_ids = file_ids(text, judged.tokenizer, contest.config.n_positions) if text is not None else []
     if calibration is not None:
-        contest.calibrate(file_ids(calibration, judged.tokenizer))
+        contest.calibrate(file_ids(calibration, judged.tokenizer, contest.config.n_positions))
     steps.total += len(judged.prompts) - 1
     run = _Run(contest, judged, steps)
     with judging():

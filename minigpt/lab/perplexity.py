@@ -13,7 +13,7 @@ from minigpt.lab.report import TextPerplexity
 from minigpt.model import GPT2
 from minigpt.tokenizer import Tokenizer
 
-AT_ONCE = 128  # positions whose logits are held together: of a window of 1,024, they are 200 MB
+AT_ONCE = 128  # positions whose logits are held together: of a window of 1,024, they are 400 MB
 
 
 def text_perplexity(contest: Contest, file: str | Path, ids: list[int], begin: Callable[[str], None]) -> TextPerplexity:
@@ -44,17 +44,20 @@ def _loss(model: GPT2, ids: list[int], window: int, stride: int) -> float:
         hidden = model.hidden_states(text)[:, first - 1 - start : -1]  # (1, counted, C)
         targets = text[0, first - start :]  # (counted)
         for part, wanted in zip(hidden.split(AT_ONCE, dim=1), targets.split(AT_ONCE), strict=True):
-            logits = model.head(part)[0].float()  # (AT_ONCE, V)
+            logits = model.head(part)[0].double()  # (AT_ONCE, V)
             total += float(F.cross_entropy(logits, wanted, reduction="sum"))
     return total
 
 
-def file_ids(file: str | Path, tokenizer: Tokenizer | None) -> list[int]:
+def file_ids(file: str | Path, tokenizer: Tokenizer | None, context: int) -> list[int]:
     """The tokens of a text file.
 
     Raises:
-        GenerationError: the file cannot be read, or has fewer than two tokens, or there is no tokenizer for it.
+        GenerationError: the file cannot be read, or has fewer than two tokens, there is no tokenizer for it, or the
+            model's ``context`` has no room for a token and the next.
     """
+    if context < 2:
+        raise GenerationError(f"{file} cannot be read by a model whose context is {context} token: it predicts none")
     if tokenizer is None:
         raise GenerationError(f"{file} cannot be read without a tokenizer, and the checkpoint has none")
     try:
