@@ -324,10 +324,12 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_work")
-@pytest.mark.parametrize("file", ["no/such/folder/report.json", "."])
+@pytest.mark.parametrize("file", ["no/such/folder/report.json", ".", "dangling", "loop"])
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(
     run: Run, folder: Path, tmp_path: Path, file: str
 ) -> None:
+    (tmp_path / "dangling").symlink_to("no/such/folder/report.json")
+    (tmp_path / "loop").symlink_to("loop")
     assert f"cannot write {tmp_path / file}" in complaint(judge(run, folder, "--json", tmp_path / file))
 
 
@@ -347,7 +349,8 @@ def test_a_report_that_nobody_may_write_is_refused_before_the_work(
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize(
     "words", [["--text", "t.txt", "--json", "t.txt"], ["--json", "new", "--html", "./new"],
-              ["--prompts", "t.txt", "--html", "t.txt"], ["--compare", "t.txt", "t.txt", "--html", "t.txt"]],
+              ["--prompts", "t.txt", "--html", "t.txt"], ["--compare", "t.txt", "t.txt", "--html", "t.txt"],
+              ["--norm", "./t.txt:N", "--json", "t.txt"]],
     ids=str,
 )  # fmt: skip
 def test_what_a_command_reads_or_writes_is_not_overwritten(
@@ -372,6 +375,7 @@ def test_a_report_that_does_not_fit_on_the_disk_has_been_shown(run: Run, folder:
         ("0<&-", "generate -", "error: standard input is closed, and was to be read\n"),
         ("1>&-", "norms", "error: standard output is closed; send it to /dev/null if nobody is to read it\n"),
         ("2>&-", "norms --check nonsense", ""),
+        ("2>&-", "norms --check \udcff", ""),
     ],
 )
 def test_a_closed_stream(closed: str, words: str, complaint: str) -> None:
@@ -380,15 +384,42 @@ def test_a_closed_stream(closed: str, words: str, complaint: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "", complaint)
 
 
-def test_more_memory_than_there_is(run: Run) -> None:
-    ended = run("bench", "norms", "--width", 10**14, "--rows", 8)
-    assert "there is not enough memory for this: " in complaint(ended)
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory\nframe #0"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_more_memory_than_there_is(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def judge(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(minigpt, "parity", judge, raising=False)
+    assert "there is not enough memory for this: " in complaint(run("parity"))
+
+
+def test_an_error_of_ours_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(minigpt, "parity", judge, raising=False)
+    monkeypatch.setattr(sys, "argv", ["minigpt", "parity"])
+    with pytest.raises(RuntimeError, match="a bug"):
+        main()
 
 
 @pytest.mark.parametrize("columns", [0, 1])
 def test_a_terminal_too_narrow_for_words(run: Run, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     assert "textbook" in run("norms").out
+
+
+@pytest.mark.parametrize("size", [0, 2**31, 10**30])
+def test_norms_of_no_size(run: Run, size: int) -> None:
+    assert "widths and rows must be 1 or more and below 2^31" in complaint(run("bench", "norms", "--width", size))
 
 
 def test_nothing_is_shown_of_a_text_that_cannot_begin(run: Run, folder: Path) -> None:
@@ -432,6 +463,24 @@ def test_many_prompts_and_the_rest_of_them(run: Run, folder: Path, prompts: Path
     assert part.read_bytes() == before
     assert "another run" in complaint(run(*words, "--top-k", 3, "--out", part))
     assert part.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["N", "make"])
+@pytest.mark.parametrize("changed", ["norm.py", "tokenizer.json"])
+def test_a_run_with_another_norm_or_tokenizer_is_another(
+    run: Run, copy: Path, prompts: Path, tmp_path: Path, name: str, changed: str
+) -> None:
+    norm = "import torch\n\nclass N(torch.nn.LayerNorm):\n    pass\n\ndef make(size, eps):\n    return N(size, eps)\n"
+    (tmp_path / "norm.py").write_text(norm)
+    words = ["generate", "--model", copy, "--prompts", prompts, "--max-new-tokens", 2, "--out", tmp_path / "out.jsonl"]
+    words += ["--norm", f"{tmp_path / 'norm.py'}:{name}"]
+    assert run(*words).status == 0
+    assert "24 texts are there already" in run(*words).err
+    if changed == "norm.py":
+        (tmp_path / "norm.py").write_text(norm.replace("pass", "factor = 2"))
+    else:
+        minigpt.Tokenizer(tiny_bpe(290)).save(tmp_path)
+    assert "another run" in complaint(run(*words))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT], ids=lambda sent: sent.name)
@@ -636,6 +685,16 @@ def test_convert_writes_what_transformers_loads(run: Run, folder: Path, tmp_path
     with torch.no_grad():
         assert torch.equal(ours(ids), theirs(ids).logits)
     assert minigpt.Tokenizer.from_pretrained(tmp_path / "out").encode("the dog")
+
+
+def test_convert_keeps_the_settings_for_writing(run: Run, copy: Path) -> None:
+    settings = {"temperature": 0.5, "do_sample": True, "top_k": 7, "max_new_tokens": 9, "eos_token_id": [0, 5]}
+    (copy / "generation_config.json").write_text(json.dumps(settings | {"transformers_version": "5", "min_p": None}))
+    assert run("convert", copy, copy / "out").status == 0
+    written = json.loads((copy / "out" / "generation_config.json").read_text())
+    assert written.items() >= settings.items()
+    texts = [run("generate", "the dog", "--model", place, "--seed", 3).out for place in (copy, copy / "out")]
+    assert texts[0] == texts[1]
 
 
 def test_convert_takes_other_families_and_says_what_is_not_there(run: Run, tmp_path: Path) -> None:

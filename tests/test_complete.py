@@ -158,6 +158,17 @@ def test_the_tokenizer_of_somebody_else_is_refused() -> None:
         generate(MODEL, torch.tensor([[5]]), max_new_tokens=4, stop_strings="x", tokenizer=TOKENIZER.backend)
 
 
+class Bare:
+    """All that a prompt with text in it takes of a tokenizer."""
+
+    encode, decode_bytes = TOKENIZER.encode, TOKENIZER.decode_bytes
+
+
+def test_a_tokenizer_need_have_no_end() -> None:
+    pieces = stream(MODEL, Bare(), "the dog", max_new_tokens=4)  # type: ignore[arg-type]
+    assert list(pieces) == list(stream(MODEL, TOKENIZER, "the dog", max_new_tokens=4))
+
+
 def test_chances_are_drawn_as_they_are_needed_and_are_those_of_the_seed() -> None:
     settings = parse_settings(max_new_tokens=10**30, do_sample=True)
     row = Row(0, 0, [5], settings.max_new_tokens, settings, (), seed=np.int64(3))

@@ -75,7 +75,7 @@ def _require_streams() -> None:
         pass
     os.close(place)
     if "stderr" in closed:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  (as long as the process lives)
+        sys.stderr = open(2, "w", errors="replace", closefd=False)  # noqa: SIM115  (as long as the process lives)
     if "stdout" in closed:
         _fail("standard output is closed; send it to /dev/null if nobody is to read it")
 

@@ -33,17 +33,18 @@ def print_json(fields: Any, file: str) -> None:
 
 def require_writable(*files: str | Path | None, beside: Iterable[Path | None] = ()) -> None:
     """Refuse files that cannot all be written before minutes of work are lost on them; ``beside`` are to stay."""
-    outputs = [Path(file) for file in files if file is not None and str(file) != "-"]
-    taken = {file.resolve() for file in beside if file is not None}
-    for file in outputs:
-        folder = file.absolute().parent
-        if file.is_dir() or not folder.is_dir():
+    taken = {os.path.realpath(file) for file in beside if file is not None}
+    for file in files:
+        if file is None or str(file) == "-":
+            continue
+        place = Path(os.path.realpath(file))
+        if place.is_dir() or place.is_symlink() or not place.parent.is_dir():
             raise MiniGPTError(f"cannot write {file}: it is a folder, or the folder for it does not exist")
-        if not os.access(file if file.exists() else folder, os.W_OK):
+        if not os.access(place if place.exists() else place.parent, os.W_OK):
             raise MiniGPTError(f"cannot write {file}: permission denied")
-        if file.resolve() in taken:
+        if str(place) in taken:
             raise MiniGPTError(f"{file} is read, or written, by this command already; give another file")
-        taken |= {file.resolve()} if file.is_file() or not file.exists() else set()
+        taken |= {str(place)} if place.is_file() or not place.exists() else set()
 
 
 def write(file: str | Path, text: str) -> None:

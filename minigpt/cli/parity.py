@@ -53,7 +53,9 @@ def parity(
         require_writable(html, beside=compare)
         _compare(*compare, html)
         return
-    _require_writable(json_file, html, beside=(prompts, text, calibration))
+    from minigpt.norms.locate import file_of
+
+    _require_writable(json_file, html, beside=(prompts, text, calibration, file_of(norm)))
     with progress() as say:
         report = minigpt.parity(
             model, norm=norm, sites=sites or "*", prompts=_prompts(prompt, prompts), attention=attention, device=device,

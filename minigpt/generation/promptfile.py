@@ -69,20 +69,12 @@ def _fault(fields: Any) -> str | None:
 
 
 def fingerprint(model: GPT2, prompts: list[PromptLine], settings: Mapping[str, Any]) -> str:
-    """What tells a run from any other: the prompts, the settings, the model's shape, norms and first of its weights."""
+    """What tells a run from any other: the prompts, the settings, the model's shape and the first of its weights."""
     weights = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         weights.update(f"{name} {tensor.dtype} {tensor.flatten()[:16].tolist()}".encode())
-    told = model.config.to_dict(), _norms(model), weights.hexdigest()
-    what = [[list(line) for line in prompts], dict(settings), *told]
+    what = [[list(line) for line in prompts], dict(settings), model.config.to_dict(), weights.hexdigest()]
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _norms(model: GPT2) -> list[str]:
-    """The classes at all sites; one from a file is of a module whose name tells what the file said."""
-    norms = (model.get_submodule(site) for site in model.norm_sites())
-    kinds = {cls for norm in norms for part in norm.modules() for cls in type(part).__mro__}
-    return sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in kinds)
 
 
 class ResultFile:
@@ -175,8 +167,7 @@ class ResultFile:
             ) from error
         if run != self.run:
             raise GenerationError(
-                f"{self.path} holds results of another run, of other prompts, settings, norms or weights; "
-                "give another --out"
+                f"{self.path} holds results of another run, of other prompts, settings or weights; give another --out"
             )
         if of in self.done:
             raise GenerationError(f"{self.path}, line {number}: the same result a second time; give another --out")

@@ -30,7 +30,8 @@ def locate(norm: str) -> Callable[..., Any]:
     if ":" not in norm and not _is_file(norm):
         return lookup(norm).cls
     place, _, name = norm.rpartition(":") if ":" in norm else (norm, "", "")
-    module = _from_file(Path(place).expanduser()) if _is_file(place) else _from_package(place)
+    file = file_of(norm)
+    module = _from_package(place) if file is None else _from_file(file)
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -40,6 +41,12 @@ def locate(norm: str) -> Callable[..., Any]:
             wrong = f"{place} has no {name!r}" if name else f"{norm} names no class, as {place}:Name would"
         raise NormError(f"{wrong}; {_classes(module, place, name)}")
     return found
+
+
+def file_of(norm: str) -> Path | None:
+    """The file that "path/to/file.py:Name" speaks of; None for a name of another kind."""
+    place = norm.rpartition(":")[0] or norm
+    return Path(place).expanduser() if _is_file(place) else None
 
 
 def last_line(error: BaseException, file: str | None = None) -> str:

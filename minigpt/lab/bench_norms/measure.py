@@ -194,7 +194,7 @@ def _require_right(
 
 
 def _require_sensible(widths: list[int], rows: list[int], passes: list[str], repeats: int) -> None:
-    if not widths or not rows or min(*widths, *rows, repeats) < 1 or repeats < 2:
-        raise ConfigError("widths and rows must be 1 or more, and repeats 2 or more")
+    if not widths or not rows or min(*widths, *rows, repeats) < 1 or max(*widths, *rows) >= 2**31 or repeats < 2:
+        raise ConfigError("widths and rows must be 1 or more and below 2^31, and repeats 2 or more")
     if unknown := set(passes) - set(PASSES) or (not passes and {"none"}):
         raise ConfigError(f"unknown passes: {', '.join(sorted(unknown))}; known are {', '.join(PASSES)}")
