@@ -307,3 +307,17 @@ def test_what_shows_in_one_mode_or_shape_alone_is_found(norm: type[LayerNorm], n
     report = check(norm, named)
     assert not report.passed
     print(report.cases[0])
+
+
+class RoundsOtherwiseWithGradients(LayerNorm):
+    """As where another kernel is taken for training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return super().forward(x)
+        return super().forward(x.double()).to(x.dtype)
+
+
+def test_other_kernels_for_training_may_round_otherwise() -> None:
+    report = check(RoundsOtherwiseWithGradients, ["special", "behaviour", "gradients*"])
+    assert report.passed, report

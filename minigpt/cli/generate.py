@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import minigpt
-from minigpt.cli.files import print_json, read, read_standard_input
+from minigpt.cli.files import print_json, read_standard_input
 from minigpt.cli.many import tokens_at_a_time, write_many
 from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision
 
@@ -90,7 +90,7 @@ def generate(
     if prompts is not None and out is not None:
         size = 16 if batch_size is None else batch_size
         file = file_of(norm)
-        identity = {"norm": norm, "source": None if file is None else read(file), "attention": attention}
+        identity = {"norm": norm, "source": None if file is None else file.read_bytes(), "attention": attention}
         write_many(gpt2, tokenizer, prompts, out, settings, size, identity)
         return
     pieces = minigpt.stream(ready_to_write(gpt2, tokens_at_a_time(gpt2, settings, 1)), tokenizer, text, **settings)

@@ -30,8 +30,9 @@ def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "
     chosen = match_sites(model, sites)
     built = {name: _built(norm, model.get_submodule(name), model.config) for name in chosen}
     _require_one_each(model, list(built.values()))
-    for name, new in built.items():
-        model.set_submodule(name, _sharing(new, model.get_submodule(name)))
+    replacements = {name: _sharing(new, model.get_submodule(name)) for name, new in built.items()}
+    for name, module in replacements.items():
+        model.set_submodule(name, module)
     return chosen
 
 

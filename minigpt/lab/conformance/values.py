@@ -46,6 +46,7 @@ def _row_kind(kind: RowKind, dtype: torch.dtype, subject: Subject) -> Measuremen
     )
 
 
+@torch.no_grad()
 def _not_finite(dtype: torch.dtype, subject: Subject) -> Measurement:
     x = subject.put(ordinary(6, 64, subject.generator), dtype)
     spoilt = x.clone()
@@ -56,6 +57,7 @@ def _not_finite(dtype: torch.dtype, subject: Subject) -> Measurement:
     return same_numbers(y[[0, 2, 5]], candidate(x)[[0, 2, 5]])
 
 
+@torch.no_grad()
 def _overflowing(dtype: torch.dtype, subject: Subject) -> Measurement:
     x = subject.put(ordinary(6, 64, subject.generator), dtype)
     spoilt = x.clone()
@@ -65,7 +67,6 @@ def _overflowing(dtype: torch.dtype, subject: Subject) -> Measurement:
     return same_numbers(y[[0, 2, 3, 5]], candidate(x)[[0, 2, 3, 5]])
 
 
-@torch.no_grad()
 def _as_finite_as_reference(candidate: Candidate, x: Tensor, *, hiding: bool) -> Tensor:
     """The norm of ``x``, each of whose rows is finite where layer_norm's is and, if ``hiding`` matters, only there.
 
