@@ -73,7 +73,7 @@ def test_several_texts_of_each_prompt_have_seeds_of_their_own() -> None:
 @pytest.mark.parametrize("places", [1, 2, 5])
 def test_texts_of_one_prompt_that_have_parted_are_read_anew_each_for_itself(how: dict[str, Any], places: int) -> None:
     how = {"max_new_tokens": 9, "eos_token_id": None, **SAMPLED, **how}
-    texts = ["the dog " * 6, "a"]
+    texts = ["the dog " * 20, "a"]
     results = by_place(list(complete(MODEL, TOKENIZER, texts, batch_size=places, num_return_sequences=2, **how)))
     assert len(TOKENIZER.encode(texts[0])) + 30 > MODEL.config.n_positions
     assert results == {(i, j): alone(Prompt(texts[i], seed=70 + 2 * i + j), 0, **how) for i in (0, 1) for j in (0, 1)}
