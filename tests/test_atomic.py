@@ -54,17 +54,18 @@ def test_a_new_folder_appears_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "a") == ["b"]
 
 
-def test_of_two_that_save_to_a_new_folder_the_last_is_there(tmp_path: Path) -> None:
+def test_of_two_that_save_to_a_new_folder_the_last_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with replacing(tmp_path / "b") as new:
         fill(new, config_json="new", model_safetensors="new")
-        exists = Path.exists  # as another process may, just after it has been asked
 
         def never(path: Path) -> bool:
-            Path.exists = exists
+            """Another process saves just after this one has asked."""
+            monkeypatch.undo()
             save(tmp_path / "b", config_json="other", model_safetensors="other")
             return False
 
-        Path.exists = never
+        exists = Path.exists
+        monkeypatch.setattr(Path, "exists", never)
     assert Path.exists is exists
     assert files(tmp_path / "b") == {"config.json": b"new", "model.safetensors": b"new"}
     assert os.listdir(tmp_path) == ["b"]

@@ -32,22 +32,22 @@ def require_fitting(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], p
     Raises:
         CheckpointError: some are missing, unexpected, of another shape, or of a dtype that no model computes in.
     """
+    complaints = misfits(given, wanted)
+    known = {name: given[name].dtype for name in given.keys() & wanted.keys()}
+    strange = [f"{name} is {dtype_name(dtype)}" for name, dtype in known.items() if not _computes_in(dtype)]
+    if strange:
+        complaints.append(f"of a dtype other than {', '.join(DTYPES)}: {listing(strange)}")
+    if complaints:
+        raise CheckpointError(f"{place} does not hold this model's tensors: {'; '.join(complaints)}")
+
+
+def misfits(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    """What is missing, unexpected or of another shape, in a few words each; nothing where all fit."""
     missing, unexpected = wanted.keys() - given.keys(), given.keys() - wanted.keys()
     shapes = {name: (tuple(given[name].shape), tuple(wanted[name].shape)) for name in given.keys() & wanted.keys()}
     misshapen = [f"{name} is {has}, not {needs}" for name, (has, needs) in shapes.items() if has != needs]
-    strange = [f"{name} is {dtype_name(given[name].dtype)}" for name in shapes if not _computes_in(given[name].dtype)]
-    complaints = [
-        f"{what} {listing(names)}"
-        for what, names in (
-            ("missing", missing),
-            ("unexpected", unexpected),
-            ("of another shape:", misshapen),
-            (f"of a dtype other than {', '.join(DTYPES)}:", strange),
-        )
-        if names
-    ]
-    if complaints:
-        raise CheckpointError(f"{place} does not hold this model's tensors: {'; '.join(complaints)}")
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape:": misshapen}
+    return [f"{what} {listing(names)}" for what, names in kinds.items() if names]
 
 
 def require_finite(tensors: Mapping[str, Tensor], place: Path, when: str = "") -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minigpt import norms
 from minigpt.checkpoint.atomic import replacing
+from minigpt.checkpoint.fitting import misfits
 from minigpt.checkpoint.pretrained import norm_parameters
 from minigpt.checkpoint.read import listing
 from minigpt.checkpoint.translate import PREFIX
@@ -145,15 +146,11 @@ def _require_only_a_gpt2s(model: GPT2) -> None:
 def _require_whole(model: GPT2, tensors: Mapping[str, Tensor]) -> None:
     """Refuse what no GPT-2 of this config would be loaded from; norms have been looked at."""
     with torch.device("meta"):
-        expected = {_saved_name(name): tensor.shape for name, tensor in GPT2(model.config).state_dict().items()}
+        wanted = {_saved_name(name): tensor for name, tensor in GPT2(model.config).state_dict().items()}
     sites = tuple(_saved_name(f"{site}.") for site in model.norm_sites())
-    found = {name: tensor.shape for name, tensor in tensors.items()}
-    names = [name for name in expected | found if not name.startswith(sites)]
-    wrong = {name for name in names if found.get(name) != expected.get(name)}
-    if wrong:
-        raise CheckpointError(
-            f"a GPT-2 of this config has another shape of {listing(wrong)}, or none; keep the state_dict"
-        )
+    given, wanted = ({name: some[name] for name in some if not name.startswith(sites)} for some in (tensors, wanted))
+    if complaints := misfits(given, wanted):
+        raise CheckpointError(f"this is no GPT-2 of its config: {'; '.join(complaints)}; keep the state_dict")
 
 
 def _warn_of_other_norms(model: GPT2) -> None:

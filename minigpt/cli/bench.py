@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from minigpt.cli import bench_norms
-from minigpt.cli.files import console, print_json, progress, require_writable
+from minigpt.cli.files import progress, require_writable, show
 from minigpt.cli.options import Quantize
 from minigpt.errors import ConfigError
 
@@ -59,10 +59,7 @@ def generate(
     )  # fmt: skip
     with progress() as say:
         report = bench_generate(plan, progress=say)
-    if json_file != "-":  # before the file, which may fail
-        console().print(bench_summary(report))
-    if json_file is not None:
-        print_json(report.to_dict(), json_file)
+    show(bench_summary(report), report.to_dict(), json_file)
 
 
 bench.command(epilog=bench_norms.EXAMPLES)(bench_norms.norms)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli.files import console, print_json, progress, require_writable
+from minigpt.cli.files import progress, require_writable, show
 from minigpt.cli.options import Device
 
 EXAMPLES = (
@@ -39,9 +39,6 @@ def norms(
             contestants=norm or bench_norms.CONTESTANTS, widths=width or bench_norms.WIDTHS, rows=rows or None,
             repeats=repeats, device=device, dtype=dtype, progress=say,
         )  # fmt: skip
-    if json_file != "-":  # before any file, of which one may fail
-        console().print(norms_table(bench.to_dict()))
-    if json_file is not None:
-        print_json(bench.to_dict(), json_file)
+    show(norms_table(bench.to_dict()), bench.to_dict(), json_file)
     if plot is not None:
         norms_plot(bench.to_dict(), plot)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from minigpt.errors import MiniGPTError
@@ -21,6 +21,14 @@ def console() -> Console:
     console = Console(highlight=False, markup=False, emoji=False)
     console.width = max(console.width, NARROWEST)
     return console
+
+
+def show(summary: RenderableType, fields: Any, json_file: str | None) -> None:
+    """A report on standard output, and as JSON in a file; in its stead where the file is '-'."""
+    if json_file != "-":  # before the file, which may fail
+        console().print(summary)
+    if json_file is not None:
+        print_json(fields, json_file)
 
 
 def print_json(fields: Any, file: str) -> None:

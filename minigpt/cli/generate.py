@@ -68,7 +68,6 @@ def generate(
     )  # fmt: skip
     from minigpt.checkpoint import locate, read_generation_config  # here: help need not wait for PyTorch
     from minigpt.checkpoint.pages import ready_to_write
-    from minigpt.norms.locate import file_of
     from minigpt.process import settle_memory
 
     settle_memory()
@@ -89,9 +88,7 @@ def generate(
     tokenizer = minigpt.Tokenizer.from_pretrained(place)
     if prompts is not None and out is not None:
         size = 16 if batch_size is None else batch_size
-        file = file_of(norm)
-        identity = {"norm": norm, "source": None if file is None else file.read_bytes(), "attention": attention}
-        write_many(gpt2, tokenizer, prompts, out, settings, size, identity)
+        write_many(gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "attention": attention})
         return
     pieces = minigpt.stream(ready_to_write(gpt2, tokens_at_a_time(gpt2, settings, 1)), tokenizer, text, **settings)
     if as_json:

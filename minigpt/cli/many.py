@@ -23,10 +23,14 @@ def write_many(
     batch_size: int,
     identity: Mapping[str, Any],
 ) -> None:
-    """Write on from every prompt that ``out`` has no text for; ``identity`` is what else makes it the same run."""
+    """Write on from every prompt that ``out`` has no text for; ``identity`` is what else makes it the same run.
+
+    To it belongs what the tokenizer is, and what the file of the norm says that it names.
+    """
     from minigpt.checkpoint.pages import ready_to_write
     from minigpt.generation import complete
     from minigpt.generation.promptfile import ResultFile, fingerprint, read_prompts
+    from minigpt.norms.locate import file_of
 
     if out.exists() and out.samefile(prompts):
         raise GenerationError(f"{out} holds the prompts; give another --out")
@@ -35,15 +39,16 @@ def write_many(
     texts = complete(
         model, tokenizer, [line.prompt for line in lines], batch_size=batch_size, skip=written, **settings
     )  # judges every prompt now, and writes when it is asked
-    identity = {**identity, "tokenizer": tokenizer.backend.to_str()}
+    file, count = file_of(identity["norm"]), len(lines) * settings.get("num_return_sequences", 1)
+    source = None if file is None else file.read_bytes()
+    identity = {**identity, "source": source, "tokenizer": tokenizer.backend.to_str()}
     with ResultFile(out, fingerprint(model, lines, {**settings, **identity})) as results:
         number_of = {line.line: number for number, line in enumerate(lines)}
         written |= {(number_of[line], copy) for line, copy in results.done}
         for note in filter(None, (results.note, f"{len(written)} texts are there already" if written else None)):
             print(f"note: {note}", file=sys.stderr)
-        texts_at_a_time = min(batch_size, len(lines) * settings.get("num_return_sequences", 1))
-        ready_to_write(model, tokens_at_a_time(model, settings, texts_at_a_time))
-        with _bar(len(lines) * settings.get("num_return_sequences", 1), len(written)) as done:
+        ready_to_write(model, tokens_at_a_time(model, settings, min(batch_size, count)))
+        with _bar(count, len(written)) as done:
             try:
                 for text in texts:
                     results.add(lines[text.prompt], text)

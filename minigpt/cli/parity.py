@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import minigpt
-from minigpt.cli.files import console, print_json, progress, read, read_json, require_writable, write
+from minigpt.cli.files import console, progress, read, read_json, require_writable, show, write
 from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision, written
 
 EXAMPLES = (
@@ -78,10 +78,7 @@ def _require_writable(json_file: str | None, html: Path | None, beside: Iterable
 def _show(report: "minigpt.ParityReport", json_file: str | None, html: Path | None) -> None:
     from minigpt.lab.summary import parity_summary
 
-    if json_file != "-":  # before any file, of which one may fail
-        console().print(parity_summary(report))
-    if json_file is not None:
-        print_json(report.to_dict(), json_file)
+    show(parity_summary(report), report.to_dict(), json_file)
     if html is not None:
         from minigpt.lab.page import report_page
 

@@ -58,12 +58,12 @@ def _built(norm: norms.NormSpec, old: Any, config: GPT2Config) -> nn.Module:
 
 def _require_one_each(model: GPT2, new: list[nn.Module]) -> None:
     """Refuse a function that hands out one module again and again: it has room for the Parameters of one site."""
-    known, seen = {id(module) for module in model.modules()}, set[int]()
+    taken = {id(module) for module in model.modules()}
     for norm in new:
         own = id(norm.norm if isinstance(norm, AdaptedNorm) else norm)
-        if own in known | seen:
+        if own in taken:
             raise NormError("the same module is given to several sites; make a new one at every call")
-        seen.add(own)
+        taken.add(own)
 
 
 def _sharing(new: Any, old: Any) -> nn.Module:
