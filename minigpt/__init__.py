@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from minigpt import generation, hf, norms, testing
+    from minigpt import generation, hf, model, norms, testing
     from minigpt.checkpoint import from_pretrained, load_norms, save_pretrained
     from minigpt.config import GPT2Config
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
@@ -37,7 +37,7 @@ _HOME = {
     "swap_norms": "minigpt.model",
 } | dict.fromkeys(("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"), "minigpt.errors")
 
-_MODULES = ("generation", "hf", "norms", "testing")
+_MODULES = ("generation", "hf", "model", "norms", "testing")
 
 __all__ = [
     "GPT2",
@@ -58,6 +58,7 @@ __all__ = [
     "generation",
     "hf",
     "load_norms",
+    "model",
     "norms",
     "parity",
     "save_pretrained",

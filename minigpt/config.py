@@ -15,7 +15,7 @@ ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish",
 
 # Fields of a config.json that cannot change the logits: bookkeeping, heads we do not have, defaults for generation.
 _WITHOUT_EFFECT = re.compile(
-    r"_\w+|summary_\w+|task_\w+|\w+_version|architectures|n_ctx|use_cache|dtype|torch_dtype|num_labels|id2label|label2id"
+    r"_\w+|summary_\w+|task_\w+|\w+_version|architectures|use_cache|dtype|torch_dtype|num_labels|id2label|label2id"
     r"|problem_type|finetuning_task|classifier_dropout|return_dict\w*|output_\w+"
     r"|torchscript|gradient_checkpointing|keys_to_ignore_at_inference|prefix|tokenizer_class|use_bfloat16|tf_legacy_loss"
     r"|max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|temperature|top_k|top_p"
@@ -178,9 +178,7 @@ class GPT2Config:
         fields = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **dataclasses.asdict(self)}
         if isinstance(self.eos_token_id, tuple):
             fields["eos_token_id"] = list(self.eos_token_id)
-        if (
-            self.used_vocab_size is None
-        ):  # a field that transformers does not know is written only where it says something
+        if self.used_vocab_size is None:  # transformers does not know it, so it is written only where it says something
             del fields["used_vocab_size"]
         return fields
 
@@ -221,7 +219,7 @@ def _is_int(value: object) -> bool:
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+    return isinstance(value, int) and _is_int(value) and 0 < value < 2**31
 
 
 def _is_number(value: object) -> bool:

@@ -1,6 +1,10 @@
-"""JSON that came from somewhere: of a bounded size, every name in it once, and one sentence where it is not."""
+"""JSON that came from somewhere: of a bounded size, every name in it once, and one sentence where it is not.
+
+And JSON that is to go somewhere, which has no word for infinity.
+"""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,15 @@ def parse_object(data: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise TypeError(f"holds a JSON {type(fields).__name__}, not the object that it must be")
     return fields
+
+
+def finite(value: Any) -> Any:
+    """The value, in which every number that is not finite is None."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

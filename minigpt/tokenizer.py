@@ -10,7 +10,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from minigpt.checkpoint import TOKENIZER_FILES, locate
+from minigpt.checkpoint import TOKENIZER_FILES, folder_of, locate
 from minigpt.errors import CheckpointError, GenerationError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -40,7 +40,7 @@ class Tokenizer:
             CheckpointError: the source cannot be found or has neither, or the files are damaged or of another kind.
         """
         place = locate(source, TOKENIZER_FILES, revision=revision, local_files_only=local_files_only)
-        folder = place if place.is_dir() else place.parent
+        folder = folder_of(place)
         try:
             tokenizer = cls(_backend(folder))
             normalizes = tokenizer.backend.normalizer is not None  # asked first: one that swells a text is to see none

@@ -24,7 +24,7 @@ from minigpt.checkpoint.pages import ready_to_write
 from minigpt.generation import Prompt, complete
 from minigpt.generation.padding import left_padded
 from minigpt.generation.row import TextCodec
-from minigpt.lab.bench.environment import environment
+from minigpt.lab.environment import environment
 from minigpt.lab.stopwatch import in_turns
 
 PLACES = 16

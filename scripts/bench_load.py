@@ -20,7 +20,7 @@ import torch
 import typer
 
 import minigpt
-from minigpt.lab.bench.environment import environment
+from minigpt.lab.environment import environment
 
 LOADS = {
     "float32": "device='cpu'",

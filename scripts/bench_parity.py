@@ -21,7 +21,7 @@ from random_gpt2 import random_gpt2
 from tales import tale
 
 import minigpt
-from minigpt.lab.bench.environment import environment
+from minigpt.lab.environment import environment
 
 WORDS = ("parity", "--noise", "--sensitivity", "--bisect", "--device", "cpu")
 

@@ -20,7 +20,7 @@ import torch
 import typer
 
 import minigpt
-from minigpt.lab.bench.environment import environment
+from minigpt.lab.environment import environment
 from minigpt.lab.stopwatch import in_turns
 
 PROMPT = list(range(100, 116))  # 16 tokens

@@ -30,8 +30,8 @@ from mutations import TARGETS
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 import minigpt
-from minigpt.lab.bench.environment import environment
 from minigpt.lab.bench.worker import peak_mb
+from minigpt.lab.environment import environment
 
 SECONDS, TICKS = 5, 10  # that a reader may take, and into how many parts the clock divides them
 MEMORY_MB = 256  # that a batch may grow by, over what its process starts with; the files are of 10 KB
@@ -51,7 +51,7 @@ def main(mutations: int = 100_000, json_file: str | None = typer.Option(None, "-
     started = time.perf_counter()
     counts: Counter[str] = Counter()
     escaped: list[dict[str, Any]] = []
-    peak_mb = slowest = 0.0
+    grown_mb = slowest = 0.0
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         write_seeds(Path(folder) / "seeds")
         for start in range(first, first + mutations, BATCH):
@@ -59,14 +59,14 @@ def main(mutations: int = 100_000, json_file: str | None = typer.Option(None, "-
             found = in_a_process(numbers, Path(folder))
             counts.update(found["counts"])
             escaped += found["escaped"]
-            peak_mb, slowest = max(peak_mb, found["grown_mb"]), max(slowest, found["slowest_cpu_s"])
+            grown_mb, slowest = max(grown_mb, found["grown_mb"]), max(slowest, found["slowest_cpu_s"])
             print(f"{numbers.stop:,} mutations, {len(escaped)} escaped", file=sys.stderr)
     result = {
         "mutations": mutations,
         "escaped": escaped,
         "outcomes": dict(sorted(counts.items())),
         "slowest_cpu_s": round(slowest, 3),
-        "largest_growth_of_a_batch_mb": round(peak_mb, 1),
+        "largest_growth_of_a_batch_mb": round(grown_mb, 1),
         "seconds": round(time.perf_counter() - started),
         "measured_on": environment(1, *READERS),
     }

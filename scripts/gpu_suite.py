@@ -34,7 +34,7 @@ from gpu.parity import failures, parity
 from gpu.sanitizer import sanitizer
 
 from minigpt.errors import ConfigError
-from minigpt.lab.bench.environment import installed
+from minigpt.lab.environment import installed
 from minigpt.lab.reference import versions
 from minigpt.placement import resolve_device
 

@@ -27,7 +27,7 @@ from transformers.utils import logging
 
 import minigpt
 from minigpt.checkpoint import locate
-from minigpt.lab.bench.environment import environment
+from minigpt.lab.environment import environment
 
 NORMS = ["textbook", "rms"]
 PROMPTS = ("Once upon a time", "The old sailor", "In a small house")

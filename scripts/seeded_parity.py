@@ -19,7 +19,7 @@ import typer
 from random_gpt2 import random_gpt2
 
 import minigpt
-from minigpt.lab.bench.environment import environment
+from minigpt.lab.environment import environment
 
 NORMS = ("textbook", "fused", "torch.nn:LayerNorm")
 DTYPES = ("float32", "bfloat16", "float16")

@@ -2,7 +2,7 @@
 
     python scripts/train_demo.py --out minigpt/demo --seed 0
 
-It takes seven to ten minutes on two cores. The same seed, machine and thread count give the same weights, bit for bit.
+It takes five to ten minutes on two cores. The same seed, machine and thread count give the same weights, bit for bit.
 """
 
 import math

@@ -101,7 +101,7 @@ def test_an_error_leaves_everything_as_it_was(old: Path, tmp_path: Path) -> None
 
 
 def no_exchange(monkeypatch: pytest.MonkeyPatch, old: Path) -> None:
-    monkeypatch.setattr(atomic, "_exchange", lambda *_: False)
+    monkeypatch.setattr(atomic, "_exchanged", lambda *_: False)
 
 
 def a_folder_inside(monkeypatch: pytest.MonkeyPatch, old: Path) -> None:

@@ -13,7 +13,6 @@ from rich.console import Console
 import minigpt
 from minigpt import ConfigError, GenerationError, MiniGPTError
 from minigpt.cli import app
-from minigpt.lab.bench import BenchPlan, bench_generate, bench_summary
 from minigpt.lab.bench import generation as bench_generation
 from minigpt.lab.bench.contestants import (
     CONTESTANTS,
@@ -27,7 +26,8 @@ from minigpt.lab.bench.contestants import (
     require_all,
     weights,
 )
-from minigpt.lab.bench.report import BenchReport, Limit, Measured, Spread
+from minigpt.lab.bench.generation import BenchPlan, bench_generate
+from minigpt.lab.bench.report import BenchReport, Limit, Measured, Spread, bench_summary
 
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [1, 2, 3]]
 

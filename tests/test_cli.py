@@ -529,6 +529,12 @@ BAD_MANY = {
 }  # fmt: skip
 
 
+def test_prompts_that_are_not_there_where_texts_already_are(run: Run, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl").write_text("")
+    words = ("--prompts", tmp_path / "none.jsonl", "--out", tmp_path / "out.jsonl")
+    assert f"cannot read {tmp_path}/none.jsonl" in complaint(run("generate", *words, "--model", folder))
+
+
 @pytest.mark.parametrize("fault", BAD_MANY)
 def test_many_prompts_that_cannot_be(run: Run, folder: Path, prompts: Path, tmp_path: Path, fault: str) -> None:
     words, message = BAD_MANY[fault]

@@ -268,6 +268,16 @@ def test_it_leaves_the_process_as_it_was() -> None:
     assert (torch.get_float32_matmul_precision(), torch.is_grad_enabled(), list(warnings.filters)) == before
 
 
+def test_it_goes_with_the_newer_setting_of_precision() -> None:
+    """Beside which PyTorch refuses to read the older one."""
+    before, torch.backends.cuda.matmul.fp32_precision = torch.backends.cuda.matmul.fp32_precision, "tf32"
+    try:
+        assert check("fused", ["values"]).passed
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
 # --- Modes and shapes ---
 
 

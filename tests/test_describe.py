@@ -123,3 +123,6 @@ def test_the_tokenizer_beside_it(tmp_path: Path) -> None:
     assert (facts["vocabulary"], facts["of it used"]) == (320, 300)
     (tmp_path / "tokenizer.json").write_text("{}")
     assert describe(tmp_path)["tokenizer"].startswith("refused: ")
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert describe(tmp_path)["tokenizer"] == "none"  # as convert, which takes none along

@@ -3,7 +3,7 @@
 import torch
 
 import minigpt
-from minigpt.lab.bench.environment import PACKAGES, environment
+from minigpt.lab.environment import PACKAGES, environment
 
 
 def test_it_names_processor_threads_and_versions() -> None:

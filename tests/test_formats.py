@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, GPT2DoubleHeadsModel, GPT2LMHeadM
 import minigpt
 from minigpt import CheckpointError, ConfigError
 from minigpt.checkpoint.containers import READERS
+from minigpt.checkpoint.files import WEIGHT_SUFFIXES
 from minigpt.checkpoint.formats import BOOK, FORMATS
-from minigpt.checkpoint.locate import WEIGHT_SUFFIXES
 
 # What OpenAI's and the book's models compute, and nanoGPT's.
 ACTIVATION = {"nanoGPT": "gelu", "nanoGPT, plain": "gelu"}

@@ -51,7 +51,7 @@ def test_none_at_all(tmp_path: Path) -> None:
     assert read_generation_config(tmp_path) == {}
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "3", "[" * 100_000])
+@pytest.mark.parametrize("content", ["{", "[]", "3", "[" * 100_000, '{"top_k": 5, "top_k": 7}', " " * 2**23 + "{}"])
 def test_a_file_that_holds_no_settings(tmp_path: Path, content: str) -> None:
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
         read_generation_config(beside(tmp_path, content))

@@ -109,6 +109,7 @@ def test_judging_restores_the_precision_of_products(precision: str) -> None:
     try:
         with judging():
             assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+            assert not torch.backends.cuda.matmul.allow_tf32  # which PyTorch tells only where nothing contradicts it
             assert not torch.is_grad_enabled()
         assert torch.get_float32_matmul_precision() == precision
         with pytest.raises(KeyError), judging():

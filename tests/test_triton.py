@@ -320,7 +320,7 @@ def test_says_why_it_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     assert info.reason == "needs triton: pip install 'minigpt[triton]'"
 
 
-def test_a_block_adds_and_normalizes_at_once_unless_it_is_watched(device: torch.device) -> None:
+def test_a_block_adds_and_normalizes_at_once_unless_it_has_hooks(device: torch.device) -> None:
     model, ids = small_model("triton", device=device), random_ids(2, 7, device=device)
     fused, calls = type(model.h[0].ln_2).add_norm, []
     with torch.inference_mode():

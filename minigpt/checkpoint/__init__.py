@@ -1,8 +1,8 @@
 """Files <-> model."""
 
-from minigpt.checkpoint.files import config_file, folder_of, weight_files
+from minigpt.checkpoint.files import TOKENIZER_FILES, config_file, folder_of, weight_files
 from minigpt.checkpoint.generation_config import read_generation_config
-from minigpt.checkpoint.locate import TOKENIZER_FILES, locate
+from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.opened import Checkpoint, open_checkpoint
 from minigpt.checkpoint.pretrained import from_pretrained, load_norms
 from minigpt.checkpoint.read import read_tensors

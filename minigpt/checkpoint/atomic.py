@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-CONFIG, SINGLE = "config.json", "model.safetensors"
-REPLACED = (CONFIG, SINGLE, f"{SINGLE}.index.json", "model-?????-of-?????.safetensors", "generation_config.json")
+from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, INDEX, SAFETENSORS, SHARDS
+
+REPLACED = (CONFIG, SAFETENSORS, INDEX, SHARDS, GENERATION_CONFIG)
 UNFINISHED = ".being-saved"
 
 
@@ -44,7 +45,7 @@ def replacing(folder: Path) -> Iterator[Path]:
         yield new
         for path in (*new.iterdir(), new):
             _flush(path)
-        if folder.exists() or not _is_the_first(folder, new):
+        if folder.exists() or not _named_first(new, folder):
             _replace(folder, new)
         _flush(folder.parent)
     finally:
@@ -52,8 +53,8 @@ def replacing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)  # by now the old files, or what was left half-way
 
 
-def _is_the_first(folder: Path, new: Path) -> bool:
-    """Give the new folder its name, if nobody else has done so meanwhile."""
+def _named_first(new: Path, folder: Path) -> bool:
+    """Give the new folder its name; whether that could be done before anybody else made one of that name."""
     try:
         new.rename(folder)
     except OSError as error:
@@ -67,7 +68,7 @@ def _replace(folder: Path, new: Path) -> None:
     for path in new.iterdir():
         if (folder / path.name).is_dir():
             raise IsADirectoryError(f"there is a folder {folder / path.name}")
-    if not (new.parent == folder.parent and _keeps_the_rest(folder, new) and _exchange(folder, new)):
+    if not (new.parent == folder.parent and _linked_the_rest(folder, new) and _exchanged(folder, new)):
         _move_in(folder, new)
 
 
@@ -81,8 +82,8 @@ def _may_be_renamed(folder: Path) -> bool:
     )
 
 
-def _keeps_the_rest(folder: Path, new: Path) -> bool:
-    """Give the new folder, too, the files of the old that are no part of a checkpoint; whether that could be done."""
+def _linked_the_rest(folder: Path, new: Path) -> bool:
+    """Link into the new folder the files of the old that are no part of a checkpoint; whether that could be done."""
     try:
         shutil.copymode(folder, new)
         for path in folder.iterdir():
@@ -93,7 +94,7 @@ def _keeps_the_rest(folder: Path, new: Path) -> bool:
     return True
 
 
-def _exchange(folder: Path, new: Path) -> bool:
+def _exchanged(folder: Path, new: Path) -> bool:
     """Exchange two folders' names in one call; whether this system, and this file system, can."""
     libc, names = ctypes.CDLL(None, use_errno=True), (os.fsencode(folder), os.fsencode(new))
     if hasattr(libc, "renameat2"):  # Linux: from the working directory (-100), RENAME_EXCHANGE (2)
@@ -107,9 +108,9 @@ def _move_in(folder: Path, new: Path) -> None:
     names = {path.name for path in new.iterdir()}
     old = folder / CONFIG
     same_shape = old.is_file() and old.read_bytes() == (new / CONFIG).read_bytes()
-    if not (same_shape and SINGLE in names):
+    if not (same_shape and SAFETENSORS in names):
         old.unlink(missing_ok=True)
-    for name in sorted(names, key=lambda name: (name == CONFIG, name != SINGLE)):
+    for name in sorted(names, key=lambda name: (name == CONFIG, name != SAFETENSORS)):
         if name == CONFIG:
             _remove_replaced(folder, but=names)
         os.replace(new / name, folder / name)

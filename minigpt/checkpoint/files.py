@@ -1,12 +1,15 @@
-"""Which files of a checkpoint's folder hold its tensors and its config."""
+"""The files of a checkpoint's folder: what they are called, and which of them hold its tensors and its config."""
 
 from pathlib import Path
 
-from minigpt.checkpoint.locate import CONFIG, WEIGHT_SUFFIXES
 from minigpt.errors import CheckpointError
 from minigpt.json_file import read_object
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin", "ckpt.pt")  # the first that is there, whole or by its index
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
+SAFETENSORS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+WEIGHTS = (SAFETENSORS, "pytorch_model.bin", "ckpt.pt")  # the first that is there, whole or by its index
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".npz")  # of files that hold tensors
 
 
 def weight_files(place: Path) -> dict[str, Path] | list[Path]:
@@ -27,7 +30,11 @@ def weight_files(place: Path) -> dict[str, Path] | list[Path]:
 
 
 def config_file(place: Path) -> Path:
-    """The ``config.json`` in a checkpoint's folder, or beside its bare file."""
+    """The ``config.json`` in a checkpoint's folder, or beside its bare file.
+
+    Raises:
+        CheckpointError: there is none.
+    """
     path = folder_of(place) / CONFIG
     if not path.is_file():
         raise CheckpointError(f"{place} has no {CONFIG}" + " beside it" * place.is_file())

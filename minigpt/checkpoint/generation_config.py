@@ -1,13 +1,13 @@
 """The ``generation_config.json`` beside a checkpoint's weights: how its makers mean it to write."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from minigpt.checkpoint.files import GENERATION_CONFIG, folder_of
 from minigpt.checkpoint.locate import locate
 from minigpt.errors import CheckpointError
+from minigpt.json_file import read_object
 
-FILE = "generation_config.json"
 NO_SETTING = ("_from_model_config", "transformers_version", "bos_token_id", "decoder_start_token_id")
 OFF: dict[str, Any] = {  # what the format writes for "not at all"
     "top_k": 0, "num_beams": 1, "num_beam_groups": 1, "length_penalty": 1, "diversity_penalty": 0, "min_length": 0,
@@ -27,20 +27,13 @@ def read_generation_config(
     settings is for ``GenerationSettings`` to judge.
 
     Raises:
-        CheckpointError: the source cannot be found, or the file is no JSON object.
+        CheckpointError: the source cannot be found, or the file is too large, no JSON object, or names one thing twice.
     """
-    place = locate(source, revision=revision, local_files_only=local_files_only)
-    path = (place if place.is_dir() else place.parent) / FILE
+    path = folder_of(locate(source, revision=revision, local_files_only=local_files_only)) / GENERATION_CONFIG
     if not path.is_file():
         return {}
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
     return {
         name: value
-        for name, value in fields.items()
+        for name, value in read_object(path, CheckpointError).items()
         if name not in NO_SETTING and value is not None and not (name in OFF and value == OFF[name])
     }

@@ -4,19 +4,22 @@ import os.path
 from pathlib import Path
 
 from minigpt.checkpoint import hub
+from minigpt.checkpoint.files import (
+    CONFIG,
+    GENERATION_CONFIG,
+    INDEX,
+    SAFETENSORS,
+    SHARDS,
+    TOKENIZER_FILES,
+    WEIGHT_SUFFIXES,
+)
 from minigpt.errors import CheckpointError
 
 DEMO = Path(__file__).parents[1] / "demo"
 KNOWN = ("demo", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
 
-CONFIG = "config.json"
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".npz")  # of files that hold tensors
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
-MODEL_FILES = (  # the tokenizer's too: they tell how many ids of a vocabulary are in use, and are to be of one commit
-    CONFIG, "generation_config.json", WEIGHTS, INDEX, "model-?????-of-?????.safetensors", *TOKENIZER_FILES,
-)  # fmt: skip
+# The tokenizer's too: they tell how many ids of a vocabulary are in use, and are to be of one commit.
+MODEL_FILES = (CONFIG, GENERATION_CONFIG, SAFETENSORS, INDEX, SHARDS, *TOKENIZER_FILES)
 
 
 def locate(
@@ -64,7 +67,7 @@ def _looks_like_a_path(source: str) -> bool:
 def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_files_only: bool) -> Path:
     try:
         return hub.fetch(
-            repository, files, revision=revision, local_files_only=local_files_only, pickled=WEIGHTS in files
+            repository, files, revision=revision, local_files_only=local_files_only, pickled=SAFETENSORS in files
         )
     except CheckpointError:
         raise

@@ -8,10 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from minigpt.checkpoint.containers import Contents
-from minigpt.checkpoint.files import config_file, folder_of
+from minigpt.checkpoint.files import CONFIG, config_file, folder_of
 from minigpt.checkpoint.fitting import require_affordable
 from minigpt.checkpoint.formats import Format, Tensors, recognise
-from minigpt.checkpoint.locate import CONFIG
 from minigpt.checkpoint.read import read_contents
 from minigpt.checkpoint.translate import as_ours, without_wrappers
 from minigpt.checkpoint.vocabulary import with_known_vocabulary
@@ -41,6 +40,9 @@ class Checkpoint:
 
 def open_checkpoint(place: Path, *, ignore_heads: bool = False) -> Checkpoint:
     """The checkpoint in a folder or file.
+
+    Args:
+        ignore_heads: leave out the heads of classifiers and their like; otherwise they are refused.
 
     Raises:
         CheckpointError: files are missing, damaged or hostile, or their tensors have no reading as a GPT-2's.

@@ -90,7 +90,8 @@ def load_norms(
     The checkpoint may hold anything else besides. Values are copied into the model's own Parameters, in its dtype.
 
     Raises:
-        CheckpointError: a norm parameter of the model is missing there or has another shape; nothing is copied then.
+        CheckpointError: the source cannot be found or read, or a norm parameter of the model is missing there or has
+            another shape; nothing is copied then.
     """
     place = locate(source, revision=revision, local_files_only=local_files_only)
     wanted = norm_parameters(model)

@@ -11,12 +11,16 @@ from minigpt.errors import CheckpointError
 
 
 def read_tensors(place: Path) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint by its name in the file; see ``read_contents``."""
+    """Every tensor of a checkpoint by its name in the file, memory-mapped where the file can be.
+
+    Raises:
+        CheckpointError: no weights, a damaged or a hostile file, or an index and shards that disagree.
+    """
     return read_contents(place).tensors
 
 
 def read_contents(place: Path) -> Contents:
-    """Every tensor of a checkpoint by its name in the file, memory-mapped: its pages are read when first used.
+    """The tensors, pages of which are read when first used, and what the file says of their model's shape.
 
     An .npz and files that PyTorch wrote before 1.6 cannot be mapped and are read.
 

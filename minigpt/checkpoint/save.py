@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minigpt import norms
 from minigpt.checkpoint.atomic import replacing
+from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, INDEX, SAFETENSORS
 from minigpt.checkpoint.fitting import misfits
 from minigpt.checkpoint.pretrained import norm_parameters
 from minigpt.checkpoint.read import listing
@@ -58,6 +59,23 @@ def save_pretrained(
         CheckpointError: a norm has a parameter that no GPT-2 has, the model has other layers, shapes only (device
             "meta") or weights in eight bits, the tokenizer cannot save itself, or the directory cannot be written.
     """
+    _require_savable(model, directory, tokenizer, max_shard_bytes)
+    tensors = _saved_tensors(model)
+    _require_whole(model, tensors)
+    _warn_of_other_norms(model)
+    ids = {name: value for name, value in model.config.to_dict().items() if name.endswith("_token_id")}
+    try:
+        with replacing(Path(directory)) as folder:
+            _write_weights(folder, tensors, max_shard_bytes)
+            _write_json(folder / CONFIG, model.config.to_dict() | {"dtype": dtype_name(model.wte.weight.dtype)})
+            _write_json(folder / GENERATION_CONFIG, {**ids, **(generation_config or {})})
+            if tokenizer is not None:
+                tokenizer.save(folder)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot save to {directory}: {error}") from error
+
+
+def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_shard_bytes: int) -> None:
     if model.wte.weight.is_meta:
         raise CheckpointError("a model on the meta device has shapes only, and no values to save")
     if model.quantize is not None:
@@ -71,19 +89,6 @@ def save_pretrained(
     if not (tokenizer is None or isinstance(tokenizer, SavesItself)):
         raise CheckpointError(f"the tokenizer is a {type(tokenizer).__name__}; take minigpt.Tokenizer.from_pretrained")
     _require_only_a_gpt2s(model)
-    _warn_of_other_norms(model)
-    tensors = _saved_tensors(model)
-    _require_whole(model, tensors)
-    ids = {name: value for name, value in model.config.to_dict().items() if name.endswith("_token_id")}
-    try:
-        with replacing(Path(directory)) as folder:
-            _write_weights(folder, tensors, max_shard_bytes)
-            _write_json(folder / "config.json", model.config.to_dict() | {"dtype": dtype_name(model.wte.weight.dtype)})
-            _write_json(folder / "generation_config.json", {**ids, **(generation_config or {})})
-            if tokenizer is not None:
-                tokenizer.save(folder)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot save to {directory}: {error}") from error
 
 
 def _saved_tensors(model: GPT2) -> dict[str, Tensor]:
@@ -101,7 +106,7 @@ def _saved_tensors(model: GPT2) -> dict[str, Tensor]:
 def _write_weights(folder: Path, tensors: Mapping[str, Tensor], most: int) -> None:
     shards = list(_shards(tensors, most))
     if len(shards) == 1:
-        _write_file(folder / "model.safetensors", shards[0])
+        _write_file(folder / SAFETENSORS, shards[0])
         return
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
@@ -109,7 +114,7 @@ def _write_weights(folder: Path, tensors: Mapping[str, Tensor], most: int) -> No
         _write_file(folder / name, shard)
         weight_map |= dict.fromkeys(shard, name)
     total = sum(map(_size, tensors.values()))
-    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
+    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
 def _write_file(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -62,7 +62,7 @@ def main() -> None:
         _fail(f"there is not enough memory for this: {str(error).strip().partition(chr(10))[0] or 'none is left'}")
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would try, and fail, to write the rest at its exit
-        _fail(f"cannot write the output: {error.strerror}")
+        _fail(f"{error.filename or 'cannot write the output'}: {error.strerror}")
 
 
 def _require_streams() -> None:

@@ -25,7 +25,7 @@ def _bench() -> None:
 @bench.command(epilog=EXAMPLES)
 def generate(
     model: Annotated[
-        str | None, typer.Option(help="A directory, .safetensors file, Hugging Face id, or 'demo'.")
+        str | None, typer.Option(help="A directory, a file of weights, a Hugging Face id, or 'demo'.")
     ] = None,
     preset: Annotated[
         str | None, typer.Option(help="Without --model: random weights of this shape.  [dim]default gpt2[/]")
@@ -45,7 +45,8 @@ def generate(
     ] = None,
 ) -> None:
     """Time reading a prompt and writing on, against others on the same weights in the same run, and the limit."""
-    from minigpt.lab.bench import BenchPlan, bench_generate, bench_summary
+    from minigpt.lab.bench.generation import BenchPlan, bench_generate
+    from minigpt.lab.bench.report import bench_summary
 
     require_writable(json_file)
     if quantize and dtype != "float32":

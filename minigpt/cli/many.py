@@ -23,19 +23,20 @@ def write_many(
     batch_size: int,
     identity: Mapping[str, Any],
 ) -> None:
-    """Write on from every prompt that ``out`` has no text for; ``identity`` is what else makes it the same run.
+    """Write on from every prompt that ``out`` has no text for.
 
-    To it belongs what the tokenizer is, and what the file of the norm says that it names.
+    Only texts of the same run are there: of the same prompts, weights, settings, tokenizer and ``identity``, such as
+    the norm's name, and where that names a file, of the same source.
     """
     from minigpt.checkpoint.pages import ready_to_write
     from minigpt.generation import complete
     from minigpt.generation.promptfile import ResultFile, fingerprint, read_prompts
     from minigpt.norms.locate import file_of
 
+    lines = read_prompts(prompts)
     if out.exists() and out.samefile(prompts):
         raise GenerationError(f"{out} holds the prompts; give another --out")
-    lines = read_prompts(prompts)
-    written: set[tuple[int, int]] = set()
+    written: set[tuple[int, int]] = set()  # filled once the file is open, before the first text is asked for
     texts = complete(
         model, tokenizer, [line.prompt for line in lines], batch_size=batch_size, skip=written, **settings
     )  # judges every prompt now, and writes when it is asked

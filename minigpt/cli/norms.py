@@ -25,7 +25,7 @@ def norms(
         _list_norms(as_json)
         return
     from minigpt.lab.conformance import check_norm
-    from minigpt.lab.summary import conformance_summary
+    from minigpt.lab.conformance.summary import conformance_summary
 
     with progress() as say:
         report = check_norm(check, device=device, progress=say)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch.backends import cuda
 
 _lock = threading.Lock()
-_found: list[bool] = []  # by each that is at work, whether cuDNN was permitted; by the first, before anybody was
+_found: list[bool] = []  # for each that is at work, whether it found cuDNN permitted: the first is what is put back
 
 
 @contextlib.contextmanager

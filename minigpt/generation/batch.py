@@ -17,7 +17,6 @@ from minigpt.generation.padding import left_padded
 from minigpt.generation.processors import Situation, warp_by
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
-from minigpt.generation.unused import without_unused_ids
 from minigpt.model import GPT2
 from minigpt.model.slots import Slots
 
@@ -49,7 +48,7 @@ class Batch:
     @torch.inference_mode()
     @of_any_length()
     def join(self, rows: list[Row]) -> None:
-        """Read the texts of new rows, once what those of one prompt share, and together what is of about one length."""
+        """Read the texts of new rows: what rows of one prompt share once, and texts of about one length together."""
         said = {row: (row.prompt, tuple(self._window(row))) for row in rows}
         texts = sorted(dict.fromkeys(said.values()), key=lambda text: -len(text[1]))
         for few in groups([len(ids) for _, ids in texts], AT_LEAST[self.device.type == "cuda"]):
@@ -165,6 +164,14 @@ def last_logits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, c
 def next_logits(model: GPT2, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
     """Logits as tokens are chosen from them: in float32, and none for ids that only fill up the vocabulary."""
     return without_unused_ids(logits.float(), model.config.used_vocab_size)
+
+
+def without_unused_ids(logits: Float[Tensor, "rows vocab"], used_vocab_size: int | None) -> Float[Tensor, "rows vocab"]:
+    """The logits with -inf for every id from ``used_vocab_size`` on; None leaves them as they are."""
+    if used_vocab_size is None:
+        return logits
+    unused = torch.arange(logits.shape[-1], device=logits.device) >= used_vocab_size  # (V,)
+    return logits.masked_fill(unused, -torch.inf)
 
 
 def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], settings: GenerationSettings) -> list[int]:

@@ -18,6 +18,7 @@ from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, parse_settings
 from minigpt.generation.static import WORTH_A_GRAPH, StaticBatch, is_static
 from minigpt.model import GPT2, require_ids, require_known
+from minigpt.model.masking import padding_mask
 from minigpt.placement import require_values
 
 
@@ -105,7 +106,7 @@ def known_codec(tokenizer: Any) -> TextCodec:
     Raises:
         GenerationError: it is another, such as transformers' own, which cannot tell the bytes of a token.
     """
-    if not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode_bytes")):
+    if not isinstance(tokenizer, TextCodec):
         raise GenerationError(f"the tokenizer is a {type(tokenizer).__name__}; take minigpt.Tokenizer.from_pretrained")
     return tokenizer
 
@@ -186,18 +187,13 @@ def require_context(model: GPT2, prompt: int, new: int, overflow: str) -> None:
 
 def _longest(input_ids: Tensor, attention_mask: Tensor | None) -> int:
     """The most real tokens that a prompt has."""
-    if attention_mask is None:
-        return input_ids.shape[1]
-    if attention_mask.shape != input_ids.shape:
-        batch, seq = input_ids.shape
-        raise GenerationError(
-            f"attention_mask is {tuple(attention_mask.shape)}, but must cover {batch} rows of {seq} tokens"
-        )
-    if not torch.equal(attention_mask.bool().to(attention_mask.dtype), attention_mask):
-        raise GenerationError("attention_mask must hold 1 for real tokens and 0 for padding, and nothing else")
-    if not attention_mask[:, -1].all():
+    batch, seq = input_ids.shape
+    real = padding_mask(attention_mask, None, batch, 0, seq)  # (B, T), or None: all are real
+    if real is None:
+        return seq
+    if not real[:, -1].all():
         raise GenerationError("a prompt ends in padding; pad on the left, so that its last token is its last column")
-    return int(attention_mask.bool().sum(-1).max())
+    return int(real.sum(-1).max())
 
 
 def _without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:

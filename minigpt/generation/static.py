@@ -17,7 +17,7 @@ from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.step import Step
 from minigpt.model import GPT2
 from minigpt.norms.adapt import is_ours
-from minigpt.norms.add import is_watched
+from minigpt.norms.add import has_hooks
 
 WORTH_A_GRAPH = 8  # new tokens; to record one costs about as much as a few steps
 ALIGNED = 8  # columns of which the room is a multiple, so that kernels of attention can read a mask as it lies
@@ -123,7 +123,7 @@ class StaticBatch(Batch):
 def is_static(model: GPT2, settings: GenerationSettings) -> bool:
     """Whether every step is the same: on CUDA, by norms that we know, nobody watching, and no text to look back at."""
     kept = settings.output_scores or settings.output_logprobs
-    watched = any(map(is_watched, model.modules()))
+    watched = any(map(has_hooks, model.modules()))
     known = all(is_ours(type(model.get_submodule(site))) for site in model.norm_sites())
     casting = torch.is_autocast_enabled(model.wte.weight.device.type)  # which keeps copies of weights of its own
     recorded = model.step is not None and model.step.has_graphs

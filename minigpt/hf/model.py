@@ -79,9 +79,8 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         self.transformer._modules.pop("lm_head", None)  # it is here instead, where checkpoints have it
         self.set_output_embeddings(nn.Linear(config.n_embd, config.vocab_size, bias=False))
         self.gradient_checkpointing = False
-        self.loss_type = (
-            "ForCausalLM"  # so that Trainer divides by the tokens that are predicted: all but a row's first
-        )
+        # So that Trainer divides by the tokens that are predicted: all but a row's first.
+        self.loss_type = "ForCausalLM"
         for layer in self.transformer.modules():
             if isinstance(layer, Conv1D):
                 layer.__class__ = AdaptableConv1D
@@ -163,7 +162,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         padding = None if ready else padding_mask(attention_mask, None, batch, past, seq)  # (B, S) or None
         if position_ids is None:
             position_ids = positions(padding, past, seq, x.device)  # (B or 1, T)
-        mask = attention_mask if ready else body._mask(padding, past, seq, x)
+        mask = attention_mask if ready else body.mask(padding, past, seq, x)
         return body.drop(x + body.wpe(position_ids)), mask
 
     def get_input_embeddings(self) -> nn.Module:

@@ -8,9 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigpt.checkpoint import Checkpoint, config_file, folder_of, locate, open_checkpoint, read_tensors, weight_files
+from minigpt.checkpoint import (
+    Checkpoint,
+    config_file,
+    folder_of,
+    has_tokenizer,
+    locate,
+    open_checkpoint,
+    read_tensors,
+    weight_files,
+)
 from minigpt.checkpoint.fitting import not_finite, only_dtype, require_fitting
-from minigpt.checkpoint.locate import TOKENIZER_FILES
 from minigpt.config import GPT2Config
 from minigpt.errors import MiniGPTError
 from minigpt.model import GPT2
@@ -114,7 +122,7 @@ def _norm_ranges(weight: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _tokenizer(folder: Path) -> str:
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if not has_tokenizer(folder):
         return "none"
     try:
         return f"byte-level BPE of {Tokenizer.from_pretrained(folder).vocab_size} tokens"

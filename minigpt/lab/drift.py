@@ -1,6 +1,6 @@
 """What each norm does to the activations: by itself, and after all that came before it; and the residual stream."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -54,9 +54,8 @@ class Drift:
             self.propagated[place].add(self.candidate.outputs[place], true_output)
             self.noise[place].add(self.reference.outputs[place], true_output)
         for site, norm in self.norms.items():
-            x = self.truth.inputs[site].to(
-                self.candidate.outputs[site].dtype
-            )  # (1, T, C): the true input, as it can be given
+            # (1, T, C): the true input, as it can be given
+            x = self.truth.inputs[site].to(self.candidate.outputs[site].dtype)
             self.local[site].add(norm.forward(x.clone()), exact_layer_norm(x, self.true_norms[site]))
 
     def norm_sites(self, swapped: Iterable[str]) -> list[NormSite]:
@@ -106,7 +105,7 @@ class Listener:
         for hook in self._hooks:
             hook.remove()
 
-    def _keep(self, place: str):
+    def _keep(self, place: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
             self.inputs[place] = args[0]
             self.outputs[place] = output[0] if isinstance(output, tuple) else output

@@ -36,9 +36,9 @@ def _pairs(contest: Contest, text: list[int]) -> Iterator[tuple[str, Tensor, Ten
         yield f"{name} against float32", _logits(contest, ids, dtype=getattr(torch, name)), logits
     yield f"batch of 1 against batch of {BATCH}", logits, _logits(contest, ids.expand(BATCH, -1))[:1]
     if contest.device.type == "cuda":
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        torch.set_float32_matmul_precision("high")
         with_tf32 = _logits(contest, ids)
-        torch.backends.cuda.matmul.fp32_precision = "ieee"
+        torch.set_float32_matmul_precision("highest")
         yield "TF32 against float32", with_tf32, logits
 
 

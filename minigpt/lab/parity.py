@@ -10,6 +10,7 @@ from torch import Tensor
 
 from minigpt.checkpoint import locate
 from minigpt.errors import GenerationError
+from minigpt.lab import search
 from minigpt.lab.budget import parse_budget, spend
 from minigpt.lab.contest import Contest, Judged, Prompts, judged_prompts
 from minigpt.lab.cost import cost, speed
@@ -19,8 +20,7 @@ from minigpt.lab.measures import LogitsMeter
 from minigpt.lab.noise import ordinary_differences
 from minigpt.lab.perplexity import file_ids, text_perplexity
 from minigpt.lab.reference import judging, versions
-from minigpt.lab.report import ParityReport, TokenDrift
-from minigpt.lab.search import Verdicts, bisect, sensitivity
+from minigpt.lab.report import Bisection, OrdinaryDifference, ParityReport, SiteSensitivity, TokenDrift
 from minigpt.lab.steps import Progress, Steps
 from minigpt.norms import NormSpec
 from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
@@ -94,13 +94,8 @@ def parity(
     run = _Run(contest, judged, steps)
     with judging():
         run.compare(max_new_tokens)
-        found: dict[str, Any] = run.findings()
-        if noise:
-            found["noise"] = run.noise()
-        if sensitivity:
-            found["sensitivity"] = run.sensitivity()
-        if bisect:
-            found["bisect"] = run.bisection()
+        found = run.findings()
+        found |= run.asked_for(noise=noise, sensitivity=sensitivity, bisect=bisect)
         if text is not None:
             found["perplexity"] = text_perplexity(contest, text, text_ids, steps)
     report = ParityReport(
@@ -157,22 +152,28 @@ class _Run:
             cost=cost(self.contest, longest.prompt),
         )
 
-    def noise(self) -> Any:
+    def asked_for(self, **wanted: bool) -> dict[str, Any]:
+        """Those blocks that are wanted."""
+        blocks = {"noise": self._noise, "sensitivity": self._sensitivity, "bisect": self._bisection}
+        return {name: blocks[name]() for name in wanted if wanted[name]}
+
+    def _noise(self) -> list[OrdinaryDifference]:
         """Ordinary differences, on the shortest prompt: float16 is slow on a CPU."""
         self.begin("measuring ordinary differences")
         shortest = min(range(len(self.texts)), key=lambda i: len(self.texts[i].prompt))
         prompt = self.texts[shortest].prompt
         return ordinary_differences(self.contest, prompt, self.truths[shortest][: len(prompt)])
 
-    def sensitivity(self) -> Any:
+    def _sensitivity(self) -> list[SiteSensitivity]:
         """Every swapped site alone, on the longest text."""
         self.begin("swapping one site at a time")
-        return sensitivity(self.contest, self._longest.text, self.meter.logits())
+        return search.sensitivity(self.contest, self._longest.text, self.meter.logits())
 
-    def bisection(self) -> Any:
+    def _bisection(self) -> Bisection:
         """The swapped sites that break parity."""
         self.begin("looking for the sites that break parity")
-        return bisect(Verdicts(self.contest, self.texts, self.truths, self.meter.logits()), self.contest.swapped)
+        verdicts = search.Verdicts(self.contest, self.texts, self.truths, self.meter.logits())
+        return search.bisect(verdicts, self.contest.swapped)
 
     @property
     def _longest(self) -> Continued:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import minigpt
 from minigpt.checkpoint import config_file, read_tensors
+from minigpt.lab.environment import processor
 
 
 @contextlib.contextmanager
@@ -23,16 +24,22 @@ def judging() -> Iterator[None]:
 
 @contextlib.contextmanager
 def full_products() -> Iterator[None]:
-    """Full float32 products: no TF32 on a GPU, no bfloat16 shortcuts on a CPU."""
+    """Full float32 products: no TF32 on a GPU, no bfloat16 shortcuts on a CPU.
+
+    PyTorch has an older setting of that and a newer one, and refuses to read the older while they differ: both say it.
+    """
     backends: Any = torch.backends
     products = [backends.cuda.matmul, backends.mkldnn.matmul]
-    before = [backend.fp32_precision for backend in products]
+    newer, older = [backend.fp32_precision for backend in products], None
+    with contextlib.suppress(RuntimeError):  # they differ already
+        older = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
     try:
-        for backend in products:
-            backend.fp32_precision = "ieee"
         yield
     finally:
-        for backend, precision in zip(products, before, strict=True):
+        if older is not None:
+            torch.set_float32_matmul_precision(older)
+        for backend, precision in zip(products, newer, strict=True):
             backend.fp32_precision = precision
 
 
@@ -85,16 +92,12 @@ class Reference:
             pad_token_id=eos[0] if eos else 0,
         )
 
-    def norms(self, sites: list[str]) -> dict[str, torch.nn.Module]:
-        """The reference's own norm modules, by our names of the sites."""
-        return {site: self.model.transformer.get_submodule(site) for site in sites}
-
 
 def versions(device: torch.device) -> dict[str, Any]:
     """What a figure was measured on."""
     import transformers
 
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {
         "minigpt": minigpt.__version__,
         "python": platform.python_version(),

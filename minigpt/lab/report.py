@@ -5,6 +5,8 @@ import math
 import sys
 from typing import Any
 
+from minigpt.json_file import finite
+
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
 
 
@@ -280,12 +282,4 @@ class ParityReport:
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON's own types; a number that is not finite is null."""
         verdict = {"verdict": "pass" if self.passed else "fail", "reasons": self.reasons}
-        return _finite(dataclasses.asdict(self) | verdict)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return finite(dataclasses.asdict(self) | verdict)

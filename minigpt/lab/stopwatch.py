@@ -28,7 +28,7 @@ def finish(device: torch.device) -> None:
 
 
 def wall_seconds(call: Callable[[], object], loops: int, device: torch.device) -> float:
-    """What one call takes whoever makes ``loops`` of them in a row and needs the results."""
+    """Seconds a call, of ``loops`` in a row, until the last result is there."""
     finish(device)
     start = time.perf_counter()
     for _ in range(loops):

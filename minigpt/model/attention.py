@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from minigpt.config import GPT2Config
 from minigpt.model import one_query
-from minigpt.model.cache import KVCache
+from minigpt.model.cache import LayerCache
 from minigpt.model.conv1d import Conv1D
 
 ATTENTIONS = ("sdpa", "eager")
@@ -42,14 +42,14 @@ class CausalSelfAttention(nn.Module):
         self,
         x: Float[Tensor, "batch seq embd"],
         mask: Float[Tensor, "rows 1 seq total"] | Bool[Tensor, "rows 1 seq total"] | None,
-        cache: KVCache | None = None,
+        cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch seq embd"]:
         """``mask`` is what ``masking.sdpa_mask`` or ``masking.eager_mask`` makes for this kind of attention."""
         y = self.c_proj(self.mix(self.c_attn(x), mask, cache))
         return self.resid_dropout(y) if self.training else y
 
     def mix(
-        self, qkv: Float[Tensor, "batch seq qkv"], mask: Tensor | None, cache: KVCache | None
+        self, qkv: Float[Tensor, "batch seq qkv"], mask: Tensor | None, cache: LayerCache | None
     ) -> Float[Tensor, "batch seq embd"]:
         """What every token takes from those before it: all between the two projections."""
         batch, seq, _ = qkv.shape

@@ -1,5 +1,7 @@
 """Keys and values of the tokens already read, so that a new token costs one token's work."""
 
+from typing import Protocol
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -10,8 +12,25 @@ from minigpt.errors import GenerationError
 # L layers, B batch, H heads, S tokens so far, T new tokens, D width of a head
 
 
+class LayerCache(Protocol):
+    """What attention asks of a cache."""
+
+    def update(self, layer: int, new: Float[Tensor, "2 batch heads new head"]) -> tuple[Tensor, ...]:
+        """Add a layer's new keys and values (2, B, H, T, D); return all that it has, each (B, H, S, D)."""
+        ...
+
+
 class KVCache:
     """Room for ``max_length`` tokens in every layer. The caller owns it; ``GPT2.forward`` appends to it.
+
+    ``GPT2.new_cache`` makes one that fits the model.
+
+    Args:
+        n_layer, batch_size, n_head, max_length, head_size: L, B, H, the most S, and D.
+        dtype, device: of the keys and values.
+
+    Raises:
+        GenerationError: there are no rows, or there is room for no token.
 
     Attributes:
         store: (L, 2, B, H, max_length, D) of every layer the keys, and then the values.

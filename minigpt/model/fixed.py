@@ -28,7 +28,7 @@ class FixedCache(NamedTuple):
 
 
 def hiding(visible: Bool[Tensor, "rows room"], dtype: torch.dtype) -> Float[Tensor, "rows room"]:
-    """What is added to scores: 0 where visible, -inf where not. Made once, since a Boolean one every layer makes anew.
+    """What is added to scores: 0 where visible, -inf where not. A Boolean mask would be converted by every layer anew.
 
     A row sees its own token at least, so -inf makes no NaN, and hides the largest score of any dtype.
     """

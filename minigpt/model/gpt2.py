@@ -18,7 +18,7 @@ from minigpt import norms
 from minigpt.config import GPT2Config
 from minigpt.errors import ConfigError
 from minigpt.model.attention import ATTENTIONS, CausalSelfAttention
-from minigpt.model.cache import KVCache
+from minigpt.model.cache import KVCache, LayerCache
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.inputs import require_context, require_positions, require_tokens
 from minigpt.model.masking import eager_mask, padding_mask, positions, sdpa_mask
@@ -39,7 +39,7 @@ class Block(nn.Module):
         self.mlp = MLP(config, arithmetic)
 
     def forward(
-        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: KVCache | None
+        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | None
     ) -> Float[Tensor, "batch seq embd"]:
         x, normalized = norms.add_norm(self.ln_2, x, self.attn(self.ln_1(x), mask, cache))
         return x + self.mlp(normalized)
@@ -132,7 +132,7 @@ class GPT2(nn.Module):
         if self.step is not None and cache is not None and seq == 1:
             x = self.step(x, padding, cache)
         else:
-            x = self.read(x, self._mask(padding, past, seq, x), cache)
+            x = self.read(x, self.mask(padding, past, seq, x), cache)
         if cache is not None:
             cache.advance(seq, padding)
         return x
@@ -186,16 +186,17 @@ class GPT2(nn.Module):
             if isinstance(module, Conv1D):
                 nn.init.zeros_(module.bias)
 
-    def read(self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: Any) -> Tensor:
+    def read(self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | None) -> Tensor:
         """All blocks and the last norm: the stream (B, T, C) through the whole network."""
         for block in self.h:
             x = block(x, mask, cache)
         return self.ln_f(x)
 
-    def _mask(self, padding: Bool[Tensor, "batch total"] | None, past: int, seq: int, x: Tensor) -> Tensor | None:
-        """A Boolean one is made anew by every layer's kernel, so one for a single token is made to be added, once.
+    def mask(self, padding: Bool[Tensor, "batch total"] | None, past: int, seq: int, x: Tensor) -> Tensor | None:
+        """The mask (B or 1, 1, T, S) of all layers; None where the kernel knows by itself.
 
-        Not in float16, whose lowest number is too high to hide a key of the largest scores.
+        For a single token it is one to be added: a Boolean one would be converted by every layer's kernel anew. Not in
+        float16, whose lowest number is too high to hide a key of the largest scores.
         """
         single = seq == 1 and padding is not None and self.arithmetic == "fast" and x.dtype != torch.float16
         if self.attention == "sdpa" and not single:

@@ -76,7 +76,7 @@ def require_context(position_ids: Int[Tensor, "rows seq"], total: int, is_padded
     if total <= context:
         return
     if is_padded and not (has_values(position_ids) or torch.compiler.is_compiling()):
-        return  # a compiler rather makes two programs than one that reads beyond the table
+        return  # while compiling it is asked: better two programs than one that reads beyond the table
     longest = int(position_ids.max()) + 1 if is_padded else total
     if longest > context:
         raise GenerationError(f"{longest} tokens are more than the {context} of the model's context")

@@ -14,7 +14,7 @@ from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
 from minigpt.model.mlp import MLP, gelu_tanh, unchanged
 from minigpt.model.product import HAS_ONEDNN, linear_pointwise
-from minigpt.norms.add import is_watched
+from minigpt.norms.add import has_hooks
 
 DTYPES = (torch.float32, torch.bfloat16)  # that oneDNN packs
 
@@ -133,8 +133,8 @@ def pack(
 ) -> GPT2:
     """Pack every affine weight, for ``tokens`` of them at a time, in place; return ``model``.
 
-    In bfloat16 the head as well, of which the embedding stays as a second copy: it is looked up. GELU becomes part of
-    the product before it, so that ``c_fc`` is what it was followed by GELU. The model can then only compute: none of
+    In bfloat16 the head as well, of which the embedding stays as a second copy: it is looked up. ``c_fc`` computes
+    its product and the GELU after it in one. The model can then only compute: none of
     its Parameters asks for a gradient any more. A layer that has hooks, or another forward, stays as it is. ``let_go``
     is handed each weight, as it was, once it is packed. ``linear`` and ``conv1d`` are the layers that hold them.
 
@@ -152,7 +152,7 @@ def pack(
         model.fast_head = linear(model.head_rows(), None, tokens).train(model.training)
     for name in affine_layers(model):
         layer: Any = model.get_submodule(name)
-        if type(layer).forward is Conv1D.forward and not is_watched(layer):
+        if type(layer).forward is Conv1D.forward and not has_hooks(layer):
             model.set_submodule(name, conv1d(layer.weight.t(), layer.bias, tokens).train(layer.training))
             let_go(layer.weight)
     for mlp in (module for module in model.modules() if isinstance(module, MLP)):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-FEW = range(7, 33)  # how many rows are better put second, the weights first, where MKL blocks them
+FEW = range(7, 33)  # numbers of rows for which MKL computes W^T x^T faster than x W
 
 
 def _vendor() -> str:

@@ -15,12 +15,12 @@ def add_norm(
     norm is called with.
     """
     fused: Any = getattr(norm, "add_norm", None)
-    if fused is not None and not is_watched(norm):
+    if fused is not None and not has_hooks(norm):
         return fused(residual, delta)
     total = residual + delta
     return total, norm(total)
 
 
-def is_watched(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Whether hooks wait for the module's own call, and would miss it if others did its work."""
     return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from minigpt.errors import NormError
 from minigpt.norms.adapt import adapt, is_ours
 from minigpt.norms.construct import construct
 from minigpt.norms.locate import locate
+from minigpt.norms.textbook import row_shape
 
 NormSpec = str | type[nn.Module] | Callable[..., nn.Module]
 
@@ -32,7 +32,5 @@ def build(norm: NormSpec, normalized_shape: int | Sequence[int], *, eps: float =
     make = locate(norm) if isinstance(norm, str) else norm
     if is_ours(make):
         return make(normalized_shape, eps=eps, bias=bias)
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    if not shape or min(shape) < 1:
-        raise NormError(f"normalized_shape must be one or more sizes above 0, not {normalized_shape!r}")
+    shape = row_shape(normalized_shape)
     return adapt(construct(make, shape, eps=eps, bias=bias), make, shape, eps=eps, bias=bias)

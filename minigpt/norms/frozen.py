@@ -46,14 +46,12 @@ class FrozenLayerNorm(LayerNorm):
                 "minigpt.model.calibrate(model, input_ids) or minigpt parity --calibration FILE"
             )
         usual, massive, boundary = self.calibration.to(x.dtype)
-        row = tuple(range(-len(self.normalized_shape), 0))
-        mean = x.mean(dim=row, keepdim=True)  # (..., 1)
+        mean = x.mean(dim=self.row_dims, keepdim=True)  # (..., 1)
         return (x - mean) / torch.where(self.deviation(x) < boundary, usual, massive)
 
     def deviation(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*rows"]:
         """What LayerNorm divides each row of ``x`` by, sqrt(var + eps): (..., 1)."""
-        row = tuple(range(-len(self.normalized_shape), 0))
-        return torch.sqrt(x.var(dim=row, correction=0, keepdim=True) + self.eps)
+        return torch.sqrt(x.var(dim=self.row_dims, correction=0, keepdim=True) + self.eps)
 
     def calibrate(self, x: Float[Tensor, "batch seq *row"]) -> None:
         """Take the constants from the inputs (B, T, ...) that this norm has in a model, position 0 first.

@@ -17,5 +17,4 @@ class RMSNorm(LayerNorm):
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """The row at mean square 1."""
-        row = tuple(range(-len(self.normalized_shape), 0))
-        return x / torch.sqrt(x.square().mean(dim=row, keepdim=True) + self.eps)
+        return x / torch.sqrt(x.square().mean(dim=self.row_dims, keepdim=True) + self.eps)

@@ -18,6 +18,6 @@ class StdEps(LayerNorm):
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """The row at mean 0 and a deviation just below 1."""
-        row = tuple(range(-len(self.normalized_shape), 0))
-        std, mean = torch.std_mean(x, dim=row, correction=0, keepdim=True)  # (..., 1); std's gradient at 0 is 0
+        # each (..., 1); the gradient of this deviation at 0 is 0
+        std, mean = torch.std_mean(x, dim=self.row_dims, correction=0, keepdim=True)
         return (x - mean) / (std + self.eps)

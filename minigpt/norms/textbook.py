@@ -36,9 +36,7 @@ class LayerNorm(nn.Module):
 
     def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True) -> None:
         super().__init__()
-        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-        if not self.normalized_shape or min(self.normalized_shape) < 1:
-            raise NormError(f"normalized_shape must be one or more sizes above 0, not {normalized_shape!r}")
+        self.normalized_shape = row_shape(normalized_shape)
         if not 0 <= eps < float("inf"):
             raise NormError(f"eps must be a finite number, 0 or more, not {eps!r}")
         self.eps = eps
@@ -57,10 +55,14 @@ class LayerNorm(nn.Module):
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """The row before its learned scale and shift: mean 0, variance 1. A variant replaces this step."""
-        row = tuple(range(-len(self.normalized_shape), 0))
-        mean = x.mean(dim=row, keepdim=True)  # (..., 1)
-        var = (x - mean).square().mean(dim=row, keepdim=True)  # (..., 1), biased: divided by n, not n - 1
+        mean = x.mean(dim=self.row_dims, keepdim=True)  # (..., 1)
+        var = (x - mean).square().mean(dim=self.row_dims, keepdim=True)  # (..., 1), biased: divided by n, not n - 1
         return (x - mean) / torch.sqrt(var + self.eps)
+
+    @property
+    def row_dims(self) -> tuple[int, ...]:
+        """The dimensions that are one row, as reductions take them: (-1,) where it is a vector."""
+        return tuple(range(-len(self.normalized_shape), 0))
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, bias={self.bias is not None}"
@@ -70,3 +72,15 @@ class LayerNorm(nn.Module):
             raise NormError(f"this norm is of floating-point numbers, and the input is {x.dtype}")
         if x.shape[-len(self.normalized_shape) :] != self.normalized_shape:
             raise NormError(f"this norm is over {self.normalized_shape}, but the input is {tuple(x.shape)}")
+
+
+def row_shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
+    """The shape of a row.
+
+    Raises:
+        NormError: it has no dimension, or one without elements.
+    """
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not shape or min(shape) < 1:
+        raise NormError(f"normalized_shape must be one or more sizes above 0, not {normalized_shape!r}")
+    return shape

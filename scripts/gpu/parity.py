@@ -90,7 +90,6 @@ def compared(
             given = gradients(model, lambda m=model: m(ids[:1]))
             trios = [(given[name], wanted[name], true) for name, true in truth.gradients.items()]
             yield {"norm": norm, "case": "gradients"} | errors("", *map(list, zip(*trios, strict=True)))
-            model.zero_grad()
 
 
 def errors(norm: str, given: list[Tensor], wanted: list[Tensor], truth: list[Tensor]) -> Row:

@@ -1,5 +1,6 @@
 """NumPy's .npz: a zip archive of arrays. Nothing pickled in it is read."""
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint.containers.contents import Contents
-from minigpt.checkpoint.containers.zipped import require_sound_zip
+from minigpt.checkpoint.containers.zipped import require_sound
 from minigpt.errors import CheckpointError
 
 
@@ -18,7 +19,8 @@ def read_npz(file: Path) -> Contents:
         CheckpointError: it is no whole archive of plain arrays, or unpacks to more than twice its size.
     """
     try:
-        require_sound_zip(file, most_growth=2).close()
+        with zipfile.ZipFile(file) as archive:
+            require_sound(archive, file.stat().st_size, most_growth=2)
         with np.load(file, allow_pickle=False) as archive:
             return Contents({name: _tensor(name, archive[name]) for name in archive.files})
     except Exception as error:  # zipfile's, zlib's and NumPy's many kinds

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint.containers.contents import Contents
-from minigpt.checkpoint.containers.zipped import require_sound_zip
+from minigpt.checkpoint.containers.zipped import require_sound
 from minigpt.errors import CheckpointError
 from minigpt.json_file import MOST_BYTES
 
@@ -34,23 +34,30 @@ def read_pickled(file: Path) -> Contents:
         CheckpointError: it is damaged, would call anything else than what builds tensors, or holds no state dict.
     """
     try:
-        zipped = _require_harmless(file)
-        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
-        return _contents(loaded)
+        zipped = _is_zip(file)
+        require_harmless = _require_harmless_parts if zipped else _require_harmless_pickles
+        require_harmless(file)
+        return _contents(torch.load(file, map_location="cpu", weights_only=True, mmap=zipped))
     except Exception as error:  # of every kind: the bytes of a stranger are interpreted here
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"{file} is not a PyTorch file of plain tensors: {reason[:300]}") from error
 
 
-def _require_harmless(file: Path) -> bool:
-    """Look through the file's instructions; whether it is a zip archive, as PyTorch writes since 1.6."""
+def _is_zip(file: Path) -> bool:
+    """Whether it is an archive, as PyTorch writes since 1.6."""
     with file.open("rb") as opened:
-        if opened.read(4) != b"PK\x03\x04":
-            opened.seek(0)
-            for _ in range(5):  # magic number, protocol, system, tensors, keys; then bare bytes
-                _require_builds_tensors_only(opened)
-            return False
-    with require_sound_zip(file, most_growth=1) as archive:
+        return opened.read(4) == b"PK\x03\x04"
+
+
+def _require_harmless_pickles(file: Path) -> None:
+    with file.open("rb") as opened:
+        for _ in range(5):  # magic number, protocol, system, tensors, keys; then bare bytes
+            _require_builds_tensors_only(opened)
+
+
+def _require_harmless_parts(file: Path) -> None:
+    with zipfile.ZipFile(file) as archive:
+        require_sound(archive, file.stat().st_size, most_growth=1)
         for part in archive.infolist():
             if part.compress_type != zipfile.ZIP_STORED:
                 raise ValueError(f"{part.filename!r} in it is compressed, as PyTorch never writes it")
@@ -61,7 +68,6 @@ def _require_harmless(file: Path) -> bool:
                     )
                 with archive.open(part) as opened:
                     _require_builds_tensors_only(opened)
-    return True
 
 
 def _require_builds_tensors_only(opened: IO[bytes]) -> None:

@@ -14,6 +14,8 @@ from minigpt.errors import CheckpointError, ConfigError
 
 Tensors = dict[str, Tensor]
 
+GPT2_VOCABULARY = 50257
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -134,9 +136,6 @@ def _joined(name: str, parts: list[Tensor]) -> Tensor:
         shapes = ", ".join(f"{part.dtype} {tuple(part.shape)}" for part in parts)
         raise CheckpointError(f"the parts of {name} do not fit together: they are {shapes}")
     return torch.cat(parts, dim=-1)
-
-
-GPT2_VOCABULARY = 50257
 
 
 def _vocabulary(fields: Mapping[str, Any]) -> dict[str, Any]:

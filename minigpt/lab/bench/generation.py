@@ -17,8 +17,8 @@ from minigpt.checkpoint import from_pretrained, locate, save_pretrained
 from minigpt.config import GPT2Config
 from minigpt.errors import ConfigError, MiniGPTError
 from minigpt.lab.bench.contestants import convert_for_ctranslate2, weights
-from minigpt.lab.bench.environment import environment
 from minigpt.lab.bench.report import BenchReport, Limit, Measured
+from minigpt.lab.environment import environment
 from minigpt.lab.steps import Progress, Steps
 from minigpt.model import GPT2
 from minigpt.placement import DTYPES

@@ -18,7 +18,7 @@ BYTES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Of several runs the median, and the fifth below and above which the rest lie."""
+    """The median of several runs, and their 20th and 80th percentiles."""
 
     median: float
     p20: float

@@ -34,9 +34,6 @@ def _answers(spec: dict[str, Any]) -> Any:
     if spec["name"] in OURS:
         settle_memory()  # as our command line does
     bare_mb = peak_mb()
-    if spec["name"] == "nothing":
-        yield {"bare_mb": bare_mb}
-        return
     from minigpt.lab.bench.contestants import CONTESTANTS, require_all
 
     contestant = CONTESTANTS[spec["name"]](spec["folder"], spec["prompts"], spec["kind"], **spec["how"])

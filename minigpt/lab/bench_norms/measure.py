@@ -146,7 +146,7 @@ def _timing(
 
 
 def _clocked(call: Callable[[], object], device: torch.device) -> Callable[[], tuple[float, float]]:
-    """What says how many seconds a call takes the device, and its caller, of as many calls as a clock needs."""
+    """Gives seconds a call on the device, and seconds a call for the caller: means over enough calls for a clock."""
     call()
     loops = max(1, min(100, math.ceil(2e-3 / max(wall_seconds(call, 1, device), 1e-7))))
 

@@ -1,9 +1,8 @@
 """The conformance kit: run the cases on one norm, and where one fails say what is wrong."""
 
-import contextlib
 import platform
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 import torch
@@ -19,6 +18,7 @@ from minigpt.lab.conformance.layouts import LAYOUT_CASES
 from minigpt.lab.conformance.report import ConformanceReport
 from minigpt.lab.conformance.subject import EPS, Subject
 from minigpt.lab.conformance.values import VALUE_CASES
+from minigpt.lab.reference import full_products
 from minigpt.lab.steps import Progress, Steps
 from minigpt.norms import NormSpec
 from minigpt.placement import resolve_device
@@ -60,7 +60,7 @@ def check_norm(
     groups = list(dict.fromkeys(case.group for case in chosen))
     begin = Steps(progress, total=len(groups) + 1)
     subject = Subject(norm, device, seed=seed, compile_backend=compile_backend or best_backend(device))
-    with _full_float32_products(), warnings.catch_warnings():
+    with full_products(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a variance over a row of one number warns, and is asked for here
         subject.require_judgeable()
         results = []
@@ -99,13 +99,3 @@ def _matching(cases: str | Iterable[str]) -> list[Case]:
 
 def _matches(case: Case, pattern: str) -> bool:
     return fnmatchcase(case.name, pattern) or fnmatchcase(case.group, pattern)
-
-
-@contextlib.contextmanager
-def _full_float32_products() -> Iterator[None]:
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(precision)

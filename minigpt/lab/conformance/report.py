@@ -1,8 +1,9 @@
 """What a conformance run found."""
 
 import dataclasses
-import math
 from typing import Any
+
+from minigpt.json_file import finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +51,7 @@ class ConformanceReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON's own types; a number that is not finite is null."""
-        fields = dataclasses.asdict(self)
-        for case in fields["cases"]:
-            for key in ("error", "bound", "reference_error"):
-                case[key] = case[key] if case[key] is not None and math.isfinite(case[key]) else None
-        return {"verdict": "pass" if self.passed else "fail"} | fields
+        return finite({"verdict": "pass" if self.passed else "fail"} | dataclasses.asdict(self))
 
     def __str__(self) -> str:
         """The verdict, the diagnoses and the failed cases, a line each."""

@@ -71,7 +71,6 @@ def line_chart(name: str, lines: Sequence[Line], ticks: Sequence[Tick], scale: L
         scale: of the vertical axis, in whole decades. What lies below, such as zero, is drawn at its foot.
         about: what the chart shows, for who does not see it.
     """
-    require_matplotlib()
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -109,7 +109,7 @@ def _row(*cells: Child) -> Html:
 def _cell(site: Reading | None, *, quantity: str, scale: LogScale, **attributes: object) -> Html:
     if site is None:
         return element("td", role="cell", class_="empty")
-    shade = scale.place(site[quantity].number) if site[quantity].number != 0 else 0.0
+    shade = scale.place(site[quantity].number)
     marks = [_SWAPPED if site["swapped"].value else None, _OVER if _over(site, quantity) else None]
     return element(
         "td",

@@ -23,11 +23,6 @@ def element(tag: str, *children: Child, **attributes: object) -> Html:
     return Html(f"<{tag}{_written(attributes)}>{fragment(*children)}</{tag}>")
 
 
-def void(tag: str, **attributes: object) -> Html:
-    """An element that has no content, such as ``<col>``."""
-    return Html(f"<{tag}{_written(attributes)}>")
-
-
 def fragment(*children: Child) -> Html:
     """The children after one another, escaped."""
     return Html("".join(_flat(children)))

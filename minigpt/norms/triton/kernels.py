@@ -16,7 +16,7 @@ import triton.language as tl
 from minigpt.norms.triton import interpreting
 
 INTERPRETED = tl.constexpr(interpreting())
-COUNTS = ("rows", "programs")  # a 1 of these is not compiled in; of ``rounds`` it is, and leaves no loop
+COUNTS = ("rows", "programs")  # not compiled anew where they are 1; ``rounds`` is, and there is no loop then
 STAGES = tl.constexpr(2)  # turns of a loop: while one is computed, the rows of the next are on their way
 
 
@@ -29,7 +29,7 @@ def row_start(row, inner, outer_stride, inner_stride):
 @triton.jit
 @no_type_check
 def rows_of_turn(turn, ROWS: tl.constexpr):
-    """The ROWS rows (ROWS, 1) that this program comes by at this turn: at every turn, the next for all programs."""
+    """Numbers (ROWS, 1) of the rows that are this program's in this turn; all programs' rows together are adjacent."""
     program = tl.program_id(0).to(tl.int64) + turn * tl.num_programs(0).to(tl.int64)
     return program * ROWS + tl.arange(0, ROWS)[:, None]
 
@@ -39,7 +39,7 @@ def rows_of_turn(turn, ROWS: tl.constexpr):
 def rounded(value, pointer):
     """``value`` in the dtype that ``pointer`` points to, to nearest even.
 
-    So do devices by themselves. The interpreter cuts a bfloat16 off, and is given one that there is nothing to cut of.
+    Devices do so by themselves. The interpreter truncates to bfloat16, so there the value is rounded before.
     """
     if INTERPRETED and pointer.dtype.element_ty == tl.bfloat16:
         bits = value.to(tl.float32).to(tl.uint32, bitcast=True)

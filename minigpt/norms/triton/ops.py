@@ -16,7 +16,7 @@ from minigpt.norms.triton import interpreting, kernels
 
 REGISTERS = 32 * 1024  # bytes of one row, as its statistics are kept, that a program may hold; longer rows go in pieces
 LONG_BLOCK = 2048  # elements of one piece
-FORWARD_BYTES, BACKWARD_BYTES = 4096, 2048  # of those that one warp holds: the fewer warps, the less they have to share
+FORWARD_BYTES, BACKWARD_BYTES = 4096, 2048  # of a row, for each warp: the fewer warps, the less they exchange to sum
 BUSY = 16  # warps that keep a multiprocessor busy, since rows are asked for ahead
 SUM_ROWS, SUM_BLOCK = 512, 16  # of partial sums that are added up at a time: few turns, by many programs
 
