@@ -49,6 +49,59 @@ class LeastVariance(LayerNorm):
         return centred(x) / torch.sqrt(variance(x).clamp(min=self.eps))
 
 
+class LeastDeviation(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        return centred(x) / variance(x).sqrt().clamp(min=self.eps)
+
+
+class EpsTwice(LayerNorm):
+    """By so little that half precision does not show it."""
+
+    def standardize(self, x: Tensor) -> Tensor:
+        return centred(x) / (torch.sqrt(variance(x) + self.eps) + self.eps)
+
+
+class MeanDeviation(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        return centred(x) / (centred(x).abs().mean(-1, keepdim=True) + self.eps)
+
+
+class AnotherEpsForFloat64(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        eps = 1e-3 if x.dtype == torch.float64 else self.eps
+        return F.layer_norm(wide, self.normalized_shape, self.weight.to(wide), self.bias.to(wide), eps).to(x)
+
+
+class Draws(LayerNorm):
+    """Another result at every call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(exact(self, x), 0.1)
+
+
+class OtherwiseInTraining(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return exact(self, x) * (1.01 if self.training else 1)
+
+
+class WritesOverItsOutput(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        y = exact(self, x)
+        if getattr(self, "kept", y[:0]).shape != y.shape or self.kept.dtype != y.dtype:
+            self.kept = torch.empty_like(y)
+        return self.kept.detach_().copy_(y)
+
+
+class WrongSum(LayerNorm):
+    """Right by itself, and n - 1 where it adds the residual too."""
+
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        total = residual + delta
+        standard = centred(total) / torch.sqrt(total.var(-1, keepdim=True) + self.eps)
+        return total, (standard * self.weight + self.bias).to(total.dtype)
+
+
 class DividesByNMinusOne(LayerNorm):
     def standardize(self, x: Tensor) -> Tensor:
         return centred(x) / torch.sqrt(x.var(-1, keepdim=True) + self.eps)
@@ -339,6 +392,22 @@ class OneGroup(LayerNorm):
         return F.group_norm(rows, 1, self.weight.flatten(), bias, self.eps).view(x.shape) if len(rows) else x.clone()
 
 
+class AddsTheResidualToo(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return exact(self, x)
+
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        total = residual + delta
+        return total, exact(self, total)
+
+
+class ViewOfAnotherLayout(LayerNorm):
+    """Its output cannot be viewed as rows, only reshaped."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return exact(self, x).transpose(0, -1).contiguous().transpose(0, -1)
+
+
 class NoFloat64(LayerNorm):
     """As a GPU kernel may be."""
 
@@ -362,4 +431,7 @@ class GammaBeta(nn.Module):
 
 
 LOOPS = [Welford, PlainLoop]  # slow in Python
-CORRECT = [TwoPass, VarMean, Folded, NarrowScaling, Float64Inside, OneGroup, NoFloat64, GammaBeta, nn.LayerNorm]
+CORRECT = [
+    TwoPass, VarMean, Folded, NarrowScaling, Float64Inside, OneGroup, NoFloat64, GammaBeta, nn.LayerNorm,
+    AddsTheResidualToo, ViewOfAnotherLayout,
+]  # fmt: skip

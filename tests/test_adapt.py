@@ -1,6 +1,7 @@
 """Somebody else's class as a norm: found, called, loaded and held as it is written, or refused in one sentence."""
 
 import copy
+import dataclasses
 import functools
 import inspect
 import math
@@ -1002,3 +1003,130 @@ def test_an_adapted_norm_is_looked_at_without_reading_its_values() -> None:
     assert norms.build(Wrong, 8)(torch.randn(2, 8)).isnan().all()
     with torch.device("meta"):
         assert norms.build(EmbDim, 8)(torch.randn(2, 8)).is_meta
+
+
+# --- Constructors, and sums of its own ---
+
+
+class EpsFirst(nn.Module):
+    def __init__(self, eps: float = 1e-3, hidden_size: int = 128) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = *_pair(hidden_size), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+
+
+class Sums(EpsFirst):
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        return residual + delta, 2 * self(residual + delta)
+
+
+class SumsByItsOwnNames(GammaBeta):
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        return residual + delta, 2 * self(residual + delta)
+
+
+class ThreeArguments(EpsFirst):
+    def add_norm(self, x: Tensor, residual: Tensor, prenorm: bool) -> Tensor:
+        return self(x + residual)
+
+
+class NoPair(EpsFirst):
+    def add_norm(self, residual: Tensor, delta: Tensor) -> Tensor:
+        return self(residual + delta)
+
+
+class NarrowsSums(EpsFirst):
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        return residual + delta, self(residual + delta).bfloat16()
+
+
+class RaisesInSums(EpsFirst):
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        raise ZeroDivisionError("no sums today")
+
+
+class NoModes(EpsFirst):
+    def train(self, mode: bool = True) -> nn.Module:
+        raise RuntimeError("inference only")
+
+
+class OfMeta(nn.Module):
+    """Its Parameters have no values before it is given others."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        with torch.device("meta"):
+            self.weight, self.bias = _pair(dim)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+
+
+@dataclasses.dataclass
+class NoHash(nn.Module):
+    """As a dataclass that compares is."""
+
+    dim: int
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = _pair(self.dim)
+
+
+def _pair(dim: int) -> tuple[nn.Parameter, nn.Parameter]:
+    return nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
+
+
+def test_a_size_is_never_taken_for_an_eps(model: GPT2) -> None:
+    swap_norms(model, EpsFirst)
+    norm: Any = model.ln_f
+    assert (norm.eps, norm.weight.shape) == (model.config.layer_norm_epsilon, (model.config.n_embd,))
+    with pytest.raises(NormError, match="is told no size: it takes eps, elementwise_affine"):
+        norms.build(functools.partial(nn.LayerNorm, 64), 64)
+
+
+@pytest.mark.parametrize("cls", [Sums, SumsByItsOwnNames])
+def test_a_residual_addition_of_its_own_is_used(cls: type[nn.Module]) -> None:
+    norm, residual, delta = norms.build(cls, 8), torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    for used in (norm, copy.deepcopy(norm)):
+        total, y = norms.add_norm(used, residual, delta)
+        assert torch.equal(total, residual + delta)
+        assert torch.equal(y, 2 * used(total))
+
+
+@pytest.mark.parametrize(
+    ("cls", "said"),
+    [
+        (ThreeArguments, r"add_norm of ThreeArguments cannot be called with \(residual, delta\): missing .*'prenorm'"),
+        (NoPair, "add_norm of NoPair does not return the sum and its norm, as a pair"),
+        (NarrowsSums, "NarrowsSums changes the dtype: torch.float64 went in, torch.bfloat16 came out"),
+        (RaisesInSums, "RaisesInSums raised ZeroDivisionError: no sums today"),
+        (NoModes, "NoModes raised RuntimeError: inference only"),
+        (NoHash, "NoHash raised TypeError: unhashable type"),
+    ],
+)
+def test_what_somebody_else_s_code_raises_is_told_in_one_sentence(cls: type, said: str, model: GPT2) -> None:
+    def use() -> None:
+        swap_norms(model, cls)
+        model(torch.tensor([[1, 2]]))
+
+    with pytest.raises(NormError, match=said):
+        use()
+
+
+def test_parameters_without_values_are_only_places(model: GPT2) -> None:
+    x = torch.tensor([[1, 2, 3]])
+    expected = model(x)
+    swap_norms(model, OfMeta)
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_a_module_that_answers_for_itself(tmp_path: Path) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text("def __getattr__(name):\n    raise RuntimeError('ask somebody else')\n")
+    with pytest.raises(NormError, match=r"asked for 'Norm', .*odd\.py raised RuntimeError: ask somebody else"):
+        norms.build(f"{file}:Norm", 8)

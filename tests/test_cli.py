@@ -826,6 +826,38 @@ BAD_PARITY = {
 }
 
 
+LOUD = """
+import minigpt
+print("imported")
+class Loud(minigpt.LayerNorm):
+    def __init__(self, *args, **named):
+        super().__init__(*args, **named)
+        print("built")
+    def forward(self, x):
+        print("called")
+        return super().forward(x)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "the dog", "--greedy", "--max-new-tokens", "5"],
+        ["generate", "the dog", "--greedy", "--max-new-tokens", "5", "--json"],
+        ["parity", "--prompt", "the dog", "--json", "-"],
+    ],
+    ids=" ".join,
+)
+def test_what_a_norm_prints_is_no_part_of_the_result(run: Run, folder: Path, tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    ended = run(*words, "--model", folder, "--norm", f"{tmp_path}/loud.py:Loud")
+    assert ended.status == 0, ended
+    assert {"imported", "built", "called"} <= set(ended.err.split())
+    assert not {"imported", "built", "called"} & set(ended.out.split())
+    if "--json" in words:
+        json.loads(ended.out)
+
+
 @pytest.mark.parametrize("fault", BAD_PARITY)
 def test_a_parity_that_cannot_be_judged(run: Run, folder: Path, fault: str) -> None:
     words, message = BAD_PARITY[fault]

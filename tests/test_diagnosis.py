@@ -25,6 +25,13 @@ MISTAKES = [
     (sabotages.EpsIgnored, "another eps", "the eps it is given is ignored"),
     (sabotages.NoEps, "*constant rows", "eps is left out"),
     (sabotages.LeastVariance, "*near sqrt(eps)", "eps is the least variance, not added to it"),
+    (sabotages.LeastDeviation, "*near sqrt(eps)", "eps is the least deviation, not added to the variance"),
+    (sabotages.MeanDeviation, "*ordinary rows", "it divides by something else than the root mean square"),
+    (sabotages.AnotherEpsForFloat64, "*near sqrt(eps)", "eps looks like 0.001, not 1e-05, but not for float32 input"),
+    (sabotages.OtherwiseInTraining, ["values", "any mode", "gradients*"], "its values depend on training mode"),
+    (sabotages.WritesOverItsOutput, "behaviour", "its next call writes over its output"),
+    (sabotages.WrongSum, ["values", "behaviour"], "wrong only where it adds the residual too, in add_norm"),
+    (sabotages.WrongSum, ["values", "gradients"], "gradients are wrong though values are right: of the"),
     (sabotages.DividesByNMinusOne, "width*", "variance divides by n - 1"),
     (sabotages.StdPlusEps, "*near sqrt(eps)", "eps is added to the deviation"),
     (sabotages.NoShift, "*ordinary rows", "the shift is ignored"),
@@ -123,6 +130,30 @@ def test_one_cause_is_one_diagnosis() -> None:
     report = check(sabotages.DividesByNMinusOne, ["widths", "values", "layouts", "behaviour", "gradients"])
     assert len(report.failures) > 20
     assert report.diagnoses == ["variance divides by n - 1"]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_mistake_everywhere_is_not_told_as_one_of_a_part() -> None:
+    """Not of the layouts and widths that it is asked in, nor of float32 since half precision does not show it."""
+    report = check(sabotages.EpsTwice, "*")
+    assert len(report.failures) > 20
+    assert report.diagnoses == ["no mistake known by name; the first case that fails is 'width 2'"]
+
+
+def test_what_is_no_function_of_its_input_has_no_formula() -> None:
+    assert check(sabotages.Draws, ["values", "behaviour"]).diagnoses == ["it answers differently from call to call"]
+
+
+def test_rounding_that_depends_on_the_batch_is_called_rounding() -> None:
+    class BySum(sabotages.LayerNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = sabotages.exact(self, x)
+            return y * (1 + 2**-23) if x.ndim == 2 and len(x) == 1 else y
+
+    said = check(BySum, ["values", "behaviour"]).diagnoses
+    assert said == ["a row depends on its batch, by rounding alone"]
+    said = check(sabotages.LooksAtItsBatch, ["values", "behaviour"]).diagnoses
+    assert said == ["a row depends on its batch, by rounding alone"]
 
 
 def test_an_unknown_mistake_is_called_so() -> None:

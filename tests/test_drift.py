@@ -128,6 +128,25 @@ def test_one_token_has_no_rest(folder: Path) -> None:
     assert all(site["local_rest"] in (0, None) for site in fields["norm_sites"])
 
 
+class SumsItself(minigpt.LayerNorm):
+    """Right by itself; 1 % too large where it adds the residual too, as a block has it do at ln_2."""
+
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        total = residual + delta
+        return total, self.forward(total) * 1.01
+
+
+def test_a_norm_is_judged_as_the_model_calls_it(folder: Path) -> None:
+    report = judge(folder, SumsItself, "*")
+    assert not report.passed
+    for site in report.norm_sites:
+        wanted = 0.01 if site.site.endswith("ln_2") else 0.0
+        print(f"{site.site}: {site.local_error:.3g}, wanted {wanted}")
+        assert site.local_error == pytest.approx(wanted, abs=2e-6, rel=1e-3)
+    alone = judge(folder, SumsItself, "*.ln_1")
+    assert alone.passed, alone.reasons
+
+
 def test_listening_leaves_no_trace(folder: Path) -> None:
     """A class that counts its calls is called no more once the report is there."""
     calls = []

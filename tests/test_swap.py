@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import SMALL, assert_same_bits, assert_within, left_padding, random_ids, rms, small_model
 from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 
 from minigpt import GPT2, GPT2Config, LayerNorm, NormError, swap_norms
 from minigpt.norms.fused import FusedLayerNorm
@@ -235,3 +236,16 @@ def test_a_norm_whose_output_is_not_contiguous(model: GPT2) -> None:
 def _after(model: GPT2, norm: str | type[nn.Module]) -> GPT2:
     swap_norms(model, norm)
     return model
+
+
+@pytest.mark.parametrize("kind", ["pruned", "parametrized"])
+def test_a_weight_that_is_computed_cannot_be_shared(model: GPT2, kind: str) -> None:
+    if kind == "pruned":
+        prune.l1_unstructured(model.ln_f, "weight", 0.5)
+    else:
+        parametrize.register_parametrization(model.ln_f, "weight", nn.Identity())
+    before = dict(model.named_modules())
+    with pytest.raises(NormError, match="weight or bias of ln_f is no Parameter of its own; undo its pruning"):
+        swap_norms(model, "textbook")
+    assert dict(model.named_modules()) == before
+    swap_norms(model, "textbook", "h.*")

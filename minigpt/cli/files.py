@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,27 @@ def read_standard_input() -> str:
         raise MiniGPTError(f"standard input is not UTF-8: {error}") from error
 
 
+def said_aside() -> redirect_stdout[Any]:
+    """Standard output carries the result alone: what somebody's norm prints meanwhile goes to standard error."""
+    return redirect_stdout(sys.stderr)
+
+
+def made_aside(pieces: Iterator[str]) -> Iterator[str]:
+    """The pieces, each made ``said_aside``."""
+    while True:
+        with said_aside():
+            piece = next(pieces, None)
+        if piece is None:
+            return
+        yield piece
+
+
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """Shows on standard error what is being done, how far it has come, and for how long."""
+    """Shows on standard error what is being done, how far it has come, and for how long; all else is ``said_aside``."""
     columns = (SpinnerColumn(), BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with said_aside(), bar as progress:
         task = progress.add_task("starting", total=1.0)
         yield lambda step, done: progress.update(task, description=step, completed=done)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import minigpt
-from minigpt.cli.files import print_json, read_standard_input
+from minigpt.cli.files import made_aside, print_json, read_standard_input, said_aside
 from minigpt.cli.many import tokens_at_a_time, write_many
 from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision
 
@@ -80,17 +80,20 @@ def generate(
     _require_sense(settings, {name: value for name, value in beside.items() if name not in asked}, place)
     text = read_standard_input() if prompt == "-" else prompt
 
-    gpt2 = minigpt.from_pretrained(
-        place, norm=norm, attention=attention, device=device, dtype=dtype, quantize=quantize, check_finite=check_finite
-    )  # fmt: skip
-    if compiled:
-        minigpt.compile_steps(gpt2)
-    tokenizer = minigpt.Tokenizer.from_pretrained(place)
-    if prompts is not None and out is not None:
-        size = 16 if batch_size is None else batch_size
-        write_many(gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "attention": attention})
-        return
-    pieces = minigpt.stream(ready_to_write(gpt2, tokens_at_a_time(gpt2, settings, 1)), tokenizer, text, **settings)
+    with said_aside():
+        gpt2 = minigpt.from_pretrained(
+            place, norm=norm, attention=attention, device=device, dtype=dtype, quantize=quantize,
+            check_finite=check_finite,
+        )  # fmt: skip
+        if compiled:
+            minigpt.compile_steps(gpt2)
+        tokenizer = minigpt.Tokenizer.from_pretrained(place)
+        if prompts is not None and out is not None:
+            size = 16 if batch_size is None else batch_size
+            write_many(gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "attention": attention})
+            return
+        ready_to_write(gpt2, tokens_at_a_time(gpt2, settings, 1))
+    pieces = made_aside(minigpt.stream(gpt2, tokenizer, text, **settings))
     if as_json:
         print_json({"model": model, "norm": norm, "prompt": text, "text": "".join(pieces), "settings": settings}, "-")
         return

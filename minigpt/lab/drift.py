@@ -1,7 +1,9 @@
 """What each norm does to the activations: by itself, and after all that came before it; and the residual stream."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -27,7 +29,6 @@ class Drift:
         self.candidate = Listener(contest.candidate, places)
         self.reference = Listener(contest.reference.model.transformer, places)
         self.truth = Listener(contest.truth.model.transformer, places)
-        self.norms = {site: contest.candidate.get_submodule(site) for site in self.sites}
         self.true_norms = {site: contest.truth.model.transformer.get_submodule(site) for site in self.sites}
         self.local = {site: PositionedDistance() for site in self.sites}
         self.propagated = {place: PositionedDistance() for place in places}
@@ -53,10 +54,10 @@ class Drift:
                 raise NormError(f"{place} gives NaN where the reference gives numbers, so its drift cannot be measured")
             self.propagated[place].add(self.candidate.outputs[place], true_output)
             self.noise[place].add(self.reference.outputs[place], true_output)
-        for site, norm in self.norms.items():
+        for site, true_norm in self.true_norms.items():
             # (1, T, C): the true input, as it can be given
             x = self.truth.inputs[site].to(self.candidate.outputs[site].dtype)
-            self.local[site].add(norm.forward(x.clone()), exact_layer_norm(x, self.true_norms[site]))
+            self.local[site].add(self.candidate.again[site](x.clone()), exact_layer_norm(x, true_norm))
 
     def norm_sites(self, swapped: Iterable[str]) -> list[NormSite]:
         """Every site in the order data meets them."""
@@ -90,27 +91,54 @@ class Drift:
         ]
 
 
+CALLED = {"forward", "add_norm"}  # by which a block asks its norms
+
+
 class Listener:
-    """Keeps the last input and output of chosen modules."""
+    """Keeps the last input and output of chosen modules, and how the module came from the one to the other.
+
+    They are called through: hooks would keep a norm from adding the residual itself, and so from computing what it
+    computes when nobody listens.
+    """
 
     def __init__(self, model: nn.Module, places: list[str]) -> None:
-        self.modules = {place: model.get_submodule(place) for place in places}
+        self.modules: dict[str, Any] = {place: model.get_submodule(place) for place in places}
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
+        self.again: dict[str, Callable[[Tensor], Tensor]] = {}  # the same computation, for another input
 
     def start(self) -> None:
-        self._hooks = [module.register_forward_hook(self._keep(place)) for place, module in self.modules.items()]
+        self._own = [(module, {name: vars(module)[name] for name in CALLED & vars(module).keys()})
+                     for module in self.modules.values()]  # fmt: skip
+        for place, module in self.modules.items():
+            module.forward = self._heard(place, module.forward)
+            if (add_norm := getattr(module, "add_norm", None)) is not None:
+                module.add_norm = self._heard_sum(place, add_norm)
 
     def stop(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        for module, own in self._own:
+            for name in CALLED:
+                vars(module).pop(name, None)
+            vars(module).update(own)
 
-    def _keep(self, place: str) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
-            self.inputs[place] = args[0]
-            self.outputs[place] = output[0] if isinstance(output, tuple) else output
+    def _heard(self, place: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def heard(x: Tensor, *more: Any, **named: Any) -> Any:
+            output = forward(x, *more, **named)
+            self._keep(place, x, output[0] if isinstance(output, tuple) else output, forward)
+            return output
 
-        return hook
+        return heard
+
+    def _heard_sum(self, place: str, add_norm: Callable[..., Any]) -> Callable[..., Any]:
+        def heard(residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+            total, y = add_norm(residual, delta)
+            self._keep(place, total, y, lambda x: add_norm(x, torch.zeros_like(x))[1])
+            return total, y
+
+        return heard
+
+    def _keep(self, place: str, x: Tensor, y: Tensor, again: Callable[[Tensor], Tensor]) -> None:
+        self.inputs[place], self.outputs[place], self.again[place] = x, y, again
 
 
 class PositionedDistance:

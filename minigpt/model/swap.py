@@ -11,6 +11,7 @@ from minigpt.config import GPT2Config
 from minigpt.errors import NormError
 from minigpt.model.gpt2 import GPT2
 from minigpt.norms.adapt import AdaptedNorm
+from minigpt.norms.construct import naming
 
 
 def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "*") -> list[str]:
@@ -30,6 +31,7 @@ def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "
     chosen = match_sites(model, sites)
     built = {name: _built(norm, model.get_submodule(name), model.config) for name in chosen}
     _require_one_each(model, list(built.values()))
+    _require_own_parameters(model, chosen)
     replacements = {name: _sharing(new, model.get_submodule(name)) for name, new in built.items()}
     for name, module in replacements.items():
         model.set_submodule(name, module)
@@ -66,7 +68,16 @@ def _require_one_each(model: GPT2, new: list[nn.Module]) -> None:
         taken.add(own)
 
 
+def _require_own_parameters(model: GPT2, sites: list[str]) -> None:
+    """Refuse a norm whose weight is computed from others, as by pruning or a parametrization: it cannot be shared."""
+    for site in sites:
+        norm: Any = model.get_submodule(site)
+        if not ("weight" in norm._parameters and (norm.bias is None or "bias" in norm._parameters)):
+            raise NormError(f"weight or bias of {site} is no Parameter of its own; undo its pruning or parametrization")
+
+
 def _sharing(new: Any, old: Any) -> nn.Module:
-    new.to(old.weight.device, old.weight.dtype)  # its buffers, and any Parameter beside the two that are shared
-    new.weight, new.bias = old.weight, old.bias
-    return new.train(old.training)
+    with naming(new):
+        new.weight, new.bias = old.weight, old.bias
+        new.to(old.weight.device, old.weight.dtype)  # its buffers, and any Parameter beside the two that are shared
+        return new.train(old.training)

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from minigpt.errors import NormError
 from minigpt.norms.construct import EPS, takes_eps, title
 from minigpt.norms.textbook import LayerNorm
-from minigpt.norms.watch import Watched, watched
+from minigpt.norms.watch import Watched, WatchedSum, watched
 
 SCALES = ("weight", "gamma", "scale", "g", "a_2")
 SHIFTS = ("bias", "beta", "shift", "b", "b_2")
@@ -41,6 +41,7 @@ def adapt(module: nn.Module, make: Callable[..., Any], shape: tuple[int, ...], *
     said = _notes(module, make, eps)
     if places == {role: [role] for role in (("weight", "bias") if bias else ("weight",))}:
         module.forward = Watched(module, said)
+        _watch_sums(module, module)
         return module
     return AdaptedNorm(module, places, shape, eps=eps, bias=bias, notes=said)
 
@@ -82,6 +83,7 @@ class AdaptedNorm(nn.Module):
             _hold_at_zero(norm, places.pop("bias", []))
         _borrow(norm, places, self)
         self.norm = norm
+        _watch_sums(norm, self)
 
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """What the module makes of ``x`` (..., *normalized_shape): same shape, dtype and device, or a NormError."""
@@ -158,6 +160,12 @@ def _notes(module: nn.Module, make: Callable[..., Any], eps: float) -> tuple[str
     if takes_eps(make):
         return ()
     return (f"eps cannot be set in {title(module)}" + (f"; it is {eps:g}, as the model's" if found else ""),)
+
+
+def _watch_sums(norm: Any, holder: Any) -> None:
+    """Let ``holder`` offer, watched, the residual addition that ``norm`` has fused in, if it has."""
+    if callable(getattr(norm, "add_norm", None)):
+        holder.add_norm = WatchedSum(norm)
 
 
 def _hold_at_zero(norm: nn.Module, names: list[str]) -> None:

@@ -11,8 +11,8 @@ def add_norm(
 ) -> tuple[Float[Tensor, "*dims"], Float[Tensor, "*dims"]]:
     """``residual + delta`` and ``norm`` of that sum, both (..., *normalized_shape).
 
-    A norm with an ``add_norm(residual, delta)`` of its own computes both, unless somebody watches it: hooks see what a
-    norm is called with.
+    A norm with an ``add_norm(residual, delta)`` of its own computes both, unless it has hooks: they see what a norm is
+    called with.
     """
     fused: Any = getattr(norm, "add_norm", None)
     if fused is not None and not has_hooks(norm):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from minigpt.norms.adapt import adapt, is_ours
-from minigpt.norms.construct import construct
+from minigpt.norms.construct import construct, naming
 from minigpt.norms.locate import locate
 from minigpt.norms.textbook import row_shape
 
@@ -33,4 +33,6 @@ def build(norm: NormSpec, normalized_shape: int | Sequence[int], *, eps: float =
     if is_ours(make):
         return make(normalized_shape, eps=eps, bias=bias)
     shape = row_shape(normalized_shape)
-    return adapt(construct(make, shape, eps=eps, bias=bias), make, shape, eps=eps, bias=bias)
+    module = construct(make, shape, eps=eps, bias=bias)
+    with naming(make):
+        return adapt(module, make, shape, eps=eps, bias=bias)

@@ -1,5 +1,6 @@
 """Call somebody else's constructor with what a norm can be told: a size, an eps, and whether there is a shift."""
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -72,16 +73,26 @@ def source_file(make: object) -> str | None:
         return None
 
 
-def _call(make: Maker, size: Size, keywords: dict[str, Any]) -> nn.Module:
-    first = _signature(make)[0]
-    by_name = {Parameter.KEYWORD_ONLY: first.name, Parameter.VAR_KEYWORD: "normalized_shape"}.get(first.kind)
+@contextlib.contextmanager
+def naming(make: object, asked: str | None = None) -> Iterator[None]:
+    """Around what somebody else's code is asked for: what that raises is a NormError that names it."""
     try:
-        module = make(**{by_name: size}, **keywords) if by_name else make(size, **keywords)
-    except MiniGPTError:
+        yield
+    except (MiniGPTError, torch.OutOfMemoryError):
         raise
     except RAISED as error:
-        given = ", ".join([repr(size), *(f"{name}={value!r}" for name, value in keywords.items())])
-        raise NormError(f"{title(make)}({given}) raised {last_line(error, source_file(make))}") from error
+        raise NormError(f"{asked or title(make)} raised {last_line(error, source_file(make))}") from error
+
+
+def _call(make: Maker, size: Size, keywords: dict[str, Any]) -> nn.Module:
+    takes_size = _signature(make)[0]
+    comes_first = takes_size.name == _parameters(make)[0].name
+    by_name = {Parameter.KEYWORD_ONLY: takes_size.name, Parameter.VAR_KEYWORD: "normalized_shape"}.get(
+        takes_size.kind, None if comes_first else takes_size.name
+    )
+    given = ", ".join([repr(size), *(f"{name}={value!r}" for name, value in keywords.items())])
+    with naming(make, f"{title(make)}({given})"):
+        module = make(**{by_name: size}, **keywords) if by_name else make(size, **keywords)
     if not isinstance(module, nn.Module):
         raise NormError(f"{title(make)} makes a {type(module).__name__}, not a torch.nn.Module")
     return module
@@ -145,7 +156,21 @@ def _told(parameter: Parameter, eps: float, bias: bool) -> Iterator[Any]:
 
 
 def _signature(make: Maker) -> list[Parameter]:
-    """The parameters of a class's constructor, without self, or of a function: at least one, the size."""
+    """The parameters, that of the size first, which it is unless it has the name of something else that is told."""
+    parameters = _parameters(make)
+    size = next((parameter for parameter in parameters if not any(True for _ in _told(parameter, 0.0, True))), None)
+    if size is None or (size is not parameters[0] and not _may_be_size(size)):
+        raise NormError(f"{title(make)} is told no size: it takes {', '.join(p.name for p in parameters)}")
+    return [size, *(parameter for parameter in parameters if parameter is not size)]
+
+
+def _may_be_size(parameter: Parameter) -> bool:
+    default = parameter.default
+    return default is Parameter.empty or (isinstance(default, int) and not isinstance(default, bool))
+
+
+def _parameters(make: Maker) -> list[Parameter]:
+    """The parameters of a class's constructor, without self, or of a function: at least one."""
     try:
         parameters = list(inspect.signature(make).parameters.values())
     except (TypeError, ValueError) as error:

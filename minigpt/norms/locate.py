@@ -33,8 +33,11 @@ def locate(norm: str) -> Callable[..., Any]:
     file = file_of(norm)
     module = _from_package(place) if file is None else _from_file(file)
     found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
+    try:
+        for part in name.split("."):
+            found = getattr(found, part, None)
+    except RAISED as error:  # a module may have a __getattr__ of its own
+        raise NormError(f"asked for {name!r}, {place} raised {last_line(error)}") from error
     if not callable(found):
         wrong = f"{norm} is of type {type(found).__name__}, not a class"
         if found is None:

@@ -1,5 +1,6 @@
 """Hold somebody else's norm to what a norm does, and say whose error it was when it fails."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,35 @@ class Watched:
         return watched(self.module, self.compute, x)
 
 
+class WatchedSum:
+    """A module's ``add_norm``, held to the same."""
+
+    def __init__(self, module: Any) -> None:
+        self.module, self.compute = module, module.add_norm
+        try:
+            inspect.signature(self.compute).bind(None, None)
+        except TypeError as error:
+            raise NormError(f"add_norm of {title(module)} cannot be called with (residual, delta): {error}") from error
+        except ValueError:  # it has no signature to read, and its first call tells
+            pass
+
+    def __call__(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum and its norm.
+
+        Raises:
+            NormError: it raises, or the two are not of the sum's shape, dtype and device.
+        """
+        if torch.compiler.is_compiling():
+            return self.compute(residual, delta)
+        found = _answer(self.module, self.compute, residual, delta)
+        if not (isinstance(found, tuple) and len(found) == 2):
+            raise NormError(f"add_norm of {title(self.module)} does not return the sum and its norm, as a pair")
+        wider = residual if residual.dtype == torch.promote_types(residual.dtype, delta.dtype) else delta
+        for tensor in found:
+            _require_like(tensor, wider, self.module)
+        return found
+
+
 def watched(module: nn.Module, compute: Callable[[Tensor], Any], x: Tensor) -> Tensor:
     """``compute(x)``, checked.
 
@@ -29,15 +59,19 @@ def watched(module: nn.Module, compute: Callable[[Tensor], Any], x: Tensor) -> T
     """
     if torch.compiler.is_compiling():
         return compute(x)  # traced once, and what it raises there is the compiler's to handle
+    y = _answer(module, compute, x)
+    _require_like(y, x, module)
+    return y
+
+
+def _answer(module: nn.Module, compute: Callable[..., Any], *given: Tensor) -> Any:
     try:
-        y = compute(x)
+        return compute(*given)
     except (MiniGPTError, torch.OutOfMemoryError):
         raise
     except RAISED as error:
         where = last_line(error, source_file(module))
-        raise NormError(f"{title(module)} raised {where} on an input of {tuple(x.shape)}") from error
-    _require_like(y, x, module)
-    return y
+        raise NormError(f"{title(module)} raised {where} on an input of {tuple(given[0].shape)}") from error
 
 
 def _require_like(y: Any, x: Tensor, module: nn.Module) -> None:

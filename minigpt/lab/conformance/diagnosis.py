@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from minigpt.lab.conformance.behaviour import ROUNDING
 from minigpt.lab.conformance.formula import (
     ignored_eps,
     wrong_affine,
@@ -23,8 +24,10 @@ from minigpt.placement import DTYPES
 SYMPTOMS = {
     "input left as it was": "it modifies its input",
     "same input, same output": "it answers differently from call to call",
+    "output left as it was": "its next call writes over its output",
     "a row in any company": "a row depends on its batch",
 }
+UNSTEADY = {name: SYMPTOMS[name] for name in ("same input, same output",)}
 COMPILED = {
     "compiled equals eager": "it differs under torch.compile",
     "compiled gradients equal eager": "its gradients differ under torch.compile",
@@ -45,6 +48,8 @@ PARTS = {
     "*-D input": "wrong only for {}-D input",
     "* token input": "wrong only for an input of {} token",
     "width *": "wrong only at width {}",
+    "residual added too": "wrong only where it adds the residual too, in add_norm",
+    "any mode": "its values depend on training mode, or on whether gradients are kept",
 }
 LAST_PARTS = {  # said where nothing else is, since most other mistakes show here as well
     "rows of several dimensions": "wrong only for rows of several dimensions",
@@ -60,8 +65,10 @@ Failures = dict[str, CaseResult]
 def diagnoses(subject: Subject, results: Sequence[CaseResult]) -> list[str]:
     """What is wrong with a norm that failed some of these cases, most telling first; at least one sentence."""
     failures = {case.name: case for case in results if not case.passed}
-    right = {case.name for case in results if case.passed}
-    found = _by_probing(Probe(subject))
+    right = {case.name for case in results if case.passed and case.error is not None}
+    if unsteady := _by_symptom(UNSTEADY, failures):  # what is no function of its input has no formula
+        return unsteady
+    found = _by_probing(Probe(subject), float32_is_right=not any(name.startswith("float32, ") for name in failures))
     if not found:  # a wrong formula may amplify rounding, which compiling may well do elsewhere
         found += _by_symptom(COMPILED, failures) or _uncompiled(failures)
     if not any(said.startswith("normalises") for said in found):  # over its batch, say
@@ -71,22 +78,29 @@ def diagnoses(subject: Subject, results: Sequence[CaseResult]) -> list[str]:
     return found or [f"no mistake known by name; the first case that fails is {next(iter(failures))!r}"]
 
 
-def _by_probing(probe: Probe) -> list[str]:
+def _by_probing(probe: Probe, float32_is_right: bool) -> list[str]:
     """The formula, from the outside in: one mistake can hide those behind it, so each look needs the ones before."""
+    but = ", but not for float32 input" if float32_is_right and probe.dtype == torch.float64 else ""
+    formula, others = _formula(probe)
+    return [said + but for said in formula] + others
+
+
+def _formula(probe: Probe) -> tuple[list[str], list[str]]:
+    """What is wrong with it, and what with the eps that it should be told and with its precision."""
     misplaced = _found(wrong_dimension, probe)
     if misplaced:
-        return misplaced
+        return misplaced, []
     affine = _found(wrong_affine, probe)
     statistics = _found(wrong_statistics, probe)
     if statistics:  # without mean or deviation there is no eps to be wrong, nor rounding to be told from them
-        return affine + statistics
+        return affine + statistics, []
     precision = _found(narrow_statistics, probe) or _found(cancelling_variance, probe)
     if precision:  # of every dtype, the probe's own among them
-        return affine + precision
-    deviation = _found(wrong_deviation, probe) + _found(ignored_eps, probe)
+        return affine, precision
+    others = _found(ignored_eps, probe)
     for dtype in (torch.float16, torch.bfloat16):
-        precision += _found(partial(narrow_half_statistics, dtype=dtype), probe)
-    return affine + deviation + precision
+        others += _found(partial(narrow_half_statistics, dtype=dtype), probe)
+    return affine + _found(wrong_deviation, probe), others
 
 
 def _found(look: Callable[[Probe], list[str]], probe: Probe) -> list[str]:
@@ -98,7 +112,8 @@ def _found(look: Callable[[Probe], list[str]], probe: Probe) -> list[str]:
 
 
 def _by_symptom(symptoms: dict[str, str], failures: Failures) -> list[str]:
-    return [said for name, said in symptoms.items() if name in failures and failures[name].error is not None]
+    shown = {name: failures[name] for name in symptoms if name in failures and failures[name].error is not None}
+    return [symptoms[name] + f", {ROUNDING}" * (ROUNDING in case.note) for name, case in shown.items()]
 
 
 def _uncompiled(failures: Failures) -> list[str]:
@@ -113,6 +128,10 @@ def _by_part(failures: Failures, right: set[str]) -> list[str]:
     rest = [name for name in told if not name.startswith(tuple(f"{dtype}, " for dtype in spoilt))]
     if spoilt:  # each width is met with several dtypes
         rest = [name for name in rest if told[name].group != "widths"]
+    if "float32" in spoilt:  # which all that is not said of a dtype is asked in
+        rest = [name for name in rest if told[name].group in ("values", "special")]
+    if "float32" in spoilt and "float64, ordinary rows" not in right:  # half precision is too coarse to tell otherwise
+        return [] if told["float32, ordinary rows"].error is not None else _refusals(told)
     if any(name.endswith("constant rows") for name in rest):  # a row of one number is one
         rest = [name for name in rest if name != "width 1"]
     found = _matching(PARTS, rest) + _wrong_row_counts(rest)
@@ -152,7 +171,7 @@ def _wrong_row_counts(names: Sequence[str]) -> list[str]:
 def _wrong_gradients(failures: Failures) -> list[str]:
     """Named only where the values themselves are right."""
     wrong = {name: case for name, case in failures.items() if case.group == "gradients"}
-    if not wrong or any(case.group in ("widths", "values") for case in failures.values()):
+    if not wrong or any(case.group in ("widths", "values") or name in PARTS for name, case in failures.items()):
         return []
     if all(case.error is None for case in wrong.values()):
         return _refusals(wrong)

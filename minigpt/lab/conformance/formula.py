@@ -1,5 +1,6 @@
 """Mistakes of formula, told from inputs and outputs alone: of dimension, scale, shift, mean, deviation and eps."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ def wrong_statistics(probe: Probe) -> list[str]:
     """Whether mean and deviation of the row are there at all."""
     if _is_elementwise(probe):
         return ["each value is computed by itself: neither the mean nor the deviation of its row enters"]
-    return _wrong_mean(probe) + _wrong_scaling(probe)
+    return _wrong_mean(probe) + (_wrong_scaling(probe) or _other_deviation(probe))
 
 
 def wrong_deviation(probe: Probe) -> list[str]:
@@ -80,6 +81,8 @@ def wrong_deviation(probe: Probe) -> list[str]:
     off, constant, deviation = min(fits, key=lambda fit: fit[0])
     if off > FIT_LIMIT:
         return []
+    if deviation is LEAST_VARIANCE and abs(math.log(constant**0.5 / EPS)) < abs(math.log(constant / EPS)):
+        constant, deviation = constant**0.5, LEAST_DEVIATION  # the same function; its eps tells which was meant
     return _wrong_factor(factor) + _wrong_eps(constant, deviation)
 
 
@@ -87,7 +90,7 @@ def ignored_eps(probe: Probe) -> list[str]:
     """Whether another eps changes nothing, in rows that eps decides."""
     if not probe.subject.takes_eps:
         return []
-    x = EPS**0.5 * probe.standard_rows(8, WIDTH)
+    x = EPS / 10 * probe.standard_rows(8, WIDTH)  # below any eps, of the variance or of the deviation
     return ["the eps it is given is ignored"] if torch.equal(probe(x, eps=100 * EPS), probe(x)) else []
 
 
@@ -122,6 +125,15 @@ def _wrong_scaling(probe: Probe) -> list[str]:
     return ["it does not rescale by the row's deviation: four times the row gives another result"]
 
 
+def _other_deviation(probe: Probe) -> list[str]:
+    x = 4 * probe.standard_rows(8, WIDTH)
+    y = probe(x)
+    scaled = slope(y, x)  # (8,), alike if by the root mean square of the row, which is 4
+    if alike(y, scaled[:, None] * x) and not alike(scaled, scaled.mean().expand(8)):
+        return ["it divides by something else than the root mean square: rows of one variance are scaled otherwise"]
+    return []
+
+
 class _Deviation(NamedTuple):
     """A guess at what a row of variance v is divided by, q(v), from one factor a and one constant e."""
 
@@ -130,6 +142,12 @@ class _Deviation(NamedTuple):
     constant: Callable[[float, float, float], float]  # e of q, v, a, in a row of hardly any variance
 
 
+LEAST_VARIANCE = _Deviation(
+    "eps is the least variance, not added to it",
+    lambda v, a, e: torch.sqrt((a * v).clamp(min=e)),
+    lambda q, v, a: q * q,
+)
+LEAST_DEVIATION = LEAST_VARIANCE._replace(mistake="eps is the least deviation, not added to the variance")
 _DEVIATIONS = [
     _Deviation("", lambda v, a, e: torch.sqrt(a * v + e), lambda q, v, a: q * q - a * v),
     _Deviation(
@@ -137,16 +155,7 @@ _DEVIATIONS = [
         lambda v, a, e: torch.sqrt(a * v) + e,
         lambda q, v, a: q - (a * v) ** 0.5,
     ),
-    _Deviation(
-        "eps is the least variance, not added to it",
-        lambda v, a, e: torch.sqrt((a * v).clamp(min=e)),
-        lambda q, v, a: q * q,
-    ),
-    _Deviation(
-        "eps is the least deviation, not added to the variance",
-        lambda v, a, e: torch.sqrt(a * v).clamp(min=e),
-        lambda q, v, a: q,
-    ),
+    LEAST_VARIANCE,
 ]
 
 

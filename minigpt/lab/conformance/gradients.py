@@ -10,7 +10,7 @@ from torch import Tensor
 from minigpt.lab.conformance.case import Measurement, case, worst, worst_element
 from minigpt.lab.conformance.rows import HUGE, ROW_KINDS, TINY, RowKind, ordinary
 from minigpt.lab.conformance.subject import Candidate, Mismatch, Subject
-from minigpt.lab.conformance.truth import Truth, gradient_truth
+from minigpt.lab.conformance.truth import PRECISIONS, Truth, gradient_truth
 
 STEP = 1e-5  # in float64 the rest of the series, STEP^2, and the rounding, u / STEP, are then both near 1e-10
 REASON = "the bound on values, once for the standardized row and once for its product with the incoming gradient"
@@ -44,6 +44,26 @@ def as_tokens(subject: Subject) -> Measurement:
     candidate.module.train()
     x, dy = (subject.put(ordinary(12, 64, subject.generator)) for _ in range(2))
     return _against_truth(candidate, x, dy, lambda rows: candidate.module(rows.view(2, 6, 64)).flatten(0, 1))
+
+
+@case(
+    "gradients, residual added too",
+    "gradients",
+    tests="what comes back through add_norm, where it has one, by its sum and by its norm",
+    reason=REASON + ", and the addition of what comes back by the sum",
+)
+def residual_added(subject: Subject) -> Measurement:
+    candidate = subject.candidate(64)
+    x, dy = (subject.put(ordinary(12, 64, subject.generator)) for _ in range(2))
+    true = gradient_truth(x, candidate.weight, candidate.bias, candidate.eps, dy)
+    back, bound = true["input"].values + dy.cpu().double(), true["input"].bound
+    true["input"] = Truth(back, bound + 2 * PRECISIONS[x.dtype].result * back.abs())
+    nothing = torch.zeros_like(x)
+    paths: dict[str, Callable[[Tensor], Tensor]] = {
+        "residual": lambda rows: sum(candidate.add_norm(rows, nothing), nothing),
+        "delta": lambda rows: sum(candidate.add_norm(nothing, rows), nothing),
+    }
+    return worst({of: _measured(gradients(candidate, path, x, dy), true) for of, path in paths.items()})
 
 
 @case(
@@ -144,5 +164,6 @@ GRADIENT_CASES = [
         for name, arrive in ARRIVALS.items()
     ),
     as_tokens,
+    residual_added,
     finite_differences,
 ]

@@ -13,7 +13,7 @@ from minigpt.errors import RAISED, NormError
 from minigpt.lab.conformance.rows import Weights, ordinary_weights
 from minigpt.lab.conformance.truth import Truth, truth
 from minigpt.norms.adapt import notes
-from minigpt.norms.construct import takes_eps, title
+from minigpt.norms.construct import naming, takes_eps, title
 from minigpt.norms.locate import last_line, locate
 from minigpt.placement import dtype_name
 
@@ -57,6 +57,17 @@ class Candidate:
             raise
         _require_alike(y, x, dtypes or (x.dtype,))
         return y
+
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """What its own ``add_norm`` makes of the two: their sum, and the norm of that.
+
+        Raises:
+            Unsupported: it has none.
+        """
+        fused: Any = getattr(self.module, "add_norm", None)
+        if fused is None:
+            raise Unsupported("it leaves the addition to the model")
+        return fused(residual, delta)
 
     def reference(self, x: Tensor) -> Tensor:
         """What PyTorch's own layer_norm makes of ``x`` with the same weights."""
@@ -111,7 +122,8 @@ class Subject:
         scale, shift = weights(torch.Size(sizes).numel(), self.generator)
         module.weight = nn.Parameter(self.put(scale.view(sizes), dtype))
         module.bias = nn.Parameter(self.put(shift.view(sizes), dtype)) if bias else None
-        module = module.to(device=self.device, dtype=dtype).eval()
+        with naming(module):
+            module = module.to(device=self.device, dtype=dtype).eval()
         return Candidate(module, module.weight, module.bias, eps)
 
     def put(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -119,12 +131,12 @@ class Subject:
         return tensor.to(device=self.device, dtype=dtype)
 
     def require_judgeable(self) -> None:
-        """Find out whether it runs at all, on 4 rows of 64 float32 numbers.
+        """Find out whether it can be made in different widths, and runs at all, on 4 rows of 64 float32 numbers.
 
         Raises:
             NormError: it cannot be built, or raises.
         """
-        candidate = self.candidate(64)
+        candidate, _ = self.candidate(64), self.candidate(768)
         x = self.put(torch.randn(4, 64, generator=self.generator))
         try:
             with torch.no_grad():
