@@ -6,6 +6,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -220,3 +221,17 @@ class Savers:
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_many_that_save_to_one_folder_at_once(tmp_path: Path) -> None:
+    """None is taken for abandoned before it is locked."""
+
+    def save(number: int) -> None:
+        for _ in range(20):
+            with replacing(tmp_path / "model") as new:
+                (new / "config.json").write_text(str(number))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(save, range(8)))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["config.json"]

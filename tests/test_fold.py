@@ -19,6 +19,7 @@ from helpers import (
     small_model,
 )
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import minigpt
 from minigpt import GPT2, LayerNorm, NormError, from_pretrained, save_pretrained, swap_norms
@@ -249,3 +250,13 @@ def test_a_product_too_large_for_the_dtype() -> None:
         fold_norms(model)
     assert (model.h[1].ln_1.weight.tolist(), model.h[1].attn.c_attn.weight.tolist()) == weights
     assert model.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("name", ["h.0.mlp.c_fc", "h.1.attn.c_attn", "h.0.ln_2", "ln_f"])
+def test_a_weight_that_is_computed_cannot_be_folded_into(name: str) -> None:
+    model = small_model()
+    parametrize.register_parametrization(model.get_submodule(name), "weight", nn.Identity())
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(NormError, match=f"weight or bias of {name} is no Parameter of its own"):
+        fold_norms(model)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())

@@ -627,6 +627,12 @@ def test_a_row_that_has_ended_has_no_scores_and_certain_filling() -> None:
     assert [score.isnan().all(-1).tolist() for score in out.scores] == [[False, False]] * 2 + [[True, False]] * 2
     assert out.logprobs[0, 2:].tolist() == [0, 0]
     assert (out.logprobs[1] < 0).all()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        again = generate(model, prompt, max_new_tokens=9, eos_token_id=7, output_logprobs=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (again.logprobs.dtype, again.logprobs.tolist()) == (torch.float32, out.logprobs.tolist())
 
 
 # --- beyond the context

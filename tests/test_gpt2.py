@@ -4,10 +4,12 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checkpoints import reference
 from functorch.compile import aot_module, nop
 from helpers import SMALL, assert_close, assert_same_bits, left_padding, needs_onednn, random_ids, small_model
 from torch import nn
@@ -411,3 +413,31 @@ def test_ids_of_the_wrong_kind(ids: torch.Tensor) -> None:
 def test_a_choice_that_is_none_lists_the_known(how: dict[str, Any], kind: type[ValueError], message: str) -> None:
     with pytest.raises(kind, match=message):
         GPT2(GPT2Config(**SMALL), **how)
+
+
+def test_a_model_of_another_class_is_told_so(tmp_path: Path) -> None:
+    theirs: Any = reference()
+    prompt, tokenizer = torch.tensor([[1, 2]]), minigpt.Tokenizer.from_pretrained("demo")
+    for use in (
+        lambda: minigpt.generate(theirs, prompt, max_new_tokens=2),
+        lambda: minigpt.stream(theirs, tokenizer, "the dog", max_new_tokens=2),
+        lambda: minigpt.generation.complete(theirs, tokenizer, ["the dog"], max_new_tokens=2),
+        lambda: minigpt.swap_norms(theirs, "textbook"),
+        lambda: minigpt.fold_norms(theirs),
+        lambda: minigpt.save_pretrained(theirs, tmp_path / "saved"),
+        lambda: minigpt.load_norms(theirs, "demo"),
+    ):
+        with pytest.raises(ConfigError, match="the model is transformers's GPT2LMHeadModel, and no minigpt"):
+            use()
+    wrapped: Any = torch.compile(small_model(), backend="eager")
+    assert minigpt.generate(wrapped, prompt, max_new_tokens=2, eos_token_id=None).shape == (1, 4)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_compiler_makes_one_graph_of_it_for_every_shape() -> None:
+    model = small_model()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        for shape in ((2, 5), (3, 7), (1, 1), (2, 1), (4, 9)):
+            ids = random_ids(*shape)
+            assert_close(compiled(ids), model(ids), 1e-6, str(shape))

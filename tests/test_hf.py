@@ -91,6 +91,18 @@ def test_padding_embeddings_and_what_is_kept(folder: Path) -> None:
     assert torch.equal(logits(ours, input_ids=x, logits_to_keep=some), logits(ours, input_ids=x)[:, some])
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_cache_of_fixed_room_and_a_mask_of_truth_values(folder: Path, attention: str) -> None:
+    ours, ids = load(folder, attn_implementation=attention), tokens(2, 9)
+    expected = logits(ours, input_ids=ids)
+    cache = transformers.StaticCache(config=ours.config, max_cache_len=12)
+    found = [logits(ours, input_ids=ids[:, part], past_key_values=cache)
+             for part in (slice(5), slice(5, 6), slice(6, 9))]  # fmt: skip
+    assert_close(torch.cat(found, dim=1), expected, 2e-6, "logits")
+    causal = torch.ones(9, 9).tril().bool()[None, None]
+    assert_close(logits(ours, input_ids=ids, attention_mask=causal), expected, 2e-6, "logits")
+
+
 def test_attention_can_be_changed_later(folder: Path) -> None:
     ours, theirs = load(folder, arithmetic="reference"), reference()
     for attention in ("eager", "sdpa"):
@@ -228,7 +240,8 @@ def test_a_swapped_model_comes_back_and_is_nothing_else_to_others(folder: Path, 
     norm.alpha.data.fill_(0.7)
     model.save_pretrained(tmp_path)
     again = load(tmp_path)
-    assert (again.config.norm, again.config.arithmetic) == (SWAPPED, "reference")
+    assert [tuple(pair) for pair in again.config.norm] == list(SWAPPED.items())
+    assert again.config.arithmetic == "reference"
     assert torch.equal(logits(again), logits(model))
     load(tmp_path, norm="fused", arithmetic="fast").save_pretrained(tmp_path / "plain")
     assert config_json(tmp_path / "plain")["model_type"] == "gpt2"
@@ -239,6 +252,45 @@ def test_a_swapped_model_comes_back_and_is_nothing_else_to_others(folder: Path, 
     with pytest.raises(ConfigError, match=r"minigpt-gpt2.*AutoModelForCausalLM reads it.* after minigpt\.hf\.reg"):
         minigpt.from_pretrained(tmp_path)
     assert torch.equal(logits(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "plain")), logits(reference()))
+
+
+@pytest.mark.parametrize("norm", [{"h.[0-1].ln_1": "rms", "h.0.ln_1": "textbook"}, {"*": "rms", "ln_f": "dyt"}])
+def test_patterns_that_overlap_are_applied_in_their_order_again(folder: Path, tmp_path: Path, norm: Any) -> None:
+    model = load(folder, norm=norm)
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    sites = model.transformer.norm_sites()
+    assert [type(again.transformer.get_submodule(site)) for site in sites] == [
+        type(model.transformer.get_submodule(site)) for site in sites
+    ]
+    assert torch.equal(logits(again), logits(model))
+    again.save_pretrained(tmp_path / "twice")
+    assert torch.equal(logits(load(tmp_path / "twice")), logits(model))
+
+
+def test_the_class_itself_reads_a_folder_as_what_it_is(folder: Path, tmp_path: Path) -> None:
+    model = load(folder, norm="rms")
+    model.save_pretrained(tmp_path)
+    again = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
+    assert (again.config.norm, again.config.model_type) == ("rms", "minigpt-gpt2")
+    assert torch.equal(logits(again), logits(model))
+    plain = GPT2LMHeadModel.from_pretrained(folder).eval()
+    assert plain.config.model_type == "gpt2"
+    assert torch.equal(logits(plain), logits(load(folder)))
+    assert load(folder, norm="rms").config.model_type == "minigpt-gpt2"
+
+
+@pytest.mark.parametrize("norm", [["rms"], {"*": ["a"]}, {"*": {}}, 3, [["*", "rms", "more"]]], ids=str)
+def test_a_folder_that_asks_for_no_norm_at_all(folder: Path, tmp_path: Path, norm: Any) -> None:
+    load(folder, norm="rms").save_pretrained(tmp_path)
+    edit_config(tmp_path, norm=norm)
+    with pytest.raises(NormError, match=r"config\.json asks for the norm"):
+        load(tmp_path)
+
+
+def test_a_pattern_that_is_no_text(folder: Path) -> None:
+    with pytest.raises(NormError, match=r"a pattern of norm sites is a text such as 'h\.\*\.ln_1', and not 1"):
+        load(folder, norm={1: "rms"})
 
 
 def test_norms_swapped_behind_the_config_are_not_saved_under_its_name(folder: Path, tmp_path: Path) -> None:
@@ -386,6 +438,37 @@ def test_trainer_learns_and_saves_what_loads_again(folder: Path, tmp_path: Path)
     assert torch.equal(logits(again), logits(model.eval()))
     assert again.config.norm == "textbook"
     assert "lm_head.weight" not in load_file(tmp_path / "saved/model.safetensors")
+
+
+@pytest.mark.parametrize("norm", ["fused", "textbook", "dyt", "triton"])
+def test_trainer_decays_the_weights_that_it_decays_in_transformers_own(
+    folder: Path, tmp_path: Path, norm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate, of the extra hf")
+    if norm == "triton":  # of which the class alone is asked
+        monkeypatch.setattr(minigpt.norms.registry.NormInfo, "available", True)
+    arguments = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+
+    def decayed(model: Any) -> set[str]:
+        trainer = transformers.Trainer(model=model, args=arguments)
+        return set(trainer.get_decay_parameter_names(model))
+
+    theirs = decayed(transformers.GPT2LMHeadModel.from_pretrained(folder))
+    assert "transformer.h.0.attn.c_attn.weight" in theirs
+    assert decayed(load(folder, norm=norm)) == theirs
+    assert decayed(load(folder, norm=GammaBeta)) == theirs
+
+
+class GammaBeta(torch.nn.Module):
+    """Somebody's norm, whose names are not the model's."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.gamma, self.beta = torch.nn.Parameter(torch.ones(dim)), torch.nn.Parameter(torch.zeros(dim))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], self.gamma, self.beta, self.eps)
 
 
 def test_lora_on_a_swapped_norm(folder: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import minigpt
 from minigpt import CheckpointError, ConfigError, NormError
 from minigpt.cli import app
+from minigpt.model.conv1d import Conv1D
 from minigpt.model.int8 import ENGINE, MOST, Int8Linear, quantize_int8
 
 pytestmark = pytest.mark.skipif(
@@ -163,3 +164,14 @@ def test_parity_shows_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
     assert any("int8" in note for note in report["notes"])
     shares = report["norm_sites"]
     assert all(site["local_error"] < 1e-6 for site in shares), "the norms are exact"
+
+
+def test_a_layer_with_hooks_stays_as_it_is() -> None:
+    model = small_model()
+    model.h[0].mlp.c_fc.register_forward_hook(lambda module, given, y: y * 0)
+    ids = random_ids(2, 5)
+    expected = model(ids)
+    quantize_int8(model)
+    assert isinstance(model.h[0].mlp.c_fc, Conv1D)
+    assert isinstance(model.h[1].mlp.c_fc, Int8Linear)
+    assert rms(model(ids) - expected) < 0.02 * rms(expected)

@@ -24,6 +24,7 @@ from checkpoints import (
 from safetensors.torch import load_file
 from test_read import lies_in, mapped_ranges
 from torch import nn
+from torch.nn.utils import prune
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2ForSequenceClassification, GPT2LMHeadModel
 
 import minigpt
@@ -739,3 +740,10 @@ def test_shapes_without_values_cannot_be_saved(folder: Path, tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match="no values to save"):
         minigpt.save_pretrained(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_norms_are_not_loaded_beside_one_that_is_computed(tmp_path: Path) -> None:
+    model = minigpt.from_pretrained(saved(reference(), tmp_path), device="cpu")
+    prune.l1_unstructured(model.ln_f, "weight", 0.5)
+    with pytest.raises(NormError, match="weight or bias of ln_f is no Parameter of its own"):
+        minigpt.load_norms(model, tmp_path)

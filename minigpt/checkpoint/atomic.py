@@ -37,11 +37,8 @@ def replacing(folder: Path) -> Iterator[Path]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = folder if folder.is_dir() and not _may_be_renamed(folder) else folder.parent
     _remove_abandoned(beside, folder.name)
-    new = beside / f".{folder.name[:100]}.{secrets.token_hex(6)}{UNFINISHED}"
-    new.mkdir()
-    mark = os.open(new, os.O_RDONLY)  # locked while this process lives: so another can tell what was abandoned
+    new, mark = _new_folder(beside, folder.name)
     try:
-        fcntl.flock(mark, fcntl.LOCK_EX)
         yield new
         for path in (*new.iterdir(), new):
             _flush(path)
@@ -51,6 +48,19 @@ def replacing(folder: Path) -> Iterator[Path]:
     finally:
         os.close(mark)
         shutil.rmtree(new, ignore_errors=True)  # by now the old files, or what was left half-way
+
+
+def _new_folder(beside: Path, name: str) -> tuple[Path, int]:
+    """A folder that is locked while this process lives, so that another can tell what was abandoned; and its lock."""
+    while True:
+        new = beside / f".{name[:100]}.{secrets.token_hex(6)}{UNFINISHED}"
+        new.mkdir()
+        with suppress(FileNotFoundError):  # another took it for abandoned before it was locked
+            mark = os.open(new, os.O_RDONLY)
+            fcntl.flock(mark, fcntl.LOCK_EX)
+            if new.exists():
+                return new, mark
+            os.close(mark)
 
 
 def _named_first(new: Path, folder: Path) -> bool:

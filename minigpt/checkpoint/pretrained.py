@@ -14,9 +14,10 @@ from minigpt.checkpoint.pages import MappedFiles
 from minigpt.checkpoint.read import read_tensors
 from minigpt.checkpoint.translate import translate
 from minigpt.errors import ConfigError
-from minigpt.model import GPT2, quantize_int8, swap_norms
+from minigpt.model import GPT2, quantize_int8, require_gpt2, swap_norms
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.layout import by_rows
+from minigpt.model.swap import require_own_parameters
 from minigpt.placement import dtype_name, resolve_device, resolve_dtype
 
 
@@ -92,7 +93,12 @@ def load_norms(
     Raises:
         CheckpointError: the source cannot be found or read, or a norm parameter of the model is missing there or has
             another shape; nothing is copied then.
+        ConfigError: the model is no GPT2.
+        NormError: a norm's weight is computed from others, as by pruning.
     """
+    require_gpt2(model)
+    for site in model.norm_sites():
+        require_own_parameters(model.get_submodule(site), site)
     place = locate(source, revision=revision, local_files_only=local_files_only)
     wanted = norm_parameters(model)
     any_head = dataclasses.replace(model.config, tie_word_embeddings=False)

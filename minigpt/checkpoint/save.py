@@ -19,7 +19,7 @@ from minigpt.checkpoint.pretrained import norm_parameters
 from minigpt.checkpoint.read import listing
 from minigpt.checkpoint.translate import PREFIX
 from minigpt.errors import CheckpointError
-from minigpt.model import GPT2
+from minigpt.model import GPT2, require_gpt2
 from minigpt.placement import dtype_name
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -56,6 +56,7 @@ def save_pretrained(
         generation_config: settings for generation_config.json, beside the config's own ids of tokens.
 
     Raises:
+        ConfigError: the model is no GPT2.
         CheckpointError: a norm has a parameter that no GPT-2 has, the model has other layers, shapes only (device
             "meta") or weights in eight bits, the tokenizer cannot save itself, or the directory cannot be written.
     """
@@ -76,6 +77,7 @@ def save_pretrained(
 
 
 def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_shard_bytes: int) -> None:
+    require_gpt2(model)
     if model.wte.weight.is_meta:
         raise CheckpointError("a model on the meta device has shapes only, and no values to save")
     if model.quantize is not None:

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from minigpt.errors import GenerationError
-from minigpt.generation.decode import prompt_ids, require_context, rows_of, written
+from minigpt.generation.decode import prompt_ids, require_context, require_writer, rows_of, written
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, parse_settings
 from minigpt.model import GPT2, require_known
-from minigpt.placement import require_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +78,7 @@ def complete(
         raise GenerationError(f"batch_size must be 1 or more, not {batch_size}")
     if chosen.output_scores:
         raise GenerationError("scores of so many texts are not kept; output_logprobs are")
-    require_values(model.wte.weight.device)
-    chosen.require_known_ids(model.config.vocab_size)
+    require_writer(model, chosen)
     if isinstance(prompts, str):
         raise GenerationError("prompts must be a list of texts, not one text")
     given = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]

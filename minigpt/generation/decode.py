@@ -17,7 +17,7 @@ from minigpt.generation.lookup import LookupBatch
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, parse_settings
 from minigpt.generation.static import WORTH_A_GRAPH, StaticBatch, is_static
-from minigpt.model import GPT2, require_ids, require_known
+from minigpt.model import GPT2, require_gpt2, require_ids, require_known
 from minigpt.model.masking import padding_mask
 from minigpt.placement import require_values
 
@@ -151,13 +151,24 @@ def require_fits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, 
         GenerationError: a prompt is empty, padded on the right, or no rows of ids of the vocabulary, or with its new
             tokens exceeds the context.
     """
-    require_values(model.wte.weight.device)
-    settings.require_known_ids(model.config.vocab_size)
+    require_writer(model, settings)
     require_ids("input_ids", input_ids)
     if input_ids.numel() == 0:
         raise GenerationError("the prompt is empty; start from the end-of-text token")
     require_known(input_ids, model.config.vocab_size)
     require_context(model, _longest(input_ids, attention_mask), settings.max_new_tokens, settings.overflow)
+
+
+def require_writer(model: GPT2, settings: GenerationSettings) -> None:
+    """Refuse a model that cannot write, or settings that name ids it does not have.
+
+    Raises:
+        ConfigError: it is no GPT2, or has no values.
+        GenerationError: an id is outside the vocabulary.
+    """
+    require_gpt2(model)
+    require_values(model.wte.weight.device)
+    settings.require_known_ids(model.config.vocab_size)
 
 
 def require_context(model: GPT2, prompt: int, new: int, overflow: str) -> None:
@@ -216,7 +227,8 @@ def _new_ids(rows: list[Row], filling: int, like: Tensor) -> Int[Tensor, "rows n
 
 def _logprobs(rows: list[Row], device: torch.device) -> Float[Tensor, "rows new"]:
     longest = max(len(row.logprobs) for row in rows)
-    return torch.tensor([row.logprobs + [0.0] * (longest - len(row.logprobs)) for row in rows], device=device)
+    padded = [row.logprobs + [0.0] * (longest - len(row.logprobs)) for row in rows]
+    return torch.tensor(padded, dtype=torch.float32, device=device)
 
 
 def _scores(rows: list[Row]) -> tuple[Float[Tensor, "rows vocab"], ...]:

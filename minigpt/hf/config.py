@@ -11,7 +11,8 @@ import minigpt
 from minigpt import norms
 from minigpt.errors import NormError
 
-Norms = norms.NormSpec | dict[str, norms.NormSpec]  # everywhere, or by patterns of sites
+Pairs = list[tuple[str, norms.NormSpec]]
+Norms = norms.NormSpec | dict[str, norms.NormSpec] | Pairs  # everywhere, or by patterns of sites
 
 
 class Choice(NamedTuple):
@@ -21,13 +22,20 @@ class Choice(NamedTuple):
     arithmetic: str = "fast"
 
     def named(self) -> "Choice":
-        """The same in the words that a config.json can hold."""
-        by_site = {site: _name(norm) for site, norm in self.by_site().items()}
-        return self._replace(norm=by_site["*"] if list(by_site) == ["*"] else by_site)
+        """The same in the words that a config.json can hold: pairs, since the names of an object are sorted there."""
+        pairs = [[site, _name(norm)] for site, norm in self.by_site()]
+        return self._replace(norm=pairs[0][1] if [site for site, _ in pairs] == ["*"] else pairs)
 
-    def by_site(self) -> dict[str, norms.NormSpec]:
-        """Patterns of sites and the norm for each, in the order in which they are applied."""
-        return self.norm if isinstance(self.norm, dict) else {"*": self.norm}
+    def by_site(self) -> list[tuple[str, norms.NormSpec]]:
+        """Patterns of sites and the norm for each, in the order in which they are applied.
+
+        Raises:
+            NormError: a pattern is no text.
+        """
+        pairs = _pairs(self.norm)
+        if wrong := [pattern for pattern, _ in pairs if not isinstance(pattern, str)]:
+            raise NormError(f"a pattern of norm sites is a text such as 'h.*.ln_1', and not {wrong[0]!r}")
+        return pairs
 
 
 @no_type_check  # its constructor takes any field that a config.json may have, whatever its signature says
@@ -64,6 +72,18 @@ class MiniGPT2Config(transformers.GPT2Config):
         return super().to_dict() | {"architectures": ["MiniGPT2LMHeadModel"]}
 
 
+@no_type_check
+class FolderConfig(transformers.GPT2Config):
+    """Reads a folder's config as what it says that it is: a GPT-2's, or one with a choice of its own."""
+
+    @classmethod
+    def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
+        """As transformers' own."""
+        fields, _ = cls.get_config_dict(source, **kwargs)
+        kind: Any = MiniGPT2Config if fields.get("model_type") == MiniGPT2Config.model_type else transformers.GPT2Config
+        return kind.from_pretrained(source, *args, **kwargs)
+
+
 def choice(config: transformers.GPT2Config, given: dict[str, Any], by_default: Choice) -> Choice:
     """What was chosen: in the call, else in the config, else by default."""
     of_config = {name: getattr(config, name) for name in Choice._fields if isinstance(config, MiniGPT2Config)}
@@ -77,7 +97,7 @@ def config_of(config: transformers.GPT2Config, chosen: Choice) -> transformers.G
     kind = transformers.GPT2Config if named == Choice() else MiniGPT2Config
     if type(config) is not kind:
         config = copy.copy(config)
-        for name in Choice._fields:
+        for name in (*Choice._fields, "model_type"):
             vars(config).pop(name, None)
         config.__class__ = kind  # with all that transformers keeps in a config and no file holds
     if kind is MiniGPT2Config:
@@ -102,6 +122,12 @@ def resized(config: minigpt.GPT2Config, vocab_size: int) -> minigpt.GPT2Config:
     return dataclasses.replace(config, vocab_size=vocab_size)
 
 
+def _pairs(norm: Norms) -> Pairs:
+    if isinstance(norm, dict):
+        return list(norm.items())
+    return [(site, chosen) for site, chosen in norm] if isinstance(norm, list) else [("*", norm)]
+
+
 def _name(norm: norms.NormSpec) -> str:
     if isinstance(norm, str):
         return norm
@@ -113,8 +139,12 @@ def _name(norm: norms.NormSpec) -> str:
 
 
 def _require_registered(norm: Any) -> None:
-    for name in norm.values() if isinstance(norm, dict) else [norm]:
-        if name not in norms.available():
+    try:
+        names = [name for _, name in _pairs(norm)]
+    except (TypeError, ValueError) as error:
+        raise NormError(f"config.json asks for the norm {norm!r}, which is no name, and no pairs") from error
+    for name in names:
+        if not (isinstance(name, str) and name in norms.available()):
             raise NormError(
                 f"config.json asks for the norm {name!r}, which is not a registered one, and code is not run because a "
                 f"file names it; if you trust it, ask for it yourself: from_pretrained(..., norm={name!r})"

@@ -24,10 +24,10 @@ from transformers.utils.generic import can_return_tuple
 from minigpt import norms
 from minigpt.errors import ConfigError, GenerationError, NormError
 from minigpt.hf.cache import BorrowedCache
-from minigpt.hf.config import Choice, choice, config_of, resized, shape_of
+from minigpt.hf.config import Choice, FolderConfig, choice, config_of, resized, shape_of
 from minigpt.model import GPT2, match_sites
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.masking import padding_mask, positions
+from minigpt.model.masking import added, padding_mask, positions
 
 
 class AdaptableConv1D(Conv1D, TheirConv1D):
@@ -60,6 +60,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
     """
 
     config: transformers.GPT2Config
+    config_class: Any = FolderConfig
     by_default: ClassVar[Choice] = Choice()
 
     base_model_prefix = "transformer"
@@ -127,8 +128,13 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
             past_key_values = DynamicCache(config=config)
 
         x: Any = self.transformer.wte(input_ids) if inputs_embeds is None else inputs_embeds  # (B, T, C)
-        x, mask = self._placed(x, attention_mask, position_ids, past_key_values)
-        stream = deque(self._read(x, mask, past_key_values, checkpointing), None if output_hidden_states else 1)
+        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        is_ready = attention_mask is not None and attention_mask.ndim == 4
+        x, mask = self._placed(x, attention_mask, is_ready, position_ids, past)
+        cache = None
+        if past_key_values is not None:
+            cache = BorrowedCache(past_key_values, total=None if is_ready else past + x.shape[1])
+        stream = deque(self._read(x, mask, cache, checkpointing), None if output_hidden_states else 1)
 
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(stream[-1][:, kept])  # (B, kept, V)
@@ -140,9 +146,8 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         hidden: Any = tuple(stream) if output_hidden_states else None
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values, hidden_states=hidden)
 
-    def _read(self, x: Tensor, mask: Tensor | None, past_key_values: Any, checkpointing: bool) -> Iterator[Tensor]:
+    def _read(self, x: Tensor, mask: Tensor | None, cache: Any, checkpointing: bool) -> Iterator[Tensor]:
         """The stream (B, T, C) before the first block and after each, the last of them normalized."""
-        cache = None if past_key_values is None else BorrowedCache(past_key_values)
         for block in self._blocks():
             yield x
             x = self._gradient_checkpointing_func(block, x, mask, None) if checkpointing else block(x, mask, cache)
@@ -152,18 +157,20 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         self,
         x: Float[Tensor, "batch seq embd"],
         attention_mask: Tensor | None,
+        is_ready: bool,
         position_ids: Int[Tensor, "rows seq"] | None,
-        past_key_values: Any,
+        past: int,
     ) -> tuple[Float[Tensor, "batch seq embd"], Tensor | None]:
         """The embeddings with their positions added, and the mask for our attention."""
         body, (batch, seq) = self.transformer, x.shape[:2]
-        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
-        ready = attention_mask is not None and attention_mask.ndim == 4
-        padding = None if ready else padding_mask(attention_mask, None, batch, past, seq)  # (B, S) or None
+        padding = None if is_ready else padding_mask(attention_mask, None, batch, past, seq)  # (B, S) or None
         if position_ids is None:
             position_ids = positions(padding, past, seq, x.device)  # (B or 1, T)
-        mask = attention_mask if ready else body.mask(padding, past, seq, x)
-        return body.drop(x + body.wpe(position_ids)), mask
+        x, dtype = body.drop(x + body.wpe(position_ids)), x.dtype
+        if attention_mask is None or not is_ready:
+            return x, body.mask(padding, past, seq, x)
+        is_added = attention_mask.dtype != torch.bool or body.attention != "eager"  # whose formula adds a mask
+        return x, attention_mask if is_added else added(attention_mask, dtype, torch.finfo(dtype).min)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.transformer.wte
@@ -238,7 +245,7 @@ def _install_norms(body: GPT2, chosen: Choice) -> None:
     On the CPU, also where the model is on the meta device until its checkpoint is read: a norm may have numbers of its
     own, which that checkpoint does not have.
     """
-    for pattern, norm in {"*": "fused", **chosen.by_site()}.items():
+    for pattern, norm in [("*", "fused"), *chosen.by_site()]:
         for site in match_sites(body, pattern):
             with torch.device("cpu"):
                 built = norms.build(norm, body.config.n_embd, eps=body.config.layer_norm_epsilon)

@@ -4,7 +4,7 @@ from minigpt.model.cache import KVCache
 from minigpt.model.calibrate import calibrate
 from minigpt.model.compiled import compile_steps
 from minigpt.model.fold import fold_norms
-from minigpt.model.gpt2 import GPT2, Block
+from minigpt.model.gpt2 import GPT2, Block, require_gpt2
 from minigpt.model.inputs import require_ids, require_known
 from minigpt.model.int8 import quantize_int8
 from minigpt.model.layout import lay_out
@@ -20,6 +20,7 @@ __all__ = [
     "lay_out",
     "match_sites",
     "quantize_int8",
+    "require_gpt2",
     "require_ids",
     "require_known",
     "swap_norms",

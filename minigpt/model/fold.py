@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from minigpt.errors import NormError
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.gpt2 import GPT2
+from minigpt.model.gpt2 import GPT2, require_gpt2
+from minigpt.model.swap import require_own_parameters
 
 # C embedding, V vocabulary
 
@@ -29,10 +30,12 @@ def fold_norms(model: GPT2) -> GPT2:
     small to divide the shift by, keeps scale and shift.
 
     Raises:
+        ConfigError: the model is no GPT2.
         NormError: a norm is not ``s * weight + bias``, the layer after it is not GPT-2's own, the head is another
             model's or there are no values (nothing has been changed then), or a folded weight is too large for the
             dtype (what has been folded by then is exact).
     """
+    require_gpt2(model)
     if model.wte.weight.is_meta:
         raise NormError("a model on the meta device has shapes only, and no values to fold")
     if model.config.tie_word_embeddings and hasattr(model, "lm_head"):
@@ -41,6 +44,7 @@ def fold_norms(model: GPT2) -> GPT2:
             "fold what minigpt.from_pretrained loads, and save it"
         )
     for site in model.norm_sites():
+        require_own_parameters(model.get_submodule(site), site)
         _require_affine(model.get_submodule(site), site)
     pairs = [pair for i in range(model.config.n_layer)
              for pair in ((f"h.{i}.ln_1", f"h.{i}.attn.c_attn"), (f"h.{i}.ln_2", f"h.{i}.mlp.c_fc"))]  # fmt: skip
@@ -48,6 +52,7 @@ def fold_norms(model: GPT2) -> GPT2:
         if not isinstance(model.get_submodule(layer), Conv1D):
             kind = type(model.get_submodule(layer)).__name__
             raise NormError(f"{layer} is a {kind}, into which no norm can be folded; fold the model before changing it")
+        require_own_parameters(model.get_submodule(layer), layer)
     for site, layer in pairs:
         _fold_into_conv1d(model.get_submodule(site), model.get_submodule(layer), layer)
     _untie(model)

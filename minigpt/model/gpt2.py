@@ -207,6 +207,20 @@ class GPT2(nn.Module):
         return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}, quantize={self.quantize!r}"
 
 
+def require_gpt2(model: object) -> None:
+    """Refuse another class's model, before one of its missing parts is asked for.
+
+    Raises:
+        ConfigError: it is none of ours, nor one of ours that ``torch.compile`` has wrapped.
+    """
+    if not isinstance(getattr(model, "_orig_mod", model), GPT2):
+        kind = f"{type(model).__module__.partition('.')[0]}'s {type(model).__name__}"
+        raise ConfigError(
+            f"the model is {kind}, and no minigpt.GPT2; minigpt.from_pretrained makes one, and the .transformer of a "
+            "model of minigpt.hf is one"
+        )
+
+
 def _embedding(rows: int, width: int) -> nn.Embedding:
     """An embedding left to ``initialize``: PyTorch's own filling would be lost, and on meta is slow to import."""
     return nn.Embedding(rows, width, _weight=torch.empty(rows, width))

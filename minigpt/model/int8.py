@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from minigpt.errors import ConfigError
 from minigpt.model.gpt2 import GPT2
 from minigpt.model.packed import Holder, affine_layers, held
+from minigpt.norms.add import has_hooks
 
 ENGINE = "fbgemm"  # PyTorch's integer products for x86
 MOST = 127  # the largest weight: both signs have as many steps
@@ -86,7 +87,8 @@ def quantize_int8(model: GPT2, let_go: Callable[[Tensor], object] = lambda weigh
     """Every matrix that multiplies, the head included, as an ``Int8Linear``, in place; return ``model``.
 
     Embeddings are looked up and not multiplied, and stay as they are, as do norms and biases. It can then only compute:
-    the weights that a checkpoint would hold are gone. ``let_go`` is handed each as soon as it is needed no more.
+    the weights that a checkpoint would hold are gone. A layer that has hooks stays as it is. ``let_go`` is handed each
+    weight as soon as it is needed no more.
 
     Raises:
         ConfigError: the model is not on the CPU, a weight is not finite, or this PyTorch has no integer products.
@@ -102,6 +104,8 @@ def quantize_int8(model: GPT2, let_go: Callable[[Tensor], object] = lambda weigh
         del model.lm_head
     for name in affine_layers(model):
         layer: Any = model.get_submodule(name)
+        if has_hooks(layer):
+            continue
         model.set_submodule(name, Int8Linear(layer.weight.t(), layer.bias))
         let_go(layer.weight)
     model.quantize = "int8"

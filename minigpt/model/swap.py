@@ -9,7 +9,7 @@ from torch import nn
 from minigpt import norms
 from minigpt.config import GPT2Config
 from minigpt.errors import NormError
-from minigpt.model.gpt2 import GPT2
+from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.norms.adapt import AdaptedNorm
 from minigpt.norms.construct import naming
 
@@ -25,13 +25,16 @@ def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "
         sites: a shell-style pattern, or several, over the norm modules' names: "*", "ln_f", "h.*.ln_1", "h.[0-5].ln_2".
 
     Raises:
+        ConfigError: the model is no GPT2.
         NormError: the norm is unknown, cannot be made or does not fit, one module is given to several sites, or a
             pattern matches no site. Nothing has been replaced then.
     """
+    require_gpt2(model)
     chosen = match_sites(model, sites)
     built = {name: _built(norm, model.get_submodule(name), model.config) for name in chosen}
     _require_one_each(model, list(built.values()))
-    _require_own_parameters(model, chosen)
+    for name in chosen:
+        require_own_parameters(model.get_submodule(name), name)
     replacements = {name: _sharing(new, model.get_submodule(name)) for name, new in built.items()}
     for name, module in replacements.items():
         model.set_submodule(name, module)
@@ -68,12 +71,14 @@ def _require_one_each(model: GPT2, new: list[nn.Module]) -> None:
         taken.add(own)
 
 
-def _require_own_parameters(model: GPT2, sites: list[str]) -> None:
-    """Refuse a norm whose weight is computed from others, as by pruning or a parametrization: it cannot be shared."""
-    for site in sites:
-        norm: Any = model.get_submodule(site)
-        if not ("weight" in norm._parameters and (norm.bias is None or "bias" in norm._parameters)):
-            raise NormError(f"weight or bias of {site} is no Parameter of its own; undo its pruning or parametrization")
+def require_own_parameters(module: Any, name: str) -> None:
+    """Refuse a module whose weight is computed from others, as by pruning: it can be neither shared nor written into.
+
+    Raises:
+        NormError: weight or bias is no Parameter.
+    """
+    if not ("weight" in module._parameters and (module.bias is None or "bias" in module._parameters)):
+        raise NormError(f"weight or bias of {name} is no Parameter of its own; undo its pruning or parametrization")
 
 
 def _sharing(new: Any, old: Any) -> nn.Module:

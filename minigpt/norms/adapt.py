@@ -57,11 +57,13 @@ def notes(module: nn.Module) -> tuple[str, ...]:
     return module.notes if isinstance(module, AdaptedNorm) else getattr(module.forward, "notes", ())
 
 
-class AdaptedNorm(nn.Module):
+class AdaptedNorm(nn.LayerNorm):
     """A norm that holds somebody else's module, and under ``weight`` and ``bias`` that module's scale and shift.
 
     The Parameters are registered here and nowhere else. The module finds them under its own names, at each use anew,
     so that whatever becomes of them here (moved, replaced, loaded, shared, trained) is what it computes with.
+
+    To whoever treats norms apart from other layers it is one, as ours are.
 
     Attributes:
         norm: the module, of its own class but for where it looks for the two.
@@ -75,8 +77,8 @@ class AdaptedNorm(nn.Module):
     def __init__(
         self, norm: nn.Module, places: Places, shape: tuple[int, ...], *, eps: float, bias: bool, notes: tuple[str, ...]
     ) -> None:
-        super().__init__()
-        self.normalized_shape, self.eps, self.notes = shape, eps, notes
+        nn.Module.__init__(self)
+        self.normalized_shape, self.eps, self.elementwise_affine, self.notes = shape, eps, True, notes
         self.weight = norm.get_parameter(places["weight"][0])
         self.bias = norm.get_parameter(places["bias"][0]) if bias else None
         if not bias:
@@ -85,7 +87,7 @@ class AdaptedNorm(nn.Module):
         self.norm = norm
         _watch_sums(norm, self)
 
-    def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """What the module makes of ``x`` (..., *normalized_shape): same shape, dtype and device, or a NormError."""
         return watched(self.norm, self.norm, x)
 

@@ -11,7 +11,7 @@ from minigpt.norms.registry import register
 
 
 @register("textbook")
-class LayerNorm(nn.Module):
+class LayerNorm(nn.LayerNorm):
     """Layer normalization (Ba, Kiros & Hinton 2016, arXiv 1607.06450, equations 3 and 4).
 
     Each row, the trailing ``normalized_shape`` of the input, is moved to mean 0, scaled to variance 1, and then scaled
@@ -26,6 +26,9 @@ class LayerNorm(nn.Module):
 
     Parameters: ``weight`` (initially 1) and ``bias`` (initially 0, or None), both of shape ``normalized_shape``.
 
+    It computes nothing that ``torch.nn.LayerNorm`` does, but is one, for all who treat norms apart from other layers:
+    whoever decays weights but not those of norms, for one.
+
     Raises:
         NormError: a size below 1, a negative eps, or (in forward) an input that does not end in ``normalized_shape`` or
             is no floating-point numbers.
@@ -35,15 +38,15 @@ class LayerNorm(nn.Module):
     bias: nn.Parameter | None
 
     def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.normalized_shape = row_shape(normalized_shape)
         if not 0 <= eps < float("inf"):
             raise NormError(f"eps must be a finite number, 0 or more, not {eps!r}")
-        self.eps = eps
+        self.eps, self.elementwise_affine = eps, True
         self.weight = nn.Parameter(torch.ones(self.normalized_shape))
         self.bias = nn.Parameter(torch.zeros(self.normalized_shape)) if bias else None
 
-    def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Normalize ``x`` (..., *normalized_shape); same shape and dtype out, statistics in float32 or wider."""
         self._check_input(x)
         # (..., *normalized_shape); half precision cannot hold a sum of squares, so widen before and narrow after
