@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+import types
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 import typer
 
-from minigpt import norms
+from minigpt import NormError, norms
 from minigpt.norms.triton import interpreting
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -126,6 +127,37 @@ def test_what_the_sanitizer_finds_fails_the_suite(
         status, found, _ = run(suite, tmp_path, part=["sanitizer"])
         assert [(row["exit_status"], row["clean"]) for row in found["sanitizer"]["rows"]] == [(int(instead), clean)] * 2
         assert status == (clean is False)
+
+
+def test_a_machine_that_the_sanitizer_cannot_look_into_is_no_finding(
+    suite: ModuleType, tmp_path: Path, sanitizer: Path
+) -> None:
+    sanitizer.write_text(f"#!{sys.executable}\nprint('========= Error: Device not supported')\nraise SystemExit(1)\n")
+    status, found, _ = run(suite, tmp_path, part=["sanitizer"])
+    assert [(row["exit_status"], row["clean"]) for row in found["sanitizer"]["rows"]] == [(1, None)] * 2
+    assert status == 0
+
+
+def test_one_wrong_norm_does_not_take_the_others_timings_with_it(
+    suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed, asked = sys.modules["gpu.norms"].timed, []
+
+    def bench(*, contestants: list[str], **how: Any) -> Any:
+        asked.append(list(contestants))
+        if wrong := [name for name in contestants if name in at_fault]:
+            raise NormError(f"{wrong[0]} is not timed: its forward is off by 3")
+        return types.SimpleNamespace(to_dict=lambda: {"timings": contestants})
+
+    monkeypatch.setattr(sys.modules["gpu.norms"], "bench_norms", bench)
+    at_fault = ("liger", "compiled")
+    told, wrong = timed(["torch", "compiled", "triton", "liger"], widths=[8])
+    assert told["timings"] == ["torch", "triton"]
+    assert wrong["liger"] == "liger is not timed: its forward is off by 3"
+    assert len(asked) == 3
+    at_fault = ("triton",)
+    with pytest.raises(NormError, match="triton is not timed"):
+        timed(["torch", "compiled", "triton", "liger"], widths=[8])
 
 
 def test_what_the_sanitizer_began_ends_with_it(

@@ -188,6 +188,7 @@ def test_what_is_recorded_runs_when_it_is_replayed(free: int, monkeypatch: pytes
     class Graph:
         def capture_begin(self, capture_error_mode: str) -> None:
             assert static._recording.locked()
+            assert not torch.is_inference_mode_enabled(), "what it makes for the generator is for other graphs too"
             order.append(f"begin {capture_error_mode}")
             batch.step = lambda: order.append("recorded")  # type: ignore[assignment]
 

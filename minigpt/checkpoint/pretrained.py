@@ -39,7 +39,8 @@ def from_pretrained(
 
     On the CPU, in the checkpoint's own dtype, the parameters of a Hugging Face checkpoint are the file itself, mapped
     into memory: nothing is copied or transposed, and a page is read when first used. The file must not be overwritten
-    in place meanwhile.
+    in place meanwhile. Cast to another dtype in "fast" arithmetic, the affine weights have the same shapes, but lie by
+    rows, (out, in), which processors read faster; ``contiguous()`` lays them out as the checkpoint does.
 
     Args:
         source: a directory, a file of weights with its config beside it, a Hugging Face repository id, or "demo".

@@ -110,8 +110,10 @@ class StaticBatch(Batch):
             self.step()
             if torch.cuda.mem_get_info(self.device)[0] < ROOM:
                 torch.cuda.empty_cache()
-            # Not within ``torch.cuda.graph``, which waits for the device and empties all caches first.
-            graph.capture_begin(capture_error_mode="thread_local")
+            # Not within ``torch.cuda.graph``, which waits for the device and empties all caches first. What this makes
+            # for the device's generator is everybody's, and must not be for inference alone.
+            with torch.inference_mode(False):
+                graph.capture_begin(capture_error_mode="thread_local")
             try:
                 self.step()
             finally:

@@ -66,7 +66,9 @@ def _decoding(results: Row) -> Iterator[str]:
         yield (f"GPT-2 124M in {results['dtype']}, {results['prompt_tokens']} prompt tokens and "
                f"{results['new_tokens']} new ones, greedy; medians of whole calls, taken in turns. A copy moves "
                f"{results['copy_gb_per_s']:.4g} GB/s; at that rate the weights, "
-               f"{results['weight_bytes'] / 1e6:.4g} MB, are read in {results['limit_ms']:.4g} ms.")  # fmt: skip
+               f"{results['weight_bytes'] / 1e6:.4g} MB, are read in {results['limit_ms']:.4g} ms. A call reads the "
+               "prompt too, and whoever replays a graph records it in every call anew, ours and transformers' alike; "
+               "a step is timed without that.")  # fmt: skip
         yield from ("", *table(results["rows"], DECODING_COLUMNS), "")
         yield from (f"{name} could not run: {why}" for name, why in results["absent"].items())
         yield ""

@@ -19,6 +19,7 @@ TESTS = "add_norm_has_the_bits or gradients_of_add_norm or too_long or any_compa
 LIMIT_S = float(os.environ.get("SANITIZER_SECONDS", "55"))  # for each; kernels that are not compiled yet take more
 FOUND = 86  # the exit status for errors that the tool finds
 RAN = (0, *range(1, 6), FOUND)  # those that pytest and the tool give where they could begin
+REFUSALS = ("Device not supported", "error 999")  # the tool's, of a machine that it cannot look into
 
 
 def sanitizer(results: dict[str, Any], device: torch.device, quick: bool) -> Iterator[str]:
@@ -28,6 +29,8 @@ def sanitizer(results: dict[str, Any], device: torch.device, quick: bool) -> Ite
     if program is None:
         results["why"] = "compute-sanitizer is not on this machine"
         return
+    yield "compiling"
+    ended(tests_of(device, "no_rows" if quick else TESTS))  # which would take the tools' time
     for tool in TOOLS:
         yield tool
         results["rows"].append({"check": tool} | checked(program, tool, device, "no_rows" if quick else TESTS))
@@ -38,15 +41,20 @@ def checked(program: str, tool: str, device: torch.device, tests: str) -> dict[s
     # Calls that fail are no finding: libraries find out by them what a device can do.
     how = ["--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "application-only"]
     how += ["--report-api-errors", "no"] * (tool == "memcheck")
-    command = [program, *how, sys.executable, "-m", "pytest", "-n", "0", "-m", "", "-p", "no:cacheprovider",
-               "tests/test_triton.py", "-k", f"({tests}) and {device.type}"]  # fmt: skip
     start = time.perf_counter()
-    status, said = ended(command)
+    status, said = ended([program, *how, *tests_of(device, tests)])
     if status is None:
         return {"clean": None, "said": f"not finished in {LIMIT_S:.0f} s", "seconds": LIMIT_S}
-    clean = status == 0 if status in RAN else None
+    could_look = status in RAN and not any(refusal in said for refusal in REFUSALS)
+    clean = status == 0 if could_look else None
     lines = said.strip().splitlines()[-6:]
     return {"clean": clean, "exit_status": status, "said": "\n".join(lines), "seconds": time.perf_counter() - start}
+
+
+def tests_of(device: torch.device, tests: str) -> list[str]:
+    """The command that runs them on the device."""
+    return [sys.executable, "-m", "pytest", "-n", "0", "-m", "", "-p", "no:cacheprovider",
+            "tests/test_triton.py", "-k", f"({tests}) and {device.type}"]  # fmt: skip
 
 
 def ended(command: list[str]) -> tuple[int | None, str]:
