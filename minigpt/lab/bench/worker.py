@@ -29,13 +29,12 @@ def main() -> None:
 def _answers(spec: dict[str, Any]) -> Any:
     import torch
 
+    bare_mb = peak_mb()
+    from minigpt.lab.bench.contestants import CONTESTANTS, require_all
     from minigpt.process import settle_memory
 
     if spec["name"] in OURS:
-        settle_memory()  # as our command line does
-    bare_mb = peak_mb()
-    from minigpt.lab.bench.contestants import CONTESTANTS, require_all
-
+        settle_memory()  # as our command line does, when all is imported
     contestant = CONTESTANTS[spec["name"]](spec["folder"], spec["prompts"], spec["kind"], **spec["how"])
     rows, new = len(spec["prompts"]), spec["new"]
     contestant.generate(2)  # warm
