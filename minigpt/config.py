@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from minigpt.errors import ConfigError
 from minigpt.json_file import read_object
@@ -214,12 +214,12 @@ def _require(holds: bool, name: str, config: GPT2Config, wanted: str) -> None:
         raise ConfigError(f"{name} must be {wanted}, not {getattr(config, name)!r}")
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and _is_int(value) and 0 < value < 2**31
+    return _is_int(value) and 0 < value < 2**31
 
 
 def _is_number(value: object) -> bool:

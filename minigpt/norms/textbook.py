@@ -26,8 +26,8 @@ class LayerNorm(nn.LayerNorm):
 
     Parameters: ``weight`` (initially 1) and ``bias`` (initially 0, or None), both of shape ``normalized_shape``.
 
-    It computes nothing that ``torch.nn.LayerNorm`` does, but is one, for all who treat norms apart from other layers:
-    whoever decays weights but not those of norms, for one.
+    It inherits from ``torch.nn.LayerNorm`` in name only, so that whoever treats norms apart from other layers finds it:
+    an optimizer that decays all weights but theirs, for one.
 
     Raises:
         NormError: a size below 1, a negative eps, or (in forward) an input that does not end in ``normalized_shape`` or
