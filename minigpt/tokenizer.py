@@ -137,7 +137,10 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
         return backend
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return byte_level_bpe(folder / "vocab.json", folder / "merges.txt")
-    raise CheckpointError(f"{folder} has neither a tokenizer.json nor a vocab.json with a merges.txt")
+    raise CheckpointError(
+        f"{folder.resolve()} has neither a tokenizer.json nor a vocab.json with a merges.txt; put there those that the "
+        "model was trained with"
+    )
 
 
 def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:

@@ -1047,6 +1047,25 @@ class RaisesInSums(EpsFirst):
         raise ZeroDivisionError("no sums today")
 
 
+class SumsByProperty(EpsFirst):
+    @property
+    def add_norm(self) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        return lambda residual, delta: (residual + delta, self(residual + delta))
+
+
+class NoSums(EpsFirst):
+    """What it has under that name is something else."""
+
+    def __init__(self, eps: float = 1e-3, hidden_size: int = 128) -> None:
+        super().__init__(eps, hidden_size)
+        self.add_norm = False
+
+
+class SizeAfterAFlag(EpsFirst):
+    def __init__(self, bias: bool = True, size: tuple[int, ...] = (16,), eps: float = 1e-5) -> None:
+        super().__init__(eps, size if isinstance(size, int) else size[0])
+
+
 class NoModes(EpsFirst):
     def train(self, mode: bool = True) -> nn.Module:
         raise RuntimeError("inference only")
@@ -1085,6 +1104,10 @@ def test_a_size_is_never_taken_for_an_eps(model: GPT2) -> None:
     swap_norms(model, EpsFirst)
     norm: Any = model.ln_f
     assert (norm.eps, norm.weight.shape) == (model.config.layer_norm_epsilon, (model.config.n_embd,))
+    swap_norms(model, SizeAfterAFlag)
+    assert model.ln_f.weight.shape == (model.config.n_embd,)
+    swap_norms(model, NoSums)
+    model(torch.tensor([[1, 2]]))
     with pytest.raises(NormError, match="is told no size: it takes eps, elementwise_affine"):
         norms.build(functools.partial(nn.LayerNorm, 64), 64)
 
@@ -1105,6 +1128,7 @@ def test_a_residual_addition_of_its_own_is_used(cls: type[nn.Module]) -> None:
         (NoPair, "add_norm of NoPair does not return the sum and its norm, as a pair"),
         (NarrowsSums, "NarrowsSums changes the dtype: torch.float64 went in, torch.bfloat16 came out"),
         (RaisesInSums, "RaisesInSums raised ZeroDivisionError: no sums today"),
+        (SumsByProperty, "add_norm of SumsByProperty is a property; make it a method"),
         (NoModes, "NoModes raised RuntimeError: inference only"),
         (NoHash, "NoHash raised TypeError: unhashable type"),
     ],

@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(reference(std=0.3), tmp_path_factory.mktemp("tiny"))
 
 
-def judge(folder: Path, norm: type[nn.Module], sites: str, dtype: str = "float32") -> minigpt.ParityReport:
+def judge(folder: Path, norm: Callable[..., nn.Module], sites: str, dtype: str = "float32") -> minigpt.ParityReport:
     return minigpt.parity(
         folder, norm=norm, sites=sites, dtype=dtype, device="cpu", prompts=[TEXT, [3, 9]], max_new_tokens=0
     )
@@ -145,6 +145,28 @@ def test_a_norm_is_judged_as_the_model_calls_it(folder: Path) -> None:
         assert site.local_error == pytest.approx(wanted, abs=2e-6, rel=1e-3)
     alone = judge(folder, SumsItself, "*.ln_1")
     assert alone.passed, alone.reasons
+
+
+class SumsInPlace(minigpt.LayerNorm):
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        residual += delta
+        return residual, self.forward(residual)
+
+
+def test_a_sum_in_place_is_no_drift_of_the_block_before(folder: Path) -> None:
+    report = judge(folder, SumsInPlace, "*")
+    assert report.passed, report.reasons
+    assert max(block.error for block in report.blocks) < 1e-5
+
+
+def test_a_norm_with_hooks_of_its_own_is_heard_behind_them(folder: Path) -> None:
+    def hooked(size: int, eps: float) -> nn.Module:
+        norm = nn.LayerNorm(size, eps)
+        norm.register_forward_hook(lambda module, given, y: y * 1.05)
+        return norm
+
+    first = judge(folder, hooked, "*").norm_sites[0]
+    assert first.propagated_error == pytest.approx(0.05, rel=1e-3)
 
 
 def test_listening_leaves_no_trace(folder: Path) -> None:

@@ -638,6 +638,16 @@ def test_a_row_that_has_ended_has_no_scores_and_certain_filling() -> None:
 # --- beyond the context
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3, 8])
+def test_a_window_that_slides_is_the_same_without_a_cache(stride: int) -> None:
+    torch.manual_seed(0)
+    model = small_model(n_positions=8, dtype=torch.float64)
+    prompts, beyond = torch.randint(model.config.vocab_size, (2, 5)), torch.randint(model.config.vocab_size, (1, 13))
+    how = dict(max_new_tokens=24, overflow="slide", slide_stride=stride, eos_token_id=None)
+    assert torch.equal(generate(model, prompts, **how), generate(model, prompts, **how, use_cache=False))
+    assert torch.equal(generate(model, beyond, **how), generate(model, beyond, **how, use_cache=False))
+
+
 def by_a_window(model: GPT2, ids: Tensor, new: int, stride: int) -> list[int]:
     """Greedy tokens after the last ones that fit, read from position 0; ``stride`` are forgotten at a time."""
     context, start = model.config.n_positions, 0

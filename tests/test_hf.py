@@ -284,8 +284,14 @@ def test_the_class_itself_reads_a_folder_as_what_it_is(folder: Path, tmp_path: P
 def test_a_folder_that_asks_for_no_norm_at_all(folder: Path, tmp_path: Path, norm: Any) -> None:
     load(folder, norm="rms").save_pretrained(tmp_path)
     edit_config(tmp_path, norm=norm)
-    with pytest.raises(NormError, match=r"config\.json asks for the norm"):
+    with pytest.raises(NormError, match=r"asks for the norm|is asked for as norms"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("norm", [["rms"], [["h.*.ln_1", "rms", 3]], (("ln_f", "rms"), "dyt")], ids=str)
+def test_what_is_no_list_of_pairs(folder: Path, norm: Any) -> None:
+    with pytest.raises(NormError, match="is asked for as norms, and not all of it is pairs of sites and a norm"):
+        load(folder, norm=norm)
 
 
 def test_a_pattern_that_is_no_text(folder: Path) -> None:

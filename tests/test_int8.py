@@ -175,3 +175,10 @@ def test_a_layer_with_hooks_stays_as_it_is() -> None:
     assert isinstance(model.h[0].mlp.c_fc, Conv1D)
     assert isinstance(model.h[1].mlp.c_fc, Int8Linear)
     assert rms(model(ids) - expected) < 0.02 * rms(expected)
+
+
+def test_a_wrapped_model_is_refused_by_its_name() -> None:
+    wrapped: Any = nn.DataParallel(small_model())
+    for use in (quantize_int8, minigpt.model.lay_out):
+        with pytest.raises(ConfigError, match="the model is torch's DataParallel, and no minigpt"):
+            use(wrapped)

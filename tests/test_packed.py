@@ -267,3 +267,14 @@ def test_what_nobody_holds_is_let_go() -> None:
     assert packed.held(layer.number) is layer.packed
     del model, layer
     assert len(packed._held) == before
+
+
+@needs_onednn
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_a_refused_conversion_changes_nothing(dtype: torch.dtype) -> None:
+    model, ids = pack(small_model()), random_ids(2, 5)
+    expected = model(ids)
+    with pytest.raises(ConfigError, match="weights are packed in float32 or bfloat16"):
+        model.to(dtype)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert torch.equal(model(ids), expected)

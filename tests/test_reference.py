@@ -120,6 +120,22 @@ def test_judging_restores_the_precision_of_products(precision: str) -> None:
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.parametrize("kernels", ["bf16", "tf32", "ieee"])
+@pytest.mark.parametrize("precision", ["medium", "high", "highest"])
+def test_what_could_be_read_of_precision_before_can_be_read_again(precision: str, kernels: str) -> None:
+    matmul, mkldnn = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    mkldnn.fp32_precision = kernels
+    try:
+        state = matmul.fp32_precision, mkldnn.fp32_precision, matmul.allow_tf32
+        with judging():
+            assert not matmul.allow_tf32
+        assert (matmul.fp32_precision, mkldnn.fp32_precision, matmul.allow_tf32) == state
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_judging_goes_with_the_newer_setting_of_precision() -> None:
     """``fp32_precision``, beside which PyTorch refuses to read the older one."""
     products = torch.backends.cuda.matmul

@@ -238,12 +238,31 @@ def _after(model: GPT2, norm: str | type[nn.Module]) -> GPT2:
     return model
 
 
+def test_a_norm_that_a_compiler_has_wrapped_is_swapped_as_any(model: GPT2) -> None:
+    ids, weight = random_ids(2, 5), model.ln_f.weight
+    expected = model(ids)
+    model.ln_f = torch.compile(model.ln_f, backend="eager")
+    swap_norms(model, "textbook", "ln_f")
+    assert model.ln_f.weight is weight
+    assert_within(rms(model(ids) - expected), 1e-5, rms(expected), "logits")
+
+
+def test_the_shared_parameters_are_left_as_they_are(model: GPT2) -> None:
+    """Also those that are of another dtype than the weight beside them."""
+    model.ln_f.bias.data = model.ln_f.bias.data.double()
+    weight, bias = model.ln_f.weight, model.ln_f.bias
+    swap_norms(model, "textbook", "ln_f")
+    assert model.ln_f.weight is weight
+    assert model.ln_f.bias is bias
+    assert bias.dtype == torch.float64
+
+
 @pytest.mark.parametrize("kind", ["pruned", "parametrized"])
 def test_a_weight_that_is_computed_cannot_be_shared(model: GPT2, kind: str) -> None:
     if kind == "pruned":
         prune.l1_unstructured(model.ln_f, "weight", 0.5)
     else:
-        parametrize.register_parametrization(model.ln_f, "weight", nn.Identity())
+        parametrize.register_parametrization(model.ln_f, "weight", nn.Hardtanh(-9, 9))
     before = dict(model.named_modules())
     with pytest.raises(NormError, match="weight or bias of ln_f is no Parameter of its own; undo its pruning"):
         swap_norms(model, "textbook")

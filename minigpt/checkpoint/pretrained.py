@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -113,12 +114,9 @@ def load_norms(
 
 def norm_parameters(model: GPT2) -> dict[str, nn.Parameter]:
     """The weights and biases of the norms, which are all that a checkpoint holds of them."""
-    return {
-        f"{site}.{name}": parameter
-        for site in model.norm_sites()
-        for name, parameter in model.get_submodule(site).named_parameters()
-        if name in ("weight", "bias")
-    }
+    norms_of: dict[str, Any] = {site: model.get_submodule(site) for site in model.norm_sites()}
+    own = {f"{site}.{name}": getattr(norm, name) for site, norm in norms_of.items() for name in ("weight", "bias")}
+    return {name: parameter for name, parameter in own.items() if parameter is not None}
 
 
 def _install(model: GPT2, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:

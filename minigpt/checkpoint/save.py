@@ -73,7 +73,7 @@ def save_pretrained(
             if tokenizer is not None:
                 tokenizer.save(folder)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot save to {directory}: {error}") from error
+        raise CheckpointError(f"cannot save to {directory}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_shard_bytes: int) -> None:
@@ -86,6 +86,8 @@ def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_
         )
     if not str(directory):
         raise CheckpointError("there is no name of a directory to save to; '.' is the one that you are in")
+    if Path(directory).expanduser().is_file():
+        raise CheckpointError(f"cannot save to {directory}: it is a file; give the name of a directory")
     if max_shard_bytes < 1:
         raise CheckpointError(f"max_shard_bytes must be 1 or more, not {max_shard_bytes}")
     if not (tokenizer is None or isinstance(tokenizer, SavesItself)):
@@ -143,7 +145,7 @@ def _size(tensor: Tensor) -> int:
 
 def _require_only_a_gpt2s(model: GPT2) -> None:
     found = {f"{site}.{name}" for site in model.norm_sites() for name in model.get_submodule(site).state_dict()}
-    foreign = found - norm_parameters(model).keys()
+    foreign = {_unwrapped(name) for name in found} - norm_parameters(model).keys()
     if foreign:
         raise CheckpointError(
             f"a GPT-2 checkpoint has no place for {listing(foreign)}; swap those norms back, or keep the state_dict"
@@ -172,8 +174,12 @@ def _warn_of_other_norms(model: GPT2) -> None:
 
 
 def _saved_name(name: str) -> str:
-    name = name.replace("_orig_mod.", "")  # of what torch.compile has wrapped
+    name = _unwrapped(name)
     return name if name.startswith("lm_head.") else PREFIX + name
+
+
+def _unwrapped(name: str) -> str:
+    return name.replace("_orig_mod.", "")  # of what torch.compile has wrapped
 
 
 def _write_json(path: Path, fields: Mapping[str, object]) -> None:

@@ -10,8 +10,8 @@ from minigpt.cli.options import Quantize
 from minigpt.errors import ConfigError
 
 EXAMPLES = (
-    "Examples: [bold]minigpt bench generate[/]   [bold]minigpt bench generate --quantize int8 "
-    "--against transformers:float32,ctranslate2:int8[/]   [bold]minigpt bench generate --batch 16 --json -[/]"
+    "Examples:\n\n[bold]minigpt bench generate[/]\n\n[bold]minigpt bench generate --quantize int8 "
+    "--against transformers:float32,ctranslate2:int8[/]\n\n[bold]minigpt bench generate --batch 16 --json -[/]"
 )
 
 bench = typer.Typer(help="Measure speed.", no_args_is_help=True)

@@ -9,7 +9,7 @@ from minigpt.cli.files import progress, require_writable, show
 from minigpt.cli.options import Device
 
 EXAMPLES = (
-    "Examples: [bold]minigpt bench norms[/]   [bold]minigpt bench norms --width 768 --rows 1024 --json -[/]   "
+    "Examples:\n\n[bold]minigpt bench norms[/]\n\n[bold]minigpt bench norms --width 768 --rows 1024 --json -[/]\n\n"
     "Contestants: torch, compiled, triton, liger, or any norm that --norm takes elsewhere."
 )
 

@@ -9,7 +9,8 @@ from minigpt.cli.files import progress
 from minigpt.cli.options import CheckFinite, Dtype, IgnoreHeads, Revision
 
 EXAMPLES = (
-    "Examples: [bold]minigpt convert out/ckpt.pt my-gpt2[/]   [bold]minigpt convert gpt2 gpt2-bf16 --dtype bfloat16[/]"
+    "Examples:\n\n[bold]minigpt convert out/ckpt.pt my-gpt2[/]\n\n"
+    "[bold]minigpt convert gpt2 gpt2-bf16 --dtype bfloat16[/]"
 )
 
 

@@ -46,8 +46,10 @@ def require_writable(*files: str | Path | None, beside: Iterable[Path | None] = 
         if file is None or str(file) == "-":
             continue
         place = Path(os.path.realpath(file))
-        if place.is_dir() or place.is_symlink() or not place.parent.is_dir():
-            raise MiniGPTError(f"cannot write {file}: it is a folder, or the folder for it does not exist")
+        if place.is_dir():
+            raise MiniGPTError(f"cannot write {file}: it is a folder")
+        if place.is_symlink() or not place.parent.is_dir():
+            raise MiniGPTError(f"cannot write {file}: the folder for it does not exist")
         if not os.access(place if place.exists() else place.parent, os.W_OK):
             raise MiniGPTError(f"cannot write {file}: permission denied")
         if str(place) in taken:

@@ -13,8 +13,8 @@ from minigpt.cli.many import tokens_at_a_time, write_many
 from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision
 
 EXAMPLES = (
-    "Examples: [bold]minigpt generate 'Once upon a time' --seed 1[/]   "
-    "[bold]minigpt generate 'The dog' --model gpt2 --greedy[/]   [bold]minigpt generate - < prompt.txt[/]   "
+    "Examples:\n\n[bold]minigpt generate 'Once upon a time' --seed 1[/]\n\n"
+    "[bold]minigpt generate 'The dog' --model gpt2 --greedy[/]\n\n[bold]minigpt generate - < prompt.txt[/]\n\n"
     "[bold]minigpt generate --prompts prompts.jsonl --out texts.jsonl[/]"
 )
 

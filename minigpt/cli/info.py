@@ -10,7 +10,7 @@ from minigpt.cli.options import Revision
 from minigpt.errors import CheckpointError
 
 EXAMPLES = (
-    "Examples: [bold]minigpt info gpt2[/]   [bold]minigpt info ./out/ckpt.pt --json[/]   "
+    "Examples:\n\n[bold]minigpt info gpt2[/]\n\n[bold]minigpt info ./out/ckpt.pt --json[/]\n\n"
     "Exit status: 0 it would load, 2 it would be refused, and why."
 )
 

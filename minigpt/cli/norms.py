@@ -10,7 +10,7 @@ from minigpt.cli.files import console, print_json, progress
 from minigpt.cli.options import Device
 
 EXAMPLES = (
-    "Examples: [bold]minigpt norms[/]   [bold]minigpt norms --check my_norm.py:MyNorm[/]   "
+    "Examples:\n\n[bold]minigpt norms[/]\n\n[bold]minigpt norms --check my_norm.py:MyNorm[/]\n\n"
     "Exit status of --check: 0 it is a LayerNorm, 1 it is not, 2 it could not be judged."
 )
 

@@ -11,8 +11,8 @@ from minigpt.cli.files import console, progress, read, read_json, require_writab
 from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision, written
 
 EXAMPLES = (
-    "Examples: [bold]minigpt parity --norm textbook[/]   "
-    "[bold]minigpt parity --model gpt2 --norm my_norm.py:MyNorm --sites 'h.*.ln_1' --json -[/]   "
+    "Examples:\n\n[bold]minigpt parity --norm textbook[/]\n\n"
+    "[bold]minigpt parity --model gpt2 --norm my_norm.py:MyNorm --sites 'h.*.ln_1' --json -[/]\n\n"
     "Exit status: 0 parity holds, 1 it does not, 2 it could not be judged; --compare only shows."
 )
 
@@ -102,4 +102,6 @@ def _prompts(given: list[str] | None, file: Path | None) -> list[str] | None:
     lines = [line for line in read(file).splitlines() if line.strip()]
     if not lines:
         raise minigpt.GenerationError(f"{file} holds no prompt; write one on each line")
+    if lines[0].startswith('{"prompt"'):
+        raise minigpt.GenerationError(f"{file} holds JSON, as generate reads it; here a prompt is a line, as it is")
     return [*(given or []), *lines]

@@ -89,10 +89,12 @@ class Batch:
         self.logits = last_logits(self.model, last, None, self.slots)
 
     def _window(self, row: Row) -> list[int]:
-        """What the row's next token may see; where that is not all, there is room for the tokens until it moves on."""
+        """What the row's next token may see: all, or the least that is kept and what was added since that was cut."""
         if len(row.ids) <= self.context:
             return row.ids
-        return row.ids[-max(1, self.context - self.settings.slide_stride + 1) :]
+        least = max(1, self.context - self.settings.slide_stride + 1)
+        since = len(row.ids) - max(row.prompt_length, self.context + 1)  # tokens, since it first did not hold them all
+        return row.ids[-(least + since % (self.context - least + 1)) :]
 
     def _read_texts(self, texts: list[tuple[int, ...]], of_row: list[int]) -> Float[Tensor, "batch vocab"]:
         ids, mask = left_padded(texts, self.device)  # both (B, T)

@@ -188,11 +188,12 @@ def require_context(model: GPT2, prompt: int, new: int, overflow: str) -> None:
         return
     if prompt >= context:
         raise GenerationError(
-            f"the prompt is {prompt} tokens, and the model's context of {context} leaves no room for more"
+            f"the prompt is {prompt} tokens, and the model's context of {context} leaves no room for more "
+            "unless overflow is 'slide'"
         )
     raise GenerationError(
         f"a prompt of {prompt} tokens and {new} new ones "
-        f"exceed the model's context of {context}; ask for at most {context - prompt}"
+        f"exceed the model's context of {context}; ask for at most {context - prompt}, or let overflow be 'slide'"
     )
 
 

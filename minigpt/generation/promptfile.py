@@ -49,7 +49,9 @@ def _parsed(file: str | Path, number: int, line: bytes) -> PromptLine:
     try:
         fields = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise GenerationError(f"{file}, line {number}: not JSON in UTF-8 ({error})") from error
+        raise GenerationError(
+            f'{file}, line {number}: not JSON in UTF-8 ({error}); write {{"prompt": ...}} on each line'
+        ) from error
     if reason := _fault(fields):
         raise GenerationError(f"{file}, line {number}: {reason}")
     own = Prompt(fields["prompt"], fields.get("max_new_tokens"), fields.get("seed"), f"{file}, line {number}")

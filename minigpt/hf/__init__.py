@@ -10,6 +10,9 @@ that was asked for::
 What it saves is a plain GPT-2, for every program that reads one, as long as nothing is chosen. With a norm or an
 arithmetic of its own the folder's ``model_type`` is "minigpt-gpt2" and its config.json names the choice: here it is
 honoured when the folder is loaded again, and nobody else reads the folder as something that it is not.
+
+Trainer divides our loss by the tokens that are predicted, T - 1 of a row's T; that of transformers' own GPT-2 by all T.
+PEFT knows the layers of a plain GPT-2 by itself; with a choice, name them as ``target_modules``.
 """
 
 from typing import Any

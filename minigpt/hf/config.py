@@ -125,7 +125,11 @@ def resized(config: minigpt.GPT2Config, vocab_size: int) -> minigpt.GPT2Config:
 def _pairs(norm: Norms) -> Pairs:
     if isinstance(norm, dict):
         return list(norm.items())
-    return [(site, chosen) for site, chosen in norm] if isinstance(norm, list) else [("*", norm)]
+    if not isinstance(norm, list | tuple):
+        return [("*", norm)]
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in norm):
+        raise NormError(f"{list(norm)!r} is asked for as norms, and not all of it is pairs of sites and a norm")
+    return [(site, chosen) for site, chosen in norm]
 
 
 def _name(norm: norms.NormSpec) -> str:
@@ -139,11 +143,7 @@ def _name(norm: norms.NormSpec) -> str:
 
 
 def _require_registered(norm: Any) -> None:
-    try:
-        names = [name for _, name in _pairs(norm)]
-    except (TypeError, ValueError) as error:
-        raise NormError(f"config.json asks for the norm {norm!r}, which is no name, and no pairs") from error
-    for name in names:
+    for _, name in _pairs(norm):
         if not (isinstance(name, str) and name in norms.available()):
             raise NormError(
                 f"config.json asks for the norm {name!r}, which is not a registered one, and code is not run because a "

@@ -159,7 +159,11 @@ def _as_ids(place: Path, prompts: Prompts | None, config: GPT2Config) -> Judged:
         tokenizer = None
     texts = PROMPTS if prompts is None else prompts
     if tokenizer is not None and isinstance(texts[0], str):
-        return Judged([prompt_ids(tokenizer, str(text)) for text in texts], f"{len(texts)} texts", tokenizer)
+        return Judged(
+            [prompt_ids(tokenizer, str(text)) for text in texts],
+            f"{len(texts)} text{'s' * (len(texts) > 1)}",
+            tokenizer,
+        )
     return Judged([[int(token) for token in ids] for ids in texts], f"{len(texts)} lists of ids", tokenizer)
 
 

@@ -12,6 +12,7 @@ from minigpt.errors import NormError
 from minigpt.lab.contest import Contest
 from minigpt.lab.measures import Distance
 from minigpt.lab.report import BlockDrift, NormSite
+from minigpt.norms.add import has_hooks
 
 # T tokens, C embedding
 
@@ -97,8 +98,8 @@ CALLED = {"forward", "add_norm"}  # by which a block asks its norms
 class Listener:
     """Keeps the last input and output of chosen modules, and how the module came from the one to the other.
 
-    They are called through: hooks would keep a norm from adding the residual itself, and so from computing what it
-    computes when nobody listens.
+    They are called through: hooks of ours would keep a norm from adding the residual itself, and so from computing what
+    it computes when nobody listens.
     """
 
     def __init__(self, model: nn.Module, places: list[str]) -> None:
@@ -110,16 +111,28 @@ class Listener:
     def start(self) -> None:
         self._own = [(module, {name: vars(module)[name] for name in CALLED & vars(module).keys()})
                      for module in self.modules.values()]  # fmt: skip
+        self._hooks = []
         for place, module in self.modules.items():
-            module.forward = self._heard(place, module.forward)
-            if (add_norm := getattr(module, "add_norm", None)) is not None:
-                module.add_norm = self._heard_sum(place, add_norm)
+            if has_hooks(module):  # which may change the output, and keep a norm from add_norm anyway
+                self._hooks.append(module.register_forward_hook(self._hook(place)))
+                continue
+            vars(module)["forward"] = self._heard(place, module.forward)
+            if callable(add_norm := getattr(module, "add_norm", None)):
+                vars(module)["add_norm"] = self._heard_sum(place, add_norm)
 
     def stop(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
         for module, own in self._own:
             for name in CALLED:
                 vars(module).pop(name, None)
             vars(module).update(own)
+
+    def _hook(self, place: str) -> Callable[..., None]:
+        def hook(module: Any, args: tuple[Tensor, ...], output: Any) -> None:
+            self._keep(place, args[0], output[0] if isinstance(output, tuple) else output, module.forward)
+
+        return hook
 
     def _heard(self, place: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         def heard(x: Tensor, *more: Any, **named: Any) -> Any:
@@ -131,7 +144,7 @@ class Listener:
 
     def _heard_sum(self, place: str, add_norm: Callable[..., Any]) -> Callable[..., Any]:
         def heard(residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-            total, y = add_norm(residual, delta)
+            total, y = add_norm(residual.clone(), delta)  # it may write the sum over what a block has given
             self._keep(place, total, y, lambda x: add_norm(x, torch.zeros_like(x))[1])
             return total, y
 

@@ -37,8 +37,7 @@ def full_products() -> Iterator[None]:
     try:
         yield
     finally:
-        if older is not None:
-            torch.set_float32_matmul_precision(older)
+        torch.set_float32_matmul_precision(older or ("high" if newer[0] == "tf32" else "highest"))
         for backend, precision in zip(products, newer, strict=True):
             backend.fp32_precision = precision
 

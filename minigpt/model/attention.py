@@ -88,8 +88,8 @@ class CausalSelfAttention(nn.Module):
     def upcast_scores(self, q: Heads, k: AllHeads) -> Float[Tensor, "batch heads seq total"]:
         """scale * q k^T in float32, scaled inside the product so that half precision cannot overflow (Megatron-LM)."""
         with torch.autocast(q.device.type, enabled=False):
-            q, k = q.float().flatten(0, 1), k.float().flatten(0, 1)  # (B * H, T, D), (B * H, S, D)
-            scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=self.scale)  # (B * H, T, S)
+            q, k = q.float().flatten(0, 1), k.float().mT.flatten(0, 1)  # (B * H, T, D), (B * H, D, S)
+            scores = torch.baddbmm(q.new_empty(()), q, k, beta=0, alpha=self.scale)  # (B * H, T, S)
         return scores.unflatten(0, (-1, self.n_head))
 
 

@@ -7,6 +7,7 @@ B batch, T new tokens, C embedding, V vocabulary.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -203,6 +204,12 @@ class GPT2(nn.Module):
             return sdpa_mask(padding, past, seq, x.device)
         return eager_mask(padding, past, seq, x.device, x.dtype)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "GPT2":
+        """As any module goes to another dtype or device; a part that cannot go along says so before any has gone."""
+        for part in self.modules():
+            getattr(part, "require_applicable", lambda fn: None)(fn)
+        return super()._apply(fn, recurse)
+
     def extra_repr(self) -> str:
         return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}, quantize={self.quantize!r}"
 
@@ -211,9 +218,9 @@ def require_gpt2(model: object) -> None:
     """Refuse another class's model, before one of its missing parts is asked for.
 
     Raises:
-        ConfigError: it is none of ours, nor one of ours that ``torch.compile`` has wrapped.
+        ConfigError: it is none of ours, nor a wrapper that hands on whatever is asked of one.
     """
-    if not isinstance(getattr(model, "_orig_mod", model), GPT2):
+    if not (isinstance(getattr(model, "config", None), GPT2Config) and hasattr(model, "norm_sites")):
         kind = f"{type(model).__module__.partition('.')[0]}'s {type(model).__name__}"
         raise ConfigError(
             f"the model is {kind}, and no minigpt.GPT2; minigpt.from_pretrained makes one, and the .transformer of a "

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from minigpt.errors import ConfigError
-from minigpt.model.gpt2 import GPT2
+from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.model.packed import Holder, affine_layers, held
 from minigpt.norms.add import has_hooks
 
@@ -93,6 +93,7 @@ def quantize_int8(model: GPT2, let_go: Callable[[Tensor], object] = lambda weigh
     Raises:
         ConfigError: the model is not on the CPU, a weight is not finite, or this PyTorch has no integer products.
     """
+    require_gpt2(model)
     if not model.wte.weight.is_cpu:
         raise ConfigError(f"quantize='int8' is for the CPU, and the model is on {model.wte.weight.device}")
     if any(isinstance(module, Holder) for module in model.modules()):

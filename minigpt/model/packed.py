@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from minigpt.errors import ConfigError
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.gpt2 import GPT2
+from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.model.mlp import MLP, gelu_tanh, unchanged
 from minigpt.model.product import HAS_ONEDNN, linear_pointwise
 from minigpt.norms.add import has_hooks
@@ -93,6 +93,10 @@ class PackedLinear(Holder):
     def extra_repr(self) -> str:
         return "{1}, {0}, packed".format(*self.shape)
 
+    def require_applicable(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Refuse what would take the weights to a dtype or a place where oneDNN cannot pack them."""
+        require_packable(fn(torch.empty(0, dtype=self.dtype)))
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PackedLinear":
         rows = self.rows()
         if (moved := fn(rows)) is not rows:
@@ -173,6 +177,7 @@ def require_free_layout(model: GPT2) -> None:
     Raises:
         ConfigError: the arithmetic is "reference".
     """
+    require_gpt2(model)
     if model.arithmetic == "reference":
         raise ConfigError('arithmetic="reference" reads weights as the checkpoint lays them, for the same bits')
 

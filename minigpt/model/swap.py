@@ -77,12 +77,13 @@ def require_own_parameters(module: Any, name: str) -> None:
     Raises:
         NormError: weight or bias is no Parameter.
     """
-    if not ("weight" in module._parameters and (module.bias is None or "bias" in module._parameters)):
+    if not all(isinstance(own, nn.Parameter) for own in (module.weight, module.bias) if own is not None):
         raise NormError(f"weight or bias of {name} is no Parameter of its own; undo its pruning or parametrization")
 
 
 def _sharing(new: Any, old: Any) -> nn.Module:
     with naming(new):
-        new.weight, new.bias = old.weight, old.bias
+        new.weight = new.bias = None
         new.to(old.weight.device, old.weight.dtype)  # its buffers, and any Parameter beside the two that are shared
+        new.weight, new.bias = old.weight, old.bias
         return new.train(old.training)

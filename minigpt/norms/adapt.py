@@ -5,6 +5,7 @@ owns the two Parameters and lends them to it.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -166,8 +167,10 @@ def _notes(module: nn.Module, make: Callable[..., Any], eps: float) -> tuple[str
 
 def _watch_sums(norm: Any, holder: Any) -> None:
     """Let ``holder`` offer, watched, the residual addition that ``norm`` has fused in, if it has."""
+    if isinstance(inspect.getattr_static(norm, "add_norm", None), property):
+        raise NormError(f"add_norm of {title(norm)} is a property; make it a method of (residual, delta)")
     if callable(getattr(norm, "add_norm", None)):
-        holder.add_norm = WatchedSum(norm)
+        vars(holder)["add_norm"] = WatchedSum(norm)  # past nn.Module's bookkeeping: it may stand for a child
 
 
 def _hold_at_zero(norm: nn.Module, names: list[str]) -> None:

@@ -15,8 +15,9 @@ def add_norm(
     called with.
     """
     fused: Any = getattr(norm, "add_norm", None)
-    if fused is not None and not has_hooks(norm):
-        return fused(residual, delta)
+    if callable(fused) and not has_hooks(norm):
+        found: Any = fused(residual, delta)
+        return found
     total = residual + delta
     return total, norm(total)
 

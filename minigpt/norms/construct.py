@@ -158,15 +158,19 @@ def _told(parameter: Parameter, eps: float, bias: bool) -> Iterator[Any]:
 def _signature(make: Maker) -> list[Parameter]:
     """The parameters, that of the size first, which it is unless it has the name of something else that is told."""
     parameters = _parameters(make)
-    size = next((parameter for parameter in parameters if not any(True for _ in _told(parameter, 0.0, True))), None)
-    if size is None or (size is not parameters[0] and not _may_be_size(size)):
+    untold = [parameter for parameter in parameters if not any(True for _ in _told(parameter, 0.0, True))]
+    size = next((parameter for parameter in untold if parameter is parameters[0] or _may_be_size(parameter)), None)
+    if size is None:
         raise NormError(f"{title(make)} is told no size: it takes {', '.join(p.name for p in parameters)}")
     return [size, *(parameter for parameter in parameters if parameter is not size)]
 
 
 def _may_be_size(parameter: Parameter) -> bool:
-    default = parameter.default
-    return default is Parameter.empty or (isinstance(default, int) and not isinstance(default, bool))
+    """Whether one that is not the first may be told it: by its name alone, and by what it is without it."""
+    is_named = parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    default = None if parameter.default is Parameter.empty else parameter.default
+    is_like = default is None or (isinstance(default, int | tuple | list) and not isinstance(default, bool))
+    return is_named and is_like and parameter.name not in ("device", "dtype")
 
 
 def _parameters(make: Maker) -> list[Parameter]:

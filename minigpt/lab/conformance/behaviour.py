@@ -104,7 +104,7 @@ def output_kept(subject: Subject) -> Measurement:
 @case(
     "residual added too",
     "behaviour",
-    tests="add_norm(residual, delta), where it has one: the very sum, and the norm of that",
+    tests="add_norm(residual, delta), where it has one: the very sum, the norm of that, and the two left as they were",
     reason="exactly the sum; of its norm, for each dtype the bound of its ordinary rows",
 )
 @torch.no_grad()
@@ -113,7 +113,10 @@ def residual_added(subject: Subject) -> Measurement:
     for dtype in (torch.float32, torch.bfloat16):
         candidate = subject.candidate(768, dtype)
         residual, delta = (subject.put(ordinary(12, 768, subject.generator), dtype) for _ in range(2))
-        total, y = candidate.add_norm(residual.clone(), delta.clone())
+        given = residual.clone(), delta.clone()
+        total, y = candidate.add_norm(*given)
+        for name, now, before in zip(("residual", "delta"), given, (residual, delta), strict=True):
+            found[f"the {name} after it in {dtype_name(dtype)}"] = same_numbers(now, before)
         found[f"the sum in {dtype_name(dtype)}"] = same_numbers(total, residual + delta)
         found[f"the norm in {dtype_name(dtype)}"] = against_truth(candidate, residual + delta, y)
     return worst(found)

@@ -65,9 +65,10 @@ class Candidate:
             Unsupported: it has none.
         """
         fused: Any = getattr(self.module, "add_norm", None)
-        if fused is None:
+        if not callable(fused):
             raise Unsupported("it leaves the addition to the model")
-        return fused(residual, delta)
+        found: Any = fused(residual, delta)
+        return found
 
     def reference(self, x: Tensor) -> Tensor:
         """What PyTorch's own layer_norm makes of ``x`` with the same weights."""
