@@ -106,7 +106,7 @@ def known_codec(tokenizer: Any) -> TextCodec:
     Raises:
         GenerationError: it is another, such as transformers' own, which cannot tell the bytes of a token.
     """
-    if not isinstance(tokenizer, TextCodec):
+    if not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode_bytes")):
         raise GenerationError(f"the tokenizer is a {type(tokenizer).__name__}; take minigpt.Tokenizer.from_pretrained")
     return tokenizer
 

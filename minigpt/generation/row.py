@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,6 @@ from minigpt.generation.text import TextAssembler
 AT_ONCE = 1024  # random numbers: a text may end long before the last that it might need
 
 
-@runtime_checkable
 class TextCodec(Protocol):
     """What text generation asks of a tokenizer."""
 
