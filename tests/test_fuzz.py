@@ -92,7 +92,7 @@ def hang(*_: object, **__: object) -> Any:
 
 
 def grow(*_: object, **__: object) -> Any:
-    raise minigpt.CheckpointError(f"{len(bytearray(os.urandom(2**20)) * 100)} bytes later")
+    raise minigpt.CheckpointError(f"{len(bytearray(os.urandom(2**20)) * 400)} bytes later")
 
 
 def wander(*_: object, **__: object) -> Any:
