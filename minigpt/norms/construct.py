@@ -158,7 +158,7 @@ def _told(parameter: Parameter, eps: float, bias: bool) -> Iterator[Any]:
 def _signature(make: Maker) -> list[Parameter]:
     """The parameters, that of the size first, which it is unless it has the name of something else that is told."""
     parameters = _parameters(make)
-    untold = [parameter for parameter in parameters if not any(True for _ in _told(parameter, 0.0, True))]
+    untold = [parameter for parameter in parameters if not list(_told(parameter, 0.0, True))]
     size = next((parameter for parameter in untold if parameter is parameters[0] or _may_be_size(parameter)), None)
     if size is None:
         raise NormError(f"{title(make)} is told no size: it takes {', '.join(p.name for p in parameters)}")

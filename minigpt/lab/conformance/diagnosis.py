@@ -128,10 +128,10 @@ def _by_part(failures: Failures, right: set[str]) -> list[str]:
     rest = [name for name in told if not name.startswith(tuple(f"{dtype}, " for dtype in spoilt))]
     if spoilt:  # each width is met with several dtypes
         rest = [name for name in rest if told[name].group != "widths"]
-    if "float32" in spoilt:  # which all that is not said of a dtype is asked in
+    if "float32" in spoilt:  # in which everything is asked that is not said of a dtype
+        if "float64, ordinary rows" not in right:  # half precision is too coarse to tell more
+            return [] if told["float32, ordinary rows"].error is not None else _refusals(told)
         rest = [name for name in rest if told[name].group in ("values", "special")]
-    if "float32" in spoilt and "float64, ordinary rows" not in right:  # half precision is too coarse to tell otherwise
-        return [] if told["float32, ordinary rows"].error is not None else _refusals(told)
     if any(name.endswith("constant rows") for name in rest):  # a row of one number is one
         rest = [name for name in rest if name != "width 1"]
     found = _matching(PARTS, rest) + _wrong_row_counts(rest)
