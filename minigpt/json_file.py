@@ -5,6 +5,7 @@ And JSON that is to go somewhere, which has no word for infinity.
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,13 @@ def parse_object(data: bytes) -> dict[str, Any]:
     return fields
 
 
-def finite(value: Any) -> Any:
-    """The value, in which every number that is not finite is None."""
+def finite(value: Any, instead: Callable[[float], Any] = lambda number: None) -> Any:
+    """The value, in which every number that is not finite is None, or whatever stands ``instead`` of it."""
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: finite(item, instead) for key, item in value.items()}
     if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [finite(item, instead) for item in value]
+    return instead(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ not hold, the sanitizer finds something, or a part breaks off, and 2 where there
 """
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from gpu.parity import failures, parity
 from gpu.sanitizer import sanitizer
 
 from minigpt.errors import ConfigError
+from minigpt.json_file import finite
 from minigpt.lab.environment import installed
 from minigpt.lab.reference import versions
 from minigpt.placement import resolve_device
@@ -119,18 +119,9 @@ def environment(device: torch.device, quick: bool) -> dict[str, Any]:
 
 def save(results: dict[str, Any], out: Path) -> None:
     """Both files, anew."""
-    text = json.dumps(_finite(results), indent=1, allow_nan=False)
+    text = json.dumps(finite(results, instead=str), indent=1, allow_nan=False)  # words for what is not finite
     (out / "gpu.json").write_text(text + "\n", encoding="utf-8")
     (out / "gpu.md").write_text(page(results), encoding="utf-8")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no numbers for what is not finite; words stand for it."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _driver() -> str | None:

@@ -11,6 +11,7 @@ import torch
 import transformers
 from checkpoints import TINY, edit_config, edit_tensors, reference, saved, tiny_bpe, tokens
 from helpers import assert_close, assert_same_bits, left_padding, true_positions
+from sabotages import GammaBeta
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
 
@@ -463,18 +464,6 @@ def test_trainer_decays_the_weights_that_it_decays_in_transformers_own(
     assert "transformer.h.0.attn.c_attn.weight" in theirs
     assert decayed(load(folder, norm=norm)) == theirs
     assert decayed(load(folder, norm=GammaBeta)) == theirs
-
-
-class GammaBeta(torch.nn.Module):
-    """Somebody's norm, whose names are not the model's."""
-
-    def __init__(self, dim: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.gamma, self.beta = torch.nn.Parameter(torch.ones(dim)), torch.nn.Parameter(torch.zeros(dim))
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.layer_norm(x, x.shape[-1:], self.gamma, self.beta, self.eps)
 
 
 def test_lora_on_a_swapped_norm(folder: Path, tmp_path: Path) -> None:

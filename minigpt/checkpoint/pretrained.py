@@ -99,8 +99,7 @@ def load_norms(
         NormError: a norm's weight is computed from others, as by pruning.
     """
     require_gpt2(model)
-    for site in model.norm_sites():
-        require_own_parameters(model.get_submodule(site), site)
+    require_own_parameters(model, model.norm_sites())
     place = locate(source, revision=revision, local_files_only=local_files_only)
     wanted = norm_parameters(model)
     any_head = dataclasses.replace(model.config, tie_word_embeddings=False)

@@ -1,7 +1,7 @@
 """minigpt generate: write on from a prompt, or from each of a file of them."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,6 +97,10 @@ def generate(
     if as_json:
         print_json({"model": model, "norm": norm, "prompt": text, "text": "".join(pieces), "settings": settings}, "-")
         return
+    _print(text, pieces)
+
+
+def _print(text: str, pieces: Iterator[str]) -> None:
     first = next(pieces, "")  # before anything is shown: a norm may fail
     print(text + first, end="", flush=True)
     for piece in pieces:

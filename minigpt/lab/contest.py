@@ -159,11 +159,8 @@ def _as_ids(place: Path, prompts: Prompts | None, config: GPT2Config) -> Judged:
         tokenizer = None
     texts = PROMPTS if prompts is None else prompts
     if tokenizer is not None and isinstance(texts[0], str):
-        return Judged(
-            [prompt_ids(tokenizer, str(text)) for text in texts],
-            f"{len(texts)} text{'s' * (len(texts) > 1)}",
-            tokenizer,
-        )
+        described = f"{len(texts)} texts" if len(texts) > 1 else "1 text"
+        return Judged([prompt_ids(tokenizer, str(text)) for text in texts], described, tokenizer)
     return Judged([[int(token) for token in ids] for ids in texts], f"{len(texts)} lists of ids", tokenizer)
 
 

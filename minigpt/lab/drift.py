@@ -12,7 +12,7 @@ from minigpt.errors import NormError
 from minigpt.lab.contest import Contest
 from minigpt.lab.measures import Distance
 from minigpt.lab.report import BlockDrift, NormSite
-from minigpt.norms.add import has_hooks
+from minigpt.norms.add import has_hooks, own_addition
 
 # T tokens, C embedding
 
@@ -117,7 +117,7 @@ class Listener:
                 self._hooks.append(module.register_forward_hook(self._hook(place)))
                 continue
             vars(module)["forward"] = self._heard(place, module.forward)
-            if callable(add_norm := getattr(module, "add_norm", None)):
+            if (add_norm := own_addition(module)) is not None:
                 vars(module)["add_norm"] = self._heard_sum(place, add_norm)
 
     def stop(self) -> None:
@@ -130,14 +130,14 @@ class Listener:
 
     def _hook(self, place: str) -> Callable[..., None]:
         def hook(module: Any, args: tuple[Tensor, ...], output: Any) -> None:
-            self._keep(place, args[0], output[0] if isinstance(output, tuple) else output, module.forward)
+            self._keep(place, args[0], output, module.forward)
 
         return hook
 
     def _heard(self, place: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         def heard(x: Tensor, *more: Any, **named: Any) -> Any:
             output = forward(x, *more, **named)
-            self._keep(place, x, output[0] if isinstance(output, tuple) else output, forward)
+            self._keep(place, x, output, forward)
             return output
 
         return heard
@@ -150,8 +150,9 @@ class Listener:
 
         return heard
 
-    def _keep(self, place: str, x: Tensor, y: Tensor, again: Callable[[Tensor], Tensor]) -> None:
-        self.inputs[place], self.outputs[place], self.again[place] = x, y, again
+    def _keep(self, place: str, x: Tensor, output: Any, again: Callable[[Tensor], Tensor]) -> None:
+        self.inputs[place], self.again[place] = x, again
+        self.outputs[place] = output[0] if isinstance(output, tuple) else output  # as some versions' blocks return it
 
 
 class PositionedDistance:

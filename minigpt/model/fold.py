@@ -43,8 +43,8 @@ def fold_norms(model: GPT2) -> GPT2:
             "the head belongs to a model around this one, which ties it to the embedding; "
             "fold what minigpt.from_pretrained loads, and save it"
         )
+    require_own_parameters(model, model.norm_sites())
     for site in model.norm_sites():
-        require_own_parameters(model.get_submodule(site), site)
         _require_affine(model.get_submodule(site), site)
     pairs = [pair for i in range(model.config.n_layer)
              for pair in ((f"h.{i}.ln_1", f"h.{i}.attn.c_attn"), (f"h.{i}.ln_2", f"h.{i}.mlp.c_fc"))]  # fmt: skip
@@ -52,7 +52,7 @@ def fold_norms(model: GPT2) -> GPT2:
         if not isinstance(model.get_submodule(layer), Conv1D):
             kind = type(model.get_submodule(layer)).__name__
             raise NormError(f"{layer} is a {kind}, into which no norm can be folded; fold the model before changing it")
-        require_own_parameters(model.get_submodule(layer), layer)
+    require_own_parameters(model, [layer for _, layer in pairs])
     for site, layer in pairs:
         _fold_into_conv1d(model.get_submodule(site), model.get_submodule(layer), layer)
     _untie(model)

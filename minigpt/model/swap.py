@@ -33,8 +33,7 @@ def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "
     chosen = match_sites(model, sites)
     built = {name: _built(norm, model.get_submodule(name), model.config) for name in chosen}
     _require_one_each(model, list(built.values()))
-    for name in chosen:
-        require_own_parameters(model.get_submodule(name), name)
+    require_own_parameters(model, chosen)
     replacements = {name: _sharing(new, model.get_submodule(name)) for name, new in built.items()}
     for name, module in replacements.items():
         model.set_submodule(name, module)
@@ -71,14 +70,16 @@ def _require_one_each(model: GPT2, new: list[nn.Module]) -> None:
         taken.add(own)
 
 
-def require_own_parameters(module: Any, name: str) -> None:
-    """Refuse a module whose weight is computed from others, as by pruning: it can be neither shared nor written into.
+def require_own_parameters(model: GPT2, names: Iterable[str]) -> None:
+    """Refuse modules whose weight is computed from others, as by pruning: it can be neither shared nor written into.
 
     Raises:
-        NormError: weight or bias is no Parameter.
+        NormError: weight or bias of one is no Parameter.
     """
-    if not all(isinstance(own, nn.Parameter) for own in (module.weight, module.bias) if own is not None):
-        raise NormError(f"weight or bias of {name} is no Parameter of its own; undo its pruning or parametrization")
+    for name in names:
+        module: Any = model.get_submodule(name)
+        if not all(isinstance(own, nn.Parameter) for own in (module.weight, module.bias) if own is not None):
+            raise NormError(f"weight or bias of {name} is no Parameter of its own; undo its pruning or parametrization")
 
 
 def _sharing(new: Any, old: Any) -> nn.Module:

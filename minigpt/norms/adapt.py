@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from minigpt.errors import NormError
+from minigpt.norms.add import own_addition
 from minigpt.norms.construct import EPS, takes_eps, title
 from minigpt.norms.textbook import LayerNorm
 from minigpt.norms.watch import Watched, WatchedSum, watched
@@ -169,7 +170,7 @@ def _watch_sums(norm: Any, holder: Any) -> None:
     """Let ``holder`` offer, watched, the residual addition that ``norm`` has fused in, if it has."""
     if isinstance(inspect.getattr_static(norm, "add_norm", None), property):
         raise NormError(f"add_norm of {title(norm)} is a property; make it a method of (residual, delta)")
-    if callable(getattr(norm, "add_norm", None)):
+    if own_addition(norm) is not None:
         vars(holder)["add_norm"] = WatchedSum(norm)  # past nn.Module's bookkeeping: it may stand for a child
 
 

@@ -1,5 +1,6 @@
 """The residual addition and the norm that reads its sum, in one pass where the norm offers that."""
 
+from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Float
@@ -14,12 +15,17 @@ def add_norm(
     A norm with an ``add_norm(residual, delta)`` of its own computes both, unless it has hooks: they see what a norm is
     called with.
     """
-    fused: Any = getattr(norm, "add_norm", None)
-    if callable(fused) and not has_hooks(norm):
-        found: Any = fused(residual, delta)
-        return found
+    fused = own_addition(norm)
+    if fused is not None and not has_hooks(norm):
+        return fused(residual, delta)
     total = residual + delta
     return total, norm(total)
+
+
+def own_addition(norm: nn.Module) -> Callable[..., Any] | None:
+    """The ``add_norm`` that a norm offers; None where it leaves the addition to others."""
+    found = getattr(norm, "add_norm", None)
+    return found if callable(found) else None
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -23,11 +23,10 @@ from minigpt.placement import DTYPES
 # What may be wrong whatever the formula is: the case whose failure shows it, and what to call it
 SYMPTOMS = {
     "input left as it was": "it modifies its input",
-    "same input, same output": "it answers differently from call to call",
     "output left as it was": "its next call writes over its output",
     "a row in any company": "a row depends on its batch",
 }
-UNSTEADY = {name: SYMPTOMS[name] for name in ("same input, same output",)}
+UNSTEADY = {"same input, same output": "it answers differently from call to call"}
 COMPILED = {
     "compiled equals eager": "it differs under torch.compile",
     "compiled gradients equal eager": "its gradients differ under torch.compile",

@@ -13,6 +13,7 @@ from minigpt.errors import RAISED, NormError
 from minigpt.lab.conformance.rows import Weights, ordinary_weights
 from minigpt.lab.conformance.truth import Truth, truth
 from minigpt.norms.adapt import notes
+from minigpt.norms.add import own_addition
 from minigpt.norms.construct import naming, takes_eps, title
 from minigpt.norms.locate import last_line, locate
 from minigpt.placement import dtype_name
@@ -64,11 +65,10 @@ class Candidate:
         Raises:
             Unsupported: it has none.
         """
-        fused: Any = getattr(self.module, "add_norm", None)
-        if not callable(fused):
+        fused = own_addition(self.module)
+        if fused is None:
             raise Unsupported("it leaves the addition to the model")
-        found: Any = fused(residual, delta)
-        return found
+        return fused(residual, delta)
 
     def reference(self, x: Tensor) -> Tensor:
         """What PyTorch's own layer_norm makes of ``x`` with the same weights."""
