@@ -599,26 +599,27 @@ def test_beyond_the_context(run: Run, tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize(
-    ("words", "tokens"),
+    ("words", "asked"),
     [
-        ([], 1),
-        (["--lookup", 8], 9),
-        (["--lookup", 10**9], 256),
-        (["--batch-size", 3], 3),
-        (["--batch-size", 10**9], 4),
-        (["--batch-size", 1, "--lookup", 8], 9),
+        ([], (1, 3)),
+        (["--lookup", 8], (9, 3)),
+        (["--lookup", 10**9], (256, 3)),
+        (["--batch-size", 3], (3,)),
+        (["--batch-size", 10**9], (4,)),
+        (["--batch-size", 1, "--lookup", 8], (9,)),
     ],
 )
 def test_weights_are_laid_out_for_the_tokens_of_a_step(
-    words: list[Any], tokens: int, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[Any], asked: tuple[int, ...], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    monkeypatch.setattr("minigpt.checkpoint.pages.ready_to_write", lambda model, tokens: asked.append(tokens) or model)
+    """And how many steps there may be of a single text."""
+    heard: list[tuple[int, ...]] = []
+    monkeypatch.setattr("minigpt.checkpoint.pages.ready_to_write", lambda model, *what: heard.append(what) or model)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "The old sailor"}\n' * 4)
     many = ["--prompts", tmp_path / "prompts.jsonl", "--out", tmp_path / "texts.jsonl"]
     given = many if "--batch-size" in words else ["The old sailor"]
     assert run("generate", *given, *words, "--greedy", "--max-new-tokens", 3).status == 0
-    assert asked == [tokens]
+    assert heard == [asked]
 
 
 # norms and info

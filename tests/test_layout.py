@@ -10,7 +10,7 @@ import minigpt
 from minigpt import ConfigError
 from minigpt.model import lay_out, layout, quantize_int8
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.layout import lay_by_rows
+from minigpt.model.layout import MANY, lay_by_rows
 from minigpt.model.packed import PackedConv1D
 from minigpt.model.strips import StripedConv1D
 
@@ -73,7 +73,7 @@ def test_attention_is_given_whole_vectors(batch: int, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("dtype", "tokens", "processor", "laid"),
     [
-        (torch.float32, 1, "amd", "as it lay"),  # nothing is copied out of the file for a single text
+        (torch.float32, 1, "amd", "packed"),
         (torch.float32, 1, "intel", "as it lay"),
         (torch.float32, 2, "amd", "packed"),
         (torch.float32, 16, "intel", "by rows"),
@@ -99,6 +99,26 @@ def test_each_processor_gets_the_layout_that_it_reads_fastest(
     layer = model.h[1].mlp.c_fc
     unpacked = "as it lay" if layer.weight.is_contiguous() else "by rows"
     assert {PackedConv1D: "packed", StripedConv1D: "in strips"}.get(type(layer), unpacked) == laid
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "steps", "is_packed"),
+    [
+        (torch.float32, 1, MANY - 1, False),
+        (torch.float32, 1, MANY, True),
+        (torch.float32, 2, 1, True),
+        (torch.bfloat16, 1, 1, True),
+    ],
+    ids=str,
+)
+def test_a_short_text_in_float32_is_written_from_the_file(
+    dtype: torch.dtype, tokens: int, steps: int, is_packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, has in {"PREFERS_ONEDNN": True, "HAS_BFLOAT16": True, "HAS_TILES": False}.items():
+        monkeypatch.setattr(layout, name, has)
+    model = lay_out(small_model(dtype=dtype), tokens, steps=steps)
+    assert isinstance(model.h[1].mlp.c_fc, PackedConv1D) is is_packed
 
 
 def test_nothing_is_laid_out_where_nothing_is_to_be_gained(device: torch.device) -> None:

@@ -4,6 +4,7 @@ On Linux. Elsewhere nothing is given back, and it is left to the system to take 
 """
 
 import ctypes
+import math
 import mmap
 from functools import cached_property
 from pathlib import Path
@@ -38,13 +39,17 @@ class MappedFiles:
         return [(int(low, 16), int(high, 16)) for low, high in spans]
 
 
-def ready_to_write(model: GPT2, tokens: int = 1) -> GPT2:
+def ready_to_write(model: GPT2, tokens: int = 1, steps: float = math.inf) -> GPT2:
     """``lay_out`` for so many tokens at a time, with as little memory as it takes; return ``model``.
 
     Raises:
         ConfigError: the arithmetic is "reference", whose bits depend on the layout.
     """
-    lay_out(model, tokens, MappedFiles().give_back)
-    if MAPS.exists() and hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc's, which keeps what is freed
-        library.malloc_trim(0)
-    return model
+    files, library = MappedFiles(), ctypes.CDLL(None)
+    trim = getattr(library, "malloc_trim", lambda kept: None)  # glibc's, which keeps what is freed
+
+    def let_go(weight: Tensor) -> None:
+        files.give_back(weight)
+        trim(0)  # what each copy was made by is in holes too small for the next
+
+    return lay_out(model, tokens, let_go, steps)

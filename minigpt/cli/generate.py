@@ -92,7 +92,7 @@ def generate(
             size = 16 if batch_size is None else batch_size
             write_many(gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "attention": attention})
             return
-        ready_to_write(gpt2, tokens_at_a_time(gpt2, settings, 1))
+        ready_to_write(gpt2, tokens_at_a_time(gpt2, settings, 1), settings["max_new_tokens"])
     pieces = made_aside(minigpt.stream(gpt2, tokenizer, text, **settings))
     if as_json:
         print_json({"model": model, "norm": norm, "prompt": text, "text": "".join(pieces), "settings": settings}, "-")

@@ -1,5 +1,6 @@
 """How weights lie in memory: as the checkpoint has them, (in, out), by rows, (out, in), or packed. Values stay."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -12,17 +13,26 @@ from minigpt.model.packed import pack, require_free_layout
 from minigpt.model.product import HAS_BFLOAT16, HAS_ONEDNN, HAS_TILES, PREFERS_ONEDNN
 from minigpt.model.strips import stripe
 
+MANY = 100  # steps of a single text in float32 that win back the time of a copy: each is a quarter faster
 
-def lay_out(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
+
+def lay_out(
+    model: GPT2,
+    tokens: int = 1,
+    let_go: Callable[[Tensor], object] = lambda weight: None,
+    steps: float = math.inf,
+) -> GPT2:
     """Lay the weights out as this processor multiplies them fastest, ``tokens`` at a time, in place; return ``model``.
 
-    It pays before much is written: in bfloat16 where the processor has instructions for it, and in any dtype where
-    several tokens are multiplied at a time. The model can then only compute: weights that are packed (see ``pack``) are
-    no Parameters. Where nothing is to be gained, as on a GPU or with weights of eight bits, it stays as it is.
+    It pays before much is written: in bfloat16 where the processor has instructions for it, in float32 on AMD's, and in
+    any dtype where several tokens are multiplied at a time. The model can then only compute: weights that are packed
+    (see ``pack``) are no Parameters. Where nothing is to be gained, as on a GPU or with weights of eight bits, it stays
+    as it is.
 
     Args:
         tokens: that are mostly multiplied at a time: one of every text, and what is guessed of it (``--lookup``).
         let_go: is handed each weight, as it was, once it has been copied.
+        steps: that will be taken at most, where that is known: few may not be worth the copy.
 
     Raises:
         ConfigError: the arithmetic is "reference", whose bits depend on the layout.
@@ -33,7 +43,7 @@ def lay_out(model: GPT2, tokens: int = 1, let_go: Callable[[Tensor], object] = l
         return model
     if weight.dtype == torch.bfloat16 and HAS_BFLOAT16 and HAS_ONEDNN:
         return stripe(model, let_go) if tokens == 1 and HAS_TILES else pack(model, tokens, let_go)
-    if weight.dtype == torch.float32 and tokens > 1 and PREFERS_ONEDNN:
+    if weight.dtype == torch.float32 and PREFERS_ONEDNN and (tokens > 1 or steps >= MANY):
         return pack(model, tokens, let_go)
     return lay_by_rows(model, let_go) if tokens > 1 else model
 

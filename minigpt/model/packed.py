@@ -88,7 +88,8 @@ class PackedLinear(Holder):
     def pack(self, rows: Float[Tensor, "out inp"]) -> None:
         require_packable(rows)
         self.dtype = rows.dtype
-        self.hold(torch.ops.mkldnn._reorder_linear_weight.default(rows.detach(), self.tokens))
+        tokens = max(self.tokens, 2)  # for a single one oneDNN leaves float32 as it lies, and reads that more slowly
+        self.hold(torch.ops.mkldnn._reorder_linear_weight.default(rows.detach(), tokens))
 
     def extra_repr(self) -> str:
         return "{1}, {0}, packed".format(*self.shape)
@@ -137,10 +138,10 @@ def pack(
 ) -> GPT2:
     """Pack every affine weight, for ``tokens`` of them at a time, in place; return ``model``.
 
-    In bfloat16 the head as well, of which the embedding stays as a second copy: it is looked up. ``c_fc`` computes
-    its product and the GELU after it in one. The model can then only compute: none of
-    its Parameters asks for a gradient any more. A layer that has hooks, or another forward, stays as it is. ``let_go``
-    is handed each weight, as it was, once it is packed. ``linear`` and ``conv1d`` are the layers that hold them.
+    The head as well, of which the embedding stays as a second copy, in the file if it lies in one: it is looked up.
+    ``c_fc`` computes its product and the GELU after it in one. The model can then only compute: none of its Parameters
+    asks for a gradient any more. A layer that has hooks, or another forward, stays as it is. ``let_go`` is handed each
+    weight, as it was, once it is packed. ``linear`` and ``conv1d`` are the layers that hold them.
 
     Raises:
         ConfigError: oneDNN cannot pack these weights, the model has weights of eight bits, or its arithmetic is
@@ -152,8 +153,8 @@ def pack(
     require_packable(model.wte.weight)
     if tokens < 1:
         raise ConfigError(f"weights are packed for one token at a time or more, not {tokens}")
-    if model.wte.weight.dtype == torch.bfloat16:
-        model.fast_head = linear(model.head_rows(), None, tokens).train(model.training)
+    model.fast_head = linear(model.head_rows(), None, tokens).train(model.training)
+    let_go(model.head_rows())
     for name in affine_layers(model):
         layer: Any = model.get_submodule(name)
         if type(layer).forward is Conv1D.forward and not has_hooks(layer):
