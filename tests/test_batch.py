@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minigpt import GPT2
-from minigpt.generation.batch import Batch, groups
+from minigpt.generation.batch import Batch
 from minigpt.generation.padding import left_padded
+from minigpt.generation.reading import groups
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 

@@ -4,7 +4,7 @@ B rows, T tokens read at once, V vocabulary.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,16 +13,20 @@ from torch import Tensor
 
 from minigpt.errors import GenerationError
 from minigpt.generation.any_length import of_any_length
-from minigpt.generation.padding import left_padded
 from minigpt.generation.processors import Situation, warp_by
+from minigpt.generation.reading import Reading, readings
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
-from minigpt.model import GPT2
+from minigpt.model import GPT2, KVCache
+from minigpt.model.attention import CausalSelfAttention
+from minigpt.model.company import Text, hidden_states_of_each
 from minigpt.model.slots import Slots
+from minigpt.norms.add import has_hooks
 
 NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
 NO_TOKEN_LEFT = "the settings exclude every token there is; permit some, or ask for fewer tokens"
 AT_LEAST = (32, 1024)  # tokens, on the CPU and on a GPU, that could be read in the time that a forward takes anyway
+BESIDE = (2, 1024)  # and in the time that one text more takes in a forward that others need, too
 BLOCK = 256  # scores, of which the largest is found at once
 WASTE = 32  # columns that no row needs any more, from which on it pays to move everybody to the left
 
@@ -31,7 +35,8 @@ class Batch:
     """The rows that are being written, and the model's opinion on how each goes on.
 
     ``join`` reads what new rows say, ``choose`` adds a token to every row and lets those that are over go, ``read``
-    reads the tokens added. Between any two of them a row may be anything from its first token to its last.
+    reads the tokens added, and what new rows say along with them. Between any two of them a row may be anything from
+    its first token to its last.
     """
 
     def __init__(self, model: GPT2, settings: GenerationSettings, places: int, longest: int) -> None:
@@ -49,14 +54,10 @@ class Batch:
     @of_any_length()
     def join(self, rows: list[Row]) -> None:
         """Read the texts of new rows: what rows of one prompt share once, and texts of about one length together."""
-        said = {row: (row.prompt, tuple(self._window(row))) for row in rows}
-        texts = sorted(dict.fromkeys(said.values()), key=lambda text: -len(text[1]))
-        for few in groups([len(ids) for _, ids in texts], AT_LEAST[self.device.type == "cuda"]):
-            place_of = {text: place for place, text in enumerate(texts[few])}
-            new = [row for row in rows if said[row] in place_of]
-            logits = self._read_texts([ids for _, ids in place_of], [place_of[said[row]] for row in new])
+        for reading in self._readings(rows, AT_LEAST):
+            logits = self._read_alone(reading)[reading.of_row]
             self.logits = torch.cat([self.logits, logits]) if self.rows else logits
-            self.rows += new
+            self.rows += reading.rows
 
     @torch.inference_mode()
     def choose(self) -> list[Row]:
@@ -69,24 +70,51 @@ class Batch:
 
     @torch.inference_mode()
     @of_any_length()
-    def read(self) -> None:
-        """Read the token that each row has last added; those whose window is full read that anew."""
+    def read(self, new: Sequence[Row] = ()) -> None:
+        """Read the token that each row has last added, and the texts of new rows; a window that is full, anew."""
         if not self.settings.use_cache:
             rows, self.rows = self.rows, []
-            return self.join(rows)
+            return self.join([*rows, *new])
         full = [place for place, start in enumerate(self.slots.starts) if self.slots.length - start >= self.context]
-        moved = self._leave(full)
+        joining = [*self._leave(full), *new]
         if self.rows:
             self.slots.trim(WASTE)
+            if joining and self.in_company:
+                return self._read_in_company(joining)
             self._read_last()
-        return self.join(moved)
+        return self.join(joining)
+
+    @property
+    def in_company(self) -> bool:
+        """Whether what is read may be put into one forward, with nobody there to wonder at its shape."""
+        watched = any(map(has_hooks, self.model.modules()))
+        blocks: Any = self.model.h
+        return not watched and self.model.step is None and all(type(b.attn) is CausalSelfAttention for b in blocks)
 
     def _next_tokens(self) -> list[int]:
         return next_tokens(self.logits, self.rows, self.settings)
 
     def _read_last(self) -> None:
-        last = torch.tensor([row.ids[-1:] for row in self.rows], device=self.device)  # (B, 1)
-        self.logits = last_logits(self.model, last, None, self.slots)
+        self.logits = last_logits(self.model, self._last(), None, self.slots)
+
+    def _last(self) -> Int[Tensor, "batch 1"]:
+        return torch.tensor([row.ids[-1:] for row in self.rows], device=self.device)
+
+    def _read_in_company(self, joining: list[Row]) -> None:
+        """The tokens last added and the texts of rows that join, in one forward."""
+        found = self._readings(joining, BESIDE)
+        texts = [Text(ids, mask, self.model.new_cache(*ids.shape)) for _, ids, mask, _, _ in found]
+        hidden = hidden_states_of_each(self.model, [Text(self._last(), None, self.slots), *texts])
+        ends = torch.cat([x[:, -1:] for x in hidden])  # (B, 1, C)
+        mine, *theirs = next_logits(self.model, self.model.head(ends)[:, 0]).split([len(x) for x in hidden])
+        self.logits = torch.cat([mine, *(logits[new.of_row] for logits, new in zip(theirs, found, strict=True))])
+        for reading, text in zip(found, texts, strict=True):
+            self._seat(reading, text.cache)
+            self.rows += reading.rows
+
+    def _seat(self, reading: Reading, aside: KVCache) -> None:
+        self.slots.trim(WASTE)
+        self.slots.join(aside, reading.of_row, reading.starts)
 
     def _window(self, row: Row) -> list[int]:
         """What the row's next token may see: all, or the least that is kept and what was added since that was cut."""
@@ -96,24 +124,25 @@ class Batch:
         since = len(row.ids) - max(row.prompt_length, self.context + 1)  # tokens, since it first did not hold them all
         return row.ids[-(least + since % (self.context - least + 1)) :]
 
-    def _read_texts(self, texts: list[tuple[int, ...]], of_row: list[int]) -> Float[Tensor, "batch vocab"]:
-        ids, mask = left_padded(texts, self.device)  # both (B, T)
-        starts = [ids.shape[1] - len(text) for text in texts]
-        mask = mask if any(starts) else None
-        each_once = of_row == list(range(len(texts)))
+    def _readings(self, rows: list[Row], at_least: tuple[int, int]) -> list[Reading]:
+        windows = {row: self._window(row) for row in rows}
+        return readings(windows, at_least[self.device.type == "cuda"], self.device)
+
+    def _read_alone(self, reading: Reading) -> Float[Tensor, "batch vocab"]:
+        """Logits after each text."""
+        ids, mask = reading.ids, reading.mask
         if not self.settings.use_cache:
-            logits = last_logits(self.model, ids, mask, None)
-        elif not self.rows:  # nobody to be moved, so nothing need be copied
-            self.slots.read_into(starts)
-            logits = last_logits(self.model, ids, mask, self.slots)
-            if not each_once:
-                self.slots.repeat(of_row)
-        else:
+            return last_logits(self.model, ids, mask, None)
+        if self.rows:
             aside = self.model.new_cache(*ids.shape)
             logits = last_logits(self.model, ids, mask, aside)
-            self.slots.trim(WASTE)
-            self.slots.join(aside, of_row, starts)
-        return logits if each_once else logits[of_row]
+            self._seat(reading, aside)
+            return logits
+        self.slots.read_into(reading.starts)  # nobody is to be moved, so nothing need be copied
+        logits = last_logits(self.model, ids, mask, self.slots)
+        if reading.of_row != list(range(len(ids))):
+            self.slots.repeat(reading.of_row)
+        return logits
 
     def _leave(self, places: list[int]) -> list[Row]:
         """Let the rows at these places go, and return them; the last row moves to a place that is free."""
@@ -132,29 +161,14 @@ def write(batch: Batch, waiting: Iterable[Row]) -> Iterator[Row]:
     A place that becomes free is taken by the next of those waiting at once.
     """
     queue = deque(waiting)
-    while True:
-        batch.join([queue.popleft() for _ in range(min(len(queue), batch.places - len(batch.rows)))])
-        if not batch.rows:
-            return
+
+    def next_few() -> list[Row]:
+        return [queue.popleft() for _ in range(min(len(queue), batch.places - len(batch.rows)))]
+
+    batch.join(next_few())
+    while batch.rows:
         yield from batch.choose()
-        batch.read()
-
-
-def groups(lengths: list[int], at_least: int) -> list[slice]:
-    """Which of these texts, the longest first, are best read together: each group is padded to its longest.
-
-    What a group costs is its tokens, padding included, and ``at_least`` more, since all weights are read for it.
-    """
-    count = len(lengths)
-    best = [(0, count)] * (count + 1)  # of all texts from here on: the least cost, and where its first group ends
-    for start in reversed(range(count)):
-        ends = range(start + 1, count + 1)
-        best[start] = min((lengths[start] * (end - start) + at_least + best[end][0], end) for end in ends)
-    found, start = [], 0
-    while start < count:
-        found.append(slice(start, best[start][1]))
-        start = best[start][1]
-    return found
+        batch.read(next_few())
 
 
 def last_logits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, cache: Any) -> Tensor:

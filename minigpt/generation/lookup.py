@@ -5,6 +5,8 @@ Each token is still chosen from the model's own logits, with the row's own rando
 would have been written without. A guess that is wrong costs its part of the forward, and one that is right saves one.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -72,9 +74,9 @@ class LookupBatch(Batch):
 
     @torch.inference_mode()
     @of_any_length()
-    def read(self) -> None:
+    def read(self, new: Sequence[Row] = ()) -> None:
         if not self.rows or self.slots.length >= self.context:
-            return super().read()
+            return super().read(new)
         (row,) = self.rows
         room = min(row.left, self.context - self.slots.length, self.slots.max_length - self.slots.length) - 1
         self.drafted = self.drafter.draft(row.ids, min(self.settings.draft_tokens, room))

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -66,10 +66,16 @@ class StaticBatch(Batch):
         self.flight: Flight | None = None
 
     @torch.inference_mode()
-    def read(self) -> None:
-        """As ``Batch.read``; where a step is under way already, it is that."""
+    def read(self, new: Sequence[Row] = ()) -> None:
+        """As ``Batch.read``; where a step is under way already, the tokens that were added are read by that."""
         if self.flight is None:
-            super().read()
+            super().read(new)
+        else:
+            self.join(list(new))
+
+    @property
+    def in_company(self) -> bool:
+        return False  # a step is what it is
 
     def _next_tokens(self) -> list[int]:
         flight, self.flight = self.flight, self._launched() if self._is_foreseeable() else None

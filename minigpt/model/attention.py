@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from minigpt.config import GPT2Config
 from minigpt.model import one_query
 from minigpt.model.cache import LayerCache
+from minigpt.model.company import Company
 from minigpt.model.conv1d import Conv1D
 
 ATTENTIONS = ("sdpa", "eager")
@@ -42,10 +43,11 @@ class CausalSelfAttention(nn.Module):
         self,
         x: Float[Tensor, "batch seq embd"],
         mask: Float[Tensor, "rows 1 seq total"] | Bool[Tensor, "rows 1 seq total"] | None,
-        cache: LayerCache | None = None,
+        cache: LayerCache | Company | None = None,
     ) -> Float[Tensor, "batch seq embd"]:
         """``mask`` is what ``masking.sdpa_mask`` or ``masking.eager_mask`` makes for this kind of attention."""
-        y = self.c_proj(self.mix(self.c_attn(x), mask, cache))
+        qkv = self.c_attn(x)  # (B, T, 3C)
+        y = self.c_proj(cache.mix(self.mix, qkv) if isinstance(cache, Company) else self.mix(qkv, mask, cache))
         return self.resid_dropout(y) if self.training else y
 
     def mix(

@@ -20,6 +20,7 @@ from minigpt.config import GPT2Config
 from minigpt.errors import ConfigError
 from minigpt.model.attention import ATTENTIONS, CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
+from minigpt.model.company import Company
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.inputs import require_context, require_positions, require_tokens
 from minigpt.model.masking import eager_mask, padding_mask, positions, sdpa_mask
@@ -40,7 +41,7 @@ class Block(nn.Module):
         self.mlp = MLP(config, arithmetic)
 
     def forward(
-        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | None
+        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | Company | None
     ) -> Float[Tensor, "batch seq embd"]:
         x, normalized = norms.add_norm(self.ln_2, x, self.attn(self.ln_1(x), mask, cache))
         return x + self.mlp(normalized)
@@ -118,6 +119,20 @@ class GPT2(nn.Module):
         cache: KVCache | None = None,
     ) -> Float[Tensor, "batch seq embd"]:
         """The residual stream (B, T, C) after the last block and the last norm; arguments and errors as ``forward``."""
+        past, seq = 0 if cache is None else cache.length, input_ids.shape[-1]
+        x, padding = self.embedded(input_ids, attention_mask, position_ids, cache)
+        if self.step is not None and cache is not None and seq == 1:
+            x = self.step(x, padding, cache)
+        else:
+            x = self.read(x, self.mask(padding, past, seq, x), cache)
+        if cache is not None:
+            cache.advance(seq, padding)
+        return x
+
+    def embedded(
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: KVCache | None
+    ) -> tuple[Float[Tensor, "batch seq embd"], Bool[Tensor, "batch total"] | None]:
+        """The stream before the first block, and which tokens are real; arguments and errors as ``forward``."""
         require_tokens(input_ids, cache, self.config)
         batch, seq = input_ids.shape
         past, remembered = (cache.length, cache.padding_mask) if cache is not None else (0, None)
@@ -127,16 +142,8 @@ class GPT2(nn.Module):
             require_context(position_ids, past + seq, padding is not None, self.config.n_positions)
         else:
             require_positions(position_ids, batch, seq, self.config.n_positions)
-
         x = self.wte(input_ids) + self.wpe(position_ids)  # (B, T, C)
-        x = self.drop(x) if self.training else x
-        if self.step is not None and cache is not None and seq == 1:
-            x = self.step(x, padding, cache)
-        else:
-            x = self.read(x, self.mask(padding, past, seq, x), cache)
-        if cache is not None:
-            cache.advance(seq, padding)
-        return x
+        return self.drop(x) if self.training else x, padding
 
     def head(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq vocab"]:
         """Logits from the last norm's output: by the token embedding itself where the two are tied."""
@@ -187,7 +194,9 @@ class GPT2(nn.Module):
             if isinstance(module, Conv1D):
                 nn.init.zeros_(module.bias)
 
-    def read(self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | None) -> Tensor:
+    def read(
+        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | Company | None
+    ) -> Float[Tensor, "batch seq embd"]:
         """All blocks and the last norm: the stream (B, T, C) through the whole network."""
         for block in self.h:
             x = block(x, mask, cache)

@@ -1,0 +1,61 @@
+"""Which texts are read together: each once, and with others of about its length, since a shorter one is padded.
+
+B texts, T tokens of the longest.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from minigpt.generation.padding import left_padded
+from minigpt.generation.row import Row
+
+
+class Reading(NamedTuple):
+    """Rows whose texts are read together, each text once, padded on the left.
+
+    Attributes:
+        ids, mask: (B, T) of the texts.
+        starts: the first column of each text.
+        of_row: which text each row has.
+    """
+
+    rows: list[Row]
+    ids: Int[Tensor, "batch seq"]
+    mask: Int[Tensor, "batch seq"] | None
+    starts: list[int]
+    of_row: list[int]
+
+
+def readings(windows: dict[Row, list[int]], at_least: int, device: torch.device) -> list[Reading]:
+    """Rows, with what each has to read, in groups of texts; rows of one prompt that read the same share a text."""
+    said = {row: (row.prompt, tuple(ids)) for row, ids in windows.items()}
+    texts = sorted(dict.fromkeys(said.values()), key=lambda text: -len(text[1]))
+    found = []
+    for few in groups([len(ids) for _, ids in texts], at_least):
+        place_of = {text: place for place, text in enumerate(texts[few])}
+        ids, mask = left_padded([ids for _, ids in place_of], device)  # both (B, T)
+        starts = [ids.shape[1] - len(text) for _, text in place_of]
+        rows = [row for row in windows if said[row] in place_of]
+        of_row = [place_of[said[row]] for row in rows]
+        found.append(Reading(rows, ids, mask if any(starts) else None, starts, of_row))
+    return found
+
+
+def groups(lengths: list[int], at_least: int) -> list[slice]:
+    """Which of these texts, the longest first, are best read together: each group is padded to its longest.
+
+    What a group costs is its tokens, padding included, and ``at_least`` more, since all weights are read for it.
+    """
+    count = len(lengths)
+    best = [(0, count)] * (count + 1)  # of all texts from here on: the least cost, and where its first group ends
+    for start in reversed(range(count)):
+        ends = range(start + 1, count + 1)
+        best[start] = min((lengths[start] * (end - start) + at_least + best[end][0], end) for end in ends)
+    found, start = [], 0
+    while start < count:
+        found.append(slice(start, best[start][1]))
+        start = best[start][1]
+    return found
