@@ -1,4 +1,4 @@
-"""minigpt: a GPT-2 to read whole and believe, on a LayerNorm that anyone can swap.
+"""minigpt: a GPT-2 small enough to read and exact enough to trust, on a LayerNorm that anyone can swap.
 
 Names are imported where they are first used, so that ``minigpt --help`` need not wait for PyTorch.
 """

@@ -18,7 +18,7 @@ MASSIVE = {1: 3000.0, -2: -2500.0, 138: 400.0}  # dimension of the residual stre
 
 
 def random_gpt2(
-    preset: str | minigpt.GPT2Config = "gpt2", seed: int = 0, massive: bool = True, device: str | torch.device = "cpu"
+    preset: str | minigpt.GPT2Config = "gpt2", seed: int = 0, device: str | torch.device = "cpu"
 ) -> minigpt.GPT2:
     """The model at float32, in eval mode, the same for the same seed on the same device."""
     torch.manual_seed(seed)
@@ -29,7 +29,7 @@ def random_gpt2(
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.normal_(mean=1.0 if ".ln_" in f".{name}" and name.endswith("weight") else 0.0, std=0.1)
-        for dimension, entry in MASSIVE.items() if massive else ():
+        for dimension, entry in MASSIVE.items():
             model.get_parameter("h.0.mlp.c_proj.bias")[dimension] = entry
     return model
 

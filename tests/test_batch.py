@@ -14,14 +14,14 @@ from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 
 
-def cost(lengths: list[int], found: list[slice], at_least: int) -> int:
-    return sum(lengths[few][0] * len(lengths[few]) + at_least for few in found)
+def cost(lengths: list[int], found: list[slice], overhead: int) -> int:
+    return sum(lengths[few][0] * len(lengths[few]) + overhead for few in found)
 
 
 @given(st.lists(st.integers(1, 200), max_size=20), st.integers(0, 300))
-def test_groups_take_every_text_once_and_cost_least(lengths: list[int], at_least: int) -> None:
+def test_groups_take_every_text_once_and_cost_least(lengths: list[int], overhead: int) -> None:
     lengths = sorted(lengths, reverse=True)
-    found, count = groups(lengths, at_least), len(lengths)
+    found, count = groups(lengths, overhead), len(lengths)
     assert [length for few in found for length in lengths[few]] == lengths
     assert all(lengths[few] for few in found)
     others = [[slice(0, cut), slice(cut, count)] for cut in range(1, count)] + [[slice(0, count)]] * (count > 0)
@@ -29,7 +29,7 @@ def test_groups_take_every_text_once_and_cost_least(lengths: list[int], at_least
         [*found[:at], slice(found[at].start, found[at + 1].stop), *found[at + 2 :]] for at in range(len(found) - 1)
     ]
     for other in others:  # one group, any two, and two neighbours made one
-        assert cost(lengths, found, at_least) <= cost(lengths, other, at_least)
+        assert cost(lengths, found, overhead) <= cost(lengths, other, overhead)
 
 
 def batch_of(model: GPT2, texts: list[list[int]]) -> Batch:

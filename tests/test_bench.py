@@ -24,7 +24,7 @@ from minigpt.lab.bench.contestants import (
     Transformers,
     convert_for_ctranslate2,
     require_all,
-    weights,
+    weight_bytes,
 )
 from minigpt.lab.bench.generation import BenchPlan, bench_generate
 from minigpt.lab.bench.report import BenchReport, Limit, Measured, Spread, bench_summary
@@ -83,7 +83,7 @@ def test_the_limit_reads_every_matrix_once(folder: Path, kind: str) -> None:
     assert {(x.shape[-1], y.shape[-1]) for (_, x), y in zip(products.products, given, strict=True)} == shapes
     assert given[-1].shape == (len(PROMPTS), 1, config.vocab_size)
     vectors = sum(p.numel() for p in model.parameters() if p.ndim == 1)
-    assert weights(model) == 4 * (sum(p.numel() for p in matrices) + vectors)
+    assert weight_bytes(model) == 4 * (sum(p.numel() for p in matrices) + vectors)
 
 
 def measured(name: str, total: float, **fields: Any) -> Measured:

@@ -1,6 +1,7 @@
 """Weights in eight bits: the rounding is theirs alone, a row is its own, and what cannot be honoured is refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,15 +167,45 @@ def test_parity_shows_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(site["local_error"] < 1e-6 for site in shares), "the norms are exact"
 
 
-def test_a_layer_with_hooks_stays_as_it_is() -> None:
+class Louder(Conv1D):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def louder_itself(layer: Any) -> None:
+    inner = layer.forward
+    layer.forward = lambda x: 2 * inner(x)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: layer.register_forward_hook(lambda module, given, y: y * 0),
+        lambda layer: setattr(layer, "__class__", Louder),
+        louder_itself,
+    ],
+    ids=["watched", "of another class", "with a forward of its own"],
+)
+def test_a_layer_that_somebody_has_changed_stays_as_it_is(change: Callable[[Any], object]) -> None:
     model = small_model()
-    model.h[0].mlp.c_fc.register_forward_hook(lambda module, given, y: y * 0)
+    change(model.h[0].mlp.c_fc)
     ids = random_ids(2, 5)
     expected = model(ids)
     quantize_int8(model)
     assert isinstance(model.h[0].mlp.c_fc, Conv1D)
     assert isinstance(model.h[1].mlp.c_fc, Int8Linear)
     assert rms(model(ids) - expected) < 0.02 * rms(expected)
+
+
+def test_its_layers_are_in_the_mode_of_the_model() -> None:
+    for mode in (True, False):
+        model = quantize_int8(small_model().train(mode))
+        assert {module.training for module in model.modules()} == {mode}
+
+
+def test_reference_arithmetic_is_not_rounded() -> None:
+    with pytest.raises(ConfigError, match="cannot be the reference's own"):
+        quantize_int8(small_model(arithmetic="reference"))
 
 
 def test_a_wrapped_model_is_refused_by_its_name() -> None:

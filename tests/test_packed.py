@@ -211,6 +211,9 @@ def test_what_somebody_watches_or_has_changed_stays(hold: Hold) -> None:
     seen: list[str] = []
     model.h[0].mlp.c_fc.register_forward_hook(lambda *_: seen.append("c_fc"))
     model.h[1].attn.c_proj.__class__ = Louder
+    attend: Any = model.h[0].attn.c_attn
+    own = attend.forward
+    attend.forward = lambda x: 2 * own(x)
     with torch.inference_mode():
         wanted = model(ids)
         assert_within(rms(hold(model)(ids) - wanted), 1e-6 * rms(wanted), rms(wanted), "packed")

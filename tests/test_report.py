@@ -155,6 +155,7 @@ def test_the_json_is_the_contracts(passing: minigpt.ParityReport, fails: bool) -
     unfit = [key for key in wanted if not fits(fields.get(key), wanted[key])]
     assert not unfit, {key: fields.get(key) for key in unfit}
     assert fields == report.to_dict(), "to_dict holds something that JSON does not"
+    assert "TF32 off" in fields["versions"]["float32_products"]
 
 
 def test_a_figure_that_is_not_finite_is_null(passing: minigpt.ParityReport) -> None:

@@ -45,7 +45,7 @@ def by_static(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     kinds: list[str] = []
     plain = decode.write
     monkeypatch.setattr(decode, "WORTH_A_GRAPH", 0)
-    monkeypatch.setattr(decode, "is_static", lambda model, settings: not settings.reads_back)
+    monkeypatch.setattr(decode, "is_static", lambda model, settings: not settings.depends_on_tokens)
     monkeypatch.setattr(decode, "write", lambda batch, rows: kinds.append(type(batch).__name__) or plain(batch, rows))
     return kinds
 
@@ -293,7 +293,7 @@ def test_a_step_is_all_on_the_models_device(settings: str, norm: str, attention:
 
 
 @pytest.mark.parametrize(
-    ("how", "reads_back"),
+    ("how", "depends_on_tokens"),
     [
         ({}, False), (SAMPLED | {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.9}, False),
         ({"min_new_tokens": 3}, False), ({"bad_words_ids": [[1], [2]]}, False), ({"bad_words_ids": [[1, 2]]}, True),
@@ -301,8 +301,8 @@ def test_a_step_is_all_on_the_models_device(settings: str, norm: str, attention:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_looks_back_at_the_text(how: dict[str, Any], reads_back: bool) -> None:
-    assert parse_settings(max_new_tokens=9, **how).reads_back == reads_back
+def test_what_looks_back_at_the_text(how: dict[str, Any], depends_on_tokens: bool) -> None:
+    assert parse_settings(max_new_tokens=9, **how).depends_on_tokens == depends_on_tokens
 
 
 def test_a_cpu_has_no_graphs() -> None:

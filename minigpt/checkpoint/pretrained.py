@@ -17,6 +17,7 @@ from minigpt.checkpoint.translate import translate
 from minigpt.errors import ConfigError
 from minigpt.model import GPT2, quantize_int8, require_gpt2, swap_norms
 from minigpt.model.conv1d import Conv1D
+from minigpt.model.int8 import require_roundable
 from minigpt.model.layout import by_rows
 from minigpt.model.swap import require_own_parameters
 from minigpt.placement import dtype_name, resolve_device, resolve_dtype
@@ -79,10 +80,8 @@ def from_pretrained(
 def _require_quantizable(quantize: str | None, arithmetic: str) -> None:
     if quantize not in (None, "int8"):
         raise ConfigError(f"unknown quantize {quantize!r}; known are int8, and None for the weights as they are")
-    if quantize and arithmetic == "reference":
-        raise ConfigError(
-            'quantize="int8" rounds the weights, so arithmetic="reference" cannot be the reference\'s own'
-        )
+    if quantize:
+        require_roundable(arithmetic)
 
 
 def load_norms(

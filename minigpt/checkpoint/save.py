@@ -117,7 +117,7 @@ def _write_weights(folder: Path, tensors: Mapping[str, Tensor], most: int) -> No
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
         _write_file(folder / name, shard)
         weight_map |= dict.fromkeys(shard, name)
-    total = sum(map(_size, tensors.values()))
+    total = sum(tensor.nbytes for tensor in tensors.values())
     _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
@@ -132,15 +132,11 @@ def _shards(tensors: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tens
     """The tensors in their order, as many together as fit."""
     shard: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if shard and sum(map(_size, shard.values())) + _size(tensor) > most:
+        if shard and sum(kept.nbytes for kept in shard.values()) + tensor.nbytes > most:
             yield shard
             shard = {}
         shard[name] = tensor
     yield shard
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _require_only_a_gpt2s(model: GPT2) -> None:

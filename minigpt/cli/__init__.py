@@ -26,9 +26,11 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
-    """A GPT-2 to read whole and believe, on a LayerNorm that you can swap."""
+    """A GPT-2 small enough to read and exact enough to trust, on a LayerNorm that you can swap."""
 
 
 app.command(epilog=generate.EXAMPLES)(generate.generate)

@@ -6,7 +6,7 @@ import typer
 
 from minigpt.cli import bench_norms
 from minigpt.cli.files import progress, require_writable, show
-from minigpt.cli.options import Quantize
+from minigpt.cli.options import SOURCE, Quantize
 from minigpt.errors import ConfigError
 
 EXAMPLES = (
@@ -24,9 +24,7 @@ def _bench() -> None:
 
 @bench.command(epilog=EXAMPLES)
 def generate(
-    model: Annotated[
-        str | None, typer.Option(help="A directory, a file of weights, a Hugging Face id, or 'demo'.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help=SOURCE)] = None,
     preset: Annotated[
         str | None, typer.Option(help="Without --model: random weights of this shape.  [dim]default gpt2[/]")
     ] = None,

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from minigpt.cli.files import progress
-from minigpt.cli.options import CheckFinite, Dtype, IgnoreHeads, Revision
+from minigpt.cli.options import SOURCE, CheckFinite, Dtype, IgnoreHeads, Revision
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt convert out/ckpt.pt my-gpt2[/]\n\n"
@@ -15,7 +15,7 @@ EXAMPLES = (
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="A directory, a file of weights, a Hugging Face id, or 'demo'.")],
+    source: Annotated[str, typer.Argument(help=SOURCE)],
     directory: Annotated[str, typer.Argument(help="Where to write; an earlier checkpoint there is replaced whole.")],
     dtype: Dtype = None,
     max_shard_bytes: Annotated[int, typer.Option(help="Divide the weights into files of at most so many bytes.")] = (

@@ -31,10 +31,12 @@ def generate(
     top_p: Annotated[
         float | None, typer.Option(help="Draw from the likeliest tokens that make up p, in (0, 1].")
     ] = None,
-    min_p: Annotated[float | None, typer.Option(help="Draw from tokens p times as likely as the likeliest.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Draw only from tokens at least p times as likely as the likeliest.")
+    ] = None,
     typical_p: Annotated[float | None, typer.Option(help="Draw from the most typical tokens that make up p.")] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: less of what was said before.")] = None,
-    no_repeat_ngram_size: Annotated[int | None, typer.Option(help="No run of so many tokens twice.")] = None,
+    no_repeat_ngram_size: Annotated[int | None, typer.Option(help="Never write a run of so many tokens twice.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
     seed: Annotated[int | None, typer.Option(help="Makes the draw repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
@@ -72,7 +74,7 @@ def generate(
 
     settle_memory()
     many = {"--num-return-sequences": num_return_sequences, "--batch-size": batch_size}
-    _require_company(greedy, dict(shaping, seed=seed), prompt, prompts, out, many, as_json)
+    _require_compatible(greedy, dict(shaping, seed=seed), prompt, prompts, out, many, as_json)
     place = locate(model, revision=revision)  # once, so that weights, settings and tokenizer are of one commit
     asked = {name: value for name, value in {**shaping, **others}.items() if value is not None}
     beside = read_generation_config(place)
@@ -108,7 +110,7 @@ def _print(text: str, pieces: Iterator[str]) -> None:
     print()
 
 
-def _require_company(
+def _require_compatible(
     greedy: bool, chances: dict[str, Any], prompt: str, prompts: Path | None, out: Path | None,
     of_many: dict[str, int | None], as_json: bool,
 ) -> None:  # fmt: skip

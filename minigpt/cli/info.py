@@ -6,7 +6,7 @@ import typer
 from rich.table import Table
 
 from minigpt.cli.files import console, print_json
-from minigpt.cli.options import Revision
+from minigpt.cli.options import SOURCE, Revision
 from minigpt.errors import CheckpointError
 
 EXAMPLES = (
@@ -16,7 +16,7 @@ EXAMPLES = (
 
 
 def info(
-    model: Annotated[str, typer.Argument(help="A directory, a file of weights, Hugging Face id, or 'demo'.")] = "demo",
+    model: Annotated[str, typer.Argument(help=SOURCE)] = "demo",
     revision: Revision = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -4,7 +4,9 @@ from typing import Annotated
 
 import typer
 
-Model = Annotated[str, typer.Option("--model", help="A directory, a file of weights, a Hugging Face id, or 'demo'.")]
+SOURCE = "A directory, a file of weights, a Hugging Face id, or 'demo'."
+
+Model = Annotated[str, typer.Option("--model", help=SOURCE)]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")]
 IgnoreHeads = Annotated[bool, typer.Option("--ignore-heads", help="Leave out the heads of classifiers and their like.")]
 CheckFinite = Annotated[
@@ -17,7 +19,7 @@ Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, flo
 Quantize = Annotated[str | None, typer.Option(help="int8: weights in eight bits, for the CPU; norms stay exact.")]
 
 
-def written(context: typer.Context) -> list[str]:
+def options_given(context: typer.Context) -> list[str]:
     """The options that stand on the command line, as they are called there."""
     by_name = {option.name: option.opts[-1] for option in context.command.params}
     sources = {name: context.get_parameter_source(name) for name in by_name if name}

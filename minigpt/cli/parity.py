@@ -8,7 +8,7 @@ import typer
 
 import minigpt
 from minigpt.cli.files import console, progress, read, read_json, require_writable, show, write
-from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision, written
+from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision, options_given
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt parity --norm textbook[/]\n\n"
@@ -48,7 +48,7 @@ def parity(
 ) -> None:
     """Prove by its logits that a model with another norm is still the same model, or show that it is not."""
     if compare is not None:
-        if others := [option for option in written(context) if option not in ("--compare", "--html")]:
+        if others := [option for option in options_given(context) if option not in ("--compare", "--html")]:
             raise minigpt.ConfigError(f"--compare judges nothing anew, so it cannot go with {', '.join(others)}")
         require_writable(html, beside=compare)
         _compare(*compare, html)

@@ -25,8 +25,8 @@ from minigpt.norms.add import has_hooks
 
 NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
 NO_TOKEN_LEFT = "the settings exclude every token there is; permit some, or ask for fewer tokens"
-AT_LEAST = (32, 1024)  # tokens, on the CPU and on a GPU, that could be read in the time that a forward takes anyway
-BESIDE = (2, 1024)  # and in the time that one text more takes in a forward that others need, too
+OVERHEAD = {"cpu": 32, "cuda": 1024}  # tokens that could be read in the time that a forward takes anyway
+OVERHEAD_BESIDE = {"cpu": 2, "cuda": 1024}  # and in that of one text more in a forward that others need, too
 BLOCK = 256  # scores, of which the largest is found at once
 WASTE = 32  # columns that no row needs any more, from which on it pays to move everybody to the left
 
@@ -54,7 +54,7 @@ class Batch:
     @of_any_length()
     def join(self, rows: list[Row]) -> None:
         """Read the texts of new rows: what rows of one prompt share once, and texts of about one length together."""
-        for reading in self._readings(rows, AT_LEAST):
+        for reading in self._readings(rows, OVERHEAD):
             logits = self._read_alone(reading)[reading.of_row]
             self.logits = torch.cat([self.logits, logits]) if self.rows else logits
             self.rows += reading.rows
@@ -102,7 +102,7 @@ class Batch:
 
     def _read_in_company(self, joining: list[Row]) -> None:
         """The tokens last added and the texts of rows that join, in one forward."""
-        found = self._readings(joining, BESIDE)
+        found = self._readings(joining, OVERHEAD_BESIDE)
         texts = [Text(ids, mask, self.model.new_cache(*ids.shape)) for _, ids, mask, _, _ in found]
         hidden = hidden_states_of_each(self.model, [Text(self._last(), None, self.slots), *texts])
         ends = torch.cat([x[:, -1:] for x in hidden])  # (B, 1, C)
@@ -124,9 +124,9 @@ class Batch:
         since = len(row.ids) - max(row.prompt_length, self.context + 1)  # tokens, since it first did not hold them all
         return row.ids[-(least + since % (self.context - least + 1)) :]
 
-    def _readings(self, rows: list[Row], at_least: tuple[int, int]) -> list[Reading]:
+    def _readings(self, rows: list[Row], overhead: dict[str, int]) -> list[Reading]:
         windows = {row: self._window(row) for row in rows}
-        return readings(windows, at_least[self.device.type == "cuda"], self.device)
+        return readings(windows, overhead["cuda" if self.device.type == "cuda" else "cpu"], self.device)
 
     def _read_alone(self, reading: Reading) -> Float[Tensor, "batch vocab"]:
         """Logits after each text."""
@@ -199,7 +199,7 @@ def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], settings:
     if logits.amax(-1).isnan().any():  # NaN is larger than any number
         raise GenerationError(NOT_A_NUMBER)
     scores = _scores(logits, rows, settings)  # (B, V)
-    if (settings.looks_back or settings.suppress_tokens) and (scores.amax(-1) == -torch.inf).any():
+    if (settings.depends_on_row or settings.suppress_tokens) and (scores.amax(-1) == -torch.inf).any():
         raise GenerationError(NO_TOKEN_LEFT)
     if settings.samples:
         chances = torch.cat([row.chances(1) for row in rows])  # (B,)
@@ -234,15 +234,15 @@ def drawn(scores: Float[Tensor, "batch vocab"], chances: Float[Tensor, " batch"]
 
 
 def _scores(logits: Tensor, rows: list[Row], settings: GenerationSettings) -> Tensor:
-    if not settings.looks_back:  # what the rows say does not matter
+    if not settings.depends_on_row:  # what the rows say does not matter
         row = rows[0]
         return warp_by(logits, Situation(settings, torch.empty(0, 0), 0, row.end_ids))
-    return torch.cat([_scores_of(logits[i : i + 1], row) for i, row in enumerate(rows)])
+    return torch.cat([_scores_of(logits[i : i + 1], row, settings) for i, row in enumerate(rows)])
 
 
-def _scores_of(logits: Tensor, row: Row) -> Tensor:
+def _scores_of(logits: Tensor, row: Row, settings: GenerationSettings) -> Tensor:
     ids = torch.tensor([row.ids], device=logits.device)  # (1, T)
-    return warp_by(logits, Situation(row.settings, ids, row.prompt_length, row.end_ids))
+    return warp_by(logits, Situation(settings, ids, row.prompt_length, row.end_ids))
 
 
 def _keep(scores: Tensor, tokens: list[int], rows: list[Row], settings: GenerationSettings) -> None:

@@ -49,7 +49,7 @@ def warp(
     chosen = parse_settings(**{"max_new_tokens": enough, "do_sample": True, **settings})
     chosen.require_known_ids(logits.shape[-1])
     if input_ids is None:
-        if chosen.looks_back:
+        if chosen.depends_on_row:
             raise GenerationError("these settings look back at the text; give input_ids as well")
         input_ids = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
     prompt_length = input_ids.shape[1] if prompt_length is None else prompt_length

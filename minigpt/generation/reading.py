@@ -29,12 +29,12 @@ class Reading(NamedTuple):
     of_row: list[int]
 
 
-def readings(windows: dict[Row, list[int]], at_least: int, device: torch.device) -> list[Reading]:
+def readings(windows: dict[Row, list[int]], overhead: int, device: torch.device) -> list[Reading]:
     """Rows, with what each has to read, in groups of texts; rows of one prompt that read the same share a text."""
     said = {row: (row.prompt, tuple(ids)) for row, ids in windows.items()}
     texts = sorted(dict.fromkeys(said.values()), key=lambda text: -len(text[1]))
     found = []
-    for few in groups([len(ids) for _, ids in texts], at_least):
+    for few in groups([len(ids) for _, ids in texts], overhead):
         place_of = {text: place for place, text in enumerate(texts[few])}
         ids, mask = left_padded([ids for _, ids in place_of], device)  # both (B, T)
         starts = [ids.shape[1] - len(text) for _, text in place_of]
@@ -44,16 +44,16 @@ def readings(windows: dict[Row, list[int]], at_least: int, device: torch.device)
     return found
 
 
-def groups(lengths: list[int], at_least: int) -> list[slice]:
+def groups(lengths: list[int], overhead: int) -> list[slice]:
     """Which of these texts, the longest first, are best read together: each group is padded to its longest.
 
-    What a group costs is its tokens, padding included, and ``at_least`` more, since all weights are read for it.
+    What a group costs is its tokens, padding included, and ``overhead`` more, since all weights are read for it.
     """
     count = len(lengths)
     best = [(0, count)] * (count + 1)  # of all texts from here on: the least cost, and where its first group ends
     for start in reversed(range(count)):
         ends = range(start + 1, count + 1)
-        best[start] = min((lengths[start] * (end - start) + at_least + best[end][0], end) for end in ends)
+        best[start] = min((lengths[start] * (end - start) + overhead + best[end][0], end) for end in ends)
     found, start = [], 0
     while start < count:
         found.append(slice(start, best[start][1]))

@@ -43,17 +43,17 @@ class Row:
     number: int
     ids: list[int]
     max_new_tokens: int
-    settings: GenerationSettings
+    settings: dataclasses.InitVar[GenerationSettings]
     end_ids: tuple[int, ...]
     seed: int | None = None
     tokenizer: TextCodec | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, settings: GenerationSettings) -> None:
         self.prompt_length = len(self.ids)
         self.end: str | None = None
         self.scores: list[Tensor] = []  # each (V,), where they are asked for
         self.logprobs: list[float] = []
-        self.text = TextAssembler(self.settings.stop_texts)
+        self.text = TextAssembler(settings.stop_texts)
         self._unread = ""
         self._drawn = torch.empty(0, dtype=torch.float64)
 

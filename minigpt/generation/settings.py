@@ -30,7 +30,7 @@ class GenerationSettings:
         temperature: divides the logits before drawing; 0 is greedy.
         top_k: draw only from the k likeliest tokens.
         top_p: draw only from the smallest set of tokens whose probabilities reach p, within (0, 1].
-        min_p: draw only from tokens at least this times as likely as the likeliest, within [0, 1].
+        min_p: draw only from tokens at least min_p times as likely as the likeliest, within [0, 1].
         typical_p: draw only from the tokens nearest to the expected surprise that reach p together, within (0, 1].
         seed: makes the draw repeatable; row i of a batch uses seed + i, so a row draws alike alone and in company.
         min_new_tokens: tokens to add before an eos_token_id may come.
@@ -95,15 +95,15 @@ class GenerationSettings:
         return self.do_sample and self.temperature > 0
 
     @property
-    def looks_back(self) -> bool:
+    def depends_on_row(self) -> bool:
         """Whether a row's logits are changed by what the row has written."""
-        return any(self.active(name) is not None for name in LOOKS_BACK)
+        return any(self.active(name) is not None for name in DEPENDS_ON_ROW)
 
     @property
-    def reads_back(self) -> bool:
+    def depends_on_tokens(self) -> bool:
         """Whether it matters which tokens a row has written, and not just how many."""
         runs = self.active("bad_words_ids") or ()
-        return any(self.active(name) is not None for name in READS_BACK) or any(len(run) > 1 for run in runs)
+        return any(self.active(name) is not None for name in DEPENDS_ON_TOKENS) or any(len(run) > 1 for run in runs)
 
     def active(self, name: str) -> Any:
         """The value of a setting that changes logits, or None where it changes nothing."""
@@ -242,8 +242,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # the values with which a setting chang
     "no_repeat_ngram_size": (0,), "bad_words_ids": (), "min_new_tokens": (0,), "suppress_tokens": ([], ()),
 }  # fmt: skip
 SHAPES_A_DRAW = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-READS_BACK = ("repetition_penalty", "no_repeat_ngram_size")
-LOOKS_BACK = (*READS_BACK, "bad_words_ids", "min_new_tokens")
+DEPENDS_ON_TOKENS = ("repetition_penalty", "no_repeat_ngram_size")
+DEPENDS_ON_ROW = (*DEPENDS_ON_TOKENS, "bad_words_ids", "min_new_tokens")
 
 
 def _out_of_range(given: dict[str, Any]) -> Iterator[str]:

@@ -139,7 +139,7 @@ def is_static(model: GPT2, settings: GenerationSettings) -> bool:
         model.wte.weight.is_cuda
         and settings.use_cache
         and known
-        and not (model.training or watched or casting or recorded or kept or settings.reads_back)
+        and not (model.training or watched or casting or recorded or kept or settings.depends_on_tokens)
     )
 
 

@@ -1,7 +1,6 @@
 """What can be chosen beside a GPT-2's config, and the config.json that says what was."""
 
 import copy
-import dataclasses
 from typing import Any, NamedTuple, no_type_check
 
 import transformers
@@ -116,10 +115,6 @@ def shape_of(config: transformers.GPT2Config) -> minigpt.GPT2Config:
     for name in Choice._fields:
         fields.pop(name, None)
     return minigpt.GPT2Config.from_dict(fields | {"model_type": "gpt2"})
-
-
-def resized(config: minigpt.GPT2Config, vocab_size: int) -> minigpt.GPT2Config:
-    return dataclasses.replace(config, vocab_size=vocab_size)
 
 
 def _pairs(norm: Norms) -> Pairs:

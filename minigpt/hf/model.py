@@ -6,8 +6,8 @@ renamed, and ``minigpt.swap_norms(model.transformer, ...)`` does what it always 
 B batch, T new tokens, S tokens in all, C embedding, V vocabulary.
 """
 
+import dataclasses
 import itertools
-import math
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -24,10 +24,10 @@ from transformers.utils.generic import can_return_tuple
 from minigpt import norms
 from minigpt.errors import ConfigError, GenerationError, NormError
 from minigpt.hf.cache import BorrowedCache
-from minigpt.hf.config import Choice, FolderConfig, choice, config_of, resized, shape_of
+from minigpt.hf.config import Choice, FolderConfig, choice, config_of, shape_of
 from minigpt.model import GPT2, match_sites
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.masking import added, padding_mask, positions
+from minigpt.model.masking import additive_mask, padding_mask, positions
 
 
 class AdaptableConv1D(Conv1D, TheirConv1D):
@@ -161,7 +161,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         position_ids: Int[Tensor, "rows seq"] | None,
         past: int,
     ) -> tuple[Float[Tensor, "batch seq embd"], Tensor | None]:
-        """The embeddings with their positions added, and the mask for our attention."""
+        """The embeddings with their positions additive_mask, and the mask for our attention."""
         body, (batch, seq) = self.transformer, x.shape[:2]
         padding = None if is_ready else padding_mask(attention_mask, None, batch, past, seq)  # (B, S) or None
         if position_ids is None:
@@ -170,7 +170,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         if attention_mask is None or not is_ready:
             return x, body.mask(padding, past, seq, x)
         is_added = attention_mask.dtype != torch.bool or body.attention != "eager"  # whose formula adds a mask
-        return x, attention_mask if is_added else added(attention_mask, dtype, torch.finfo(dtype).min)
+        return x, attention_mask if is_added else additive_mask(attention_mask, dtype, torch.finfo(dtype).min)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.transformer.wte
@@ -185,7 +185,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """As transformers' own; our config follows."""
         embeddings: Any = super().resize_token_embeddings(*args, **kwargs)
-        self.transformer.config = resized(self.transformer.config, self.config.vocab_size)
+        self.transformer.config = dataclasses.replace(self.transformer.config, vocab_size=self.config.vocab_size)
         return embeddings
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
@@ -227,16 +227,12 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         for name, value in getattr(module, "_as_built", {}).items():
             initialization.copy_(getattr(module, name), value)
         if isinstance(module, Conv1D | nn.Linear | nn.Embedding):
-            initialization.normal_(module.weight, std=self._std(module))
+            initialization.normal_(module.weight, std=self.transformer.initial_std(module))
         if isinstance(module, Conv1D):
             initialization.zeros_(module.bias)
 
     def _blocks(self) -> list[Any]:
         return list(self.transformer.h)
-
-    def _std(self, module: nn.Module) -> float:
-        adds_to_stream = any(module is half.c_proj for block in self._blocks() for half in (block.attn, block.mlp))
-        return self.config.initializer_range / (math.sqrt(2 * self.config.n_layer) if adds_to_stream else 1)
 
 
 def _install_norms(body: GPT2, chosen: Choice) -> None:

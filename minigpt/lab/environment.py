@@ -16,8 +16,6 @@ PACKAGES = ("transformers", "ctranslate2")
 def environment(threads: int, *packages: str) -> dict[str, Any]:
     """Processor, its instructions as far as they matter here, threads, and how busy the machine is; and the versions of
     Python and the packages: ours, those that are always of interest, and those named here."""
-    import minigpt
-
     return {
         "processor": processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -25,10 +23,15 @@ def environment(threads: int, *packages: str) -> dict[str, Any]:
         "vnni": torch.cpu._is_vnni_supported(),
         "threads": threads,
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "python": platform.python_version(),
-        "minigpt": minigpt.__version__,
-        "torch": torch.__version__,
-    } | {name: installed(name) for name in (*PACKAGES, *packages)}
+    } | software(*PACKAGES, *packages)
+
+
+def software(*packages: str) -> dict[str, Any]:
+    """The versions of ours, of Python, of torch and of these packages; None for one that is not installed."""
+    import minigpt
+
+    own = {"python": platform.python_version(), "minigpt": minigpt.__version__, "torch": torch.__version__}
+    return own | {name: installed(name) for name in packages}
 
 
 def processor() -> str:

@@ -105,7 +105,7 @@ def parity(
         device=str(contest.device),
         dtype=dtype_name(contest.dtype),
         attention=attention,
-        versions=versions(contest.device),
+        versions=versions(contest.device) | {"float32_products": "full float32 (TF32 off)"},
         prompts=judged.described,
         notes=contest.notes,
         **found,

@@ -1,7 +1,6 @@
 """The reference: transformers on the same weights, and the conditions under which the two are compared."""
 
 import contextlib
-import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-import minigpt
 from minigpt.checkpoint import config_file, read_tensors
-from minigpt.lab.environment import processor
+from minigpt.lab.environment import processor, software
 
 
 @contextlib.contextmanager
@@ -93,19 +91,9 @@ class Reference:
 
 
 def versions(device: torch.device) -> dict[str, Any]:
-    """What a figure was measured on."""
-    import transformers
-
+    """What a judgement was made with, and on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
-    return {
-        "minigpt": minigpt.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "hardware": name,
-        "threads": torch.get_num_threads(),
-        "float32_products": "full float32 (TF32 off)",
-    }
+    return software("transformers") | {"hardware": name, "threads": torch.get_num_threads()}
 
 
 @contextlib.contextmanager

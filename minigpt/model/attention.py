@@ -71,8 +71,8 @@ class CausalSelfAttention(nn.Module):
             return one_query.attend(q, k, v, mask, self.scale)
         dropout = self.attn_dropout.p if self.training else 0.0
         # Without a mask, a single query sees every key. Written out, since a compiler would pass the comparison on.
-        looks_back = True if mask is None and q.shape[2] > 1 else False  # noqa: SIM210
-        return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=looks_back, scale=self.scale)
+        is_causal = True if mask is None and q.shape[2] > 1 else False  # noqa: SIM210
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=is_causal, scale=self.scale)
 
     def eager(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """softmax(scale * q k^T + mask) v (arXiv 1706.03762, equation 1)."""

@@ -73,7 +73,7 @@ class KVCache:
         """Refuse to be another model's.
 
         Raises:
-            GenerationError: that has other layers or heads.
+            GenerationError: the model has other layers or heads.
         """
         layers, _, _, *heads = self.store.select(4, 0).shape  # (L, 2, B, H, D)
         wanted = [config.n_layer, config.n_head, config.head_size]

@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from minigpt.errors import NormError
-from minigpt.model.gpt2 import GPT2
+from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.model.swap import swap_norms
 from minigpt.norms.frozen import FrozenLayerNorm
 
@@ -23,9 +23,11 @@ def calibrate(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> dict[str, flo
         input_ids: (B, T) token ids without padding, of two tokens or more; position 0 counts as a text's first.
 
     Raises:
+        ConfigError: the model is no GPT2.
         NormError: the model has no frozen norm, or the text is too short.
         GenerationError: ids outside the vocabulary, or more tokens than the context has.
     """
+    require_gpt2(model)
     frozen = {site: norm for site in model.norm_sites()
               if isinstance(norm := model.get_submodule(site), FrozenLayerNorm)}  # fmt: skip
     if not frozen:

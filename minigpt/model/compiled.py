@@ -13,7 +13,7 @@ from torch import Tensor
 from minigpt.errors import ConfigError
 from minigpt.model.cache import KVCache
 from minigpt.model.fixed import FixedCache, Layers, hiding, read_fixed
-from minigpt.model.gpt2 import GPT2
+from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.model.layout import lay_by_rows
 
 OWN_GRAPHS = ("reduce-overhead", "max-autotune")  # modes in which the compiler makes CUDA graphs by itself
@@ -31,8 +31,9 @@ def compile_steps(model: GPT2, **options: Any) -> GPT2:
         options: as ``torch.compile`` takes them.
 
     Raises:
-        ConfigError: the attention is not "sdpa".
+        ConfigError: the model is no GPT2, or its attention is not "sdpa".
     """
+    require_gpt2(model)
     if model.attention != "sdpa":
         raise ConfigError(f'compiled steps need attention="sdpa", and the model has {model.attention!r}')
     if model.wte.weight.is_cuda and model.arithmetic == "fast":

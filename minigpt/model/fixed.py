@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from minigpt.model.gpt2 import GPT2
-from minigpt.model.masking import added
+from minigpt.model.masking import additive_mask
 
 Layers = tuple[Tensor, ...]  # each (2, B, H, S, D); of all layers in one tensor, a compiler copies the whole for each
 
@@ -32,7 +32,7 @@ def hiding(visible: Bool[Tensor, "rows room"], dtype: torch.dtype) -> Float[Tens
 
     A row sees its own token at least, so -inf makes no NaN, and hides the largest score of any dtype.
     """
-    return added(visible, dtype, -torch.inf)
+    return additive_mask(visible, dtype, -torch.inf)
 
 
 def read_fixed(model: GPT2, x: Tensor, mask: Tensor, cache: FixedCache) -> Tensor:

@@ -179,20 +179,23 @@ class GPT2(nn.Module):
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """Random weights as in GPT-2's paper (section 2.3): N(0, initializer_range), biases 0, norms as they are built.
-
-        The projections that add to the residual stream are smaller by the root of their number, 2 * n_layer, so that
-        the stream does not grow with depth.
-        """
+        """Random weights as in GPT-2's paper (section 2.3): N(0, initial_std), biases 0, norms as they are built."""
         if self.wte.weight.is_meta:  # nothing to fill
             return
-        std = self.config.initializer_range
-        for name, module in self.named_modules():
+        for module in self.modules():
             if isinstance(module, Conv1D | nn.Embedding | nn.Linear):
-                adds_to_stream = name.endswith(".c_proj")
-                nn.init.normal_(module.weight, std=std / math.sqrt(2 * self.config.n_layer) if adds_to_stream else std)
+                nn.init.normal_(module.weight, std=self.initial_std(module))
             if isinstance(module, Conv1D):
                 nn.init.zeros_(module.bias)
+
+    def initial_std(self, layer: nn.Module) -> float:
+        """Of a layer's random weights: initializer_range, and less where it adds to the residual stream.
+
+        There it is smaller by the root of their number, 2 * n_layer, so that the stream does not grow with depth.
+        """
+        blocks: Any = self.h
+        adds_to_stream = any(layer is half.c_proj for block in blocks for half in (block.attn, block.mlp))
+        return self.config.initializer_range / (math.sqrt(2 * self.config.n_layer) if adds_to_stream else 1)
 
     def read(
         self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | Company | None

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from minigpt.errors import ConfigError
 from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.model.packed import Holder, affine_layers, held
-from minigpt.norms.add import has_hooks
 
 ENGINE = "fbgemm"  # PyTorch's integer products for x86
 MOST = 127  # the largest weight: both signs have as many steps
@@ -87,30 +86,43 @@ def quantize_int8(model: GPT2, let_go: Callable[[Tensor], object] = lambda weigh
     """Every matrix that multiplies, the head included, as an ``Int8Linear``, in place; return ``model``.
 
     Embeddings are looked up and not multiplied, and stay as they are, as do norms and biases. It can then only compute:
-    the weights that a checkpoint would hold are gone. A layer that has hooks stays as it is. ``let_go`` is handed each
-    weight as soon as it is needed no more.
+    the weights that a checkpoint would hold are gone. A layer that has hooks, or another forward, stays as it is.
+    ``let_go`` is handed each weight as soon as it is needed no more.
 
     Raises:
-        ConfigError: the model is not on the CPU, a weight is not finite, or this PyTorch has no integer products.
+        ConfigError: the model is no GPT2, not on the CPU, in "reference" arithmetic or has its weights in another form
+            already, a weight is not finite, or this PyTorch has no integer products.
     """
     require_gpt2(model)
+    require_roundable(model.arithmetic)
     if not model.wte.weight.is_cpu:
         raise ConfigError(f"quantize='int8' is for the CPU, and the model is on {model.wte.weight.device}")
     if any(isinstance(module, Holder) for module in model.modules()):
         raise ConfigError("the weights are in another form already; quantize='int8' takes those of a checkpoint")
     head = model.head_rows()
-    model.fast_head = Int8Linear(head, None)  # tied no more: the embedding is looked up, and exact
+    # Tied no more: the embedding is looked up, and exact.
+    model.fast_head = Int8Linear(head, None).train(model.training)
     let_go(head)
     if not model.config.tie_word_embeddings:
         del model.lm_head
     for name in affine_layers(model):
         layer: Any = model.get_submodule(name)
-        if has_hooks(layer):
-            continue
-        model.set_submodule(name, Int8Linear(layer.weight.t(), layer.bias))
+        model.set_submodule(name, Int8Linear(layer.weight.t(), layer.bias).train(layer.training))
         let_go(layer.weight)
     model.quantize = "int8"
     return model.requires_grad_(False)
+
+
+def require_roundable(arithmetic: str) -> None:
+    """Refuse to round the weights of a model that is to be the reference's own.
+
+    Raises:
+        ConfigError: the arithmetic is "reference".
+    """
+    if arithmetic == "reference":
+        raise ConfigError(
+            'quantize="int8" rounds the weights, so arithmetic="reference" cannot be the reference\'s own'
+        )
 
 
 def packed(rows: Float[Tensor, "out inp"]) -> torch.ScriptObject:

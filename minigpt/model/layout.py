@@ -30,9 +30,9 @@ def lay_out(
     as it is.
 
     Args:
-        tokens: that are mostly multiplied at a time: one of every text, and what is guessed of it (``--lookup``).
+        tokens: how many are mostly multiplied at a time: one of every text, and what is guessed of it (``--lookup``).
         let_go: is handed each weight, as it was, once it has been copied.
-        steps: that will be taken at most, where that is known: few may not be worth the copy.
+        steps: the most that will be taken, where that is known: few may not be worth the copy.
 
     Raises:
         ConfigError: the arithmetic is "reference", whose bits depend on the layout.

@@ -83,9 +83,9 @@ def eager_mask(
 
     Finite, and not -inf, so that a padded query, which sees nothing, averages over everything and is never NaN.
     """
-    return added(visible(padding, past, seq, device), dtype, torch.finfo(dtype).min)
+    return additive_mask(visible(padding, past, seq, device), dtype, torch.finfo(dtype).min)
 
 
-def added(visible: Bool[Tensor, "*dims"], dtype: torch.dtype, hidden: float) -> Float[Tensor, "*dims"]:
+def additive_mask(visible: Bool[Tensor, "*dims"], dtype: torch.dtype, hidden: float) -> Float[Tensor, "*dims"]:
     """What is added to scores: 0 where visible, ``hidden`` where not."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, hidden)

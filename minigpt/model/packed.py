@@ -157,9 +157,8 @@ def pack(
     let_go(model.head_rows())
     for name in affine_layers(model):
         layer: Any = model.get_submodule(name)
-        if type(layer).forward is Conv1D.forward and not has_hooks(layer):
-            model.set_submodule(name, conv1d(layer.weight.t(), layer.bias, tokens).train(layer.training))
-            let_go(layer.weight)
+        model.set_submodule(name, conv1d(layer.weight.t(), layer.bias, tokens).train(layer.training))
+        let_go(layer.weight)
     for mlp in (module for module in model.modules() if isinstance(module, MLP)):
         layer = mlp.c_fc
         if type(layer) is PackedConv1D and mlp.activation is gelu_tanh:
@@ -168,8 +167,15 @@ def pack(
 
 
 def affine_layers(model: GPT2) -> list[str]:
-    """The names of all ``Conv1D``, and no more of them, so that each can be let go when another takes its place."""
-    return [name for name, module in model.named_modules() if isinstance(module, Conv1D)]
+    """The names of the ``Conv1D`` that another layer can stand in for: those without hooks or a forward of their own.
+
+    Names and no more, so that each layer can be let go when another takes its place.
+    """
+    return [name for name, module in model.named_modules() if isinstance(module, Conv1D) and _is_plain(module)]
+
+
+def _is_plain(layer: Conv1D) -> bool:
+    return getattr(layer.forward, "__func__", None) is Conv1D.forward and not has_hooks(layer)
 
 
 def require_free_layout(model: GPT2) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor
 FEW = range(7, 33)  # numbers of rows for which MKL computes W^T x^T faster than x W
 
 
-def _vendor() -> str:
-    """Of the processor, among other things."""
+def _processor_info() -> str:
+    """What the system says of the processor, its vendor included."""
     file = Path("/proc/cpuinfo")
     return file.read_text() if file.exists() else platform.processor()
 
@@ -25,7 +25,7 @@ def _vendor() -> str:
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
 linear_pointwise: Any = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None  # oneDNN's ``F.linear``
 # MKL keeps its best kernels to Intel's own processors; oneDNN has them for AMD's too.
-PREFERS_ONEDNN = HAS_ONEDNN and "AuthenticAMD" in _vendor()
+PREFERS_ONEDNN = HAS_ONEDNN and "AuthenticAMD" in _processor_info()
 HAS_TILES = torch.cpu._is_amx_tile_supported()  # instructions that multiply many rows at once
 HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or HAS_TILES  # instructions for it
 

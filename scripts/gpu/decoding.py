@@ -17,7 +17,7 @@ import minigpt
 from gpu.models import known_norms, ours_of, theirs_of, with_norm
 from minigpt.generation.decode import rows_of, written
 from minigpt.generation.settings import parse_settings
-from minigpt.lab.bench.contestants import weights as weight_bytes
+from minigpt.lab.bench.contestants import weight_bytes
 from minigpt.lab.reference import quiet_transformers
 from minigpt.lab.stopwatch import finish, in_turns, wall_seconds
 from minigpt.model import compile_steps

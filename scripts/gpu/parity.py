@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import minigpt
 from gpu.models import SIZES, known_norms, ours_of, theirs_of, with_norm
 from minigpt.lab.reference import full_products, judging
+from minigpt.lab.report import MOST_NOISE
 from minigpt.placement import dtype_name
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -27,7 +28,6 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 ATTENTIONS = ("eager", "sdpa", *(f"sdpa {backend}" for backend in BACKENDS))
-MOST = 2.0  # times the error of transformers itself
 # How PyTorch says that a backend cannot.
 UNABLE = ("No available kernel", "No viable backend", "Invalid backend", "cuDNN Frontend error")
 
@@ -97,7 +97,7 @@ def errors(norm: str, given: list[Tensor], wanted: list[Tensor], truth: list[Ten
     apart = max((one.double() - other.double()).abs().max().item() for one, other in zip(given, wanted, strict=True))
     scale = max(tensor.abs().max().item() for tensor in truth)
     error, floor = rms_apart(given, truth), rms_apart(wanted, truth)
-    passed = error <= MOST * floor and (apart == 0 or norm != "fused")
+    passed = error <= MOST_NOISE * floor and (apart == 0 or norm != "fused")
     return {"bitwise": apart == 0, "max_apart": apart, "scale": scale, "rms_error": error, "floor": floor,
             "ratio": error / floor if floor else float(error > 0), "passed": passed}  # fmt: skip
 

@@ -110,6 +110,6 @@ def _plain(name: object, value: Any) -> Tensor:
         raise ValueError(f"{str(name)[:96]!r} in it is a {type(value).__name__} and no tensor")
     if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
         raise ValueError(f"{str(name)[:96]!r} in it is no plain tensor")
-    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+    if value.nbytes > value.untyped_storage().nbytes():
         raise ValueError(f"{str(name)[:96]!r} in it is larger than the part of the file that holds it")
     return value.detach()

@@ -174,6 +174,6 @@ def require_all(made: int, asked: int, name: str) -> None:
         raise GenerationError(f"{name} wrote {made} tokens where {asked} were asked for, so its time says nothing")
 
 
-def weights(model: GPT2) -> int:
+def weight_bytes(model: GPT2) -> int:
     """Bytes of the weights that every new token reads: all matrices, the head included, and no embedding as such."""
     return model.head_rows().nbytes + sum(p.nbytes for part in (model.h, model.ln_f) for p in part.parameters())

@@ -16,7 +16,7 @@ import torch
 from minigpt.checkpoint import from_pretrained, locate, save_pretrained
 from minigpt.config import GPT2Config
 from minigpt.errors import ConfigError, MiniGPTError
-from minigpt.lab.bench.contestants import convert_for_ctranslate2, weights
+from minigpt.lab.bench.contestants import convert_for_ctranslate2, weight_bytes
 from minigpt.lab.bench.report import BenchReport, Limit, Measured
 from minigpt.lab.environment import environment
 from minigpt.lab.steps import Progress, Steps
@@ -116,7 +116,7 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> BenchRe
         plan=dataclasses.asdict(plan),
         environment=environment(running[0].ready["threads"]),
         contestants=contestants,
-        limit=Limit.of(products, weights(model), plan.kind, plan.batch),
+        limit=Limit.of(products, weight_bytes(model), plan.kind, plan.batch),
     )
 
 

@@ -1,13 +1,11 @@
 """The conformance kit: run the cases on one norm, and where one fails say what is wrong."""
 
-import platform
 import warnings
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 import torch
 
-import minigpt
 from minigpt.errors import NormError
 from minigpt.lab.conformance.behaviour import BEHAVIOUR_CASES
 from minigpt.lab.conformance.case import Case
@@ -18,6 +16,7 @@ from minigpt.lab.conformance.layouts import LAYOUT_CASES
 from minigpt.lab.conformance.report import ConformanceReport
 from minigpt.lab.conformance.subject import EPS, Subject
 from minigpt.lab.conformance.values import VALUE_CASES
+from minigpt.lab.environment import software
 from minigpt.lab.reference import full_products
 from minigpt.lab.steps import Progress, Steps
 from minigpt.norms import NormSpec
@@ -76,7 +75,7 @@ def check_norm(
         device=str(device),
         eps=EPS,
         seed=seed,
-        versions={"minigpt": minigpt.__version__, "python": platform.python_version(), "torch": torch.__version__},
+        versions=software(),
         notes=subject.notes,
         cases=results,
         diagnoses=found,

@@ -8,6 +8,7 @@ import torch
 
 from minigpt.lab.conformance.behaviour import ROUNDING
 from minigpt.lab.conformance.formula import (
+    MISPLACED,
     ignored_eps,
     wrong_affine,
     wrong_deviation,
@@ -70,7 +71,7 @@ def diagnoses(subject: Subject, results: Sequence[CaseResult]) -> list[str]:
     found = _by_probing(Probe(subject), float32_is_right=not any(name.startswith("float32, ") for name in failures))
     if not found:  # a wrong formula may amplify rounding, which compiling may well do elsewhere
         found += _by_symptom(COMPILED, failures) or _uncompiled(failures)
-    if not any(said.startswith("normalises") for said in found):  # over its batch, say
+    if not any(said.startswith(MISPLACED) for said in found):  # over its batch, say
         found += _by_symptom(SYMPTOMS, failures)
     if not set(found) - set(COMPILED.values()):
         found += _by_part(failures, right) + _wrong_gradients(failures)

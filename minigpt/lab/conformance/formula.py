@@ -11,6 +11,8 @@ from torch import Tensor
 from minigpt.lab.conformance.probe import NAMED_LIMIT, Probe, alike, distance, slope, standardized
 from minigpt.lab.conformance.subject import EPS
 
+MISPLACED = "normalizes over the wrong dimension"
+
 WIDTH = 16
 FIT_LIMIT = 1e-4  # to believe a fit over 18 orders of magnitude; float32 arithmetic leaves 1e-6
 Column = Float[Tensor, " rows"]
@@ -32,10 +34,10 @@ def wrong_dimension(probe: Probe) -> list[str]:
     y = probe(x)
     for dims, name in WRONG_DIMENSIONS.items():
         if alike(y, standardized(x, dims), 1e-2):
-            return [f"normalises over the wrong dimension: over {name} of a (batch, sequence, width) input"]
+            return [f"{MISPLACED}: over {name} of a (batch, sequence, width) input"]
     rows = x.view(24, WIDTH)
     if any(alike(probe(rows), standardized(rows, dims), 1e-2) for dims in ((0,), (0, 1))):
-        return ["normalises over the wrong dimension: over the rows of a 2-D input"]
+        return [f"{MISPLACED}: over the rows of a 2-D input"]
     return []
 
 
