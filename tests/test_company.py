@@ -1,11 +1,12 @@
 """Texts in one forward compute what they compute alone, and those that join are read along with the others' tokens."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from helpers import assert_within, left_padding, max_abs, random_ids, small_model
-from torch import Tensor
+from torch import Tensor, nn
 
 import minigpt
 from minigpt.generation.batch import Batch
@@ -93,20 +94,42 @@ def test_who_joins_is_read_along_with_the_tokens_of_the_others(monkeypatch: pyte
         assert_within(max_abs(logits - alone), 1e-5 * max_abs(alone), max_abs(alone), f"prompt {row.prompt}")
 
 
-@pytest.mark.parametrize("why", ["nobody joins", "somebody watches", "attention of somebody's own", "no cache"])
+class Skip(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+        return x
+
+
+def louder(forward: Any) -> Any:
+    return lambda *given: 2 * forward(*given)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "nobody joins": lambda model: None,
+    "a text is long": lambda model: None,
+    "somebody watches": lambda model: model.h[0].register_forward_hook(lambda *seen: None),
+    "another block": lambda model: model.h.insert(1, Skip()),
+    "another block's forward": lambda model: setattr(model.h[1], "forward", louder(model.h[1].forward)),
+    "another attention": lambda model: setattr(model.h[1].attn, "forward", louder(model.h[1].attn.forward)),
+    "other hidden states": lambda model: setattr(
+        model, "hidden_states", lambda *given, inner=model.hidden_states, **how: inner(*given, **how) + 1
+    ),
+    "no cache": lambda model: None,
+}
+
+
+@pytest.mark.parametrize("why", CHANGES)
 def test_otherwise_everybody_is_read_by_the_models_own_forward(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model()
-    if why == "somebody watches":
-        model.h[0].register_forward_hook(lambda *seen: None)
-    if why == "attention of somebody's own":
-        attention: Any = model.h[1].attn
-        attention.__class__ = type("Attention", (type(attention),), {})
-    prompts = [random_ids(1, length)[0].tolist() for length in (5, 3, 9)]
+    model = small_model(n_positions=120, dtype=torch.float64)
+    CHANGES[why](model)
+    prompts = [random_ids(1, length)[0].tolist() for length in (5, 3, 70 if why == "a text is long" else 9)]
     batch, new = batch_of(model, prompts, use_cache=why != "no cache")
     seen = forwards(model, monkeypatch)
     batch.read(() if why == "nobody joins" else new)
     assert seen
     assert not any(isinstance(cache, Company) for cache in seen)
+    for row, logits in zip(batch.rows, batch.logits, strict=True):
+        alone = model.head(model.hidden_states(torch.tensor([row.ids])))[0, -1]
+        assert_within(max_abs(logits - alone), 1e-5 * max_abs(alone), max_abs(alone), f"prompt {row.prompt}")
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -6,6 +6,7 @@ On Linux. Elsewhere nothing is given back, and it is left to the system to take 
 import ctypes
 import math
 import mmap
+import re
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +14,12 @@ from torch import Tensor
 
 from minigpt.model import GPT2, lay_out
 
-MAPS = Path("/proc/self/maps")
+MAPS = Path("/proc/self/smaps")
+# A private mapping of a file: its first and last address, and the kilobytes in memory and on disk that differ from it.
+MAPPED = re.compile(
+    rb"^(\w+)-(\w+) ...p \S+ \S+ [1-9].*\n(?:[A-Z].*\n)*?Anonymous: +(\d+) kB\n(?:[A-Z].*\n)*?Swap: +(\d+) kB$",
+    re.MULTILINE,
+)
 
 
 class MappedFiles:
@@ -22,7 +28,7 @@ class MappedFiles:
     def give_back(self, original: Tensor, copy: Tensor | None = None) -> None:
         """Let go of the pages of a tensor that lies in a file, as that has it, unless ``copy`` lies there too.
 
-        A later look at the original reads them again. What was written to it would be lost.
+        A later look at the original reads them again. A file whose memory somebody has written to is left as it is.
         """
         lies_at, size = original.untyped_storage().data_ptr(), original.untyped_storage().nbytes()
         start, end = -(-lies_at // mmap.PAGESIZE) * mmap.PAGESIZE, (lies_at + size) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -33,10 +39,9 @@ class MappedFiles:
 
     @cached_property
     def _ranges(self) -> list[tuple[int, int]]:
-        """First and last address of every private mapping of a file; what lies elsewhere is in memory alone."""
-        lines = [line.split() for line in MAPS.read_bytes().splitlines()] if MAPS.exists() else []
-        spans = [span.split(b"-") for span, access, _, _, inode, *_ in lines if access[3:] == b"p" and inode != b"0"]
-        return [(int(low, 16), int(high, 16)) for low, high in spans]
+        """First and last address of every private mapping that is as its file; anything else would be lost."""
+        found = MAPPED.findall(MAPS.read_bytes()) if MAPS.exists() else []
+        return [(int(low, 16), int(high, 16)) for low, high, *changed in found if not any(map(int, changed))]
 
 
 def ready_to_write(model: GPT2, tokens: int = 1, steps: float = math.inf) -> GPT2:
@@ -45,11 +50,18 @@ def ready_to_write(model: GPT2, tokens: int = 1, steps: float = math.inf) -> GPT
     Raises:
         ConfigError: the arithmetic is "reference", whose bits depend on the layout.
     """
-    files, library = MappedFiles(), ctypes.CDLL(None)
-    trim = getattr(library, "malloc_trim", lambda kept: None)  # glibc's, which keeps what is freed
+    files = MappedFiles()
 
     def let_go(weight: Tensor) -> None:
         files.give_back(weight)
-        trim(0)  # what each copy was made by is in holes too small for the next
+        _trim()  # what each copy was made by is in holes too small for the next
 
-    return lay_out(model, tokens, let_go, steps)
+    lay_out(model, tokens, let_go, steps)
+    _trim()
+    return model
+
+
+def _trim() -> None:
+    """Give back what is free, where it is glibc that keeps it."""
+    if MAPS.exists() and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)

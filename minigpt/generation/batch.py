@@ -17,7 +17,7 @@ from minigpt.generation.processors import Situation, warp_by
 from minigpt.generation.reading import Reading, readings
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
-from minigpt.model import GPT2, KVCache
+from minigpt.model import GPT2, Block, KVCache
 from minigpt.model.attention import CausalSelfAttention
 from minigpt.model.company import Text, hidden_states_of_each
 from minigpt.model.slots import Slots
@@ -26,7 +26,8 @@ from minigpt.norms.add import has_hooks
 NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
 NO_TOKEN_LEFT = "the settings exclude every token there is; permit some, or ask for fewer tokens"
 OVERHEAD = {"cpu": 32, "cuda": 1024}  # tokens that could be read in the time that a forward takes anyway
-OVERHEAD_BESIDE = {"cpu": 2, "cuda": 1024}  # and in that of one text more in a forward that others need, too
+OVERHEAD_BESIDE = {"cpu": 2, "cuda": 1024}  # the same of one text more in a forward that others need anyway
+SHORT = {"cpu": 64, "cuda": 2048}  # tokens of a text that gains by company: of a longer one the weights are the least
 BLOCK = 256  # scores, of which the largest is found at once
 WASTE = 32  # columns that no row needs any more, from which on it pays to move everybody to the left
 
@@ -49,6 +50,10 @@ class Batch:
     @property
     def device(self) -> torch.device:
         return self.model.wte.weight.device
+
+    @property
+    def _place(self) -> str:
+        return "cuda" if self.device.type == "cuda" else "cpu"
 
     @torch.inference_mode()
     @of_any_length()
@@ -79,17 +84,23 @@ class Batch:
         joining = [*self._leave(full), *new]
         if self.rows:
             self.slots.trim(WASTE)
-            if joining and self.in_company:
-                return self._read_in_company(joining)
-            self._read_last()
+            short = [row for row in joining if len(self._window(row)) <= SHORT[self._place]]
+            if short and self.takes_company:
+                self._read_in_company(short)
+                joining = [row for row in joining if row not in short]
+            else:
+                self._read_last()
         return self.join(joining)
 
     @property
-    def in_company(self) -> bool:
-        """Whether what is read may be put into one forward, with nobody there to wonder at its shape."""
-        watched = any(map(has_hooks, self.model.modules()))
-        blocks: Any = self.model.h
-        return not watched and self.model.step is None and all(type(b.attn) is CausalSelfAttention for b in blocks)
+    def takes_company(self) -> bool:
+        """Whether texts of several shapes may be read in one forward: the model and its blocks are all our own."""
+        model, blocks = self.model, list(self.model.h)
+        own = [(model.hidden_states, GPT2.hidden_states)]
+        own += [(block.forward, Block.forward) for block in blocks]
+        own += [(getattr(block, "attn", block).forward, CausalSelfAttention.forward) for block in blocks]
+        is_own = all(getattr(given, "__func__", None) is ours for given, ours in own)
+        return is_own and model.step is None and not any(map(has_hooks, model.modules()))
 
     def _next_tokens(self) -> list[int]:
         return next_tokens(self.logits, self.rows, self.settings)
@@ -103,7 +114,7 @@ class Batch:
     def _read_in_company(self, joining: list[Row]) -> None:
         """The tokens last added and the texts of rows that join, in one forward."""
         found = self._readings(joining, OVERHEAD_BESIDE)
-        texts = [Text(ids, mask, self.model.new_cache(*ids.shape)) for _, ids, mask, _, _ in found]
+        texts = [Text(new.ids, new.mask, self.model.new_cache(*new.ids.shape)) for new in found]
         hidden = hidden_states_of_each(self.model, [Text(self._last(), None, self.slots), *texts])
         ends = torch.cat([x[:, -1:] for x in hidden])  # (B, 1, C)
         mine, *theirs = next_logits(self.model, self.model.head(ends)[:, 0]).split([len(x) for x in hidden])
@@ -126,7 +137,7 @@ class Batch:
 
     def _readings(self, rows: list[Row], overhead: dict[str, int]) -> list[Reading]:
         windows = {row: self._window(row) for row in rows}
-        return readings(windows, overhead["cuda" if self.device.type == "cuda" else "cpu"], self.device)
+        return readings(windows, overhead[self._place], self.device)
 
     def _read_alone(self, reading: Reading) -> Float[Tensor, "batch vocab"]:
         """Logits after each text."""

@@ -77,7 +77,7 @@ class LookupBatch(Batch):
     def read(self, new: Sequence[Row] = ()) -> None:
         if not self.rows or self.slots.length >= self.context:
             return super().read(new)
-        (row,) = self.rows
+        (row,) = self.rows  # and so there is no place for a new one
         room = min(row.left, self.context - self.slots.length, self.slots.max_length - self.slots.length) - 1
         self.drafted = self.drafter.draft(row.ids, min(self.settings.draft_tokens, room))
         ids = torch.tensor([[row.ids[-1], *self.drafted]], device=self.device)  # (1, 1 + drafted)

@@ -71,10 +71,10 @@ class StaticBatch(Batch):
         if self.flight is None:
             super().read(new)
         else:
-            self.join(list(new))
+            self.join(list(new))  # no window can be full: else the step would not have been foreseen
 
     @property
-    def in_company(self) -> bool:
+    def takes_company(self) -> bool:
         return False  # a step is what it is
 
     def _next_tokens(self) -> list[int]:

@@ -45,9 +45,12 @@ class CausalSelfAttention(nn.Module):
         mask: Float[Tensor, "rows 1 seq total"] | Bool[Tensor, "rows 1 seq total"] | None,
         cache: LayerCache | Company | None = None,
     ) -> Float[Tensor, "batch seq embd"]:
-        """``mask`` is what ``masking.sdpa_mask`` or ``masking.eager_mask`` makes for this kind of attention."""
+        """``mask`` is what ``masking.sdpa_mask`` or ``masking.eager_mask`` makes for this kind of attention.
+
+        Where several texts stand one after the other in ``x``, their ``Company`` brings masks and caches.
+        """
         qkv = self.c_attn(x)  # (B, T, 3C)
-        y = self.c_proj(cache.mix(self.mix, qkv) if isinstance(cache, Company) else self.mix(qkv, mask, cache))
+        y = self.c_proj(cache.mix_each(self.mix, qkv) if isinstance(cache, Company) else self.mix(qkv, mask, cache))
         return self.resid_dropout(y) if self.training else y
 
     def mix(

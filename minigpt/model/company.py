@@ -31,9 +31,11 @@ class Company(NamedTuple):
     masks: Sequence[Tensor | None]
     caches: Sequence[KVCache]
 
-    def mix(self, alone: Callable[..., Tensor], qkv: Float[Tensor, "1 tokens qkv"]) -> Float[Tensor, "1 tokens embd"]:
-        """What ``alone`` makes of each text's part, with its own mask and cache."""
-        mixed = map(alone, self.apart(qkv), self.masks, self.caches)
+    def mix_each(
+        self, mix: Callable[..., Tensor], qkv: Float[Tensor, "1 tokens qkv"]
+    ) -> Float[Tensor, "1 tokens embd"]:
+        """What ``mix`` makes of each text's part, with its own mask and cache."""
+        mixed = map(mix, self.apart(qkv), self.masks, self.caches)
         return torch.cat([y.flatten(0, 1) for y in mixed])[None]  # each (B, T, C)
 
     def apart(self, tokens: Float[Tensor, "1 tokens width"]) -> list[Tensor]:

@@ -118,9 +118,12 @@ class GPT2(nn.Module):
         position_ids: Int[Tensor, "rows seq"] | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "batch seq embd"]:
-        """The residual stream (B, T, C) after the last block and the last norm; arguments and errors as ``forward``."""
-        past, seq = 0 if cache is None else cache.length, input_ids.shape[-1]
+        """The residual stream (B, T, C) after the last block and the last norm; arguments and errors as ``forward``.
+
+        ``company.hidden_states_of_each`` is the same for several texts at once.
+        """
         x, padding = self.embedded(input_ids, attention_mask, position_ids, cache)
+        past, seq = 0 if cache is None else cache.length, x.shape[1]
         if self.step is not None and cache is not None and seq == 1:
             x = self.step(x, padding, cache)
         else:
@@ -143,7 +146,7 @@ class GPT2(nn.Module):
         else:
             require_positions(position_ids, batch, seq, self.config.n_positions)
         x = self.wte(input_ids) + self.wpe(position_ids)  # (B, T, C)
-        return self.drop(x) if self.training else x, padding
+        return (self.drop(x) if self.training else x), padding
 
     def head(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq vocab"]:
         """Logits from the last norm's output: by the token embedding itself where the two are tied."""

@@ -58,7 +58,7 @@ class PackedLinear(Holder):
     Args:
         rows: (out, in), the weight of ``F.linear``, float32 or bfloat16, on the CPU.
         bias: (out), or None.
-        tokens: how many rows ``x`` mostly has; with any other number the result is as good, and slower.
+        tokens: how many rows ``x`` mostly has; with any other number the result is as good, and may be slower.
         then: what is applied to ``y`` in the same call: "none", or "gelu", that of the tanh.
 
     Raises:
@@ -141,7 +141,8 @@ def pack(
     The head as well, of which the embedding stays as a second copy, in the file if it lies in one: it is looked up.
     ``c_fc`` computes its product and the GELU after it in one. The model can then only compute: none of its Parameters
     asks for a gradient any more. A layer that has hooks, or another forward, stays as it is. ``let_go`` is handed each
-    weight, as it was, once it is packed. ``linear`` and ``conv1d`` are the layers that hold them.
+    weight, as it was, once it is packed; only the embedding's is needed again. ``linear`` and ``conv1d`` are the layers
+    that hold them.
 
     Raises:
         ConfigError: oneDNN cannot pack these weights, the model has weights of eight bits, or its arithmetic is
