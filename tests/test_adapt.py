@@ -966,10 +966,29 @@ def test_a_name_that_a_file_does_not_have(tmp_path: Path) -> None:
     assert refused(f"{empty}:Mine").endswith("has no torch.nn.Module at all")
 
 
+def test_a_file_of_a_package_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "ops.py").touch()
+    said = refused(f"{file_with(tmp_path, 'from .ops import nothing')}:Mine")
+    assert said.endswith("; name it as package.module:Name, with the folder of its package on PYTHONPATH")
+
+
+def test_a_shift_that_is_a_buffer_is_told_so() -> None:
+    class Fixed(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.gamma = nn.Parameter(torch.ones(width))
+            self.register_buffer("beta", torch.zeros(width))
+
+    said = refused(Fixed)
+    assert said.endswith(
+        "Fixed holds its shift, beta, as a buffer, and not as a Parameter, so the model's would be lost"
+    )
+
+
 def test_a_package_that_is_not_there_or_has_no_such_class() -> None:
     hint = "a class in a file of your own is path/to/file.py:Name"
-    assert refused("nowhere:Mine") == f"there is no module 'nowhere'; {hint}"
-    assert refused("torch.nowhere:Mine") == f"there is no module 'torch.nowhere'; {hint}"
+    assert refused("nowhere:Mine") == f"there is no module 'nowhere' on Python's path; {hint}"
+    assert refused("torch.nowhere:Mine") == f"there is no module 'torch.nowhere' on Python's path; {hint}"
     assert "its torch.nn.Module classes are LayerNorm" in refused("torch.nn:LayrNorm")
     assert refused("torch.nn:Zzz").endswith(" more")
     assert refused("torch.nn:functional").startswith("torch.nn:functional is of type module, not a class")

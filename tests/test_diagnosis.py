@@ -1,5 +1,7 @@
 """Every mistake is named, from outside, and a correct norm is never blamed for one."""
 
+from typing import Any
+
 import pytest
 import sabotages
 import torch
@@ -154,6 +156,84 @@ def test_rounding_that_depends_on_the_batch_is_called_rounding() -> None:
     assert said == ["a row depends on its batch, by rounding alone"]
     said = check(sabotages.LooksAtItsBatch, ["values", "behaviour"]).diagnoses
     assert said == ["a row depends on its batch, by rounding alone"]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_rounding_hides_no_other_mistake() -> None:
+    """Means by a matrix product, whose column of 1/n goes to half precision with the weights."""
+
+    class ByProducts(sabotages.LayerNorm):
+        def __init__(self, width: int, eps: float) -> None:
+            super().__init__(width, eps)
+            self.register_buffer("shares", torch.full((width, 1), 1 / width), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            wide = x.to(torch.promote_types(x.dtype, torch.float32))
+            shares = self.get_buffer("shares").to(wide.dtype)
+            centred = wide - wide @ shares
+            y = centred * torch.rsqrt((centred * centred) @ shares + self.eps) * self.weight
+            return (y if self.bias is None else y + self.bias).to(x.dtype)
+
+    said = check(ByProducts, ["values", "behaviour"]).diagnoses
+    assert "wrong only for float16 input" in said, said
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("norm", "case", "said"),
+    [
+        (sabotages.DividesByNMinusOne, "width 64", "variance divides by n - 1"),
+        (sabotages.ScaleAddedToOne, "gradients, ordinary rows", "the scale is added to 1"),
+        (sabotages.OverDimensionOne, "*", "normalizes over the wrong dimension: over the sequence of a (batch, "),
+    ],
+)
+def test_nothing_is_said_of_a_dtype_that_was_not_asked_for_or_is_wrong_too(
+    norm: type[nn.Module], case: str, said: str
+) -> None:
+    found = check(norm, case).diagnoses
+    assert found[0].startswith(said), found
+    assert "but not for" not in found[0]
+
+
+class OfAThousand(sabotages.LayerNorm):
+    """As a kernel with too small a block, and bfloat16 by cutting off, as Triton's interpreter has it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        shift = None if self.bias is None else self.bias.to(wide)
+        y = torch.nn.functional.layer_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), shift, self.eps)
+        y = (y.view(torch.int32) & -0x10000).view(torch.float32) if x.dtype == torch.bfloat16 else y
+        y = y.to(x.dtype)
+        return torch.where(torch.arange(x.shape[-1]) < 1024, y, 0) if x.shape[-1] > 1024 else y
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_a_width_is_wrong_and_a_dtype_too(interpreted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1" if interpreted else "0")
+    said = check(OfAThousand, ["widths", "values"]).diagnoses
+    assert any(one.startswith("wrong only at width 1280, 1600") for one in said), said
+    (of_bfloat16,) = (one for one in said if "bfloat16" in one)
+    assert ("Triton kernel" in of_bfloat16) is interpreted
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_norm_that_compiles_itself_is_compiled_in_every_case() -> None:
+    torch._dynamo.reset()
+    seen: list[int] = []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        seen.append(1)
+        return graph.forward
+
+    class Compiled(sabotages.LayerNorm):
+        @torch.compile(backend=counting, dynamic=False)
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return sabotages.exact(self, x)
+
+    report = check(Compiled, ["widths", "a row*"])
+    assert report.passed, report
+    assert len(seen) > 20, "and not only until torch.compile has had enough"
 
 
 def test_an_unknown_mistake_is_called_so() -> None:

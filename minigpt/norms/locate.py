@@ -99,7 +99,9 @@ def _run(path: Path, source: bytes) -> ModuleType:
         exec(compile(source, path, "exec"), vars(module))
     except RAISED as error:
         del sys.modules[name]
-        raise NormError(f"{path} does not import: {last_line(error, str(path))}") from error
+        is_relative = isinstance(error, ImportError) and "relative import" in str(error)
+        hint = "; name it as package.module:Name, with the folder of its package on PYTHONPATH" if is_relative else ""
+        raise NormError(f"{path} does not import: {last_line(error, str(path))}{hint}") from error
     finally:
         sys.path.remove(folder)
     return module
@@ -110,9 +112,8 @@ def _from_package(place: str) -> ModuleType:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name and f"{place}.".startswith(f"{error.name}."):
-            raise NormError(
-                f"there is no module {error.name!r}; a class in a file of your own is path/to/file.py:Name"
-            ) from error
+            hint = "a class in a file of your own is path/to/file.py:Name"
+            raise NormError(f"there is no module {error.name!r} on Python's path; {hint}") from error
         raise NormError(f"{place} does not import: {last_line(error)}") from error
     except RAISED as error:
         raise NormError(f"{place!r} does not import: {last_line(error)}") from error

@@ -19,6 +19,7 @@ from minigpt.lab.conformance.precision import cancelling_variance, narrow_half_s
 from minigpt.lab.conformance.probe import Probe, Unanswered
 from minigpt.lab.conformance.report import CaseResult
 from minigpt.lab.conformance.subject import Subject
+from minigpt.norms.triton import interpreting
 from minigpt.placement import DTYPES
 
 # What may be wrong whatever the formula is: the case whose failure shows it, and what to call it
@@ -68,12 +69,13 @@ def diagnoses(subject: Subject, results: Sequence[CaseResult]) -> list[str]:
     right = {case.name for case in results if case.passed and case.error is not None}
     if unsteady := _by_symptom(UNSTEADY, failures):  # what is no function of its input has no formula
         return unsteady
-    found = _by_probing(Probe(subject), float32_is_right=not any(name.startswith("float32, ") for name in failures))
+    asked = [name in right for name in (*failures, *right) if name.startswith("float32, ")]
+    found = _by_probing(Probe(subject), float32_is_right=bool(asked) and all(asked))
     if not found:  # a wrong formula may amplify rounding, which compiling may well do elsewhere
         found += _by_symptom(COMPILED, failures) or _uncompiled(failures)
     if not any(said.startswith(MISPLACED) for said in found):  # over its batch, say
         found += _by_symptom(SYMPTOMS, failures)
-    if not set(found) - set(COMPILED.values()):
+    if all(said in COMPILED.values() or said.endswith(ROUNDING) for said in found):  # little, or nothing, was found
         found += _by_part(failures, right) + _wrong_gradients(failures)
     return found or [f"no mistake known by name; the first case that fails is {next(iter(failures))!r}"]
 
@@ -82,7 +84,7 @@ def _by_probing(probe: Probe, float32_is_right: bool) -> list[str]:
     """The formula, from the outside in: one mistake can hide those behind it, so each look needs the ones before."""
     but = ", but not for float32 input" if float32_is_right and probe.dtype == torch.float64 else ""
     formula, others = _formula(probe)
-    return [said + but for said in formula] + others
+    return [said if said.startswith(MISPLACED) else said + but for said in formula] + others
 
 
 def _formula(probe: Probe) -> tuple[list[str], list[str]]:
@@ -127,7 +129,8 @@ def _by_part(failures: Failures, right: set[str]) -> list[str]:
     spoilt = [dtype for dtype in DTYPES if f"{dtype}, ordinary rows" in told]
     rest = [name for name in told if not name.startswith(tuple(f"{dtype}, " for dtype in spoilt))]
     if spoilt:  # each width is met with several dtypes
-        rest = [name for name in rest if told[name].group != "widths"]
+        theirs = tuple(f"worst at {dtype}" for dtype in spoilt)
+        rest = [name for name in rest if told[name].group != "widths" or not told[name].note.startswith(theirs)]
     if "float32" in spoilt:  # in which everything is asked that is not said of a dtype
         if "float64, ordinary rows" not in right:  # half precision is too coarse to tell more
             return [] if told["float32, ordinary rows"].error is not None else _refusals(told)
@@ -145,7 +148,12 @@ def _wrong_dtype(case: CaseResult) -> str:
     if case.error is None:
         return case.note
     narrowed = dtype == "float64" and case.error < 1e-4
-    return f"wrong only for {dtype} input" + (", which is computed in float32" if narrowed else "")
+    interpreted = dtype == "bfloat16" and interpreting()
+    return (
+        f"wrong only for {dtype} input"
+        + ", which is computed in float32" * narrowed
+        + " (if it is a Triton kernel: the interpreter cuts off what a device rounds)" * interpreted
+    )
 
 
 def _matching(parts: dict[str, str], names: Sequence[str]) -> list[str]:
