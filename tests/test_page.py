@@ -22,9 +22,10 @@ from rich.console import Console
 
 import minigpt
 from minigpt.lab.comparison import comparison_summary
+from minigpt.lab.numerals import brief, percent, precise
 from minigpt.lab.page import comparison_page, report_page, require_matplotlib
 from minigpt.lab.page.depth import block_ticks
-from minigpt.lab.page.figures import LogScale, brief, percent, precise
+from minigpt.lab.page.figures import LogScale
 from minigpt.lab.page.texts import parting_point
 
 pytest.importorskip("matplotlib", reason="draws the charts, and comes with minigpt[page]")

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from minigpt.lab.page.figures import brief, percent, precise, times
+from minigpt.lab.numerals import brief, percent, precise, times
 from minigpt.lab.reading import Reading, differing_conditions
 
 

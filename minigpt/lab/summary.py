@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from minigpt.lab.page.figures import percent
+from minigpt.lab.numerals import percent
 from minigpt.lab.report import NormSite, ParityReport
 
 MOST_SITES = 5

@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from minigpt.lab.numerals import brief
 from minigpt.lab.page.charts import Line, Tick, key, line_chart
-from minigpt.lab.page.figures import LogScale, brief, figure
+from minigpt.lab.page.figures import LogScale, figure
 from minigpt.lab.page.heat import place
 from minigpt.lab.page.markup import Child, Html, element
 from minigpt.lab.page.tables import folded, heads, scrolling, table

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from minigpt.lab.page.figures import LogScale, brief, coarse, figure
+from minigpt.lab.numerals import brief, coarse
+from minigpt.lab.page.figures import LogScale, figure
 from minigpt.lab.page.markup import Child, Html, element, fragment
 from minigpt.lab.page.tables import folded, scrolling, table
 from minigpt.lab.reading import Reading

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from minigpt.lab.page.figures import LogScale, brief, figure, times
+from minigpt.lab.numerals import brief, times
+from minigpt.lab.page.figures import LogScale, figure
 from minigpt.lab.page.markup import Child, Html, element, fragment
 from minigpt.lab.page.tables import absent, folded, table
 from minigpt.lab.reading import Reading

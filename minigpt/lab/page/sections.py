@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from minigpt.lab.numerals import brief, count, percent, precise, times
 from minigpt.lab.page.depth import blocks_in_figures, depth_charts
-from minigpt.lab.page.figures import brief, count, figure, percent, precise, times
+from minigpt.lab.page.figures import figure
 from minigpt.lab.page.heat import heat_key, heat_maps, heat_scale
 from minigpt.lab.page.markup import Child, Html, element, fragment
 from minigpt.lab.page.rankings import difference_scale, differences, sensitivities, sensitivity_scale

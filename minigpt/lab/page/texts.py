@@ -3,7 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from minigpt.lab.page.figures import LogScale, brief, count, figure, plain
+from minigpt.lab.numerals import brief, count, plain
+from minigpt.lab.page.figures import LogScale, figure
 from minigpt.lab.page.markup import Html, element, fragment
 from minigpt.lab.page.tables import folded, scrolling, table
 from minigpt.lab.reading import Reading

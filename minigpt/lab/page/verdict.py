@@ -1,6 +1,7 @@
 """The top of the page: the verdict, the reason in a sentence, and the few figures that carry it."""
 
-from minigpt.lab.page.figures import brief, count, figure, percent, times
+from minigpt.lab.numerals import brief, count, percent, times
+from minigpt.lab.page.figures import figure
 from minigpt.lab.page.markup import Child, Html, element
 from minigpt.lab.reading import Reading
 

@@ -1,0 +1,46 @@
+"""Numbers as a person reads them, in a terminal and on the page."""
+
+import math
+
+
+def brief(x: float, digits: int = 3) -> str:
+    """``digits`` significant digits: 0, 0.0123, 12.0, 12,345, 1.23e-7."""
+    if x == 0 or not math.isfinite(x):
+        return "0" if x == 0 else "not finite"
+    if 1e-3 <= abs(x) < 1e6:
+        return f"{x:,.0f}" if abs(x) >= 10**digits - 0.5 else f"{x:#.{digits}g}".rstrip(".")
+    mantissa, exponent = f"{x:.{digits - 1}e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def coarse(x: float) -> str:
+    """Two significant digits, for a narrow cell."""
+    return brief(x, 2)
+
+
+def precise(x: float) -> str:
+    """Six significant digits, for two that lie close together."""
+    return brief(x, 6)
+
+
+def times(x: float) -> str:
+    """A ratio: 0.94x."""
+    return f"{brief(x)}\u00d7"
+
+
+def percent(x: float) -> str:
+    """A share, which reads 100% only where it is exactly that."""
+    digits = 3
+    while x != 1 and digits < 15 and float(f"{100 * x:.{digits}g}") == 100:
+        digits += 1
+    return f"{brief(100 * x, digits)}%"
+
+
+def count(x: float) -> str:
+    """A whole number: 1,234."""
+    return f"{x:,.0f}"
+
+
+def plain(x: float) -> str:
+    """A whole number that names something: 1234."""
+    return f"{x:.0f}"
