@@ -96,6 +96,7 @@ class GPT2Config:
         for name in ("layer_norm_epsilon", "initializer_range"):
             _require(_is_number(getattr(self, name)) and 0 <= getattr(self, name) <= _LARGEST, name, self,
                      "0 or more, and no more than a float can hold")  # fmt: skip
+            object.__setattr__(self, name, float(getattr(self, name)))  # transformers takes no whole number here
         for name in (
             "scale_attn_weights",
             "scale_attn_by_inverse_layer_idx",

@@ -222,6 +222,11 @@ class ZeroForConstantRows(LayerNorm):
         return torch.where(constant, torch.zeros_like(x), super().forward(x))
 
 
+class NaNForAnyRow(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        return x * torch.nan
+
+
 class NaNForConstantRows(LayerNorm):
     def standardize(self, x: Tensor) -> Tensor:
         var = variance(x)

@@ -292,6 +292,14 @@ def test_heads_of_unequal_width_are_refused() -> None:
         GPT2Config(n_embd=10, n_head=3)
 
 
+@pytest.mark.parametrize("name", ["layer_norm_epsilon", "initializer_range"])
+def test_a_whole_number_is_written_as_transformers_takes_it(name: str) -> None:
+    config = GPT2Config.from_dict({name: 1})
+    fields = config.to_dict()
+    assert type(fields[name]) is float
+    assert getattr(transformers.GPT2Config(**fields), name) == 1
+
+
 def test_a_list_of_ends_of_text() -> None:
     assert GPT2Config.from_dict({"eos_token_id": [3, 5]}).eos_token_ids == (3, 5)
     assert GPT2Config.from_dict({"eos_token_id": [3, 5]}).to_dict()["eos_token_id"] == [3, 5]

@@ -67,5 +67,5 @@ def file_ids(file: str | Path, tokenizer: Tokenizer | None, context: int) -> lis
     except UnicodeDecodeError as error:
         raise GenerationError(f"{file} is not UTF-8 text: {error}") from error
     if len(ids) < 2:
-        raise GenerationError(f"{file} has {len(ids)} tokens; perplexity takes at least 2")
+        raise GenerationError(f"{file} has {len(ids)} tokens; at least 2 are needed")
     return ids

@@ -10,6 +10,7 @@ from minigpt.lab.conformance.behaviour import ROUNDING
 from minigpt.lab.conformance.formula import (
     MISPLACED,
     ignored_eps,
+    no_number,
     wrong_affine,
     wrong_deviation,
     wrong_dimension,
@@ -89,9 +90,8 @@ def _by_probing(probe: Probe, float32_is_right: bool) -> list[str]:
 
 def _formula(probe: Probe) -> tuple[list[str], list[str]]:
     """What is wrong with it, and what with the eps that it should be told and with its precision."""
-    misplaced = _found(wrong_dimension, probe)
-    if misplaced:
-        return misplaced, []
+    if hopeless := _found(no_number, probe) or _found(wrong_dimension, probe):
+        return hopeless, []
     affine = _found(wrong_affine, probe)
     statistics = _found(wrong_statistics, probe)
     if statistics:  # without mean or deviation there is no eps to be wrong, nor rounding to be told from them
@@ -186,7 +186,7 @@ def _wrong_gradients(failures: Failures) -> list[str]:
     leaves = {case.note.split("; ")[0].removeprefix("worst at ") for case in wrong.values() if case.error is not None}
     of = " and ".join(sorted(leaves))
     where = "" if len(wrong) >= MANY else f", in {', '.join(name.removeprefix('gradients, ') for name in wrong)}"
-    return [f"gradients are wrong though values are right: of the {of}{where}"]
+    return [f"gradients are wrong though values are right, most of all of the {of}{where}"]
 
 
 def _refusals(failures: Failures) -> list[str]:

@@ -28,6 +28,12 @@ WRONG_DIMENSIONS = {
 }
 
 
+def no_number(probe: Probe) -> list[str]:
+    """Whether it returns NaN where nothing is remarkable about the input."""
+    y = probe(probe.normal(8, WIDTH))
+    return ["it returns NaN for ordinary rows"] if y.isnan().any() else []
+
+
 def wrong_dimension(probe: Probe) -> list[str]:
     """Whether it normalizes over other dimensions than the last, with 3-D or with 2-D input."""
     x = probe.normal(4, 6, WIDTH) * (1 + probe.normal(4, 6, 1).abs()) + probe.normal(4, 6, 1)
