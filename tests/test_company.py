@@ -99,6 +99,11 @@ class Skip(nn.Module):
         return x
 
 
+class Backwards(minigpt.GPT2):
+    def read(self, x: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+        return super().read(x, mask, cache) * (1 if cache is None else cache.length * 0 + 1)
+
+
 def louder(forward: Any) -> Any:
     return lambda *given: 2 * forward(*given)
 
@@ -110,6 +115,8 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "another block": lambda model: model.h.insert(1, Skip()),
     "another block's forward": lambda model: setattr(model.h[1], "forward", louder(model.h[1].forward)),
     "another attention": lambda model: setattr(model.h[1].attn, "forward", louder(model.h[1].attn.forward)),
+    "another MLP": lambda model: setattr(model.h[1].mlp, "forward", louder(model.h[1].mlp.forward)),
+    "another model": lambda model: setattr(model, "__class__", Backwards),
     "other hidden states": lambda model: setattr(
         model, "hidden_states", lambda *given, inner=model.hidden_states, **how: inner(*given, **how) + 1
     ),

@@ -196,6 +196,20 @@ def test_nothing_is_said_of_a_dtype_that_was_not_asked_for_or_is_wrong_too(
     assert "but not for" not in found[0]
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_dimension_that_is_wrong_for_one_dtype_is_told_so() -> None:
+    class OverTheBatchOfFloat64(sabotages.LayerNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.dtype != torch.float64:
+                return sabotages.exact(self, x)
+            y = (x - x.mean(0)) / torch.sqrt(x.var(0, correction=0) + self.eps) * self.weight
+            return y if self.bias is None else y + self.bias
+
+    (said, *_) = check(OverTheBatchOfFloat64, ["values", "layouts"]).diagnoses
+    assert said.startswith("normalizes over the wrong dimension: over the batch")
+    assert said.endswith("but not for float32 input")
+
+
 class OfAThousand(sabotages.LayerNorm):
     """As a kernel with too small a block, and bfloat16 by cutting off, as Triton's interpreter has it."""
 

@@ -20,6 +20,7 @@ from minigpt.generation.settings import GenerationSettings
 from minigpt.model import GPT2, Block, KVCache
 from minigpt.model.attention import CausalSelfAttention
 from minigpt.model.company import Text, hidden_states_of_each
+from minigpt.model.mlp import MLP
 from minigpt.model.slots import Slots
 from minigpt.norms.add import has_hooks
 
@@ -99,7 +100,8 @@ class Batch:
         own = [(model.hidden_states, GPT2.hidden_states)]
         own += [(block.forward, Block.forward) for block in blocks]
         own += [(getattr(block, "attn", block).forward, CausalSelfAttention.forward) for block in blocks]
-        is_own = all(getattr(given, "__func__", None) is ours for given, ours in own)
+        own += [(getattr(block, "mlp", block).forward, MLP.forward) for block in blocks]
+        is_own = type(model).read is GPT2.read and all(getattr(given, "__func__", None) is ours for given, ours in own)
         return is_own and model.step is None and not any(map(has_hooks, model.modules()))
 
     def _next_tokens(self) -> list[int]:

@@ -161,7 +161,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         position_ids: Int[Tensor, "rows seq"] | None,
         past: int,
     ) -> tuple[Float[Tensor, "batch seq embd"], Tensor | None]:
-        """The embeddings with their positions additive_mask, and the mask for our attention."""
+        """The embeddings with their positions added, and the mask for our attention."""
         body, (batch, seq) = self.transformer, x.shape[:2]
         padding = None if is_ready else padding_mask(attention_mask, None, batch, past, seq)  # (B, S) or None
         if position_ids is None:

@@ -123,7 +123,8 @@ def _places(module: nn.Module, shape: tuple[int, ...], bias: bool) -> Places:
         if role in places:
             _require_shape(module, what, places[role][0], shape)
         elif role == "weight" or bias:
-            buffers = [name for name, _ in module.named_buffers() if name.rpartition(".")[2] in known]
+            buffers = [name for name, buffer in module.named_buffers()
+                       if name.rpartition(".")[2] in known and buffer.shape == shape]  # fmt: skip
             missing = f"has no {what} under any of the names {', '.join(known)}"
             held = f"holds its {what}, {', '.join(buffers)}, as a buffer, and not as a Parameter"
             raise NormError(f"{title(module)} {held if buffers else missing}, so the model's would be lost")

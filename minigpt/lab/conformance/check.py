@@ -9,7 +9,7 @@ import torch
 from minigpt.errors import NormError
 from minigpt.lab.conformance.behaviour import BEHAVIOUR_CASES
 from minigpt.lab.conformance.case import Case
-from minigpt.lab.conformance.compiling import COMPILE_CASES, best_backend
+from minigpt.lab.conformance.compiling import COMPILE_CASES, always_compiling, best_backend
 from minigpt.lab.conformance.diagnosis import diagnoses
 from minigpt.lab.conformance.gradients import GRADIENT_CASES
 from minigpt.lab.conformance.layouts import LAYOUT_CASES
@@ -59,7 +59,7 @@ def check_norm(
     groups = list(dict.fromkeys(case.group for case in chosen))
     begin = Steps(progress, total=len(groups) + 1)
     subject = Subject(norm, device, seed=seed, compile_backend=compile_backend or best_backend(device))
-    with full_products(), warnings.catch_warnings():
+    with full_products(), always_compiling(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a variance over a row of one number warns, and is asked for here
         subject.require_judgeable()
         results = []

@@ -1,9 +1,10 @@
 """Cases of torch.compile: the compiled norm equals the eager one, forward and backward."""
 
+import contextlib
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from minigpt.lab.conformance.subject import Subject
 from minigpt.lab.conformance.truth import gradient_truth
 
 WIDTH = 768
+UNLIMITED = 10**6
 
 
 def best_backend(device: torch.device) -> str:
@@ -23,6 +25,15 @@ def best_backend(device: torch.device) -> str:
         compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
         return "inductor" if any(map(shutil.which, compilers)) else "aot_eager"
     return "inductor" if importlib.util.find_spec("triton") else "aot_eager"
+
+
+@contextlib.contextmanager
+def always_compiling() -> Iterator[None]:
+    """A norm that compiles itself is never run eagerly, however many widths and dtypes it has been compiled for."""
+    from torch._dynamo import config
+
+    with config.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED):
+        yield
 
 
 @case(

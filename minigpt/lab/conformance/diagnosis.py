@@ -71,7 +71,7 @@ def diagnoses(subject: Subject, results: Sequence[CaseResult]) -> list[str]:
     if unsteady := _by_symptom(UNSTEADY, failures):  # what is no function of its input has no formula
         return unsteady
     asked = [name in right for name in (*failures, *right) if name.startswith("float32, ")]
-    found = _by_probing(Probe(subject), float32_is_right=bool(asked) and all(asked))
+    found = _by_probing(Probe(subject), bool(asked) and all(asked), "3-D input" in right)
     if not found:  # a wrong formula may amplify rounding, which compiling may well do elsewhere
         found += _by_symptom(COMPILED, failures) or _uncompiled(failures)
     if not any(said.startswith(MISPLACED) for said in found):  # over its batch, say
@@ -81,11 +81,14 @@ def diagnoses(subject: Subject, results: Sequence[CaseResult]) -> list[str]:
     return found or [f"no mistake known by name; the first case that fails is {next(iter(failures))!r}"]
 
 
-def _by_probing(probe: Probe, float32_is_right: bool) -> list[str]:
-    """The formula, from the outside in: one mistake can hide those behind it, so each look needs the ones before."""
+def _by_probing(probe: Probe, float32_is_right: bool, layout_is_right: bool) -> list[str]:
+    """The formula, from the outside in: one mistake can hide those behind it, so each look needs the ones before.
+
+    What is told of float32 is told of rows; over which dimensions it normalizes, of inputs of three.
+    """
     but = ", but not for float32 input" if float32_is_right and probe.dtype == torch.float64 else ""
     formula, others = _formula(probe)
-    return [said if said.startswith(MISPLACED) else said + but for said in formula] + others
+    return [said + but * (layout_is_right or not said.startswith(MISPLACED)) for said in formula] + others
 
 
 def _formula(probe: Probe) -> tuple[list[str], list[str]]:

@@ -1,6 +1,5 @@
 """The norm under check: built at any width and dtype, with weights that hide nothing."""
 
-import sys
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -119,8 +118,6 @@ class Subject:
         Raises:
             NormError: it cannot be built.
         """
-        if "torch._dynamo" in sys.modules:  # a norm that compiles itself would run eagerly beyond its recompilations
-            torch.compiler.reset()
         module: Any = self._built(shape, eps, bias)
         sizes = (shape,) if isinstance(shape, int) else shape
         scale, shift = weights(torch.Size(sizes).numel(), self.generator)
