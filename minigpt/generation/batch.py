@@ -17,12 +17,9 @@ from minigpt.generation.processors import Situation, warp_by
 from minigpt.generation.reading import Reading, readings
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
-from minigpt.model import GPT2, Block, KVCache
-from minigpt.model.attention import CausalSelfAttention
-from minigpt.model.company import Text, hidden_states_of_each
-from minigpt.model.mlp import MLP
+from minigpt.model import GPT2, KVCache
 from minigpt.model.slots import Slots
-from minigpt.norms.add import has_hooks
+from minigpt.model.together import Text, hidden_states_of_each, reads_together
 
 NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
 NO_TOKEN_LEFT = "the settings exclude every token there is; permit some, or ask for fewer tokens"
@@ -95,14 +92,8 @@ class Batch:
 
     @property
     def takes_company(self) -> bool:
-        """Whether texts of several shapes may be read in one forward: the model and its blocks are all our own."""
-        model, blocks = self.model, list(self.model.h)
-        own = [(model.hidden_states, GPT2.hidden_states)]
-        own += [(block.forward, Block.forward) for block in blocks]
-        own += [(getattr(block, "attn", block).forward, CausalSelfAttention.forward) for block in blocks]
-        own += [(getattr(block, "mlp", block).forward, MLP.forward) for block in blocks]
-        is_own = type(model).read is GPT2.read and all(getattr(given, "__func__", None) is ours for given, ours in own)
-        return is_own and model.step is None and not any(map(has_hooks, model.modules()))
+        """Whether new texts may be read in one forward with the tokens of the others."""
+        return reads_together(self.model)
 
     def _next_tokens(self) -> list[int]:
         return next_tokens(self.logits, self.rows, self.settings)

@@ -120,7 +120,7 @@ class GPT2(nn.Module):
     ) -> Float[Tensor, "batch seq embd"]:
         """The residual stream (B, T, C) after the last block and the last norm; arguments and errors as ``forward``.
 
-        ``company.hidden_states_of_each`` is the same for several texts at once.
+        ``together.hidden_states_of_each`` is the same for several texts at once.
         """
         x, padding = self.embedded(input_ids, attention_mask, position_ids, cache)
         past, seq = 0 if cache is None else cache.length, x.shape[1]

@@ -13,7 +13,8 @@ from minigpt.generation.batch import Batch
 from minigpt.generation.decode import rows_of, written
 from minigpt.generation.settings import GenerationSettings
 from minigpt.model import KVCache
-from minigpt.model.company import Company, Text, hidden_states_of_each
+from minigpt.model.company import Company
+from minigpt.model.together import Text, hidden_states_of_each
 
 
 def begun(model: minigpt.GPT2, batch: int, past: int, room: int) -> KVCache:

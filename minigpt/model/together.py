@@ -1,0 +1,50 @@
+"""Texts of several shapes in one forward: the weights are read once for all, and each text attends to itself alone.
+
+N tokens in all, C embedding.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from minigpt.model.attention import CausalSelfAttention
+from minigpt.model.cache import KVCache
+from minigpt.model.company import Company
+from minigpt.model.gpt2 import GPT2, Block
+from minigpt.model.mlp import MLP
+from minigpt.norms.add import has_hooks
+
+
+class Text(NamedTuple):
+    """Rows of one shape that are read into a cache of their own; as ``GPT2.forward`` takes them."""
+
+    input_ids: Int[Tensor, "batch seq"]
+    attention_mask: Tensor | None
+    cache: KVCache
+
+
+def hidden_states_of_each(model: GPT2, texts: list[Text]) -> list[Float[Tensor, "batch seq embd"]]:
+    """``GPT2.hidden_states`` of each text; arguments and errors are the same."""
+    embedded = [model.embedded(ids, mask, None, cache) for ids, mask, cache in texts]
+    shapes = [x.shape[:2] for x, _ in embedded]
+    masks = [model.mask(padding, text.cache.length, x.shape[1], x)
+             for text, (x, padding) in zip(texts, embedded, strict=True)]  # fmt: skip
+    company = Company(shapes, masks, [text.cache for text in texts])
+    together = torch.cat([x.flatten(0, 1) for x, _ in embedded])[None]  # (1, N, C)
+    x = model.read(together, None, company)
+    for text, (_, padding) in zip(texts, embedded, strict=True):
+        text.cache.advance(text.input_ids.shape[1], padding)
+    return company.apart(x)
+
+
+def reads_together(model: GPT2) -> bool:
+    """Whether ``hidden_states_of_each`` is for this model: whatever sees the tokens is our own, and nobody watches."""
+    blocks = list(model.h)
+    own = [(model.hidden_states, GPT2.hidden_states)]
+    own += [(block.forward, Block.forward) for block in blocks]
+    own += [(getattr(block, "attn", block).forward, CausalSelfAttention.forward) for block in blocks]
+    own += [(getattr(block, "mlp", block).forward, MLP.forward) for block in blocks]
+    is_own = type(model).read is GPT2.read and all(getattr(given, "__func__", None) is ours for given, ours in own)
+    return is_own and model.step is None and not any(map(has_hooks, model.modules()))
