@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import minigpt
+from minigpt.model.conv1d import Conv1D
 from minigpt.model.product import HAS_ONEDNN
 
 SMALL = {
@@ -84,6 +85,19 @@ def left_padding(lengths: Iterable[int], total: int, device: torch.device | str 
 def true_positions(mask: Tensor) -> Tensor:
     """position_ids as transformers' own ``generate`` makes them of a mask; on padding they are not compared."""
     return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+class LouderConv1D(Conv1D):
+    """An affine layer of somebody's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def make_louder(module: Any) -> None:
+    """Give it a forward of its own, as those do who patch a model."""
+    inner = module.forward
+    module.forward = lambda *given: 2 * inner(*given)
 
 
 def rms(x: Tensor) -> float:

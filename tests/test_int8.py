@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import reference, saved
-from helpers import assert_same_bits, assert_within, random_ids, rms, small_model
+from helpers import LouderConv1D, assert_same_bits, assert_within, make_louder, random_ids, rms, small_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -167,22 +167,12 @@ def test_parity_shows_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(site["local_error"] < 1e-6 for site in shares), "the norms are exact"
 
 
-class Louder(Conv1D):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 2 * super().forward(x)
-
-
-def louder_itself(layer: Any) -> None:
-    inner = layer.forward
-    layer.forward = lambda x: 2 * inner(x)
-
-
 @pytest.mark.parametrize(
     "change",
     [
         lambda layer: layer.register_forward_hook(lambda module, given, y: y * 0),
-        lambda layer: setattr(layer, "__class__", Louder),
-        louder_itself,
+        lambda layer: setattr(layer, "__class__", LouderConv1D),
+        make_louder,
     ],
     ids=["watched", "of another class", "with a forward of its own"],
 )

@@ -16,8 +16,8 @@ from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.step import Step
 from minigpt.model import GPT2
+from minigpt.model.plain import is_watched
 from minigpt.norms.adapt import is_ours
-from minigpt.norms.add import has_hooks
 
 WORTH_A_GRAPH = 8  # new tokens; to record one costs about as much as a few steps
 ALIGNED = 8  # columns of which the room is a multiple, so that kernels of attention can read a mask as it lies
@@ -131,7 +131,6 @@ class StaticBatch(Batch):
 def is_static(model: GPT2, settings: GenerationSettings) -> bool:
     """Whether every step is the same: on CUDA, by norms that we know, nobody watching, and no text to look back at."""
     kept = settings.output_scores or settings.output_logprobs
-    watched = any(map(has_hooks, model.modules()))
     known = all(is_ours(type(model.get_submodule(site))) for site in model.norm_sites())
     casting = torch.is_autocast_enabled(model.wte.weight.device.type)  # which keeps copies of weights of its own
     recorded = model.step is not None and model.step.has_graphs
@@ -139,7 +138,7 @@ def is_static(model: GPT2, settings: GenerationSettings) -> bool:
         model.wte.weight.is_cuda
         and settings.use_cache
         and known
-        and not (model.training or watched or casting or recorded or kept or settings.depends_on_tokens)
+        and not (model.training or is_watched(model) or casting or recorded or kept or settings.depends_on_tokens)
     )
 
 

@@ -13,6 +13,7 @@ from minigpt.errors import ConfigError
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.model.mlp import MLP, gelu_tanh, unchanged
+from minigpt.model.plain import is_plain
 from minigpt.model.product import HAS_ONEDNN, linear_pointwise
 from minigpt.norms.add import has_hooks
 
@@ -172,11 +173,11 @@ def affine_layers(model: GPT2) -> list[str]:
 
     Names and no more, so that each layer can be let go when another takes its place.
     """
-    return [name for name, module in model.named_modules() if isinstance(module, Conv1D) and _is_plain(module)]
-
-
-def _is_plain(layer: Conv1D) -> bool:
-    return getattr(layer.forward, "__func__", None) is Conv1D.forward and not has_hooks(layer)
+    return [
+        name
+        for name, module in model.named_modules()
+        if is_plain(module.forward, Conv1D.forward) and not has_hooks(module)
+    ]
 
 
 def require_free_layout(model: GPT2) -> None:

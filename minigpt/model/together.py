@@ -3,7 +3,7 @@
 N tokens in all, C embedding.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +14,7 @@ from minigpt.model.cache import KVCache
 from minigpt.model.company import Company
 from minigpt.model.gpt2 import GPT2, Block
 from minigpt.model.mlp import MLP
-from minigpt.norms.add import has_hooks
+from minigpt.model.plain import is_plain, is_watched
 
 
 class Text(NamedTuple):
@@ -41,10 +41,13 @@ def hidden_states_of_each(model: GPT2, texts: list[Text]) -> list[Float[Tensor, 
 
 def reads_together(model: GPT2) -> bool:
     """Whether ``hidden_states_of_each`` is for this model: whatever sees the tokens is our own, and nobody watches."""
-    blocks = list(model.h)
-    own = [(model.hidden_states, GPT2.hidden_states)]
-    own += [(block.forward, Block.forward) for block in blocks]
-    own += [(getattr(block, "attn", block).forward, CausalSelfAttention.forward) for block in blocks]
-    own += [(getattr(block, "mlp", block).forward, MLP.forward) for block in blocks]
-    is_own = type(model).read is GPT2.read and all(getattr(given, "__func__", None) is ours for given, ours in own)
-    return is_own and model.step is None and not any(map(has_hooks, model.modules()))
+    blocks: Any = model.h
+    return (
+        model.step is None
+        and type(model).read is GPT2.read
+        and is_plain(model.hidden_states, GPT2.hidden_states)
+        and all(is_plain(block.forward, Block.forward) for block in blocks)
+        and all(is_plain(block.attn.forward, CausalSelfAttention.forward) for block in blocks)
+        and all(is_plain(block.mlp.forward, MLP.forward) for block in blocks)
+        and not is_watched(model)
+    )

@@ -1,0 +1,17 @@
+"""Is it still as it was made? Only then may its work be done in another way, past what others have put there."""
+
+from typing import Any
+
+from torch import nn
+
+from minigpt.norms.add import has_hooks
+
+
+def is_plain(method: Any, function: Any) -> bool:
+    """Whether a bound method is ``function``: no subclass's, and none that somebody has put in its place."""
+    return getattr(method, "__func__", None) is function
+
+
+def is_watched(model: nn.Module) -> bool:
+    """Whether hooks wait for the call of any of its modules."""
+    return any(map(has_hooks, model.modules()))
