@@ -25,7 +25,7 @@ def test_limits_are_numbers_or_percent() -> None:
     "text", ["", "kl", "kl=", "=1", "kl=1,,", "kl=1,kl=2", "speed=1", "kl=-1", "kl=inf", "kl=nan", "kl=1%%", "KL=1"]
 )
 def test_what_cannot_be_read_is_named(text: str) -> None:
-    with pytest.raises(minigpt.MiniGPTError, match="in the budget; "):
+    with pytest.raises(minigpt.ConfigError, match="in the budget; "):
         parse_budget(text)
 
 

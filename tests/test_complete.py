@@ -165,8 +165,10 @@ class Bare:
 
 
 def test_a_tokenizer_need_have_no_end() -> None:
-    pieces = stream(MODEL, Bare(), "the dog", max_new_tokens=4)  # type: ignore[arg-type]
+    pieces = stream(MODEL, Bare(), "the dog", max_new_tokens=4)
     assert list(pieces) == list(stream(MODEL, TOKENIZER, "the dog", max_new_tokens=4))
+    with pytest.raises(GenerationError, match="the prompt is empty, and the tokenizer has no end-of-text token"):
+        stream(MODEL, Bare(), "", max_new_tokens=4)
 
 
 def test_chances_are_drawn_as_they_are_needed_and_are_those_of_the_seed() -> None:

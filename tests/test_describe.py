@@ -104,6 +104,13 @@ def test_a_folder_of_nothing(tmp_path: Path) -> None:
     assert describe(tmp_path)["refused"] == [f"{tmp_path} has no config.json and no model.safetensors"]
 
 
+def test_a_file_of_no_tensors(tmp_path: Path) -> None:
+    edit_tensors(saved(reference(), tmp_path), lambda tensors: {})
+    missing, nothing = describe(tmp_path)["refused"]
+    assert "does not hold this model's tensors: missing h.0.attn.c_attn.bias" in missing
+    assert nothing.endswith("holds no tensors")
+
+
 def test_nan_and_infinity_are_named(tmp_path: Path) -> None:
     def spoil(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         tensors["transformer.h.1.ln_2.bias"][3] = torch.nan

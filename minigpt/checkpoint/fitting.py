@@ -69,9 +69,11 @@ def only_dtype(tensors: Mapping[str, Tensor], place: Path) -> torch.dtype:
     """The dtype that all have.
 
     Raises:
-        CheckpointError: they have several.
+        CheckpointError: they have several, or there are none.
     """
     dtypes = {tensor.dtype for tensor in tensors.values()}
+    if not dtypes:
+        raise CheckpointError(f"{place} holds no tensors")
     if len(dtypes) > 1:
         names = ", ".join(sorted(map(dtype_name, dtypes)))
         raise CheckpointError(f"{place} holds tensors of {names}; name the dtype to compute in, such as float32")

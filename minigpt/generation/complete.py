@@ -70,8 +70,9 @@ def complete(
         settings: as ``generate`` takes them.
 
     Raises:
-        GenerationError: at the call, before any work: settings that cannot be, one text for all prompts, or a prompt,
-            named by its number, that has no tokens, foreign ones or too many.
+        ConfigError: at the call: the model is no GPT2, or has no values.
+        GenerationError: at the call: settings that cannot be, one text for all prompts, or a prompt, named by its
+            number, that has no tokens, foreign ones or too many. And later, as ``generate``.
     """
     chosen = parse_settings(**settings)
     if batch_size < 1:

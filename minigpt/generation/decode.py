@@ -51,15 +51,20 @@ def generate(
             pad_token_id; generation ends when all have. With output_scores or output_logprobs, a ``Generated``.
 
     Raises:
-        GenerationError: a setting is out of range, a prompt is empty or padded on the right, an id is outside the
-            vocabulary, or prompt and new tokens together exceed the context. Nothing has been computed then.
+        ConfigError: the model is no GPT2, or has no values.
+        GenerationError: before anything is computed: a setting is out of range, a prompt is empty or padded on the
+            right, an id is outside the vocabulary, or prompt and new tokens together exceed the context. And later:
+            the logits are NaN, or the settings exclude every token.
     """
     chosen = parse_settings(**settings)
     if chosen.stop_texts and tokenizer is None:
         raise GenerationError("stop_strings need the tokenizer as well, to see the text that is being written")
     require_fits(model, input_ids, attention_mask, chosen)
-    codec = known_codec(tokenizer) if chosen.stop_texts else None
-    rows = rows_of(model, _without_padding(input_ids, attention_mask), chosen, codec)
+    if chosen.stop_texts:
+        require_codec(tokenizer)
+    rows = rows_of(
+        model, _without_padding(input_ids, attention_mask), chosen, tokenizer if chosen.stop_texts else None
+    )
     for _ in written(model, rows, chosen, len(rows)):
         pass
     new = _new_ids(rows, chosen.fill_id(model.config), input_ids)  # (B * N, new)
@@ -76,7 +81,8 @@ def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Any) -> I
     prompt starts from end-of-text, as a new document does.
 
     Raises:
-        GenerationError: as ``generate``, at the call and not at the first piece.
+        ConfigError, GenerationError: as ``generate``; what can be told before anything is computed, at the call and
+            not at the first piece.
     """
     chosen = parse_settings(**settings)
     if chosen.num_return_sequences > 1:
@@ -92,23 +98,24 @@ def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:
     Raises:
         GenerationError: the prompt is empty and the vocabulary has no end-of-text, or the tokenizer is somebody else's.
     """
-    ids = known_codec(tokenizer).encode(prompt)
+    require_codec(tokenizer)
+    ids = tokenizer.encode(prompt)
     if ids:
         return ids
-    if tokenizer.end_of_text_id is None:
+    end = getattr(tokenizer, "end_of_text_id", None)
+    if end is None:
         raise GenerationError("the prompt is empty, and the tokenizer has no end-of-text token to start from")
-    return [tokenizer.end_of_text_id]
+    return [end]
 
 
-def known_codec(tokenizer: Any) -> TextCodec:
-    """The tokenizer, if it is one like ours.
+def require_codec(tokenizer: object) -> None:
+    """Refuse a tokenizer that is not like ours.
 
     Raises:
         GenerationError: it is another, such as transformers' own, which cannot tell the bytes of a token.
     """
     if not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode_bytes")):
         raise GenerationError(f"the tokenizer is a {type(tokenizer).__name__}; take minigpt.Tokenizer.from_pretrained")
-    return tokenizer
 
 
 def rows_of(

@@ -15,10 +15,7 @@ AT_ONCE = 1024  # random numbers: a text may end long before the last that it mi
 
 
 class TextCodec(Protocol):
-    """What text generation asks of a tokenizer."""
-
-    @property
-    def end_of_text_id(self) -> int | None: ...
+    """What text generation asks of a tokenizer. An empty prompt needs its ``end_of_text_id`` too."""
 
     def encode(self, text: str) -> list[int]: ...
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from minigpt.errors import MiniGPTError
+from minigpt.errors import ConfigError
 from minigpt.lab.report import BudgetLine, ParityReport
 
 QUANTITIES: dict[str, Callable[[ParityReport], float]] = {
@@ -24,13 +24,13 @@ def parse_budget(text: str) -> dict[str, float]:
     error of the logits. ratio: RMS error over the noise floor.
 
     Raises:
-        MiniGPTError: it cannot be parsed; the message names the part and what there is.
+        ConfigError: it cannot be parsed; the message names the part and what there is.
     """
     limits: dict[str, float] = {}
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if name not in QUANTITIES or not equals or name in limits:
-            raise MiniGPTError(f"cannot read {part!r} in the budget; write name=limit, with {', '.join(QUANTITIES)}")
+            raise ConfigError(f"cannot read {part!r} in the budget; write name=limit, with {', '.join(QUANTITIES)}")
         limits[name] = _limit(value, part)
     return limits
 
@@ -46,7 +46,5 @@ def _limit(value: str, part: str) -> float:
     except ValueError:
         limit = -1.0
     if not 0 <= limit < float("inf"):
-        raise MiniGPTError(
-            f"cannot read {part!r} in the budget; a limit is a number of 0 or more, such as 1e-6 or 0.01%"
-        )
+        raise ConfigError(f"cannot read {part!r} in the budget; a limit is a number of 0 or more, such as 1e-6 or 0.01%")
     return limit
