@@ -1,5 +1,8 @@
 """What can be wrong with what a user gives us. Every message is one sentence: the thing, and the way out."""
 
+from collections.abc import Iterable
+
+MOST_NAMES = 8  # in one message
 RAISED = (Exception, SystemExit)  # what somebody else's code may raise; whether the program ends is not its to say
 
 
@@ -24,3 +27,11 @@ class NormError(MiniGPTError):
 
 class GenerationError(MiniGPTError):
     """Tokens or settings that cannot be generated from."""
+
+
+def listing(names: Iterable[str]) -> str:
+    """For a message: "a, b and 3 more"."""
+    shown = (name[:96] for name in names)
+    names = sorted(name if name.isprintable() else repr(name) for name in shown)  # a damaged file's may not be
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more

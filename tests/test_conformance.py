@@ -252,7 +252,7 @@ def test_what_cannot_be_judged_says_why(norm: type[nn.Module] | str, said: str) 
 def test_bad_requests_are_refused() -> None:
     with pytest.raises(NormError, match="no case matches 'shapes'; the groups of cases are widths, rows, values"):
         check("fused", "shapes")
-    with pytest.raises(NormError, match="meta device"):
+    with pytest.raises(ConfigError, match="device 'meta' holds shapes and no values"):
         check_norm("fused", device="meta")
     with pytest.raises(ConfigError, match="unknown device 'abacus'"):
         check_norm("fused", device="abacus")

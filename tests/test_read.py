@@ -15,7 +15,8 @@ from torch import Tensor
 
 import minigpt
 from minigpt import CheckpointError
-from minigpt.checkpoint.read import listing, read_tensors
+from minigpt.checkpoint.read import read_tensors
+from minigpt.errors import listing
 
 SMALLEST = {"vocab_size": 5, "n_positions": 4, "n_embd": 4, "n_layer": 1, "n_head": 1}
 

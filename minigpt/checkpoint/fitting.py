@@ -6,9 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from minigpt.checkpoint.read import listing
 from minigpt.config import GPT2Config
-from minigpt.errors import CheckpointError
+from minigpt.errors import CheckpointError, listing
 from minigpt.placement import DTYPES, dtype_name
 
 

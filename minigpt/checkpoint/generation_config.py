@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.checkpoint.files import GENERATION_CONFIG, folder_of
-from minigpt.checkpoint.locate import locate
 from minigpt.errors import CheckpointError
 from minigpt.json_file import read_object
 
@@ -18,18 +17,16 @@ OFF: dict[str, Any] = {  # what the format writes for "not at all"
 }  # fmt: skip
 
 
-def read_generation_config(
-    source: str | Path = "demo", *, revision: str | None = None, local_files_only: bool = False
-) -> dict[str, Any]:
-    """The settings beside a checkpoint's weights, by name; none where there is no such file.
+def read_generation_config(place: Path) -> dict[str, Any]:
+    """The settings beside a checkpoint's weights, by name; none where there is no such file. ``place`` is as located.
 
     What says nothing about what to write is left out, and so is what is null or off. Whether the names and values are
     settings is for ``GenerationSettings`` to judge.
 
     Raises:
-        CheckpointError: the source cannot be found, or the file is too large, no JSON object, or names one thing twice.
+        CheckpointError: the file is too large, no JSON object, or names one thing twice.
     """
-    path = folder_of(locate(source, revision=revision, local_files_only=local_files_only)) / GENERATION_CONFIG
+    path = folder_of(place) / GENERATION_CONFIG
     if not path.is_file():
         return {}
     return {

@@ -1,13 +1,12 @@
 """Checkpoint files -> tensors. Files are mapped into memory, not read; nothing in them is executed."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from torch import Tensor
 
 from minigpt.checkpoint.containers import READERS, Contents
 from minigpt.checkpoint.files import weight_files
-from minigpt.errors import CheckpointError
+from minigpt.errors import CheckpointError, listing
 
 
 def read_tensors(place: Path) -> dict[str, Tensor]:
@@ -36,11 +35,3 @@ def read_contents(place: Path) -> Contents:
     if misplaced:
         raise CheckpointError(f"{place}: the index and the shards disagree about {listing(misplaced)}")
     return Contents({name: tensor for name, (_, tensor) in tensors.items()})
-
-
-def listing(names: Iterable[str], most: int = 8) -> str:
-    """ "a, b and 3 more"."""
-    shown = (name[:96] for name in names)
-    names = sorted(name if name.isprintable() else repr(name) for name in shown)  # a damaged file's may not be
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

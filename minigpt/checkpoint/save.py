@@ -16,9 +16,8 @@ from minigpt.checkpoint.atomic import replacing
 from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, INDEX, SAFETENSORS
 from minigpt.checkpoint.fitting import misfits
 from minigpt.checkpoint.pretrained import norm_parameters
-from minigpt.checkpoint.read import listing
 from minigpt.checkpoint.translate import PREFIX
-from minigpt.errors import CheckpointError
+from minigpt.errors import CheckpointError, listing
 from minigpt.model import GPT2, require_gpt2
 from minigpt.placement import dtype_name
 
@@ -76,14 +75,23 @@ def save_pretrained(
         raise CheckpointError(f"cannot save to {directory}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_shard_bytes: int) -> None:
-    require_gpt2(model)
-    if model.wte.weight.is_meta:
-        raise CheckpointError("a model on the meta device has shapes only, and no values to save")
+def require_unquantized(model: GPT2) -> None:
+    """Refuse to save weights in eight bits.
+
+    Raises:
+        CheckpointError: a checkpoint has no place for them.
+    """
     if model.quantize is not None:
         raise CheckpointError(
             f"a checkpoint has no place for {model.quantize} weights; keep the one they were made from"
         )
+
+
+def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_shard_bytes: int) -> None:
+    require_gpt2(model)
+    if model.wte.weight.is_meta:
+        raise CheckpointError("a model on the meta device has shapes only, and no values to save")
+    require_unquantized(model)
     if not str(directory):
         raise CheckpointError("there is no name of a directory to save to; '.' is the one that you are in")
     if Path(directory).expanduser().is_file():

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint.formats import Format, recognise
-from minigpt.checkpoint.read import listing
 from minigpt.config import GPT2Config
-from minigpt.errors import CheckpointError
+from minigpt.errors import CheckpointError, listing
 
 PREFIX = "transformer."  # of a GPT2LMHeadModel's file; a GPT2Model's has none
 

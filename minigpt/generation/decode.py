@@ -62,9 +62,7 @@ def generate(
     require_fits(model, input_ids, attention_mask, chosen)
     if chosen.stop_texts:
         require_codec(tokenizer)
-    rows = rows_of(
-        model, _without_padding(input_ids, attention_mask), chosen, tokenizer if chosen.stop_texts else None
-    )
+    rows = rows_of(model, _without_padding(input_ids, attention_mask), chosen, tokenizer if chosen.stop_texts else None)
     for _ in written(model, rows, chosen, len(rows)):
         pass
     new = _new_ids(rows, chosen.fill_id(model.config), input_ids)  # (B * N, new)

@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D as TheirConv1D
 from transformers.utils.generic import can_return_tuple
 
 from minigpt import norms
+from minigpt.checkpoint.save import require_unquantized
 from minigpt.errors import ConfigError, GenerationError, NormError
 from minigpt.hf.cache import BorrowedCache
 from minigpt.hf.config import Choice, FolderConfig, choice, config_of, shape_of
@@ -200,12 +201,10 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         """As transformers' own.
 
         Raises:
-            ConfigError: the weights are in eight bits, for which a checkpoint has no place.
+            CheckpointError: the weights are in eight bits, for which a checkpoint has no place.
             NormError: the norms are not those that the config names, so that another model would be loaded.
         """
-        if self.transformer.quantize is not None:
-            quantized = self.transformer.quantize
-            raise ConfigError(f"a checkpoint has no place for {quantized} weights; keep the one they were made from")
+        require_unquantized(self.transformer)
         for site, (classes, saved) in _kinds(self.transformer).items():
             classes_of_config, saved_of_config = self._norms_of_config[site]
             if classes != classes_of_config:

@@ -46,5 +46,7 @@ def _limit(value: str, part: str) -> float:
     except ValueError:
         limit = -1.0
     if not 0 <= limit < float("inf"):
-        raise ConfigError(f"cannot read {part!r} in the budget; a limit is a number of 0 or more, such as 1e-6 or 0.01%")
+        raise ConfigError(
+            f"cannot read {part!r} in the budget; a limit is a number of 0 or more, such as 1e-6 or 0.01%"
+        )
     return limit

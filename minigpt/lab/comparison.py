@@ -9,6 +9,7 @@ from rich.text import Text
 
 from minigpt.lab.numerals import brief, percent, precise, times
 from minigpt.lab.reading import Reading, differing_conditions
+from minigpt.lab.summary import verdict
 
 
 def comparison_summary(a: dict[str, Any], b: dict[str, Any]) -> RenderableType:
@@ -29,11 +30,12 @@ def comparison_summary(a: dict[str, Any], b: dict[str, Any]) -> RenderableType:
 def _verdicts(*readings: Reading) -> Text:
     lines = []
     for reading in readings:
-        passed = reading["verdict"].value == "pass"
-        line = Text(f"{reading.label}  ")
-        line.append("PASS" if passed else "FAIL", style="bold green" if passed else "bold red")
-        line.append(f"  {reading['model'].text} with {reading['norm'].text}: {reading['dtype'].text}")
-        lines += [line, *(Text(f"   {reason.text}") for reason in reading["reasons"])]
+        about = f"{reading['model'].text} with {reading['norm'].text}: {reading['dtype'].text}"
+        said = verdict(reading["verdict"].value == "pass", about)
+        lines += [
+            Text.assemble(f"{reading.label}  ", said),
+            *(Text(f"   {reason.text}") for reason in reading["reasons"]),
+        ]
     return Text("\n").join(lines)
 
 

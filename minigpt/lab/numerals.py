@@ -3,10 +3,12 @@
 import math
 
 
-def brief(x: float, digits: int = 3) -> str:
-    """``digits`` significant digits: 0, 0.0123, 12.0, 12,345, 1.23e-7."""
-    if x == 0 or not math.isfinite(x):
-        return "0" if x == 0 else "not finite"
+def brief(x: float | None, digits: int = 3) -> str:
+    """``digits`` significant digits: 0, 0.0123, 12.0, 12,345, 1.23e-7; None is a number that is not finite."""
+    if x is None or not math.isfinite(x):
+        return "not finite"
+    if x == 0:
+        return "0"
     if 1e-3 <= abs(x) < 1e6:
         return f"{x:,.0f}" if abs(x) >= 10**digits - 0.5 else f"{x:#.{digits}g}".rstrip(".")
     mantissa, exponent = f"{x:.{digits - 1}e}".split("e")

@@ -1,5 +1,6 @@
 """Is it still the same model? A GPT-2 with its norms swapped, against transformers on the same weights."""
 
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def parity(
         notes=contest.notes,
         **found,
     )
-    return report if limits is None else report.under_budget(spend(report, limits))
+    return report if limits is None else dataclasses.replace(report, budget=spend(report, limits))
 
 
 class _Run:

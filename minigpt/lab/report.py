@@ -275,10 +275,6 @@ class ParityReport:
             before, after = self.perplexity.reference, self.perplexity.candidate
         return abs(after / before - 1)
 
-    def under_budget(self, lines: list[BudgetLine]) -> "ParityReport":
-        """This report, judged by a budget."""
-        return dataclasses.replace(self, budget=lines)
-
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON's own types; a number that is not finite is null."""
         verdict = {"verdict": "pass" if self.passed else "fail", "reasons": self.reasons}

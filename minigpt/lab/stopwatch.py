@@ -1,7 +1,9 @@
 """How long something takes: by the wall's clock, by a GPU's own, and beside something else."""
 
+import dataclasses
+import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -10,6 +12,21 @@ HEAD_START = 2_000_000  # cycles of a GPU, about a millisecond
 
 Who = TypeVar("Who")
 Told = TypeVar("Told")
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """The median of several times, and their 20th and 80th percentiles."""
+
+    median: float
+    p20: float
+    p80: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        ordered = sorted(values)
+        last = len(ordered) - 1
+        return cls(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)])
 
 
 def in_turns(contestants: Mapping[Who, Callable[[], Told]], rounds: Iterable[object]) -> dict[Who, list[Told]]:

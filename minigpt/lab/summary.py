@@ -14,14 +14,18 @@ MOST_SITES = 5
 
 def parity_summary(report: ParityReport) -> RenderableType:
     """The verdict with its reasons, the figures, and the norm sites that are furthest off."""
-    verdict = Text("PASS" if report.passed else "FAIL", style="bold green" if report.passed else "bold red")
-    verdict.append(
-        f"  {report.model} with {report.norm} at {', '.join(report.sites)}: {report.dtype}, {report.attention}, "
-        f"{report.device}, {report.prompts}",
-        style="not bold default",
+    about = (
+        f"{report.model} with {report.norm} at {', '.join(report.sites)}: {report.dtype}, {report.attention}, "
+        f"{report.device}, {report.prompts}"
     )
     reasons = [Text(f"  {sentence}") for sentence in (*report.reasons, *report.notes)]
-    return Group(verdict, *reasons, _figures(report), _worst_sites(report.norm_sites))
+    return Group(verdict(report.passed, about), *reasons, _figures(report), _worst_sites(report.norm_sites))
+
+
+def verdict(passed: bool, about: str) -> Text:
+    """PASS or FAIL, and of what."""
+    said = Text("PASS" if passed else "FAIL", style="bold green" if passed else "bold red")
+    return said.append(f"  {about}", style="not bold default")
 
 
 def _figures(report: ParityReport) -> Table:

@@ -4,7 +4,7 @@ from minigpt.model.cache import KVCache
 from minigpt.model.calibrate import calibrate
 from minigpt.model.compiled import compile_steps
 from minigpt.model.fold import fold_norms
-from minigpt.model.gpt2 import GPT2, Block, require_gpt2
+from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.model.inputs import require_ids, require_known
 from minigpt.model.int8 import quantize_int8
 from minigpt.model.layout import lay_out
@@ -12,7 +12,6 @@ from minigpt.model.swap import match_sites, swap_norms
 
 __all__ = [
     "GPT2",
-    "Block",
     "KVCache",
     "calibrate",
     "compile_steps",

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from minigpt.errors import RAISED, NormError
+from minigpt.errors import RAISED, NormError, listing
 from minigpt.norms.registry import lookup
 
 
@@ -119,12 +119,11 @@ def _from_package(place: str) -> ModuleType:
         raise NormError(f"{place!r} does not import: {last_line(error)}") from error
 
 
-def _classes(module: ModuleType, place: str, wanted: str, most: int = 8) -> str:
+def _classes(module: ModuleType, place: str, wanted: str) -> str:
     """The names that could have been meant: the likest, or the module's own, or all that it holds."""
     modules = {name: cls for name, cls in vars(module).items() if isinstance(cls, type) and issubclass(cls, nn.Module)}
     own = [name for name, cls in modules.items() if cls.__module__ == module.__name__]
-    names = difflib.get_close_matches(wanted, modules, n=3) or own or sorted(modules)
-    if not names:
+    if not modules:
         return f"{place} has no torch.nn.Module at all"
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"its torch.nn.Module classes are {', '.join(names[:most])}{more}"
+    likest = ", ".join(difflib.get_close_matches(wanted, modules, n=3))
+    return f"its torch.nn.Module classes are {likest or listing(own or modules)}"

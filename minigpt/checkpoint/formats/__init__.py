@@ -8,7 +8,7 @@ from minigpt.checkpoint.formats.openai import OPENAI
 
 FORMATS = (OPENAI, BOOK, NANOGPT, HUGGING_FACE)  # the first that recognises the tensors
 
-__all__ = ["BOOK", "FORMATS", "HUGGING_FACE", "Format", "Tensors", "recognise"]
+__all__ = ["BOOK", "FORMATS", "Format", "Tensors", "recognise"]
 
 
 def recognise(tensors: Tensors) -> Format:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -10,25 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from minigpt.lab.bench.contestants import READ, TIMES
+from minigpt.lab.stopwatch import Spread
 
 PHASES = ("prefill_ms", "first_token_ms", "total_ms", "total_cpu_ms")
 SHOWN = PHASES[:3]
 BYTES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-
-
-@dataclasses.dataclass(frozen=True)
-class Spread:
-    """The median of several runs, and their 20th and 80th percentiles."""
-
-    median: float
-    p20: float
-    p80: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
-        ordered = sorted(values)
-        last = len(ordered) - 1
-        return cls(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from minigpt.errors import ConfigError, NormError
 from minigpt.lab.bench_norms.contestants import CONTESTANTS, in_float64, module_of, present, strict_compiler
 from minigpt.lab.reference import versions
 from minigpt.lab.steps import Progress, Steps
-from minigpt.lab.stopwatch import gpu_seconds, in_turns, wall_seconds
+from minigpt.lab.stopwatch import Spread, gpu_seconds, in_turns, wall_seconds
 from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
 
 WIDTHS = (768, 1024, 1280, 1600, 4096, 8192)
@@ -140,9 +140,9 @@ def _timing(
     name: str, computes: str, width: int, rows: int, times: list[tuple[float, float]], moved: int, copied: float
 ) -> Timing:
     seconds, calls = zip(*times, strict=True)
-    median, (p20, *_, p80) = statistics.median(seconds), statistics.quantiles(seconds, n=5, method="inclusive")
-    return Timing(name, computes, width, rows, 1e3 * median, 1e3 * p20, 1e3 * p80, moved / median / 1e9,
-                  moved / median / copied, 1e3 * statistics.median(calls))  # fmt: skip
+    of, rate = Spread.of(seconds), moved / statistics.median(seconds)  # bytes a second
+    return Timing(name, computes, width, rows, 1e3 * of.median, 1e3 * of.p20, 1e3 * of.p80, rate / 1e9, rate / copied,
+                  1e3 * statistics.median(calls))  # fmt: skip
 
 
 def _clocked(call: Callable[[], object], device: torch.device) -> Callable[[], tuple[float, float]]:

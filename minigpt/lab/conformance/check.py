@@ -20,7 +20,7 @@ from minigpt.lab.environment import software
 from minigpt.lab.reference import full_products
 from minigpt.lab.steps import Progress, Steps
 from minigpt.norms import NormSpec
-from minigpt.placement import resolve_device
+from minigpt.placement import require_values, resolve_device
 
 CASES = [*VALUE_CASES, *LAYOUT_CASES, *BEHAVIOUR_CASES, *GRADIENT_CASES, *COMPILE_CASES]
 
@@ -50,11 +50,10 @@ def check_norm(
 
     Raises:
         NormError: it cannot be judged: it is unknown or unavailable, cannot be built or run at all, or no case matches.
-        ConfigError: the device is unknown or absent.
+        ConfigError: the device is unknown or absent, or is meta, which computes nothing.
     """
     device = resolve_device(device)
-    if device.type == "meta":
-        raise NormError("a norm cannot be judged on the meta device, which computes nothing; use cpu or cuda")
+    require_values(device)
     chosen = _matching(cases)
     groups = list(dict.fromkeys(case.group for case in chosen))
     begin = Steps(progress, total=len(groups) + 1)

@@ -5,16 +5,16 @@ from rich.table import Table
 from rich.text import Text
 
 from minigpt.lab.conformance.report import ConformanceReport
+from minigpt.lab.summary import verdict
 
 
 def conformance_summary(report: ConformanceReport) -> RenderableType:
     """The verdict, what is wrong by name, and every case with its measured error, its bound and the bound's reason."""
     failures = len(report.failures)
-    verdict = Text("PASS" if report.passed else "FAIL", style="bold green" if report.passed else "bold red")
     told = "a LayerNorm" if report.passed else f"not a LayerNorm: {failures} of {len(report.cases)} cases fail"
-    verdict.append(f"  {report.norm} on {report.device} is {told}", style="not bold default")
+    said = verdict(report.passed, f"{report.norm} on {report.device} is {told}")
     table = Table("case", "error", "bound", "why this bound", "", box=None, pad_edge=False)
     for case in sorted(report.cases, key=lambda case: case.passed):
         figures = ("" if figure is None else f"{figure:.3g}" for figure in (case.error, case.bound))
         table.add_row(case.name, *figures, case.note or case.reason, "pass" if case.passed else "FAIL")
-    return Group(verdict, *(Text(f"  {diagnosis}") for diagnosis in report.diagnoses), table)
+    return Group(said, *(Text(f"  {diagnosis}") for diagnosis in report.diagnoses), table)

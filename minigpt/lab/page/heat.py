@@ -134,15 +134,9 @@ def _told(site: Reading, quantity: str) -> str:
     if quantity == "propagated_error":
         parts.append(("transformers itself", "noise"))
     told = [
-        f"{what} {_or_not_finite(site[key].number)}" if what else _or_not_finite(site[key].number)
-        for what, key in parts
-        if key in site
+        f"{what} {brief(site[key].number)}" if what else brief(site[key].number) for what, key in parts if key in site
     ]
     return f"{site['site'].text}: {'; '.join(told)}{'; swapped' if site['swapped'].value else ''}"
-
-
-def _or_not_finite(x: float | None) -> str:
-    return "not finite" if x is None else brief(x)
 
 
 _COLUMNS = {

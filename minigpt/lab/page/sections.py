@@ -89,6 +89,15 @@ def _wide(label: str, head: Sequence[Child], rows: Sequence[Sequence[Child]], cl
     return scrolling(label, table(label, head, rows, class_))
 
 
+def _titled(readings: Readings, draw: Callable[[Reading], Html | None]) -> list[Html]:
+    """What ``draw`` makes of each report that has it, one below the other, by name where there are two."""
+    return [
+        fragment(element("h3", heads([reading], "")) if reading.label else None, drawn)
+        for reading in readings
+        if (drawn := draw(reading)) is not None
+    ]
+
+
 def _budget(readings: Readings) -> Html | None:
     def drawn(reading: Reading) -> Html | None:
         rows = [
@@ -113,18 +122,12 @@ def _ordinary(readings: Readings) -> Html | None:
 
 def _sites(readings: Readings) -> Html | None:
     scale = heat_scale(readings)
-    maps = [(reading, heat_maps(reading, scale)) for reading in readings]
-    if all(drawn is None for _, drawn in maps):
-        return None
     about = (
         "Relative RMS error at every norm, ln_1 and ln_2 of each block and ln_f apart. The stronger the colour the "
         "larger, on a logarithmic scale."
     )
-    titled = [
-        fragment(element("h3", head) if reading.label else None, drawn)
-        for (reading, drawn), head in zip(maps, heads(readings, ""), strict=True)
-    ]
-    return _section("sites", "Where it happens", about, heat_key(readings, scale), titled)
+    drawn = _titled(readings, lambda reading: heat_maps(reading, scale))
+    return _section("sites", "Where it happens", about, *([heat_key(readings, scale), *drawn] if drawn else []))
 
 
 def _depth(readings: Readings) -> Html | None:
@@ -142,22 +145,13 @@ def _tokens(readings: Readings) -> Html | None:
         "How far the next-token distribution is from the truth, above the token at which it was predicted. "
         "The scale is logarithmic."
     )
-    drawn = [
-        fragment(element("h3", heads([reading], "")) if reading.label else None, tokens)
-        for reading in readings
-        if (tokens := tokens_with_kl(reading, scale)) is not None
-    ]
+    drawn = _titled(readings, lambda reading: tokens_with_kl(reading, scale))
     return _section("tokens", "Along a text", about, *([kl_key(scale), *drawn] if drawn else []))
 
 
 def _greedy(readings: Readings) -> Html | None:
     about = "The likeliest token each time, with this norm and by transformers, from the first where the two part."
-    drawn = [
-        fragment(element("h3", heads([reading], "")) if reading.label else None, parting)
-        for reading in readings
-        if (parting := parting_texts(reading)) is not None
-    ]
-    return _section("greedy", "Where the texts part", about, *drawn)
+    return _section("greedy", "Where the texts part", about, *_titled(readings, parting_texts))
 
 
 def _sensitivity(readings: Readings) -> Html | None:

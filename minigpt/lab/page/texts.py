@@ -46,13 +46,12 @@ def kl_key(scale: LogScale) -> Html:
 
 def _token(position: int, piece: str, kl: float | None, scale: LogScale, *, new: bool, first: bool) -> Html:
     height = max(0.0, scale.place(kl))
-    said = "not finite" if kl is None else f"{brief(kl)} nats"
     return element(
         "span",
         visible(piece),
         class_=" ".join(["token", *["new"] * new, *["first-new"] * first]),
         style=f"--part:{height:.3f}",
-        title=f"token {position}, {visible(piece)!r}: KL {said}",
+        title=f"token {position}, {visible(piece)!r}: KL {brief(kl)}{'' if kl is None else ' nats'}",
     )
 
 
