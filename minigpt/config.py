@@ -141,7 +141,11 @@ class GPT2Config:
 
     @classmethod
     def preset(cls, name: str) -> "GPT2Config":
-        """A published shape: "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", or "demo"."""
+        """A published shape: "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", or "demo".
+
+        Raises:
+            ConfigError: the name is another.
+        """
         files = {path.stem: path for path in presets_folder().glob("*.json")}
         if name not in files:
             raise ConfigError(f"unknown preset {name!r}; known are {', '.join(sorted(files))}")
@@ -149,7 +153,11 @@ class GPT2Config:
 
     @classmethod
     def from_json_file(cls, path: str | Path) -> "GPT2Config":
-        """Read a Hugging Face ``config.json``."""
+        """Read a Hugging Face ``config.json``.
+
+        Raises:
+            ConfigError: the file cannot be read, or ``from_dict`` refuses what it says.
+        """
         fields = read_object(Path(path), ConfigError)
         try:
             return cls.from_dict(fields)

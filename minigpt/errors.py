@@ -7,7 +7,7 @@ RAISED = (Exception, SystemExit)  # what somebody else's code may raise; whether
 
 
 class MiniGPTError(ValueError):
-    """Base of every error this project raises about its input. What it quotes of that cannot break its one line."""
+    """Base of every error this project raises about its input. The message is always one line."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(" ".join(message.splitlines()))

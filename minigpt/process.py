@@ -1,4 +1,4 @@
-"""What the process as a whole is set to, where it is ours: at the start of a program, and never of an import."""
+"""Settings of the whole process, made where a program of ours begins, and never by an import."""
 
 import contextlib
 import ctypes

@@ -20,7 +20,7 @@ import torch
 import typer
 
 import minigpt
-from minigpt.checkpoint.pages import ready_to_write
+from minigpt.checkpoint.ready import ready_to_write
 from minigpt.generation import Prompt, complete
 from minigpt.generation.padding import left_padded
 from minigpt.generation.row import TextCodec

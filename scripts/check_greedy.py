@@ -20,7 +20,7 @@ from random_gpt2 import random_gpt2
 from tales import tale
 
 import minigpt
-from minigpt.checkpoint.pages import ready_to_write
+from minigpt.checkpoint.ready import ready_to_write
 from minigpt.lab.environment import environment
 
 

@@ -11,7 +11,7 @@ def main(model: str = "demo", norm: str = "textbook", sites: str = "*", dtype: s
     """Judge by the logits against transformers in float64, and print the error beside transformers' own."""
     report = minigpt.parity(model, norm=norm, sites=sites, dtype=dtype)
     for site in report.norm_sites:
-        print(f"{site.site:10}  own error {site.local_error:.2e}   error that reached it {site.propagated_error:.2e}")
+        print(f"{site.site:10}  own error {site.local_error:.2e}   propagated error {site.propagated_error:.2e}")
     logits = report.logits
     print(f"logits: RMS error {logits.rms_error:.3g} on a scale of {logits.scale:.3g}")
     print(f"transformers' own in {report.dtype}: {logits.noise_floor_rms:.3g}, so the ratio is {logits.ratio:.3g}")

@@ -34,8 +34,7 @@ from gpu.sanitizer import sanitizer
 
 from minigpt.errors import ConfigError
 from minigpt.json_file import finite
-from minigpt.lab.environment import installed
-from minigpt.lab.reference import versions
+from minigpt.lab.environment import installed, versions
 from minigpt.placement import resolve_device
 
 Part = Callable[[dict[str, Any], torch.device, bool], Iterator[str]]

@@ -27,7 +27,8 @@ from minigpt.lab.bench.contestants import (
     weight_bytes,
 )
 from minigpt.lab.bench.generation import BenchPlan, bench_generate
-from minigpt.lab.bench.report import BenchReport, Limit, Measured, bench_summary
+from minigpt.lab.bench.report import BenchReport, Limit, Measured
+from minigpt.lab.bench.summary import bench_summary
 from minigpt.lab.stopwatch import Spread
 
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [1, 2, 3]]

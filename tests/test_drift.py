@@ -60,7 +60,7 @@ def test_the_exact_norm_is_the_formula_in_float64(dtype: torch.dtype) -> None:
 
 def test_a_correct_norm_adds_only_rounding(folder: Path) -> None:
     for site in judge(folder, minigpt.LayerNorm, "*").norm_sites:
-        print(f"{site.site}: own {site.local_error:.3g}, that reached it {site.propagated_error:.3g}")
+        print(f"{site.site}: own {site.local_error:.3g}, propagated {site.propagated_error:.3g}")
         assert 0 < site.local_error < 3e-7
         assert 0 < site.propagated_error < 3e-5
 

@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import minigpt
-from minigpt.checkpoint.pages import MAPS, MappedFiles, ready_to_write
+from minigpt.checkpoint.pages import MAPS, MappedFiles
 from minigpt.checkpoint.read import read_tensors
+from minigpt.checkpoint.ready import ready_to_write
 
 SIZE = 1_000_000  # of a tensor, in bytes
 SLACK = 3 * 4096  # its first and its last page, which it may share with others, and one more

@@ -257,7 +257,7 @@ def test_a_sabotage_at_one_site_shows_there_and_from_there_on(folder: Path, site
     report = judge(folder, norm=norm_that(SABOTAGES["scale 1 % off"]), sites=site)
     found = {one.site: one for one in report.norm_sites}
     for one in report.norm_sites:
-        print(f"{one.site}: own {one.local_error:.2e}, that reached it {one.propagated_error:.2e}")
+        print(f"{one.site}: own {one.local_error:.2e}, propagated {one.propagated_error:.2e}")
     assert list(found) == SITES
     assert [name for name in SITES if found[name].swapped] == [site]
     assert [name for name in SITES if found[name].local_error > 1e-6] == [site]
@@ -363,7 +363,7 @@ class Recomputed:
             self.ours = [self.candidate(text)[0].double() for text in self.texts]
 
     def of_norm(self, site: str) -> tuple[float, float]:
-        """The site's own error and the error that reached its output: relative RMS over all texts."""
+        """The site's own error and the propagated one, of its output: relative RMS over all texts."""
         local, truths, reached, outputs = [], [], [], []
         for text in self.texts:
             true_input, true_output = seen(self.truth, f"transformer.{site}", text)
@@ -464,7 +464,7 @@ def test_perplexity_is_of_the_prompts_without_their_continuations(
 def test_errors_at_a_site(report: minigpt.ParityReport, recomputed: Recomputed, site: str) -> None:
     found = next(one for one in report.norm_sites if one.site == site)
     local, propagated = recomputed.of_norm(site)
-    print(f"{site}: own {local:.4g}, that reached it {propagated:.4g}")
+    print(f"{site}: own {local:.4g}, propagated {propagated:.4g}")
     assert found.local_error == near(local)
     assert found.propagated_error == near(propagated)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 from transformers.utils import logging
 
-from minigpt.lab.reference import Reference, judging, versions
+from minigpt.lab.reference import Reference, judging
 
 CPU = torch.device("cpu")
 FLOAT32 = {"attention": "sdpa", "dtype": torch.float32, "device": CPU}
@@ -167,9 +167,3 @@ def test_transformers_speaks_as_loudly_as_before(folder: Path, tmp_path: Path, f
         logging.set_verbosity(verbosity)
         if not bar:
             logging.disable_progress_bar()
-
-
-def test_versions_say_what_a_figure_was_measured_on() -> None:
-    found = versions(CPU)
-    assert {"minigpt", "python", "torch", "transformers", "hardware"} <= found.keys()
-    assert found["torch"] == torch.__version__

@@ -4,15 +4,12 @@ On Linux. Elsewhere nothing is given back, and it is left to the system to take 
 """
 
 import ctypes
-import math
 import mmap
 import re
 from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
-
-from minigpt.model import GPT2, lay_out
 
 MAPS = Path("/proc/self/smaps")
 # A private mapping of a file: its first and last address, and the kilobytes in memory and on disk that differ from it.
@@ -42,26 +39,3 @@ class MappedFiles:
         """First and last address of every private mapping that is as its file; anything else would be lost."""
         found = MAPPED.findall(MAPS.read_bytes()) if MAPS.exists() else []
         return [(int(low, 16), int(high, 16)) for low, high, *changed in found if not any(map(int, changed))]
-
-
-def ready_to_write(model: GPT2, tokens: int = 1, steps: float = math.inf) -> GPT2:
-    """``lay_out`` for so many tokens at a time, with as little memory as it takes; return ``model``.
-
-    Raises:
-        ConfigError: the arithmetic is "reference", whose bits depend on the layout.
-    """
-    files = MappedFiles()
-
-    def let_go(weight: Tensor) -> None:
-        files.give_back(weight)
-        _trim()  # what each copy was made by is in holes too small for the next
-
-    lay_out(model, tokens, let_go, steps)
-    _trim()
-    return model
-
-
-def _trim() -> None:
-    """Give back what is free, where it is glibc that keeps it."""
-    if MAPS.exists() and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
-        library.malloc_trim(0)

@@ -39,7 +39,7 @@ def as_ours(
     has_biases: bool | None = None,
     ignore_heads: bool = False,
 ) -> dict[str, Tensor]:
-    """``translate`` for tensors whose wrappers are off and whose family is known."""
+    """``translate`` for tensors whose wrappers are off and whose family is known; ``has_biases`` as ``Format.ours``."""
     ours = form.ours(_without_other_heads(tensors, ignore_heads), config.n_layer, has_biases=has_biases)
     return _with_tied_head(ours) if config.tie_word_embeddings else ours
 

@@ -42,7 +42,11 @@ app.command(epilog=info.EXAMPLES)(info.info)
 
 
 def main() -> None:
-    """Run the command line: 0 done, 1 parity does not hold, 2 an error, told in one line on standard error."""
+    """Run the command line, and exit.
+
+    The status is 0 when it is done; 1 when parity does not hold, or a norm is no LayerNorm; 2 after an error, which is
+    one line on standard error; 130 when it was interrupted.
+    """
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads our output may have seen enough: end quietly
     _require_streams()

@@ -44,7 +44,7 @@ def generate(
 ) -> None:
     """Time reading a prompt and writing on, against others on the same weights in the same run, and the limit."""
     from minigpt.lab.bench.generation import BenchPlan, bench_generate
-    from minigpt.lab.bench.report import bench_summary
+    from minigpt.lab.bench.summary import bench_summary
 
     require_writable(json_file)
     if quantize and dtype != "float32":

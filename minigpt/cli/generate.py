@@ -20,7 +20,9 @@ EXAMPLES = (
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to go on from; '-' reads standard input; none starts anew.")] = "",
+    prompt: Annotated[
+        str, typer.Argument(help="Text to continue; '-' reads it from standard input; without one, a new text.")
+    ] = "",
     model: Model = "demo",
     max_new_tokens: Annotated[int | None, typer.Option(help="Tokens to write at most.  [dim]default 200[/]")] = None,
     min_new_tokens: Annotated[int | None, typer.Option(help="Tokens to write before the text may end.")] = None,
@@ -41,10 +43,13 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Makes the draw repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     overflow: Annotated[
-        str | None, typer.Option(help="Beyond the context: refuse, or slide: see only the last tokens that fit.")
+        str | None,
+        typer.Option(help="For texts beyond the context: refuse, or slide, which sees the last tokens that fit."),
     ] = None,
     slide_stride: Annotated[int | None, typer.Option(help="Tokens that the window forgets at a time.")] = None,
-    lookup: Annotated[int | None, typer.Option(help="Tokens to guess from the text so far, and to verify.")] = None,
+    lookup: Annotated[
+        int | None, typer.Option(help="Copy so many tokens of the text so far as a guess, and verify them at once.")
+    ] = None,
     prompts: Annotated[Path | None, typer.Option(help='File of prompts, {"prompt": ...} a line.')] = None,
     out: Annotated[Path | None, typer.Option(help="File for the texts of --prompts; goes on where it ends.")] = None,
     batch_size: Annotated[
@@ -69,7 +74,7 @@ def generate(
         prompt_lookup_num_tokens=lookup, num_return_sequences=num_return_sequences,
     )  # fmt: skip
     from minigpt.checkpoint import locate, read_generation_config  # here: help need not wait for PyTorch
-    from minigpt.checkpoint.pages import ready_to_write
+    from minigpt.checkpoint.ready import ready_to_write
     from minigpt.process import settle_memory
 
     settle_memory()

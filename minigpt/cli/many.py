@@ -28,7 +28,7 @@ def write_many(
     Only texts of the same run are there: of the same prompts, weights, settings, tokenizer and ``identity``, such as
     the norm's name, and where that names a file, of the same source.
     """
-    from minigpt.checkpoint.pages import ready_to_write
+    from minigpt.checkpoint.ready import ready_to_write
     from minigpt.generation import complete
     from minigpt.generation.promptfile import ResultFile, fingerprint, read_prompts
     from minigpt.norms.locate import file_of

@@ -10,7 +10,10 @@ Model = Annotated[str, typer.Option("--model", help=SOURCE)]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")]
 IgnoreHeads = Annotated[bool, typer.Option("--ignore-heads", help="Leave out the heads of classifiers and their like.")]
 CheckFinite = Annotated[
-    bool, typer.Option("--check-finite", help="Read every weight first; refuse NaN and infinity, in --dtype too.")
+    bool,
+    typer.Option(
+        "--check-finite", help="Read every weight first, and refuse NaN and infinity, those that --dtype makes too."
+    ),
 ]
 Norm = Annotated[str, typer.Option(help="A registered norm, package.module:Name, or path/to/file.py:Name.")]
 Attention = Annotated[str, typer.Option(help="sdpa (fused) or eager (written out).")]

@@ -31,7 +31,7 @@ WASTE = 32  # columns that no row needs any more, from which on it pays to move 
 
 
 class Batch:
-    """The rows that are being written, and the model's opinion on how each goes on.
+    """The rows that are being written, and the logits of each one's next token.
 
     ``join`` reads what new rows say, ``choose`` adds a token to every row and lets those that are over go, ``read``
     reads the tokens added, and what new rows say along with them. Between any two of them a row may be anything from

@@ -32,7 +32,12 @@ class Row:
         ids: the prompt's tokens and the new ones.
         prompt_length: how many of them are the prompt's.
         max_new_tokens: how many may be added.
+        settings: for the stop strings that end its text.
+        end_ids: the tokens that end it.
         seed: of the chances that it draws by; None takes it from the system.
+        tokenizer: None where nobody looks at its text.
+        text: the new tokens' characters, as they become whole.
+        scores, logprobs: of each new token, (V,) and a number, where the settings ask for them.
         end: why it is over: "eos", "stop" or "length"; None while it is not.
     """
 
@@ -48,7 +53,7 @@ class Row:
     def __post_init__(self, settings: GenerationSettings) -> None:
         self.prompt_length = len(self.ids)
         self.end: str | None = None
-        self.scores: list[Tensor] = []  # each (V,), where they are asked for
+        self.scores: list[Tensor] = []  # each (V,)
         self.logprobs: list[float] = []
         self.text = TextAssembler(settings.stop_texts)
         self._unread = ""

@@ -34,17 +34,17 @@ class Flight(NamedTuple):
     landed: torch.cuda.Event | None
 
     def tokens(self, rows: list[Row]) -> dict[Row, int]:
-        """What those of these rows that are on board have taken. This is the one wait for the device in a step.
+        """The tokens taken for those of these rows that took part. This is the one wait for the device in a step.
 
         Raises:
             GenerationError: a logit was NaN.
         """
         if self.landed is not None:
             self.landed.synchronize()
-        aboard, (tokens, largest) = set(rows), self.report.tolist()
+        wanted, (tokens, largest) = set(rows), self.report.tolist()
         found = {}
         for row, token, logit in zip(self.rows, tokens, largest, strict=False):
-            if row in aboard:
+            if row in wanted:
                 if math.isnan(logit):
                     raise GenerationError(NOT_A_NUMBER)
                 found[row] = int(token)

@@ -3,12 +3,11 @@
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from minigpt.model.product import HAS_BFLOAT16
+from minigpt.processor import HAS_BFLOAT16, processor_name
 
 PACKAGES = ("transformers", "ctranslate2")
 
@@ -17,7 +16,7 @@ def environment(threads: int, *packages: str) -> dict[str, Any]:
     """Processor, its instructions as far as they matter here, threads, and how busy the machine is; and the versions of
     Python and the packages: ours, those that are always of interest, and those named here."""
     return {
-        "processor": processor(),
+        "processor": processor_name(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "bfloat16_instructions": HAS_BFLOAT16,
         "vnni": torch.cpu._is_vnni_supported(),
@@ -34,11 +33,10 @@ def software(*packages: str) -> dict[str, Any]:
     return own | {name: installed(name) for name in packages}
 
 
-def processor() -> str:
-    """The processor's own name where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+def versions(device: torch.device) -> dict[str, Any]:
+    """What a judgement was made with, and on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+    return software("transformers") | {"hardware": name, "threads": torch.get_num_threads()}
 
 
 def installed(package: str) -> str | None:

@@ -16,11 +16,12 @@ from minigpt.lab.budget import parse_budget, spend
 from minigpt.lab.contest import Contest, Judged, Prompts, judged_prompts
 from minigpt.lab.cost import cost, speed
 from minigpt.lab.drift import Drift
+from minigpt.lab.environment import versions
 from minigpt.lab.greedy import Continued, compare_greedy, continuations
 from minigpt.lab.measures import LogitsMeter
 from minigpt.lab.noise import ordinary_differences
 from minigpt.lab.perplexity import file_ids, text_perplexity
-from minigpt.lab.reference import judging, versions
+from minigpt.lab.reference import judging
 from minigpt.lab.report import Bisection, OrdinaryDifference, ParityReport, SiteSensitivity, TokenDrift
 from minigpt.lab.steps import Progress, Steps
 from minigpt.norms import NormSpec

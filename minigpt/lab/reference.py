@@ -10,12 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minigpt.checkpoint import config_file, read_tensors
-from minigpt.lab.environment import processor, software
 
 
 @contextlib.contextmanager
 def judging() -> Iterator[None]:
-    """Nothing remembered and ``full_products`` while a verdict is found."""
+    """Inference mode and ``full_products`` while a verdict is computed."""
     with full_products(), torch.inference_mode():
         yield
 
@@ -88,12 +87,6 @@ class Reference:
             eos_token_id=list(eos) or None,
             pad_token_id=eos[0] if eos else 0,
         )
-
-
-def versions(device: torch.device) -> dict[str, Any]:
-    """What a judgement was made with, and on."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
-    return software("transformers") | {"hardware": name, "threads": torch.get_num_threads()}
 
 
 @contextlib.contextmanager

@@ -151,7 +151,7 @@ class Bisection:
 
 @dataclasses.dataclass(frozen=True)
 class TextPerplexity:
-    """Perplexity of a text file with the model's own norms (reference) and with the norm in question (candidate)."""
+    """Perplexity of a text file with the model's own norms and weights (reference), and of the candidate."""
 
     file: str
     tokens: int

@@ -47,7 +47,7 @@ def _closeness(report: ParityReport) -> Iterator[tuple[str, str]]:
     yield "largest error", f"{logits.max_abs_error:.3g} (noise floor {logits.noise_floor_max:.3g})"
     yield (
         "likeliest tokens",
-        f"first the same {percent(distribution.top1_agreement)}, five {percent(distribution.top5_agreement)}",
+        f"same first {percent(distribution.top1_agreement)}, five in common {percent(distribution.top5_agreement)}",
     )
     yield (
         "KL divergence",
@@ -92,7 +92,7 @@ def _time(report: ParityReport) -> Iterator[tuple[str, str]]:
     yield "one forward", f"{report.speed.candidate_ms:.3g} ms (transformers {report.speed.reference_ms:.3g} ms)"
     if (cost := report.cost) is not None:
         yield (
-            "norms' share of it",
+            "norms' share of time",
             (
                 f"prefill {cost.prefill_norm_share:.1%}, decode {cost.decode_norm_share:.1%}; norms twice as "
                 f"fast would make the whole {cost.prefill_gain:.3f} and {cost.decode_gain:.3f} times as fast"
@@ -112,7 +112,8 @@ def _greedy(report: ParityReport) -> str:
 
 
 def _worst_sites(sites: list[NormSite]) -> Table:
-    table = Table("norm site", "own error", "error that reached it", "noise there", "swapped", box=None, pad_edge=False)
+    heads = ("norm site", "own error", "propagated error", "transformers' own", "swapped")
+    table = Table(*heads, box=None, pad_edge=False)
     for site in sorted(sites, key=lambda site: -site.local_error)[:MOST_SITES]:
         errors = (f"{error:.3g}" for error in (site.local_error, site.propagated_error, site.noise))
         table.add_row(site.site, *errors, "yes" if site.swapped else "no")

@@ -43,6 +43,7 @@ class Block(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | Company | None
     ) -> Float[Tensor, "batch seq embd"]:
+        """The stream (B, T, C) after this layer; ``mask`` (B or 1, 1, T, S) as ``GPT2.mask`` makes it."""
         x, normalized = norms.add_norm(self.ln_2, x, self.attn(self.ln_1(x), mask, cache))
         return x + self.mlp(normalized)
 

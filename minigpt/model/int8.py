@@ -126,7 +126,11 @@ def require_roundable(arithmetic: str) -> None:
 
 
 def packed(rows: Float[Tensor, "out inp"]) -> torch.ScriptObject:
-    """The weight as the integer kernels read it: each row rounded to 127 steps of its largest value."""
+    """The weight as the integer kernels read it: each row rounded to 127 steps of its largest value.
+
+    Raises:
+        ConfigError: a value is not finite, or the processor has no such kernels.
+    """
     if ENGINE not in torch.backends.quantized.supported_engines:
         raise ConfigError(f"quantize='int8' needs PyTorch's {ENGINE} kernels, which are for x86 processors only")
     integers, scale = torch.empty(rows.shape, dtype=torch.int8), torch.empty(len(rows))  # (out, in), (out)

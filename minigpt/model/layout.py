@@ -10,8 +10,8 @@ from torch import Tensor
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
 from minigpt.model.packed import pack, require_free_layout
-from minigpt.model.product import HAS_BFLOAT16, HAS_ONEDNN, HAS_TILES, PREFERS_ONEDNN
 from minigpt.model.strips import stripe
+from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, HAS_TILES, PREFERS_ONEDNN
 
 MANY = 100  # steps of a single text in float32 that win back the time of a copy: each is a fifth faster
 

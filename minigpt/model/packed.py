@@ -14,8 +14,9 @@ from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.model.mlp import MLP, gelu_tanh, unchanged
 from minigpt.model.plain import is_plain
-from minigpt.model.product import HAS_ONEDNN, linear_pointwise
+from minigpt.model.product import linear_pointwise
 from minigpt.norms.add import has_hooks
+from minigpt.processor import HAS_ONEDNN
 
 DTYPES = (torch.float32, torch.bfloat16)  # that oneDNN packs
 

@@ -1,4 +1,4 @@
-"""Is it still as it was made? Only then may its work be done in another way, past what others have put there."""
+"""Whether a module is as we made it, without hooks: only then may its work be done in another way."""
 
 from typing import Any
 

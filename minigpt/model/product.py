@@ -4,8 +4,6 @@ R rows: every token of a batch is one. With few of them the time is that of read
 it be.
 """
 
-import platform
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,21 +11,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, PREFERS_ONEDNN
+
 FEW = range(7, 33)  # numbers of rows for which MKL computes W^T x^T faster than x W
 
-
-def _processor_info() -> str:
-    """What the system says of the processor, its vendor included."""
-    file = Path("/proc/cpuinfo")
-    return file.read_text() if file.exists() else platform.processor()
-
-
-HAS_ONEDNN = torch.backends.mkldnn.is_available()
 linear_pointwise: Any = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None  # oneDNN's ``F.linear``
-# MKL keeps its best kernels to Intel's own processors; oneDNN has them for AMD's too.
-PREFERS_ONEDNN = HAS_ONEDNN and "AuthenticAMD" in _processor_info()
-HAS_TILES = torch.cpu._is_amx_tile_supported()  # instructions that multiply many rows at once
-HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or HAS_TILES  # instructions for it
 
 
 def product(

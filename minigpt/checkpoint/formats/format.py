@@ -83,6 +83,8 @@ class Format:
     def ours(self, tensors: Tensors, n_layer: int, *, has_biases: bool | None = None) -> Tensors:
         """The tensors under our names and in our layout; what no row speaks of under its own.
 
+        Biases that are all absent become zeros, unless the config says, by ``has_biases``, that there are some.
+
         Raises:
             CheckpointError: two tensors would get one name, or parts of one parameter do not fit together.
         """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint import from_pretrained
-from minigpt.checkpoint.pages import ready_to_write
+from minigpt.checkpoint.ready import ready_to_write
 from minigpt.errors import ConfigError, GenerationError
 from minigpt.generation import generate
 from minigpt.generation.padding import left_padded

@@ -33,7 +33,7 @@ class BenchPlan:
     Attributes:
         model: a checkpoint, as ``from_pretrained`` takes it; None for random weights of the shape of ``preset``.
         preset: as ``GPT2Config.preset`` takes it.
-        kind: "float32", "bfloat16", "float16" or "int8", what ours computes in.
+        kind: "float32", "bfloat16", "float16", "float64" or "int8", what ours computes in.
         against: other contestants, each a name or name:kind, such as "transformers:float32" or "ctranslate2:int8".
         batch: rows; more than one are ragged, from half of ``prompt_tokens`` to all of them.
         compiled: whether our steps are compiled.

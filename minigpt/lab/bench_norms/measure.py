@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from minigpt import norms
 from minigpt.errors import ConfigError, NormError
 from minigpt.lab.bench_norms.contestants import CONTESTANTS, in_float64, module_of, present, strict_compiler
-from minigpt.lab.reference import versions
+from minigpt.lab.environment import versions
 from minigpt.lab.steps import Progress, Steps
 from minigpt.lab.stopwatch import Spread, gpu_seconds, in_turns, wall_seconds
 from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
@@ -29,7 +29,7 @@ WIDTHS = (768, 1024, 1280, 1600, 4096, 8192)
 ROWS = {"cuda": (1, 64, 1024, 16_384, 65_536, 262_144), "cpu": (1, 64, 1024)}
 PASSES = ("forward", "backward", "add_norm")
 COLD, MOST_INPUTS = 2**28, 16  # inputs take turns until they have this many bytes, or are this many
-# Rows; float64 has no room for more, and a CPU's library adds up the gradients of weights in the dtype itself.
+# Rows. Of more, float64 copies would not fit, and on a CPU gradients of weights, summed in the dtype, would be off.
 CHECKED = {"cuda": 4096, "cpu": 64}
 STREAMS = {"forward": 2, "backward": 3, "add_norm": 4}  # tensors of the input's size that have to be read or written
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}  # of the largest

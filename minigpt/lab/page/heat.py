@@ -14,7 +14,7 @@ from minigpt.lab.reading import Reading
 from minigpt.lab.report import MOST_NOISE
 
 OWN = "Own error: its output, given the reference\u2019s input"
-REACHED = "Error that reached it: its output in the running model"
+PROPAGATED = "Propagated error: its output in the running model"
 
 MOST_ACROSS = 12  # blocks in one row of the map; a deeper model takes several
 
@@ -42,15 +42,15 @@ def heat_scale(readings: Sequence[Reading]) -> LogScale:
 
 
 def heat_maps(reading: Reading, scale: LogScale) -> Html | None:
-    """The two maps of one report, its own error and the error that reached each site; None where it has no sites."""
+    """The two maps of one report, of own and of propagated errors; None where it has no sites."""
     sites = list(reading["norm_sites"])
     if not sites:
         return None
     which = f" ({reading.label})" if reading.label else ""
     own = _map(f"Own error of each norm{which}", OWN, "local_error", sites, scale)
-    reached = _map(f"Error of each norm\u2019s output{which}", REACHED, "propagated_error", sites, scale)
+    propagated = _map(f"Error of each norm\u2019s output{which}", PROPAGATED, "propagated_error", sites, scale)
     listed = folded("Every site in figures", scrolling("Every norm site in figures", _listed(sites)))
-    return fragment(element("div", own, reached, class_="maps"), listed)
+    return fragment(element("div", own, propagated, class_="maps"), listed)
 
 
 def heat_key(readings: Sequence[Reading], scale: LogScale) -> Html:
@@ -141,7 +141,7 @@ def _told(site: Reading, quantity: str) -> str:
 
 _COLUMNS = {
     "local_error": "own error", "local_first": "first token", "local_rest": "other tokens",
-    "propagated_error": "error that reached it", "propagated_first": "first token", "propagated_rest": "other tokens",
+    "propagated_error": "propagated error", "propagated_first": "first token", "propagated_rest": "other tokens",
     "noise": "transformers itself",
 }  # fmt: skip
 

@@ -184,7 +184,7 @@ def _perplexity(readings: Readings) -> Html | None:
         ("file", lambda text: element("bdi", text["file"].text)),
         ("tokens", lambda text: figure(text["tokens"], count)),
         ("window, stride", lambda text: [figure(text["window"], count), ", ", figure(text["stride"], count)]),
-        ("with the model\u2019s own norms", lambda text: figure(text["reference"], precise)),
+        ("with the model\u2019s own norms and weights", lambda text: figure(text["reference"], precise)),
         ("with this norm", lambda text: figure(text["candidate"], precise)),
         ("change", _change),
     ]
