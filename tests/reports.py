@@ -54,6 +54,8 @@ def outcome(passing: bool, error: float, culprit: str) -> Report:
         "bitwise": {"equal": True, "max_abs_error": 0.0},
         "logits": {"max_abs_error": error * 7.1, "rms_error": error, "scale": 33.47, "noise_floor_max": 9.1e-6,
                    "noise_floor_rms": floor, "ratio": error / floor},
+        "decoding": {"max_abs_error": error * 6.7, "rms_error": error * 0.97, "scale": 33.12, "noise_floor_max": 9.1e-6,
+                     "noise_floor_rms": floor, "ratio": 0.97 * error / floor},
         "distribution": {
             "top1_agreement": 1.0 if passing else 0.98263, "top5_agreement": 0.99996 if passing else 0.95417,
             "kl_mean": error**2 / 3, "kl_median": error**2 / 5, "kl_p999": 9.3 * error**2, "kl_max": 12.7 * error**2,

@@ -245,6 +245,30 @@ def test_a_sabotaged_norm_fails_and_the_reason_names_numbers(folder: Path, sabot
     assert min(site.local_error for site in report.norm_sites if site.site != "ln_f") > 1e-5
 
 
+class WrongAtOneToken(minigpt.LayerNorm):
+    """Right wherever a text is read at once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1.001 if x.shape[-2] == 1 else 1)
+
+
+class AddsWrongAtOneToken(minigpt.LayerNorm):
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        total = residual + delta
+        return total, self(total) * (1.001 if total.shape[-2] == 1 else 1)
+
+
+@pytest.mark.parametrize("norm", [WrongAtOneToken, AddsWrongAtOneToken])
+def test_a_norm_that_is_wrong_only_as_tokens_are_decoded(folder: Path, norm: type[minigpt.LayerNorm]) -> None:
+    report = judge(folder, norm=norm)
+    assert report.decoding is not None
+    assert report.logits.ratio < 2 < 100 < report.decoding.ratio
+    assert report.reasons[0] == (
+        f"Decoded a token at a time, the logits' RMS error is {report.decoding.rms_error:.3g}, "
+        f"{report.decoding.ratio:.3g} times the noise floor; at most 4 times is parity."
+    )
+
+
 @pytest.mark.parametrize(
     ("sabotage", "dtype"), [("no shift", "bfloat16"), ("no mean", "float16"), ("over the sequence", "bfloat16")]
 )
@@ -438,6 +462,24 @@ def test_logits_and_noise_floor(report: minigpt.ParityReport, recomputed: Recomp
     assert report.logits.ratio == near(rms(ours) / rms(theirs))
 
 
+def test_logits_as_they_are_decoded(folder: Path) -> None:
+    """Those that ``generate`` chooses from, against transformers' on the whole text in float64."""
+    found = judge(folder, norm="textbook").decoding
+    model = minigpt.from_pretrained(folder, norm="textbook", device="cpu")
+    truth = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float64)
+    ours, true = [], []
+    for ids in PROMPTS:
+        out: Any = minigpt.generate(model, torch.tensor([ids]), max_new_tokens=4, output_scores=True)
+        ours += [scores[0].double() for scores in out.scores]
+        with torch.no_grad():
+            true += list(truth(out.sequences).logits[0, len(ids) - 1 : -1])
+    assert found is not None
+    errors = [a - b for a, b in zip(ours, true, strict=True)]
+    assert found.rms_error == pytest.approx(rms(errors), rel=0.5)  # others stand beside a row here, or not
+    assert found.scale == near(rms(true))
+    assert found.noise_floor_rms < 2 * found.rms_error
+
+
 def test_distributions(report: minigpt.ParityReport, recomputed: Recomputed) -> None:
     true, ours = torch.cat(recomputed.true), torch.cat(recomputed.ours)
     kl = F.kl_div(ours.log_softmax(-1), true.log_softmax(-1), log_target=True, reduction="none").sum(-1)
@@ -566,6 +608,7 @@ def test_no_new_tokens(small: Path) -> None:
     report = judge(small, max_new_tokens=0)
     assert report.passed
     assert (report.greedy.tokens_compared, report.greedy.first_divergence) == (0, None)
+    assert report.decoding is None
 
 
 def test_long_and_short_prompts_together(small: Path) -> None:

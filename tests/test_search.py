@@ -65,6 +65,20 @@ def test_the_named_sites_given_back_parity_holds(folder: Path) -> None:
         assert not judge(folder, norm, sites=culprits).passed
 
 
+def test_a_site_that_is_wrong_only_as_tokens_are_decoded(folder: Path) -> None:
+    class WrongAtOneToken(wrong_at(folder, ["h.2.ln_2"])):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x.shape[-2] == 1 else minigpt.LayerNorm.forward(self, x)
+
+    report = judge(folder, WrongAtOneToken, bisect=True)
+    assert report.bisect is not None
+    assert report.bisect.sites == ["h.2.ln_2"]
+    assert report.logits.ratio < 2
+    (reason,) = [reason for reason in report.reasons if reason.startswith("Decoded a token at a time")]
+    assert report.decoding is not None
+    assert f"{report.decoding.ratio:.3g} times the noise floor" in reason
+
+
 def test_where_parity_holds_no_site_is_named(folder: Path) -> None:
     found = judge(folder, "textbook", bisect=True).bisect
     assert found is not None

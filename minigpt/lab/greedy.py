@@ -1,5 +1,6 @@
 """Greedy continuations: do candidate and transformers write the same tokens, and if not, was it a close call?"""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from minigpt.errors import GenerationError, NormError
@@ -23,6 +24,11 @@ class Continued(NamedTuple):
         """The prompt as transformers goes on from it: what every logit is compared on."""
         return self.prompt + self.reference
 
+    @property
+    def before_new(self) -> slice:
+        """The places of ``text`` at which each token that transformers wrote is foreseen."""
+        return slice(len(self.prompt) - 1, len(self.text) - 1)
+
 
 def continuations(contest: Contest, prompts: list[list[int]], most: int) -> list[Continued]:
     """Up to ``most`` new tokens after each prompt, fewer where the context ends, in the order of the prompts.
@@ -32,12 +38,16 @@ def continuations(contest: Contest, prompts: list[list[int]], most: int) -> list
     """
     room = [min(most, contest.config.n_positions - len(prompt)) for prompt in prompts]
     texts = {i: Continued(prompt, [], []) for i, prompt in enumerate(prompts)}
-    for new in sorted(set(room) - {0}):
-        alike = [i for i in texts if room[i] == new]
-        for start in range(0, len(alike), BATCH):
-            batch = alike[start : start + BATCH]
-            texts.update(zip(batch, _continued(contest, [prompts[i] for i in batch], new), strict=True))
+    for new, batch in batches(room):
+        texts.update(zip(batch, _continued(contest, [prompts[i] for i in batch], new), strict=True))
     return [texts[i] for i in range(len(prompts))]
+
+
+def batches(lengths: list[int]) -> Iterator[tuple[int, list[int]]]:
+    """Which texts are written together: those of one length above 0, and that length; by their numbers."""
+    for length in sorted(set(lengths) - {0}):
+        alike = [i for i, one in enumerate(lengths) if one == length]
+        yield from ((length, alike[start : start + BATCH]) for start in range(0, len(alike), BATCH))
 
 
 def _continued(contest: Contest, prompts: list[list[int]], new: int) -> list[Continued]:

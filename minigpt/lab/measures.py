@@ -93,13 +93,7 @@ class LogitsMeter:
         return Bitwise(equal=self.between.largest == 0, max_abs_error=self.between.largest)
 
     def logits(self) -> Logits:
-        return Logits(
-            max_abs_error=self.candidate.largest,
-            rms_error=self.candidate.rms,
-            scale=self.candidate.scale,
-            noise_floor_max=self.reference.largest,
-            noise_floor_rms=self.reference.rms,
-        )
+        return over_floor(self.candidate, self.reference)
 
     def distribution(self) -> Distribution:
         kl = torch.cat(self.kl)
@@ -113,6 +107,17 @@ class LogitsMeter:
             perplexity_reference=perplexity(self.true_loss, self.targets),
             perplexity_candidate=perplexity(self.loss, self.targets),
         )
+
+
+def over_floor(candidate: Distance, reference: Distance) -> Logits:
+    """A candidate's distance from the truth beside the reference's."""
+    return Logits(
+        max_abs_error=candidate.largest,
+        rms_error=candidate.rms,
+        scale=candidate.scale,
+        noise_floor_max=reference.largest,
+        noise_floor_rms=reference.rms,
+    )
 
 
 def kl_divergence(p: Float[Tensor, "seq vocab"], q: Float[Tensor, "seq vocab"]) -> Float[Tensor, " seq"]:

@@ -15,14 +15,15 @@ from minigpt.lab import search
 from minigpt.lab.budget import parse_budget, spend
 from minigpt.lab.contest import Contest, Judged, Prompts, judged_prompts
 from minigpt.lab.cost import cost, speed
+from minigpt.lab.decoding import decoding_distance, ours
 from minigpt.lab.drift import Drift
 from minigpt.lab.environment import versions
 from minigpt.lab.greedy import Continued, compare_greedy, continuations
-from minigpt.lab.measures import LogitsMeter
+from minigpt.lab.measures import LogitsMeter, over_floor
 from minigpt.lab.noise import ordinary_differences
 from minigpt.lab.perplexity import file_ids, text_perplexity
 from minigpt.lab.reference import judging
-from minigpt.lab.report import Bisection, OrdinaryDifference, ParityReport, SiteSensitivity, TokenDrift
+from minigpt.lab.report import Bisection, Logits, OrdinaryDifference, ParityReport, SiteSensitivity, TokenDrift
 from minigpt.lab.steps import Progress, Steps
 from minigpt.norms import NormSpec
 from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
@@ -58,8 +59,9 @@ def parity(
 
     The truth is transformers in float64 on the weights as rounded to ``dtype``, on every prompt and its greedy
     continuation. The noise floor is how far transformers itself is from that truth when it computes in ``dtype``. The
-    candidate passes when its RMS error is at most twice the noise floor, and its greedy tokens agree with transformers'
-    or part only where the two best logits are closer than the noise. TF32 is off meanwhile.
+    candidate passes when its RMS error is at most twice the noise floor, and at most four times where the continuations
+    are read as they are written; and its greedy tokens agree with transformers' or part only where the two best logits
+    are closer than the noise. TF32 is off meanwhile.
 
     Args:
         source, attention, device, dtype, quantize, revision, local_files_only, check_finite: as ``from_pretrained``
@@ -84,7 +86,7 @@ def parity(
         raise GenerationError(f"max_new_tokens must be a whole number, 0 or more, not {max_new_tokens!r}")
     on = resolve_device("cpu" if quantize and device is None else device)
     require_values(on)
-    steps = Steps(progress, total=sum((4, noise, sensitivity, bisect, 2 * (text is not None))))
+    steps = Steps(progress, total=sum((5, noise, sensitivity, bisect, 2 * (text is not None))))
     steps("loading the models")
     place = locate(source, revision=revision, local_files_only=local_files_only)
     contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype), quantize, check_finite)
@@ -123,6 +125,7 @@ class _Run:
         self.texts: list[Continued] = []
         self.truths: list[Float[Tensor, "seq vocab"]] = []
         self.meter, self.drift = LogitsMeter(), Drift(contest)
+        self.decoding: Logits | None = None
 
     def compare(self, max_new_tokens: int) -> None:
         """Continue every prompt greedily, and let all four models read the result."""
@@ -137,6 +140,8 @@ class _Run:
                 self.drift.add()
                 self.meter.add(*logits, targets=ids[0, 1 : len(text.prompt)])
                 self.truths.append(logits[0])
+        if any(text.reference for text in self.texts):
+            self.decoding = self._decoding()
 
     def findings(self) -> dict[str, Any]:
         """The blocks of the report that are always there."""
@@ -149,10 +154,19 @@ class _Run:
             greedy=compare_greedy(self.texts, self._margins(), logits.greedy_noise, self.judged),
             norm_sites=self.drift.norm_sites(self.contest.swapped),
             blocks=self.drift.block_drift(),
+            decoding=self.decoding,
             tokens=self._token_drift(self.texts.index(longest)),
             speed=speed(self.contest, longest.text),
             cost=cost(self.contest, longest.prompt),
         )
+
+    def _decoding(self) -> Logits:
+        """As ``LogitsMeter.logits``, of logits as they are while the continuations are written."""
+        self.begin("comparing logits as they are decoded")
+        readers = ours(self.contest.candidate), self.contest.reference.reading
+        candidate, floor = (decoding_distance(by, self.texts, self.truths, self.contest.device) for by in readers)
+        # Of few tokens the reference's error may be small by chance.
+        return over_floor(candidate, max(floor, self.meter.reference, key=lambda distance: distance.rms))
 
     def asked_for(self, **wanted: bool) -> dict[str, Any]:
         """Those blocks that are wanted."""
@@ -174,7 +188,7 @@ class _Run:
     def _bisection(self) -> Bisection:
         """The swapped sites that break parity."""
         self.begin("looking for the sites that break parity")
-        verdicts = search.Verdicts(self.contest, self.texts, self.truths, self.meter.logits())
+        verdicts = search.Verdicts(self.contest, self.texts, self.truths, self.meter.logits(), self.decoding)
         return search.bisect(verdicts, self.contest.swapped)
 
     @property

@@ -1,7 +1,7 @@
 """The reference: transformers on the same weights, and the conditions under which the two are compared."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,21 @@ class Reference:
     def __call__(self, input_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq vocab"]:
         """Logits (B, T, V) of a batch without padding."""
         return self.model(input_ids).logits
+
+    def reading(self, batch: int, longest: int) -> Callable[[Tensor, Tensor], Tensor]:
+        """Reads ids (B, T) after those that it has read before, of which it has the mask (B, all); logits (B, V)."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+
+        def read(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
+            return self.model(
+                input_ids, attention_mask=attention_mask, position_ids=positions, past_key_values=cache, use_cache=True,
+                logits_to_keep=1,
+            ).logits[:, -1]  # fmt: skip
+
+        return read
 
     def greedy(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 from minigpt.json_file import finite
 
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
+MOST_DECODING_NOISE = 4.0  # the same of tokens read one by one: there are fewer of them, and chance says more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +21,10 @@ class Bitwise:
 
 @dataclasses.dataclass(frozen=True)
 class Logits:
-    """Distance from transformers in float64: the candidate's, and, the noise floor, transformers' own at this dtype."""
+    """Distance from transformers in float64: the candidate's, and, the noise floor, transformers' own at this dtype.
+
+    For ``decoding`` both read a token at a time, from a cache; the floor is at least that of whole texts.
+    """
 
     max_abs_error: float
     rms_error: float
@@ -223,6 +227,7 @@ class ParityReport:
     speed: Speed
     notes: list[str] = dataclasses.field(default_factory=list)  # what the norm's class would not take, such as an eps
     blocks: list[BlockDrift] = dataclasses.field(default_factory=list)
+    decoding: Logits | None = None  # None where no token was written
     tokens: TokenDrift | None = None
     cost: Cost | None = None
     noise: list[OrdinaryDifference] | None = None
@@ -249,6 +254,11 @@ class ParityReport:
             found.append(
                 f"The logits' RMS error is {logits.rms_error:.3g}, {logits.ratio:.3g} times the noise floor of "
                 f"{self.dtype}; at most {MOST_NOISE:g} times is parity."
+            )
+        if self.decoding is not None and not self.decoding.ratio <= MOST_DECODING_NOISE:
+            found.append(
+                f"Decoded a token at a time, the logits' RMS error is {self.decoding.rms_error:.3g}, "
+                f"{self.decoding.ratio:.3g} times the noise floor; at most {MOST_DECODING_NOISE:g} times is parity."
             )
         parting = self.greedy.first_divergence
         if parting is not None and not parting.within_noise:

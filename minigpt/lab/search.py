@@ -7,9 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.lab.contest import Contest
+from minigpt.lab.decoding import decoding_distance, ours
 from minigpt.lab.greedy import Continued
 from minigpt.lab.measures import Distance
-from minigpt.lab.report import MOST_NOISE, Bisection, Logits, SiteSensitivity
+from minigpt.lab.report import MOST_DECODING_NOISE, MOST_NOISE, Bisection, Logits, SiteSensitivity
 
 # T tokens, V vocabulary
 
@@ -34,35 +35,53 @@ class Verdicts:
 
     Greedy decoding need not be run for it: up to the first difference both read the same tokens, so the first token
     where the candidate's likeliest differs from what transformers wrote shows in one forward over the text.
+
+    Args:
+        logits, decoding: with the noise floor of each.
     """
 
     def __init__(
-        self, contest: Contest, texts: list[Continued], truths: list[Float[Tensor, "seq vocab"]], logits: Logits
-    ):
-        self.contest, self.texts, self.truths, self.logits = contest, texts, truths, logits
+        self,
+        contest: Contest,
+        texts: list[Continued],
+        truths: list[Float[Tensor, "_seq vocab"]],
+        logits: Logits,
+        decoding: Logits | None,
+    ) -> None:
+        self.contest, self.texts, self.truths = contest, texts, truths
+        self.logits, self.decoding = logits, decoding
         self.asked = 0
 
     def fails(self, sites: Sequence[str]) -> bool:
         """Whether these sites alone break parity."""
         self.asked += 1
         self.contest.swap_only(sites)
+        fails = self._fails_on_whole_texts() or self._fails_in_decoding()
+        self.contest.swap_only(self.contest.swapped)
+        return fails
+
+    def _fails_on_whole_texts(self) -> bool:
         distance, parts = Distance(), False
         for text, truth in zip(self.texts, self.truths, strict=True):
             logits = self.contest.candidate(self.contest.tensor(text.text))[0]  # (T, V)
             distance.add(logits, truth)
             parts = parts or self._parts_beyond_noise(logits, truth, text)
-        self.contest.swap_only(self.contest.swapped)
         return parts or not self.logits.over_noise(distance.rms) <= MOST_NOISE
+
+    def _fails_in_decoding(self) -> bool:
+        if self.decoding is None:
+            return False
+        distance = decoding_distance(ours(self.contest.candidate), self.texts, self.truths, self.contest.device)
+        return not self.decoding.over_noise(distance.rms) <= MOST_DECODING_NOISE
 
     def _parts_beyond_noise(
         self, logits: Float[Tensor, "seq vocab"], truth: Float[Tensor, "seq vocab"], text: Continued
     ) -> bool:
-        before_new = slice(len(text.prompt) - 1, len(text.text) - 1)
         written = self.contest.tensor(text.reference)[0]  # (new,)
-        differs = logits[before_new].argmax(-1) != written
+        differs = logits[text.before_new].argmax(-1) != written
         if not differs.any():
             return False
-        best = truth[before_new][differs][0].topk(2).values  # (2,), at the first difference
+        best = truth[text.before_new][differs][0].topk(2).values  # (2,), at the first difference
         return float(best[0] - best[1]) > self.logits.greedy_noise
 
 

@@ -44,6 +44,9 @@ def _closeness(report: ParityReport) -> Iterator[tuple[str, str]]:
             f"on logits of scale {logits.scale:.3g}"
         ),
     )
+    if (decoding := report.decoding) is not None:
+        told = f"{decoding.rms_error:.3g}, {decoding.ratio:.3g} times the noise floor of "
+        yield "as they are decoded", f"{told}{decoding.noise_floor_rms:.3g}"
     yield "largest error", f"{logits.max_abs_error:.3g} (noise floor {logits.noise_floor_max:.3g})"
     yield (
         "likeliest tokens",
@@ -81,7 +84,7 @@ def _asked_for(report: ParityReport) -> Iterator[tuple[str, str]]:
     if report.bisect is not None:
         yield (
             "breaks parity",
-            ", ".join(report.bisect.sites) or "no set of the swapped sites, on whole texts read at once",
+            ", ".join(report.bisect.sites) or "no set of the swapped sites, on the texts as transformers wrote them",
         )
     for line in report.budget or []:
         kept = "kept" if line.kept else "NOT kept"

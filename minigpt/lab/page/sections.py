@@ -42,6 +42,10 @@ def _figures(readings: Readings) -> Html | None:
         ("logits, RMS error", "logits.rms_error", brief, "logits.noise_floor_rms"),
         ("logits, largest error", "logits.max_abs_error", brief, "logits.noise_floor_max"),
         ("logits, RMS of the truth", "logits.scale", brief, None),
+        ("as they are decoded, RMS error", "decoding.rms_error", brief, "decoding.noise_floor_rms"),
+        ("as they are decoded, largest error", "decoding.max_abs_error", brief, "decoding.noise_floor_max"),
+        ("as they are decoded, over the noise floor", "decoding.ratio", times, None),
+        ("as they are decoded, RMS of the truth", "decoding.scale", brief, None),
         ("KL divergence, mean", "distribution.kl_mean", brief, None),
         ("KL divergence, median", "distribution.kl_median", brief, None),
         ("KL divergence, 99.9th percentile", "distribution.kl_p999", brief, None),
@@ -80,7 +84,7 @@ def _breadth(readings: Readings) -> str:
 def _with_floor(reading: Reading, path: str, written: Callable[[float], str], floor: str | None) -> Child:
     if path not in reading:
         return absent()
-    name = "noise floor" if path.startswith("logits") else "truth"
+    name = "truth" if path.startswith("distribution") else "noise floor"
     aside = element("small", name, " ", figure(reading[floor], written)) if floor and floor in reading else None
     return [figure(reading[path], written), aside]
 
@@ -169,7 +173,7 @@ def _bisect(readings: Readings) -> Html | None:
         tried = [" Sets of sites tried: ", figure(found["verdicts"], count), "."] if "verdicts" in found else None
         sites = [element("li", element("code", site.text)) for site in found["sites"]]
         if not sites:
-            return element("p", "None: on whole texts read at once, parity holds with all of them swapped.", tried)
+            return element("p", "None: on the texts that transformers wrote, parity holds with all swapped.", tried)
         return fragment(element("ul", sites, class_="sites"), element("p", tried, class_="aside"))
 
     about = "The swapped sites that must have their own norm back for parity to hold."
