@@ -1,7 +1,10 @@
 """Static decoding: the tokens of plain decoding, on the CPU step by step, on a GPU from a graph."""
 
 import contextlib
+import gc
 import sys
+import weakref
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -188,6 +191,7 @@ def test_what_is_recorded_runs_when_it_is_replayed(free: int, monkeypatch: pytes
     class Graph:
         def capture_begin(self, capture_error_mode: str) -> None:
             assert static._recording.locked()
+            assert not gc.isenabled()
             assert not torch.is_inference_mode_enabled(), "what it makes for the generator is for other graphs too"
             order.append(f"begin {capture_error_mode}")
             batch.step = lambda: order.append("recorded")  # type: ignore[assignment]
@@ -207,20 +211,52 @@ def test_what_is_recorded_runs_when_it_is_replayed(free: int, monkeypatch: pytes
             order.append("wait")
 
     for name, stand_in in {
-        "CUDAGraph": Graph, "Stream": Stream, "current_stream": Stream, "mem_get_info": lambda device: (free, 2**40),
+        "CUDAGraph": Graph, "current_stream": Stream, "mem_get_info": lambda device: (free, 2**40),
         "stream": lambda stream: contextlib.nullcontext(), "empty_cache": lambda: order.append("empty"),
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(static, "_aside", Stream)
-    batch.advance = batch._record
+    batch.records = True
     for _ in decode.write(batch, rows):
         pass
+    assert gc.isenabled()
     emptied = [] if free else ["empty"]
     assert order == ["wait", *emptied, "begin thread_local", "recorded", "end", "wait", *["replay"] * 7]
     plain = rows_of(model, [[1, 2, 3], [4, 5, 6]], settings, None)
     for _ in decode.write(Batch(model, settings, 2, 12), plain):
         pass
     assert [row.ids for row in rows] == [row.ids for row in plain]
+
+
+def test_no_two_batches_record_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
+    monkeypatch.setattr(static, "_free", defaultdict(list))
+    settings = parse_settings(max_new_tokens=9)
+    first, second = (StaticBatch(small_model(), settings, 1, 12) for _ in range(2))
+    streams = [static._aside(batch) for batch in (first, second)]
+    assert streams[0] is not streams[1]
+    del first
+    assert static._aside(StaticBatch(small_model(), settings, 1, 12)) is streams[0], "it is free again"
+
+
+def test_a_batch_is_gone_with_its_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cache may fill a GPU, of whose memory the collector of garbage knows nothing."""
+    gone: list[str] = []
+    made = StaticBatch.__init__
+
+    def make(batch: StaticBatch, *given: Any) -> None:
+        made(batch, *given)
+        batch.records = True  # before it has come to that, all rows are over
+        weakref.finalize(batch, gone.append, "gone")
+
+    monkeypatch.setattr(StaticBatch, "__init__", make)
+    monkeypatch.setattr(decode, "is_static", lambda model, settings: True)
+    gc.disable()
+    try:
+        generate(small_model(), random_ids(1, 3), max_new_tokens=9, eos_token_id=list(range(83)))
+    finally:
+        gc.enable()
+    assert gone == ["gone"]
 
 
 def test_memory_that_nobody_wrote_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,12 @@
 """Rows that write together on a GPU: a token costs one launch from the host, of a CUDA graph of the whole step."""
 
 import contextlib
-import functools
+import gc
 import math
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +25,8 @@ WORTH_A_GRAPH = 8  # new tokens; to record one costs about as much as a few step
 ALIGNED = 8  # columns of which the room is a multiple, so that kernels of attention can read a mask as it lies
 ROOM = 2**30  # bytes that should be free before a step is recorded, since nothing cached is given back meanwhile
 
-_recording = threading.Lock()  # what another thread launches on the same stream would be recorded too
+_recording = threading.Lock()  # of one step at a time
+_free: defaultdict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)  # that have recorded for a batch now gone
 
 
 class Flight(NamedTuple):
@@ -62,7 +65,8 @@ class StaticBatch(Batch):
         super().__init__(model, settings, places, -(-longest // ALIGNED) * ALIGNED)
         self.slots.room.zero_()  # unwritten memory may hold NaN, which no mask can hide
         self.step = Step(model, self.slots, settings, places)
-        self.advance: Callable[[], object] = self._record if self.device.type == "cuda" else self.step
+        self.records = self.device.type == "cuda"
+        self.graph: torch.cuda.CUDAGraph | None = None  # the recording of a step, once there is one
         self.flight: Flight | None = None
 
     @torch.inference_mode()
@@ -103,15 +107,20 @@ class StaticBatch(Batch):
 
     def _launched(self) -> Flight:
         with _on(self.device):
-            self.advance()
+            if self.graph is not None:
+                self.graph.replay()
+            elif self.records:
+                self.graph = self._recorded()
+            else:
+                self.step()
             self.slots.length += 1
             return Flight(self.step.rows, *_sent(self.step.report))
 
-    def _record(self) -> None:
-        """The first step as it comes, which prepares what kernels need; then record it, which runs nothing."""
-        aside, graph = _aside(self.device), torch.cuda.CUDAGraph()
+    def _recorded(self) -> torch.cuda.CUDAGraph:
+        """The first step as it comes, which prepares what kernels need; then a recording of it, which runs nothing."""
+        aside, graph = _aside(self), torch.cuda.CUDAGraph()
         here = torch.cuda.current_stream(self.device)
-        with _recording, torch.cuda.stream(aside):
+        with _recording, _no_collection(), torch.cuda.stream(aside):
             aside.wait_stream(here)
             self.step()
             if torch.cuda.mem_get_info(self.device)[0] < ROOM:
@@ -125,7 +134,7 @@ class StaticBatch(Batch):
             finally:
                 graph.capture_end()
             here.wait_stream(aside)
-        self.advance = graph.replay
+        return graph
 
 
 def is_static(model: GPT2, settings: GenerationSettings) -> bool:
@@ -152,10 +161,28 @@ def _sent(report: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     return host, landed
 
 
-@functools.cache
-def _aside(device: torch.device) -> torch.cuda.Stream:
-    """One for all recordings: libraries keep some memory for every stream that they have seen."""
-    return torch.cuda.Stream(device)
+def _aside(batch: StaticBatch) -> torch.cuda.Stream:
+    """A stream to record on, this batch's as long as that lives.
+
+    Libraries keep some memory for every stream that they have seen, and graphs of one stream share it: so there are no
+    more streams than batches at a time, and no stream has two of them.
+    """
+    free = _free[batch.device]
+    stream = free.pop() if free else torch.cuda.Stream(batch.device)
+    weakref.finalize(batch, free.append, stream)
+    return stream
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage is collected meanwhile: a graph among it would end the recording of another."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -29,7 +29,7 @@ BACKENDS = {
 }
 ATTENTIONS = ("eager", "sdpa", *(f"sdpa {backend}" for backend in BACKENDS))
 # How PyTorch says that a backend cannot.
-UNABLE = ("No available kernel", "No viable backend", "Invalid backend", "cuDNN Frontend error")
+UNABLE = ("No available kernel", "No viable backend", "Invalid backend", "cuDNN Frontend error", "mha_graph")
 
 Row = dict[str, Any]
 
