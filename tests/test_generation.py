@@ -337,6 +337,11 @@ def test_no_chance_however_near_its_bounds_draws_what_is_excluded(
     assert (scores.softmax(-1).gather(1, taken[:, None]) > 0).all()
 
 
+def test_the_largest_chance_draws_nothing_excluded_from_a_large_vocabulary() -> None:
+    scores = torch.randn(50, 1000).index_fill(1, torch.tensor(999), -torch.inf)
+    assert (drawn(scores, torch.full((50,), 1 - 2**-50, dtype=torch.float64)) < 999).all()
+
+
 def test_an_unseeded_draw_does_not_repeat_after_a_global_seed(ours: GPT2) -> None:
     draws = []
     for _ in range(2):
@@ -376,6 +381,23 @@ def test_a_model_that_computes_nan_is_no_generator(do_sample: bool) -> None:
     model = constant_model(LOGITS * torch.nan)
     with pytest.raises(GenerationError, match="NaN"):
         generate(model, torch.zeros(1, 1, dtype=torch.long), max_new_tokens=2, do_sample=do_sample)
+
+
+def test_nan_in_one_row_of_a_batch_is_enough() -> None:
+    model = small_model(tie_word_embeddings=False)
+    model.wte.weight.data[3] = torch.nan
+    with pytest.raises(GenerationError, match="NaN"):
+        generate(model, torch.tensor([[1, 2], [3, 3]]), max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    "how", [{"bad_words_ids": [[0], [1], [2]]}, {"suppress_tokens": [0, 1, 2]}, {"no_repeat_ngram_size": 1}], ids=str
+)
+def test_a_row_to_which_no_token_is_left_is_an_error(how: dict[str, Any]) -> None:
+    """With the last, the first row has none to choose at once, while the second has two more."""
+    batch = left_padded([torch.tensor([[0, 1, 2]]), torch.tensor([[1]])])
+    with pytest.raises(GenerationError, match="exclude every token"):
+        generate(constant_model(LOGITS[:3]), *batch, max_new_tokens=1, **how)
 
 
 # --- stop strings
@@ -571,6 +593,10 @@ def test_a_row_under_settings_that_look_back_is_the_same_in_company(ours: GPT2) 
     assert len(set(map(len, alone))) > 2, "the rows end together"
 
 
+def test_the_prompt_is_none_of_the_new_tokens_that_there_must_be() -> None:
+    assert written(Scripted([7] * 8), eos_token_id=7, min_new_tokens=3) == [[0, 0, 0, 7]]
+
+
 def test_several_texts_of_a_prompt_stand_side_by_side_and_read_it_once(
     ours: GPT2, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -618,6 +644,12 @@ def test_scores_and_logprobs(ours: GPT2, theirs: GPT2LMHeadModel, how: dict[str,
         assert torch.equal(scores.isfinite(), expected.isfinite())
         token = int(out.sequences[0, ids.shape[1] + step])
         assert out.logprobs[0, step].item() == pytest.approx(scores.log_softmax(-1)[0, token].item())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_scores_are_in_single_precision_whatever_the_model_is_in(dtype: torch.dtype) -> None:
+    out = generate(small_model(dtype=dtype), tokens(1, 3), max_new_tokens=3, output_scores=True)
+    assert {score.dtype for score in out.scores} == {torch.float32}
 
 
 def test_a_row_that_has_ended_has_no_scores_and_certain_filling() -> None:
@@ -674,6 +706,12 @@ def test_a_sliding_window_is_the_last_tokens_read_anew(short: GPT2, length: int,
     assert len(set(expected)) > 4 or stride == 12  # of a window that begins anew with a single token
     out = generate(short, ids, max_new_tokens=28, overflow="slide", slide_stride=stride)
     assert out[0, length:].tolist() == expected
+
+
+def test_a_stride_beyond_the_context_keeps_the_last_token_all_the_same(short: GPT2) -> None:
+    how = {"max_new_tokens": 28, "overflow": "slide"}
+    least = generate(short, tokens(1, 5), **how, slide_stride=12)
+    assert torch.equal(generate(short, tokens(1, 5), **how, slide_stride=40), least)
 
 
 def test_each_row_of_a_batch_slides_by_itself(short: GPT2) -> None:
