@@ -68,6 +68,20 @@ def test_repetitive_text_takes_far_fewer_forwards(monkeypatch: pytest.MonkeyPatc
     assert max(counter.lengths[1:]) == 9
 
 
+def test_an_end_that_was_foreseen_is_the_end() -> None:
+    """Of a model that writes t + 1 after t, and the numbers are in the prompt already."""
+    model = small_model(vocab_size=12, tie_word_embeddings=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.ln_f.weight.fill_(1)
+        model.wte.weight.copy_(torch.eye(12, 48))
+        model.lm_head.weight.copy_(model.wte.weight.roll(1, 0))
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 1, 2]])
+    out = generate(model, ids, max_new_tokens=9, eos_token_id=5, prompt_lookup_num_tokens=5)
+    assert out[0, 10:].tolist() == [3, 4, 5]
+
+
 def test_a_draft_follows_what_followed_before() -> None:
     text = [7, 8, 9, 1, 2, 3, 4, 5, 6, 1, 2, 3]
     assert Drafter().draft(text, 4) == [4, 5, 6, 1]
