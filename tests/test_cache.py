@@ -144,10 +144,11 @@ def test_a_cache_for_nothing_is_refused(size: tuple[int, int], model: minigpt.GP
         model.new_cache(*size)
 
 
-def test_another_batch_size_is_refused(model: minigpt.GPT2) -> None:
+@pytest.mark.parametrize("batch", [1, 3])
+def test_another_batch_size_is_refused(model: minigpt.GPT2, batch: int) -> None:
     cache = model.new_cache(2, 8)
-    with pytest.raises(GenerationError, match="the cache is for a batch of 2, but the input is a batch of 3"):
-        model(random_ids(3, 4, device=model.wte.weight.device), cache=cache)
+    with pytest.raises(GenerationError, match=f"the cache is for a batch of 2, but the input is a batch of {batch}"):
+        model(random_ids(batch, 4, device=model.wte.weight.device), cache=cache)
     assert cache.length == 0
 
 
