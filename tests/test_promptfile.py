@@ -43,6 +43,11 @@ def test_prompts_and_where_they_stand(tmp_path: Path) -> None:
     assert (second.line, second.id, second.prompt.text, second.prompt.seed) == (3, None, "\u2028b", None)
 
 
+def test_null_is_as_good_as_nothing(tmp_path: Path) -> None:
+    (line,) = read_prompts(prompt_file(tmp_path, {"prompt": "a", "id": None, "max_new_tokens": None, "seed": None}))
+    assert (line.id, line.prompt.max_new_tokens, line.prompt.seed) == (None, None, None)
+
+
 BROKEN: dict[str, tuple[Any, str]] = {
     "no JSON": (b'{"prompt": \n', "not JSON in UTF-8"),
     "no UTF-8": (b'{"prompt": "\xff"}\n', "not JSON in UTF-8"),
@@ -78,8 +83,15 @@ def test_a_fingerprint_tells_runs_apart(tmp_path: Path) -> None:
     others = (
         fingerprint(other, lines, {"seed": 1}), fingerprint(model, lines, {"seed": 2}),
         fingerprint(model, lines[:2], {"seed": 1}), fingerprint(model.double(), lines, {"seed": 1}),
+        fingerprint(small_model(layer_norm_epsilon=1e-6), lines, {"seed": 1}),
     )  # fmt: skip
-    assert len({same, *others}) == 5
+    assert len({same, *others}) == 6
+
+
+@pytest.mark.parametrize("more", [{"id": 1}, {"max_new_tokens": 1}, {"seed": 1}], ids=str)
+def test_whatever_a_line_says_makes_it_another_run(tmp_path: Path, more: dict[str, int]) -> None:
+    model, said = small_model(), [{"prompt": "a"}, {"prompt": "a", **more}]
+    assert len({fingerprint(model, read_prompts(prompt_file(tmp_path, line)), {}) for line in said}) == 2
 
 
 def test_results_are_lines_that_say_what_they_are(tmp_path: Path) -> None:
@@ -88,9 +100,18 @@ def test_results_are_lines_that_say_what_they_are(tmp_path: Path) -> None:
         results.add(lines[1], text(1))
         assert len(out.read_bytes().splitlines()) == 1, "a result is there as soon as it is added"
         results.add(lines[0], text(0, 2))
+    assert '"prompt": "狗"' in out.read_text(encoding="utf-8"), "people read it, too"
     first, second = map(json.loads, out.read_text(encoding="utf-8").splitlines())
     assert first == {"run": RUN, "line": 2, "number": 0, "prompt": "狗", "text": "é\n狗", "end": "eos", "tokens": 2}
     assert (second["id"], second["line"], second["number"]) == ("x", 1, 2)
+
+
+@pytest.mark.parametrize("own", [0, "", False, []], ids=repr)
+def test_a_name_of_ones_own_may_be_anything_but_null(tmp_path: Path, own: object) -> None:
+    lines, out = read_prompts(prompt_file(tmp_path, {"prompt": "a", "id": own})), tmp_path / "out.jsonl"
+    with ResultFile(out, RUN) as results:
+        results.add(lines[0], text(0))
+    assert json.loads(out.read_text(encoding="utf-8"))["id"] == own
 
 
 def test_a_run_goes_on_wherever_it_was_cut(tmp_path: Path) -> None:
