@@ -59,6 +59,13 @@ def test_from_any_family_to_any_other(first: str, second: str, tmp_path: Path) -
     assert_bit_equal(load(WRITERS[second](between, tmp_path / "c")), theirs)
 
 
+def test_a_config_goes_before_openais_own_words(tmp_path: Path) -> None:
+    theirs = reference(layer_norm_epsilon=1e-2)
+    file = write_openai(theirs, tmp_path)
+    (tmp_path / "config.json").write_text(theirs.config.to_json_string())
+    assert_bit_equal(load(file), theirs)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_of_a_pickle(dtype: torch.dtype, tmp_path: Path) -> None:
     theirs = reference().to(dtype)

@@ -249,6 +249,11 @@ def test_a_config_of_a_trillion_parameters(folder: Path, fields: dict[str, int],
     assert "parameters, " in describe(folder)["refused"][0]
 
 
+def test_a_config_of_many_layers_of_next_to_nothing(folder: Path) -> None:
+    """Its numbers would do no harm; to build its modules takes a while."""
+    assert "asks for 2" in refusal(edit_config(folder, n_layer=1000, n_embd=1, n_head=1))
+
+
 def test_numbers_that_no_model_has(folder: Path) -> None:
     assert "n_layer must be a whole number above 0 and below 2^31" in refusal(edit_config(folder, n_layer=10**400))
 

@@ -73,6 +73,12 @@ def test_a_source_that_is_nothing_is_one_sentence(source: str | Path) -> None:
         assert "offline mode" not in message, "a Path is a path and never a repository's name"
 
 
+@pytest.mark.parametrize("source", ["./nothing", "/nothing", "~/nothing", "a/b/c", "nothing.safetensors", ""])
+def test_what_can_only_be_a_path_is_not_looked_for_in_the_hub(source: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^there is no directory or file of weights {source}$"):
+        locate(source)
+
+
 def test_an_empty_source_is_not_the_working_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(CheckpointError):

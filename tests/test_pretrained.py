@@ -651,6 +651,16 @@ def test_a_tokenizer_that_cannot_be_saved(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_weights_of_one_byte_too_many_are_divided(folder: Path, tmp_path: Path) -> None:
+    size = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+    minigpt.save_pretrained(load(folder), tmp_path / "whole", max_shard_bytes=size)
+    assert (tmp_path / "whole" / "model.safetensors").is_file()
+    minigpt.save_pretrained(load(folder), tmp_path / "divided", max_shard_bytes=size - 1)
+    index = json.loads((tmp_path / "divided" / "model.safetensors.index.json").read_text())
+    assert index["metadata"] == {"total_size": size}
+    assert len(set(index["weight_map"].values())) == 2
+
+
 def compiled_whole(model: GPT2) -> Any:
     return torch.compile(model, backend="eager")
 
