@@ -560,6 +560,15 @@ def test_an_eps_that_cannot_be_set_is_said() -> None:
     assert notes(norms.build("fused", 8)) == notes(norms.build(DimEps, 8)) == ()
 
 
+def test_a_flag_that_is_called_after_eps_is_none() -> None:
+    class WithFlag(EmbDim):
+        def __init__(self, emb_dim, eps=1e-5):
+            super().__init__(emb_dim)
+            self.eps, self.use_eps = eps, True
+
+    assert notes(norms.build(WithFlag, 8)) == ()
+
+
 def test_an_eps_that_somebody_has_chosen_stays_and_is_said() -> None:
     for norm in (functools.partial(nn.LayerNorm, eps=1e-6), lambda size, **_: nn.LayerNorm(size, 1e-6)):
         built = norms.build(norm, 8)
@@ -919,6 +928,12 @@ def test_a_file_may_import_its_neighbour(tmp_path: Path) -> None:
     assert sys.path == path
 
 
+def test_a_neighbour_hides_no_module_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "colorsys.py").write_text("raise AssertionError('the neighbour was imported')\n")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    norms.build(f"{file_with(tmp_path, 'import colorsys; Mine = nn.LayerNorm')}:Mine", 8)
+
+
 def test_a_class_within_a_class(tmp_path: Path) -> None:
     file = file_with(tmp_path, "class Outer:\n    class Inner(nn.LayerNorm):\n        pass\n")
     assert isinstance(norms.build(f"{file}:Outer.Inner", 8), nn.LayerNorm)
@@ -946,10 +961,11 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     ids=["division", "import", "syntax", "exit", "within", "library"],
 )
 def test_a_file_that_does_not_import(body: str, line: int, said: str, tmp_path: Path) -> None:
-    file = file_with(tmp_path, body)
+    file, modules = file_with(tmp_path, body), set(sys.modules)
     message = refused(f"{file}:Mine")
     assert message.startswith(f"{file} does not import: {said}")
     assert message.endswith(f"({file}, line {line})")
+    assert not [name for name in sys.modules.keys() - modules if name.startswith("norm_of_mine")]
     file_with(tmp_path, "class Mine(nn.LayerNorm):\n    pass\n")
     norms.build(f"{file}:Mine", 8)  # mended, it is read anew
 
