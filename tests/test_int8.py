@@ -92,8 +92,11 @@ def test_the_model_is_one_of_rounded_weights(tied: bool, dtype: torch.dtype) -> 
     assert_within(rms(given - truth), 0.03 * cost if dtype != torch.bfloat16 else cost, rms(truth), f"cost {cost:.3g}")
 
 
-def test_embeddings_norms_and_biases_are_left_exact() -> None:
-    model, was = quantize_int8(small_model()), dict(small_model().named_parameters())
+@pytest.mark.parametrize("tied", [True, False])
+def test_embeddings_norms_and_biases_are_left_exact_and_nothing_else(tied: bool) -> None:
+    model, other = (small_model(tie_word_embeddings=tied) for _ in range(2))
+    quantize_int8(model)
+    was = dict(other.named_parameters())
     left = dict(model.named_parameters())
     assert left.keys() == {name for name, p in was.items() if p.ndim == 1 or name in ("wte.weight", "wpe.weight")}
     for name, parameter in left.items():

@@ -63,6 +63,15 @@ def test_what_a_compiler_is_given_is_the_same_formula(kind: str, dtype: torch.dt
     assert_close(given, truth.to(dtype), 8 * torch.finfo(dtype).eps, "written out")
 
 
+def test_it_is_for_inference_without_autocast() -> None:
+    q = single_query(torch.bfloat16)[0]
+    assert not one_query.suits(q), "gradients may be asked for"
+    with torch.no_grad():
+        assert one_query.suits(q)
+        with torch.autocast("cpu"):
+            assert not one_query.suits(q)
+
+
 LAYS = {
     "whole": lambda store: store,
     "from the first column": lambda store: store[:, :, :20],

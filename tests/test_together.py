@@ -108,6 +108,9 @@ class AsksItsCache(minigpt.GPT2):
 
 CHANGES: dict[str, Callable[[Any], object]] = {
     "nobody joins": lambda model: None,
+    "a step of its own": lambda model: setattr(
+        model, "step", lambda x, padding, cache: model.read(x, model.mask(padding, cache.length, 1, x), cache)
+    ),
     "a text is long": lambda model: None,
     "somebody watches": lambda model: model.h[0].register_forward_hook(lambda *seen: None),
     "another block": lambda model: model.h.insert(1, Skip()),
