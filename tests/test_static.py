@@ -34,6 +34,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "min_p": SAMPLED | {"min_p": 0.05},
     "typical_p": SAMPLED | {"typical_p": 0.8},
     "excluded": SAMPLED | {"suppress_tokens": [1, 2, 60], "bad_words_ids": [[5], [0], [70]]},
+    "suppressed": SAMPLED | {"suppress_tokens": list(range(40))},
+    "bad words": SAMPLED | {"bad_words_ids": [[i] for i in range(40)]},
     "ends": SAMPLED | {"eos_token_id": list(range(20)), "pad_token_id": 82},
     "held back": SAMPLED | {"eos_token_id": list(range(60)), "min_new_tokens": 7},
     "several": SAMPLED | {"num_return_sequences": 3, "eos_token_id": list(range(10))},
@@ -144,7 +146,6 @@ def test_halves_of_the_published_width_of_heads(
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 def test_nan_is_an_error(wrong: float, by_static: list[str], device: torch.device) -> None:
-    """From the prompt on, or only once a token is read that the prompt did not hold."""
     model = small_model(device=device)
     with torch.no_grad():
         model.ln_f.bias[0] = wrong
@@ -152,6 +153,16 @@ def test_nan_is_an_error(wrong: float, by_static: list[str], device: torch.devic
     for ids in (torch.zeros(1, 3, dtype=torch.long), torch.full((1, 2), 3)):
         with pytest.raises(GenerationError, match="logits are NaN"):
             generate(model, ids.to(device), max_new_tokens=9, eos_token_id=None)
+
+
+def test_nan_that_comes_of_a_new_token_is_an_error(by_static: list[str], device: torch.device) -> None:
+    model, ids = small_model(tie_word_embeddings=False, device=device), random_ids(1, 3, device=device)
+    new = int(generate(model, ids, max_new_tokens=1)[0, -1])
+    assert new not in ids
+    model.wte.weight.data[new] = torch.nan
+    with pytest.raises(GenerationError, match="logits are NaN"):
+        generate(model, ids, max_new_tokens=9, eos_token_id=None)
+    assert set(by_static) == {"StaticBatch"}
 
 
 def test_nothing_left_to_take_is_an_error(by_static: list[str]) -> None:
