@@ -117,6 +117,19 @@ def test_rows_that_come_and_go(
     assert len({len(ids) for ids, _, _ in given.values()}) > 2, "they all end together"
 
 
+@pytest.mark.parametrize("lengths", [(9,), (3, 9)], ids=str)
+def test_a_window_that_is_full_is_read_anew_in_time(
+    lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, by_static: list[str]
+) -> None:
+    """The context is no round number, so that the room has a column for a token too many."""
+    model, ids = small_model(dtype=torch.float64, n_positions=21), random_ids(len(lengths), 9)
+    how: dict[str, Any] = {"max_new_tokens": 30, "eos_token_id": None, "overflow": "slide", "slide_stride": 8}
+    mask = left_padding(lengths, 9)
+    given = generate(model, ids, mask, **how)
+    assert torch.equal(given, by_plain(monkeypatch, model, ids, mask, **how))
+    assert by_static == ["StaticBatch", "Batch"]
+
+
 def test_a_step_is_under_way_while_the_last_is_read(by_static: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """And none is launched that nobody needs: of one row, as many as there are tokens to read."""
     order: list[str] = []
