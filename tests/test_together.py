@@ -140,6 +140,17 @@ def test_otherwise_everybody_is_read_by_the_models_own_forward(why: str, monkeyp
         assert_within(max_abs(logits - alone), 1e-5 * max_abs(alone), max_abs(alone), f"prompt {row.prompt}")
 
 
+def test_who_began_beside_a_long_text_has_the_whole_context_all_the_same() -> None:
+    model = small_model(dtype=torch.float64, n_positions=64)
+    settings = GenerationSettings(max_new_tokens=60, eos_token_id=None)
+    rows = rows_of(model, [random_ids(1, 60)[0].tolist(), [1]], settings, None)
+    rows[0].max_new_tokens = 2
+    for _ in written(model, rows, settings, 2):
+        pass
+    alone = minigpt.generate(model, torch.tensor([[1]]), max_new_tokens=60, eos_token_id=None)
+    assert rows[1].ids == alone[0].tolist()
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_texts_that_join_at_any_time_are_what_they_are_alone(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of them beyond the context, so that windows are read anew among the others."""
