@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 import minigpt
-from minigpt import GPT2, GenerationError, GPT2Config, Tokenizer
+from minigpt import GPT2, ConfigError, GenerationError, GPT2Config, Tokenizer
 from minigpt.generation import generate, prompt_ids, stream, warp
 from minigpt.generation.batch import BLOCK, drawn, likeliest
 from minigpt.generation.decode import require_fits
@@ -115,6 +115,7 @@ def test_the_result_is_the_prompt_and_the_new_tokens(ours: GPT2) -> None:
     assert (out.dtype, out.shape) == (torch.long, (2, 9))
     assert torch.equal(out[:, :6], before)
     assert torch.equal(ids, before)
+    assert generate(ours, ids.int(), max_new_tokens=3, eos_token_id=None).dtype == torch.int32
 
 
 def test_greedy_by_whatever_name(ours: GPT2) -> None:
@@ -451,6 +452,13 @@ def test_the_end_and_a_stop_string_together(tokenizer: Tokenizer) -> None:
 def test_stop_strings_need_a_tokenizer(ours: GPT2) -> None:
     with pytest.raises(GenerationError, match="stop_strings need the tokenizer"):
         generate(ours, tokens(1, 3), max_new_tokens=2, stop_strings="x")
+
+
+def test_a_foreign_tokenizer_is_refused_where_it_is_needed_and_only_there(ours: GPT2) -> None:
+    how: dict[str, Any] = {"max_new_tokens": 2, "tokenizer": object()}
+    assert generate(ours, tokens(1, 3), **how).shape == (1, 5)
+    with pytest.raises(GenerationError, match=r"the tokenizer is a object; take minigpt\.Tokenizer"):
+        generate(ours, tokens(1, 3), **how, stop_strings="x")
 
 
 # --- stream
@@ -832,6 +840,8 @@ def test_a_prompt_and_new_tokens_beyond_the_context(tokenizer: Tokenizer) -> Non
     with pytest.raises(GenerationError, match=complaint):
         generate(model, tokens(2, 10), max_new_tokens=7)
     with pytest.raises(GenerationError, match=complaint):
+        generate(model, *left_padded([tokens(1, 3), tokens(1, 10)]), max_new_tokens=7)
+    with pytest.raises(GenerationError, match=complaint):
         stream(model, tokenizer, "<|endoftext|>" * 10, max_new_tokens=7)
 
 
@@ -855,6 +865,22 @@ def test_ids_out_of_range(wrong: int) -> None:
     ids[1, 3] = wrong
     with pytest.raises(GenerationError, match=f"token id {wrong} is outside the vocabulary of {VOCABULARY}"):
         generate(Untouched(), ids, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("how", [{"suppress_tokens": [3, VOCABULARY]}, {"bad_words_ids": [[VOCABULARY, 3]]}], ids=str)
+def test_ids_to_exclude_that_no_token_has(how: dict[str, Any]) -> None:
+    with pytest.raises(GenerationError, match=f"holds {VOCABULARY}, outside the vocabulary of {VOCABULARY}"):
+        generate(Untouched(), tokens(1, 3), max_new_tokens=2, **how)
+
+
+def test_a_model_without_values_writes_nothing() -> None:
+    with pytest.raises(ConfigError, match="meta"):
+        generate(Untouched().to("meta"), tokens(1, 3), max_new_tokens=2)
+
+
+def test_a_stream_of_several_texts(tokenizer: Tokenizer) -> None:
+    with pytest.raises(GenerationError, match="a stream is one text"):
+        stream(Untouched(), tokenizer, "the", max_new_tokens=2, do_sample=True, num_return_sequences=2)
 
 
 def test_a_tokenizer_of_another_vocabulary_is_noticed_at_the_call(tokenizer: Tokenizer) -> None:
