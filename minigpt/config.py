@@ -105,10 +105,10 @@ class GPT2Config:
         ):
             _require(isinstance(getattr(self, name), bool), name, self, "true or false")
         for name in ("bos_token_id", "pad_token_id"):
-            _require(getattr(self, name) is None or _is_int(getattr(self, name)), name, self, "a token id or null")
+            _require(getattr(self, name) is None or _is_id(getattr(self, name)), name, self, "a token id or null")
         if isinstance(self.eos_token_id, list):  # as JSON gives it; a tuple keeps the config hashable
             object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
-        _require(all(map(_is_int, self.eos_token_ids)), "eos_token_id", self, "a token id, a list of them, or null")
+        _require(all(map(_is_id, self.eos_token_ids)), "eos_token_id", self, "a token id, a list of them, or null")
         known = ", ".join(ACTIVATIONS)
         _require(self.activation_function in ACTIVATIONS, "activation_function", self, f"one of {known}")
         if self.n_embd % self.n_head:
@@ -221,6 +221,10 @@ def _without_aliases(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _require(holds: bool, name: str, config: GPT2Config, wanted: str) -> None:
     if not holds:
         raise ConfigError(f"{name} must be {wanted}, not {getattr(config, name)!r}")
+
+
+def _is_id(value: object) -> bool:
+    return _is_int(value) and -(2**31) <= value < 2**31  # some write -1 for none
 
 
 def _is_int(value: object) -> TypeGuard[int]:

@@ -14,12 +14,14 @@ EXAMPLES = (
     "--against transformers:float32,ctranslate2:int8[/]\n\n[bold]minigpt bench generate --batch 16 --json -[/]"
 )
 
-bench = typer.Typer(help="Measure speed.", no_args_is_help=True)
+bench = typer.Typer(help="Measure speed.")
 
 
-@bench.callback()
-def _bench() -> None:
+@bench.callback(invoke_without_command=True)
+def _bench(context: typer.Context) -> None:
     """Measure speed and memory, against others in the same run."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @bench.command(epilog=EXAMPLES)

@@ -32,11 +32,20 @@ def show(summary: RenderableType, fields: Any, json_file: str | None) -> None:
 
 
 def print_json(fields: Any, file: str) -> None:
-    text = json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if file == "-":
-        print(text, end="")
+        print(_json(fields, is_ascii=not (sys.stdout.encoding or "").lower().startswith("utf")))
     else:
-        write(file, text)
+        write(file, _json(fields) + "\n")
+
+
+def _json(fields: Any, is_ascii: bool = False) -> str:
+    return json.dumps(fields, indent=2, ensure_ascii=is_ascii, allow_nan=False)
+
+
+def require_name(option: str, file: Path | None) -> None:
+    """Refuse '-', which stands for a stream where there is one to write to."""
+    if file is not None and str(file) == "-":
+        raise MiniGPTError(f"{option} writes a file, and '-' is none; ./- would be one of that name")
 
 
 def require_writable(*files: str | Path | None, beside: Iterable[Path | None] = ()) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import minigpt
-from minigpt.cli.files import made_aside, print_json, read_standard_input, said_aside
+from minigpt.cli.files import made_aside, print_json, read_standard_input, require_name, said_aside
 from minigpt.cli.many import tokens_at_a_time, write_many
 from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision
 
@@ -80,6 +80,7 @@ def generate(
     settle_memory()
     many = {"--num-return-sequences": num_return_sequences, "--batch-size": batch_size}
     _require_compatible(greedy, dict(shaping, seed=seed), prompt, prompts, out, many, as_json)
+    require_name("--out", out)
     place = locate(model, revision=revision)  # once, so that weights, settings and tokenizer are of one commit
     asked = {name: value for name, value in {**shaping, **others}.items() if value is not None}
     beside = read_generation_config(place)

@@ -40,16 +40,19 @@ def write_many(
     texts = complete(
         model, tokenizer, [line.prompt for line in lines], batch_size=batch_size, skip=written, **settings
     )  # judges every prompt now, and writes when it is asked
-    file, count = file_of(identity["norm"]), len(lines) * settings.get("num_return_sequences", 1)
+    copies = range(settings.get("num_return_sequences", 1))
+    places = {(line.line, copy): (number, copy) for number, line in enumerate(lines) for copy in copies}
+    file = file_of(identity["norm"])
     source = None if file is None else file.read_bytes()
     identity = {**identity, "source": source, "tokenizer": tokenizer.backend.to_str()}
     with ResultFile(out, fingerprint(model, lines, {**settings, **identity})) as results:
-        number_of = {line.line: number for number, line in enumerate(lines)}
-        written |= {(number_of[line], copy) for line, copy in results.done}
+        if strange := results.done - places.keys():
+            raise GenerationError(f"{out} has a text of line {min(strange)[0]} that this command has not; give another")
+        written |= {places[done] for done in results.done}
         for note in filter(None, (results.note, f"{len(written)} texts are there already" if written else None)):
             print(f"note: {note}", file=sys.stderr)
-        ready_to_write(model, tokens_at_a_time(model, settings, min(batch_size, count)))
-        with _bar(count, len(written)) as done:
+        ready_to_write(model, tokens_at_a_time(model, settings, min(batch_size, len(places))))
+        with _bar(len(places), len(written)) as done:
             try:
                 for text in texts:
                     results.add(lines[text.prompt], text)

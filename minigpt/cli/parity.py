@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import minigpt
-from minigpt.cli.files import console, progress, read, read_json, require_writable, show, write
+from minigpt.cli.files import console, progress, read, read_json, require_name, require_writable, show, write
 from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision, options_given
 
 EXAMPLES = (
@@ -39,7 +39,9 @@ def parity(
         bool, typer.Option("--sensitivity", help="Swap one site at a time; rank the sites.")
     ] = False,
     bisect: Annotated[bool, typer.Option("--bisect", help="Name the swapped sites that break parity.")] = False,
-    budget: Annotated[str | None, typer.Option(help="Limits that decide instead: 'kl=1e-6,perplexity=0.01%'.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Limits that decide: 'kl=1e-6,perplexity=0.01%'; top1=1%: may differ.")
+    ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", help="Write the report here; '-' is standard output.")
     ] = None,
@@ -50,6 +52,7 @@ def parity(
     if compare is not None:
         if others := [option for option in options_given(context) if option not in ("--compare", "--html")]:
             raise minigpt.ConfigError(f"--compare judges nothing anew, so it cannot go with {', '.join(others)}")
+        require_name("--html", html)
         require_writable(html, beside=compare)
         _compare(*compare, html)
         return
@@ -68,6 +71,7 @@ def parity(
 
 def _require_writable(json_file: str | None, html: Path | None, beside: Iterable[Path | None]) -> None:
     """Refuse what could not be shown before minutes of work are lost on it."""
+    require_name("--html", html)
     require_writable(json_file, html, beside=beside)
     if html is not None:
         from minigpt.lab.page import require_matplotlib
@@ -99,7 +103,7 @@ def _compare(first: Path, second: Path, html: Path | None) -> None:
 def _prompts(given: list[str] | None, file: Path | None) -> list[str] | None:
     if file is None:
         return given
-    lines = [line for line in read(file).splitlines() if line.strip()]
+    lines = [line for line in read(file).removeprefix("\ufeff").splitlines() if line.strip()]
     if not lines:
         raise minigpt.GenerationError(f"{file} holds no prompt; write one on each line")
     if lines[0].startswith('{"prompt"'):

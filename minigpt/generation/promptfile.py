@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 from minigpt.errors import GenerationError
 from minigpt.generation.complete import Completion, Prompt
 from minigpt.generation.settings import RANGES
+from minigpt.json_file import parse_object
 from minigpt.model import GPT2
 
 FIELDS = ("prompt", "id", "max_new_tokens", "seed")
@@ -47,19 +48,21 @@ def read_prompts(file: str | Path) -> list[PromptLine]:
 
 def _parsed(file: str | Path, number: int, line: bytes) -> PromptLine:
     try:
-        fields = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        fields = parse_object(line)
+    except ValueError as error:
         raise GenerationError(
             f'{file}, line {number}: not JSON in UTF-8 ({error}); write {{"prompt": ...}} on each line'
         ) from error
+    except TypeError:
+        fields = {}
     if reason := _fault(fields):
         raise GenerationError(f"{file}, line {number}: {reason}")
     own = Prompt(fields["prompt"], fields.get("max_new_tokens"), fields.get("seed"), f"{file}, line {number}")
     return PromptLine(number, fields.get("id"), own)
 
 
-def _fault(fields: Any) -> str | None:
-    if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str):
+def _fault(fields: dict[str, Any]) -> str | None:
+    if not isinstance(fields.get("prompt"), str):
         return 'not an object with a text as its "prompt"'
     if unknown := sorted(fields.keys() - set(FIELDS)):
         return f"unknown {', '.join(unknown)}; known are {', '.join(FIELDS)}"
@@ -67,7 +70,15 @@ def _fault(fields: Any) -> str | None:
         fits, requirement = RANGES[name]
         if fields.get(name) is not None and not fits(fields[name]):
             return f"{name} must {requirement}, not {fields[name]!r}"
+    try:
+        _written(fields.get("id"))
+    except ValueError:
+        return "its id holds what JSON in UTF-8 cannot: NaN, infinity or half a character"
     return None
+
+
+def _written(fields: Any) -> bytes:
+    return json.dumps(fields, ensure_ascii=False, allow_nan=False).encode("utf-8")
 
 
 def fingerprint(model: GPT2, prompts: list[PromptLine], settings: Mapping[str, Any]) -> str:
@@ -119,7 +130,7 @@ class ResultFile:
         fields |= {"id": line.id} if line.id is not None else {}
         fields |= {"prompt": line.prompt.text, "text": result.text, "end": result.end, "tokens": len(result.ids)}
         fields |= {"logprobs": result.logprobs} if result.logprobs is not None else {}
-        self._write((json.dumps(fields, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8"))
+        self._write(_written(fields) + b"\n")
         self.done.add((line.line, result.number))
 
     def __enter__(self) -> "ResultFile":
@@ -162,7 +173,9 @@ class ResultFile:
         """(line, number) of a result of this run."""
         try:
             fields = json.loads(line)
-            run, of = fields["run"], (int(fields["line"]), int(fields["number"]))
+            run, *of = fields["run"], fields["line"], fields["number"]
+            if not all(type(place) is int for place in of):
+                raise TypeError("a place is a whole number")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise GenerationError(
                 f"{self.path}, line {number}: not a result of this command; give another --out"
@@ -171,9 +184,9 @@ class ResultFile:
             raise GenerationError(
                 f"{self.path} holds results of another run, of other prompts, settings or weights; give another --out"
             )
-        if of in self.done:
+        if tuple(of) in self.done:
             raise GenerationError(f"{self.path}, line {number}: the same result a second time; give another --out")
-        return of
+        return of[0], of[1]
 
     def _cut(self, rest: bytes, number: int) -> None:
         """Remove the beginning of a result that was never finished."""

@@ -16,12 +16,14 @@ QUANTITIES: dict[str, Callable[[ParityReport], float]] = {
     "ratio": lambda report: report.logits.ratio,
 }
 
+SHARES = ("top1", "top5")  # of tokens that disagree; whoever writes 99% means those that agree
+
 
 def parse_budget(text: str) -> dict[str, float]:
     """Limits by quantity; a limit in percent is a hundredth.
 
-    kl, kl_max: nats. perplexity: relative change, up or down. top1, top5: share of tokens that disagree. rms, max:
-    error of the logits. ratio: RMS error over the noise floor.
+    kl, kl_max: nats. perplexity: relative change, up or down. top1, top5: share of tokens that disagree, below a half.
+    rms, max: error of the logits. ratio: RMS error over the noise floor.
 
     Raises:
         ConfigError: it cannot be parsed; the message names the part and what there is.
@@ -29,9 +31,13 @@ def parse_budget(text: str) -> dict[str, float]:
     limits: dict[str, float] = {}
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
-        if name not in QUANTITIES or not equals or name in limits:
+        if name not in QUANTITIES or not equals:
             raise ConfigError(f"cannot read {part!r} in the budget; write name=limit, with {', '.join(QUANTITIES)}")
+        if name in limits:
+            raise ConfigError(f"cannot read {part!r} in the budget; {name} has a limit already")
         limits[name] = _limit(value, part)
+        if name in SHARES and limits[name] >= 0.5:
+            raise ConfigError(f"cannot read {part!r} in the budget; {name} limits the share that differs, to below 50%")
     return limits
 
 

@@ -158,10 +158,18 @@ def _as_ids(place: Path, prompts: Prompts | None, config: GPT2Config) -> Judged:
             raise
         tokenizer = None
     texts = PROMPTS if prompts is None else prompts
+    if prompts is None and tokenizer is not None and not _fits(PROMPTS, tokenizer, config):
+        return Judged(_random_ids(config), "4 sequences of random ids, since our own texts do not fit it", None)
     if tokenizer is not None and isinstance(texts[0], str):
         described = f"{len(texts)} texts" if len(texts) > 1 else "1 text"
         return Judged([prompt_ids(tokenizer, str(text)) for text in texts], described, tokenizer)
     return Judged([[int(token) for token in ids] for ids in texts], f"{len(texts)} lists of ids", tokenizer)
+
+
+def _fits(texts: Sequence[str], tokenizer: Tokenizer, config: GPT2Config) -> bool:
+    """Whether the model can read all of these texts."""
+    ids = [tokenizer.encode(text) for text in texts]
+    return all(len(each) <= config.n_positions and max(each) < config.vocab_size for each in ids)
 
 
 def _require_texts_or_ids(prompts: Any) -> None:

@@ -82,7 +82,7 @@ def parity(
     """
     limits = parse_budget(budget) if budget is not None else None
     patterns = [sites] if isinstance(sites, str) else list(sites)
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+    if type(max_new_tokens) is not int or max_new_tokens < 0:
         raise GenerationError(f"max_new_tokens must be a whole number, 0 or more, not {max_new_tokens!r}")
     on = resolve_device("cpu" if quantize and device is None else device)
     require_values(on)
@@ -91,6 +91,8 @@ def parity(
     place = locate(source, revision=revision, local_files_only=local_files_only)
     contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype), quantize, check_finite)
     judged = judged_prompts(place, prompts, contest.config)
+    if limits and "perplexity" in limits and text is None and max(map(len, judged.prompts)) < 2:
+        raise GenerationError("the budget limits perplexity, and no prompt has two tokens; give longer ones, or a text")
     text_ids = file_ids(text, judged.tokenizer, contest.config.n_positions) if text is not None else []
     if calibration is not None:
         contest.calibrate(file_ids(calibration, judged.tokenizer, contest.config.n_positions))

@@ -66,6 +66,13 @@ class Reading:
         return (Reading(item, f"{self.path}.{i}", self.label) for i, item in enumerate(self.value or []))
 
     @property
+    def names(self) -> list[str]:
+        """Of the members of an object; none where it is absent."""
+        if self.value is not None and not isinstance(self.value, dict):
+            raise self._error("an object")
+        return list(self.value or ())
+
+    @property
     def number(self) -> float | None:
         """None where it is absent or not finite."""
         if self.value is None:
@@ -89,6 +96,6 @@ class Reading:
 def differing_conditions(a: Reading, b: Reading) -> list[str]:
     """In what two reports were not measured alike, so that their figures cannot be held against each other."""
     named = ("model", "dtype", "attention", "device", "prompts")
-    versions = [f"versions.{name}" for name in {**(a["versions"].value or {}), **(b["versions"].value or {})}]
+    versions = [f"versions.{name}" for name in dict.fromkeys([*a["versions"].names, *b["versions"].names])]
     differing = [path for path in (*named, *versions) if a[path].value != b[path].value]
     return [path.removeprefix("versions.").replace("_", " ") for path in differing]

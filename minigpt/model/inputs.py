@@ -22,6 +22,8 @@ def require_tokens(input_ids: Int[Tensor, "batch seq"], cache: KVCache | None, c
     require_ids("input_ids", input_ids)
     if not input_ids.numel():
         raise GenerationError(f"input_ids is {tuple(input_ids.shape)}: there are no tokens to read")
+    if not (cache is None or isinstance(cache, KVCache)):
+        raise GenerationError(f"the cache must be one of the model's new_cache, not of type {type(cache).__name__}")
     first_read = cache is None or cache.length == 0  # later ids are the model's own: spare a GPU the wait
     if cache is not None:
         cache.require_room(*input_ids.shape)
@@ -37,6 +39,9 @@ def require_ids(what: str, given: Tensor) -> None:
     Raises:
         GenerationError: it is not (B, T) of int64 or int32, as an embedding takes them.
     """
+    if not isinstance(given, Tensor):
+        said = f"{what} must be a tensor of token ids (batch, seq), not of type {type(given).__name__}"
+        raise GenerationError(f"{said}; torch.tensor([ids]) makes one")
     if given.ndim != 2 or given.dtype not in (torch.int64, torch.int32):
         raise GenerationError(
             f"{what} must be whole numbers (batch, seq), int64 or int32, "

@@ -1,5 +1,6 @@
 """Replace norms in a model that is already loaded, sharing their Parameters."""
 
+import logging
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
@@ -18,7 +19,7 @@ def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "
     """Put ``norm`` at the matching sites, in place; return their names, in the order data meets them.
 
     The new norm uses the very Parameters of the old, so nothing is copied, an optimizer goes on with what it holds, and
-    swapping back restores the model exactly. Its eps is the config's.
+    swapping back restores the model exactly. Its eps is the config's; a warning says where its class has its own.
 
     Args:
         norm: as ``norms.build`` takes it: a name, a class, a function, "package.module:Name" or "path/to/file.py:Name".
@@ -37,6 +38,8 @@ def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "
     replacements = {name: _sharing(new, model.get_submodule(name)) for name, new in built.items()}
     for name, module in replacements.items():
         model.set_submodule(name, module)
+    for note in sorted({note for module in replacements.values() for note in norms.notes(module)}):
+        logging.getLogger("minigpt").warning("%s", note)
     return chosen
 
 

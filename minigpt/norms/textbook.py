@@ -1,6 +1,8 @@
 """LayerNorm as the textbook writes it. Every other norm here inherits its parameters and replaces its arithmetic."""
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
+from numbers import Real
 
 import torch
 from jaxtyping import Float
@@ -40,7 +42,7 @@ class LayerNorm(nn.LayerNorm):
     def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True) -> None:
         nn.Module.__init__(self)
         self.normalized_shape = row_shape(normalized_shape)
-        if not 0 <= eps < float("inf"):
+        if not isinstance(eps, Real) or not 0 <= eps < float("inf"):
             raise NormError(f"eps must be a finite number, 0 or more, not {eps!r}")
         self.eps, self.elementwise_affine = eps, True
         self.weight = nn.Parameter(torch.ones(self.normalized_shape))
@@ -81,9 +83,13 @@ def row_shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     """The shape of a row.
 
     Raises:
-        NormError: it has no dimension, or one without elements.
+        NormError: it has no dimension, or one that is no size.
     """
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    if not shape or min(shape) < 1:
-        raise NormError(f"normalized_shape must be one or more sizes above 0, not {normalized_shape!r}")
+    sizes = normalized_shape if isinstance(normalized_shape, Iterable) else [normalized_shape]
+    try:
+        shape = tuple(map(operator.index, sizes))
+    except TypeError:
+        shape = ()
+    if not shape or not 1 <= min(shape) <= max(shape) < 2**31:
+        raise NormError(f"normalized_shape must be one or more sizes above 0 and below 2^31, not {normalized_shape!r}")
     return shape

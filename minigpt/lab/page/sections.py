@@ -244,7 +244,7 @@ def _share(cost: Reading, phase: str) -> Child:
 def _measured_on(readings: Readings) -> Html | None:
     names = ["model", "norm", "sites", "dtype", "attention", "device", "prompts"]
     facts = {name: [reading[name].text for reading in readings] for name in names}
-    versions = dict.fromkeys(name for reading in readings for name in (reading["versions"].value or {}))
+    versions = dict.fromkeys(name for reading in readings for name in reading["versions"].names)
     facts |= {name.replace("_", " "): [reading["versions"][name].text for reading in readings] for name in versions}
     rows: list[list[Child]] = [
         [[name, _differs(values)], *(element("bdi", value) for value in values)]
