@@ -22,7 +22,23 @@ def test_limits_are_numbers_or_percent() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "kl", "kl=", "=1", "kl=1,,", "kl=1,kl=2", "speed=1", "kl=-1", "kl=inf", "kl=nan", "kl=1%%", "KL=1"]
+    "text",
+    [
+        "",
+        "kl",
+        "kl=",
+        "=1",
+        "kl=1,,",
+        "kl=1,kl=2",
+        "speed=1",
+        "kl=-1",
+        "kl=inf",
+        "kl=nan",
+        "kl=1%%",
+        "KL=1",
+        "top1=99%",
+        "top5=0.5",
+    ],
 )
 def test_what_cannot_be_read_is_named(text: str) -> None:
     with pytest.raises(minigpt.ConfigError, match="in the budget; "):

@@ -226,6 +226,38 @@ def test_generating_needs_no_transformers(folder: Path) -> None:
     assert done.stderr == "False\n"
 
 
+def test_json_is_whole_where_an_output_cannot_show_a_character(folder: Path) -> None:
+    words = ["generate", "é", "--model", folder, "--greedy", "--max-new-tokens", 2, "--json"]
+    ended = ran(words, PYTHONIOENCODING="ascii")
+    assert json.loads(ended.out)["prompt"] == "é"
+
+
+@pytest.mark.parametrize(
+    "words", [["generate", "--prompts", "p", "--out", "-"], ["parity", "--html", "-"]], ids=lambda words: words[0]
+)
+def test_a_file_is_not_a_stream(run: Run, words: list[str]) -> None:
+    assert (
+        complaint(run(*words)) == f"error: {words[-2]} writes a file, and '-' is none; ./- would be one of that name\n"
+    )
+
+
+def test_bench_alone_shows_its_help(run: Run) -> None:
+    status, out, err = run("bench")
+    assert (status, err) == (0, "")
+    assert "generate" in out
+    assert "norms" in out
+
+
+@pytest.mark.parametrize(("line", "number"), [(9, 0), (1, 1)])
+def test_a_text_of_no_prompt_of_this_run(run: Run, folder: Path, tmp_path: Path, line: int, number: int) -> None:
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "o.jsonl"
+    prompts.write_text('{"prompt": "the dog"}\n')
+    words = ["generate", "--model", folder, "--prompts", prompts, "--out", out, "--greedy", "--max-new-tokens", 2]
+    assert run(*words).status == 0
+    out.write_text(json.dumps(json.loads(out.read_text()) | {"line": line, "number": number}) + "\n")
+    assert f"has a text of line {line} that this command has not" in complaint(run(*words))
+
+
 def test_an_output_that_cannot_show_a_character_is_no_crash(folder: Path) -> None:
     ended = ran(["generate", "狗", "--model", folder, "--greedy", "--max-new-tokens", 2], PYTHONIOENCODING="ascii")
     assert "Traceback" not in ended.err

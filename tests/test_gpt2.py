@@ -443,3 +443,16 @@ def test_a_compiler_makes_one_graph_of_it_for_every_shape() -> None:
         for shape in ((2, 5), (3, 7), (1, 1), (2, 1), (4, 9)):
             ids = random_ids(*shape)
             assert_close(compiled(ids), model(ids), 1e-6, str(shape))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_lists_and_foreign_caches_are_refused() -> None:
+    model, ids = small_model(), random_ids(1, 3)
+    with pytest.raises(
+        GenerationError, match=r"input_ids must be a tensor .* not of type list; torch\.tensor\(\[ids\]"
+    ):
+        model([[1, 2]])  # type: ignore[arg-type]
+    with pytest.raises(GenerationError, match="input_ids must be a tensor"):
+        minigpt.generate(model, [1, 2], max_new_tokens=1)  # type: ignore[arg-type]
+    with pytest.raises(GenerationError, match="the cache must be one of the model's new_cache, not of type tuple"):
+        model(ids, cache=())  # type: ignore[arg-type]

@@ -191,11 +191,12 @@ def test_refuses_what_is_no_real_number(dtype: torch.dtype, name: str) -> None:
 
 
 @every_norm
+@pytest.mark.usefixtures("unchecked")
 def test_refuses_sizes_and_eps_that_make_no_sense(name: str) -> None:
-    for shape in (0, -1, (), [], (3, 0)):
+    for shape in (0, -1, (), [], (3, 0), 2.0, (3, 2.5), "x", None, 2**31):
         with pytest.raises(NormError, match="normalized_shape must be one or more sizes above 0"):
             norms.build(name, shape)
-    for eps in (-1e-5, float("nan"), float("inf")):
+    for eps in (-1e-5, float("nan"), float("inf"), "1e-5", None):
         with pytest.raises(NormError, match="eps must be a finite number, 0 or more"):
             norms.build(name, 3, eps=eps)
 

@@ -419,6 +419,7 @@ def test_who_cannot_see_it_is_told(make: Callable[[], Report]) -> None:
         (sample_report(2) | {"logits": {"rms_error": "big"}}, "logits.rms_error of the report is 'big', not a number"),
         (sample_report(2) | {"norm_sites": 3}, "norm_sites of the report is '3', not a list"),
         (sample_report(2) | {"logits": 3}, "logits of the report is '3', not an object"),
+        (sample_report(2) | {"versions": "x"}, "versions of the report is 'x', not an object"),
         (sample_report(2) | {"noise": ["x"]}, "noise.0 of the report is 'x', not an object"),
     ],
 )

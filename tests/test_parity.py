@@ -604,6 +604,20 @@ def test_a_prompt_that_fills_the_context(small: Path, length: int, compared: int
     assert report.greedy.tokens_compared == compared
 
 
+def test_a_budget_that_nothing_is_measured_for(small: Path) -> None:
+    with pytest.raises(minigpt.GenerationError, match="no prompt has two tokens"):
+        judge(small, prompts=[[5], [6]], budget="perplexity=1%")
+    assert judge(small, prompts=[[5], [6, 7]], budget="perplexity=1%").passed
+
+
+def test_texts_of_our_own_that_the_model_cannot_read(talking: Path, tmp_path: Path) -> None:
+    place = saved(reference(vocab_size=300, n_positions=12), tmp_path)
+    (place / "tokenizer.json").write_bytes((talking / "tokenizer.json").read_bytes())
+    report = judge(place, prompts=None)
+    assert report.prompts == "4 sequences of random ids, since our own texts do not fit it"
+    assert report.passed
+
+
 def test_no_new_tokens(small: Path) -> None:
     report = judge(small, max_new_tokens=0)
     assert report.passed

@@ -58,6 +58,9 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a length of 0": ({"prompt": "a", "max_new_tokens": 0}, "max_new_tokens must be 1 or more, not 0"),
     "a seed that is a text": ({"prompt": "a", "seed": "1"}, "seed must lie within .*, not '1'"),
     "too deep": (b"[" * 100_000 + b"\n", "not JSON"),
+    "a name twice": (b'{"prompt": "a", "prompt": "b"}\n', "the name 'prompt' stands in it twice"),
+    "an id of NaN": (b'{"prompt": "a", "id": [NaN]}\n', "its id holds what JSON in UTF-8 cannot"),
+    "an id of half a character": (b'{"prompt": "a", "id": "\\ud800"}\n', "its id holds what JSON in UTF-8 cannot"),
 }
 
 
@@ -138,6 +141,9 @@ FOREIGN = {
     "somebody's JSON": b'{"a": 1}\n',
     "another run": b'{"run": "another", "line": 1, "number": 0}\n',
     "another run, cut": b'{"run": "another", "li',
+    "a line by half": b'{"run": "0123456789abcdef", "line": 1.5, "number": 0}\n',
+    "a line beyond all": b'{"run": "0123456789abcdef", "line": 1e400, "number": 0}\n',
+    "a line by name": b'{"run": "0123456789abcdef", "line": true, "number": 0}\n',
     "a result twice": b'{"run": "0123456789abcdef", "line": 1, "number": 0}\n' * 2,
 }
 

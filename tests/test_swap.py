@@ -11,6 +11,27 @@ from torch.nn.utils import parametrize, prune
 from minigpt import GPT2, GPT2Config, LayerNorm, NormError, swap_norms
 from minigpt.norms.fused import FusedLayerNorm
 
+
+class OwnEps(nn.Module):
+    """Scale and shift, and an eps that nobody can set."""
+
+    def __init__(self, emb_dim: int) -> None:
+        super().__init__()
+        self.eps = 1e-6
+        self.scale, self.shift = nn.Parameter(torch.ones(emb_dim)), nn.Parameter(torch.zeros(emb_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.layer_norm(x, x.shape[-1:], self.scale, self.shift, self.eps)
+
+
+def test_a_class_with_an_eps_of_its_own_is_said_to_have_it(caplog: pytest.LogCaptureFixture) -> None:
+    model = small_model()
+    swap_norms(model, "textbook")
+    assert not caplog.messages
+    swap_norms(model, OwnEps)
+    assert caplog.messages == ["eps is 1e-06 in OwnEps, where the model's is 1e-05"]
+
+
 SITES = ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "h.2.ln_1", "h.2.ln_2", "ln_f"]
 
 
