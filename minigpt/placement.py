@@ -61,9 +61,12 @@ def require_values(device: torch.device) -> None:
 def has_values(tensor: torch.Tensor) -> bool:
     """Whether a program may look at its numbers and go on by what it finds.
 
-    Not on meta, and not while a compiler or ``torch.func.vmap`` follows what is done with a tensor that has none.
+    Not on meta, not while a compiler or ``torch.func.vmap`` follows what is done with a tensor that has none, and not
+    while it is recorded, by ``torch.jit.trace`` or as a CUDA graph, to be done with other numbers.
     """
     if torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor | FunctionalTensor):
+        return False
+    if torch._C._get_tracing_state() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
     while _functorch.is_functorch_wrapped_tensor(tensor):  # by vmap, grad and their like, the last on the outside
         if _functorch.is_batchedtensor(tensor):

@@ -104,6 +104,47 @@ def test_a_cache_of_fixed_room_and_a_mask_of_truth_values(folder: Path, attentio
     assert_close(logits(ours, input_ids=ids, attention_mask=causal), expected, 2e-6, "logits")
 
 
+PACKED = {
+    "two texts": [[0, 1, 2, 0, 1, 2]],
+    "padded on the left": [[0, 0, 0, 1, 2, 3]],
+    "in every row others": [[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 0, 1], [5, 6, 7, 1, 2, 3]],
+}
+
+
+@pytest.mark.parametrize("places", PACKED.values(), ids=PACKED)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_texts_that_are_packed_in_a_row_stay_apart(folder: Path, attention: str, places: list[list[int]]) -> None:
+    ours, theirs = load(folder, attn_implementation=attention), reference()
+    theirs.set_attn_implementation(attention)
+    for cached in (False, True):  # with a cache, transformers' own does not look for them
+        inputs = dict(input_ids=tokens(3, 6), position_ids=torch.tensor(places), use_cache=cached)
+        assert_close(logits(ours, **inputs), logits(theirs, **inputs), 5e-6, "logits")
+
+
+def test_a_packed_text_is_read_as_if_it_were_alone(folder: Path) -> None:
+    ours, x = load(folder), tokens(1, 6)
+    how = dict(position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]), use_cache=False)
+    assert_close(logits(ours, input_ids=x, **how)[:, 3:], logits(ours, input_ids=x[:, 3:]), 5e-6, "logits")
+
+
+@pytest.mark.parametrize("record", [torch.jit.trace, torch.export.export])
+@pytest.mark.filterwarnings("ignore")
+def test_a_recorded_program_keeps_packed_texts_apart_too(folder: Path, record: Any) -> None:
+    class Logits(torch.nn.Module):
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+            return self.model(ids, position_ids=places, use_cache=False).logits
+
+    program, x = Logits(load(folder)), tokens(1, 6)
+    packed = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    recorded = record(program, (x, torch.arange(6)[None]))
+    recorded = recorded if record is torch.jit.trace else recorded.module()
+    assert_close(recorded(x, packed), program(x, packed), 1e-6, "logits")
+
+
 def test_attention_can_be_changed_later(folder: Path) -> None:
     ours, theirs = load(folder, arithmetic="reference"), reference()
     for attention in ("eager", "sdpa"):
@@ -455,6 +496,29 @@ def test_trainer_learns_and_saves_what_loads_again(folder: Path, tmp_path: Path)
     assert torch.equal(logits(again), logits(model.eval()))
     assert again.config.norm == "textbook"
     assert "lm_head.weight" not in load_file(tmp_path / "saved/model.safetensors")
+
+
+def test_trainer_learns_the_same_from_packed_texts(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate, of the extra hf")
+    collator = transformers.DataCollatorWithFlattening()
+    rows: Any = [{"input_ids": tokens(1, length)[0].tolist()} for length in (5, 9, 7, 4)]
+    learned = []
+    for checkpointing, model in ((False, reference()), (False, load(folder)), (True, load(folder))):
+        model.loss_type = "ForCausalLM"  # transformers' own GPT-2 divides by all tokens
+        model.accepts_loss_kwargs = True
+        for part in model.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.0
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), max_steps=2, per_device_train_batch_size=2, learning_rate=1e-2, logging_steps=1,
+            report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, gradient_checkpointing=checkpointing,
+        )  # fmt: skip
+        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collator)
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+        learned.append([step["loss"] for step in trainer.state.log_history if "loss" in step])
+    assert learned[1] == pytest.approx(learned[0], rel=1e-4)
+    assert learned[2] == pytest.approx(learned[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("norm", ["fused", "textbook", "dyt", "triton"])

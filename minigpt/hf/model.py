@@ -28,7 +28,7 @@ from minigpt.hf.cache import BorrowedCache
 from minigpt.hf.config import Choice, FolderConfig, choice, config_of, shape_of
 from minigpt.model import GPT2, match_sites
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.masking import additive_mask, padding_mask, positions
+from minigpt.model.masking import additive_mask, packed_mask, padding_mask, positions
 
 
 class AdaptableConv1D(Conv1D, TheirConv1D):
@@ -109,7 +109,8 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
 
         Args:
             attention_mask: (B, S) with 0 for padding, on either side; or (B or 1, 1, T, S), taken as it is.
-            position_ids: (B or 1, T); by default each token's place among the real tokens of its row.
+            position_ids: (B or 1, T); by default each token's place among the real tokens of its row. With
+                neither a mask nor a cache, one that does not follow the last begins another text, which stays apart.
             labels: (B, T) ids to predict, not shifted; -100 is left out.
             logits_to_keep: how many of the last positions' logits are wanted, or which; 0 is all.
 
@@ -128,6 +129,8 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         if past_key_values is None and not checkpointing and (config.use_cache if use_cache is None else use_cache):
             past_key_values = DynamicCache(config=config)
 
+        if past_key_values is None and attention_mask is None and position_ids is not None:
+            attention_mask = packed_mask(position_ids)  # (B or 1, 1, T, T) or None
         x: Any = self.transformer.wte(input_ids) if inputs_embeds is None else inputs_embeds  # (B, T, C)
         past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
         is_ready = attention_mask is not None and attention_mask.ndim == 4

@@ -86,6 +86,19 @@ def eager_mask(
     return additive_mask(visible(padding, past, seq, device), dtype, torch.finfo(dtype).min)
 
 
+def packed_mask(position_ids: Int[Tensor, "rows seq"]) -> Bool[Tensor, "rows 1 seq seq"] | None:
+    """True where a query may see a key of its own text, where a row has several, one after the other.
+
+    A text begins wherever a position is not the one after the last. None where no row has a second one, as far as that
+    can be looked at.
+    """
+    text = (position_ids.diff(prepend=position_ids[..., :1] - 1) != 1).cumsum(-1)  # (rows, T), its number in the row
+    if has_values(text) and not text[..., -1].any():
+        return None
+    seen = visible(None, 0, text.shape[-1], text.device)  # (1, 1, T, T)
+    return seen & (text[..., None, :, None] == text[..., None, None, :])
+
+
 def additive_mask(visible: Bool[Tensor, "*dims"], dtype: torch.dtype, hidden: float) -> Float[Tensor, "*dims"]:
     """What is added to scores: 0 where visible, ``hidden`` where not."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, hidden)
