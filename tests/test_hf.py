@@ -203,6 +203,45 @@ def test_assisted_decoding_by_a_model_with_another_norm(folder: Path) -> None:
     )
 
 
+@pytest.fixture(scope="module")
+def worded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = saved(reference(vocab_size=300), tmp_path_factory.mktemp("worded"))
+    minigpt.Tokenizer(tiny_bpe()).save(place)
+    return place
+
+
+def test_writing_stops_at_a_text(worded: Path) -> None:
+    tokenizer, x = AutoTokenizer.from_pretrained(worded), tokens(1, 5)
+    how: dict[str, Any] = dict(max_new_tokens=20, do_sample=False, pad_token_id=0, eos_token_id=None)
+    ours, theirs = load(worded), transformers.GPT2LMHeadModel.from_pretrained(worded)
+    whole = ours.generate(x, **how)
+    stop = tokenizer.decode(whole[0, 12:14])
+    found, wanted = (model.generate(x, stop_strings=stop, tokenizer=tokenizer, **how) for model in (ours, theirs))
+    assert torch.equal(found, wanted)
+    assert found.shape[1] < whole.shape[1]
+    embeds = ours.get_input_embeddings()(x)
+    assert torch.equal(*(model.generate(inputs_embeds=embeds, **how) for model in (ours, theirs)))
+    with pytest.raises(ValueError, match="bogus"):
+        ours.generate(x, bogus=1)
+    written = [
+        pipeline("text-generation", model=model, tokenizer=tokenizer)("the dog", stop_sequence=stop, **how)
+        for model in (ours, theirs)
+    ]
+    assert written[0] == written[1]
+
+
+def test_an_assistant_with_a_tokenizer_of_its_own(worded: Path) -> None:
+    ours, tokenizer = load(worded), AutoTokenizer.from_pretrained(worded)
+    other = AutoTokenizer.from_pretrained(worded)
+    how: dict[str, Any] = dict(max_new_tokens=8, do_sample=False, pad_token_id=0)
+    assistant = load(worded, norm="rms")
+    assistant.resize_token_embeddings(310)  # another vocabulary
+    found = ours.generate(
+        tokens(1, 5), assistant_model=assistant, tokenizer=tokenizer, assistant_tokenizer=other, **how
+    )
+    assert torch.equal(found, ours.generate(tokens(1, 5), **how))
+
+
 def test_a_pipeline_from_a_folder_with_a_swapped_norm(folder: Path, tmp_path: Path) -> None:
     wide = saved(reference(vocab_size=300), tmp_path / "wide")
     minigpt.Tokenizer(tiny_bpe()).save(wide)
@@ -431,6 +470,8 @@ def test_what_our_network_does_not_do_is_refused_in_one_sentence(folder: Path, t
         assert "\n" not in str(raised.value)
     with pytest.raises(TypeError, match="token_type_ids"):
         model(x, token_type_ids=x)
+    with pytest.raises(ConfigError, match=r"continuous batching needs paged attention.* use generate"):
+        model.generate_batch(x.tolist(), generation_config=transformers.GenerationConfig(max_new_tokens=2))
     with pytest.raises(ValueError, match=r"[Ff]lash"):
         load(folder, attn_implementation="flash_attention_2")
     odd = saved(reference(), tmp_path)

@@ -200,6 +200,28 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         for block in self._blocks():
             block.attn.attention = attention
 
+    def prepare_inputs_for_generation(
+        self, input_ids: Any, *args: Any, inputs_embeds: Any = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As transformers' own, without the tokenizers, which ``generate`` hands on to ``forward`` all the same.
+
+        It looks for ``inputs_embeds`` and ``kwargs`` among these names to tell what a call may give.
+        """
+        mixin: Any = super()
+        kwargs = {name: kwargs[name] for name in kwargs.keys() - {"tokenizer", "assistant_tokenizer"}}
+        return mixin.prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse what ``generate_batch`` begins with.
+
+        Raises:
+            ConfigError: always; it needs an attention over pages of a cache.
+        """
+        raise ConfigError(
+            "continuous batching needs paged attention, which this network does not have; use generate, or "
+            "minigpt.generation.complete on the .transformer, which takes many prompts"
+        )
+
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As transformers' own.
 
