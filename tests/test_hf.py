@@ -145,13 +145,18 @@ def test_a_recorded_program_keeps_packed_texts_apart_too(folder: Path, record: A
     assert_close(recorded(x, packed), program(x, packed), 1e-6, "logits")
 
 
-def test_attention_can_be_changed_later(folder: Path) -> None:
+def test_attention_can_be_changed_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = load(folder, arithmetic="reference"), reference()
     for attention in ("eager", "sdpa"):
         ours.set_attn_implementation(attention)
         theirs.set_attn_implementation(attention)
         assert {ours.transformer.attention, *(block.attn.attention for block in ours._blocks())} == {attention}
         assert_same_bits(logits(ours), logits(theirs), attention)
+    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "mine", torch.nn.functional.softmax)
+    for other in ("mine", {"": "mine"}):
+        with pytest.raises(ConfigError, match="unknown attention 'mine'; known are sdpa, eager"):
+            ours.set_attn_implementation(other)
+    assert ours.config._attn_implementation == ours.transformer.attention == "sdpa"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -27,7 +27,9 @@ from minigpt.errors import ConfigError, GenerationError, NormError
 from minigpt.hf.cache import BorrowedCache
 from minigpt.hf.config import Choice, FolderConfig, choice, config_of, shape_of
 from minigpt.model import GPT2, match_sites
+from minigpt.model.attention import ATTENTIONS
 from minigpt.model.conv1d import Conv1D
+from minigpt.model.gpt2 import require_option
 from minigpt.model.masking import additive_mask, packed_mask, padding_mask, positions
 
 
@@ -193,7 +195,14 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         return embeddings
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
-        """As transformers' own, for "sdpa" and "eager"."""
+        """As transformers' own, for "sdpa" and "eager".
+
+        Raises:
+            ConfigError: another one, which our network does not have.
+        """
+        asked = attn_implementation.get("") if isinstance(attn_implementation, dict) else attn_implementation
+        if asked is not None:
+            require_option("attention", asked, ATTENTIONS)
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
         attention: Any = self.config._attn_implementation
         self.transformer.attention = attention

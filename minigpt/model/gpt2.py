@@ -74,8 +74,8 @@ class GPT2(nn.Module):
         arithmetic: str = "fast",
     ) -> None:
         super().__init__()
-        _require_known("attention", attention, ATTENTIONS)
-        _require_known("arithmetic", arithmetic, ARITHMETICS)
+        require_option("attention", attention, ATTENTIONS)
+        require_option("arithmetic", arithmetic, ARITHMETICS)
         self.config, self.attention, self.arithmetic = config, attention, arithmetic
         self.quantize: str | None = None  # what ``quantize_int8`` has made of it
         self.fast_head: nn.Module | None = None  # the head in another form, of ``quantize_int8`` or ``pack``
@@ -249,6 +249,11 @@ def _embedding(rows: int, width: int) -> nn.Embedding:
     return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
 
 
-def _require_known(what: str, given: Any, known: tuple[str, ...]) -> None:
+def require_option(what: str, given: Any, known: tuple[str, ...]) -> None:
+    """Refuse a name that is none of those known.
+
+    Raises:
+        ConfigError: the message says which are.
+    """
     if given not in known:
         raise ConfigError(f"unknown {what} {given!r}; known are {', '.join(known)}")
