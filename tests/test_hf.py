@@ -87,9 +87,21 @@ def test_padding_embeddings_and_what_is_kept(folder: Path) -> None:
     found = logits(ours, input_ids=x, attention_mask=mask)
     assert_same_bits(found[mask.bool()], wanted[mask.bool()], "left padding, positions found from the mask")
     assert torch.equal(logits(ours, inputs_embeds=ours.get_input_embeddings()(x)), logits(ours, input_ids=x))
-    assert torch.equal(logits(ours, input_ids=x, logits_to_keep=2), logits(ours, input_ids=x)[:, -2:])
-    some = torch.tensor([0, 5])
-    assert torch.equal(logits(ours, input_ids=x, logits_to_keep=some), logits(ours, input_ids=x)[:, some])
+
+
+KEPT = {
+    "the last": (2, lambda every: every[:, -2:]),
+    "the same in every row": (torch.tensor([0, 5]), lambda every: every[:, [0, 5]]),
+    "others in each": (torch.tensor([[0, 5], [7, 7], [3, 1]]), lambda every: torch.stack(
+        [every[0, [0, 5]], every[1, [7, 7]], every[2, [3, 1]]])),
+    "a mask": (torch.arange(24).view(3, 8) % 5 == 0, lambda every: every.flatten(0, 1)[::5]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("which", "picked"), KEPT.values(), ids=KEPT)
+def test_logits_of_some_positions(folder: Path, which: Any, picked: Any) -> None:
+    ours, x = load(folder), tokens(3, 8)
+    assert_close(logits(ours, input_ids=x, logits_to_keep=which), picked(logits(ours, input_ids=x)), 2e-6, "logits")
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -157,6 +169,24 @@ def test_attention_can_be_changed_later(folder: Path, monkeypatch: pytest.Monkey
         with pytest.raises(ConfigError, match="unknown attention 'mine'; known are sdpa, eager"):
             ours.set_attn_implementation(other)
     assert ours.config._attn_implementation == ours.transformer.attention == "sdpa"
+
+
+def test_what_the_loss_is_told_and_what_is_told_of_places(folder: Path) -> None:
+    ours, theirs, x = load(folder, arithmetic="reference"), reference(), tokens(2, 9)
+    theirs.loss_type = "ForCausalLM"
+    for more in ({"shift_labels": x.flip(0)}, {"ignore_index": int(x[0, 3])}, {"num_items_in_batch": 5},
+                 {"cache_position": torch.arange(9)}):  # fmt: skip
+        found, wanted = (model(x, labels=x, **more).loss for model in (ours, theirs))
+        assert_same_bits(found, wanted, str([*more]))
+
+
+def test_a_cache_that_is_not_to_be_used_further_is_read_and_not_handed_on(folder: Path) -> None:
+    ours, theirs, x = load(folder), reference(), tokens(2, 9)
+    found, wanted = (
+        model(x[:, 5:], past_key_values=model(x[:, :5]).past_key_values, use_cache=False) for model in (ours, theirs)
+    )
+    assert found.past_key_values is wanted.past_key_values is None
+    assert_close(found.logits, wanted.logits, 5e-6, "logits")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -465,10 +495,12 @@ def test_code_that_a_folder_names_is_run_only_when_asked_for(folder: Path, tmp_p
 # --- what is refused
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_our_network_does_not_do_is_refused_in_one_sentence(folder: Path, tmp_path: Path) -> None:
     model, x = load(folder), tokens(2, 5)
     for wrong in ({"output_attentions": True}, {}, {"inputs_embeds": torch.zeros(2, 5, 32)},
-                  {"attention_mask": torch.ones(2, 4)}, {"attention_mask": torch.full((2, 5), 2)}):  # fmt: skip
+                  {"attention_mask": torch.ones(2, 4)}, {"attention_mask": torch.full((2, 5), 2)},
+                  {"input_ids": x[0]}, {"input_ids": x[None]}, {"max_length_q": 3}):  # fmt: skip
         inputs: dict[str, Any] = dict(wrong) if not wrong else {"input_ids": x, **wrong}
         with pytest.raises((ConfigError, GenerationError)) as raised:
             model(**inputs)
@@ -544,9 +576,10 @@ def test_trainer_learns_and_saves_what_loads_again(folder: Path, tmp_path: Path)
     assert "lm_head.weight" not in load_file(tmp_path / "saved/model.safetensors")
 
 
-def test_trainer_learns_the_same_from_packed_texts(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", [False, True], ids=["places alone", "told to flash attention too"])
+def test_trainer_learns_the_same_from_packed_texts(folder: Path, tmp_path: Path, told: bool) -> None:
     pytest.importorskip("accelerate", reason="Trainer needs accelerate, of the extra hf")
-    collator = transformers.DataCollatorWithFlattening()
+    collator = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=told)
     rows: Any = [{"input_ids": tokens(1, length)[0].tolist()} for length in (5, 9, 7, 4)]
     learned = []
     for checkpointing, model in ((False, reference()), (False, load(folder)), (True, load(folder))):

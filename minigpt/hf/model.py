@@ -30,7 +30,11 @@ from minigpt.model import GPT2, match_sites
 from minigpt.model.attention import ATTENTIONS
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import require_option
+from minigpt.model.inputs import require_ids
 from minigpt.model.masking import additive_mask, packed_mask, padding_mask, positions
+
+OF_LOSS = {"num_items_in_batch", "shift_labels", "ignore_index"}
+OF_PACKING = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
 
 
 class AdaptableConv1D(Conv1D, TheirConv1D):
@@ -105,7 +109,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        **more: Any,
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V), the loss where there are labels, and the cache.
 
@@ -114,21 +118,30 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
             position_ids: (B or 1, T); by default each token's place among the real tokens of its row. With
                 neither a mask nor a cache, one that does not follow the last begins another text, which stays apart.
             labels: (B, T) ids to predict, not shifted; -100 is left out.
-            logits_to_keep: how many of the last positions' logits are wanted, or which; 0 is all.
+            logits_to_keep: how many of the last positions' logits are wanted, 0 being all; or which, (kept,) for all
+                rows or (B, kept) for each; or a mask (B, T).
+            more: what the loss is to know, ``num_items_in_batch``, ``shift_labels`` and ``ignore_index``; and what
+                kernels elsewhere are told of places, which are here as the cache and ``position_ids`` have them.
 
         Raises:
             ConfigError: attention weights are asked for.
-            GenerationError: neither or both of input_ids and inputs_embeds, or a mask of another shape.
+            GenerationError: neither or both of input_ids and inputs_embeds, ids that are not (B, T), a mask of another
+                shape, or texts are said to be packed without ``position_ids``.
+            TypeError: ``more`` has something else in it.
         """
+        _require_taken(more, position_ids)
         config = self.config
         if output_attentions if output_attentions is not None else config.output_attentions:
             raise ConfigError("our attention hands out no weights; load the model with transformers to look at them")
         if (input_ids is None) == (inputs_embeds is None):
             raise GenerationError("give either input_ids or inputs_embeds")
+        if input_ids is not None:
+            require_ids("input_ids", input_ids)
         if output_hidden_states is None:
             output_hidden_states = config.output_hidden_states
         checkpointing = self.gradient_checkpointing and self.training
-        if past_key_values is None and not checkpointing and (config.use_cache if use_cache is None else use_cache):
+        use_cache = not checkpointing and (config.use_cache if use_cache is None else use_cache)
+        if past_key_values is None and use_cache:
             past_key_values = DynamicCache(config=config)
 
         if past_key_values is None and attention_mask is None and position_ids is not None:
@@ -142,15 +155,11 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
             cache = BorrowedCache(past_key_values, total=None if is_ready else past + x.shape[1])
         stream = deque(self._read(x, mask, cache, checkpointing), None if output_hidden_states else 1)
 
-        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(stream[-1][:, kept])  # (B, kept, V)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits, labels, vocab_size=config.vocab_size, num_items_in_batch=num_items_in_batch
-            )
+        logits = self.lm_head(_kept(stream[-1], logits_to_keep))  # (B, kept, V), of a mask (kept, V)
+        loss = None if labels is None else self.loss_function(logits, labels, vocab_size=config.vocab_size, **more)
         hidden: Any = tuple(stream) if output_hidden_states else None
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values, hidden_states=hidden)
+        handed_on = past_key_values if use_cache else None
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=handed_on, hidden_states=hidden)
 
     def _read(self, x: Tensor, mask: Tensor | None, cache: Any, checkpointing: bool) -> Iterator[Tensor]:
         """The stream (B, T, C) before the first block and after each, the last of them normalized."""
@@ -266,6 +275,29 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
 
     def _blocks(self) -> list[Any]:
         return list(self.transformer.h)
+
+
+def _kept(x: Float[Tensor, "batch seq embd"], which: int | Tensor) -> Tensor:
+    """The positions of the stream whose logits are wanted: (B, kept, C), or (kept, C) of a mask (B, T)."""
+    if isinstance(which, int):
+        return x[:, -which:]
+    if which.ndim == 2:
+        return x[which] if which.dtype == torch.bool else x.take_along_dim(which[..., None], dim=1)
+    return x[:, which]
+
+
+def _require_taken(more: dict[str, Any], position_ids: Tensor | None) -> None:
+    """Refuse keywords of ``forward`` that are unknown, or say what is not done here.
+
+    Raises:
+        TypeError: the message names one that is unknown.
+        GenerationError: texts are said to be packed, and no ``position_ids`` keep them apart.
+    """
+    if unknown := sorted(more.keys() - OF_LOSS - OF_PACKING - {"cache_position"}):
+        raise TypeError(f"GPT2LMHeadModel.forward() got an unexpected keyword argument {unknown[0]!r}")
+    packed = sorted(name for name in OF_PACKING if more.get(name) is not None)
+    if packed and position_ids is None:
+        raise GenerationError(f"{packed[0]} says that texts are packed; give position_ids too, which keep them apart")
 
 
 def _install_norms(body: GPT2, chosen: Choice) -> None:
