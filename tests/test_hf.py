@@ -335,6 +335,28 @@ def test_a_model_from_a_config_alone(folder: Path) -> None:
     assert made.lm_head.weight is made.transformer.wte.weight
 
 
+def test_a_model_without_numbers(folder: Path) -> None:
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(transformers.GPT2Config(**TINY), norm=SWAPPED)
+        assert made(torch.zeros(2, 5, dtype=torch.int64)).logits.shape == (2, 5, TINY["vocab_size"])
+    assert {tensor.device.type for tensor in made.state_dict().values()} == {"meta"}
+    made.to_empty(device="cpu").init_weights()
+    assert made.transformer.ln_f.alpha.item() == 0.5
+    missing, _ = made.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    assert {*missing} == {"transformer.ln_f.alpha", "lm_head.weight"}
+    assert_close(logits(made.eval()), logits(load(folder, norm=SWAPPED)), 1e-6, "logits")
+
+
+def test_accelerate_makes_a_model_without_numbers_and_fills_it(folder: Path) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is of the extra hf")
+    with accelerate.init_empty_weights():
+        made = AutoModelForCausalLM.from_config(transformers.GPT2Config(**TINY), norm="textbook")
+    assert {parameter.device.type for parameter in made.parameters()} == {"meta"}
+    made.tie_weights()
+    made = accelerate.load_checkpoint_and_dispatch(made, str(folder), device_map={"": "cpu"}).eval()
+    assert_close(logits(made), logits(load(folder, norm="textbook")), 1e-6, "logits")
+
+
 def test_an_unswapped_model_is_saved_as_the_gpt2_that_it_is(folder: Path, tmp_path: Path) -> None:
     load(folder).save_pretrained(tmp_path)
     fields = config_json(tmp_path)

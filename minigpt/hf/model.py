@@ -303,9 +303,10 @@ def _require_taken(more: dict[str, Any], position_ids: Tensor | None) -> None:
 def _install_norms(body: GPT2, chosen: Choice) -> None:
     """Build the chosen norms into ``body``; they remember the values that they were built with.
 
-    On the CPU, also where the model is on the meta device until its checkpoint is read: a norm may have numbers of its
-    own, which that checkpoint does not have.
+    On the CPU first, also where the model is on the meta device until its checkpoint is read: a norm may have numbers
+    of its own, which that checkpoint does not have.
     """
+    device = torch.empty(0).device  # where new tensors go, here or around this
     for pattern, norm in [("*", "fused"), *chosen.by_site()]:
         for site in match_sites(body, pattern):
             with torch.device("cpu"):
@@ -314,6 +315,7 @@ def _install_norms(body: GPT2, chosen: Choice) -> None:
             for part in built.modules():
                 own = itertools.chain(part.named_parameters(recurse=False), part.named_buffers(recurse=False))
                 vars(part)["_as_built"] = {name: tensor.detach().clone() for name, tensor in own}
+            built._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 
 def _kinds(body: GPT2) -> dict[str, Any]:
