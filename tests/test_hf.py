@@ -538,6 +538,20 @@ def test_what_our_network_does_not_do_is_refused_in_one_sentence(folder: Path, t
         load(edit_config(odd, rotary_base=10000))
 
 
+def test_a_decoder_that_looks_at_an_encoder_is_transformers_own(folder: Path, tmp_path: Path) -> None:
+    both = transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(folder, folder)
+    assert type(both.decoder) is transformers.GPT2LMHeadModel
+    x = tokens(2, 5)
+    minigpt.hf.unregister()
+    both.save_pretrained(tmp_path)
+    wanted = logits(transformers.EncoderDecoderModel.from_pretrained(tmp_path), input_ids=x, decoder_input_ids=x)
+    minigpt.hf.register()
+    again = transformers.EncoderDecoderModel.from_pretrained(tmp_path)
+    assert torch.equal(logits(again, input_ids=x, decoder_input_ids=x), wanted)
+    with pytest.raises(ConfigError, match="add_cross_attention"):
+        AutoModelForCausalLM.from_config(transformers.GPT2Config(**TINY, add_cross_attention=True), norm="rms")
+
+
 def test_nothing_is_left_behind(folder: Path) -> None:
     minigpt.hf.register(norm="rms")
     minigpt.hf.unregister()

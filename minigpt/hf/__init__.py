@@ -9,7 +9,8 @@ that was asked for::
 
 What it saves is a plain GPT-2, for every program that reads one, as long as nothing is chosen. With a norm or an
 arithmetic of its own the folder's ``model_type`` is "minigpt-gpt2" and its config.json names the choice: here it is
-honoured when the folder is loaded again, and nobody else reads the folder as something that it is not.
+honoured when the folder is loaded again, and no Auto class of transformers reads it as something else; its
+``GPT2LMHeadModel.from_pretrained`` by name does, with a warning.
 
 Trainer divides our loss by the tokens that are predicted, T - 1 of a row's T; that of transformers' own GPT-2 by all T.
 PEFT knows the layers of a plain GPT-2 by itself; with a choice, name them as ``target_modules``.
@@ -29,7 +30,8 @@ def register(*, norm: Norms = "fused", arithmetic: str = "fast") -> None:
     """Let ``AutoModelForCausalLM`` answer for GPT-2 with our network, until ``unregister``.
 
     It answers so for ``model_type`` "gpt2", in place of transformers' own class, and for "minigpt-gpt2". transformers'
-    ``GPT2LMHeadModel`` and its classes for other tasks stay what they are.
+    ``GPT2LMHeadModel`` and its classes for other tasks stay what they are. A decoder that looks at an encoder too is
+    still transformers' own; with a norm or an arithmetic chosen, it is refused.
 
     Args:
         norm, arithmetic: what a model gets that is loaded with neither in the call nor in its folder: as

@@ -56,6 +56,9 @@ class AdaptableConv1D(Conv1D, TheirConv1D):
 class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
     """GPT-2 with a language-model head, for all that works on transformers' models.
 
+    Its ``transformer``, called by itself, gives logits, since it is our ``GPT2``. ``forward`` does not call it but
+    walks its parts, so that is where hooks belong.
+
     Args:
         config: a ``transformers.GPT2Config``.
         norm: a norm as ``minigpt.GPT2`` takes it, or a dict from patterns of sites to norms, applied in order.
@@ -78,6 +81,13 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
     _skip_keys_device_placement: Any = ("past_key_values",)
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}  # noqa: RUF012  (as the class above declares it)
     _keys_to_ignore_on_load_unexpected: Any = (r"attn\.(masked_)?bias$",)  # causal masks, in old files
+
+    def __new__(cls, config: Any = None, norm: Any = None, arithmetic: str | None = None) -> Any:
+        """A decoder that looks at an encoder too is transformers' own, where nothing is chosen."""
+        given = {"norm": norm, "arithmetic": arithmetic}
+        if getattr(config, "add_cross_attention", False) and choice(config, given, cls.by_default).named() == Choice():
+            return transformers.GPT2LMHeadModel(config)
+        return super().__new__(cls)
 
     def __init__(self, config: transformers.GPT2Config, norm: Any = None, arithmetic: str | None = None) -> None:
         chosen = choice(config, {"norm": norm, "arithmetic": arithmetic}, self.by_default)
