@@ -423,7 +423,7 @@ def test_no_wait_in_a_step_but_the_reading(settings: str, norm: str) -> None:
     model, ids = small_model(norm, device="cuda"), random_ids(4, 6, device="cuda")
     chosen = parse_settings(max_new_tokens=30, **SETTINGS[settings] | {"eos_token_id": None})
     rows = rows_of(model, ids.tolist(), chosen, None)
-    growing = decode.written(model, rows, chosen, len(rows))
+    growing = decode.write_rows(model, rows, chosen, len(rows))
     for _ in range(3 * len(rows)):
         next(growing)
     torch.cuda.set_sync_debug_mode("error")

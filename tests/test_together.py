@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import minigpt
 from minigpt.generation.batch import Batch
-from minigpt.generation.decode import rows_of, written
+from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import GenerationSettings
 from minigpt.model import KVCache
-from minigpt.model.company import Company
+from minigpt.model.ragged import Ragged
 from minigpt.model.together import Text, hidden_states_of_each
 
 
@@ -88,7 +88,7 @@ def test_who_joins_is_read_along_with_the_tokens_of_the_others(monkeypatch: pyte
     seen = forwards(model, monkeypatch)
     batch.read(new)
     (only,) = seen
-    assert isinstance(only, Company)
+    assert isinstance(only, Ragged)
     assert [tuple(shape) for shape in only.shapes] == [(2, 1), (2, 9), (1, 1)]
     for row, logits in zip(batch.rows, batch.logits, strict=True):
         alone = model(torch.tensor([row.ids]))[0, -1]
@@ -134,7 +134,7 @@ def test_otherwise_everybody_is_read_by_the_models_own_forward(why: str, monkeyp
     seen = forwards(model, monkeypatch)
     batch.read(() if why == "nobody joins" else new)
     assert seen
-    assert not any(isinstance(cache, Company) for cache in seen)
+    assert not any(isinstance(cache, Ragged) for cache in seen)
     for row, logits in zip(batch.rows, batch.logits, strict=True):
         alone = model.head(model.hidden_states(torch.tensor([row.ids])))[0, -1]
         assert_within(max_abs(logits - alone), 1e-5 * max_abs(alone), max_abs(alone), f"prompt {row.prompt}")
@@ -145,7 +145,7 @@ def test_who_began_beside_a_long_text_has_the_whole_context_all_the_same() -> No
     settings = GenerationSettings(max_new_tokens=60, eos_token_id=None)
     rows = rows_of(model, [random_ids(1, 60)[0].tolist(), [1]], settings, None)
     rows[0].max_new_tokens = 2
-    for _ in written(model, rows, settings, 2):
+    for _ in write_rows(model, rows, settings, 2):
         pass
     alone = minigpt.generate(model, torch.tensor([[1]]), max_new_tokens=60, eos_token_id=None)
     assert rows[1].ids == alone[0].tolist()
@@ -162,9 +162,9 @@ def test_texts_that_join_at_any_time_are_what_they_are_alone(attention: str, mon
     for number, row in enumerate(rows):
         row.max_new_tokens = 4 + 5 * number % 9
     seen = forwards(model, monkeypatch)
-    for _ in written(model, rows, settings, 4):
+    for _ in write_rows(model, rows, settings, 4):
         pass
-    assert sum(isinstance(cache, Company) for cache in seen) >= 5
+    assert sum(isinstance(cache, Ragged) for cache in seen) >= 5
     for number, row in enumerate(rows):
         how |= dict(seed=3 + number, max_new_tokens=row.max_new_tokens)
         alone = minigpt.generate(model, torch.tensor([prompts[number]]), **how)

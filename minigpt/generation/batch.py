@@ -25,7 +25,10 @@ NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype 
 NO_TOKEN_LEFT = "the settings exclude every token there is; permit some, or ask for fewer tokens"
 OVERHEAD = {"cpu": 32, "cuda": 1024}  # tokens that could be read in the time that a forward takes anyway
 OVERHEAD_BESIDE = {"cpu": 2, "cuda": 1024}  # the same of one text more in a forward that others need anyway
-SHORT = {"cpu": 64, "cuda": 2048}  # tokens of a text that gains by company: of a longer one the weights are the least
+SHORT = {
+    "cpu": 64,
+    "cuda": 2048,
+}  # tokens of a text that is read sooner with others
 BLOCK = 256  # scores, of which the largest is found at once
 WASTE = 32  # columns that no row needs any more, from which on it pays to move everybody to the left
 
@@ -50,7 +53,7 @@ class Batch:
         return self.model.wte.weight.device
 
     @property
-    def _place(self) -> str:
+    def _device_kind(self) -> str:
         return "cuda" if self.device.type == "cuda" else "cpu"
 
     @torch.inference_mode()
@@ -82,16 +85,16 @@ class Batch:
         joining = [*self._leave(full), *new]
         if self.rows:
             self.slots.trim(WASTE)
-            short = [row for row in joining if len(self._window(row)) <= SHORT[self._place]]
-            if short and self.takes_company:
-                self._read_in_company(short)
+            short = [row for row in joining if len(self._window(row)) <= SHORT[self._device_kind]]
+            if short and self.reads_ragged:
+                self._read_ragged(short)
                 joining = [row for row in joining if row not in short]
             else:
                 self._read_last()
         return self.join(joining)
 
     @property
-    def takes_company(self) -> bool:
+    def reads_ragged(self) -> bool:
         """Whether new texts may be read in one forward with the tokens of the others."""
         return reads_together(self.model)
 
@@ -104,7 +107,7 @@ class Batch:
     def _last(self) -> Int[Tensor, "batch 1"]:
         return torch.tensor([row.ids[-1:] for row in self.rows], device=self.device)
 
-    def _read_in_company(self, joining: list[Row]) -> None:
+    def _read_ragged(self, joining: list[Row]) -> None:
         """The tokens last added and the texts of rows that join, in one forward."""
         found = self._readings(joining, OVERHEAD_BESIDE)
         texts = [Text(new.ids, new.mask, self.model.new_cache(*new.ids.shape)) for new in found]
@@ -130,7 +133,7 @@ class Batch:
 
     def _readings(self, rows: list[Row], overhead: dict[str, int]) -> list[Reading]:
         windows = {row: self._window(row) for row in rows}
-        return readings(windows, overhead[self._place], self.device)
+        return readings(windows, overhead[self._device_kind], self.device)
 
     def _read_alone(self, reading: Reading) -> Float[Tensor, "batch vocab"]:
         """Logits after each text."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from minigpt.errors import GenerationError
-from minigpt.generation.decode import prompt_ids, require_context, require_writer, rows_of, written
+from minigpt.generation.decode import prompt_ids, require_room, require_writer, rows_of, write_rows
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, parse_settings
 from minigpt.model import GPT2, require_known
@@ -92,7 +92,7 @@ def _completions(
     wanted = [row for row in rows if (row.prompt, row.number) not in skip]
     if not wanted:
         return
-    for row in written(model, wanted, settings, places):
+    for row in write_rows(model, wanted, settings, places):
         if row.end:
             logprobs = row.logprobs if settings.output_logprobs else None
             yield Completion(row.prompt, row.number, row.new_ids, row.take_text(), row.end, logprobs)
@@ -119,5 +119,5 @@ def _checked_ids(model: GPT2, tokenizer: TextCodec, prompt: Prompt, settings: Ge
     new = dataclasses.replace(settings, **own).max_new_tokens  # which judges them
     ids = prompt_ids(tokenizer, prompt.text)
     require_known(torch.tensor([ids]), model.config.vocab_size)
-    require_context(model, len(ids), new, settings.overflow)
+    require_room(model, len(ids), new, settings.overflow)
     return ids

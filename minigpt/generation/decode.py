@@ -63,7 +63,7 @@ def generate(
     if chosen.stop_texts:
         require_codec(tokenizer)
     rows = rows_of(model, _without_padding(input_ids, attention_mask), chosen, tokenizer if chosen.stop_texts else None)
-    for _ in written(model, rows, chosen, len(rows)):
+    for _ in write_rows(model, rows, chosen, len(rows)):
         pass
     new = _new_ids(rows, chosen.fill_id(model.config), input_ids)  # (B * N, new)
     sequences = torch.cat([input_ids.repeat_interleave(chosen.num_return_sequences, 0), new], dim=1)
@@ -131,7 +131,7 @@ def rows_of(
     ]  # fmt: skip
 
 
-def written(model: GPT2, rows: list[Row], settings: GenerationSettings, places: int) -> Iterator[Row]:
+def write_rows(model: GPT2, rows: list[Row], settings: GenerationSettings, places: int) -> Iterator[Row]:
     """The rows, each whenever it has grown, until all are over; at most ``places`` of them at a time.
 
     A draft is for one row: with prompt_lookup_num_tokens they are written one after another.
@@ -139,10 +139,10 @@ def written(model: GPT2, rows: list[Row], settings: GenerationSettings, places: 
     places = 1 if settings.draft_tokens else min(places, len(rows))
     longest = max(len(row.ids) for row in rows) + max(row.max_new_tokens for row in rows) - 1  # the last is never read
     room = min(longest, model.config.n_positions) + WASTE * (places > 1)
-    return write(_kind(model, rows, settings)(model, settings, places, room), rows)
+    return write(_batch_class(model, rows, settings)(model, settings, places, room), rows)
 
 
-def _kind(model: GPT2, rows: list[Row], settings: GenerationSettings) -> type[Batch]:
+def _batch_class(model: GPT2, rows: list[Row], settings: GenerationSettings) -> type[Batch]:
     if settings.draft_tokens:
         return LookupBatch
     worthwhile = max(row.left for row in rows) >= WORTH_A_GRAPH
@@ -161,7 +161,7 @@ def require_fits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, 
     if input_ids.numel() == 0:
         raise GenerationError("the prompt is empty; start from the end-of-text token")
     require_known(input_ids, model.config.vocab_size)
-    require_context(model, _longest(input_ids, attention_mask), settings.max_new_tokens, settings.overflow)
+    require_room(model, _longest(input_ids, attention_mask), settings.max_new_tokens, settings.overflow)
 
 
 def require_writer(model: GPT2, settings: GenerationSettings) -> None:
@@ -176,7 +176,7 @@ def require_writer(model: GPT2, settings: GenerationSettings) -> None:
     settings.require_known_ids(model.config.vocab_size)
 
 
-def require_context(model: GPT2, prompt: int, new: int, overflow: str) -> None:
+def require_room(model: GPT2, prompt: int, new: int, overflow: str) -> None:
     """Refuse more tokens than the context has room for, or where the window slides say so.
 
     Raises:
@@ -220,7 +220,7 @@ def _without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[l
 
 
 def _pieces(model: GPT2, rows: list[Row], settings: GenerationSettings) -> Iterator[str]:
-    for row in written(model, rows, settings, 1):
+    for row in write_rows(model, rows, settings, 1):
         if piece := row.take_text():
             yield piece
 

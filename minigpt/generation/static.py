@@ -78,7 +78,7 @@ class StaticBatch(Batch):
             self.join(list(new))  # no window can be full: else the step would not have been foreseen
 
     @property
-    def takes_company(self) -> bool:
+    def reads_ragged(self) -> bool:
         return False  # a step is what it is
 
     def _next_tokens(self) -> list[int]:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from minigpt.config import GPT2Config
 from minigpt.model import one_query
 from minigpt.model.cache import LayerCache
-from minigpt.model.company import Company
 from minigpt.model.conv1d import Conv1D
+from minigpt.model.ragged import Ragged
 
 ATTENTIONS = ("sdpa", "eager")
 
@@ -43,14 +43,14 @@ class CausalSelfAttention(nn.Module):
         self,
         x: Float[Tensor, "batch seq embd"],
         mask: Float[Tensor, "rows 1 seq total"] | Bool[Tensor, "rows 1 seq total"] | None,
-        cache: LayerCache | Company | None = None,
+        cache: LayerCache | Ragged | None = None,
     ) -> Float[Tensor, "batch seq embd"]:
         """``mask`` is what ``masking.sdpa_mask`` or ``masking.eager_mask`` makes for this kind of attention.
 
-        Where several texts stand one after the other in ``x``, their ``Company`` brings masks and caches.
+        Where several texts stand one after the other in ``x``, ``Ragged`` brings the mask and cache of each.
         """
         qkv = self.c_attn(x)  # (B, T, 3C)
-        y = self.c_proj(cache.mix_each(self.mix, qkv) if isinstance(cache, Company) else self.mix(qkv, mask, cache))
+        y = self.c_proj(cache.mix_each(self.mix, qkv) if isinstance(cache, Ragged) else self.mix(qkv, mask, cache))
         return self.resid_dropout(y) if self.training else y
 
     def mix(

@@ -20,12 +20,12 @@ from minigpt.config import GPT2Config
 from minigpt.errors import ConfigError
 from minigpt.model.attention import ATTENTIONS, CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
-from minigpt.model.company import Company
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.inputs import require_context, require_positions, require_tokens
 from minigpt.model.masking import eager_mask, padding_mask, positions, sdpa_mask
 from minigpt.model.mlp import MLP
 from minigpt.model.product import product
+from minigpt.model.ragged import Ragged
 
 ARITHMETICS = ("fast", "reference")
 
@@ -41,7 +41,7 @@ class Block(nn.Module):
         self.mlp = MLP(config, arithmetic)
 
     def forward(
-        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | Company | None
+        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | Ragged | None
     ) -> Float[Tensor, "batch seq embd"]:
         """The stream (B, T, C) after this layer; ``mask`` (B or 1, 1, T, S) as ``GPT2.mask`` makes it."""
         x, normalized = norms.add_norm(self.ln_2, x, self.attn(self.ln_1(x), mask, cache))
@@ -202,7 +202,7 @@ class GPT2(nn.Module):
         return self.config.initializer_range / (math.sqrt(2 * self.config.n_layer) if adds_to_stream else 1)
 
     def read(
-        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | Company | None
+        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | Ragged | None
     ) -> Float[Tensor, "batch seq embd"]:
         """All blocks and the last norm: the stream (B, T, C) through the whole network."""
         for block in self.h:

@@ -18,7 +18,7 @@ from minigpt.model.product import linear_pointwise
 from minigpt.norms.add import has_hooks
 from minigpt.processor import HAS_ONEDNN
 
-DTYPES = (torch.float32, torch.bfloat16)  # that oneDNN packs
+PACKABLE = (torch.float32, torch.bfloat16)
 
 _numbers = itertools.count()
 _held: dict[int, Any] = {}  # what every ``Holder`` holds, by its number
@@ -200,7 +200,7 @@ def require_packable(rows: Tensor) -> None:
     """
     if not rows.is_cpu:
         raise ConfigError(f"packed weights are for the CPU, and cannot move to {rows.device}; load the model there")
-    if rows.dtype not in DTYPES:
+    if rows.dtype not in PACKABLE:
         raise ConfigError(f"weights are packed in float32 or bfloat16, and not in {rows.dtype}; load the model in it")
     if not HAS_ONEDNN:
         raise ConfigError("this PyTorch has no oneDNN, which reads packed weights")

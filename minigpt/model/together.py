@@ -11,10 +11,10 @@ from torch import Tensor
 
 from minigpt.model.attention import CausalSelfAttention
 from minigpt.model.cache import KVCache
-from minigpt.model.company import Company
 from minigpt.model.gpt2 import GPT2, Block
 from minigpt.model.mlp import MLP
 from minigpt.model.plain import is_plain, is_watched
+from minigpt.model.ragged import Ragged
 
 
 class Text(NamedTuple):
@@ -31,12 +31,12 @@ def hidden_states_of_each(model: GPT2, texts: list[Text]) -> list[Float[Tensor, 
     shapes = [x.shape[:2] for x, _ in embedded]
     masks = [model.mask(padding, text.cache.length, x.shape[1], x)
              for text, (x, padding) in zip(texts, embedded, strict=True)]  # fmt: skip
-    company = Company(shapes, masks, [text.cache for text in texts])
+    ragged = Ragged(shapes, masks, [text.cache for text in texts])
     together = torch.cat([x.flatten(0, 1) for x, _ in embedded])[None]  # (1, N, C)
-    x = model.read(together, None, company)
+    x = model.read(together, None, ragged)
     for text, (_, padding) in zip(texts, embedded, strict=True):
         text.cache.advance(text.input_ids.shape[1], padding)
-    return company.apart(x)
+    return ragged.apart(x)
 
 
 def reads_together(model: GPT2) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import minigpt
 from gpu.models import known_norms, ours_of, theirs_of, with_norm
-from minigpt.generation.decode import rows_of, written
+from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import parse_settings
 from minigpt.lab.bench.contestants import weight_bytes
 from minigpt.lab.reference import quiet_transformers
@@ -78,7 +78,7 @@ def by_ours(model: minigpt.GPT2, new: int) -> Timed:
         finish(ids.device)
         start = time.perf_counter()
         rows = rows_of(model, ids.tolist(), settings, None)
-        clock = [time.perf_counter() for _ in written(model, rows, settings, len(rows))]
+        clock = [time.perf_counter() for _ in write_rows(model, rows, settings, len(rows))]
         assert all(len(row.new_ids) == new for row in rows)
         settled, last = clock[SETTLED * len(rows) - 1], clock[-1]
         return time.perf_counter() - start, (last - settled) / (new - SETTLED)

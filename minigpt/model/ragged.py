@@ -1,4 +1,4 @@
-"""What attention is given where several texts stand one after the other: it looks at each alone.
+"""Several texts in one sequence: attention treats each by itself, with a mask and a cache of its own.
 
 N tokens in all, C embedding.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from minigpt.model.cache import KVCache
 
 
-class Company(NamedTuple):
+class Ragged(NamedTuple):
     """Where attention expects a cache: those of several texts, whose tokens stand one after the other."""
 
     shapes: Sequence[tuple[int, ...]]  # (batch, seq) of each
