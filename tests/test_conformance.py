@@ -3,6 +3,8 @@
 import json
 import math
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import sabotages
@@ -317,6 +319,73 @@ def test_what_shows_in_one_mode_or_shape_alone_is_found(norm: type[LayerNorm], n
     report = check(norm, named)
     assert not report.passed
     print(report.cases[0])
+
+
+# Where a backward pass may go another way than for ordinary rows: the cases that ask, and what they are told by
+ONE_SETTING: dict[str, Callable[[LayerNorm, Tensor], bool]] = {
+    "float16": lambda norm, x: x.dtype == torch.float16,
+    "1,000 rows": lambda norm, x: len(x) > 64,
+    "width 1001, width 1600": lambda norm, x: x.shape[-1] > 768,
+    "no bias": lambda norm, x: norm.bias is None,
+    "input transposed": lambda norm, x: not x.is_contiguous(),
+    "frozen weight, frozen weight and bias": lambda norm, x: not norm.weight.requires_grad,
+    "as tokens of one text": lambda norm, x: x.ndim == 3 and x.shape[1] > 8,
+    "as one token a text": lambda norm, x: x.ndim == 3 and x.shape[1] == 1,
+}
+
+
+@pytest.mark.parametrize(("named", "wrong"), ONE_SETTING.items(), ids=ONE_SETTING)
+def test_gradients_that_are_wrong_in_one_setting_alone_are_found(
+    named: str, wrong: Callable[[LayerNorm, Tensor], bool]
+) -> None:
+    class TwiceTheGradient(LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return sabotages.exact(self, x + (x - x.detach()) if wrong(self, x) else x)
+
+    report = check(TwiceTheGradient, "gradients*")
+    assert [case.name for case in report.failures] == [f"gradients, {name}" for name in named.split(", ")]
+    assert report.diagnoses == [f"gradients are wrong though values are right, most of all of the input, in {named}"]
+
+
+class AddsUp(torch.autograd.Function):
+    """Identity, whose backward adds to what it kept from the last one."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        ctx.calls = 0
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.calls += 1
+        return ctx.calls * grads[0]
+
+
+class WritesIntoItsGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0].mul_(2) / 2
+
+
+@pytest.mark.parametrize(
+    ("after", "failing", "said"),
+    [
+        (AddsUp, "gradients, backward twice", "gradients are wrong though values are right"),
+        (WritesIntoItsGradient, "gradients, ordinary rows", "it writes into the gradient that it is given"),
+    ],
+)
+def test_a_backward_that_leaves_traces_is_found(after: Any, failing: str, said: str) -> None:
+    class LeavesTraces(LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return after.apply(sabotages.exact(self, x))
+
+    report = check(LeavesTraces, "gradients*")
+    assert report.failures[0].name == failing
+    assert report.diagnoses[0].startswith(said), report
 
 
 class RoundsOtherwiseWithGradients(LayerNorm):

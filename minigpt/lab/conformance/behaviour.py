@@ -5,7 +5,6 @@ import itertools
 import torch
 from torch import Tensor
 
-from minigpt.errors import NormError
 from minigpt.lab.conformance.case import (
     EXACTLY,
     Measurement,
@@ -151,10 +150,7 @@ def another_eps(subject: Subject) -> Measurement:
 
 @case("no bias", "behaviour", tests="built with bias=False", reason=FLOAT32)
 def no_bias(subject: Subject) -> Measurement:
-    try:
-        candidate = subject.candidate(64, bias=False)
-    except NormError as error:
-        raise Unsupported(f"it cannot be built without a bias: {error}") from error
+    candidate = subject.without_bias(64)
     return against_truth(candidate, subject.put(ordinary(12, 64, subject.generator)))
 
 

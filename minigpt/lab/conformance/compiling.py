@@ -29,10 +29,15 @@ def best_backend(device: torch.device) -> str:
 
 @contextlib.contextmanager
 def always_compiling() -> Iterator[None]:
-    """A norm that compiles itself is never run eagerly, however many widths and dtypes it has been compiled for."""
-    from torch._dynamo import config
+    """A norm that compiles itself is never run eagerly, however many widths and dtypes it has been compiled for.
 
-    with config.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED):
+    What it keeps for its backward it keeps for a second one too, which PyTorch leaves out by itself.
+    """
+    from torch._dynamo import config as tracing
+    from torch._functorch import config as differentiating
+
+    unlimited = tracing.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED)
+    with unlimited, differentiating.patch(donated_buffer=False):
         yield
 
 

@@ -1,7 +1,9 @@
 """Cases of gradient: against float64 autograd, and against finite differences of the norm's own values."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -11,14 +13,52 @@ from minigpt.lab.conformance.case import Measurement, case, worst, worst_element
 from minigpt.lab.conformance.rows import HUGE, ROW_KINDS, TINY, RowKind, ordinary
 from minigpt.lab.conformance.subject import Candidate, Mismatch, Subject
 from minigpt.lab.conformance.truth import PRECISIONS, Truth, gradient_truth
+from minigpt.placement import DTYPES
 
 STEP = 1e-5  # in float64 the rest of the series, STEP^2, and the rounding, u / STEP, are then both near 1e-10
 REASON = "the bound on values, once for the standardized row and once for its product with the incoming gradient"
 
-# What arrives from above as other layers hand it down: (rows, width) -> (rows, width)
-ARRIVALS: dict[str, Callable[[Tensor], Tensor]] = {
-    "expanded": lambda dy: dy[:1, :1].expand_as(dy),
-    "transposed": lambda dy: dy.t().contiguous().t(),
+
+class Setting(NamedTuple):
+    """What a backward pass meets in a model and may have been written without: another shape, layout or set of leaves.
+
+    Attributes:
+        shape: of the input, (..., width).
+        of_input, of_output: how input and incoming gradient lie in memory, (rows, width) -> (rows, width).
+        bias: whether there is a shift.
+        frozen: what takes no gradient, by its name among the ``gradients``.
+    """
+
+    tests: str
+    shape: tuple[int, ...] = (12, 64)
+    of_input: Callable[[Tensor], Tensor] = lambda x: x
+    of_output: Callable[[Tensor], Tensor] = lambda dy: dy
+    bias: bool = True
+    frozen: tuple[str, ...] = ()
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return x.t().contiguous().t()
+
+
+STRIDES = "strides of the incoming gradient are followed"
+TOKENS = "rows of several dimensions, as a model has them, in training"
+MANY = "every row and every column of what no block fits"
+FROZEN = "what does not train takes no gradient, and leaves the others theirs"
+SETTINGS = {
+    "dy expanded": Setting(STRIDES, of_output=lambda dy: dy[:1, :1].expand_as(dy)),
+    "dy transposed": Setting(STRIDES, of_output=_transposed),
+    "input transposed": Setting("strides of the input are followed on the way back", of_input=_transposed),
+    "as tokens": Setting(TOKENS, (2, 6, 64)),
+    "as tokens of one text": Setting(TOKENS, (1, 16, 64)),
+    "as one token a text": Setting(TOKENS, (12, 1, 64)),
+    "1,000 rows": Setting(MANY, (1000, 64)),
+    "width 1001": Setting(MANY, (7, 1001)),
+    "width 1600": Setting(MANY, (3, 1600)),
+    "no bias": Setting("built with bias=False", bias=False),
+    "frozen weight": Setting(FROZEN, frozen=("weight",)),
+    "frozen weight and bias": Setting(FROZEN, frozen=("weight", "bias")),
+    "frozen input": Setting(FROZEN, frozen=("input",)),
 }
 
 
@@ -28,22 +68,32 @@ def _row_kind(kind: RowKind, dtype: torch.dtype, subject: Subject) -> Measuremen
     return _against_truth(candidate, x, subject.put(ordinary(24, 768, subject.generator), dtype))
 
 
-def _arrival(arrive: Callable[[Tensor], Tensor], subject: Subject) -> Measurement:
-    x, dy = (subject.put(ordinary(12, 64, subject.generator)) for _ in range(2))
-    return _against_truth(subject.candidate(64), x, arrive(dy))
+def _in_setting(setting: Setting, subject: Subject) -> Measurement:
+    *leading, width = setting.shape
+    candidate = subject.candidate(width) if setting.bias else subject.without_bias(width)
+    candidate.module.train()
+    x, dy = (subject.put(ordinary(math.prod(leading), width, subject.generator)) for _ in range(2))
+    return _against_truth(
+        candidate,
+        setting.of_input(x),
+        setting.of_output(dy),
+        lambda rows: candidate.module(rows.view(setting.shape)).reshape(rows.shape),
+        frozen=setting.frozen,
+    )
 
 
 @case(
-    "gradients, as tokens",
+    "gradients, backward twice",
     "gradients",
-    tests="rows of several dimensions, as a model has them, in training",
+    tests="a second backward through the same graph, which was retained, repeats the first",
     reason=REASON,
 )
-def as_tokens(subject: Subject) -> Measurement:
+def backward_twice(subject: Subject) -> Measurement:
     candidate = subject.candidate(64)
-    candidate.module.train()
     x, dy = (subject.put(ordinary(12, 64, subject.generator)) for _ in range(2))
-    return _against_truth(candidate, x, dy, lambda rows: candidate.module(rows.view(2, 6, 64)).flatten(0, 1))
+    leaves, y = _forward(candidate, candidate.module, x)
+    _backward(leaves, y, dy, retain_graph=True)
+    return _measured(_backward(leaves, y, dy), gradient_truth(x, candidate.weight, candidate.bias, candidate.eps, dy))
 
 
 @case(
@@ -90,25 +140,47 @@ def finite_differences(subject: Subject) -> Measurement:
     )
 
 
-@torch.enable_grad()
 def gradients(
     candidate: Candidate,
     forward: Callable[[Tensor], Tensor],
     x: Float[Tensor, "*dims"],
     dy: Float[Tensor, "*dims"],
+    *,
+    frozen: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """What ``dy`` brings back through ``forward(x)``, which computes with the candidate's Parameters, by their names.
 
+    Args:
+        frozen: those of "input", "weight" and "bias" that take no gradient.
+
     Raises:
-        Mismatch: nothing comes back to one of them.
+        Mismatch: nothing comes back to one of the others, or ``dy`` is not what it was.
     """
-    leaves = {"input": x.detach().clone().requires_grad_(), "weight": candidate.weight}
+    return _backward(*_forward(candidate, forward, x, frozen), dy)
+
+
+@torch.enable_grad()
+def _forward(
+    candidate: Candidate, forward: Callable[[Tensor], Tensor], x: Tensor, frozen: Collection[str] = ()
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The leaves that take a gradient, by their names, and what came out."""
+    leaves = {"input": x.detach().clone(), "weight": candidate.weight}
     if candidate.bias is not None:
         leaves["bias"] = candidate.bias
+    for name, leaf in leaves.items():
+        leaf.requires_grad_(name not in frozen)
     y = forward(leaves["input"])
     if not y.requires_grad:
         raise Mismatch("no gradient flows through it")
-    found = torch.autograd.grad(y, list(leaves.values()), dy.to(y.dtype), allow_unused=True)
+    return {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}, y
+
+
+def _backward(leaves: dict[str, Tensor], y: Tensor, dy: Tensor, *, retain_graph: bool = False) -> dict[str, Tensor]:
+    dy = dy.to(y.dtype)
+    before = dy.clone()
+    found = torch.autograd.grad(y, list(leaves.values()), dy, allow_unused=True, retain_graph=retain_graph)
+    if not torch.equal(dy, before):
+        raise Mismatch("it writes into the gradient that it is given")
     for name, gradient in zip(leaves, found, strict=True):
         if gradient is None:
             raise Mismatch(f"no gradient reaches its {name}")
@@ -116,16 +188,21 @@ def gradients(
 
 
 def _against_truth(
-    candidate: Candidate, x: Tensor, dy: Tensor, forward: Callable[[Tensor], Tensor] | None = None
+    candidate: Candidate,
+    x: Tensor,
+    dy: Tensor,
+    forward: Callable[[Tensor], Tensor] | None = None,
+    *,
+    frozen: Collection[str] = (),
 ) -> Measurement:
     true = gradient_truth(x, candidate.weight, candidate.bias, candidate.eps, dy)
-    reference = _measured(gradients(candidate, candidate.reference, x, dy), true)
-    found = _measured(gradients(candidate, forward or candidate.module, x, dy), true)
+    reference = _measured(gradients(candidate, candidate.reference, x, dy, frozen=frozen), true)
+    found = _measured(gradients(candidate, forward or candidate.module, x, dy, frozen=frozen), true)
     return found._replace(reference_error=reference.error)
 
 
 def _measured(found: dict[str, Tensor], true: dict[str, Truth]) -> Measurement:
-    return worst({name: worst_element(found[name], *true[name]) for name in true})
+    return worst({name: worst_element(gradient, *true[name]) for name, gradient in found.items()})
 
 
 @torch.no_grad()
@@ -154,16 +231,17 @@ GRADIENT_CASES = [
         for kind in ROW_KINDS
         if kind.magnitudes not in (HUGE, TINY)
     ),
-    case("gradients, bfloat16", "gradients", tests="bfloat16 against float64", reason=REASON)(
-        partial(_row_kind, ROW_KINDS[0], torch.bfloat16)
+    *(
+        case(f"gradients, {dtype}", "gradients", tests=f"{dtype} against float64", reason=REASON)(
+            partial(_row_kind, ROW_KINDS[0], DTYPES[dtype])
+        )
+        for dtype in ("bfloat16", "float16")
     ),
     *(
-        case(
-            f"gradients, dy {name}", "gradients", tests="strides of the incoming gradient are followed", reason=REASON
-        )(partial(_arrival, arrive))
-        for name, arrive in ARRIVALS.items()
+        case(f"gradients, {name}", "gradients", tests=setting.tests, reason=REASON)(partial(_in_setting, setting))
+        for name, setting in SETTINGS.items()
     ),
-    as_tokens,
+    backward_twice,
     residual_added,
     finite_differences,
 ]

@@ -127,6 +127,17 @@ class Subject:
             module = module.to(device=self.device, dtype=dtype).eval()
         return Candidate(module, module.weight, module.bias, eps)
 
+    def without_bias(self, width: int) -> Candidate:
+        """The norm without a shift.
+
+        Raises:
+            Unsupported: it cannot be built so.
+        """
+        try:
+            return self.candidate(width, bias=False)
+        except NormError as error:
+            raise Unsupported(f"it cannot be built without a bias: {error}") from error
+
     def put(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor drawn in float64, rounded to ``dtype`` and on the norm's device."""
         return tensor.to(device=self.device, dtype=dtype)
