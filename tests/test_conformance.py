@@ -16,6 +16,7 @@ from minigpt import ConfigError, LayerNorm, NormError, norms
 from minigpt.lab.conformance import ConformanceReport, case_names, check_norm
 from minigpt.lab.conformance.case import Measurement, same_numbers, worst, worst_element
 from minigpt.lab.conformance.compiling import best_backend
+from minigpt.lab.conformance.settings import changed_settings, settings
 from minigpt.lab.conformance.truth import PRECISIONS, gradient_truth, layer_norm_float64, truth
 
 # Some tests have every shape checked; the longer ones do not, nor those of torch.compile, which would trace the checks
@@ -306,19 +307,94 @@ class ModifiesTokens(LayerNorm):
         return y if x.ndim < 3 else x.data.sub_(1) * 0 + y
 
 
+class ModifiesOneToken(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return x.data.copy_(y) if x.shape[:-1] == (1, 1) else y
+
+
+class WrongInDecoding(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1.01 if x.ndim == 3 and x.shape[1] == 1 < len(x) else 1)
+
+
+class KeepsItsWeights(LayerNorm):
+    """As one that packs them at its first inference."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return sabotages.exact(self, x)
+        if not hasattr(self, "packed"):
+            self.packed = self.weight.clone(), None if self.bias is None else self.bias.clone()
+        return F.layer_norm(x, self.normalized_shape, *self.packed, self.eps)
+
+
+class Seeds(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return super().forward(x)
+
+
+class KeepsNoGradients(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        torch.set_grad_enabled(self.training)
+        return y
+
+
+class SetsTheDefaultDtype(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.set_default_dtype(torch.bfloat16)
+        return super().forward(x)
+
+
 @pytest.mark.parametrize(
-    ("norm", "named"),
+    ("norm", "named", "said"),
     [
-        (WrongInTraining, "any mode"),
-        (WrongForInference, "any mode"),
-        (WrongGradientsOfTokens, "gradients, as tokens"),
-        (ModifiesTokens, "input left as it was"),
+        (WrongInTraining, "any mode", "its values depend on training mode"),
+        (WrongForInference, "any mode", "its values depend on training mode"),
+        (WrongGradientsOfTokens, "gradients, as tokens", "gradients are wrong though values are right"),
+        (ModifiesTokens, "input left as it was", "it modifies its input"),
+        (ModifiesOneToken, "input left as it was", "it modifies its input"),
+        (WrongInDecoding, "decoding input", "wrong only for a batch of one token each"),
+        (KeepsItsWeights, "weights that change", "it keeps its weights"),
+        (Seeds, "settings left as they were", "it changes PyTorch's random numbers"),
+        (KeepsNoGradients, "settings left as they were", "it changes whether PyTorch keeps gradients"),
+        (SetsTheDefaultDtype, "settings left as they were", "it changes PyTorch's default dtype"),
     ],
 )
-def test_what_shows_in_one_mode_or_shape_alone_is_found(norm: type[LayerNorm], named: str) -> None:
-    report = check(norm, named)
-    assert not report.passed
-    print(report.cases[0])
+def test_what_shows_in_one_place_alone_is_found(norm: type[LayerNorm], named: str, said: str) -> None:
+    before = settings()
+    report = check(norm, ["special", "layouts", "behaviour", named])
+    assert named in [case.name for case in report.failures]
+    assert report.diagnoses[0].startswith(said), report
+    assert len(report.diagnoses) == 1, report
+    assert changed_settings(before) == []
+
+
+# Where an addition and a norm in one may go another way than for rows of float32
+ONE_SUM: dict[str, Callable[[LayerNorm, Tensor, Tensor], bool]] = {
+    "texts": lambda norm, residual, delta: residual.ndim == 3,
+    "one token each": lambda norm, residual, delta: residual.shape[1] == 1 < len(residual),
+    "one token": lambda norm, residual, delta: residual.shape[:-1] == (1, 1),
+    "a width that no block fits": lambda norm, residual, delta: residual.shape[-1] % 8 > 0,
+    "other strides": lambda norm, residual, delta: not residual.is_contiguous(),
+    "training": lambda norm, residual, delta: norm.training,
+    "mixed dtypes": lambda norm, residual, delta: residual.dtype != delta.dtype,
+    "a NaN": lambda norm, residual, delta: bool(residual.isnan().any()),
+}
+
+
+@pytest.mark.parametrize("wrong", ONE_SUM.values(), ids=ONE_SUM)
+def test_sums_that_are_wrong_in_one_place_alone_are_found(wrong: Callable[[LayerNorm, Tensor, Tensor], bool]) -> None:
+    class WrongSums(sabotages.AddsTheResidualToo):
+        def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+            total, y = super().add_norm(residual, delta)
+            return total, 1.01 * y if wrong(self, residual, delta) else y
+
+    assert check(sabotages.AddsTheResidualToo, "residual added too*").passed
+    said = check(WrongSums, ["float32, ordinary rows", "residual added too*"]).diagnoses
+    assert said[-1] == "wrong only where it adds the residual too, in add_norm", said
 
 
 # Where a backward pass may go another way than for ordinary rows: the cases that ask, and what they are told by

@@ -4,6 +4,7 @@ check.py                    run the cases on a norm, and where one fails look fo
 values.py  layouts.py  behaviour.py  gradients.py  compiling.py      the cases
   case.py                   one question to a norm: what is measured, against which bound
   subject.py                the norm under check, built with weights that hide nothing
+  settings.py               what holds for the whole process, put back afterwards
   rows.py  truth.py         the inputs; LayerNorm of them in float64, and what rounding alone may add
 diagnosis.py                from failed cases to the name of the mistake
   probe.py                  ask the norm for one more answer

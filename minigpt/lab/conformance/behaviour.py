@@ -1,6 +1,7 @@
 """Cases of behaviour: a row keeps to itself, the input stays, eps and bias are as asked, autocast narrows nothing."""
 
 import itertools
+import math
 
 import torch
 from torch import Tensor
@@ -10,17 +11,22 @@ from minigpt.lab.conformance.case import (
     Measurement,
     against_truth,
     case,
+    require_as_finite,
     same_numbers,
     worst,
     worst_element,
 )
-from minigpt.lab.conformance.rows import far_from_zero, ordinary
-from minigpt.lab.conformance.subject import EPS, Candidate, Subject, Unsupported
+from minigpt.lab.conformance.rows import far_from_zero, ordinary, with_no_numbers
+from minigpt.lab.conformance.settings import SETTINGS, changed_settings, settings, settings_kept
+from minigpt.lab.conformance.subject import EPS, Candidate, Mismatch, Subject, Unsupported
 from minigpt.lab.conformance.truth import bound_reason
 from minigpt.placement import dtype_name
 
 OTHER_EPS = 1e-3
 ROUNDING = "by rounding alone"
+# Rows, texts, one token of several texts, one token, and a width that no block fits
+SUM_SHAPES = ((12, 768), (3, 4, 64), (12, 1, 64), (1, 1, 64), (5, 1001))
+SUM_DTYPES = ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16))
 FLOAT32 = bound_reason(torch.float32)
 
 
@@ -72,11 +78,12 @@ def _sums_alike(x: Tensor) -> bool:
 @torch.no_grad()
 def input_kept(subject: Subject) -> Measurement:
     found = {}
-    for dtype, shape in itertools.product((torch.float32, torch.bfloat16), ((12, 64), (2, 6, 64))):
-        x = subject.put(ordinary(12, 64, subject.generator), dtype).view(shape)
+    shapes = ((12, 64), (2, 6, 64), (1, 1, 64), (12, 1, 64))
+    for dtype, shape in itertools.product((torch.float32, torch.bfloat16), shapes):
+        x = subject.put(ordinary(math.prod(shape[:-1]), 64, subject.generator), dtype).view(shape)
         before = x.clone()
         subject.candidate(64, dtype)(x)
-        found[f"{dtype_name(dtype)} of {len(shape)} dimensions"] = same_numbers(x, before)
+        found[f"{dtype_name(dtype)} of shape {shape}"] = same_numbers(x, before)
     return worst(found)
 
 
@@ -101,6 +108,48 @@ def output_kept(subject: Subject) -> Measurement:
 
 
 @case(
+    "weights that change",
+    "behaviour",
+    tests="scale and shift changed in place between two calls, as an optimizer's step or a load changes them",
+    reason="for each dtype the bound of its ordinary rows",
+)
+@torch.no_grad()
+def weights_changed(subject: Subject) -> Measurement:
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        candidate, x = subject.candidate(64, dtype), subject.put(ordinary(12, 64, subject.generator), dtype)
+        if not against_truth(candidate, x.clone()).within:
+            raise Unsupported("it is wrong before they change")
+        for parameter in (candidate.weight, candidate.bias):
+            if parameter is not None:
+                parameter.copy_(1 + parameter.flip(0))
+        found[dtype_name(dtype)] = against_truth(candidate, x)
+    return worst(found)
+
+
+@case(
+    "settings left as they were",
+    "behaviour",
+    tests=f"what holds for the whole process, after a call as before it: {', '.join(SETTINGS)}",
+    reason=EXACTLY,
+)
+def settings_left(subject: Subject) -> Measurement:
+    """Set to something first: an earlier call has left them as the norm wants them."""
+    candidate = subject.candidate(64)
+    x = subject.put(ordinary(12, 64, subject.generator))
+    with settings_kept():
+        for gradients in (True, False):
+            torch.default_generator.manual_seed(123456789)
+            torch.set_default_dtype(torch.float32)
+            torch.set_grad_enabled(gradients)
+            before = settings()
+            candidate(x.clone())
+            if changed := changed_settings(before):
+                raise Mismatch(f"it changes {' and '.join(changed)}, for everybody in the process")
+    return Measurement(0.0, 0.0)
+
+
+@case(
     "residual added too",
     "behaviour",
     tests="add_norm(residual, delta), where it has one: the very sum, the norm of that, and the two left as they were",
@@ -109,16 +158,46 @@ def output_kept(subject: Subject) -> Measurement:
 @torch.no_grad()
 def residual_added(subject: Subject) -> Measurement:
     found = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        candidate = subject.candidate(768, dtype)
-        residual, delta = (subject.put(ordinary(12, 768, subject.generator), dtype) for _ in range(2))
-        given = residual.clone(), delta.clone()
-        total, y = candidate.add_norm(*given)
-        for name, now, before in zip(("residual", "delta"), given, (residual, delta), strict=True):
-            found[f"the {name} after it in {dtype_name(dtype)}"] = same_numbers(now, before)
-        found[f"the sum in {dtype_name(dtype)}"] = same_numbers(total, residual + delta)
-        found[f"the norm in {dtype_name(dtype)}"] = against_truth(candidate, residual + delta, y)
+    for shape, dtypes, training in itertools.product(SUM_SHAPES, SUM_DTYPES, (True, False)):
+        candidate = subject.candidate(shape[-1], dtypes[0])
+        candidate.module.train(training)
+        residual, delta = (
+            subject.put(ordinary(math.prod(shape[:-1]), shape[-1], subject.generator), dtype) for dtype in dtypes
+        )
+        given = f"{shape} in {' and '.join(map(dtype_name, dict.fromkeys(dtypes)))}" + ", training" * training
+        found |= _sum_and_norm(candidate, residual.view(shape), delta.view(shape), given)
+        if len(shape) == 2:
+            residual, delta = (x.t().contiguous().t() for x in (residual, delta))
+            found |= _sum_and_norm(candidate, residual, delta, f"{given}, transposed")
     return worst(found)
+
+
+def _sum_and_norm(candidate: Candidate, residual: Tensor, delta: Tensor, given: str) -> dict[str, Measurement]:
+    before, expected = (residual.clone(), delta.clone()), residual + delta
+    total, y = candidate.add_norm(residual, delta)
+    return {
+        f"the residual after it, {given}": same_numbers(residual, before[0]),
+        f"the delta after it, {given}": same_numbers(delta, before[1]),
+        f"the sum of {given}": same_numbers(total, expected),
+        f"the norm of {given}": against_truth(candidate, expected, y),
+    }
+
+
+@case(
+    "residual added too, not finite",
+    "behaviour",
+    tests="a row of the residual that holds one is not finite after add_norm, as layer_norm's is not",
+    reason="the other rows must come out with the same bits as without it",
+)
+@torch.no_grad()
+def residual_spoilt(subject: Subject) -> Measurement:
+    candidate = subject.candidate(64)
+    residual, delta = (subject.put(ordinary(6, 64, subject.generator)) for _ in range(2))
+    spoilt = with_no_numbers(residual)
+    _, clean = candidate.add_norm(residual, delta.clone())
+    _, y = candidate.add_norm(spoilt.clone(), delta.clone())
+    require_as_finite(y, candidate.reference(spoilt + delta), hiding=True)
+    return same_numbers(y[[0, 2, 5]], clean[[0, 2, 5]])
 
 
 @case("any mode", "behaviour", tests="training or not, with gradients, without, or for inference", reason=FLOAT32)
@@ -191,7 +270,10 @@ BEHAVIOUR_CASES = [
     input_kept,
     repeated,
     output_kept,
+    weights_changed,
+    settings_left,
     residual_added,
+    residual_spoilt,
     any_mode,
     another_eps,
     no_bias,

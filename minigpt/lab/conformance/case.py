@@ -89,6 +89,20 @@ def against_truth(candidate: Candidate, x: Tensor, y: Tensor | None = None) -> M
     return worst_element(y, values, bound)._replace(reference_error=reference.error)
 
 
+def require_as_finite(y: Tensor, reference: Tensor, *, hiding: bool) -> None:
+    """Each row of ``y`` is finite where that of ``reference`` is and, if ``hiding`` matters, only there.
+
+    Raises:
+        Mismatch: it is not so.
+    """
+    for found, true in zip(y, reference, strict=True):
+        finite, truly_finite = bool(found.isfinite().all()), bool(true.isfinite().all())
+        if truly_finite and not finite:
+            raise Mismatch(f"it returns {found[~found.isfinite()][0].item()} where torch's layer_norm is finite")
+        if hiding and finite and not truly_finite:
+            raise Mismatch("it returns finite numbers where torch's layer_norm returns NaN, so it hides a NaN")
+
+
 def worst_element(value: Tensor, expected: Tensor, bound: Tensor) -> Measurement:
     """Error and bound where the error is largest beside its bound; ``expected`` and ``bound`` float64 on the CPU."""
     if value.numel() == 0:

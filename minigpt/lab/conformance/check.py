@@ -14,6 +14,7 @@ from minigpt.lab.conformance.diagnosis import diagnoses
 from minigpt.lab.conformance.gradients import GRADIENT_CASES
 from minigpt.lab.conformance.layouts import LAYOUT_CASES
 from minigpt.lab.conformance.report import ConformanceReport
+from minigpt.lab.conformance.settings import settings_kept
 from minigpt.lab.conformance.subject import EPS, Subject
 from minigpt.lab.conformance.values import VALUE_CASES
 from minigpt.lab.environment import software
@@ -58,7 +59,7 @@ def check_norm(
     groups = list(dict.fromkeys(case.group for case in chosen))
     begin = Steps(progress, total=len(groups) + 1)
     subject = Subject(norm, device, seed=seed, compile_backend=compile_backend or best_backend(device))
-    with full_products(), always_compiling(), warnings.catch_warnings():
+    with full_products(), settings_kept(), always_compiling(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a variance over a row of one number warns, and is asked for here
         subject.require_judgeable()
         results = []
@@ -69,13 +70,14 @@ def check_norm(
         if not all(result.passed for result in results):
             begin("looking for what is wrong")
             found = diagnoses(subject, results)
+        notes = subject.notes
     return ConformanceReport(
         norm=subject.name,
         device=str(device),
         eps=EPS,
         seed=seed,
         versions=software(),
-        notes=subject.notes,
+        notes=notes,
         cases=results,
         diagnoses=found,
     )

@@ -27,6 +27,7 @@ from minigpt.placement import DTYPES
 SYMPTOMS = {
     "input left as it was": "it modifies its input",
     "output left as it was": "its next call writes over its output",
+    "weights that change": "it keeps its weights: it computes with them after they have changed",
     "a row in any company": "a row depends on its batch",
 }
 UNSTEADY = {"same input, same output": "it answers differently from call to call"}
@@ -49,8 +50,9 @@ PARTS = {
     "non-contiguous: *": "wrong only for non-contiguous input: {}",
     "*-D input": "wrong only for {}-D input",
     "* token input": "wrong only for an input of {} token",
+    "decoding input": "wrong only for a batch of one token each, as decoding has it",
     "width *": "wrong only at width {}",
-    "residual added too": "wrong only where it adds the residual too, in add_norm",
+    "residual added too*": "wrong only where it adds the residual too, in add_norm",
     "any mode": "its values depend on training mode, or on whether gradients are kept",
 }
 LAST_PARTS = {  # said where nothing else is, since most other mistakes show here as well
@@ -182,7 +184,9 @@ def _wrong_row_counts(names: Sequence[str]) -> list[str]:
 def _wrong_gradients(failures: Failures) -> list[str]:
     """Named only where the values themselves are right."""
     wrong = {name: case for name, case in failures.items() if case.group == "gradients"}
-    if not wrong or any(case.group in ("widths", "values") or name in PARTS for name, case in failures.items()):
+    others = {name: case for name, case in failures.items() if name not in wrong}
+    of_values = any(case.group in ("widths", "values", "layouts") for case in others.values())
+    if not wrong or of_values or any(fnmatchcase(name, part) for name in others for part in PARTS):
         return []
     if all(case.error is None for case in wrong.values()):
         return _refusals(wrong)

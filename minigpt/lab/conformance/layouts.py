@@ -12,7 +12,14 @@ from minigpt.lab.conformance.rows import ordinary
 from minigpt.lab.conformance.subject import Candidate, Mismatch, Subject, Unsupported, described
 from minigpt.lab.conformance.truth import bound_reason, truth
 
-SHAPES = {"2-D": (12, 64), "3-D": (3, 4, 64), "4-D": (2, 3, 2, 64), "no token": (2, 0, 64), "one token": (1, 1, 64)}
+SHAPES = {
+    "2-D": (12, 64),
+    "3-D": (3, 4, 64),
+    "4-D": (2, 3, 2, 64),
+    "no token": (2, 0, 64),
+    "one token": (1, 1, 64),
+    "decoding": (12, 1, 64),
+}
 
 # Ways to lay 12 rows of 64 into memory: (12, 64) -> (..., 64)
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -57,6 +57,14 @@ def uniform(rows: int, width: int, generator: Generator) -> Rows:
     return 2 * torch.rand(rows, width, generator=generator, dtype=torch.float64) - 1
 
 
+def with_no_numbers(x: Float[Tensor, "6 width"]) -> Float[Tensor, "6 width"]:
+    """Rows, a NaN in row 1, an infinity in row 3 and two in row 4."""
+    spoilt = x.clone()
+    spoilt[1, 7] = torch.nan
+    spoilt[3, 0], spoilt[4, 5], spoilt[4, 63] = torch.inf, -torch.inf, torch.inf
+    return spoilt
+
+
 def ordinary_weights(width: int, generator: Generator) -> Weights:
     """A scale about 1 and a shift about 0.5, both of either sign: nothing that scale 1 and shift 0 would hide."""
     return 1 + 0.7 * _normal(width, 1, generator)[:, 0], 0.5 + _normal(width, 1, generator)[:, 0]

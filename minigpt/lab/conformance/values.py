@@ -3,11 +3,10 @@
 from functools import partial
 
 import torch
-from torch import Tensor
 
-from minigpt.lab.conformance.case import Measurement, against_truth, case, same_numbers, worst
-from minigpt.lab.conformance.rows import OVERFLOWING, ROW_KINDS, RowKind, ordinary
-from minigpt.lab.conformance.subject import Candidate, Mismatch, Subject
+from minigpt.lab.conformance.case import Measurement, against_truth, case, require_as_finite, same_numbers, worst
+from minigpt.lab.conformance.rows import OVERFLOWING, ROW_KINDS, RowKind, ordinary, with_no_numbers
+from minigpt.lab.conformance.subject import Subject
 from minigpt.lab.conformance.truth import bound_reason
 from minigpt.placement import DTYPES
 
@@ -49,11 +48,10 @@ def _row_kind(kind: RowKind, dtype: torch.dtype, subject: Subject) -> Measuremen
 @torch.no_grad()
 def _not_finite(dtype: torch.dtype, subject: Subject) -> Measurement:
     x = subject.put(ordinary(6, 64, subject.generator), dtype)
-    spoilt = x.clone()
-    spoilt[1, 7] = torch.nan
-    spoilt[3, 0], spoilt[4, 5], spoilt[4, 63] = torch.inf, -torch.inf, torch.inf
+    spoilt = with_no_numbers(x)
     candidate = subject.candidate(64, dtype)
-    y = _as_finite_as_reference(candidate, spoilt, hiding=True)
+    reference, y = candidate.reference(spoilt), candidate(spoilt)
+    require_as_finite(y, reference, hiding=True)
     return same_numbers(y[[0, 2, 5]], candidate(x)[[0, 2, 5]])
 
 
@@ -63,24 +61,9 @@ def _overflowing(dtype: torch.dtype, subject: Subject) -> Measurement:
     spoilt = x.clone()
     spoilt[1::3] *= OVERFLOWING[dtype]
     candidate = subject.candidate(64, dtype)
-    y = _as_finite_as_reference(candidate, spoilt, hiding=False)  # whose own answer to these is not always finite
+    reference, y = candidate.reference(spoilt), candidate(spoilt)
+    require_as_finite(y, reference, hiding=False)  # torch's own answer to these is not always finite
     return same_numbers(y[[0, 2, 3, 5]], candidate(x)[[0, 2, 3, 5]])
-
-
-def _as_finite_as_reference(candidate: Candidate, x: Tensor, *, hiding: bool) -> Tensor:
-    """The norm of ``x``, each of whose rows is finite where layer_norm's is and, if ``hiding`` matters, only there.
-
-    Raises:
-        Mismatch: it is not so.
-    """
-    reference, y = candidate.reference(x), candidate(x.clone())
-    for found, true in zip(y, reference, strict=True):
-        finite, truly_finite = bool(found.isfinite().all()), bool(true.isfinite().all())
-        if truly_finite and not finite:
-            raise Mismatch(f"it returns {found[~found.isfinite()][0].item()} where torch's layer_norm is finite")
-        if hiding and finite and not truly_finite:
-            raise Mismatch("it returns finite numbers where torch's layer_norm returns NaN, so it hides a NaN")
-    return y
 
 
 VALUE_CASES = [
