@@ -314,6 +314,105 @@ class IgnoresStrides(LayerNorm):
         return exact(self, x.as_strided(x.shape, contiguous) if held >= x.numel() else x)
 
 
+class LosesTheLastColumn(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        return F.pad(super().standardize(x)[..., :-1], (0, 1))
+
+
+class InParts(LayerNorm):
+    """As heads are normalized."""
+
+    def standardize(self, x: Tensor) -> Tensor:
+        parts = x.unflatten(-1, (-1, 32 if x.shape[-1] % 32 == 0 else x.shape[-1]))
+        return super().standardize(parts).flatten(-2)
+
+
+class OneVarianceForAll(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        return centred(x) / torch.sqrt(variance(x).mean() + self.eps)
+
+
+class EverySeventhRow(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        y = super().standardize(x)
+        rows = torch.arange(y.numel() // y.shape[-1]).view(*y.shape[:-1], 1)
+        return torch.where(rows % 7 == 6, 1.01 * y, y)
+
+
+class ApproximateDeviation(LayerNorm):
+    """By exponent and mantissa, as the bit trick for 1 / sqrt has it, with one of Newton's steps."""
+
+    def standardize(self, x: Tensor) -> Tensor:
+        squared = (variance(x) + self.eps).float()
+        y = (0x5F3759DF - (squared.contiguous().view(torch.int32) >> 1)).view(torch.float32)
+        return centred(x) * (y * (1.5 - 0.5 * squared * y * y)).to(x.dtype)
+
+
+class BlocksOf128(LayerNorm):
+    """As a kernel that leaves what no block fits as it is."""
+
+    def standardize(self, x: Tensor) -> Tensor:
+        fits = x.shape[-1] // 128 * 128
+        return torch.cat([super().standardize(x)[..., :fits], x[..., fits:]], -1)
+
+
+class OtherwiseWithoutGradients(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        return super().standardize(x) * (1 if torch.is_grad_enabled() else 1.001)
+
+
+class RowsOnly(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 2:
+            raise ValueError(f"rows, please, and not {tuple(x.shape)}")
+        return exact(self, x)
+
+
+class NoHalfWeights(LayerNorm):
+    """As one that widens its input and forgets its weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return exact(self, x.float()).to(x.dtype)
+
+
+class NoBfloat16(LayerNorm):
+    """In whatever other dtype the input has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.bfloat16:
+            raise TypeError("no such type")
+        y = self.standardize(x) * self.weight
+        return y if self.bias is None else y + self.bias
+
+
+class Rounds(LayerNorm):
+    """To sixteenths."""
+
+    def standardize(self, x: Tensor) -> Tensor:
+        return (16 * super().standardize(x)).round() / 16
+
+
+class RemembersStatistics(LayerNorm):
+    """Of the first rows of each shape."""
+
+    def standardize(self, x: Tensor) -> Tensor:
+        kept = vars(self).setdefault("kept", {})
+        mean, var = kept.setdefault((x.shape, x.dtype), (x.mean(-1, keepdim=True), variance(x)))
+        return (x - mean) / torch.sqrt(var + self.eps)
+
+
+class AbsoluteScale(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape, self.weight.abs(), self.bias, self.eps)
+
+
+class TwiceTheShift(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(
+            x, self.normalized_shape, self.weight, self.bias if self.bias is None else 2 * self.bias, self.eps
+        )
+
+
 class NoHalf(LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float16:

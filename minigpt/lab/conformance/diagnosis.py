@@ -1,5 +1,6 @@
 """From failed cases to the name of the mistake, by probes alone: nobody's source is read."""
 
+import re
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -8,9 +9,12 @@ import torch
 
 from minigpt.lab.conformance.behaviour import ROUNDING
 from minigpt.lab.conformance.formula import (
+    BATCH,
     MISPLACED,
     ignored_eps,
     no_number,
+    other_in_company,
+    other_without_gradients,
     wrong_affine,
     wrong_deviation,
     wrong_dimension,
@@ -28,7 +32,7 @@ SYMPTOMS = {
     "input left as it was": "it modifies its input",
     "output left as it was": "its next call writes over its output",
     "weights that change": "it keeps its weights: it computes with them after they have changed",
-    "a row in any company": "a row depends on its batch",
+    "a row in any company": BATCH,
 }
 UNSTEADY = {"same input, same output": "it answers differently from call to call"}
 COMPILED = {
@@ -62,6 +66,9 @@ LAST_PARTS = {  # said where nothing else is, since most other mistakes show her
     "another eps": "wrong only with another eps",
 }
 MANY = 4  # so many are not listed one by one
+REFUSED = ("widths", "values", "layouts", "behaviour")  # the groups of cases in which a norm should answer at all
+NUMBERS = re.compile(r"(?<!\w)\d[\d, ]*")
+GROSS = 0.1  # an error that no eps and no rounding leaves in ordinary rows
 
 Failures = dict[str, CaseResult]
 
@@ -73,14 +80,16 @@ def diagnoses(subject: Subject, results: Sequence[CaseResult]) -> list[str]:
     if unsteady := _by_symptom(UNSTEADY, failures):  # what is no function of its input has no formula
         return unsteady
     asked = [name in right for name in (*failures, *right) if name.startswith("float32, ")]
-    found = _by_probing(Probe(subject), bool(asked) and all(asked), "3-D input" in right)
+    found = _by_width(failures, right)
+    found = found or _by_probing(Probe(subject), bool(asked) and all(asked), "3-D input" in right)
     if not found:  # a wrong formula may amplify rounding, which compiling may well do elsewhere
         found += _by_symptom(COMPILED, failures) or _uncompiled(failures)
     if not any(said.startswith(MISPLACED) for said in found):  # over its batch, say
         found += _by_symptom(SYMPTOMS, failures)
     if all(said in COMPILED.values() or said.endswith(ROUNDING) for said in found):  # little, or nothing, was found
         found += _by_part(failures, right) + _wrong_gradients(failures)
-    return found or [f"no mistake known by name; the first case that fails is {next(iter(failures))!r}"]
+    found += _refusals({name: case for name, case in failures.items() if case.group in REFUSED})
+    return _each_once(found) or [f"no mistake known by name; the first case that fails is {next(iter(failures))!r}"]
 
 
 def _by_probing(probe: Probe, float32_is_right: bool, layout_is_right: bool) -> list[str]:
@@ -95,9 +104,12 @@ def _by_probing(probe: Probe, float32_is_right: bool, layout_is_right: bool) -> 
 
 def _formula(probe: Probe) -> tuple[list[str], list[str]]:
     """What is wrong with it, and what with the eps that it should be told and with its precision."""
-    if hopeless := _found(no_number, probe) or _found(wrong_dimension, probe):
-        return hopeless, []
+    for hopeless in (no_number, other_without_gradients, wrong_dimension):
+        if found := _found(hopeless, probe):
+            return found, []
     affine = _found(wrong_affine, probe)
+    if company := _found(other_in_company, probe):
+        return affine + company, []
     statistics = _found(wrong_statistics, probe)
     if statistics:  # without mean or deviation there is no eps to be wrong, nor rounding to be told from them
         return affine + statistics, []
@@ -128,6 +140,13 @@ def _uncompiled(failures: Failures) -> list[str]:
     return [f"it fails under torch.compile: {case.note}"] if case else []
 
 
+def _by_width(failures: Failures, right: set[str]) -> list[str]:
+    """Of a norm that is right at GPT-2's own width, where it is far off: its formula is not what is wrong."""
+    wrong = {name: case.error for name, case in failures.items() if case.group == "widths" and case.error is not None}
+    gross = any(error > GROSS for name, error in wrong.items() if name != "width 1")  # a constant row, and no width
+    return _matching(PARTS, list(wrong)) if gross and "width 768" in right else []
+
+
 def _by_part(failures: Failures, right: set[str]) -> list[str]:
     """Which kinds of input are wrong, while others are right."""
     told = {name: case for name, case in failures.items() if case.group not in ("gradients", "compile")}
@@ -142,7 +161,14 @@ def _by_part(failures: Failures, right: set[str]) -> list[str]:
         rest = [name for name in rest if told[name].group in ("values", "special")]
     if any(name.endswith("constant rows") for name in rest):  # a row of one number is one
         rest = [name for name in rest if name != "width 1"]
-    found = _matching(PARTS, rest) + _wrong_row_counts(rest)
+    refused = [name for name in rest if told[name].error is None]
+    dropped = [name for name in refused if told[name].group == "widths"]
+    if "3-D input" in refused:  # and with it every other way to lay out tokens
+        dropped += [name for name in rest if told[name].group == "layouts"]
+    if not any(name.startswith("width ") for name in right):
+        dropped += [name for name in rest if told[name].group == "widths"]
+    rest = [name for name in rest if name not in dropped]
+    found = _refusals({name: told[name] for name in dropped}) + _matching(PARTS, rest) + _wrong_row_counts(rest)
     if any(f"{dtype}, ordinary rows" in right for dtype in DTYPES):
         found += [_wrong_dtype(told[f"{dtype}, ordinary rows"]) for dtype in spoilt]
     return list(dict.fromkeys(found or _matching(LAST_PARTS, rest) or _refusals(told)))
@@ -198,4 +224,12 @@ def _wrong_gradients(failures: Failures) -> list[str]:
 
 def _refusals(failures: Failures) -> list[str]:
     """What cases say that had nothing to measure, each once."""
-    return list(dict.fromkeys(case.note for case in failures.values() if case.error is None and case.note))[:MANY]
+    return _each_once([case.note for case in failures.values() if case.error is None and case.note])[:MANY]
+
+
+def _each_once(said: Sequence[str]) -> list[str]:
+    """Without those that differ from an earlier one in nothing but numbers, as of the shape of an input."""
+    found: dict[str, str] = {}
+    for one in said:
+        found.setdefault(NUMBERS.sub("", one), one)
+    return list(found.values())

@@ -12,6 +12,7 @@ from minigpt.lab.conformance.probe import NAMED_LIMIT, Probe, alike, distance, s
 from minigpt.lab.conformance.subject import EPS
 
 MISPLACED = "normalizes over the wrong dimension"
+BATCH = "a row depends on its batch"
 
 WIDTH = 16
 FIT_LIMIT = 1e-4  # to believe a fit over 18 orders of magnitude; float32 arithmetic leaves 1e-6
@@ -29,13 +30,29 @@ WRONG_DIMENSIONS = {
 
 
 def no_number(probe: Probe) -> list[str]:
-    """Whether it returns NaN where nothing is remarkable about the input."""
+    """Whether it returns NaN or an infinity where nothing is remarkable about the input."""
     y = probe(probe.normal(8, WIDTH))
-    return ["it returns NaN for ordinary rows"] if y.isnan().any() else []
+    if y.isfinite().all():
+        return []
+    return [f"it returns {'NaN' if y.isnan().any() else 'infinities'} for ordinary rows"]
+
+
+def other_without_gradients(probe: Probe) -> list[str]:
+    """Whether it computes something else where no gradients are kept, as in every other probe."""
+    x = probe.normal(8, WIDTH)
+    if alike(probe(x), probe(x, gradients=True), FIT_LIMIT):
+        return []
+    return ["it gives other values without gradients than with them"]
+
+
+def other_in_company(probe: Probe) -> list[str]:
+    """Whether a row comes out otherwise among others, by more than rounding: one alone has a formula then, if any."""
+    x = probe.normal(8, WIDTH)
+    return [] if alike(probe(x), torch.cat([probe(row) for row in x.split(1)])) else [BATCH]
 
 
 def wrong_dimension(probe: Probe) -> list[str]:
-    """Whether it normalizes over other dimensions than the last, with 3-D or with 2-D input."""
+    """Whether it normalizes over other dimensions than the last, with 3-D or with 2-D input, or over parts of that."""
     x = probe.normal(4, 6, WIDTH) * (1 + probe.normal(4, 6, 1).abs()) + probe.normal(4, 6, 1)
     y = probe(x)
     for dims, name in WRONG_DIMENSIONS.items():
@@ -44,12 +61,16 @@ def wrong_dimension(probe: Probe) -> list[str]:
     rows = x.view(24, WIDTH)
     if any(alike(probe(rows), standardized(rows, dims), 1e-2) for dims in ((0,), (0, 1))):
         return [f"{MISPLACED}: over the rows of a 2-D input"]
+    x = probe.normal(8, 64)
+    for parts in (2, 4, 8):
+        if alike(probe(x), standardized(x.view(8, parts, -1), (-1,)).view(8, 64), 1e-2):
+            return [f"{MISPLACED}: over {parts} parts of a row of 64, each by itself"]
     return []
 
 
 def wrong_affine(probe: Probe) -> list[str]:
     """What became of scale and shift. Afterwards ``probe.plain`` gives the standardized row itself."""
-    x, scale, shift = probe.normal(8, WIDTH), 1 + probe.normal(WIDTH), 1 + probe.normal(WIDTH)
+    x, scale, shift = probe.normal(8, WIDTH), 1 + 2 * probe.normal(WIDTH), 1 + probe.normal(WIDTH)  # of either sign
     y, unit, zero, shifted = probe(x, scale, shift), probe(x, 1.0, 0.0), probe(x, 0.0, 0.0), probe(x, 0.0, 1.0)
     explanations: dict[str, tuple[Tensor, tuple[float, float]]] = {
         "": (unit * scale + shift, (1.0, 0.0)),
@@ -65,7 +86,12 @@ def wrong_affine(probe: Probe) -> list[str]:
         if alike(y, explained):
             probe.plain = plain
             return [mistake] if mistake else []
-    return []
+    if not alike(unit, standardized(x, (-1,))):
+        return []
+    applied = {"scale": alike(probe(x, scale, 0.0), unit * scale), "shift": alike(probe(x, 1.0, shift), unit + shift)}
+    wrong = " and the ".join(name for name, rightly in applied.items() if not rightly) or "two together"
+    are = "are" if " " in wrong else "is"
+    return [f"with scale 1 and shift 0 it is right, but the {wrong} {are} applied otherwise"]
 
 
 def wrong_statistics(probe: Probe) -> list[str]:
@@ -79,7 +105,11 @@ def wrong_deviation(probe: Probe) -> list[str]:
     """What rows of variance v are divided by, from 1e-12 to 1e6: a factor for large v, a constant for small, a form."""
     variance = torch.logspace(-12, 6, 37, dtype=torch.float64)  # (37,)
     x = variance.sqrt()[:, None] * probe.standard_rows(1, WIDTH)  # (37, C)
-    divisor = 1 / slope(probe(x), x)  # (37,)
+    y = probe(x)
+    divisor = 1 / slope(y, x)  # (37,)
+    deviation = variance.sqrt()[:, None]  # (37, 1)
+    if not alike(y * divisor[:, None] / deviation, x / deviation):
+        return ["the result is no multiple of the centred row"]
     factor = (divisor[-1].square() / variance[-1]).item()
     fits = []
     for deviation in _DEVIATIONS:
@@ -99,7 +129,8 @@ def ignored_eps(probe: Probe) -> list[str]:
     if not probe.subject.takes_eps:
         return []
     x = EPS / 10 * probe.standard_rows(8, WIDTH)  # below any eps, of the variance or of the deviation
-    return ["the eps it is given is ignored"] if torch.equal(probe(x, eps=100 * EPS), probe(x)) else []
+    y = probe(x)  # nothing can be told from zeros, to which such rows may be rounded
+    return ["the eps it is given is ignored"] if y.any() and torch.equal(probe(x, eps=100 * EPS), y) else []
 
 
 def _is_elementwise(probe: Probe) -> bool:

@@ -20,11 +20,14 @@ def narrow_statistics(probe: Probe) -> list[str]:
     """Whether the statistics of float32 rows are kept in fewer bits than float32 has."""
     if not _is_rounding(probe):
         return []
-    off = max(shift_rounding(probe, 64.0, torch.float32), _stretch_rounding(probe))
+    shifted, stretched = shift_rounding(probe, 64.0, torch.float32), _stretch_rounding(probe)
+    off = max(shifted, stretched)
     if off < FLOAT16 / 8:
         return []
     if _overflows(probe):
         return ["statistics are kept in float16"]
+    if shifted < FLOAT16 / 8:  # few bits would tell in the mean too
+        return [f"the deviation is approximate, off by some {stretched:.0e} of it"]
     narrow = "bfloat16" if off > 2.8 * FLOAT16 else "11 bits, as TF32 has"
     return [f"statistics are kept in {narrow}"] if off < 8 * BFLOAT16 else []
 

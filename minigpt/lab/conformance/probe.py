@@ -33,7 +33,6 @@ class Probe:
         except Unanswered:  # float32 it takes
             self.dtype = torch.float32
 
-    @torch.no_grad()
     def __call__(
         self,
         x: Float[Tensor, "*dims"],
@@ -42,6 +41,7 @@ class Probe:
         *,
         dtype: torch.dtype | None = None,
         eps: float = EPS,
+        gradients: bool = False,
     ) -> Float[Tensor, "*dims"]:
         """What comes out for float64 ``x`` (..., C), in float64 on the CPU; scale and shift numbers or (C,) tensors.
 
@@ -56,7 +56,9 @@ class Probe:
         dtype = dtype or self.dtype
         try:
             candidate = self.subject.candidate(x.shape[-1], dtype, eps=eps, weights=lambda width, generator: weights)
-            return candidate(self.subject.put(x, dtype).clone()).cpu().double()  # a clone, since it may be written into
+            with torch.set_grad_enabled(gradients):
+                y = candidate(self.subject.put(x, dtype).clone())  # a clone, since it may be written into
+            return y.detach().cpu().double()
         except RAISED as error:
             raise Unanswered from error
 
