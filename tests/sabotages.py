@@ -408,9 +408,8 @@ class AbsoluteScale(LayerNorm):
 
 class TwiceTheShift(LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(
-            x, self.normalized_shape, self.weight, self.bias if self.bias is None else 2 * self.bias, self.eps
-        )
+        y = exact(self, x)
+        return y if self.bias is None else y + self.bias
 
 
 class NoHalf(LayerNorm):

@@ -1147,6 +1147,48 @@ def test_a_size_is_never_taken_for_an_eps(model: GPT2) -> None:
         norms.build(functools.partial(nn.LayerNorm, 64), 64)
 
 
+def test_what_has_no_name_to_call_it_by_is_told_by_place() -> None:
+    class ByPlace(nn.LayerNorm):
+        def __init__(self, dim, momentum=0.1, eps=1e-6, /, *, bias=False):
+            super().__init__(dim, eps, bias=bias)
+            self.momentum = momentum
+
+    norm: Any = norms.build(ByPlace, 8, eps=1e-3, bias=True)
+    assert (norm.eps, norm.momentum) == (1e-3, 0.1)
+    assert norm.bias is not None
+    assert notes(norm) == ()
+
+
+def test_a_flag_of_the_shift_among_those_of_the_scale() -> None:
+    class Elementwise(nn.Module):
+        def __init__(self, dim, eps=1e-6, elementwise_affine=False, elementwise_bias=False):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(dim)) if elementwise_affine else None
+            self.bias = nn.Parameter(torch.zeros(dim)) if elementwise_bias else None
+
+    assert norms.build(Elementwise, 8).bias is not None
+    assert norms.build(Elementwise, 8, bias=False).bias is None
+
+
+def test_alpha_is_a_scale_where_it_is_as_wide_as_a_row() -> None:
+    class AlphaBias(nn.Module):
+        def __init__(self, features, eps=1e-6, wide=True):
+            super().__init__()
+            self.eps = eps
+            self.alpha = nn.Parameter(torch.ones(features if wide else 1))
+            self.bias = nn.Parameter(torch.zeros(features))
+
+        def forward(self, x):
+            return F.layer_norm(x, x.shape[-1:], self.alpha, self.bias, self.eps)
+
+    norm: Any = norms.build(AlphaBias, 8, eps=1e-5)
+    norm.weight.data.normal_()
+    x = torch.randn(3, 8)
+    assert_same_bits(norm(x), F.layer_norm(x, (8,), norm.weight, norm.bias, 1e-5), "by the name of weight")
+    with pytest.raises(NormError, match="parameters of no known role: alpha; known are"):
+        norms.build(functools.partial(AlphaBias, wide=False), 8)
+
+
 @pytest.mark.parametrize("cls", [Sums, SumsByItsOwnNames])
 def test_a_residual_addition_of_its_own_is_used(cls: type[nn.Module]) -> None:
     norm, residual, delta = norms.build(cls, 8), torch.randn(2, 3, 8), torch.randn(2, 3, 8)

@@ -21,6 +21,7 @@ from minigpt.norms.textbook import LayerNorm
 from minigpt.norms.watch import Watched, WatchedSum, watched
 
 SCALES = ("weight", "gamma", "scale", "g", "a_2")
+PERHAPS_A_SCALE = "alpha"  # where it is as wide as a row; of DyT it is one number, and no scale
 SHIFTS = ("bias", "beta", "shift", "b", "b_2")
 
 Places = dict[str, list[str]]  # of a role, "weight" or "bias": the names that one Parameter has in a module
@@ -106,7 +107,7 @@ def _places(module: nn.Module, shape: tuple[int, ...], bias: bool) -> Places:
     places: Places = {}
     unknown: list[str] = []
     for names in _names_of_each_parameter(module):
-        role = _role(names)
+        role = _role(names) or _role_by_shape(module, names, shape)
         if role is None:
             unknown.append(names[0])
         elif role in places:
@@ -143,6 +144,12 @@ def _names_of_each_parameter(module: nn.Module) -> list[list[str]]:
 def _role(names: list[str]) -> str | None:
     own_names = {name.rpartition(".")[2] for name in names}
     return "weight" if own_names & set(SCALES) else "bias" if own_names & set(SHIFTS) else None
+
+
+def _role_by_shape(module: nn.Module, names: list[str], shape: tuple[int, ...]) -> str | None:
+    parameter = module.get_parameter(names[0])
+    is_called_so = PERHAPS_A_SCALE in {name.rpartition(".")[2] for name in names}
+    return "weight" if is_called_so and not is_lazy(parameter) and parameter.shape == shape else None
 
 
 def _require_shape(module: nn.Module, what: str, name: str, shape: tuple[int, ...]) -> None:

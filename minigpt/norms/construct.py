@@ -16,7 +16,7 @@ from minigpt.errors import RAISED, MiniGPTError, NormError
 from minigpt.norms.locate import last_line
 
 EPS = re.compile(r"(\w+_)?(eps|epsilon)")
-SHIFT_FLAG = re.compile(r"((use|has|with|add|enable|include)_)?(bias|beta|shift)")
+SHIFT_FLAG = re.compile(r"((use|has|with|add|enable|include|elementwise|learnable)_)?(bias|beta|shift)")
 SCALE_FLAG = re.compile(r"(use|has|with|add|enable|include)_(weight|gamma|scale)|(\w+_)?affine|learnable")
 
 Maker = Callable[..., Any]
@@ -90,9 +90,12 @@ def _call(make: Maker, size: Size, keywords: dict[str, Any]) -> nn.Module:
     by_name = {Parameter.KEYWORD_ONLY: takes_size.name, Parameter.VAR_KEYWORD: "normalized_shape"}.get(
         takes_size.kind, None if comes_first else takes_size.name
     )
-    given = ", ".join([repr(size), *(f"{name}={value!r}" for name, value in keywords.items())])
+    unnamed = [one for one in _signature(make)[1:] if one.kind is Parameter.POSITIONAL_ONLY]
+    places = [keywords.get(one.name, one.default) for one in unnamed]
+    named = {name: value for name, value in keywords.items() if name not in {one.name for one in unnamed}}
+    given = ", ".join([repr(size), *map(repr, places), *(f"{name}={value!r}" for name, value in named.items())])
     with naming(make, f"{title(make)}({given})"):
-        module = make(**{by_name: size}, **keywords) if by_name else make(size, **keywords)
+        module = make(*places, **{by_name: size}, **named) if by_name else make(size, *places, **named)
     if not isinstance(module, nn.Module):
         raise NormError(f"{title(make)} makes a {type(module).__name__}, not a torch.nn.Module")
     return module
@@ -125,7 +128,7 @@ def _keywords(make: Maker, eps: float, bias: bool) -> dict[str, Any]:
     keywords = {
         parameter.name: value
         for parameter in (*_passed_on(make), *beside_size)
-        if parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY) and parameter.name not in bound
+        if parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) and parameter.name not in bound
         for value in _told(parameter, eps, bias)
     }
     missing = [
