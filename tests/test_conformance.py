@@ -223,6 +223,12 @@ class RaisesInForward(LayerNorm):
         raise RuntimeError("no such kernel")
 
 
+class TextsAlone(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        _texts, _tokens, _width = x.shape
+        return super().forward(x)
+
+
 class RaisesInConstructor(nn.Module):
     def __init__(self, size: int) -> None:
         raise RuntimeError("no such size")
@@ -242,6 +248,7 @@ class NoParameters(nn.Module):
         ("no_such_norm", "unknown norm 'no_such_norm'"),
         ("frozen", "has not|no deviation"),
         (RaisesInForward, "RaisesInForward.*no such kernel.*test_conformance.py"),
+        (TextsAlone, "ValueError: not enough values.*takes .batch, sequence, width. alone, and is judged by rows"),
         (RaisesInConstructor, "RaisesInConstructor.*no such size.*test_conformance.py"),
         (NoParameters, "NoParameters has no scale"),
     ],

@@ -150,11 +150,11 @@ class Subject:
         """
         candidate, _ = self.candidate(64), self.candidate(768)
         x = self.put(torch.randn(4, 64, generator=self.generator))
-        try:
-            with torch.no_grad():
-                candidate.module(x)
-        except RAISED as error:
-            raise NormError(f"norm {self.name!r} cannot be judged: {described(error)}") from error
+        if error := _raised(candidate.module, x):
+            said = described(error)
+            if not _raised(candidate.module, x[None]):
+                said += "; it takes (batch, sequence, width) alone, and is judged by rows (n, width) as well"
+            raise NormError(f"norm {self.name!r} cannot be judged: {said}") from error
 
     @property
     def notes(self) -> list[str]:
@@ -173,6 +173,16 @@ class Subject:
 def described(error: BaseException) -> str:
     """One line: what was raised and where; of an error that the adapter explains, its explanation."""
     return str(error) if isinstance(error, NormError) else last_line(error)
+
+
+@torch.no_grad()
+def _raised(module: nn.Module, x: Tensor) -> BaseException | None:
+    """What it raises when it is called with ``x``."""
+    try:
+        module(x)
+    except RAISED as error:
+        return error
+    return None
 
 
 def _require_alike(y: object, x: Tensor, dtypes: Sequence[torch.dtype]) -> None:
