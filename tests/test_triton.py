@@ -37,7 +37,8 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 # What the interpreter does in a few seconds; all of it is asked where a GPU runs the kernels.
 KIT = ("width [135]", "width 1001", "[01] rows", "*16, ordinary rows", "float64, *sqrt(eps)", "*32, massive*",
-       "special", "input*", "*eps", "no bias", "autocast*", "gradients, dy*", "gradients, finite*")  # fmt: skip
+       "special", "input*", "decoding*", "*eps", "no bias", "weights*", "autocast*", "gradients, dy*",
+       "gradients, no bias", "gradients, frozen*", "gradients, finite*")  # fmt: skip
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
