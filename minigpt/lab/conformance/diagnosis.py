@@ -210,9 +210,9 @@ def _wrong_row_counts(names: Sequence[str]) -> list[str]:
 def _wrong_gradients(failures: Failures) -> list[str]:
     """Named only where the values themselves are right."""
     wrong = {name: case for name, case in failures.items() if case.group == "gradients"}
-    others = {name: case for name, case in failures.items() if name not in wrong}
-    of_values = any(case.group in ("widths", "values", "layouts") for case in others.values())
-    if not wrong or of_values or any(fnmatchcase(name, part) for name in others for part in PARTS):
+    of_values = any(case.group in ("widths", "values", "layouts") for case in failures.values())
+    named = (name for name, case in failures.items() if case.group == "behaviour")
+    if not wrong or of_values or any(fnmatchcase(name, part) for name in named for part in PARTS):
         return []
     if all(case.error is None for case in wrong.values()):
         return _refusals(wrong)
