@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import minigpt
 from minigpt import GPT2
 from minigpt.generation.any_length import of_any_length
-from minigpt.generation.decode import rows_of, written
+from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import parse_settings
 
 
@@ -31,7 +31,7 @@ def test_a_growing_text_is_not_for_cudnn(alone: bool, how: dict[str, int], monke
     monkeypatch.setattr(GPT2, "read", spy)
     others = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *([] if alone else others)]):
-        for row in written(model, rows_of(model, [[1, 2, 3]], settings, None), settings, 1):
+        for row in write_rows(model, rows_of(model, [[1, 2, 3]], settings, None), settings, 1):
             assert torch.backends.cuda.cudnn_sdp_enabled(), f"after {len(row.new_ids)} tokens"
     assert seen == {alone}
 

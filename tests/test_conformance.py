@@ -264,6 +264,10 @@ def test_bad_requests_are_refused() -> None:
         check("fused", "shapes")
     with pytest.raises(ConfigError, match="device 'meta' holds shapes and no values"):
         check_norm("fused", device="meta")
+    with pytest.raises(NormError, match="no pattern of cases was given"):
+        check_norm("rms", cases=[])
+    with pytest.raises(ConfigError, match=r"unknown compile_backend .abacus.; known are .*inductor"):
+        check_norm("fused", cases="compile", compile_backend="abacus")
     with pytest.raises(ConfigError, match="unknown device 'abacus'"):
         check_norm("fused", device="abacus")
 

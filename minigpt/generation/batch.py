@@ -25,10 +25,7 @@ NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype 
 NO_TOKEN_LEFT = "the settings exclude every token there is; permit some, or ask for fewer tokens"
 OVERHEAD = {"cpu": 32, "cuda": 1024}  # tokens that could be read in the time that a forward takes anyway
 OVERHEAD_BESIDE = {"cpu": 2, "cuda": 1024}  # the same of one text more in a forward that others need anyway
-SHORT = {
-    "cpu": 64,
-    "cuda": 2048,
-}  # tokens of a text that is read sooner with others
+SHORT = {"cpu": 64, "cuda": 2048}  # tokens of a text that is read sooner with others
 BLOCK = 256  # scores, of which the largest is found at once
 WASTE = 32  # columns that no row needs any more, from which on it pays to move everybody to the left
 

@@ -95,7 +95,8 @@ class AdaptedNorm(nn.LayerNorm):
         return watched(self.norm, self.norm, x)
 
     def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, eps={self.eps}, bias={self.bias is not None}"
+        notes = "".join(f"; {note}" for note in self.notes)
+        return f"{self.normalized_shape}, eps={self.eps}, bias={self.bias is not None}{notes}"
 
 
 def _places(module: nn.Module, shape: tuple[int, ...], bias: bool) -> Places:

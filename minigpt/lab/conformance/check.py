@@ -9,7 +9,7 @@ import torch
 from minigpt.errors import NormError
 from minigpt.lab.conformance.behaviour import BEHAVIOUR_CASES
 from minigpt.lab.conformance.case import Case
-from minigpt.lab.conformance.compiling import COMPILE_CASES, always_compiling, best_backend
+from minigpt.lab.conformance.compiling import COMPILE_CASES, always_compiling, best_backend, require_backend
 from minigpt.lab.conformance.diagnosis import diagnoses
 from minigpt.lab.conformance.gradients import GRADIENT_CASES
 from minigpt.lab.conformance.layouts import LAYOUT_CASES
@@ -51,13 +51,15 @@ def check_norm(
 
     Raises:
         NormError: it cannot be judged: it is unknown or unavailable, cannot be built or run at all, or no case matches.
-        ConfigError: the device is unknown or absent, or is meta, which computes nothing.
+        ConfigError: the device is unknown or absent, or is meta, which computes nothing; or the compiler is unknown.
     """
     device = resolve_device(device)
     require_values(device)
     chosen = _matching(cases)
     groups = list(dict.fromkeys(case.group for case in chosen))
     begin = Steps(progress, total=len(groups) + 1)
+    if compile_backend is not None:
+        require_backend(compile_backend)
     subject = Subject(norm, device, seed=seed, compile_backend=compile_backend or best_backend(device))
     with full_products(), settings_kept(), always_compiling(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a variance over a row of one number warns, and is asked for here
@@ -90,6 +92,8 @@ def case_names() -> list[str]:
 
 def _matching(cases: str | Iterable[str]) -> list[Case]:
     patterns = [cases] if isinstance(cases, str) else list(cases)
+    if not patterns:
+        raise NormError('no pattern of cases was given; "*" is all of them')
     for pattern in patterns:
         if not any(_matches(case, pattern) for case in CASES):
             groups = ", ".join(dict.fromkeys(case.group for case in CASES))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from minigpt.errors import ConfigError
 from minigpt.lab.conformance.case import Measurement, case, worst, worst_element
 from minigpt.lab.conformance.gradients import gradients
 from minigpt.lab.conformance.rows import constant, massive, ordinary
@@ -25,6 +26,18 @@ def best_backend(device: torch.device) -> str:
         compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
         return "inductor" if any(map(shutil.which, compilers)) else "aot_eager"
     return "inductor" if importlib.util.find_spec("triton") else "aot_eager"
+
+
+def require_backend(name: str) -> None:
+    """Refuse a compiler that there is none of.
+
+    Raises:
+        ConfigError: the message says which there are.
+    """
+    from torch._dynamo import list_backends
+
+    if name not in (known := list_backends(exclude_tags=())):
+        raise ConfigError(f"unknown compile_backend {name!r}; known are {', '.join(known)}")
 
 
 @contextlib.contextmanager
