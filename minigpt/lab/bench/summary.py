@@ -11,7 +11,7 @@ SHOWN = PHASES[:3]
 
 def bench_summary(report: BenchReport) -> RenderableType:
     """The times of all, with what they come to, and the limit."""
-    table = Table("", "prefill ms", "first token ms", "total ms", "tokens/s", "ours", "MB",
+    table = Table("", "prefill ms", "first token ms", "total ms", "tokens/s", "ours", "MiB",
                   box=None, pad_edge=False)  # fmt: skip
     for measured in report.contestants:
         spreads = (getattr(measured, phase) for phase in SHOWN)
@@ -29,7 +29,7 @@ def bench_summary(report: BenchReport) -> RenderableType:
         f"{report.environment['processor']}, load average {report.environment['load_average']}"
     )
     reach = (
-        f"limit: {limit.bytes_per_step / 2**20:.0f} MB a step at the {limit.bandwidth_gb_s:.1f} GB/s measured are "
+        f"limit: {limit.bytes_per_step / 2**20:.0f} MiB a step at the {limit.bandwidth_gb_s:.1f} GB/s measured are "
         f"{limit.by_memory:.1f} tokens/s, the products alone {limit.by_products:.1f}; ours decodes at "
         f"{ours.decode_tokens_per_second:.1f}"
     )
