@@ -36,6 +36,7 @@ def main(json_file: str | None = typer.Option(None, "--json"), runs: int = 50, f
         "measured_on": environment(torch.get_num_threads()),
         "failed": sum(not run["passed"] for run in found),
         "largest_ratio": max(run["ratio"] for run in found),
+        "largest_decoding_ratio": max(run["decoding_ratio"] or 0.0 for run in found),
         "runs": found,
     }
     if json_file:
@@ -67,7 +68,10 @@ def judge(source: str, vocab_size: int, seed: int) -> dict[str, Any]:
     prompts = [[draw.randrange(vocab_size) for _ in range(draw.randint(1, 8))] for _ in range(2)]
     report = minigpt.parity(source, prompts=prompts, max_new_tokens=draw.choice((0, 2, 6)), device="cpu", **how)
     found: dict[str, Any] = {"model": "demo", "seed": seed, **how, "prompts": [len(prompt) for prompt in prompts]}
-    return found | {"passed": report.passed, "ratio": report.logits.ratio, "reasons": report.reasons}
+    decoding = report.decoding.ratio if report.decoding else None
+    return found | {
+        "passed": report.passed, "ratio": report.logits.ratio, "decoding_ratio": decoding, "reasons": report.reasons
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

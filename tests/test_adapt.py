@@ -1004,6 +1004,8 @@ def test_a_shift_that_is_a_buffer_is_told_so() -> None:
 def test_a_package_that_is_not_there_or_has_no_such_class() -> None:
     hint = "a class in a file of your own is path/to/file.py:Name"
     assert refused("nowhere:Mine") == f"there is no module 'nowhere' on Python's path; {hint}"
+    for norm in (":Mine", ".nowhere:Mine", "two words:Mine"):
+        assert refused(norm) == f"{norm!r} names no norm; write package.module:Name or path/to/file.py:Name"
     assert refused("torch.nowhere:Mine") == f"there is no module 'torch.nowhere' on Python's path; {hint}"
     assert "its torch.nn.Module classes are LayerNorm" in refused("torch.nn:LayrNorm")
     assert refused("torch.nn:Zzz").endswith(" more")

@@ -665,6 +665,10 @@ def test_norms_are_listed(run: Run) -> None:
         assert line.split()[1] == ("yes" if info.exact else "no")
 
 
+def test_a_device_is_for_a_check(run: Run) -> None:
+    assert "--device is where --check asks a norm" in complaint(run("norms", "--device", "cpu"))
+
+
 def test_norms_as_json(run: Run) -> None:
     status, out, err = run("norms", "--json")
     assert (status, err) == (0, "")

@@ -22,6 +22,8 @@ def norms(
 ) -> None:
     """List the registered norms, or check whether one is a LayerNorm."""
     if check is None:
+        if device is not None:
+            raise minigpt.ConfigError("--device is where --check asks a norm, and there is none to ask")
         _list_norms(as_json)
         return
     from minigpt.lab.conformance import check_norm

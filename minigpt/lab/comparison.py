@@ -45,6 +45,7 @@ def _figures(a: Reading, b: Reading) -> Table:
     for name, path, written in (
         ("logits' RMS error", "logits.rms_error", brief),
         ("times the noise floor", "logits.ratio", brief),
+        ("the same as decoded", "decoding.ratio", brief),
         ("largest error", "logits.max_abs_error", brief),
         ("KL divergence, mean", "distribution.kl_mean", brief),
         ("KL divergence, largest", "distribution.kl_max", brief),

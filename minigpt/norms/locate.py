@@ -31,6 +31,8 @@ def locate(norm: str) -> Callable[..., Any]:
         return lookup(norm).cls
     place, _, name = norm.rpartition(":") if ":" in norm else (norm, "", "")
     file = file_of(norm)
+    if file is None and not all(part.isidentifier() for part in place.split(".")):
+        raise NormError(f"{norm!r} names no norm; write package.module:Name or path/to/file.py:Name")
     module = _from_package(place) if file is None else _from_file(file)
     found: Any = module
     try:
