@@ -44,7 +44,6 @@ def _figures(readings: Readings) -> Html | None:
         ("logits, RMS of the truth", "logits.scale", brief, None),
         ("as they are decoded, RMS error", "decoding.rms_error", brief, "decoding.noise_floor_rms"),
         ("as they are decoded, largest error", "decoding.max_abs_error", brief, "decoding.noise_floor_max"),
-        ("as they are decoded, over the noise floor", "decoding.ratio", times, None),
         ("as they are decoded, RMS of the truth", "decoding.scale", brief, None),
         ("KL divergence, mean", "distribution.kl_mean", brief, None),
         ("KL divergence, median", "distribution.kl_median", brief, None),

@@ -76,14 +76,8 @@ Tile = tuple[str, Child, Child]
 
 def _tiles(reading: Reading) -> list[Tile]:
     """Name, figure, and what stands beside it."""
-    logits, distribution = reading["logits"], reading["distribution"]
-    found: list[Tile] = [
-        (
-            "of the noise floor",
-            figure(logits["ratio"], times),
-            ["RMS error ", figure(logits["rms_error"]), ", noise floor ", figure(logits["noise_floor_rms"])],
-        )
-    ]
+    distribution = reading["distribution"]
+    found = [_noise_tile(reading["logits"], reading["decoding"])]
     if "kl_mean" in distribution:
         largest = [", largest ", figure(distribution["kl_max"])] if "kl_max" in distribution else None
         found.append(("KL divergence, nats", figure(distribution["kl_mean"]), ["mean", largest]))
@@ -94,6 +88,12 @@ def _tiles(reading: Reading) -> list[Tile]:
     if reading["greedy"]:
         found.append(_greedy_tile(reading["greedy"]))
     return found
+
+
+def _noise_tile(logits: Reading, decoding: Reading) -> Tile:
+    errors = ["RMS error ", figure(logits["rms_error"]), ", noise floor ", figure(logits["noise_floor_rms"])]
+    decoded = [", as decoded ", figure(decoding["ratio"], times)] if decoding else None
+    return "of the noise floor", figure(logits["ratio"], times), [errors, decoded]
 
 
 def _greedy_tile(greedy: Reading) -> Tile:
