@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 from transformers.utils import logging
 
+from minigpt.generation.padding import left_padded
 from minigpt.lab.reference import Reference, judging
 
 CPU = torch.device("cpu")
@@ -167,3 +168,18 @@ def test_transformers_speaks_as_loudly_as_before(folder: Path, tmp_path: Path, f
         logging.set_verbosity(verbosity)
         if not bar:
             logging.disable_progress_bar()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_texts_are_read_on_as_each_is_alone(folder: Path, attention: str) -> None:
+    """Of several lengths, padded on the left, and then a token at a time."""
+    theirs = Reference(folder, attention=attention, dtype=torch.float64, device=CPU)
+    texts = [[5, 17, 42, 8], [3, 60]]
+    (ids, mask), read = left_padded(texts), theirs.reading(2, 6)
+    with torch.no_grad():
+        for new in ([9, 1], [7, 7], [30, 2]):
+            found = read(ids, mask)
+            alone = [theirs(torch.tensor([text]))[0, -1] for text in texts]
+            torch.testing.assert_close(found, torch.stack(alone), rtol=1e-12, atol=1e-12)
+            texts = [[*text, token] for text, token in zip(texts, new, strict=True)]
+            ids, mask = torch.tensor(new)[:, None], torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], dim=1)
