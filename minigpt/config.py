@@ -105,10 +105,14 @@ class GPT2Config:
         ):
             _require(isinstance(getattr(self, name), bool), name, self, "true or false")
         for name in ("bos_token_id", "pad_token_id"):
-            _require(getattr(self, name) is None or _is_id(getattr(self, name)), name, self, "a token id or null")
+            _require(
+                getattr(self, name) is None or _is_id(getattr(self, name)), name, self, "a token id of 32 bits or null"
+            )
         if isinstance(self.eos_token_id, list):  # as JSON gives it; a tuple keeps the config hashable
             object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
-        _require(all(map(_is_id, self.eos_token_ids)), "eos_token_id", self, "a token id, a list of them, or null")
+        _require(
+            all(map(_is_id, self.eos_token_ids)), "eos_token_id", self, "a token id of 32 bits, a list of them, or null"
+        )
         known = ", ".join(ACTIVATIONS)
         _require(self.activation_function in ACTIVATIONS, "activation_function", self, f"one of {known}")
         if self.n_embd % self.n_head:

@@ -67,6 +67,18 @@ def test_the_quantities_are_the_reports_own(report: minigpt.ParityReport) -> Non
     assert measured["perplexity"] == abs(change - 1) > 0
 
 
+@pytest.mark.parametrize("decoded", [7.0, math.nan])
+def test_errors_of_the_logits_are_those_as_decoded_where_they_are_larger(
+    report: minigpt.ParityReport, decoded: float
+) -> None:
+    logits = dataclasses.replace(report.logits, rms_error=decoded * report.logits.rms_error, max_abs_error=math.inf)
+    worse = dataclasses.replace(report, decoding=logits)
+    for quantity, wanted in {"rms": logits.rms_error, "ratio": logits.ratio, "max": math.inf}.items():
+        assert QUANTITIES[quantity](worse) == pytest.approx(wanted, nan_ok=True)
+    better = dataclasses.replace(report, decoding=dataclasses.replace(logits, rms_error=0.0, max_abs_error=0.0))
+    assert QUANTITIES["rms"](better) == report.logits.rms_error
+
+
 def test_what_is_not_a_number_is_never_kept(report: minigpt.ParityReport) -> None:
     assert not BudgetLine("kl", 1e9, math.nan).kept
     broken = dataclasses.replace(report, budget=[BudgetLine("kl", 1e9, math.nan)])

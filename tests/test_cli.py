@@ -255,7 +255,7 @@ def test_a_text_of_no_prompt_of_this_run(run: Run, folder: Path, tmp_path: Path,
     words = ["generate", "--model", folder, "--prompts", prompts, "--out", out, "--greedy", "--max-new-tokens", 2]
     assert run(*words).status == 0
     out.write_text(json.dumps(json.loads(out.read_text()) | {"line": line, "number": number}) + "\n")
-    assert f"has a text of line {line} that this command has not" in complaint(run(*words))
+    assert f"has text {number} of line {line}, which is none of these; give another --out" in complaint(run(*words))
 
 
 def test_an_output_that_cannot_show_a_character_is_no_crash(folder: Path) -> None:

@@ -408,6 +408,54 @@ def test_sums_that_are_wrong_in_one_place_alone_are_found(wrong: Callable[[Layer
     assert said[-1] == "wrong only where it adds the residual too, in add_norm", said
 
 
+class AddsFromOldWeights(sabotages.AddsTheResidualToo):
+    """Its addition computes with the weights that it was first called with."""
+
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        kept = vars(self).setdefault("_kept", (self.weight.detach().clone(), self.bias.detach().clone()))
+        total = residual + delta
+        return total, F.layer_norm(total, self.normalized_shape, *(part.to(total.dtype) for part in kept), self.eps)
+
+
+class AddsLouderWithoutBias(sabotages.AddsTheResidualToo):
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        total, y = super().add_norm(residual, delta)
+        return total, 2 * y if self.bias is None else y
+
+
+class AddsByTheBatch(sabotages.AddsTheResidualToo):
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        total, y = super().add_norm(residual, delta)
+        return total, 1.5 * y if total.numel() > 100 * total.shape[-1] else y
+
+
+class AddsAtRandom(sabotages.AddsTheResidualToo):
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        torch.rand(1)
+        return super().add_norm(residual, delta)
+
+
+class AddsWithoutGradientInTraining(sabotages.AddsTheResidualToo):
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        total, y = super().add_norm(residual, delta)
+        return total, y.detach() + 0 * total if self.training else y
+
+
+@pytest.mark.parametrize(
+    ("norm", "cases"),
+    [
+        (AddsFromOldWeights, "weights that change"),
+        (AddsLouderWithoutBias, "no bias"),
+        (AddsByTheBatch, "a row in any company"),
+        (AddsAtRandom, "settings left as they were"),
+        (AddsWithoutGradientInTraining, "gradients, residual added too"),
+    ],
+)
+def test_sums_are_held_to_what_the_norm_itself_is(norm: type[LayerNorm], cases: str) -> None:
+    assert check(sabotages.AddsTheResidualToo, cases).passed
+    assert not check(norm, cases).passed
+
+
 # Where a backward pass may go another way than for ordinary rows: the cases that ask, and what they are told by
 ONE_SETTING: dict[str, Callable[[LayerNorm, Tensor], bool]] = {
     "float16": lambda norm, x: x.dtype == torch.float16,

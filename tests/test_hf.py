@@ -139,6 +139,26 @@ def test_a_packed_text_is_read_as_if_it_were_alone(folder: Path) -> None:
     assert_close(logits(ours, input_ids=x, **how)[:, 3:], logits(ours, input_ids=x[:, 3:]), 5e-6, "logits")
 
 
+def test_who_says_that_texts_are_packed_has_them_apart(folder: Path) -> None:
+    """Also where a cache would be made by default; what cannot be kept apart is refused."""
+    ours, x = load(folder), tokens(1, 6)
+    said = dict(cu_seq_lens_q=torch.tensor([0, 3, 6]), max_length_q=3)
+    apart = logits(ours, input_ids=x, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]), **said)
+    assert_close(apart[:, 3:], logits(ours, input_ids=x[:, 3:]), 5e-6, "logits")
+    for how in ({}, {"position_ids": torch.arange(6)[None], "attention_mask": torch.ones_like(x)}):
+        with pytest.raises(GenerationError, match=r"give position_ids too, .* and neither a mask nor a cache"):
+            ours(x, **said, **how)
+
+
+def test_a_subclass_may_be_told_more(folder: Path) -> None:
+    class WithClasses(GPT2LMHeadModel):
+        def __init__(self, config: Any, classes: int = 2) -> None:
+            super().__init__(config)
+            self.value = torch.nn.Linear(config.n_embd, classes)
+
+    assert WithClasses(transformers.GPT2Config(**TINY), classes=3).value.out_features == 3
+
+
 @pytest.mark.parametrize("record", [torch.jit.trace, torch.export.export])
 @pytest.mark.filterwarnings("ignore")
 def test_a_recorded_program_keeps_packed_texts_apart_too(folder: Path, record: Any) -> None:

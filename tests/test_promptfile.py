@@ -48,6 +48,11 @@ def test_null_is_as_good_as_nothing(tmp_path: Path) -> None:
     assert (line.id, line.prompt.max_new_tokens, line.prompt.seed) == (None, None, None)
 
 
+def test_a_mark_of_byte_order_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    (line,) = read_prompts(prompt_file(tmp_path, b'\xef\xbb\xbf{"prompt": "a"}\n'))
+    assert line.prompt.text == "a"
+
+
 BROKEN: dict[str, tuple[Any, str]] = {
     "no JSON": (b'{"prompt": \n', "not JSON in UTF-8"),
     "no UTF-8": (b'{"prompt": "\xff"}\n', "not JSON in UTF-8"),

@@ -85,6 +85,13 @@ def test_where_parity_holds_no_site_is_named(folder: Path) -> None:
     assert (found.sites, found.sets, found.verdicts) == ([], [], 1)
 
 
+def test_where_something_else_breaks_parity_no_norm_is_blamed(folder: Path) -> None:
+    report = judge(folder, "textbook", quantize="int8", bisect=True)
+    assert not report.passed
+    assert report.bisect is not None
+    assert report.bisect.sites == []
+
+
 def test_only_swapped_sites_are_asked_about(folder: Path) -> None:
     report = judge(folder, wrong_at(folder, SITES), sites=["h.[12].*"], bisect=True, sensitivity=True)
     assert report.bisect is not None

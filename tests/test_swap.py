@@ -30,6 +30,9 @@ def test_a_class_with_an_eps_of_its_own_is_said_to_have_it(caplog: pytest.LogCap
     assert not caplog.messages
     swap_norms(model, OwnEps)
     assert caplog.messages == ["eps is 1e-06 in OwnEps, where the model's is 1e-05"]
+    caplog.clear()
+    swap_norms(small_model(layer_norm_epsilon=1e-6), OwnEps)
+    assert not caplog.messages
 
 
 SITES = ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "h.2.ln_1", "h.2.ln_2", "ln_f"]

@@ -47,7 +47,8 @@ def write_many(
     identity = {**identity, "source": source, "tokenizer": tokenizer.backend.to_str()}
     with ResultFile(out, fingerprint(model, lines, {**settings, **identity})) as results:
         if strange := results.done - places.keys():
-            raise GenerationError(f"{out} has a text of line {min(strange)[0]} that this command has not; give another")
+            line, copy = min(strange)
+            raise GenerationError(f"{out} has text {copy} of line {line}, which is none of these; give another --out")
         written |= {places[done] for done in results.done}
         for note in filter(None, (results.note, f"{len(written)} texts are there already" if written else None)):
             print(f"note: {note}", file=sys.stderr)

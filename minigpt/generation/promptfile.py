@@ -4,6 +4,7 @@ A line of prompts is {"prompt": "...", "id": ..., "max_new_tokens": ..., "seed":
 A line of results begins with the fingerprint of its run, so that no run goes on with another's.
 """
 
+import codecs
 import fcntl
 import hashlib
 import json
@@ -37,7 +38,7 @@ def read_prompts(file: str | Path) -> list[PromptLine]:
         GenerationError: the file cannot be read or holds none, or a line, named with its reason, is broken.
     """
     try:
-        lines = Path(file).read_bytes().splitlines()
+        lines = Path(file).read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
     except OSError as error:
         raise GenerationError(f"cannot read {file}: {error.strerror}") from error
     prompts = [_parsed(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]

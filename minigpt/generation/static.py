@@ -118,9 +118,8 @@ class StaticBatch(Batch):
 
     def _recorded(self) -> torch.cuda.CUDAGraph:
         """The first step as it comes, which prepares what kernels need; then a recording of it, which runs nothing."""
-        aside, graph = _aside(self), torch.cuda.CUDAGraph()
-        here = torch.cuda.current_stream(self.device)
-        with _recording, _no_collection(), torch.cuda.stream(aside):
+        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        with _recording, _no_collection(), torch.cuda.stream(aside := _aside(self)):
             aside.wait_stream(here)
             self.step()
             if torch.cuda.mem_get_info(self.device)[0] < ROOM:

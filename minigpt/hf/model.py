@@ -82,7 +82,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}  # noqa: RUF012  (as the class above declares it)
     _keys_to_ignore_on_load_unexpected: Any = (r"attn\.(masked_)?bias$",)  # causal masks, in old files
 
-    def __new__(cls, config: Any = None, norm: Any = None, arithmetic: str | None = None) -> Any:
+    def __new__(cls, config: Any = None, norm: Any = None, arithmetic: Any = None, *_: Any, **__: Any) -> Any:
         """A decoder that looks at an encoder too is transformers' own, where nothing is chosen."""
         given = {"norm": norm, "arithmetic": arithmetic}
         if getattr(config, "add_cross_attention", False) and choice(config, given, cls.by_default).named() == Choice():
@@ -125,21 +125,23 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
 
         Args:
             attention_mask: (B, S) with 0 for padding, on either side; or (B or 1, 1, T, S), taken as it is.
-            position_ids: (B or 1, T); by default each token's place among the real tokens of its row. With
-                neither a mask nor a cache, one that does not follow the last begins another text, which stays apart.
+            position_ids: (B or 1, T); by default each token's place among the real tokens of its row. With neither a
+                mask nor a cache, which is made by default, one that does not follow the last begins another text,
+                which stays apart.
             labels: (B, T) ids to predict, not shifted; -100 is left out.
             logits_to_keep: how many of the last positions' logits are wanted, 0 being all; or which, (kept,) for all
                 rows or (B, kept) for each; or a mask (B, T).
             more: what the loss is to know, ``num_items_in_batch``, ``shift_labels`` and ``ignore_index``; and what
-                kernels elsewhere are told of places, which are here as the cache and ``position_ids`` have them.
+                kernels elsewhere are told of places, which are here as the cache and ``position_ids`` have them. Where
+                it says that texts are packed, no cache is made.
 
         Raises:
             ConfigError: attention weights are asked for.
             GenerationError: neither or both of input_ids and inputs_embeds, ids that are not (B, T), a mask of another
-                shape, or texts are said to be packed without ``position_ids``.
+                shape, or texts are said to be packed without ``position_ids``, or with a mask or a cache.
             TypeError: ``more`` has something else in it.
         """
-        _require_taken(more, position_ids)
+        packed = _is_packed(more, position_ids, attention_mask, past_key_values)
         config = self.config
         if output_attentions if output_attentions is not None else config.output_attentions:
             raise ConfigError("our attention hands out no weights; load the model with transformers to look at them")
@@ -150,7 +152,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         if output_hidden_states is None:
             output_hidden_states = config.output_hidden_states
         checkpointing = self.gradient_checkpointing and self.training
-        use_cache = not checkpointing and (config.use_cache if use_cache is None else use_cache)
+        use_cache = not (checkpointing or packed) and (config.use_cache if use_cache is None else use_cache)
         if past_key_values is None and use_cache:
             past_key_values = DynamicCache(config=config)
 
@@ -296,18 +298,24 @@ def _kept(x: Float[Tensor, "batch seq embd"], which: int | Tensor) -> Tensor:
     return x[:, which]
 
 
-def _require_taken(more: dict[str, Any], position_ids: Tensor | None) -> None:
-    """Refuse keywords of ``forward`` that are unknown, or say what is not done here.
+def _is_packed(
+    more: dict[str, Any], position_ids: Tensor | None, attention_mask: Tensor | None, past_key_values: Any
+) -> bool:
+    """Whether keywords of ``forward`` that kernels elsewhere take say that texts are packed.
 
     Raises:
-        TypeError: the message names one that is unknown.
-        GenerationError: texts are said to be packed, and no ``position_ids`` keep them apart.
+        TypeError: the message names a keyword that is unknown.
+        GenerationError: they do, and ``position_ids`` cannot keep them apart.
     """
     if unknown := sorted(more.keys() - OF_LOSS - OF_PACKING - {"cache_position"}):
         raise TypeError(f"GPT2LMHeadModel.forward() got an unexpected keyword argument {unknown[0]!r}")
     packed = sorted(name for name in OF_PACKING if more.get(name) is not None)
-    if packed and position_ids is None:
-        raise GenerationError(f"{packed[0]} says that texts are packed; give position_ids too, which keep them apart")
+    if packed and (position_ids is None or attention_mask is not None or past_key_values is not None):
+        raise GenerationError(
+            f"{packed[0]} says that texts are packed; give position_ids too, which keep them apart, and neither a mask "
+            "nor a cache"
+        )
+    return bool(packed)
 
 
 def _install_norms(body: GPT2, chosen: Choice) -> None:

@@ -1,8 +1,10 @@
 """A budget: how much a norm may cost, as a gate in somebody's checks. ``kl=1e-6,perplexity=0.01%``."""
 
 from collections.abc import Callable, Mapping
+from functools import reduce
 
 from minigpt.errors import ConfigError
+from minigpt.lab.measures import nan_max
 from minigpt.lab.report import BudgetLine, ParityReport
 
 QUANTITIES: dict[str, Callable[[ParityReport], float]] = {
@@ -11,9 +13,9 @@ QUANTITIES: dict[str, Callable[[ParityReport], float]] = {
     "perplexity": lambda report: report.perplexity_change,
     "top1": lambda report: 1 - report.distribution.top1_agreement,
     "top5": lambda report: 1 - report.distribution.top5_agreement,
-    "rms": lambda report: report.logits.rms_error,
-    "max": lambda report: report.logits.max_abs_error,
-    "ratio": lambda report: report.logits.ratio,
+    "rms": lambda report: _worst(report, "rms_error"),
+    "max": lambda report: _worst(report, "max_abs_error"),
+    "ratio": lambda report: _worst(report, "ratio"),
 }
 
 SHARES = ("top1", "top5")  # of tokens that disagree; whoever writes 99% means those that agree
@@ -23,7 +25,8 @@ def parse_budget(text: str) -> dict[str, float]:
     """Limits by quantity; a limit in percent is a hundredth.
 
     kl, kl_max: nats. perplexity: relative change, up or down. top1, top5: share of tokens that disagree, below a half.
-    rms, max: error of the logits. ratio: RMS error over the noise floor.
+    rms, max: error of the logits, on whole texts or as they are decoded, whichever is larger. ratio: RMS error over the
+    noise floor, so too.
 
     Raises:
         ConfigError: it cannot be parsed; the message names the part and what there is.
@@ -44,6 +47,12 @@ def parse_budget(text: str) -> dict[str, float]:
 def spend(report: ParityReport, limits: Mapping[str, float]) -> list[BudgetLine]:
     """What each limit allows, and what was measured."""
     return [BudgetLine(name, limit, QUANTITIES[name](report)) for name, limit in limits.items()]
+
+
+def _worst(report: ParityReport, figure: str) -> float:
+    """The larger of a figure of the logits on whole texts, and as they are decoded."""
+    parts = [part for part in (report.logits, report.decoding) if part is not None]
+    return reduce(nan_max, (getattr(part, figure) for part in parts))
 
 
 def _limit(value: str, part: str) -> float:

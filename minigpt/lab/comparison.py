@@ -45,7 +45,7 @@ def _figures(a: Reading, b: Reading) -> Table:
     for name, path, written in (
         ("logits' RMS error", "logits.rms_error", brief),
         ("times the noise floor", "logits.ratio", brief),
-        ("the same as decoded", "decoding.ratio", brief),
+        ("times the noise floor, as decoded", "decoding.ratio", brief),
         ("largest error", "logits.max_abs_error", brief),
         ("KL divergence, mean", "distribution.kl_mean", brief),
         ("KL divergence, largest", "distribution.kl_max", brief),
@@ -56,15 +56,14 @@ def _figures(a: Reading, b: Reading) -> Table:
         ("norms' share of prefill", "cost.prefill_norm_share", percent),
     ):
         if path in a or path in b:
-            table.add_row(
-                name, *(_written(reading[path].number, written) for reading in (a, b)), _over(b[path], a[path])
-            )
+            table.add_row(name, *(_written(reading, path, written) for reading in (a, b)), _over(b[path], a[path]))
     table.add_row("greedy decoding", _greedy(a), _greedy(b))
     return table
 
 
-def _written(x: float | None, written: Callable[[float], str]) -> str:
-    return "-" if x is None else written(x)
+def _written(reading: Reading, path: str, written: Callable[[float], str]) -> str:
+    x = reading[path].number
+    return "-" if path not in reading else "not finite" if x is None else written(x)
 
 
 def _over(b: Reading, a: Reading) -> str:

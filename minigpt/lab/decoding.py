@@ -28,7 +28,7 @@ def decoding_distance(
     """How far the logits before each token that transformers wrote are from the truth, where they are read as written.
 
     Args:
-        begin: by whom.
+        begin: makes the reader of a batch: ``ours`` of a model, or ``Reference.reading``.
         truths: for each text the true logits (T, V) at every token.
     """
     found = Distance()

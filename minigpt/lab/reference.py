@@ -71,7 +71,7 @@ class Reference:
         """Logits (B, T, V) of a batch without padding."""
         return self.model(input_ids).logits
 
-    def reading(self, batch: int, longest: int) -> Callable[[Tensor, Tensor], Tensor]:
+    def reading(self, _batch: int, _longest: int) -> Callable[[Tensor, Tensor], Tensor]:
         """Reads ids (B, T) after those that it has read before, of which it has the mask (B, all); logits (B, V)."""
         from transformers import DynamicCache
 

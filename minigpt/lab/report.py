@@ -8,7 +8,7 @@ from typing import Any
 from minigpt.json_file import finite
 
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
-MOST_DECODING_NOISE = 4.0  # the same of tokens read one by one: there are fewer of them, and chance says more
+MOST_DECODING_NOISE = 4.0  # the same of tokens read one by one: of few, the floor may be small by chance
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,10 +86,15 @@ class Verdicts:
 
 
 def bisect(verdicts: Verdicts, sites: Sequence[str]) -> Bisection:
-    """The sites that must be given back for parity to hold, found as minimal failing sets until what is left passes."""
+    """The sites that must be given back for parity to hold, found as minimal failing sets until what is left passes.
+
+    None where it does not hold without them either, since something else breaks it.
+    """
     found: list[list[str]] = []
     remaining = list(sites)
     while remaining and verdicts.fails(remaining):
+        if not found and verdicts.fails([]):
+            break
         found.append(minimal_failing(remaining, verdicts.fails))
         remaining = [site for site in remaining if site not in found[-1]]
     culprits = {site for culprit_set in found for site in culprit_set}

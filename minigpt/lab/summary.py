@@ -45,8 +45,8 @@ def _closeness(report: ParityReport) -> Iterator[tuple[str, str]]:
         ),
     )
     if (decoding := report.decoding) is not None:
-        told = f"{decoding.rms_error:.3g}, {decoding.ratio:.3g} times the noise floor of "
-        yield "as they are decoded", f"{told}{decoding.noise_floor_rms:.3g}"
+        floor = f"the noise floor of {decoding.noise_floor_rms:.3g}"
+        yield "as they are decoded", f"{decoding.rms_error:.3g}, {decoding.ratio:.3g} times {floor}"
     yield "largest error", f"{logits.max_abs_error:.3g} (noise floor {logits.noise_floor_max:.3g})"
     yield (
         "likeliest tokens",

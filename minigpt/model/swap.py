@@ -11,7 +11,7 @@ from minigpt import norms
 from minigpt.config import GPT2Config
 from minigpt.errors import NormError
 from minigpt.model.gpt2 import GPT2, require_gpt2
-from minigpt.norms.adapt import AdaptedNorm
+from minigpt.norms.adapt import SAME_EPS, AdaptedNorm
 from minigpt.norms.construct import naming
 
 
@@ -19,7 +19,7 @@ def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "
     """Put ``norm`` at the matching sites, in place; return their names, in the order data meets them.
 
     The new norm uses the very Parameters of the old, so nothing is copied, an optimizer goes on with what it holds, and
-    swapping back restores the model exactly. Its eps is the config's; a warning says where its class has its own.
+    swapping back restores the model exactly. Its eps is the config's; a warning says where its class has another.
 
     Args:
         norm: as ``norms.build`` takes it: a name, a class, a function, "package.module:Name" or "path/to/file.py:Name".
@@ -39,7 +39,8 @@ def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "
     for name, module in replacements.items():
         model.set_submodule(name, module)
     for note in sorted({note for module in replacements.values() for note in norms.notes(module)}):
-        logging.getLogger("minigpt").warning("%s", note)
+        if not note.endswith(SAME_EPS):
+            logging.getLogger("minigpt").warning("%s", note)
     return chosen
 
 

@@ -21,6 +21,7 @@ from minigpt.norms.textbook import LayerNorm
 from minigpt.norms.watch import Watched, WatchedSum, watched
 
 SCALES = ("weight", "gamma", "scale", "g", "a_2")
+SAME_EPS = "as the model's"  # so ends a note on an eps that could not be set, and need not be
 PERHAPS_A_SCALE = "alpha"  # where it is as wide as a row; of DyT it is one number, and no scale
 SHIFTS = ("bias", "beta", "shift", "b", "b_2")
 
@@ -173,7 +174,7 @@ def _notes(module: nn.Module, make: Callable[..., Any], eps: float) -> tuple[str
         return (f"eps is {others} in {title(module)}, where the model's is {eps:g}",)
     if takes_eps(make):
         return ()
-    return (f"eps cannot be set in {title(module)}" + (f"; it is {eps:g}, as the model's" if found else ""),)
+    return (f"eps cannot be set in {title(module)}" + (f"; it is {eps:g}, {SAME_EPS}" if found else ""),)
 
 
 def _watch_sums(norm: Any, holder: Any) -> None:

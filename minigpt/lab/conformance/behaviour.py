@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from minigpt.lab.conformance.truth import PRECISIONS, bound_reason
 from minigpt.placement import dtype_name
 
 OTHER_EPS = 1e-3
-ROUNDING = "by rounding alone"
+ROUNDING, CHANGES = "by rounding alone", "it changes "  # in a note, and at the beginning of one
 # Rows, texts, one token of several texts, one token, and a width that no block fits
 SUM_SHAPES = ((12, 768), (3, 4, 64), (12, 1, 64), (1, 1, 64), (5, 1001))
 SUM_DTYPES = ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16))
@@ -51,14 +52,19 @@ def row_in_company(subject: Subject) -> Measurement:
 def _company(subject: Subject, width: int, dtype: torch.dtype) -> Measurement:
     candidate = subject.candidate(width, dtype)
     x = subject.put(ordinary(36, width, subject.generator), dtype)
+    return worst({f"a row{way}": _in_company(subject, candidate, ask, x) for way, ask in candidate.ways().items()})
+
+
+def _in_company(subject: Subject, candidate: Candidate, ask: Callable[[Tensor], Tensor], x: Tensor) -> Measurement:
+    width, dtype = x.shape[-1], x.dtype
     order = torch.randperm(36, generator=subject.generator).to(x.device)
-    whole = candidate(x.clone()).clone()  # of one that writes its next output over it, too
+    whole = ask(x.clone()).clone()  # of one that writes its next output over it, too
     elsewhere = {
-        "alone": torch.cat([candidate(row.clone()).clone() for row in x.split(1)]),
-        "in another place": candidate(x[order])[order.argsort()].clone(),
-        "among 9": torch.cat([candidate(rows.clone()).clone() for rows in x.split(9)]),
-        "among 2,000": candidate(x.repeat(56, 1))[-36:].clone(),
-        "as tokens": candidate(x.clone().view(2, 18, width)).reshape(36, width).clone(),
+        "alone": torch.cat([ask(row.clone()).clone() for row in x.split(1)]),
+        "in another place": ask(x[order])[order.argsort()].clone(),
+        "among 9": torch.cat([ask(rows.clone()).clone() for rows in x.split(9)]),
+        "among 2,000": ask(x.repeat(56, 1))[-36:].clone(),
+        "as tokens": ask(x.clone().view(2, 18, width)).reshape(36, width).clone(),
     }
     expected = whole.cpu().double()
     reach = expected.abs() + candidate.truth(torch.zeros_like(x)).values.abs()  # what was scaled, before its shift too
@@ -114,10 +120,13 @@ def repeated(subject: Subject) -> Measurement:
 def output_kept(subject: Subject) -> Measurement:
     candidate = subject.candidate(64)
     x, other = (subject.put(ordinary(12, 64, subject.generator)) for _ in range(2))
-    y = candidate(x)
-    before = y.clone()
-    candidate(other)
-    return same_numbers(y, before)
+    found = {}
+    for way, ask in candidate.ways().items():
+        y = ask(x)
+        before = y.clone()
+        ask(other)
+        found[f"the output{way}"] = same_numbers(y, before)
+    return worst(found)
 
 
 @case(
@@ -131,12 +140,13 @@ def weights_changed(subject: Subject) -> Measurement:
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
         candidate, x = subject.candidate(64, dtype), subject.put(ordinary(12, 64, subject.generator), dtype)
-        if not against_truth(candidate, x.clone()).within:
+        if not all(against_truth(candidate, x, ask(x.clone())).within for ask in candidate.ways().values()):
             raise Unsupported("it is wrong before they change")
         for parameter in (candidate.weight, candidate.bias):
             if parameter is not None:
                 parameter.copy_(1 + parameter.flip(0))
-        found[dtype_name(dtype)] = against_truth(candidate, x)
+        for way, ask in candidate.ways().items():
+            found[f"{dtype_name(dtype)}{way}"] = against_truth(candidate, x, ask(x.clone()))
     return worst(found)
 
 
@@ -151,14 +161,14 @@ def settings_left(subject: Subject) -> Measurement:
     candidate = subject.candidate(64)
     x = subject.put(ordinary(12, 64, subject.generator))
     with settings_kept():
-        for gradients in (True, False):
+        for gradients, ask in itertools.product((True, False), candidate.ways().values()):
             torch.default_generator.manual_seed(123456789)
             torch.set_default_dtype(torch.float32)
             torch.set_grad_enabled(gradients)
             before = settings()
-            candidate(x.clone())
+            ask(x.clone())
             if changed := changed_settings(before):
-                raise Mismatch(f"it changes {' and '.join(changed)}, for everybody in the process")
+                raise Mismatch(f"{CHANGES}{' and '.join(changed)}, for everybody in the process")
     return Measurement(0.0, 0.0)
 
 
@@ -216,7 +226,7 @@ def residual_spoilt(subject: Subject) -> Measurement:
 @case("any mode", "behaviour", tests="training or not, with gradients, without, or for inference", reason=FLOAT32)
 def any_mode(subject: Subject) -> Measurement:
     candidate, found = subject.candidate(768), {}
-    x = subject.put(ordinary(12, 768, subject.generator))
+    x = subject.put(ordinary(12, 768, subject.generator)).view(3, 4, 768)
     modes = {"with gradients": torch.enable_grad, "without": torch.no_grad, "for inference": torch.inference_mode}
     for training, (name, mode) in itertools.product((True, False), modes.items()):
         candidate.module.train(training)
@@ -242,8 +252,8 @@ def another_eps(subject: Subject) -> Measurement:
 
 @case("no bias", "behaviour", tests="built with bias=False", reason=FLOAT32)
 def no_bias(subject: Subject) -> Measurement:
-    candidate = subject.without_bias(64)
-    return against_truth(candidate, subject.put(ordinary(12, 64, subject.generator)))
+    candidate, x = subject.without_bias(64), subject.put(ordinary(12, 64, subject.generator))
+    return worst({f"it{way}": against_truth(candidate, x, ask(x.clone())) for way, ask in candidate.ways().items()})
 
 
 @case("autocast, float32 input", "behaviour", tests="under autocast, float32 input stays in float32", reason=FLOAT32)

@@ -61,7 +61,7 @@ def check_norm(
     if compile_backend is not None:
         require_backend(compile_backend)
     subject = Subject(norm, device, seed=seed, compile_backend=compile_backend or best_backend(device))
-    with full_products(), settings_kept(), always_compiling(), warnings.catch_warnings():
+    with torch.inference_mode(False), full_products(), settings_kept(), always_compiling(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a variance over a row of one number warns, and is asked for here
         subject.require_judgeable()
         results = []

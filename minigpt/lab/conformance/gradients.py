@@ -1,5 +1,6 @@
 """Cases of gradient: against float64 autograd, and against finite differences of the norm's own values."""
 
+import itertools
 import math
 from collections.abc import Callable, Collection
 from functools import partial
@@ -13,7 +14,7 @@ from minigpt.lab.conformance.case import Measurement, case, worst, worst_element
 from minigpt.lab.conformance.rows import HUGE, ROW_KINDS, TINY, RowKind, ordinary
 from minigpt.lab.conformance.subject import Candidate, Mismatch, Subject
 from minigpt.lab.conformance.truth import PRECISIONS, Truth, gradient_truth
-from minigpt.placement import DTYPES
+from minigpt.placement import DTYPES, dtype_name
 
 STEP = 1e-5  # in float64 the rest of the series, STEP^2, and the rounding, u / STEP, are then both near 1e-10
 REASON = "the bound on values, once for the standardized row and once for its product with the incoming gradient"
@@ -103,17 +104,30 @@ def backward_twice(subject: Subject) -> Measurement:
     reason=REASON + ", and the addition of what comes back by the sum",
 )
 def residual_added(subject: Subject) -> Measurement:
-    candidate = subject.candidate(64)
-    x, dy = (subject.put(ordinary(12, 64, subject.generator)) for _ in range(2))
+    found = {}
+    for dtype, shape in itertools.product((torch.float32, torch.bfloat16), ((12, 64), (2, 6, 64), (12, 1, 64))):
+        for way, measurement in _through_sum(subject, shape, dtype).items():
+            found[f"{way} of {shape} in {dtype_name(dtype)}"] = measurement
+    return worst(found)
+
+
+def _through_sum(subject: Subject, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Measurement]:
+    candidate = subject.candidate(64, dtype)
+    candidate.module.train()
+    x, dy = (subject.put(ordinary(12, 64, subject.generator), dtype) for _ in range(2))
     true = gradient_truth(x, candidate.weight, candidate.bias, candidate.eps, dy)
     back, bound = true["input"].values + dy.cpu().double(), true["input"].bound
-    true["input"] = Truth(back, bound + 2 * PRECISIONS[x.dtype].result * back.abs())
-    nothing = torch.zeros_like(x)
+    true["input"] = Truth(back, bound + 2 * PRECISIONS[dtype].result * back.abs())
+    x, dy, nothing = x.view(shape), dy.view(shape), torch.zeros_like(x).view(shape)
     paths: dict[str, Callable[[Tensor], Tensor]] = {
         "residual": lambda rows: sum(candidate.add_norm(rows, nothing), nothing),
         "delta": lambda rows: sum(candidate.add_norm(nothing, rows), nothing),
     }
-    return worst({of: _measured(gradients(candidate, path, x, dy), true) for of, path in paths.items()})
+    return {of: _measured(_in_rows(gradients(candidate, path, x, dy)), true) for of, path in paths.items()}
+
+
+def _in_rows(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    return found | {"input": found["input"].flatten(0, -2)}  # (..., width) -> (rows, width)
 
 
 @case(

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from minigpt.errors import RAISED
-from minigpt.lab.conformance.case import Measurement, against_truth, case, worst_element
+from minigpt.lab.conformance.case import Measurement, against_truth, case, worst, worst_element
 from minigpt.lab.conformance.rows import ordinary
 from minigpt.lab.conformance.subject import Candidate, Mismatch, Subject, Unsupported, described
 from minigpt.lab.conformance.truth import bound_reason, truth
+from minigpt.placement import dtype_name
 
 SHAPES = {
     "2-D": (12, 64),
@@ -35,8 +36,11 @@ FLOAT32 = bound_reason(torch.float32)
 
 
 def _shape(shape: tuple[int, ...], subject: Subject) -> Measurement:
-    rows = ordinary(torch.Size(shape[:-1]).numel(), shape[-1], subject.generator)
-    return against_truth(subject.candidate(shape[-1]), subject.put(rows).view(shape))
+    rows, found = ordinary(torch.Size(shape[:-1]).numel(), shape[-1], subject.generator), {}
+    for dtype in (torch.float32, torch.bfloat16):
+        x = subject.put(rows, dtype).view(shape)
+        found[dtype_name(dtype)] = against_truth(subject.candidate(shape[-1], dtype), x)
+    return worst(found)
 
 
 def _layout(lay: Callable[[Tensor], Tensor], subject: Subject) -> Measurement:

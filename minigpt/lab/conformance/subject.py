@@ -70,6 +70,12 @@ class Candidate:
             raise Unsupported("it leaves the addition to the model")
         return fused(residual, delta)
 
+    def ways(self) -> dict[str, Callable[[Tensor], Tensor]]:
+        """How a model may ask for it: by itself, and where it adds the residual too, so with nothing to add."""
+        alone: dict[str, Callable[[Tensor], Tensor]] = {"": self}
+        added = {", in add_norm": lambda x: self.add_norm(x, torch.zeros_like(x))[1]}
+        return alone | (added if own_addition(self.module) else {})
+
     def reference(self, x: Tensor) -> Tensor:
         """What PyTorch's own layer_norm makes of ``x`` with the same weights."""
         wide = x.to(torch.promote_types(x.dtype, self.weight.dtype))  # outside autocast, CUDA's takes no two dtypes
