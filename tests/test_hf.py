@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +159,15 @@ def test_a_subclass_may_be_told_more(folder: Path) -> None:
     assert WithClasses(transformers.GPT2Config(**TINY), classes=3).value.out_features == 3
 
 
-@pytest.mark.parametrize("record", [torch.jit.trace, torch.export.export])
+RECORDERS: dict[str, Callable[..., Any]] = {
+    "traced": lambda program, example: torch.jit.trace(program, example),
+    "exported": lambda program, example: torch.export.export(program, example).module(),
+}
+
+
+@pytest.mark.parametrize("record", RECORDERS.values(), ids=RECORDERS)
 @pytest.mark.filterwarnings("ignore")
-def test_a_recorded_program_keeps_packed_texts_apart_too(folder: Path, record: Any) -> None:
+def test_a_recorded_program_keeps_packed_texts_apart_too(folder: Path, record: Callable[..., Any]) -> None:
     class Logits(torch.nn.Module):
         def __init__(self, model: Any) -> None:
             super().__init__()
@@ -173,7 +179,6 @@ def test_a_recorded_program_keeps_packed_texts_apart_too(folder: Path, record: A
     program, x = Logits(load(folder)), tokens(1, 6)
     packed = torch.tensor([[0, 1, 2, 0, 1, 2]])
     recorded = record(program, (x, torch.arange(6)[None]))
-    recorded = recorded if record is torch.jit.trace else recorded.module()
     assert_close(recorded(x, packed), program(x, packed), 1e-6, "logits")
 
 
