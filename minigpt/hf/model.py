@@ -141,14 +141,11 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
                 shape, or texts are said to be packed without ``position_ids``, or with a mask or a cache.
             TypeError: ``more`` has something else in it.
         """
-        packed = _is_packed(more, position_ids, attention_mask, past_key_values)
         config = self.config
+        packed = _is_packed(more, position_ids, attention_mask, past_key_values)
+        _require_one_input(input_ids, inputs_embeds)
         if output_attentions if output_attentions is not None else config.output_attentions:
             raise ConfigError("our attention hands out no weights; load the model with transformers to look at them")
-        if (input_ids is None) == (inputs_embeds is None):
-            raise GenerationError("give either input_ids or inputs_embeds")
-        if input_ids is not None:
-            require_ids("input_ids", input_ids)
         if output_hidden_states is None:
             output_hidden_states = config.output_hidden_states
         checkpointing = self.gradient_checkpointing and self.training
@@ -296,6 +293,18 @@ def _kept(x: Float[Tensor, "batch seq embd"], which: int | Tensor) -> Tensor:
     if which.ndim == 2:
         return x[which] if which.dtype == torch.bool else x.take_along_dim(which[..., None], dim=1)
     return x[:, which]
+
+
+def _require_one_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None:
+    """Refuse neither and both.
+
+    Raises:
+        GenerationError: that, or the ids are not (B, T).
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        raise GenerationError("give either input_ids or inputs_embeds")
+    if input_ids is not None:
+        require_ids("input_ids", input_ids)
 
 
 def _is_packed(
