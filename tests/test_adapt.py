@@ -931,7 +931,8 @@ def test_a_file_may_import_its_neighbour(tmp_path: Path) -> None:
 def test_a_neighbour_hides_no_module_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "colorsys.py").write_text("raise AssertionError('the neighbour was imported')\n")
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    norms.build(f"{file_with(tmp_path, 'import colorsys; Mine = nn.LayerNorm')}:Mine", 8)
+    assert norms.build(f"{file_with(tmp_path, 'import colorsys; Mine = nn.LayerNorm')}:Mine", 8).weight.shape == (8,)
+    assert sys.modules["colorsys"].__file__ != str(tmp_path / "colorsys.py")
 
 
 def test_a_class_within_a_class(tmp_path: Path) -> None:

@@ -161,4 +161,5 @@ def test_of_a_room_that_is_full_what_nobody_needs_is_given_up_however_little() -
     rows.model(ids, left_padding([7, 5], 8), cache=rows.slots)
     rows.texts = [ids[0, 1:], ids[1, 3:]]
     rows.trim(32)
+    assert (rows.slots.starts, rows.slots.length) == ([0, 2], 7)
     rows.check()

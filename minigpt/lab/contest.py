@@ -143,8 +143,8 @@ def judged_prompts(place: Path, prompts: Prompts | None, config: GPT2Config) -> 
     if prompts is not None:
         _require_texts_or_ids(prompts)
     judged = _as_ids(place, prompts, config)
-    for ids in judged.prompts:
-        _require_readable(ids, config)
+    if faults := _faults(judged.prompts, config):
+        raise GenerationError(faults[0])
     return judged
 
 
@@ -158,18 +158,12 @@ def _as_ids(place: Path, prompts: Prompts | None, config: GPT2Config) -> Judged:
             raise
         tokenizer = None
     texts = PROMPTS if prompts is None else prompts
-    if prompts is None and tokenizer is not None and not _fits(PROMPTS, tokenizer, config):
-        return Judged(_random_ids(config), "4 sequences of random ids, since our own texts do not fit it", None)
     if tokenizer is not None and isinstance(texts[0], str):
-        described = f"{len(texts)} texts" if len(texts) > 1 else "1 text"
-        return Judged([prompt_ids(tokenizer, str(text)) for text in texts], described, tokenizer)
+        ids = [prompt_ids(tokenizer, str(text)) for text in texts]
+        if prompts is None and _faults(ids, config):
+            return Judged(_random_ids(config), "4 sequences of random ids, since our own texts do not fit it", None)
+        return Judged(ids, f"{len(texts)} texts" if len(texts) > 1 else "1 text", tokenizer)
     return Judged([[int(token) for token in ids] for ids in texts], f"{len(texts)} lists of ids", tokenizer)
-
-
-def _fits(texts: Sequence[str], tokenizer: Tokenizer, config: GPT2Config) -> bool:
-    """Whether the model can read all of these texts."""
-    ids = [tokenizer.encode(text) for text in texts]
-    return all(len(each) <= config.n_positions and max(each) < config.vocab_size for each in ids)
 
 
 def _require_texts_or_ids(prompts: Any) -> None:
@@ -187,10 +181,16 @@ def _random_ids(config: GPT2Config) -> list[list[int]]:
     return torch.randint(config.vocab_size, (4, seq), generator=generator).tolist()
 
 
-def _require_readable(ids: list[int], config: GPT2Config) -> None:
+def _faults(prompts: list[list[int]], config: GPT2Config) -> list[str]:
+    """Why the model cannot read those of the prompts that it cannot."""
+    return [fault for ids in prompts if (fault := _fault(ids, config)) is not None]
+
+
+def _fault(ids: list[int], config: GPT2Config) -> str | None:
     if not ids:
-        raise GenerationError("a prompt is empty; give at least one token")
+        return "a prompt is empty; give at least one token"
     if len(ids) > config.n_positions:
-        raise GenerationError(f"a prompt is {len(ids)} tokens, more than the model's context of {config.n_positions}")
+        return f"a prompt is {len(ids)} tokens, more than the model's context of {config.n_positions}"
     if min(ids) < 0 or max(ids) >= config.vocab_size:
-        raise GenerationError(f"a prompt holds a token id outside the model's vocabulary of {config.vocab_size}")
+        return f"a prompt holds a token id outside the model's vocabulary of {config.vocab_size}"
+    return None

@@ -140,7 +140,8 @@ def _timing(
     name: str, computes: str, width: int, rows: int, times: list[tuple[float, float]], moved: int, copied: float
 ) -> Timing:
     seconds, calls = zip(*times, strict=True)
-    of, rate = Spread.of(seconds), moved / statistics.median(seconds)  # bytes a second
+    of = Spread.of(seconds)
+    rate = moved / of.median  # bytes a second
     return Timing(name, computes, width, rows, 1e3 * of.median, 1e3 * of.p20, 1e3 * of.p80, rate / 1e9, rate / copied,
                   1e3 * statistics.median(calls))  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Is this class a LayerNorm? Hard rows, shapes, dtypes, gradients and torch.compile, and the name of what is wrong.
 
 check.py                    run the cases on a norm, and where one fails look for the mistake
-values.py  layouts.py  behaviour.py  gradients.py  compiling.py      the cases
+values.py  layouts.py  behaviour.py  sums.py  gradients.py  compiling.py      the cases
   case.py                   one question to a norm: what is measured, against which bound
   subject.py                the norm under check, built with weights that hide nothing
   settings.py               what holds for the whole process, put back afterwards

@@ -1,7 +1,6 @@
 """Cases of behaviour: a row keeps to itself, the input stays, eps and bias are as asked, autocast narrows nothing."""
 
 import itertools
-import math
 from collections.abc import Callable
 
 import torch
@@ -12,22 +11,19 @@ from minigpt.lab.conformance.case import (
     Measurement,
     against_truth,
     case,
-    require_as_finite,
     same_numbers,
     worst,
     worst_element,
 )
-from minigpt.lab.conformance.rows import far_from_zero, ordinary, with_no_numbers
+from minigpt.lab.conformance.rows import far_from_zero, ordinary
 from minigpt.lab.conformance.settings import SETTINGS, changed_settings, settings, settings_kept
 from minigpt.lab.conformance.subject import EPS, Candidate, Mismatch, Subject, Unsupported
+from minigpt.lab.conformance.sums import SUM_CASES
 from minigpt.lab.conformance.truth import PRECISIONS, bound_reason
 from minigpt.placement import dtype_name
 
 OTHER_EPS = 1e-3
 ROUNDING, CHANGES = "by rounding alone", "it changes "  # in a note, and at the beginning of one
-# Rows, texts, one token of several texts, one token, and a width that no block fits
-SUM_SHAPES = ((12, 768), (3, 4, 64), (12, 1, 64), (1, 1, 64), (5, 1001))
-SUM_DTYPES = ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16))
 FLOAT32 = bound_reason(torch.float32)
 
 
@@ -51,7 +47,7 @@ def row_in_company(subject: Subject) -> Measurement:
 
 def _company(subject: Subject, width: int, dtype: torch.dtype) -> Measurement:
     candidate = subject.candidate(width, dtype)
-    x = subject.put(ordinary(36, width, subject.generator), dtype)
+    x = subject.rows(36, width, dtype=dtype)
     return worst({f"a row{way}": _in_company(subject, candidate, ask, x) for way, ask in candidate.ways().items()})
 
 
@@ -88,7 +84,7 @@ def input_kept(subject: Subject) -> Measurement:
     found = {}
     shapes = ((12, 64), (2, 6, 64), (1, 1, 64), (12, 1, 64))
     for dtype, shape in itertools.product((torch.float32, torch.bfloat16), shapes):
-        x = subject.put(ordinary(math.prod(shape[:-1]), 64, subject.generator), dtype).view(shape)
+        x = subject.rows(*shape, dtype=dtype)
         before = x.clone()
         subject.candidate(64, dtype)(x)
         found[f"{dtype_name(dtype)} of shape {shape}"] = same_numbers(x, before)
@@ -104,7 +100,7 @@ def input_kept(subject: Subject) -> Measurement:
 @torch.no_grad()
 def repeated(subject: Subject) -> Measurement:
     candidate, again = (subject.drawing_for("the same weights").candidate(768) for _ in range(2))
-    x, other = (subject.put(ordinary(12, 768, subject.generator)) for _ in range(2))
+    x, other = (subject.rows(12, 768) for _ in range(2))
     first = candidate(x.clone()).clone()
     again(other)
     return worst(
@@ -119,7 +115,7 @@ def repeated(subject: Subject) -> Measurement:
 @torch.no_grad()
 def output_kept(subject: Subject) -> Measurement:
     candidate = subject.candidate(64)
-    x, other = (subject.put(ordinary(12, 64, subject.generator)) for _ in range(2))
+    x, other = (subject.rows(12, 64) for _ in range(2))
     found = {}
     for way, ask in candidate.ways().items():
         y = ask(x)
@@ -139,7 +135,7 @@ def output_kept(subject: Subject) -> Measurement:
 def weights_changed(subject: Subject) -> Measurement:
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
-        candidate, x = subject.candidate(64, dtype), subject.put(ordinary(12, 64, subject.generator), dtype)
+        candidate, x = subject.candidate(64, dtype), subject.rows(12, 64, dtype=dtype)
         if not all(against_truth(candidate, x, ask(x.clone())).within for ask in candidate.ways().values()):
             raise Unsupported("it is wrong before they change")
         for parameter in (candidate.weight, candidate.bias):
@@ -159,7 +155,7 @@ def weights_changed(subject: Subject) -> Measurement:
 def settings_left(subject: Subject) -> Measurement:
     """Set to something first: an earlier call has left them as the norm wants them."""
     candidate = subject.candidate(64)
-    x = subject.put(ordinary(12, 64, subject.generator))
+    x = subject.rows(12, 64)
     with settings_kept():
         for gradients, ask in itertools.product((True, False), candidate.ways().values()):
             torch.default_generator.manual_seed(123456789)
@@ -172,61 +168,10 @@ def settings_left(subject: Subject) -> Measurement:
     return Measurement(0.0, 0.0)
 
 
-@case(
-    "residual added too",
-    "behaviour",
-    tests="add_norm(residual, delta), where it has one: the very sum, the norm of that, and the two left as they were",
-    reason="exactly the sum; of its norm, for each dtype the bound of its ordinary rows",
-)
-@torch.no_grad()
-def residual_added(subject: Subject) -> Measurement:
-    found = {}
-    for shape, dtypes, training in itertools.product(SUM_SHAPES, SUM_DTYPES, (True, False)):
-        candidate = subject.candidate(shape[-1], dtypes[0])
-        candidate.module.train(training)
-        residual, delta = (
-            subject.put(ordinary(math.prod(shape[:-1]), shape[-1], subject.generator), dtype) for dtype in dtypes
-        )
-        given = f"{shape} in {' and '.join(map(dtype_name, dict.fromkeys(dtypes)))}" + ", training" * training
-        found |= _sum_and_norm(candidate, residual.view(shape), delta.view(shape), given)
-        if len(shape) == 2:
-            residual, delta = (x.t().contiguous().t() for x in (residual, delta))
-            found |= _sum_and_norm(candidate, residual, delta, f"{given}, transposed")
-    return worst(found)
-
-
-def _sum_and_norm(candidate: Candidate, residual: Tensor, delta: Tensor, given: str) -> dict[str, Measurement]:
-    before, expected = (residual.clone(), delta.clone()), residual + delta
-    total, y = candidate.add_norm(residual, delta)
-    return {
-        f"the residual after it, {given}": same_numbers(residual, before[0]),
-        f"the delta after it, {given}": same_numbers(delta, before[1]),
-        f"the sum of {given}": same_numbers(total, expected),
-        f"the norm of {given}": against_truth(candidate, expected, y),
-    }
-
-
-@case(
-    "residual added too, not finite",
-    "behaviour",
-    tests="a row of the residual that holds one is not finite after add_norm, as layer_norm's is not",
-    reason="the other rows must come out with the same bits as without it",
-)
-@torch.no_grad()
-def residual_spoilt(subject: Subject) -> Measurement:
-    candidate = subject.candidate(64)
-    residual, delta = (subject.put(ordinary(6, 64, subject.generator)) for _ in range(2))
-    spoilt = with_no_numbers(residual)
-    _, clean = candidate.add_norm(residual, delta.clone())
-    _, y = candidate.add_norm(spoilt.clone(), delta.clone())
-    require_as_finite(y, candidate.reference(spoilt + delta), hiding=True)
-    return same_numbers(y[[0, 2, 5]], clean[[0, 2, 5]])
-
-
 @case("any mode", "behaviour", tests="training or not, with gradients, without, or for inference", reason=FLOAT32)
 def any_mode(subject: Subject) -> Measurement:
     candidate, found = subject.candidate(768), {}
-    x = subject.put(ordinary(12, 768, subject.generator)).view(3, 4, 768)
+    x = subject.rows(3, 4, 768)
     modes = {"with gradients": torch.enable_grad, "without": torch.no_grad, "for inference": torch.inference_mode}
     for training, (name, mode) in itertools.product((True, False), modes.items()):
         candidate.module.train(training)
@@ -252,7 +197,7 @@ def another_eps(subject: Subject) -> Measurement:
 
 @case("no bias", "behaviour", tests="built with bias=False", reason=FLOAT32)
 def no_bias(subject: Subject) -> Measurement:
-    candidate, x = subject.without_bias(64), subject.put(ordinary(12, 64, subject.generator))
+    candidate, x = subject.without_bias(64), subject.rows(12, 64)
     return worst({f"it{way}": against_truth(candidate, x, ask(x.clone())) for way, ask in candidate.ways().items()})
 
 
@@ -295,8 +240,7 @@ BEHAVIOUR_CASES = [
     output_kept,
     weights_changed,
     settings_left,
-    residual_added,
-    residual_spoilt,
+    *SUM_CASES,
     any_mode,
     another_eps,
     no_bias,

@@ -77,7 +77,7 @@ def compiled_values(subject: Subject) -> Measurement:
 )
 def compiled_gradients(subject: Subject) -> Measurement:
     candidate, x = subject.candidate(WIDTH), _rows(subject)
-    dy = subject.put(ordinary(len(x), WIDTH, subject.generator))
+    dy = subject.rows(len(x), WIDTH)
     true = gradient_truth(x, candidate.weight, candidate.bias, candidate.eps, dy)
     eager = gradients(candidate, candidate.module, x, dy)
     compiled = gradients(candidate, _compiled(candidate.module, "aot_eager"), x, dy)

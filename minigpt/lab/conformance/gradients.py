@@ -1,7 +1,6 @@
 """Cases of gradient: against float64 autograd, and against finite differences of the norm's own values."""
 
 import itertools
-import math
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.lab.conformance.case import Measurement, case, worst, worst_element
-from minigpt.lab.conformance.rows import HUGE, ROW_KINDS, TINY, RowKind, ordinary
+from minigpt.lab.conformance.rows import HUGE, ROW_KINDS, TINY, RowKind, transposed
 from minigpt.lab.conformance.subject import Candidate, Mismatch, Subject
 from minigpt.lab.conformance.truth import PRECISIONS, Truth, gradient_truth
 from minigpt.placement import DTYPES, dtype_name
@@ -38,18 +37,14 @@ class Setting(NamedTuple):
     frozen: tuple[str, ...] = ()
 
 
-def _transposed(x: Tensor) -> Tensor:
-    return x.t().contiguous().t()
-
-
 STRIDES = "strides of the incoming gradient are followed"
 TOKENS = "rows of several dimensions, as a model has them, in training"
 MANY = "every row and every column of what no block fits"
 FROZEN = "what does not train takes no gradient, and leaves the others theirs"
 SETTINGS = {
     "dy expanded": Setting(STRIDES, of_output=lambda dy: dy[:1, :1].expand_as(dy)),
-    "dy transposed": Setting(STRIDES, of_output=_transposed),
-    "input transposed": Setting("strides of the input are followed on the way back", of_input=_transposed),
+    "dy transposed": Setting(STRIDES, of_output=transposed),
+    "input transposed": Setting("strides of the input are followed on the way back", of_input=transposed),
     "as tokens": Setting(TOKENS, (2, 6, 64)),
     "as tokens of one text": Setting(TOKENS, (1, 16, 64)),
     "as one token a text": Setting(TOKENS, (12, 1, 64)),
@@ -66,14 +61,14 @@ SETTINGS = {
 def _row_kind(kind: RowKind, dtype: torch.dtype, subject: Subject) -> Measurement:
     candidate = subject.candidate(768, dtype, weights=kind.weights)
     x = subject.put(kind.rows(24, 768, subject.generator, dtype), dtype)
-    return _against_truth(candidate, x, subject.put(ordinary(24, 768, subject.generator), dtype))
+    return _against_truth(candidate, x, subject.rows(24, 768, dtype=dtype))
 
 
 def _in_setting(setting: Setting, subject: Subject) -> Measurement:
-    *leading, width = setting.shape
+    width = setting.shape[-1]
     candidate = subject.candidate(width) if setting.bias else subject.without_bias(width)
     candidate.module.train()
-    x, dy = (subject.put(ordinary(math.prod(leading), width, subject.generator)) for _ in range(2))
+    x, dy = (subject.rows(*setting.shape).view(-1, width) for _ in range(2))
     return _against_truth(
         candidate,
         setting.of_input(x),
@@ -91,7 +86,7 @@ def _in_setting(setting: Setting, subject: Subject) -> Measurement:
 )
 def backward_twice(subject: Subject) -> Measurement:
     candidate = subject.candidate(64)
-    x, dy = (subject.put(ordinary(12, 64, subject.generator)) for _ in range(2))
+    x, dy = (subject.rows(12, 64) for _ in range(2))
     leaves, y = _forward(candidate, candidate.module, x)
     _backward(leaves, y, dy, retain_graph=True)
     return _measured(_backward(leaves, y, dy), gradient_truth(x, candidate.weight, candidate.bias, candidate.eps, dy))
@@ -114,20 +109,16 @@ def residual_added(subject: Subject) -> Measurement:
 def _through_sum(subject: Subject, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Measurement]:
     candidate = subject.candidate(64, dtype)
     candidate.module.train()
-    x, dy = (subject.put(ordinary(12, 64, subject.generator), dtype) for _ in range(2))
+    x, dy = (subject.rows(12, 64, dtype=dtype) for _ in range(2))
     true = gradient_truth(x, candidate.weight, candidate.bias, candidate.eps, dy)
     back, bound = true["input"].values + dy.cpu().double(), true["input"].bound
     true["input"] = Truth(back, bound + 2 * PRECISIONS[dtype].result * back.abs())
-    x, dy, nothing = x.view(shape), dy.view(shape), torch.zeros_like(x).view(shape)
+    nothing = torch.zeros_like(x).view(shape)
     paths: dict[str, Callable[[Tensor], Tensor]] = {
-        "residual": lambda rows: sum(candidate.add_norm(rows, nothing), nothing),
-        "delta": lambda rows: sum(candidate.add_norm(nothing, rows), nothing),
+        "residual": lambda rows: sum(candidate.add_norm(rows.view(shape), nothing), nothing).view_as(rows),
+        "delta": lambda rows: sum(candidate.add_norm(nothing, rows.view(shape)), nothing).view_as(rows),
     }
-    return {of: _measured(_in_rows(gradients(candidate, path, x, dy)), true) for of, path in paths.items()}
-
-
-def _in_rows(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    return found | {"input": found["input"].flatten(0, -2)}  # (..., width) -> (rows, width)
+    return {of: _measured(gradients(candidate, path, x, dy), true) for of, path in paths.items()}
 
 
 @case(
@@ -139,7 +130,7 @@ def _in_rows(found: dict[str, Tensor]) -> dict[str, Tensor]:
 )
 def finite_differences(subject: Subject) -> Measurement:
     candidate = subject.candidate(5, torch.float64)
-    x, dy = (subject.put(ordinary(3, 5, subject.generator), torch.float64) for _ in range(2))
+    x, dy = (subject.rows(3, 5, dtype=torch.float64) for _ in range(2))
     with torch.no_grad():
         candidate(x.clone())  # a norm that refuses float64 is not judged here
     found = gradients(candidate, candidate.module, x, dy)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from minigpt.errors import RAISED
 from minigpt.lab.conformance.case import Measurement, against_truth, case, worst, worst_element
-from minigpt.lab.conformance.rows import ordinary
+from minigpt.lab.conformance.rows import transposed
 from minigpt.lab.conformance.subject import Candidate, Mismatch, Subject, Unsupported, described
 from minigpt.lab.conformance.truth import bound_reason, truth
 from minigpt.placement import dtype_name
@@ -24,7 +24,7 @@ SHAPES = {
 
 # Ways to lay 12 rows of 64 into memory: (12, 64) -> (..., 64)
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "transposed": lambda x: x.t().contiguous().t(),
+    "transposed": transposed,
     "every second column": lambda x: x.repeat_interleave(2, dim=1)[:, ::2],
     "every second row": lambda x: x.repeat_interleave(2, dim=0)[::2],
     "not aligned": lambda x: torch.cat([x[:, :1], x], dim=1)[:, 1:],
@@ -36,21 +36,21 @@ FLOAT32 = bound_reason(torch.float32)
 
 
 def _shape(shape: tuple[int, ...], subject: Subject) -> Measurement:
-    rows, found = ordinary(torch.Size(shape[:-1]).numel(), shape[-1], subject.generator), {}
+    found = {}
     for dtype in (torch.float32, torch.bfloat16):
-        x = subject.put(rows, dtype).view(shape)
+        x = subject.rows(*shape, dtype=dtype)
         found[dtype_name(dtype)] = against_truth(subject.candidate(shape[-1], dtype), x)
     return worst(found)
 
 
 def _layout(lay: Callable[[Tensor], Tensor], subject: Subject) -> Measurement:
-    return against_truth(subject.candidate(64), lay(subject.put(ordinary(12, 64, subject.generator))))
+    return against_truth(subject.candidate(64), lay(subject.rows(12, 64)))
 
 
 @case("rows of several dimensions", "layouts", tests="normalized_shape (3, 5)", reason=FLOAT32)
 def several_dimensions(subject: Subject) -> Measurement:
     """A norm over one dimension alone is no mistake, if it says so or normalizes the last; GPT-2 needs no more."""
-    x = subject.put(ordinary(4, 15, subject.generator)).view(4, 3, 5)
+    x = subject.rows(4, 15).view(4, 3, 5)
     try:
         candidate = subject.candidate((3, 5))
         with torch.no_grad():

@@ -57,6 +57,11 @@ def uniform(rows: int, width: int, generator: Generator) -> Rows:
     return 2 * torch.rand(rows, width, generator=generator, dtype=torch.float64) - 1
 
 
+def transposed(x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+    """The same, by columns in memory."""
+    return x.t().contiguous().t()
+
+
 def with_no_numbers(x: Float[Tensor, "6 width"]) -> Float[Tensor, "6 width"]:
     """Rows, a NaN in row 1, an infinity in row 3 and two in row 4."""
     spoilt = x.clone()

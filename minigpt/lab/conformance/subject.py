@@ -1,5 +1,6 @@
 """The norm under check: built at any width and dtype, with weights that hide nothing."""
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Generator, Tensor, nn
 
 from minigpt import norms
 from minigpt.errors import RAISED, NormError
-from minigpt.lab.conformance.rows import Weights, ordinary_weights
+from minigpt.lab.conformance.rows import Weights, ordinary, ordinary_weights
 from minigpt.lab.conformance.truth import Truth, truth
 from minigpt.norms.adapt import notes
 from minigpt.norms.add import own_addition
@@ -143,6 +144,10 @@ class Subject:
             return self.candidate(width, bias=False)
         except NormError as error:
             raise Unsupported(f"it cannot be built without a bias: {error}") from error
+
+    def rows(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Ordinary rows of this shape, (..., width), as ``put`` puts them."""
+        return self.put(ordinary(math.prod(shape[:-1]), shape[-1], self.generator), dtype).view(shape)
 
     def put(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor drawn in float64, rounded to ``dtype`` and on the norm's device."""

@@ -47,7 +47,7 @@ def _row_kind(kind: RowKind, dtype: torch.dtype, subject: Subject) -> Measuremen
 
 @torch.no_grad()
 def _not_finite(dtype: torch.dtype, subject: Subject) -> Measurement:
-    x = subject.put(ordinary(6, 64, subject.generator), dtype)
+    x = subject.rows(6, 64, dtype=dtype)
     spoilt = with_no_numbers(x)
     candidate = subject.candidate(64, dtype)
     reference, y = candidate.reference(spoilt), candidate(spoilt)
@@ -57,7 +57,7 @@ def _not_finite(dtype: torch.dtype, subject: Subject) -> Measurement:
 
 @torch.no_grad()
 def _overflowing(dtype: torch.dtype, subject: Subject) -> Measurement:
-    x = subject.put(ordinary(6, 64, subject.generator), dtype)
+    x = subject.rows(6, 64, dtype=dtype)
     spoilt = x.clone()
     spoilt[1::3] *= OVERFLOWING[dtype]
     candidate = subject.candidate(64, dtype)
