@@ -7,7 +7,6 @@ B batch, T new tokens, S tokens in all, C embedding, V vocabulary.
 """
 
 import dataclasses
-import itertools
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -21,20 +20,17 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.pytorch_utils import Conv1D as TheirConv1D
 from transformers.utils.generic import can_return_tuple
 
-from minigpt import norms
 from minigpt.checkpoint.save import require_unquantized
-from minigpt.errors import ConfigError, GenerationError, NormError
+from minigpt.errors import ConfigError
 from minigpt.hf.cache import BorrowedCache
 from minigpt.hf.config import Choice, FolderConfig, choice, config_of, shape_of
-from minigpt.model import GPT2, match_sites
+from minigpt.hf.inputs import is_packed, kept, require_one_input
+from minigpt.hf.norms import install_norms, norm_kinds, require_norms_of_config
+from minigpt.model import GPT2
 from minigpt.model.attention import ATTENTIONS
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import require_option
-from minigpt.model.inputs import require_ids
 from minigpt.model.masking import additive_mask, packed_mask, padding_mask, positions
-
-OF_LOSS = {"num_items_in_batch", "shift_labels", "ignore_index"}
-OF_PACKING = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
 
 
 class AdaptableConv1D(Conv1D, TheirConv1D):
@@ -102,8 +98,8 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         for layer in self.transformer.modules():
             if isinstance(layer, Conv1D):
                 layer.__class__ = AdaptableConv1D
-        _install_norms(self.transformer, chosen)
-        self._norms_of_config = _kinds(self.transformer)
+        install_norms(self.transformer, chosen)
+        self._norms_of_config = norm_kinds(self.transformer)
         self.post_init()
 
     @can_return_tuple
@@ -142,8 +138,8 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
             TypeError: ``more`` has something else in it.
         """
         config = self.config
-        packed = _is_packed(more, position_ids, attention_mask, past_key_values)
-        _require_one_input(input_ids, inputs_embeds)
+        packed = is_packed(more, position_ids, attention_mask, past_key_values)
+        require_one_input(input_ids, inputs_embeds)
         if output_attentions if output_attentions is not None else config.output_attentions:
             raise ConfigError("our attention hands out no weights; load the model with transformers to look at them")
         if output_hidden_states is None:
@@ -164,7 +160,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
             cache = BorrowedCache(past_key_values, total=None if is_ready else past + x.shape[1])
         stream = deque(self._read(x, mask, cache, checkpointing), None if output_hidden_states else 1)
 
-        logits = self.lm_head(_kept(stream[-1], logits_to_keep))  # (B, kept, V), of a mask (kept, V)
+        logits = self.lm_head(kept(stream[-1], logits_to_keep))  # (B, kept, V), of a mask (kept, V)
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=config.vocab_size, **more)
         hidden: Any = tuple(stream) if output_hidden_states else None
         handed_on = past_key_values if use_cache else None
@@ -257,15 +253,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
             NormError: the norms are not those that the config names, so that another model would be loaded.
         """
         require_unquantized(self.transformer)
-        for site, (classes, saved) in _kinds(self.transformer).items():
-            classes_of_config, saved_of_config = self._norms_of_config[site]
-            if classes != classes_of_config:
-                raise NormError(
-                    f"{site} is not as the config says, so what is saved would load as another model; "
-                    "choose norms by from_pretrained(..., norm=...), or keep the state_dict"
-                )
-            if other := sorted({*saved} ^ {*saved_of_config}):
-                raise NormError(f"{site} differs in {other[0]} from what the config builds; keep the state_dict")
+        require_norms_of_config(self.transformer, self._norms_of_config)
         super().save_pretrained(save_directory, *args, **kwargs)
 
     def adjust_generation_fn(self, *args: Any, **kwargs: Any) -> None:
@@ -284,68 +272,3 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
 
     def _blocks(self) -> list[Any]:
         return list(self.transformer.h)
-
-
-def _kept(x: Float[Tensor, "batch seq embd"], which: int | Tensor) -> Tensor:
-    """The positions of the stream whose logits are wanted: (B, kept, C), or (kept, C) of a mask (B, T)."""
-    if isinstance(which, int):
-        return x[:, -which:]
-    if which.ndim == 2:
-        return x[which] if which.dtype == torch.bool else x.take_along_dim(which[..., None], dim=1)
-    return x[:, which]
-
-
-def _require_one_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None:
-    """Refuse neither and both.
-
-    Raises:
-        GenerationError: that, or the ids are not (B, T).
-    """
-    if (input_ids is None) == (inputs_embeds is None):
-        raise GenerationError("give either input_ids or inputs_embeds")
-    if input_ids is not None:
-        require_ids("input_ids", input_ids)
-
-
-def _is_packed(
-    more: dict[str, Any], position_ids: Tensor | None, attention_mask: Tensor | None, past_key_values: Any
-) -> bool:
-    """Whether keywords of ``forward`` that kernels elsewhere take say that texts are packed.
-
-    Raises:
-        TypeError: the message names a keyword that is unknown.
-        GenerationError: they do, and ``position_ids`` cannot keep them apart.
-    """
-    if unknown := sorted(more.keys() - OF_LOSS - OF_PACKING - {"cache_position"}):
-        raise TypeError(f"GPT2LMHeadModel.forward() got an unexpected keyword argument {unknown[0]!r}")
-    packed = sorted(name for name in OF_PACKING if more.get(name) is not None)
-    if packed and (position_ids is None or attention_mask is not None or past_key_values is not None):
-        raise GenerationError(
-            f"{packed[0]} says that texts are packed; give position_ids too, which keep them apart, and neither a mask "
-            "nor a cache"
-        )
-    return bool(packed)
-
-
-def _install_norms(body: GPT2, chosen: Choice) -> None:
-    """Build the chosen norms into ``body``; they remember the values that they were built with.
-
-    On the CPU first, also where the model is on the meta device until its checkpoint is read: a norm may have numbers
-    of its own, which that checkpoint does not have.
-    """
-    device = torch.empty(0).device  # where new tensors go, here or around this
-    for pattern, norm in [("*", "fused"), *chosen.by_site()]:
-        for site in match_sites(body, pattern):
-            with torch.device("cpu"):
-                built = norms.build(norm, body.config.n_embd, eps=body.config.layer_norm_epsilon)
-            body.set_submodule(site, built)
-            for part in built.modules():
-                own = itertools.chain(part.named_parameters(recurse=False), part.named_buffers(recurse=False))
-                vars(part)["_as_built"] = {name: tensor.detach().clone() for name, tensor in own}
-            built._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
-
-
-def _kinds(body: GPT2) -> dict[str, Any]:
-    """What stands at each site: the classes of its parts, and the names of what they save."""
-    found = {site: body.get_submodule(site) for site in body.norm_sites()}
-    return {site: ([type(part) for part in norm.modules()], [*norm.state_dict()]) for site, norm in found.items()}

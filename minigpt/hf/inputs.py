@@ -1,0 +1,57 @@
+"""What ``forward`` may be given, as transformers' own takes it, and whose logits are then wanted.
+
+B batch, T new tokens, C embedding.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigpt.errors import GenerationError
+from minigpt.model.inputs import require_ids
+
+OF_LOSS = {"num_items_in_batch", "shift_labels", "ignore_index"}
+OF_PACKING = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
+
+
+def require_one_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None:
+    """Refuse neither and both.
+
+    Raises:
+        GenerationError: that, or the ids are not (B, T).
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        raise GenerationError("give either input_ids or inputs_embeds")
+    if input_ids is not None:
+        require_ids("input_ids", input_ids)
+
+
+def is_packed(
+    more: dict[str, Any], position_ids: Tensor | None, attention_mask: Tensor | None, past_key_values: Any
+) -> bool:
+    """Whether keywords of ``forward`` that kernels elsewhere take say that texts are packed.
+
+    Raises:
+        TypeError: the message names a keyword that is unknown.
+        GenerationError: they do, and ``position_ids`` cannot keep them apart.
+    """
+    if unknown := sorted(more.keys() - OF_LOSS - OF_PACKING - {"cache_position"}):
+        raise TypeError(f"GPT2LMHeadModel.forward() got an unexpected keyword argument {unknown[0]!r}")
+    packed = sorted(name for name in OF_PACKING if more.get(name) is not None)
+    if packed and (position_ids is None or attention_mask is not None or past_key_values is not None):
+        raise GenerationError(
+            f"{packed[0]} says that texts are packed; give position_ids too, which keep them apart, and neither a mask "
+            "nor a cache"
+        )
+    return bool(packed)
+
+
+def kept(x: Float[Tensor, "batch seq embd"], which: int | Tensor) -> Tensor:
+    """The positions of the stream whose logits are wanted: (B, kept, C), or (kept, C) of a mask (B, T)."""
+    if isinstance(which, int):
+        return x[:, -which:]
+    if which.ndim == 2:
+        return x[which] if which.dtype == torch.bool else x.take_along_dim(which[..., None], dim=1)
+    return x[:, which]
