@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_same_bits, assert_within, left_padding, needs_onednn, random_ids, rms, small_model
+from helpers import (
+    assert_same_bits,
+    assert_within,
+    left_padding,
+    needs_onednn,
+    random_ids,
+    rms,
+    skip_unless_packable,
+    small_model,
+)
 
 import minigpt
 from minigpt import ConfigError
@@ -13,6 +22,7 @@ from minigpt.model.conv1d import Conv1D
 from minigpt.model.layout import MANY, lay_by_rows
 from minigpt.model.packed import PackedConv1D
 from minigpt.model.strips import StripedConv1D
+from minigpt.processor import HALVES
 
 
 def test_all_affine_weights_lie_by_rows_and_are_the_same() -> None:
@@ -82,8 +92,10 @@ def test_attention_is_given_whole_vectors(batch: int, monkeypatch: pytest.Monkey
         (torch.bfloat16, 1, "tiles", "in strips"),
         (torch.bfloat16, 2, "tiles", "packed"),
         (torch.float32, 1, "tiles", "as it lay"),
-        (torch.bfloat16, 1, "old", "as it lay"),
+        (torch.bfloat16, 1, "old", "by rows"),
         (torch.bfloat16, 16, "old", "by rows"),
+        (torch.float16, 1, "old", "by rows"),
+        (torch.float16, 1, "new", "as it lay"),
         (torch.float64, 16, "amd", "by rows"),
     ],
     ids=str,
@@ -91,9 +103,12 @@ def test_attention_is_given_whole_vectors(batch: int, monkeypatch: pytest.Monkey
 def test_each_processor_gets_the_layout_that_it_reads_fastest(
     dtype: torch.dtype, tokens: int, processor: str, laid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if laid == "packed":
+        skip_unless_packable(dtype)
     monkeypatch.setattr(layout, "PREFERS_ONEDNN", processor == "amd")
     monkeypatch.setattr(layout, "HAS_BFLOAT16", processor != "old")
     monkeypatch.setattr(layout, "HAS_TILES", processor == "tiles")
+    monkeypatch.setattr(layout, "SLOW_HALVES", HALVES if processor == "old" else ())
     model = small_model(dtype=dtype)
     assert lay_out(model, tokens) is model
     layer = model.h[1].mlp.c_fc
@@ -115,6 +130,8 @@ def test_each_processor_gets_the_layout_that_it_reads_fastest(
 def test_a_short_text_in_float32_is_written_from_the_file(
     dtype: torch.dtype, tokens: int, steps: int, is_packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if is_packed:
+        skip_unless_packable(dtype)
     for name, has in {"PREFERS_ONEDNN": True, "HAS_BFLOAT16": True, "HAS_TILES": False}.items():
         monkeypatch.setattr(layout, name, has)
     model = lay_out(small_model(dtype=dtype), tokens, steps=steps)

@@ -12,7 +12,8 @@ from helpers import assert_within, in_float64, needs_onednn, random_ids, referen
 import minigpt
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.layout import by_rows
-from minigpt.model.product import FEW, onednn_linear, product, written_out
+from minigpt.model.product import DOTS, FEW, PIECE, in_float32, onednn_linear, product, written_out
+from minigpt.processor import HALVES
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -99,6 +100,70 @@ def test_onednn_is_left_alone_where_it_does_not_belong(onednn_calls: list[tuple[
     with torch.inference_mode():
         small_model()(random_ids(2, 7))
     assert len(onednn_calls) == 2 * 4 + 1, "two blocks and the head"
+
+
+@pytest.fixture
+def float32_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """As on a processor without instructions for halves; the shape of what each product in float32 is given."""
+    calls: list[tuple[int, ...]] = []
+
+    def spy(x: torch.Tensor, *more: Any) -> torch.Tensor:
+        calls.append(tuple(x.shape))
+        return in_float32(x, *more)
+
+    monkeypatch.setattr("minigpt.model.product.SLOW_HALVES", HALVES)
+    monkeypatch.setattr("minigpt.model.product.in_float32", spy)
+    return calls
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("lies_by_rows", [True, False])
+@pytest.mark.parametrize("rows", [1, DOTS[-1], DOTS[-1] + 1, 40])
+@pytest.mark.parametrize("out", [1, 37, 2 * PIECE, 2 * PIECE + 1])
+@pytest.mark.parametrize("bias", [True, False])
+@torch.no_grad()
+def test_halves_that_a_processor_does_not_know_are_multiplied_in_float32(
+    bias: bool, out: int, rows: int, lies_by_rows: bool, dtype: torch.dtype, float32_calls: list[tuple[int, ...]]
+) -> None:
+    x, weight = torch.randn(1, rows, 24).to(dtype), torch.randn(24, out).to(dtype)
+    shift = torch.randn(2 * out).to(dtype)[::2] if bias else None
+    truth = x.double() @ weight.double() + (0 if shift is None else shift.double())
+    given = product(x, by_rows(weight) if lies_by_rows else weight, shift)
+    is_converted = rows not in DOTS or not (lies_by_rows or out == 1)
+    assert float32_calls == [(1, rows, 24)] * is_converted
+    assert given.shape == (1, rows, out)
+    assert given.dtype == dtype
+    if is_converted:
+        assert (given == truth.to(dtype)).float().mean() > 0.99, "rounded once, bias and all"
+    assert_within(rms(given - truth), torch.finfo(dtype).eps * rms(truth), rms(truth), f"{rows} rows")
+
+
+def test_float32_stands_in_for_halves_only_where_it_may(float32_calls: list[tuple[int, ...]]) -> None:
+    x, weight = torch.randn(1, 5, 24).bfloat16(), torch.randn(24, 37).bfloat16().requires_grad_()
+    product(x, weight).sum().backward()
+    assert weight.grad is not None, "whoever trains keeps no copy of the weights"
+    with torch.no_grad():
+        product(x.float(), weight.float())
+        with torch.autocast("cpu", torch.bfloat16):
+            product(x, weight)
+        small_model(arithmetic="reference", dtype=torch.bfloat16)(random_ids(2, 7))
+        assert not float32_calls
+        small_model(dtype=torch.bfloat16)(random_ids(2, 7))
+    assert len(float32_calls) == 2 * 4 + 1, "two blocks and the head"
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("batch", [1, 5])
+@torch.no_grad()
+def test_a_model_in_halves_that_a_processor_does_not_know_errs_less_than_the_reference(
+    batch: int, dtype: torch.dtype, float32_calls: list[tuple[int, ...]]
+) -> None:
+    theirs, ids = reference_model(dtype=dtype), random_ids(batch, 30)
+    truth = in_float64(theirs)(ids).logits
+    floor = rms(theirs(ids).logits.double() - truth)
+    error = rms(same_weights(theirs)(ids).double() - truth)
+    assert float32_calls
+    assert_within(error, 1.1 * floor, rms(truth), f"RMS error (transformers' own: {floor:.3g})")
 
 
 def test_the_layout_of_a_weight_changes_neither_shape_nor_values() -> None:

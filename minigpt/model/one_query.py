@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-HALVES = (torch.bfloat16, torch.float16)
+from minigpt.processor import HALVES
+
 FEW = 2**19  # values in all, below which the fused kernel in float32 is as fast
 
 Query = Float[Tensor, "batch heads 1 head"]

@@ -16,9 +16,7 @@ from minigpt.model.mlp import MLP, gelu_tanh, unchanged
 from minigpt.model.plain import is_plain
 from minigpt.model.product import linear_pointwise
 from minigpt.norms.add import has_hooks
-from minigpt.processor import HAS_ONEDNN
-
-PACKABLE = (torch.float32, torch.bfloat16)
+from minigpt.processor import PACKABLE
 
 _numbers = itertools.count()
 _held: dict[int, Any] = {}  # what every ``Holder`` holds, by its number
@@ -63,9 +61,14 @@ class PackedLinear(Holder):
         tokens: how many rows ``x`` mostly has; with any other number the result is as good, and may be slower.
         then: what is applied to ``y`` in the same call: "none", or "gelu", that of the tanh.
 
+    Attributes:
+        dtypes: that it can hold.
+
     Raises:
         ConfigError: oneDNN cannot pack these weights.
     """
+
+    dtypes: tuple[torch.dtype, ...] = PACKABLE
 
     def __init__(
         self, rows: Float[Tensor, "out inp"], bias: nn.Parameter | None, tokens: int, then: str = "none"
@@ -88,7 +91,7 @@ class PackedLinear(Holder):
         return self.packed.to_dense()
 
     def pack(self, rows: Float[Tensor, "out inp"]) -> None:
-        require_packable(rows)
+        require_packable(rows, self.dtypes)
         self.dtype = rows.dtype
         tokens = max(self.tokens, 2)  # for a single one oneDNN leaves float32 as it lies, and reads that more slowly
         self.hold(torch.ops.mkldnn._reorder_linear_weight.default(rows.detach(), tokens))
@@ -98,7 +101,7 @@ class PackedLinear(Holder):
 
     def require_applicable(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Refuse what would take the weights to a dtype or a place where oneDNN cannot pack them."""
-        require_packable(fn(torch.empty(0, dtype=self.dtype)))
+        require_packable(fn(torch.empty(0, dtype=self.dtype)), self.dtypes)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PackedLinear":
         rows = self.rows()
@@ -153,7 +156,7 @@ def pack(
     require_free_layout(model)
     if model.quantize is not None:
         raise ConfigError(f"the model's weights are {model.quantize} already, and cannot be packed")
-    require_packable(model.wte.weight)
+    require_packable(model.wte.weight, linear.dtypes)
     if tokens < 1:
         raise ConfigError(f"weights are packed for one token at a time or more, not {tokens}")
     model.fast_head = linear(model.head_rows(), None, tokens).train(model.training)
@@ -192,18 +195,21 @@ def require_free_layout(model: GPT2) -> None:
         raise ConfigError('arithmetic="reference" reads weights as the checkpoint lays them, for the same bits')
 
 
-def require_packable(rows: Tensor) -> None:
-    """Refuse what oneDNN cannot pack.
+def require_packable(rows: Tensor, dtypes: tuple[torch.dtype, ...] = PACKABLE) -> None:
+    """Refuse what oneDNN cannot pack, or a layer that is for these dtypes cannot hold.
 
     Raises:
-        ConfigError: another place than the CPU, another dtype, or no oneDNN.
+        ConfigError: another place than the CPU, another dtype, no oneDNN, or an older processor than it packs for.
     """
     if not rows.is_cpu:
         raise ConfigError(f"packed weights are for the CPU, and cannot move to {rows.device}; load the model there")
-    if rows.dtype not in PACKABLE:
-        raise ConfigError(f"weights are packed in float32 or bfloat16, and not in {rows.dtype}; load the model in it")
-    if not HAS_ONEDNN:
+    if not dtypes:
         raise ConfigError("this PyTorch has no oneDNN, which reads packed weights")
+    if rows.dtype not in dtypes:
+        known = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise ConfigError(
+            f"weights are packed in {known} on this processor, and not in {rows.dtype}; load the model in it"
+        )
 
 
 torch.library.define("minigpt::packed_linear", "(Tensor x, int layer, int out, Tensor? bias, str then) -> Tensor")

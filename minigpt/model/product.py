@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, PREFERS_ONEDNN
+from minigpt.processor import HALVES, HAS_ONEDNN, PREFERS_ONEDNN, SLOW_HALVES
 
 FEW = range(7, 33)  # numbers of rows for which MKL computes W^T x^T faster than x W
+DOTS = range(4)  # numbers of rows for which a weight in half precision, by rows, is multiplied sooner than converted
+PIECE = 2048  # columns whose weights, in float32, still are in the cache when they are multiplied
 
 linear_pointwise: Any = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None  # oneDNN's ``F.linear``
 
@@ -25,6 +27,8 @@ def product(
     if _suits_onednn(x, weight):
         return onednn_linear(x, weight.t(), bias)
     rows = x.reshape(-1, x.shape[-1])  # (R, in)
+    if _suits_float32(rows, weight):
+        return in_float32(x, weight, bias)
     if _suits_a_compiler(x) and known_length(rows) == 1:
         return written_out(rows, weight, bias).view(*x.shape[:-1], -1)
     if weight.is_contiguous() or not weight.t().is_contiguous():
@@ -43,6 +47,15 @@ def written_out(
     return (y if bias is None else y + bias).to(x.dtype)
 
 
+def in_float32(
+    x: Float[Tensor, "batch seq inp"], weight: Float[Tensor, "inp out"], bias: Float[Tensor, " out"] | None
+) -> Float[Tensor, "batch seq out"]:
+    """The same by products in float32, rounded once, of a piece of the weight after the other."""
+    wide, count = x.float(), -(-weight.shape[1] // PIECE)
+    y = torch.cat([product(wide, columns.float()) for columns in weight.chunk(count, dim=1)], dim=-1)
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
 def onednn_linear(
     x: Float[Tensor, "*dims inp"], weight: Float[Tensor, "out inp"], bias: Float[Tensor, " out"] | None
 ) -> Float[Tensor, "*dims out"]:
@@ -57,7 +70,7 @@ def onednn_linear(
 def _linear(x: Float[Tensor, "rows inp"], rows: Float[Tensor, "out inp"], bias: Tensor | None) -> Tensor:
     """``F.linear`` with ``rows`` contiguous."""
     count = known_length(x)
-    if not x.is_cpu or count not in (1, *FEW) or (x.dtype == torch.bfloat16 and HAS_BFLOAT16):
+    if not x.is_cpu or count not in (1, *FEW) or x.dtype in HALVES:
         return F.linear(x, rows, bias)
     if count == 1:
         y = torch.mv(rows, x[0]) if bias is None else torch.addmv(bias, rows, x[0])  # (out)
@@ -76,6 +89,13 @@ def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN is the faster one, and may take this product."""
     may = x.is_cpu and x.dtype == weight.dtype == torch.float32 and _asks_no_derivative()
     return PREFERS_ONEDNN and may and not torch.is_autocast_enabled("cpu")
+
+
+def _suits_float32(rows: Tensor, weight: Tensor) -> bool:
+    """Whether the processor is slow at this half precision, and converts the weight sooner than it multiplies it."""
+    may = rows.is_cpu and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
+    is_slow = rows.dtype in SLOW_HALVES and rows.dtype == weight.dtype
+    return may and is_slow and not (weight.t().is_contiguous() and known_length(rows) in DOTS)
 
 
 def _suits_a_compiler(x: Tensor) -> bool:

@@ -31,6 +31,8 @@ class StripedLinear(PackedLinear):
         starts: where in ``indices`` each strip begins, (K).
     """
 
+    dtypes = (torch.float32, torch.bfloat16)  # on any processor
+
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
         if torch.is_autocast_enabled("cpu"):
             with torch.autocast("cpu", enabled=False):
@@ -44,7 +46,7 @@ class StripedLinear(PackedLinear):
         return self._strips().transpose(1, 2).flatten(0, 1)[: self.shape[0]]  # (K, in, D) -> (K * D, in) -> (out, in)
 
     def pack(self, rows: Float[Tensor, "out inp"]) -> None:
-        require_packable(rows := rows.detach())
+        require_packable(rows := rows.detach(), self.dtypes)
         self.dtype = rows.dtype
         (out, inp), count = rows.shape, -(-len(rows) // WIDTH)  # K
         indices = _summed(count, inp, self.bias is not None)
