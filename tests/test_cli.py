@@ -401,6 +401,7 @@ def test_a_report_that_does_not_fit_on_the_disk_has_been_shown(run: Run, folder:
     assert ended.err == "error: cannot write /dev/full: No space left on device\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("closed", "words", "complaint"),
     [

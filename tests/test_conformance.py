@@ -359,6 +359,7 @@ class SetsTheDefaultDtype(LayerNorm):
         return super().forward(x)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("norm", "named", "said"),
     [
@@ -396,6 +397,7 @@ ONE_SUM: dict[str, Callable[[LayerNorm, Tensor, Tensor], bool]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wrong", ONE_SUM.values(), ids=ONE_SUM)
 def test_sums_that_are_wrong_in_one_place_alone_are_found(wrong: Callable[[LayerNorm, Tensor, Tensor], bool]) -> None:
     class WrongSums(sabotages.AddsTheResidualToo):
@@ -469,6 +471,7 @@ ONE_SETTING: dict[str, Callable[[LayerNorm, Tensor], bool]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("named", "wrong"), ONE_SETTING.items(), ids=ONE_SETTING)
 def test_gradients_that_are_wrong_in_one_setting_alone_are_found(
     named: str, wrong: Callable[[LayerNorm, Tensor], bool]

@@ -263,6 +263,7 @@ def test_traced_for_autograd_alone() -> None:
     assert_close(aot_module(model, nop)(ids), model(ids), 1e-6, "traced")
 
 
+@pytest.mark.thorough
 @by_either_library
 def test_a_cache_in_an_exported_program(onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minigpt.model.product.PREFERS_ONEDNN", onednn)
@@ -435,6 +436,7 @@ def test_a_model_of_another_class_is_told_so(tmp_path: Path) -> None:
     assert minigpt.generate(wrapped, prompt, max_new_tokens=2, eos_token_id=None).shape == (1, 4)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unchecked")
 def test_a_compiler_makes_one_graph_of_it_for_every_shape() -> None:
     model = small_model()
