@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_within, left_padding, needs_onednn, random_ids, randomize, rms, small_model
+from helpers import (
+    assert_within,
+    left_padding,
+    needs_onednn,
+    random_ids,
+    randomize,
+    rms,
+    skip_unless_packable,
+    small_model,
+)
 from torch._dynamo.utils import counters
 
 import minigpt
@@ -20,6 +29,7 @@ from minigpt.model import compile_steps, packed, quantize_int8
 from minigpt.model.int8 import ENGINE
 from minigpt.model.packed import pack
 from minigpt.model.strips import stripe
+from minigpt.processor import HALVES
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the checks of shapes are not for the compiler to see
 
@@ -60,6 +70,7 @@ def test_runs_of_other_batches_and_lengths_compile_once_more_and_never_again() -
 
 
 def in_bfloat16(model: minigpt.GPT2) -> minigpt.GPT2:
+    skip_unless_packable(torch.bfloat16)
     return pack(model.to(torch.bfloat16), 3)
 
 
@@ -91,6 +102,19 @@ def test_a_copy_is_compiled_with_its_own_weights(hold: Any) -> None:
     gc.collect()
     compile_steps(other, backend="aot_eager")
     assert torch.equal(minigpt.generate(other, ids, max_new_tokens=10, eos_token_id=None), wanted)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("batch", [1, 5])
+def test_halves_that_are_multiplied_in_float32_are_compiled_too(
+    batch: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minigpt.model.product.SLOW_HALVES", HALVES)
+    model, ids = small_model(dtype=dtype), random_ids(batch, 9)
+    wanted = minigpt.generate(model, ids, max_new_tokens=10, eos_token_id=None)
+    compile_steps(model, backend="aot_eager")
+    assert torch.equal(minigpt.generate(model, ids, max_new_tokens=10, eos_token_id=None), wanted)
+    assert compilations() == 1
 
 
 def pickled(model: minigpt.GPT2) -> minigpt.GPT2:
