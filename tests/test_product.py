@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from checkpoints import reference, saved
 from helpers import assert_within, in_float64, needs_onednn, random_ids, reference_model, rms, same_weights, small_model
 
-import minigpt
+import minigpt.model.product
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.layout import by_rows
-from minigpt.model.product import DOTS, FEW, PIECE, in_float32, onednn_linear, product, written_out
+from minigpt.model.product import DOTS, FEW, PIECE, product, written_out
 from minigpt.processor import HALVES
 
 
@@ -52,18 +52,31 @@ def test_gradients_are_those_of_the_affine_product(shape: tuple[int, int]) -> No
     assert torch.autograd.gradcheck(by_rows_of, (x, rows.requires_grad_(), shift))
 
 
-@pytest.fixture
-def onednn_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """As on a processor of AMD's; the shape of what each call of oneDNN is given."""
-    calls: list[tuple[int, ...]] = []
+def shapes_given(call: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shape of ``x`` in every ``call`` from now on, of those that ``product`` chooses from."""
+    shapes: list[tuple[int, ...]] = []
+    whole = getattr(minigpt.model.product, call)
 
     def spy(x: torch.Tensor, *more: Any) -> torch.Tensor:
-        calls.append(tuple(x.shape))
-        return onednn_linear(x, *more)
+        shapes.append(tuple(x.shape))
+        return whole(x, *more)
 
+    monkeypatch.setattr(minigpt.model.product, call, spy)
+    return shapes
+
+
+@pytest.fixture
+def onednn_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """As on a processor of AMD's."""
     monkeypatch.setattr("minigpt.model.product.PREFERS_ONEDNN", True)
-    monkeypatch.setattr("minigpt.model.product.onednn_linear", spy)
-    return calls
+    return shapes_given("onednn_linear", monkeypatch)
+
+
+@pytest.fixture
+def float32_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """As on a processor without instructions for halves."""
+    monkeypatch.setattr("minigpt.model.product.SLOW_HALVES", HALVES)
+    return shapes_given("in_float32", monkeypatch)
 
 
 @needs_onednn
@@ -100,20 +113,6 @@ def test_onednn_is_left_alone_where_it_does_not_belong(onednn_calls: list[tuple[
     with torch.inference_mode():
         small_model()(random_ids(2, 7))
     assert len(onednn_calls) == 2 * 4 + 1, "two blocks and the head"
-
-
-@pytest.fixture
-def float32_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """As on a processor without instructions for halves; the shape of what each product in float32 is given."""
-    calls: list[tuple[int, ...]] = []
-
-    def spy(x: torch.Tensor, *more: Any) -> torch.Tensor:
-        calls.append(tuple(x.shape))
-        return in_float32(x, *more)
-
-    monkeypatch.setattr("minigpt.model.product.SLOW_HALVES", HALVES)
-    monkeypatch.setattr("minigpt.model.product.in_float32", spy)
-    return calls
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
