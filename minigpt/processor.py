@@ -25,15 +25,15 @@ HAS_ONEDNN = torch.backends.mkldnn.is_available()
 PREFERS_ONEDNN = HAS_ONEDNN and "AuthenticAMD" in (processor_fact("vendor_id") or platform.processor())
 HAS_TILES = torch.cpu._is_amx_tile_supported()  # instructions that multiply many rows at once
 HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or HAS_TILES  # instructions for it
-HAS_FLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_fp16_supported()
 
 HALVES = (torch.bfloat16, torch.float16)
-# Those of the halves that an x86 processor multiplies value by value, many times more slowly than float32.
+_KNOWN_HALVES = {  # to oneDNN: bfloat16 with AVX-512 at least, or an equal of it
+    torch.bfloat16: HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    torch.float16: HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_fp16_supported(),
+}
+# The others, on x86: but for a few rows and a weight that lies by rows, the library takes many times float32's time.
 SLOW_HALVES = tuple(
-    dtype
-    for dtype, has_instructions in zip(HALVES, (HAS_BFLOAT16, HAS_FLOAT16), strict=True)
-    if platform.machine().lower() in ("x86_64", "amd64") and not has_instructions
+    dtype for dtype, known in _KNOWN_HALVES.items() if not known and platform.machine().lower() in ("x86_64", "amd64")
 )
-# What oneDNN lays out anew for this processor: bfloat16 takes AVX-512 at least, or an equal of it.
-_PACKS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-PACKABLE = (torch.float32, torch.bfloat16) if _PACKS_BFLOAT16 else (torch.float32,) if HAS_ONEDNN else ()
+# What oneDNN lays out anew.
+PACKABLE = (torch.float32, torch.bfloat16) if _KNOWN_HALVES[torch.bfloat16] else (torch.float32,) if HAS_ONEDNN else ()

@@ -17,7 +17,6 @@ SMALL = {
     "vocab_size": 83, "n_positions": 128, "n_embd": 48, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
 
-HALVES = (torch.bfloat16, torch.float16)
 
 needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="this PyTorch has no oneDNN")
 

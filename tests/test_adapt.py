@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import HALVES, assert_close, assert_same_bits, max_abs, random_ids, small_model
+from helpers import assert_close, assert_same_bits, max_abs, random_ids, small_model
 from torch import Tensor, nn
 
 import minigpt
 from minigpt import GPT2, LayerNorm, NormError, norms, swap_norms
 from minigpt.norms.adapt import AdaptedNorm, notes
 from minigpt.norms.dyt import DyT
+from minigpt.processor import HALVES
 from minigpt.testing import check_norm
 
 # Classes as the literature writes them. Their sources are put in files, for what is in no package.

@@ -117,6 +117,19 @@ def test_halves_that_are_multiplied_in_float32_are_compiled_too(
     assert compilations() == 1
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@torch.no_grad()
+def test_halves_in_float32_are_one_graph_for_every_shape(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.model.product.SLOW_HALVES", HALVES)
+    model = small_model(dtype=dtype)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for shape in ((2, 5), (3, 7), (1, 1), (2, 1), (4, 9)):
+        ids = random_ids(*shape)
+        wanted = model(ids)
+        assert_within(rms(compiled(ids) - wanted), torch.finfo(dtype).eps * rms(wanted), rms(wanted), str(shape))
+
+
 def pickled(model: minigpt.GPT2) -> minigpt.GPT2:
     return pickle.loads(pickle.dumps(model))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import (
-    HALVES,
     assert_close,
     assert_same_bits,
     assert_within,
@@ -24,6 +23,7 @@ from torch.nn.utils import parametrize
 import minigpt
 from minigpt import GPT2, LayerNorm, NormError, from_pretrained, save_pretrained, swap_norms
 from minigpt.model import calibrate, fold_norms
+from minigpt.processor import HALVES
 
 EXACT = 1e-12  # of the largest logit, in float64
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import HALVES, assert_close, assert_same_bits, assert_within, max_abs
+from helpers import assert_close, assert_same_bits, assert_within, max_abs
 from torch import Tensor, nn
 
 from minigpt import LayerNorm, NormError, norms
 from minigpt.norms import registry
+from minigpt.processor import HALVES
 
 EXACT = ("fused", "textbook")
 DTYPES = (torch.float64, torch.float32, *HALVES)

@@ -120,14 +120,16 @@ def test_onednn_is_left_alone_where_it_does_not_belong(onednn_calls: list[tuple[
 @pytest.mark.parametrize("rows", [1, DOTS[-1], DOTS[-1] + 1, 40])
 @pytest.mark.parametrize("out", [1, 37, 2 * PIECE, 2 * PIECE + 1])
 @pytest.mark.parametrize("bias", [True, False])
-@torch.no_grad()
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_halves_that_a_processor_does_not_know_are_multiplied_in_float32(
-    bias: bool, out: int, rows: int, lies_by_rows: bool, dtype: torch.dtype, float32_calls: list[tuple[int, ...]]
-) -> None:
+    mode: Any, bias: bool, out: int, rows: int, lies_by_rows: bool, dtype: torch.dtype,
+    float32_calls: list[tuple[int, ...]],
+) -> None:  # fmt: skip
     x, weight = torch.randn(1, rows, 24).to(dtype), torch.randn(24, out).to(dtype)
     shift = torch.randn(2 * out).to(dtype)[::2] if bias else None
     truth = x.double() @ weight.double() + (0 if shift is None else shift.double())
-    given = product(x, by_rows(weight) if lies_by_rows else weight, shift)
+    with mode():
+        given = product(x, by_rows(weight) if lies_by_rows else weight, shift)
     is_converted = rows not in DOTS or not (lies_by_rows or out == 1)
     assert float32_calls == [(1, rows, 24)] * is_converted
     assert given.shape == (1, rows, out)

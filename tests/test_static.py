@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import tiny_bpe
-from helpers import HALVES, assert_within, left_padding, max_abs, random_ids, small_model
+from helpers import assert_within, left_padding, max_abs, random_ids, small_model
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,6 +24,7 @@ from minigpt.generation.static import StaticBatch, is_static
 from minigpt.generation.step import Step
 from minigpt.model import KVCache, compile_steps
 from minigpt.model.slots import Slots
+from minigpt.processor import HALVES
 
 decode: Any = sys.modules["minigpt.generation.decode"]
 SAMPLED = {"do_sample": True, "temperature": 1.5, "seed": 5}

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import HALVES, assert_close, assert_same_bits, max_abs, random_ids, small_model
+from helpers import assert_close, assert_same_bits, max_abs, random_ids, small_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from minigpt import NormError, norms
 from minigpt.norms import registry
+from minigpt.processor import HALVES
 from minigpt.testing import assert_norm_parity
 
 if importlib.util.find_spec("triton") is None:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import HALVES, assert_close, assert_same_bits, assert_within, max_abs, random_ids, rms, small_model
+from helpers import assert_close, assert_same_bits, assert_within, max_abs, random_ids, rms, small_model
 from torch import Tensor, nn
 
 from minigpt import GPT2, GenerationError, LayerNorm, NormError, norms, swap_norms
 from minigpt.model import calibrate
 from minigpt.norms.frozen import FrozenLayerNorm
+from minigpt.processor import HALVES
 
 VARIANTS = ("std_eps", "rms", "dyt", "frozen")
 DEVIATION = 1.75  # what the frozen norms here divide by; the same number in every dtype

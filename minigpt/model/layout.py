@@ -24,10 +24,10 @@ def lay_out(
 ) -> GPT2:
     """Lay the weights out as this processor multiplies them fastest, ``tokens`` at a time, in place; return ``model``.
 
-    It pays before much is written: in float32 on AMD's processors, in half precision on any, and in every dtype where
-    several tokens are multiplied at a time. The model can then only compute: weights that are packed
-    (see ``pack``) are no Parameters. Where nothing is to be gained, as on a GPU or with weights of eight bits, it stays
-    as it is.
+    It pays before much is written: in float32 on AMD's processors, in bfloat16 where the processor has instructions for
+    it, in halves that oneDNN does not know on x86, and in every dtype where several tokens are multiplied at a time.
+    The model can then only compute: weights that are packed (see ``pack``) are no Parameters. Where nothing is to be
+    gained, as on a GPU or with weights of eight bits, it stays as it is.
 
     Args:
         tokens: how many are mostly multiplied at a time: one of every text, and what is guessed of it (``--lookup``).

@@ -56,7 +56,7 @@ class PackedLinear(Holder):
     """``y = x W^T + b``, the values of ``W`` as they were, in an order that suits ``tokens`` rows of ``x`` at a time.
 
     Args:
-        rows: (out, in), the weight of ``F.linear``, float32 or bfloat16, on the CPU.
+        rows: (out, in), the weight of ``F.linear``, of one of the ``dtypes``, on the CPU.
         bias: (out), or None.
         tokens: how many rows ``x`` mostly has; with any other number the result is as good, and may be slower.
         then: what is applied to ``y`` in the same call: "none", or "gelu", that of the tanh.
@@ -208,7 +208,7 @@ def require_packable(rows: Tensor, dtypes: tuple[torch.dtype, ...] = PACKABLE) -
     if rows.dtype not in dtypes:
         known = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise ConfigError(
-            f"weights are packed in {known} on this processor, and not in {rows.dtype}; load the model in it"
+            f"weights are packed in {known} on this processor, and not in {rows.dtype}; load the model in {known}"
         )
 
 

@@ -4,6 +4,7 @@ R rows: every token of a batch is one. With few of them the time is that of read
 it be.
 """
 
+import itertools
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.processor import HALVES, HAS_ONEDNN, PREFERS_ONEDNN, SLOW_HALVES
+from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, PREFERS_ONEDNN, SLOW_HALVES
 
 FEW = range(7, 33)  # numbers of rows for which MKL computes W^T x^T faster than x W
-DOTS = range(4)  # numbers of rows for which a weight in half precision, by rows, is multiplied sooner than converted
+DOTS = (0, 1, 2, 3)  # numbers of rows for which a weight of halves, by rows, is multiplied sooner than converted
+FAST_LINEAR = (*SLOW_HALVES, torch.bfloat16) if HAS_BFLOAT16 else SLOW_HALVES  # dtypes that want ``F.linear`` itself
 PIECE = 2048  # columns whose weights, in float32, still are in the cache when they are multiplied
 
 linear_pointwise: Any = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None  # oneDNN's ``F.linear``
@@ -52,8 +54,9 @@ def in_float32(
 ) -> Float[Tensor, "batch seq out"]:
     """The same by products in float32, rounded once, of a piece of the weight after the other."""
     wide, count = x.float(), -(-weight.shape[1] // PIECE)
-    y = torch.cat([product(wide, columns.float()) for columns in weight.chunk(count, dim=1)], dim=-1)
-    return (y if bias is None else y + bias).to(x.dtype)
+    shifts = itertools.repeat(None) if bias is None else bias.float().chunk(count)
+    pieces = zip(weight.chunk(count, dim=1), shifts, strict=False)
+    return torch.cat([product(wide, columns.float(), shift).to(x.dtype) for columns, shift in pieces], dim=-1)
 
 
 def onednn_linear(
@@ -70,7 +73,7 @@ def onednn_linear(
 def _linear(x: Float[Tensor, "rows inp"], rows: Float[Tensor, "out inp"], bias: Tensor | None) -> Tensor:
     """``F.linear`` with ``rows`` contiguous."""
     count = known_length(x)
-    if not x.is_cpu or count not in (1, *FEW) or x.dtype in HALVES:
+    if not x.is_cpu or count not in (1, *FEW) or x.dtype in FAST_LINEAR:
         return F.linear(x, rows, bias)
     if count == 1:
         y = torch.mv(rows, x[0]) if bias is None else torch.addmv(bias, rows, x[0])  # (out)
