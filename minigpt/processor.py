@@ -27,13 +27,12 @@ HAS_TILES = torch.cpu._is_amx_tile_supported()  # instructions that multiply man
 HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or HAS_TILES  # instructions for it
 
 HALVES = (torch.bfloat16, torch.float16)
-_KNOWN_HALVES = {  # to oneDNN: bfloat16 with AVX-512 at least, or an equal of it
+_KNOWN = {  # to oneDNN: bfloat16 with AVX-512 at least, or an equal of it
+    torch.float32: HAS_ONEDNN,
     torch.bfloat16: HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported(),
     torch.float16: HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_fp16_supported(),
 }
-# The others, on x86: but for a few rows and a weight that lies by rows, the library takes many times float32's time.
-SLOW_HALVES = tuple(
-    dtype for dtype, known in _KNOWN_HALVES.items() if not known and platform.machine().lower() in ("x86_64", "amd64")
-)
-# What oneDNN lays out anew.
-PACKABLE = (torch.float32, torch.bfloat16) if _KNOWN_HALVES[torch.bfloat16] else (torch.float32,) if HAS_ONEDNN else ()
+_IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
+# But for a few rows and a weight that lies by rows, the library takes many times float32's time for these.
+SLOW_HALVES = tuple(dtype for dtype in HALVES if _IS_X86 and not _KNOWN[dtype])
+PACKABLE = tuple(dtype for dtype in (torch.float32, torch.bfloat16) if _KNOWN[dtype])  # what oneDNN lays out anew

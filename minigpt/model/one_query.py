@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from minigpt.model.product import only_infers
 from minigpt.processor import HALVES
 
 FEW = 2**19  # values in all, below which the fused kernel in float32 is as fast
@@ -23,7 +24,7 @@ def suits(q: Tensor) -> bool:
     if q.shape[2] != 1 or not (q.is_cpu or q.is_cuda):
         return False
     is_wanted = torch.compiler.is_compiling() or (q.is_cpu and q.dtype in HALVES)
-    return is_wanted and not (torch.is_grad_enabled() or torch.is_autocast_enabled(q.device.type))
+    return is_wanted and only_infers(q)
 
 
 def attend(q: Query, k: All, v: All, mask: Tensor | None, scale: float) -> Query:

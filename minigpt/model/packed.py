@@ -195,7 +195,7 @@ def require_free_layout(model: GPT2) -> None:
         raise ConfigError('arithmetic="reference" reads weights as the checkpoint lays them, for the same bits')
 
 
-def require_packable(rows: Tensor, dtypes: tuple[torch.dtype, ...] = PACKABLE) -> None:
+def require_packable(rows: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
     """Refuse what oneDNN cannot pack, or a layer that is for these dtypes cannot hold.
 
     Raises:

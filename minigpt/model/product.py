@@ -96,15 +96,18 @@ def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
 
 def _suits_float32(rows: Tensor, weight: Tensor) -> bool:
     """Whether the processor is slow at this half precision, and converts the weight sooner than it multiplies it."""
-    may = rows.is_cpu and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
-    is_slow = rows.dtype in SLOW_HALVES and rows.dtype == weight.dtype
-    return may and is_slow and not (weight.t().is_contiguous() and known_length(rows) in DOTS)
+    is_slow = rows.dtype in SLOW_HALVES and rows.dtype == weight.dtype and rows.is_cpu
+    return is_slow and only_infers(rows) and not (weight.t().is_contiguous() and known_length(rows) in DOTS)
 
 
 def _suits_a_compiler(x: Tensor) -> bool:
     """Whether one row is better left to a compiler's own loops than to the library's kernel: for inference on a GPU."""
-    may = x.is_cuda and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"))
-    return may and torch.compiler.is_compiling()
+    return x.is_cuda and only_infers(x) and torch.compiler.is_compiling()
+
+
+def only_infers(x: Tensor) -> bool:
+    """Whether nobody asks for a derivative, nor for another dtype than that of ``x``."""
+    return not (torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type))
 
 
 def _asks_no_derivative() -> bool:
