@@ -3,6 +3,7 @@
 minigpt is imported here first, and nowhere before: an import hook can check only what is imported after it.
 """
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -19,7 +20,7 @@ from hypothesis import settings
 
 assert "minigpt" not in sys.modules, "minigpt was imported before its shapes could be checked"
 if importlib.util.find_spec("beartype"):
-    jaxtyping.install_import_hook("minigpt", "shapes.tensors_only")
+    importlib.import_module("shapes").install()
 
 # Without a GPU, Triton interprets its kernels on the CPU. It is told so before anything imports it.
 if not torch.cuda.is_available():

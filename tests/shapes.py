@@ -4,17 +4,64 @@ A plain ``int`` or ``str`` is not checked. What a caller gives in its place is f
 of its own; a checker that speaks first would hide whether it does.
 """
 
+import dataclasses
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, get_args
 
-import beartype
-from jaxtyping import AbstractArray
+import jaxtyping
+from beartype.door import is_bearable
+from jaxtyping import AbstractArray, jaxtyped
 
 
-def tensors_only(function: Callable[..., Any]) -> Callable[..., Any]:
+def install() -> None:
+    """Check every function of minigpt that is imported from now on.
+
+    jaxtyping's hook decorates them all. Its own decorator would look at arguments twice, and bind those of functions
+    without any shape: as long as the tests themselves take.
+    """
+    jaxtyping.jaxtyped = checked
+    jaxtyping.install_import_hook("minigpt", None)
+
+
+def checked(function: Any = None, *, typechecker: None = None) -> Any:
     """``function``, which checks those of its arguments and results whose annotations say a shape."""
-    function.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if has_shape(hint)}
-    return beartype.beartype(function) if function.__annotations__ else function
+    if function is None:
+        return checked
+    if inspect.isclass(function):
+        if dataclasses.is_dataclass(function):
+            function.__init__ = checked(function.__init__)
+        return function
+    hints = {name: hint for name, hint in function.__annotations__.items() if has_shape(hint)}
+    return _checked(function, hints) if hints else function
+
+
+def _checked(function: Callable[..., Any], hints: dict[str, Any]) -> Callable[..., Any]:
+    names, returned = list(inspect.signature(function).parameters), hints.pop("return", object)
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        if jaxtyping.config.jaxtyping_disable:
+            return function(*args, **named)
+        given = {**dict(zip(names, args, strict=False)), **named}
+        with jaxtyped("context"):  # one size for one name, from the first argument to the result
+            for name, hint in hints.items():
+                if name in given:
+                    require_shape(given[name], hint, f"{name} of {function.__qualname__}")
+            result = function(*args, **named)
+            require_shape(result, returned, f"the result of {function.__qualname__}")
+        return result
+
+    return call
+
+
+def require_shape(value: Any, hint: Any, name: str) -> None:
+    """Raise ``TypeError`` unless the value is what the hint says, with the sizes that names have stood for so far."""
+    is_it = isinstance(value, hint) if isinstance(hint, type) else is_bearable(value, hint)
+    if not is_it:
+        shape = getattr(value, "shape", None)
+        raise TypeError(f"{name} is no {hint}, but {type(value).__name__} {shape or value}")
 
 
 def has_shape(hint: Any) -> bool:
