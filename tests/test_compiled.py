@@ -150,9 +150,11 @@ def test_a_copy_of_a_compiled_model_has_weights_of_its_own(copied: Any) -> None:
 
 
 @needs_onednn
-def test_products_by_onednn_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.model.product.PREFERS_ONEDNN", True)
-    model, ids = small_model(), random_ids(3, 9)
+@pytest.mark.parametrize(("slabs", "rows"), [(False, 3), (True, 1)], ids=["whole", "slabs"])
+def test_products_by_onednn_are_compiled_too(slabs: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PREFERS_ONEDNN": True, "PREFERS_SLABS": slabs, "LARGE": 1}.items():
+        monkeypatch.setattr(f"minigpt.model.product.{name}", value)
+    model, ids = small_model(), random_ids(rows, 9)
     wanted = minigpt.generate(model, ids, max_new_tokens=30, eos_token_id=None)
     compile_steps(model, backend="aot_eager")
     assert torch.equal(minigpt.generate(model, ids, max_new_tokens=30, eos_token_id=None), wanted)

@@ -92,6 +92,8 @@ def test_attention_is_given_whole_vectors(batch: int, monkeypatch: pytest.Monkey
         (torch.bfloat16, 1, "tiles", "in strips"),
         (torch.bfloat16, 2, "tiles", "packed"),
         (torch.float32, 1, "tiles", "as it lay"),
+        (torch.float32, 1, "old amd", "as it lay"),
+        (torch.float32, 2, "old amd", "packed"),
         (torch.bfloat16, 1, "old", "by rows"),
         (torch.bfloat16, 16, "old", "by rows"),
         (torch.float16, 1, "old", "by rows"),
@@ -105,7 +107,8 @@ def test_each_processor_gets_the_layout_that_it_reads_fastest(
 ) -> None:
     if laid == "packed":
         skip_unless_packable(dtype)
-    monkeypatch.setattr(layout, "PREFERS_ONEDNN", processor == "amd")
+    monkeypatch.setattr(layout, "PREFERS_ONEDNN", processor in ("amd", "old amd"))
+    monkeypatch.setattr(layout, "PREFERS_SLABS", processor == "old amd")
     monkeypatch.setattr(layout, "HAS_BFLOAT16", processor != "old")
     monkeypatch.setattr(layout, "HAS_TILES", processor == "tiles")
     monkeypatch.setattr(layout, "SLOW_HALVES", HALVES if processor == "old" else ())
@@ -132,7 +135,8 @@ def test_a_short_text_in_float32_is_written_from_the_file(
 ) -> None:
     if is_packed:
         skip_unless_packable(dtype)
-    for name, has in {"PREFERS_ONEDNN": True, "HAS_BFLOAT16": True, "HAS_TILES": False}.items():
+    has_what = {"PREFERS_ONEDNN": True, "PREFERS_SLABS": False, "HAS_BFLOAT16": True, "HAS_TILES": False}
+    for name, has in has_what.items():
         monkeypatch.setattr(layout, name, has)
     model = lay_out(small_model(dtype=dtype), tokens, steps=steps)
     assert isinstance(model.h[1].mlp.c_fc, PackedConv1D) is is_packed

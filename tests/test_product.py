@@ -12,7 +12,7 @@ from helpers import assert_within, in_float64, needs_onednn, random_ids, referen
 import minigpt.model.product
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.layout import by_rows
-from minigpt.model.product import DOTS, FEW, PIECE, product, written_out
+from minigpt.model.product import DOTS, FEW, PIECE, SLABS, product, written_out
 from minigpt.processor import HALVES
 
 
@@ -73,6 +73,14 @@ def onednn_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 @pytest.fixture
+def slab_calls(onednn_calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """As on a processor of AMD's without AVX-512."""
+    monkeypatch.setattr("minigpt.model.product.PREFERS_SLABS", True)
+    monkeypatch.setattr("minigpt.model.product.LARGE", 24 * 37)
+    return shapes_given("in_slabs", monkeypatch)
+
+
+@pytest.fixture
 def float32_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """As on a processor without instructions for halves."""
     monkeypatch.setattr("minigpt.model.product.SLOW_HALVES", HALVES)
@@ -113,6 +121,38 @@ def test_onednn_is_left_alone_where_it_does_not_belong(onednn_calls: list[tuple[
     with torch.inference_mode():
         small_model()(random_ids(2, 7))
     assert len(onednn_calls) == 2 * 4 + 1, "two blocks and the head"
+
+
+@needs_onednn
+@pytest.mark.parametrize("lies_by_rows", [True, False])
+@pytest.mark.parametrize(("inp", "out"), [(24, 37), (24, 36), (26, 37), (8 * SLABS, 1000)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 3)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_row_is_multiplied_by_slabs_where_they_can_be_made(
+    shape: tuple[int, int], inp: int, out: int, bias: bool, lies_by_rows: bool, slab_calls: list[tuple[int, ...]]
+) -> None:
+    x, weight = torch.randn(*shape, 2 * inp)[..., ::2], torch.randn(inp, out)
+    shift = torch.randn(2 * out)[::2] if bias else None
+    truth = x.double() @ weight.double() + (0 if shift is None else shift.double())
+    with torch.inference_mode():
+        given = product(x, by_rows(weight) if lies_by_rows else weight, shift)
+    is_one_by_slabs = shape == (1, 1) and not lies_by_rows and inp % SLABS == 0 and inp * out >= 24 * 37
+    assert slab_calls == [(1, inp)] * is_one_by_slabs
+    assert given.shape == (*shape, out)
+    assert_within(rms(given - truth), 2e-7 * rms(truth), rms(truth), f"{shape}")
+
+
+@needs_onednn
+def test_a_text_decoded_by_slabs_errs_no_more_than_the_reference(slab_calls: list[tuple[int, ...]]) -> None:
+    theirs, ids = reference_model(n_embd=64), random_ids(1, 30)
+    ours = same_weights(theirs)
+    cache = ours.new_cache(1, 30)
+    with torch.inference_mode():
+        truth = in_float64(theirs)(ids).logits
+        given = torch.cat([ours(ids[:, t : t + 1], cache=cache) for t in range(30)], dim=1)
+        floor = rms(theirs(ids).logits.double() - truth)
+    assert len(slab_calls) == 30 * 2 * 4, "every layer of two blocks, and not the head, which lies by rows"
+    assert_within(rms(given.double() - truth), 1.1 * floor, rms(truth), f"RMS error (transformers' own: {floor:.3g})")
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

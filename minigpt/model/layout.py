@@ -11,7 +11,7 @@ from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
 from minigpt.model.packed import pack, require_free_layout
 from minigpt.model.strips import stripe
-from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, HAS_TILES, PREFERS_ONEDNN, SLOW_HALVES
+from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, HAS_TILES, PREFERS_ONEDNN, PREFERS_SLABS, SLOW_HALVES
 
 MANY = 100  # steps of a single text in float32 that win back the time of a copy: each is a fifth faster
 
@@ -24,10 +24,10 @@ def lay_out(
 ) -> GPT2:
     """Lay the weights out as this processor multiplies them fastest, ``tokens`` at a time, in place; return ``model``.
 
-    It pays before much is written: in float32 on AMD's processors, in bfloat16 where the processor has instructions for
-    it, in halves that oneDNN does not know on x86, and in every dtype where several tokens are multiplied at a time.
-    The model can then only compute: weights that are packed (see ``pack``) are no Parameters. Where nothing is to be
-    gained, as on a GPU or with weights of eight bits, it stays as it is.
+    It pays before much is written: in float32 on AMD's processors with AVX-512, in bfloat16 where the processor has
+    instructions for it, in halves that oneDNN does not know on x86, and in every dtype where several tokens are
+    multiplied at a time. The model can then only compute: weights that are packed (see ``pack``) are no Parameters.
+    Where nothing is to be gained, as on a GPU or with weights of eight bits, it stays as it is.
 
     Args:
         tokens: how many are mostly multiplied at a time: one of every text, and what is guessed of it (``--lookup``).
@@ -43,7 +43,8 @@ def lay_out(
         return model
     if weight.dtype == torch.bfloat16 and HAS_BFLOAT16 and HAS_ONEDNN:
         return stripe(model, let_go) if tokens == 1 and HAS_TILES else pack(model, tokens, let_go)
-    if weight.dtype == torch.float32 and PREFERS_ONEDNN and (tokens > 1 or steps >= MANY):
+    is_worth_it = tokens > 1 or (steps >= MANY and not PREFERS_SLABS)
+    if weight.dtype == torch.float32 and PREFERS_ONEDNN and is_worth_it:
         return pack(model, tokens, let_go)
     return lay_by_rows(model, let_go) if tokens > 1 or weight.dtype in SLOW_HALVES else model
 

@@ -12,11 +12,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, PREFERS_ONEDNN, SLOW_HALVES
+from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, PREFERS_ONEDNN, PREFERS_SLABS, SLOW_HALVES
 
 FEW = range(7, 33)  # numbers of rows for which MKL computes W^T x^T faster than x W
 DOTS = (0, 1, 2, 3)  # numbers of rows for which a weight of halves, by rows, is multiplied sooner than converted
 FAST_LINEAR = (*SLOW_HALVES, torch.bfloat16) if HAS_BFLOAT16 else SLOW_HALVES  # dtypes that want ``F.linear`` itself
+SLABS = 8  # pieces of a weight for the threads to read, each from start to end
+LARGE = 2**18  # values of a weight from which on that pays
 PIECE = 2048  # columns whose weights, in float32, still are in the cache when they are multiplied
 
 linear_pointwise: Any = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None  # oneDNN's ``F.linear``
@@ -26,9 +28,11 @@ def product(
     x: Float[Tensor, "batch seq inp"], weight: Float[Tensor, "inp out"], bias: Float[Tensor, " out"] | None = None
 ) -> Float[Tensor, "batch seq out"]:
     """``x W + b`` by the fastest of its equals, for this processor and the way ``W`` lies: as (in, out), or by rows."""
-    if _suits_onednn(x, weight):
-        return onednn_linear(x, weight.t(), bias)
     rows = x.reshape(-1, x.shape[-1])  # (R, in)
+    if _suits_onednn(x, weight):
+        if _suits_slabs(rows, weight):
+            return in_slabs(rows, weight, bias).view(*x.shape[:-1], -1)
+        return onednn_linear(x, weight.t(), bias)
     if _suits_float32(rows, weight):
         return in_float32(x, weight, bias)
     if _suits_a_compiler(x) and known_length(rows) == 1:
@@ -47,6 +51,15 @@ def written_out(
     wide = torch.promote_types(x.dtype, torch.float32)
     y = (x.t().to(wide) * weight.to(wide)).sum(0)  # (out)
     return (y if bias is None else y + bias).to(x.dtype)
+
+
+def in_slabs(
+    x: Float[Tensor, "1 inp"], weight: Float[Tensor, "inp out"], bias: Float[Tensor, " out"] | None
+) -> Float[Tensor, "1 out"]:
+    """The same as the sum of the products of some of the values of ``x`` with as many rows of the weight at a time."""
+    slabs = weight.view(SLABS, -1, weight.shape[1])  # (S, in / S, out)
+    y = torch.bmm(x.reshape(SLABS, 1, -1), slabs).sum(0)  # (S, 1, out) -> (1, out)
+    return y if bias is None else y.add_(bias)
 
 
 def in_float32(
@@ -92,6 +105,12 @@ def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN is the faster one, and may take this product."""
     may = x.is_cpu and x.dtype == weight.dtype == torch.float32 and _asks_no_derivative()
     return PREFERS_ONEDNN and may and not torch.is_autocast_enabled("cpu")
+
+
+def _suits_slabs(rows: Tensor, weight: Tensor) -> bool:
+    """Whether it is a single row, and the weight, in the checkpoint's own layout, makes slabs worth having."""
+    is_divided = weight.is_contiguous() and len(weight) % SLABS == 0 and weight.numel() >= LARGE
+    return PREFERS_SLABS and known_length(rows) == 1 and is_divided
 
 
 def _suits_float32(rows: Tensor, weight: Tensor) -> bool:

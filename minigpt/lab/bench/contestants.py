@@ -142,7 +142,7 @@ CONTESTANTS: dict[str, Callable[..., Contestant]] = {
 
 
 def writer(folder: str, kind: str, rows: int) -> GPT2:
-    """The model as the command line has it where it writes so many rows at a time."""
+    """The model as the command line has it where it writes so many rows at a time, and a hundred tokens or more."""
     how: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
     return ready_to_write(from_pretrained(folder, device="cpu", **how), rows)
 
