@@ -6,14 +6,21 @@ import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from minigpt.checkpoint import TOKENIZER_FILES, folder_of, locate
+from minigpt.checkpoint.files import CHAT_TEMPLATE, SPECIAL_TOKENS, TOKENIZER_CONFIG
 from minigpt.errors import CheckpointError, GenerationError
+from minigpt.json_file import read_object
 
 END_OF_TEXT = "<|endoftext|>"
+KEPT = (  # of a tokenizer_config.json: what is not in the vocabulary, and ours to hand on
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "model_max_length",
+    "additional_special_tokens", "extra_special_tokens", "chat_template", "padding_side", "truncation_side",
+)  # fmt: skip
 
 
 class Tokenizer:
@@ -21,10 +28,12 @@ class Tokenizer:
 
     Args:
         backend: the ``tokenizers.Tokenizer`` that does the work.
+        settings: what transformers is to find in tokenizer_config.json beside it, such as the token that fills texts
+            up, or how a chat is written. Nothing here depends on it; it is saved again.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        self.backend = backend
+    def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any] | None = None) -> None:
+        self.backend, self.settings = backend, dict(settings or {})
 
     @classmethod
     def from_pretrained(
@@ -42,7 +51,7 @@ class Tokenizer:
         place = locate(source, TOKENIZER_FILES, revision=revision, local_files_only=local_files_only)
         folder = folder_of(place)
         try:
-            tokenizer = cls(_backend(folder))
+            tokenizer = cls(_backend(folder), _settings(folder))
             normalizes = tokenizer.backend.normalizer is not None  # asked first: one that swells a text is to see none
             exact = not normalizes and tokenizer.is_byte_exact()
         except (CheckpointError, KeyboardInterrupt, SystemExit):
@@ -101,9 +110,10 @@ class Tokenizer:
     def save(self, directory: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, as transformers reads them."""
         folder = Path(directory)
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False}
+        settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False}
         if self.end_of_text_id is not None:
             settings |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
+        settings |= self.settings
         for name, text in (
             ("tokenizer.json", self.backend.to_str(pretty=True)),
             ("tokenizer_config.json", json.dumps(settings, indent=2) + "\n"),
@@ -141,6 +151,15 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
         f"{folder.resolve()} has neither a tokenizer.json nor a vocab.json with a merges.txt; put there those that the "
         "model was trained with"
     )
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    files = [folder / name for name in (SPECIAL_TOKENS, TOKENIZER_CONFIG)]  # the later one is the one that counts
+    fields = [read_object(file, CheckpointError).items() for file in files if file.is_file()]
+    settings = {name: value for one in fields for name, value in one if name in KEPT}
+    if (template := folder / CHAT_TEMPLATE).is_file():
+        settings["chat_template"] = template.read_text(encoding="utf-8")
+    return settings
 
 
 def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:

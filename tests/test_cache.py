@@ -138,7 +138,7 @@ def test_another_models_cache_is_refused(other: dict[str, int], model: minigpt.G
     assert cache.length == 0
 
 
-@pytest.mark.parametrize("size", [(0, 8), (1, 0), (1, -5)], ids=str)
+@pytest.mark.parametrize("size", [(0, 8), (1, 0), (1, -5), (1, 8.0), ("1", 8)], ids=str)
 def test_a_cache_for_nothing_is_refused(size: tuple[int, int], model: minigpt.GPT2) -> None:
     with pytest.raises(GenerationError, match=r"^a cache is for one (row|token) or more, not "):
         model.new_cache(*size)

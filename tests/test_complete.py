@@ -137,6 +137,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no places": ({"batch_size": 0}, "batch_size must be 1 or more, not 0"),
     "an unknown setting": ({"beams": 2}, "unknown generation settings: beams"),
     "one text": ({"prompts": "abc"}, "prompts must be a list of texts, not one text"),
+    "named texts": ({"prompts": {"a": "abc"}}, "prompts must be a list of texts, not one dict"),
+    "ids": ({"prompts": ["a", [1, 2]]}, "^prompt 1 must be a text or a Prompt, not of type list"),
+    "half a place": ({"batch_size": 2.5}, "batch_size must be 1 or more, not 2.5"),
     "scores": ({"output_scores": True}, "output_logprobs"),
     "ids of no token": ({"suppress_tokens": [300]}, "suppress_tokens holds 300, outside the vocabulary of 300"),
 }

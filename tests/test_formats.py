@@ -249,6 +249,23 @@ def test_a_vocabulary_filled_up_is_honoured_and_never_written(tmp_path: Path) ->
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.vocab_size == 50304
 
 
+def test_tokens_that_a_tokenizer_was_given_later_are_written(tmp_path: Path) -> None:
+    theirs = reference(vocab_size=320)
+    with torch.no_grad():
+        theirs.transformer.wte.weight[300:302] *= 100  # the likeliest, and the second of them still stands for nothing
+    saved(theirs, tmp_path)
+    edit_config(tmp_path, used_vocab_size=300)
+    tiny_bpe(300).save(str(tmp_path / "tokenizer.json"))
+    assert load(tmp_path).config.used_vocab_size == 300
+    grown = tiny_bpe(300)
+    grown.add_tokens(["<tool>"])
+    grown.save(str(tmp_path / "tokenizer.json"))
+    model = load(tmp_path)
+    assert model.config.used_vocab_size == 301
+    written = minigpt.generate(model, tokens(4, 5), max_new_tokens=30, do_sample=True, seed=0)[:, 5:]
+    assert int(written.max()) == 300
+
+
 def test_ids_beyond_the_tokenizer_are_never_written(tmp_path: Path) -> None:
     saved(reference(vocab_size=320), tmp_path)
     assert load(tmp_path).config.used_vocab_size is None

@@ -384,6 +384,37 @@ def test_a_model_that_computes_nan_is_no_generator(do_sample: bool) -> None:
         generate(model, torch.zeros(1, 1, dtype=torch.long), max_new_tokens=2, do_sample=do_sample)
 
 
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
+def test_nothing_is_drawn_from_infinite_logits(value: float) -> None:
+    logits = torch.full((7,), -torch.inf) if value < 0 else LOGITS.clone().index_fill_(0, torch.tensor([2]), value)
+    model, ids = constant_model(torch.zeros(7)), torch.zeros(1, 1, dtype=torch.long)
+    model.head = lambda x: logits.expand(*x.shape[:-1], 7)  # as float16 may have them, of a model that is too loud
+    with pytest.raises(GenerationError, match="a logit is infinite"):
+        generate(model, ids, max_new_tokens=2, do_sample=True, seed=0)
+    if value > 0:
+        assert generate(model, ids, max_new_tokens=2).tolist() == [[0, 2, 2]], "it is the likeliest all the same"
+
+
+@pytest.mark.parametrize("how", [{}, {"do_sample": True, "seed": 3}, {"prompt_lookup_num_tokens": 4}], ids=str)
+def test_the_default_device_is_nobodys_business(how: dict[str, Any]) -> None:
+    """Numbers that lie in main memory say so: where all else is made on a GPU, they would not fit together."""
+    model, ids = minigpt.from_pretrained("demo", device="cpu"), torch.tensor([[5, 9, 4]])
+    tokenizer = minigpt.Tokenizer.from_pretrained("demo")
+
+    def written() -> list[Any]:
+        texts = minigpt.generation.complete(model, tokenizer, ["Once", "The dog"], max_new_tokens=6, **how)
+        text = "".join(minigpt.stream(model, tokenizer, "Once", max_new_tokens=6, **how))
+        return [generate(model, ids, max_new_tokens=6, **how).tolist(), text, *(text.ids for text in texts)]
+
+    wanted = written()
+    try:
+        torch.set_default_device("meta")
+        given = written()
+    finally:
+        torch.set_default_device(None)
+    assert given == wanted
+
+
 def test_nan_in_one_row_of_a_batch_is_enough() -> None:
     model = small_model(tie_word_embeddings=False)
     model.wte.weight.data[3] = torch.nan

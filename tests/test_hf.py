@@ -745,6 +745,40 @@ def test_token_embeddings_can_be_resized(tied: bool, tmp_path: Path) -> None:
     assert_close(logits(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "wider")), logits(ours), 1e-5, "saved")
 
 
+@pytest.mark.parametrize("size", [40, 90])
+def test_of_another_size_nobody_says_how_many_ids_are_in_use(size: int, tmp_path: Path) -> None:
+    saved(reference(), tmp_path)
+    edit_config(tmp_path, used_vocab_size=50)
+    ours = load(tmp_path)
+    ours.resize_token_embeddings(TINY["vocab_size"])
+    assert ours.transformer.config.used_vocab_size == ours.config.used_vocab_size == 50, "the same size"
+    ours.resize_token_embeddings(size)
+    config = ours.transformer.config
+    assert (len(ours.transformer.wte.weight), config.vocab_size, config.used_vocab_size) == (size, size, None)
+    ours.save_pretrained(tmp_path / "out")
+    assert minigpt.from_pretrained(tmp_path / "out").config.used_vocab_size is None
+
+
+def test_keywords_of_transformers_that_are_none_change_nothing(folder: Path) -> None:
+    ours, x = load(folder), tokens(2, 5)
+    nothing = dict.fromkeys(("token_type_ids", "encoder_hidden_states", "encoder_attention_mask", "head_mask"))
+    assert torch.equal(ours(x, **nothing).logits, ours(x).logits)
+    with pytest.raises(TypeError, match="'token_type_ids'"):
+        ours(x, token_type_ids=torch.zeros_like(x))
+    with pytest.raises(TypeError, match="positional"):
+        ours(x, None, None, torch.zeros_like(x))  # which are token_type_ids there, and never positions
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_step_into_a_static_cache_is_one_program(folder: Path) -> None:
+    ours, x = load(folder), tokens(2, 5)
+    how: dict[str, Any] = dict(max_new_tokens=8, do_sample=False, pad_token_id=0, cache_implementation="static")
+    wanted = ours.generate(x, **how)
+    torch._dynamo.reset()
+    ours.forward = torch.compile(ours.forward, backend="aot_eager", fullgraph=True)
+    assert torch.equal(ours.generate(x, **how, disable_compile=True), wanted)
+
+
 def test_device_map_shards_and_copies(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="device_map needs accelerate, of the extra hf")
     wanted = logits(load(folder))

@@ -80,6 +80,14 @@ def test_a_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
         small_model()(random_ids(2, 4), torch.ones(shape))
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_mask_that_is_no_tensor_is_refused() -> None:
+    with pytest.raises(GenerationError, match=r"^attention_mask must be a tensor \(batch, seq\), not of type list$"):
+        small_model()(random_ids(2, 4), [[1] * 4] * 2)
+    with pytest.raises(GenerationError, match=r"^position_ids must be a tensor .*, not of type list"):
+        small_model()(random_ids(1, 4), position_ids=[[0, 1, 2, 3]])
+
+
 def test_a_mask_that_forgets_the_cache_is_refused() -> None:
     model = small_model()
     cache = model.new_cache(2, 8)

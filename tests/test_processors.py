@@ -241,6 +241,31 @@ def test_top_p_keeps_the_fewest_that_reach_p() -> None:
     assert kept == {0.01: likeliest, 0.39: likeliest, 0.41: two, 0.69: two, 0.71: three, 0.89: three, 0.91: [True] * 4}
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("logits", "ids", "how", "complaint"),
+    [
+        (torch.zeros(4), None, {}, r"^logits must be numbers \(batch, vocab\), not torch.float32 of \(4,\)$"),
+        (torch.zeros(1, 1, 4), None, {}, "of \\(1, 1, 4\\)$"),
+        (torch.zeros(1, 4, dtype=torch.long), None, {}, "^logits must be numbers .*int64"),
+        (torch.zeros(1, 4), [[1]], {}, "^input_ids must be a tensor"),
+        (torch.zeros(1, 4), torch.zeros(1, 2), {}, "^input_ids must be whole numbers"),
+        (torch.zeros(1, 4), torch.ones(2, 2).long(), {}, "^there are 1 rows of logits and 2 of input_ids$"),
+        (torch.zeros(1, 4), torch.full((1, 2), 4), {"repetition_penalty": 2.0}, "^token id 4 is outside"),
+        (
+            torch.zeros(1, 4),
+            torch.ones(1, 2).long(),
+            {"prompt_length": -1},
+            "^prompt_length must be within the 2 .* -1$",
+        ),
+        (torch.zeros(1, 4), torch.ones(1, 2).long(), {"prompt_length": 3}, "^prompt_length must be within the 2 .* 3$"),
+    ],
+)
+def test_tensors_are_judged(logits: Any, ids: Any, how: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(GenerationError, match=complaint):
+        warp(logits, ids, **how)
+
+
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [

@@ -11,7 +11,7 @@ from checkpoints import END_OF_TEXT, gpt2_vocabulary, tiny_bpe
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
-from transformers import GPT2TokenizerFast
+from transformers import AutoTokenizer, GPT2TokenizerFast
 
 from minigpt import CheckpointError, GenerationError, Tokenizer
 from minigpt.tokenizer import byte_level_bpe
@@ -175,6 +175,26 @@ def test_what_we_save_loads_with_the_same_ids(gpt2: Tokenizer, tmp_path: Path) -
     again, theirs = Tokenizer.from_pretrained(tmp_path), GPT2TokenizerFast.from_pretrained(tmp_path)
     for text in TEXTS:
         assert again.encode(text) == theirs(text)["input_ids"] == gpt2.encode(text)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["", "special_tokens_map"])
+def test_what_transformers_knows_of_a_tokenizer_is_handed_on(legacy: bool, tmp_path: Path) -> None:
+    theirs = GPT2TokenizerFast.from_pretrained(gpt2_vocabulary(), padding_side="left")
+    theirs.add_special_tokens({"eos_token": "<|im_end|>", "pad_token": "[PAD]"})
+    theirs.chat_template = "{{ messages[0]['content'] }}"
+    theirs.save_pretrained(tmp_path / "in")
+    if legacy:
+        file = tmp_path / "in" / "tokenizer_config.json"
+        fields = json.loads(file.read_text())
+        roles = {name: fields.pop(name) for name in ("eos_token", "pad_token")}
+        file.write_text(json.dumps(fields))
+        (tmp_path / "in" / "special_tokens_map.json").write_text(json.dumps(roles))
+    (tmp_path / "out").mkdir()
+    Tokenizer.from_pretrained(tmp_path / "in").save(tmp_path / "out")
+    again = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (again.eos_token_id, again.pad_token_id, again.bos_token_id) == (50257, 50258, 50256)
+    assert (again.chat_template, again.padding_side) == (theirs.chat_template, "left")
+    assert again.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi"
 
 
 # --- bytes and characters

@@ -7,7 +7,9 @@ from minigpt.json_file import read_object
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 SAFETENSORS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)
 WEIGHTS = (SAFETENSORS, "pytorch_model.bin", "ckpt.pt")  # the first that is there, whole or by its index
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".npz")  # of files that hold tensors
 

@@ -14,15 +14,14 @@ MOST_BYTES = 16 * 2**20
 def with_known_vocabulary(config: GPT2Config, folder: Path) -> GPT2Config:
     """The config, told how many of its ids the tokenizer in the folder knows where these are fewer.
 
-    A config that says it itself is believed. A tokenizer that is damaged is for whoever reads texts with it to refuse.
+    A config that says it itself is believed, but for tokens that the tokenizer has been given since. A tokenizer that
+    is damaged is for whoever reads texts with it to refuse.
     """
-    if config.used_vocab_size is not None:
-        return config
     try:
-        known = tokenizer_size(folder)
+        known = max(tokenizer_size(folder) or 0, config.used_vocab_size or 0)
     except CheckpointError:
         return config
-    return dataclasses.replace(config, used_vocab_size=known) if known and known < config.vocab_size else config
+    return dataclasses.replace(config, used_vocab_size=known if 0 < known < config.vocab_size else None)
 
 
 def has_tokenizer(place: Path) -> bool:

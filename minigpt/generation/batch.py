@@ -22,6 +22,7 @@ from minigpt.model.slots import Slots
 from minigpt.model.together import Text, hidden_states_of_each, reads_together
 
 NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
+INFINITE = "a logit is infinite, so that no token can be drawn; a wider dtype or a higher temperature can hold it"
 NO_TOKEN_LEFT = "the settings exclude every token there is; permit some, or ask for fewer tokens"
 OVERHEAD = {"cpu": 32, "cuda": 1024}  # tokens that could be read in the time that a forward takes anyway
 OVERHEAD_BESIDE = {"cpu": 2, "cuda": 1024}  # the same of one text more in a forward that others need anyway
@@ -198,7 +199,8 @@ def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], settings:
     """The next token of each row: the likeliest, or one drawn by the row's own chance.
 
     Raises:
-        GenerationError: the model has computed NaN, so that no token is the likeliest, or nothing is left to choose.
+        GenerationError: the model has computed NaN, so that no token is the likeliest, or an infinite logit where one
+            is drawn, or nothing is left to choose.
     """
     if logits.amax(-1).isnan().any():  # NaN is larger than any number
         raise GenerationError(NOT_A_NUMBER)
@@ -206,6 +208,8 @@ def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], settings:
     if (settings.depends_on_row or settings.suppress_tokens) and (scores.amax(-1) == -torch.inf).any():
         raise GenerationError(NO_TOKEN_LEFT)
     if settings.samples:
+        if scores.amax(-1).isinf().any():
+            raise GenerationError(INFINITE)
         chances = torch.cat([row.chances(1) for row in rows])  # (B,)
         tokens = drawn(scores, chances.to(scores.device)).tolist()
     else:

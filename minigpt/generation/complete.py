@@ -1,7 +1,7 @@
 """Many prompts through one model: places for some of them, and a place that is free is taken at once."""
 
 import dataclasses
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,14 +75,18 @@ def complete(
             number, that has no tokens, foreign ones or too many. And later, as ``generate``.
     """
     chosen = parse_settings(**settings)
-    if batch_size < 1:
-        raise GenerationError(f"batch_size must be 1 or more, not {batch_size}")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise GenerationError(f"batch_size must be 1 or more, not {batch_size!r}")
     if chosen.output_scores:
         raise GenerationError("scores of so many texts are not kept; output_logprobs are")
     require_writer(model, chosen)
-    if isinstance(prompts, str):
-        raise GenerationError("prompts must be a list of texts, not one text")
+    if isinstance(prompts, str | Mapping):
+        one = "text" if isinstance(prompts, str) else type(prompts).__name__
+        raise GenerationError(f"prompts must be a list of texts, not one {one}")
     given = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    for number, prompt in enumerate(given):
+        if not isinstance(prompt, Prompt):
+            raise GenerationError(f"prompt {number} must be a text or a Prompt, not of type {type(prompt).__name__}")
     return _completions(model, _rows(model, tokenizer, given, chosen), chosen, batch_size, skip)
 
 
@@ -118,6 +122,6 @@ def _checked_ids(model: GPT2, tokenizer: TextCodec, prompt: Prompt, settings: Ge
     own = {name: getattr(prompt, name) for name in ("max_new_tokens", "seed") if getattr(prompt, name) is not None}
     new = dataclasses.replace(settings, **own).max_new_tokens  # which judges them
     ids = prompt_ids(tokenizer, prompt.text)
-    require_known(torch.tensor([ids]), model.config.vocab_size)
+    require_known(torch.tensor([ids], device="cpu"), model.config.vocab_size)
     require_room(model, len(ids), new, settings.overflow)
     return ids

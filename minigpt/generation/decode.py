@@ -86,7 +86,7 @@ def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Any) -> I
     if chosen.num_return_sequences > 1:
         raise GenerationError("a stream is one text; num_return_sequences must be 1")
     ids = prompt_ids(tokenizer, prompt)
-    require_fits(model, torch.tensor([ids]), None, chosen)
+    require_fits(model, torch.tensor([ids], device="cpu"), None, chosen)
     return _pieces(model, rows_of(model, [ids], chosen, tokenizer), chosen)
 
 

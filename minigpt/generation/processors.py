@@ -12,6 +12,8 @@ from torch import Tensor
 
 from minigpt.errors import GenerationError
 from minigpt.generation.settings import GenerationSettings, parse_settings
+from minigpt.model import require_known
+from minigpt.model.inputs import require_ids
 
 Logits = Float[Tensor, "batch vocab"]
 Ids = Int[Tensor, "batch seq"]
@@ -43,16 +45,27 @@ def warp(
             eos_token_id there is none for min_new_tokens to hold back.
 
     Raises:
-        GenerationError: a setting is unknown, out of range or in contradiction, or needs input_ids.
+        GenerationError: a setting is unknown, out of range or in contradiction, or needs input_ids; or one of the
+            tensors is of another shape or dtype, or says of tokens what the logits do not know.
     """
     enough = max(1, settings.get("min_new_tokens") or 1)
     chosen = parse_settings(**{"max_new_tokens": enough, "do_sample": True, **settings})
+    if logits.ndim != 2 or not logits.is_floating_point():
+        raise GenerationError(f"logits must be numbers (batch, vocab), not {logits.dtype} of {tuple(logits.shape)}")
     chosen.require_known_ids(logits.shape[-1])
     if input_ids is None:
         if chosen.depends_on_row:
             raise GenerationError("these settings look back at the text; give input_ids as well")
         input_ids = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
-    prompt_length = input_ids.shape[1] if prompt_length is None else prompt_length
+    require_ids("input_ids", input_ids)
+    if len(input_ids) != len(logits):
+        raise GenerationError(f"there are {len(logits)} rows of logits and {len(input_ids)} of input_ids")
+    if input_ids.numel() and chosen.depends_on_row:
+        require_known(input_ids, logits.shape[-1])
+    length = input_ids.shape[1]
+    prompt_length = length if prompt_length is None else prompt_length
+    if not 0 <= prompt_length <= length:
+        raise GenerationError(f"prompt_length must be within the {length} tokens of input_ids, not {prompt_length}")
     return warp_by(logits, Situation(chosen, input_ids, prompt_length, chosen.given_end_ids))
 
 

@@ -57,7 +57,7 @@ class Row:
         self.logprobs: list[float] = []
         self.text = TextAssembler(settings.stop_texts)
         self._unread = ""
-        self._drawn = torch.empty(0, dtype=torch.float64)
+        self._drawn = torch.empty(0, dtype=torch.float64, device="cpu")
 
     @property
     def new_ids(self) -> list[int]:
@@ -70,8 +70,8 @@ class Row:
         """
         first = len(self.ids) - self.prompt_length
         while len(self._drawn) < first + count:
-            more = torch.rand(AT_ONCE, dtype=torch.float64, generator=self._generator).clamp_(max=1 - 2**-50)
-            self._drawn = torch.cat((self._drawn, more))
+            more = torch.rand(AT_ONCE, dtype=torch.float64, device="cpu", generator=self._generator)
+            self._drawn = torch.cat((self._drawn, more.clamp_(max=1 - 2**-50)))
         return self._drawn[first : first + count]
 
     @cached_property

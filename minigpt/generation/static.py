@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minigpt.errors import GenerationError
-from minigpt.generation.batch import NOT_A_NUMBER, Batch, next_tokens
+from minigpt.generation.batch import INFINITE, NOT_A_NUMBER, Batch, next_tokens
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.step import Step
@@ -33,6 +33,7 @@ class Flight(NamedTuple):
     """A step that has been launched, and its report on the way to the host."""
 
     rows: list[Row]
+    samples: bool
     report: Tensor  # (2, B)
     landed: torch.cuda.Event | None
 
@@ -40,7 +41,7 @@ class Flight(NamedTuple):
         """The tokens taken for those of these rows that took part. This is the one wait for the device in a step.
 
         Raises:
-            GenerationError: a logit was NaN.
+            GenerationError: a logit was NaN, or infinite where a token was drawn.
         """
         if self.landed is not None:
             self.landed.synchronize()
@@ -50,6 +51,8 @@ class Flight(NamedTuple):
             if row in wanted:
                 if math.isnan(logit):
                     raise GenerationError(NOT_A_NUMBER)
+                if self.samples and math.isinf(logit):
+                    raise GenerationError(INFINITE)
                 found[row] = int(token)
         return found
 
@@ -114,7 +117,7 @@ class StaticBatch(Batch):
             else:
                 self.step()
             self.slots.length += 1
-            return Flight(self.step.rows, *_sent(self.step.report))
+            return Flight(self.step.rows, self.settings.samples, *_sent(self.step.report))
 
     def _recorded(self) -> torch.cuda.CUDAGraph:
         """The first step as it comes, which prepares what kernels need; then a recording of it, which runs nothing."""
@@ -153,7 +156,7 @@ def is_static(model: GPT2, settings: GenerationSettings) -> bool:
 def _sent(report: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     if not report.is_cuda:
         return report.clone(), None
-    host = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
+    host = torch.empty(report.shape, dtype=report.dtype, device="cpu", pin_memory=True)
     host.copy_(report, non_blocking=True)
     landed = torch.cuda.Event()
     landed.record()

@@ -37,7 +37,8 @@ def is_packed(
         TypeError: the message names a keyword that is unknown.
         GenerationError: they do, and ``position_ids`` cannot keep them apart.
     """
-    if unknown := sorted(more.keys() - OF_LOSS - OF_PACKING - {"cache_position"}):
+    given = {name for name, value in more.items() if value is not None}
+    if unknown := sorted(given - OF_LOSS - OF_PACKING - {"cache_position"}):
         raise TypeError(f"GPT2LMHeadModel.forward() got an unexpected keyword argument {unknown[0]!r}")
     packed = sorted(name for name in OF_PACKING if more.get(name) is not None)
     if packed and (position_ids is None or attention_mask is not None or past_key_values is not None):

@@ -108,6 +108,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         input_ids: Int[Tensor, "batch seq"] | None = None,
         past_key_values: Any = None,
         attention_mask: Tensor | None = None,
+        *,
         position_ids: Int[Tensor, "rows seq"] | None = None,
         inputs_embeds: Float[Tensor, "batch seq embd"] | None = None,
         labels: Int[Tensor, "batch seq"] | None = None,
@@ -152,8 +153,10 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         if past_key_values is None and attention_mask is None and position_ids is not None:
             attention_mask = packed_mask(position_ids)  # (B or 1, 1, T, T) or None
         x: Any = self.transformer.wte(input_ids) if inputs_embeds is None else inputs_embeds  # (B, T, C)
-        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
         is_ready = attention_mask is not None and attention_mask.ndim == 4
+        past = 0
+        if past_key_values is not None and not (is_ready and position_ids is not None):  # else a compiler need not ask
+            past = int(past_key_values.get_seq_length())
         x, mask = self._placed(x, attention_mask, is_ready, position_ids, past)
         cache = None
         if past_key_values is not None:
@@ -203,9 +206,13 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         vars(self.transformer)["lm_head"] = new_embeddings  # past nn.Module's bookkeeping: it is no child there
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """As transformers' own; our config follows."""
+        """As transformers' own; our config follows, and of another size no longer says how many ids are in use."""
         embeddings: Any = super().resize_token_embeddings(*args, **kwargs)
-        self.transformer.config = dataclasses.replace(self.transformer.config, vocab_size=self.config.vocab_size)
+        if (size := self.config.vocab_size) != self.transformer.config.vocab_size:
+            self.transformer.config = dataclasses.replace(
+                self.transformer.config, vocab_size=size, used_vocab_size=None
+            )
+            vars(self.config).pop("used_vocab_size", None)
         return embeddings
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:

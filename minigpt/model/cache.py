@@ -43,7 +43,7 @@ class KVCache:
         *, dtype: torch.dtype, device: torch.device,
     ) -> None:  # fmt: skip
         for what, number in (("row", batch_size), ("token", max_length)):
-            if number < 1:
+            if not isinstance(number, int | torch.SymInt) or number < 1:
                 raise GenerationError(f"a cache is for one {what} or more, not {number!r}")
         shape = (n_layer, 2, batch_size, n_head, max_length, head_size)
         self.store = torch.empty(shape, dtype=dtype, device=device)

@@ -98,7 +98,8 @@ def _require_finite(name: str, *folded: Tensor) -> None:
 def _require_affine(norm: Any, site: str) -> None:
     """Refuse a norm whose parameters are not a scale and a shift, one that multiplies by 1 + weight for instance."""
     bare = copy.deepcopy(norm).eval()
-    rows = torch.randn(8, len(norm.weight), generator=torch.Generator().manual_seed(0)).to(norm.weight)
+    generator = torch.Generator("cpu").manual_seed(0)
+    rows = torch.randn(8, len(norm.weight), generator=generator, device="cpu").to(norm.weight)
     whole = bare(rows).double()
     bare.weight.fill_(1)
     bare.bias.zero_()

@@ -26,6 +26,7 @@ from minigpt.model.masking import eager_mask, padding_mask, positions, sdpa_mask
 from minigpt.model.mlp import MLP
 from minigpt.model.product import product
 from minigpt.model.ragged import Ragged
+from minigpt.norms.adapt import is_ours
 
 ARITHMETICS = ("fast", "reference")
 
@@ -183,10 +184,12 @@ class GPT2(nn.Module):
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """Random weights as in GPT-2's paper (section 2.3): N(0, initial_std), biases 0, norms as they are built."""
+        """Random weights as in GPT-2's paper (section 2.3): N(0, initial_std), biases 0, and our norms as if new."""
         if self.wte.weight.is_meta:  # nothing to fill
             return
         for module in self.modules():
+            if isinstance(module, norms.LayerNorm) and is_ours(type(module)):  # others know best how they begin
+                module.reset_parameters()
             if isinstance(module, Conv1D | nn.Embedding | nn.Linear):
                 nn.init.normal_(module.weight, std=self.initial_std(module))
             if isinstance(module, Conv1D):

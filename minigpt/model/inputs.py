@@ -65,9 +65,9 @@ def require_positions(position_ids: Int[Tensor, "rows seq"], batch: int, seq: in
     Raises:
         GenerationError: the message names one.
     """
+    require_ids("position_ids", position_ids)
     if position_ids.shape not in ((batch, seq), (1, seq)):
         raise GenerationError(f"position_ids is {tuple(position_ids.shape)}, but must be {(batch, seq)} or {(1, seq)}")
-    require_ids("position_ids", position_ids)
     if has_values(position_ids) and (wrong := _outside(position_ids, context)) is not None:
         raise GenerationError(f"position {wrong} is outside the model's context of {context}")
 

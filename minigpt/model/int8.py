@@ -133,7 +133,8 @@ def packed(rows: Float[Tensor, "out inp"]) -> torch.ScriptObject:
     """
     if ENGINE not in torch.backends.quantized.supported_engines:
         raise ConfigError(f"quantize='int8' needs PyTorch's {ENGINE} kernels, which are for x86 processors only")
-    integers, scale = torch.empty(rows.shape, dtype=torch.int8), torch.empty(len(rows))  # (out, in), (out)
+    integers = torch.empty(rows.shape, dtype=torch.int8, device="cpu")  # (out, in)
+    scale = torch.empty(len(rows), dtype=torch.float32, device="cpu")  # (out)
     for at in range(0, len(rows), AT_ONCE):
         some = rows[at : at + AT_ONCE].detach().float()
         steps = some.abs().amax(1).clamp_min(torch.finfo(some.dtype).tiny) / MOST
@@ -142,7 +143,7 @@ def packed(rows: Float[Tensor, "out inp"]) -> torch.ScriptObject:
         raise ConfigError("a weight is not finite, so it cannot be held in eight bits")
     with warnings.catch_warnings():  # that PyTorch means to move its quantized tensors elsewhere
         warnings.simplefilter("ignore", UserWarning)
-        zeros = torch.zeros(len(scale), dtype=torch.long)
+        zeros = torch.zeros(len(scale), dtype=torch.long, device="cpu")
         make = torch._make_per_channel_quantized_tensor  # pyright: ignore[reportPrivateImportUsage]
         quantized = make(integers, scale.double(), zeros, 0)
     chosen, torch.backends.quantized.engine = torch.backends.quantized.engine, ENGINE

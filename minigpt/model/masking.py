@@ -21,9 +21,11 @@ def padding_mask(
         remembered: what the cache knows of the past.
 
     Raises:
-        GenerationError: ``given`` is not (B, S), or holds something else than 0 and 1.
+        GenerationError: ``given`` is no tensor (B, S), or holds something else than 0 and 1.
     """
     if given is not None:
+        if not isinstance(given, Tensor):
+            raise GenerationError(f"attention_mask must be a tensor (batch, seq), not of type {type(given).__name__}")
         if given.shape != (batch, past + seq):
             raise GenerationError(
                 f"attention_mask is {tuple(given.shape)}, but must cover {batch} rows of {past + seq} tokens"

@@ -101,7 +101,7 @@ class PackedLinear(Holder):
 
     def require_applicable(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Refuse what would take the weights to a dtype or a place where oneDNN cannot pack them."""
-        require_packable(fn(torch.empty(0, dtype=self.dtype)), self.dtypes)
+        require_packable(fn(torch.empty(0, dtype=self.dtype, device="cpu")), self.dtypes)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PackedLinear":
         rows = self.rows()

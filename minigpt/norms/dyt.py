@@ -25,7 +25,14 @@ class DyT(LayerNorm):
         self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True, alpha: float = 0.5
     ) -> None:
         super().__init__(normalized_shape, eps, bias)
-        self.alpha = nn.Parameter(torch.tensor(float(alpha)))
+        self.initial_alpha = float(alpha)
+        self.alpha = nn.Parameter(torch.tensor(self.initial_alpha))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Weight, bias and alpha as they were at first."""
+        super().reset_parameters()
+        self.alpha.fill_(self.initial_alpha)
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """Each element within (-1, 1)."""
