@@ -214,17 +214,20 @@ def _refuse_other_models(fields: Mapping[str, Any]) -> None:
 
 
 def _without_aliases(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields under the names we know. An alias gives way to the name itself, but may not contradict it."""
+    """The fields under the names we know. An alias gives way to the name itself, but may not contradict it;
+    n_ctx alone may, which transformers does not read."""
     plain = {name: value for name, value in fields.items() if name not in _ALIASES}
     for alias, name in _ALIASES.items():
         if alias in fields and plain.setdefault(name, fields[alias]) != fields[alias] and alias != "n_ctx":
-            raise ConfigError(f"{alias}={fields[alias]!r} contradicts {name}={plain[name]!r}; they are one field")
+            raise ConfigError(
+                f"{alias}={fields[alias]!r:.200} contradicts {name}={plain[name]!r:.200}; they are one field"
+            )
     return plain
 
 
 def _require(holds: bool, name: str, config: GPT2Config, wanted: str) -> None:
     if not holds:
-        raise ConfigError(f"{name} must be {wanted}, not {getattr(config, name)!r}")
+        raise ConfigError(f"{name} must be {wanted}, not {getattr(config, name)!r:.200}")
 
 
 def _is_id(value: object) -> bool:

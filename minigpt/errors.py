@@ -7,10 +7,11 @@ RAISED = (Exception, SystemExit)  # what somebody else's code may raise; whether
 
 
 class MiniGPTError(ValueError):
-    """Base of every error this project raises about its input. The message is always one line."""
+    """Base of every error this project raises about its input. The message is always one line, and all of it shows."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(" ".join(message.splitlines()))
+        line = " ".join(message.splitlines())
+        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line))
 
 
 class ConfigError(MiniGPTError):

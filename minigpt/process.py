@@ -9,7 +9,7 @@ CACHED_SHAPES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": 
 
 
 def settle_memory() -> None:
-    """Keep freed memory, and compiled programs for few shapes alone.
+    """Keep freed memory, and oneDNN's compiled programs for a few shapes only.
 
     On Linux with glibc, memory that is freed stays with the process: its pages would be asked for anew at the next
     layer, which takes a tenth of the time of a long prompt. And oneDNN, before anything has been computed, is told to

@@ -3,6 +3,7 @@
 import json
 import operator
 import os
+import re
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +14,11 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from minigpt.checkpoint import TOKENIZER_FILES, folder_of, locate
 from minigpt.checkpoint.files import CHAT_TEMPLATE, SPECIAL_TOKENS, TOKENIZER_CONFIG
-from minigpt.errors import CheckpointError, GenerationError
+from minigpt.errors import CheckpointError, GenerationError, listing
 from minigpt.json_file import read_object
 
 END_OF_TEXT = "<|endoftext|>"
+SPECIAL = re.compile(r"<.*>|\[.*\]", re.DOTALL)  # tokens that people add: no merge makes those
 KEPT = (  # of a tokenizer_config.json: what is not in the vocabulary, and ours to hand on
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "model_max_length",
     "additional_special_tokens", "extra_special_tokens", "chat_template", "padding_side", "truncation_side",
@@ -54,10 +56,10 @@ class Tokenizer:
             tokenizer = cls(_backend(folder), _settings(folder))
             normalizes = tokenizer.backend.normalizer is not None  # asked first: one that swells a text is to see none
             exact = not normalizes and tokenizer.is_byte_exact()
-        except (CheckpointError, KeyboardInterrupt, SystemExit):
+        except CheckpointError:
             raise
         except BaseException as error:  # the library raises bare Exceptions, and panics, which are not even these
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            if not isinstance(error, Exception) and not _is_panic(error):
                 raise
             raise CheckpointError(f"the tokenizer files in {folder} are damaged: {error}") from error
         if normalizes:
@@ -72,15 +74,23 @@ class Tokenizer:
         """The ids of a text; ``<|endoftext|>`` written in it is that one token, as in transformers.
 
         Raises:
-            GenerationError: the text is not Unicode (it has lone surrogates).
+            GenerationError: the text is not Unicode (it has lone surrogates), or the file's patterns give up on it.
         """
         try:
             return self.backend.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeError) as error:
             raise GenerationError(f"the text is not valid Unicode: {text!r}") from error
+        except BaseException as error:
+            if _is_panic(error):
+                raise GenerationError("the tokenizer cannot split this text; a pattern of its own gave up") from error
+            raise
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, special tokens included; bytes that are not UTF-8 become U+FFFD."""
+        """The text of ids, special tokens included; bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+            GenerationError: an id is outside the vocabulary.
+        """
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def is_byte_exact(self) -> bool:
@@ -108,7 +118,11 @@ class Tokenizer:
         return self.backend.token_to_id(END_OF_TEXT)
 
     def save(self, directory: str | Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json, as transformers reads them."""
+        """Write tokenizer.json and tokenizer_config.json, as transformers reads them, into a folder that exists.
+
+        Raises:
+            OSError: they cannot be written.
+        """
         folder = Path(directory)
         settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False}
         if self.end_of_text_id is not None:
@@ -137,6 +151,11 @@ class Tokenizer:
         return {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
 
 
+def _is_panic(error: BaseException) -> bool:
+    """Whether the library gave up in its own language: that is no Exception, and has no name to import."""
+    return type(error).__name__ == "PanicException"
+
+
 def _backend(folder: Path) -> tokenizers.Tokenizer:
     if (folder / "tokenizer.json").is_file():
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -163,13 +182,27 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
-    """GPT-2's tokenizer from its two original files."""
+    """GPT-2's tokenizer from its two original files.
+
+    Raises:
+        CheckpointError: a file is damaged, or there are tokens that no merge makes.
+    """
     backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    _require_whole(backend.get_vocab(), merges)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     if backend.token_to_id(END_OF_TEXT) is not None:
         backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
     return backend
+
+
+def _require_whole(tokens: Iterable[str], merges: Path) -> None:
+    """Refuse merges of which some are gone: every text would still have ids, and others than the model has learned."""
+    pairs = (line.split(" ") for line in merges.read_text(encoding="utf-8").splitlines())
+    made = {"".join(pair) for pair in pairs if len(pair) == 2}
+    lost = [token for token in tokens if len(token) > 1 and token not in made and not SPECIAL.fullmatch(token)]
+    if lost:
+        raise CheckpointError(f"{merges} makes no token {listing(lost)}, which the vocabulary has; it is cut off")
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -186,3 +186,10 @@ def test_the_command_measures_ours_and_the_limit(folder: Path, capsys: pytest.Ca
 def test_int8_and_a_dtype_contradict() -> None:
     with pytest.raises(ConfigError, match="--quantize int8 is timed in float32"):
         app(["bench", "generate", "--quantize", "int8", "--dtype", "bfloat16"], standalone_mode=False)
+
+
+def test_what_a_contestant_that_dies_said_last_is_told(tmp_path: Path) -> None:
+    spec = {"name": "transformers", "kind": "float32", "folder": str(tmp_path / "nowhere"), "prompts": [[1]]}
+    said = r"^transformers could not be timed: its process ended with status 1: \S.*nowhere"
+    with pytest.raises(MiniGPTError, match=said), bench_generation._process(spec | {"new": 2, "how": {}}):
+        pass

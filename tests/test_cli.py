@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 import minigpt
 from minigpt.cli import main
+from minigpt.cli.files import print_json, read_json
 
 COMMANDS = ("generate", "parity", "norms", "info", "convert")
 
@@ -347,6 +348,21 @@ def test_prompts_from_a_file_are_judged_as_those_of_the_command_line(run: Run, f
         assert json.loads(from_file.out)[part] == json.loads(given.out)[part]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=repr)
+def test_only_the_end_of_a_line_ends_a_prompt(run: Run, folder: Path, tmp_path: Path, end: str) -> None:
+    (tmp_path / "prompts.txt").write_bytes(end.join(["one\u2028two", "three\x0bfour\x85five", ""]).encode())
+    judged = json.loads(judge(run, folder, "--prompts", tmp_path / "prompts.txt", "--json", "-").out)
+    given = judge(run, folder, "--prompt", "one\u2028two", "--prompt", "three\x0bfour\x85five", "--json", "-")
+    assert judged["logits"] == json.loads(given.out)["logits"]
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("line", ['{"prompt": "a"}', '{"id": 1, "prompt": "a"}', ' { "prompt" : "a"}'])
+def test_prompts_as_generate_reads_them_are_no_lines(run: Run, tmp_path: Path, line: str) -> None:
+    (tmp_path / "prompts.jsonl").write_text(line + "\n")
+    assert "holds JSON, as generate reads it" in complaint(run("parity", "--prompts", tmp_path / "prompts.jsonl"))
+
+
 @pytest.fixture
 def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(*_: object, **__: object) -> None:
@@ -392,6 +408,35 @@ def test_what_a_command_reads_or_writes_is_not_overwritten(
     Path("t.txt").write_text("the dog")
     assert "is read, or written, by this command already; give another file" in complaint(run("parity", *words))
     assert Path("t.txt").read_text() == "the dog"
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("of_file", [False, True], ids=["folder", "file"])
+def test_a_report_does_not_overwrite_the_model(run: Run, copy: Path, name: str, of_file: bool) -> None:
+    was, model = (copy / name).read_bytes(), copy / "model.safetensors" if of_file else copy
+    for words in (["parity", "--json"], ["parity", "--html"], ["bench", "generate", "--json"]):
+        assert "by this command already" in complaint(run(*words, copy / name, "--model", model))
+    assert (copy / name).read_bytes() == was
+
+
+def test_a_benchmark_does_not_overwrite_the_norm(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import minigpt\n\n\nclass My(minigpt.LayerNorm): ...\n")
+    words = ("bench", "norms", "--norm", f"{tmp_path / 'mine.py'}:My", "--json", tmp_path / "mine.py")
+    assert "by this command already" in complaint(run(*words))
+    assert (tmp_path / "mine.py").read_text().startswith("import")
+
+
+def test_half_a_character_in_a_report_is_escaped(tmp_path: Path) -> None:
+    print_json({"text": "t\udcff 狗"}, str(tmp_path / "report.json"))
+    assert (tmp_path / "report.json").read_bytes() == '{\n  "text": "t\\udcff 狗"\n}\n'.encode()
+    assert read_json(tmp_path / "report.json") == {"text": "t\udcff 狗"}
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "[" * 100_000, "{"], ids=["digits", "depth", "end"])
+def test_a_report_that_no_reader_takes(run: Run, tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    assert "a.json is not JSON" in complaint(run("parity", "--compare", tmp_path / "a.json", tmp_path / "a.json"))
 
 
 def test_a_report_that_does_not_fit_on_the_disk_has_been_shown(run: Run, folder: Path) -> None:
@@ -739,6 +784,37 @@ def test_convert_keeps_the_settings_for_writing(run: Run, copy: Path) -> None:
     assert written.items() >= settings.items()
     texts = [run("generate", "the dog", "--model", place, "--seed", 3).out for place in (copy, copy / "out")]
     assert texts[0] == texts[1]
+
+
+def test_convert_hands_settings_on_as_they_are(run: Run, copy: Path) -> None:
+    settings = {"do_sample": True, "top_k": 0, "temperature": 1.0, "eos_token_id": None, "min_p": None}
+    (copy / "generation_config.json").write_text(json.dumps(settings))
+    assert run("convert", copy, copy / "out").status == 0
+    written = json.loads((copy / "out" / "generation_config.json").read_text())
+    assert written.items() >= settings.items()
+    (copy / "generation_config.json").write_text('{"temperature": NaN}')
+    assert "cannot be saved as JSON" in complaint(run("convert", copy, copy / "other"))
+    assert not (copy / "other").exists()
+
+
+def test_convert_leaves_no_other_tokenizer_beside_a_model(run: Run, copy: Path, tmp_path: Path) -> None:
+    source = write_openai(reference(), tmp_path / "in")
+    assert "has a tokenizer, and" in complaint(run("convert", source, copy))
+    assert run("info", copy).status == 0
+
+
+@pytest.mark.parametrize("place", ["~nobody-of-this-name/x", "loop"])
+def test_convert_to_a_place_that_cannot_be(
+    run: Run, folder: Path, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    ended = run("convert", folder, place)
+    if place == "loop":
+        assert "cannot save to loop" in complaint(ended)
+    else:  # as a shell takes it, where there is no such user
+        assert (ended.status, (tmp_path / place / "config.json").is_file()) == (0, True)
+        assert "cannot read ~nobody" in complaint(run("norms", "--check", "~nobody-of-this-name/n.py:N"))
 
 
 def test_convert_takes_other_families_and_says_what_is_not_there(run: Run, tmp_path: Path) -> None:

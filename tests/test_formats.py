@@ -125,6 +125,19 @@ def test_biases_that_are_promised_and_missing_are_refused(tmp_path: Path) -> Non
         load(file)
 
 
+@pytest.mark.parametrize("bias", ["x", 0, [True]], ids=repr)
+def test_whether_there_are_biases_is_true_or_false(bias: Any, tmp_path: Path) -> None:
+    write_nanogpt(reference(activation_function="gelu"), tmp_path, bias=bias)
+    with pytest.raises(ConfigError, match="bias must be true or false, not"):
+        load(tmp_path)
+
+
+def test_biases_that_are_denied_and_there_are_refused(tmp_path: Path) -> None:
+    write_nanogpt(reference(activation_function="gelu"), tmp_path, bias=False)
+    with pytest.raises(CheckpointError, match=r"bias is in the file, and its config says that there are none"):
+        load(tmp_path)
+
+
 def test_one_missing_bias_is_not_filled(tmp_path: Path) -> None:
     file = write_nanogpt(reference(activation_function="gelu"), tmp_path)
     content = torch.load(file, weights_only=True)

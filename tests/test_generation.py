@@ -519,6 +519,18 @@ def test_a_stream_says_what_generate_writes(ours: GPT2, tokenizer: Tokenizer, pr
     assert len(pieces) > 5
 
 
+@pytest.mark.parametrize("kept", ["output_scores", "output_logprobs"])
+def test_a_stream_keeps_no_scores_that_nobody_could_ask_for(ours: GPT2, tokenizer: Tokenizer, kept: str) -> None:
+    with pytest.raises(GenerationError, match="a stream hands out text alone"):
+        stream(ours, tokenizer, "the", max_new_tokens=2, **{kept: True})
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfff"])
+def test_a_stop_string_that_no_text_can_hold(ours: GPT2, text: str) -> None:
+    with pytest.raises(GenerationError, match="a stop string must be valid Unicode"):
+        generate(ours, torch.zeros(1, 2, dtype=torch.long), max_new_tokens=2, stop_strings=["b", text])
+
+
 def test_a_stream_is_written_token_by_token(tokenizer: Tokenizer) -> None:
     model = Scripted([*tokenizer.encode("the dog saw"), 0])
     steps = []

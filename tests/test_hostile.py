@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import edit_config, reference, saved, tiny_bpe
+from checkpoints import edit_config, edit_tensors, reference, saved, tiny_bpe
 from foreign import write_openai, write_pickle
 from safetensors.torch import load_file
 from torch import nn
@@ -112,8 +112,11 @@ def test_a_pickle_that_asks_for_more_than_tensors(pickled: Path, call: Any) -> N
         ({"wte.weight": torch.ones(2).to_sparse()}, "it would call 'torch._utils._rebuild_sparse_tensor'"),
         ({"wte.weight": 3}, "'wte.weight' in it is a int and no tensor"),
         ({"model": {"wte.weight": torch.ones(2)}, "model_args": [1]}, "its model_args is a list"),
+        ({"model": {"wte.weight": torch.ones(2)}, "model_args": {1: 2}}, "holds what no config does: '1', a int"),
+        ({"wte.weight": torch.ones(2), "model_args": {"n_embd": torch.ones(2)}}, "'n_embd', a Tensor"),
+        ({"wte.weight": torch.ones(2), "model_args": {"n_embd": [[1]]}}, "'n_embd', a list"),
     ],
-    ids=["list", "tensor", "expanded", "sparse", "number", "args"],
+    ids=["list", "tensor", "expanded", "sparse", "number", "args", "names", "values", "lists of lists"],
 )
 def test_pickles_of_something_else(pickled: Path, content: Any, complaint: str) -> None:
     torch.save(content, pickled / "pytorch_model.bin")
@@ -127,6 +130,41 @@ def rezipped(file: Path, method: int = zipfile.ZIP_STORED, **more: bytes) -> Non
     with zipfile.ZipFile(file, "w", method) as archive:
         for name, data in [*parts, *more.items()]:
             archive.writestr(name, data)
+
+
+def with_two_directories(file: Path, hidden: bytes) -> bytes:
+    """The archive with another ``data.pkl`` behind it: its own list of parts stands last, the other's where it says."""
+    with zipfile.ZipFile(file) as archive:
+        parts = {part.filename: archive.read(part) for part in archive.infolist()}
+        first = archive.start_dir
+    honest = file.read_bytes()
+    other = file.with_suffix(".other")
+    with zipfile.ZipFile(other, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, hidden if name.endswith("data.pkl") else data)
+        second = archive.start_dir
+    end, directory = honest[-22:], honest[first:-22]
+    lying = end[:16] + struct.pack("<L", second) + end[20:]
+    return other.read_bytes()[:-22] + honest[:first] + directory + lying
+
+
+def test_an_archive_that_shows_each_reader_another_pickle(pickled: Path) -> None:
+    """Python's reader takes the list of parts right before the end; another might take the one that the end names."""
+    file, canary = pickled / "pytorch_model.bin", pickled / "canary"
+    rezipped(file)
+    file.write_bytes(with_two_directories(file, pickle.dumps({"wte.weight": Canary(canary)})))
+    with zipfile.ZipFile(file) as archive:
+        assert any(part.filename.endswith("data.pkl") for part in archive.infolist()), "it is an archive all the same"
+    assert "its parts are listed in another place than its end says" in refusal(pickled)
+    assert not canary.exists()
+
+
+def test_a_pickle_s_refusal_recommends_nothing(pickled: Path) -> None:
+    """What the library says of such a file is how to run it after all."""
+    (pickled / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x000.")  # POP, which no checkpoint has
+    for said in (refusal(pickled), describe(pickled)["refused"][0]):
+        assert "weights_only" not in said.partition("is not a PyTorch file")[2]
+        assert "Re-running" not in said
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -300,6 +338,34 @@ def test_a_tokenizer_that_makes_the_library_panic_or_swell(tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match="normalizer"):
         minigpt.Tokenizer.from_pretrained(tmp_path)
     assert peak_mb() - before < 100
+
+
+def test_a_tokenizer_whose_pattern_gives_up_on_a_text(tmp_path: Path) -> None:
+    tiny_bpe(300).save(str(tmp_path / "tokenizer.json"))
+    fields = json.loads((tmp_path / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+    fields["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, fields["pre_tokenizer"]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
+    tokenizer = minigpt.Tokenizer.from_pretrained(tmp_path)
+    with pytest.raises(minigpt.GenerationError, match=r"^the tokenizer cannot split this text"):
+        tokenizer.encode("x" * 60)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16, torch.complex64], ids=str)
+def test_norms_of_a_dtype_that_is_none_of_ours_are_described_too(folder: Path, dtype: torch.dtype) -> None:
+    edit_tensors(folder, lambda tensors: tensors | {"transformer.ln_f.weight": torch.ones(32).to(dtype)})
+    assert "ln_f.weight" in " ".join(describe(folder)["refused"])
+
+
+def test_an_index_of_nothing(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    assert "it has no weight_map of file names" in refusal(folder)
+    assert "weight_map" in " ".join(describe(folder)["refused"])
+
+
+def test_an_error_shows_all_that_it_says() -> None:
+    assert str(MiniGPTError("a \x1b]0;title\x07\nb \udcff \u202e")) == "a \\x1b]0;title\\x07 b \\udcff \\u202e"
 
 
 def test_what_is_ordinary_in_a_pickle_is_not_taken_for_hostile(pickled: Path) -> None:

@@ -206,3 +206,11 @@ def test_a_wrapped_model_is_refused_by_its_name() -> None:
     for use in (quantize_int8, minigpt.model.lay_out):
         with pytest.raises(ConfigError, match="the model is torch's DataParallel, and no minigpt"):
             use(wrapped)
+
+
+def test_it_goes_to_no_other_device_and_stays_whole() -> None:
+    model, ids = quantize_int8(small_model()), random_ids(1, 5)
+    wanted = model(ids)
+    with pytest.raises(ConfigError, match=r"^weights in eight bits are for the CPU, and cannot move to meta$"):
+        model.to("meta")
+    assert_same_bits(model(ids), wanted, "after it was refused")

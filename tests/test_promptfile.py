@@ -82,6 +82,12 @@ def test_no_prompts(tmp_path: Path) -> None:
         read_prompts(tmp_path / "none.jsonl")
 
 
+def test_a_fingerprint_knows_more_of_a_weight_than_its_beginning(tmp_path: Path) -> None:
+    model, other, lines = small_model(), small_model(), some(tmp_path)
+    other.wte.weight.data[1:].add_(1)
+    assert fingerprint(model, lines, {}) != fingerprint(other, lines, {})
+
+
 def test_a_fingerprint_tells_runs_apart(tmp_path: Path) -> None:
     lines, model = some(tmp_path), small_model()
     same = fingerprint(model, lines, {"seed": 1})

@@ -1,8 +1,8 @@
 """Files <-> model."""
 
 from minigpt.checkpoint.files import TOKENIZER_FILES, config_file, folder_of, weight_files
-from minigpt.checkpoint.generation_config import read_generation_config
-from minigpt.checkpoint.locate import locate
+from minigpt.checkpoint.generation_config import generation_fields, read_generation_config
+from minigpt.checkpoint.locate import files_at, locate
 from minigpt.checkpoint.opened import Checkpoint, open_checkpoint
 from minigpt.checkpoint.pretrained import from_pretrained, load_norms
 from minigpt.checkpoint.read import read_tensors
@@ -13,8 +13,10 @@ __all__ = [
     "TOKENIZER_FILES",
     "Checkpoint",
     "config_file",
+    "files_at",
     "folder_of",
     "from_pretrained",
+    "generation_fields",
     "has_tokenizer",
     "load_norms",
     "locate",

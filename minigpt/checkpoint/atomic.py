@@ -33,7 +33,9 @@ def replacing(folder: Path) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written.
     """
-    folder = folder.expanduser().resolve()
+    folder = Path(
+        os.path.realpath(os.path.expanduser(folder))
+    )  # pathlib's raise where there is no such user, or a loop
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = folder if folder.is_dir() and not _may_be_renamed(folder) else folder.parent
     _remove_abandoned(beside, folder.name)

@@ -50,7 +50,8 @@ def folder_of(place: Path) -> Path:
 
 def _shards(index: Path, suffix: str) -> dict[str, Path]:
     weight_map = read_object(index, CheckpointError).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+    is_map = isinstance(weight_map, dict) and all(isinstance(file, str) for file in weight_map.values())
+    if not (is_map and weight_map):
         raise CheckpointError(f"{index} is not the index of a sharded checkpoint: it has no weight_map of file names")
     shards = {tensor: index.parent / file for tensor, file in weight_map.items()}
     for file in set(shards.values()):

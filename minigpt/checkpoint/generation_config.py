@@ -26,11 +26,22 @@ def read_generation_config(place: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is too large, no JSON object, or names one thing twice.
     """
-    path = folder_of(place) / GENERATION_CONFIG
-    if not path.is_file():
-        return {}
     return {
         name: value
-        for name, value in read_object(path, CheckpointError).items()
-        if name not in NO_SETTING and value is not None and not (name in OFF and value == OFF[name])
+        for name, value in generation_fields(place).items()
+        if name not in NO_SETTING and value is not None and not _is_off(name, value)
     }
+
+
+def generation_fields(place: Path) -> dict[str, Any]:
+    """All that the file says, as it says it; nothing where there is none.
+
+    Raises:
+        CheckpointError: the file is too large, no JSON object, or names one thing twice.
+    """
+    path = folder_of(place) / GENERATION_CONFIG
+    return read_object(path, CheckpointError) if path.is_file() else {}
+
+
+def _is_off(name: str, value: Any) -> bool:
+    return name in OFF and value == OFF[name] and isinstance(value, bool) == isinstance(OFF[name], bool)

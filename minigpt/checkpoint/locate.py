@@ -52,6 +52,14 @@ def locate(
     return _fetch(source, files, revision, local_files_only)
 
 
+def files_at(source: str | Path) -> list[Path]:
+    """The files of the checkpoint that lies there; none where nothing does, as of a repository's name."""
+    place = Path(os.path.expanduser(source))
+    folder = place if os.path.isdir(place) else place.parent if os.path.isfile(place) else None
+    files = folder.iterdir() if folder else ()
+    return [file for file in files if file.suffix in WEIGHT_SUFFIXES or any(map(file.match, MODEL_FILES))]
+
+
 def _path(source: str | Path) -> Path | None:
     """The directory or file of weights of that name; None where there is nothing."""
     path = os.path.expanduser(source)  # os.path answers False where pathlib raises, as for a name that is too long

@@ -63,10 +63,17 @@ def _config(place: Path, contents: Contents, form: Format, tensors: Tensors) -> 
     path, fields = _fields(place, contents, form)
     try:
         if form.fields is not None and _is_theirs(fields, form.fields.keys() | {form.bias_field}):
-            return form.config(fields, tensors), fields.get(form.bias_field or "")
+            return form.config(fields, tensors), _has_biases(fields, form.bias_field)
         return GPT2Config.from_dict(fields), None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _has_biases(fields: Mapping[str, Any], name: str | None) -> bool | None:
+    has_biases = fields.get(name or "")
+    if not (has_biases is None or isinstance(has_biases, bool)):
+        raise ConfigError(f"{name} must be true or false, not {has_biases!r:.200}")
+    return has_biases
 
 
 def _fields(place: Path, contents: Contents, form: Format) -> tuple[Path, Mapping[str, Any]]:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os.path
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -64,11 +65,16 @@ def save_pretrained(
     _require_whole(model, tensors)
     _warn_of_other_norms(model)
     ids = {name: value for name, value in model.config.to_dict().items() if name.endswith("_token_id")}
+    settings = {**ids, **(generation_config or {})}
+    try:
+        json.dumps(settings, allow_nan=False)
+    except ValueError as error:
+        raise CheckpointError(f"the generation_config cannot be saved as JSON: {error}") from error
     try:
         with replacing(Path(directory)) as folder:
             _write_weights(folder, tensors, max_shard_bytes)
             _write_json(folder / CONFIG, model.config.to_dict() | {"dtype": dtype_name(model.wte.weight.dtype)})
-            _write_json(folder / GENERATION_CONFIG, {**ids, **(generation_config or {})})
+            _write_json(folder / GENERATION_CONFIG, settings)
             if tokenizer is not None:
                 tokenizer.save(folder)
     except (OSError, SafetensorError) as error:
@@ -94,7 +100,7 @@ def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_
     require_unquantized(model)
     if not str(directory):
         raise CheckpointError("there is no name of a directory to save to; '.' is the one that you are in")
-    if Path(directory).expanduser().is_file():
+    if os.path.isfile(os.path.expanduser(directory)):
         raise CheckpointError(f"cannot save to {directory}: it is a file; give the name of a directory")
     if max_shard_bytes < 1:
         raise CheckpointError(f"max_shard_bytes must be 1 or more, not {max_shard_bytes}")

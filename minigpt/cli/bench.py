@@ -45,10 +45,11 @@ def generate(
     ] = None,
 ) -> None:
     """Time reading a prompt and writing on, against others on the same weights in the same run, and the limit."""
+    from minigpt.checkpoint import files_at
     from minigpt.lab.bench.generation import BenchPlan, bench_generate
     from minigpt.lab.bench.summary import bench_summary
 
-    require_writable(json_file)
+    require_writable(json_file, beside=files_at(model) if model else ())
     if quantize and dtype != "float32":
         raise ConfigError(f"--quantize {quantize} is timed in float32; leave out --dtype {dtype}")
     if model is not None and preset is not None:

@@ -31,8 +31,9 @@ def norms(
     """Time norms in turns: forward, backward, and with the residual addition; results are checked first."""
     from minigpt.lab import bench_norms
     from minigpt.lab.bench_norms.views import norms_plot, norms_table, require_plot
+    from minigpt.norms.locate import file_of
 
-    require_writable(json_file, plot)
+    require_writable(json_file, plot, beside=map(file_of, norm or ()))
     require_plot(plot)
     with progress() as say:
         bench = bench_norms.bench_norms(

@@ -1,10 +1,12 @@
 """minigpt convert: a checkpoint of any family -> one that transformers loads."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import minigpt
 from minigpt.cli.files import progress
 from minigpt.cli.options import SOURCE, CheckFinite, Dtype, IgnoreHeads, Revision
 
@@ -26,18 +28,21 @@ def convert(
     revision: Revision = None,
 ) -> None:
     """Write a checkpoint as Hugging Face transformers has it: config.json, safetensors, the tokenizer beside them."""
-    import minigpt
-    from minigpt.checkpoint import has_tokenizer, locate, read_generation_config
+    from minigpt.checkpoint import generation_fields, has_tokenizer, locate
 
     with progress() as say:
         say(f"reading {source}", 0)
         place = locate(source, revision=revision)
+        if has_tokenizer(Path(directory)) and not has_tokenizer(place):
+            raise minigpt.CheckpointError(
+                f"{directory} has a tokenizer, and {source} none that would replace it; give another folder"
+            )
+        settings = generation_fields(place)
         gpt2 = minigpt.from_pretrained(
             place, device="cpu", dtype=dtype, ignore_heads=ignore_heads, check_finite=check_finite
         )
         tokenizer = minigpt.Tokenizer.from_pretrained(place) if has_tokenizer(place) else None
         say(f"writing {directory}", 0.5)
-        settings = read_generation_config(place)
         minigpt.save_pretrained(gpt2, directory, tokenizer, max_shard_bytes=max_shard_bytes, generation_config=settings)
     if tokenizer is None:
         print(f"{source} has no tokenizer, so {directory} has none either", file=sys.stderr)

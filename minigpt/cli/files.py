@@ -43,13 +43,21 @@ def _json(fields: Any, is_ascii: bool = False) -> str:
 
 
 def require_name(option: str, file: Path | None) -> None:
-    """Refuse '-', which stands for a stream where there is one to write to."""
+    """Refuse '-', which stands for a stream where there is one to write to.
+
+    Raises:
+        MiniGPTError: the message names the option.
+    """
     if file is not None and str(file) == "-":
         raise MiniGPTError(f"{option} writes a file, and '-' is none; ./- would be one of that name")
 
 
 def require_writable(*files: str | Path | None, beside: Iterable[Path | None] = ()) -> None:
-    """Refuse files that cannot all be written before minutes of work are lost on them; ``beside`` are to stay."""
+    """Refuse files that cannot all be written before minutes of work are lost on them; ``beside`` are to stay.
+
+    Raises:
+        MiniGPTError: the message names the first.
+    """
     taken = {os.path.realpath(file) for file in beside if file is not None}
     for file in files:
         if file is None or str(file) == "-":
@@ -67,15 +75,26 @@ def require_writable(*files: str | Path | None, beside: Iterable[Path | None] = 
 
 
 def write(file: str | Path, text: str) -> None:
+    """Half a character, which UTF-8 cannot hold, is written as JSON escapes it.
+
+    Raises:
+        MiniGPTError: the file cannot be written.
+    """
+    data = text.encode("utf-8", "backslashreplace")
     try:
-        Path(file).write_text(text, encoding="utf-8")
+        Path(file).write_bytes(data)
     except OSError as error:
         raise MiniGPTError(f"cannot write {file}: {error.strerror}") from error
 
 
 def read(file: Path) -> str:
+    """The text of a file, its line ends as they are, without a byte order mark.
+
+    Raises:
+        MiniGPTError: it cannot be read, or is no text in UTF-8.
+    """
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise MiniGPTError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -83,13 +102,24 @@ def read(file: Path) -> str:
 
 
 def read_json(file: Path) -> Any:
+    """What the JSON in a file spells.
+
+    Raises:
+        MiniGPTError: it cannot be read, or is no JSON.
+    """
+    text = read(file)
     try:
-        return json.loads(read(file))
-    except (json.JSONDecodeError, RecursionError) as error:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise MiniGPTError(f"{file} is not JSON: {error}") from error
 
 
 def read_standard_input() -> str:
+    """All of it.
+
+    Raises:
+        MiniGPTError: it is closed, or no text in UTF-8.
+    """
     if sys.stdin is None:
         raise MiniGPTError("standard input is closed, and was to be read")
     try:

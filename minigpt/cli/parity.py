@@ -1,5 +1,6 @@
 """minigpt parity: is it still the same model?"""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -56,9 +57,10 @@ def parity(
         require_writable(html, beside=compare)
         _compare(*compare, html)
         return
+    from minigpt.checkpoint import files_at
     from minigpt.norms.locate import file_of
 
-    _require_writable(json_file, html, beside=(prompts, text, calibration, file_of(norm)))
+    _require_writable(json_file, html, beside=(prompts, text, calibration, file_of(norm), *files_at(model)))
     with progress() as say:
         report = minigpt.parity(
             model, norm=norm, sites=sites or "*", prompts=_prompts(prompt, prompts), attention=attention, device=device,
@@ -103,9 +105,9 @@ def _compare(first: Path, second: Path, html: Path | None) -> None:
 def _prompts(given: list[str] | None, file: Path | None) -> list[str] | None:
     if file is None:
         return given
-    lines = [line for line in read(file).removeprefix("\ufeff").splitlines() if line.strip()]
+    lines = [line.removesuffix("\r") for line in read(file).split("\n") if line.strip()]
     if not lines:
         raise minigpt.GenerationError(f"{file} holds no prompt; write one on each line")
-    if lines[0].startswith('{"prompt"'):
+    if re.match(r'\s*\{.*"prompt"\s*:', lines[0]):
         raise minigpt.GenerationError(f"{file} holds JSON, as generate reads it; here a prompt is a line, as it is")
     return [*(given or []), *lines]

@@ -66,7 +66,7 @@ def complete(
     tokens are those that it would get alone; text j of prompt i draws with seed + i * num_return_sequences + j.
 
     Args:
-        skip: (prompt, number) of texts that are not wanted, as when the first is asked for.
+        skip: (prompt, number) of texts that are not wanted; read when the first is asked for, and filled until then.
         settings: as ``generate`` takes them.
 
     Raises:

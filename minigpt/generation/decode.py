@@ -85,6 +85,8 @@ def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Any) -> I
     chosen = parse_settings(**settings)
     if chosen.num_return_sequences > 1:
         raise GenerationError("a stream is one text; num_return_sequences must be 1")
+    if chosen.output_scores or chosen.output_logprobs:
+        raise GenerationError("a stream hands out text alone; generate hands out output_scores and output_logprobs")
     ids = prompt_ids(tokenizer, prompt)
     require_fits(model, torch.tensor([ids], device="cpu"), None, chosen)
     return _pieces(model, rows_of(model, [ids], chosen, tokenizer), chosen)

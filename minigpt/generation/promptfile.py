@@ -20,6 +20,8 @@ from minigpt.generation.settings import RANGES
 from minigpt.json_file import parse_object
 from minigpt.model import GPT2
 
+SAMPLE = 1024  # values of a weight by which it is known again
+
 FIELDS = ("prompt", "id", "max_new_tokens", "seed")
 
 
@@ -83,10 +85,12 @@ def _written(fields: Any) -> bytes:
 
 
 def fingerprint(model: GPT2, prompts: list[PromptLine], settings: Mapping[str, Any]) -> str:
-    """What tells a run from any other: the prompts, the settings, the model's shape and the first of its weights."""
+    """What tells a run from any other: the prompts, the settings, the model's shape and ``SAMPLE`` values of each of
+    its weights, evenly spread."""
     weights = hashlib.sha256()
     for name, tensor in model.state_dict().items():
-        weights.update(f"{name} {tensor.dtype} {tensor.flatten()[:16].tolist()}".encode())
+        some = tensor.flatten()[:: max(1, tensor.numel() // SAMPLE)]
+        weights.update(f"{name} {tensor.dtype} {some.tolist()}".encode())
     what = [[list(line) for line in prompts], dict(settings), model.config.to_dict(), weights.hexdigest()]
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -191,6 +191,11 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str) and all(map(_at_least(0), value))
 
 
+def _is_unicode(text: str) -> bool:
+    """Whether it is whole characters, which a text in UTF-8 can hold."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
@@ -250,13 +255,15 @@ def _out_of_range(given: dict[str, Any]) -> Iterator[str]:
     for name, (fits, requirement) in RANGES.items():
         value = given.get(name)
         if name in given and (value is not None or name in NEVER_NONE) and not fits(value):
-            yield f"{name} must {requirement}, not {value!r}"
+            yield f"{name} must {requirement}, not {value!r:.200}"
     stops = given.get("stop_strings")
     texts = [stops] if isinstance(stops, str) else stops or []
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        yield f"stop_strings must be a text or a list of texts, not {stops!r}"
+        yield f"stop_strings must be a text or a list of texts, not {stops!r:.200}"
     elif not all(texts):
         yield "a stop string must not be empty"
+    elif wrong := [text for text in texts if not _is_unicode(text)]:
+        yield f"a stop string must be valid Unicode, which no text matches else, not {wrong[0]!r}"
 
 
 def _contradictions(given: dict[str, Any]) -> Iterator[str]:

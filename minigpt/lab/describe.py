@@ -22,7 +22,7 @@ from minigpt.checkpoint.fitting import not_finite, only_dtype, require_fitting
 from minigpt.config import GPT2Config
 from minigpt.errors import MiniGPTError
 from minigpt.model import GPT2
-from minigpt.placement import dtype_name
+from minigpt.placement import DTYPES, dtype_name
 from minigpt.tokenizer import Tokenizer
 
 
@@ -116,7 +116,7 @@ def _norm_ranges(weight: str, tensors: Mapping[str, Tensor]) -> str:
     ranges = (
         f"{name} {tensor.min().item():.4g} to {tensor.max().item():.4g}"
         for name, tensor in found.items()
-        if tensor is not None and tensor.numel()
+        if tensor is not None and tensor.numel() and tensor.dtype in DTYPES.values()
     )
     return f"{site}: {', '.join(ranges)}"
 

@@ -26,6 +26,7 @@ from minigpt.lab.reference import judging
 from minigpt.lab.report import Bisection, Logits, OrdinaryDifference, ParityReport, SiteSensitivity, TokenDrift
 from minigpt.lab.steps import Progress, Steps
 from minigpt.norms import NormSpec
+from minigpt.norms.construct import title
 from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
 
 NEW_TOKENS = 32
@@ -106,7 +107,7 @@ def parity(
             found["perplexity"] = text_perplexity(contest, text, text_ids, steps)
     report = ParityReport(
         model=str(source),
-        norm=norm if isinstance(norm, str) else getattr(norm, "__qualname__", repr(norm)),
+        norm=norm if isinstance(norm, str) else title(norm),
         sites=patterns,
         device=str(contest.device),
         dtype=dtype_name(contest.dtype),

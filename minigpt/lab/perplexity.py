@@ -61,7 +61,7 @@ def file_ids(file: str | Path, tokenizer: Tokenizer | None, context: int) -> lis
     if tokenizer is None:
         raise GenerationError(f"{file} cannot be read without a tokenizer, and the checkpoint has none")
     try:
-        ids = tokenizer.encode(Path(file).read_text(encoding="utf-8"))
+        ids = tokenizer.encode(Path(file).read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise GenerationError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -37,12 +37,10 @@ class Reading:
         return cls(report, label=label)
 
     def __getitem__(self, path: str) -> "Reading":
-        """The value at ``path``, whose steps are keys or indices with a dot between."""
+        """The value at ``path``, whose steps are keys with a dot between."""
         head, _, rest = path.partition(".")
         if isinstance(self.value, dict):
             found = self.value.get(head)
-        elif isinstance(self.value, list) and head.isdigit():
-            found = self.value[int(head)] if int(head) < len(self.value) else None
         elif self.value is None:
             found = None
         else:
@@ -79,7 +77,10 @@ class Reading:
             return None
         if isinstance(self.value, bool) or not isinstance(self.value, int | float):
             raise self._error("a number")
-        return float(self.value) if math.isfinite(self.value) else None
+        try:
+            return float(self.value) if math.isfinite(self.value) else None
+        except OverflowError:  # JSON's whole numbers may be longer than any float
+            return None
 
     @property
     def text(self) -> str:

@@ -41,7 +41,7 @@ class Int8Linear(Holder):
         self.bias = bias
         self.shape = tuple(rows.shape)
         self.steps = 127 if torch.cpu._is_vnni_supported() else 63
-        self.hold(packed(rows))
+        self.hold(prepacked(rows))
 
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
         rows = x.reshape(-1, x.shape[-1]).float()  # (R, in)
@@ -59,6 +59,11 @@ class Int8Linear(Holder):
         if torch.compiler.is_compiling():
             return torch.ops.minigpt.int8_product(whole, self.number, self.shape[0], self.steps + 1)
         return _integer_product(whole, self.steps + 1, self.packed)
+
+    def require_applicable(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Refuse what would take the layer to another device, where there is no such product."""
+        if not (there := fn(torch.empty(0, device="cpu"))).is_cpu:
+            raise ConfigError(f"weights in eight bits are for the CPU, and cannot move to {there.device}")
 
     def extra_repr(self) -> str:
         return "{1}, {0}, int8".format(*self.shape)
@@ -125,7 +130,7 @@ def require_roundable(arithmetic: str) -> None:
         )
 
 
-def packed(rows: Float[Tensor, "out inp"]) -> torch.ScriptObject:
+def prepacked(rows: Float[Tensor, "out inp"]) -> torch.ScriptObject:
     """The weight as the integer kernels read it: each row rounded to 127 steps of its largest value.
 
     Raises:

@@ -65,8 +65,8 @@ def by_rows(
 def lay_by_rows(model: GPT2, let_go: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
     """Copy the affine weights out of the file they lie in, by rows, in place; return ``model``.
 
-    It pays where several texts are written at a time on the CPU; the copy takes a fraction of a second. The last bits
-    of the logits may differ. ``let_go`` is handed each weight, as it was, once it has been copied.
+    ``lay_out`` and ``compile_steps`` call it where it pays; the copy takes a fraction of a second. The last bits of the
+    logits may differ. ``let_go`` is handed each weight, as it was, once it has been copied.
 
     Raises:
         ConfigError: the arithmetic is "reference", whose bits depend on the layout.

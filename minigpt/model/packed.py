@@ -16,6 +16,7 @@ from minigpt.model.mlp import MLP, gelu_tanh, unchanged
 from minigpt.model.plain import is_plain
 from minigpt.model.product import linear_pointwise
 from minigpt.norms.add import has_hooks
+from minigpt.placement import dtype_name
 from minigpt.processor import PACKABLE
 
 _numbers = itertools.count()
@@ -206,7 +207,7 @@ def require_packable(rows: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
     if not dtypes:
         raise ConfigError("this PyTorch has no oneDNN, which reads packed weights")
     if rows.dtype not in dtypes:
-        known = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        known = " or ".join(map(dtype_name, dtypes))
         raise ConfigError(
             f"weights are packed in {known} on this processor, and not in {rows.dtype}; load the model in {known}"
         )

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import linecache
+import os.path
 import sys
 import traceback
 from collections.abc import Callable
@@ -51,7 +52,7 @@ def locate(norm: str) -> Callable[..., Any]:
 def file_of(norm: str) -> Path | None:
     """The file that "path/to/file.py:Name" speaks of; None for a name of another kind."""
     place = norm.rpartition(":")[0] or norm
-    return Path(place).expanduser() if _is_file(place) else None
+    return Path(os.path.expanduser(place)) if _is_file(place) else None  # where there is no such user it stays
 
 
 def last_line(error: BaseException, file: str | None = None) -> str:

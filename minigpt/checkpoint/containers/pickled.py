@@ -4,6 +4,7 @@ A pickle is a program. Before that restricted interpreter runs it, its instructi
 it may call nothing but what puts tensors together, so that neither code nor a wish for memory gets further.
 """
 
+import pickle
 import pickletools
 import re
 import zipfile
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint.containers.contents import Contents
-from minigpt.checkpoint.containers.zipped import require_sound
+from minigpt.checkpoint.containers.zipped import require_one_directory, require_sound
 from minigpt.errors import CheckpointError
 from minigpt.json_file import MOST_BYTES
 
@@ -25,6 +26,7 @@ _BUILDS_TENSORS = re.compile(
 )
 _NESTS = ("model", "model_state_dict", "state_dict")  # where trainers put the weights beside their own state
 _CONFIG = "model_args"  # where nanoGPT puts the shape
+_IN_CONFIG = (str, int, float, bool, type(None))
 
 
 def read_pickled(file: Path) -> Contents:
@@ -39,8 +41,14 @@ def read_pickled(file: Path) -> Contents:
         require_harmless(file)
         return _contents(torch.load(file, map_location="cpu", weights_only=True, mmap=zipped))
     except Exception as error:  # of every kind: the bytes of a stranger are interpreted here
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(_reason(error).split()) or type(error).__name__
         raise CheckpointError(f"{file} is not a PyTorch file of plain tensors: {reason[:300]}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Of the restricted interpreter what it met, and not its advice to run the file without restrictions."""
+    met = str(error).partition("WeightsUnpickler error:")[2].partition("Check the documentation")[0]
+    return met or (str(error) if not isinstance(error, pickle.UnpicklingError) else "its pickle is damaged")
 
 
 def _is_zip(file: Path) -> bool:
@@ -58,6 +66,7 @@ def _require_harmless_pickles(file: Path) -> None:
 def _require_harmless_parts(file: Path) -> None:
     with zipfile.ZipFile(file) as archive:
         require_sound(archive, file.stat().st_size, most_growth=1)
+        require_one_directory(archive, file)
         for part in archive.infolist():
             if part.compress_type != zipfile.ZIP_STORED:
                 raise ValueError(f"{part.filename!r} in it is compressed, as PyTorch never writes it")
@@ -100,8 +109,15 @@ def _contents(loaded: Any) -> Contents:
     fields = loaded.get(_CONFIG)
     if fields is not None and not isinstance(fields, Mapping):
         raise ValueError(f"its {_CONFIG} is a {type(fields).__name__}")
+    for name, value in (fields or {}).items():
+        if not isinstance(name, str) or not all(isinstance(part, _IN_CONFIG) for part in _members(value)):
+            raise ValueError(f"its {_CONFIG} holds what no config does: {str(name)[:96]!r}, a {type(value).__name__}")
     state = next((loaded[name] for name in _NESTS if isinstance(loaded.get(name), Mapping)), loaded)
     return Contents({str(name): _plain(name, value) for name, value in state.items()}, fields)
+
+
+def _members(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _plain(name: object, value: Any) -> Tensor:

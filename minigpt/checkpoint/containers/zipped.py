@@ -1,6 +1,10 @@
 """What a zip archive must be before anything unpacks it: no larger inside than it may be, and every name once."""
 
+import struct
 import zipfile
+from pathlib import Path
+
+END, WIDE_END, LOCATOR = 22, 56, 20  # bytes of what stands at the end, in that order backwards but for a comment
 
 
 def require_sound(archive: zipfile.ZipFile, size: int, most_growth: int) -> None:
@@ -15,3 +19,24 @@ def require_sound(archive: zipfile.ZipFile, size: int, most_growth: int) -> None
         raise ValueError(f"its {size:,} bytes unpack to {unpacked:,}; save it again uncompressed")
     if len({part.filename for part in parts}) < len(parts):
         raise ValueError("two parts of the archive have one name")
+
+
+def require_one_directory(archive: zipfile.ZipFile, file: Path) -> None:
+    """Refuse an archive whose parts are listed in two places, of which another reader may take the other.
+
+    Python's takes the list that stands right before the end, wherever the end says that it begins.
+
+    Raises:
+        ValueError: the end says another place, or names an end that is not there.
+    """
+    end = file.stat().st_size - END - len(archive.comment)
+    before = min(end, LOCATOR + WIDE_END)
+    with file.open("rb") as opened:
+        opened.seek(end - before)
+        wide, locator, last = opened.read(before - LOCATOR), opened.read(LOCATOR), opened.read(END)
+    begins, is_honest = struct.unpack_from("<L", last, 16)[0], True
+    if locator.startswith(b"PK\6\7"):  # for more than four gigabytes or 65,535 parts
+        begins = struct.unpack_from("<Q", wide, 48)[0]
+        is_honest = struct.unpack_from("<Q", locator, 8)[0] == end - before
+    if begins != archive.start_dir or not is_honest:
+        raise ValueError("its parts are listed in another place than its end says; save it again")

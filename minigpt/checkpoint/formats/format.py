@@ -101,7 +101,7 @@ class Format:
                     files.give_back(tensor, ours[ours_name])
         if twice := ours.keys() & left.keys():
             raise CheckpointError(f"{min(twice)} is in the file twice, under two names")
-        return self._with_zero_biases(ours | left) if has_biases is not True else ours | left
+        return ours | left if has_biases is True else self._with_zero_biases(ours | left, may_have=has_biases is None)
 
     def _rows(self, n_layer: int) -> list[tuple[str, list[str], Callable[[Tensor], Tensor]]]:
         return [
@@ -110,8 +110,11 @@ class Format:
             for layer in (map(str, range(n_layer)) if "{i}" in ours else ("",))
         ]
 
-    def _with_zero_biases(self, tensors: Tensors) -> Tensors:
-        if self.may_lack is None or any(map(self.may_lack.fullmatch, tensors)):
+    def _with_zero_biases(self, tensors: Tensors, may_have: bool) -> Tensors:
+        has = [] if self.may_lack is None else [name for name in tensors if self.may_lack.fullmatch(name)]
+        if has and not may_have:
+            raise CheckpointError(f"{min(has)} is in the file, and its config says that there are none of these")
+        if self.may_lack is None or has:
             return tensors
         weights = {name.removesuffix("weight") + "bias": tensor for name, tensor in tensors.items() if tensor.ndim}
         zeros = {

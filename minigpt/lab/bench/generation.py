@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -139,8 +139,8 @@ def _prepared(plan: BenchPlan, folder: Path) -> GPT2:
 class _Process:
     """A contestant at work elsewhere."""
 
-    def __init__(self, spec: dict[str, Any], pipes: subprocess.Popen[str]) -> None:
-        self.name, self.pipes = spec["name"], pipes
+    def __init__(self, spec: dict[str, Any], pipes: subprocess.Popen[str], told: IO[str]) -> None:
+        self.name, self.pipes, self.told = spec["name"], pipes, told
         self.ready = self._answer()
 
     def run(self) -> dict[str, float]:
@@ -157,19 +157,26 @@ class _Process:
     def _answer(self) -> dict[str, Any]:
         assert self.pipes.stdout is not None
         line = self.pipes.stdout.readline()
-        answer = json.loads(line) if line else {"error": f"its process ended with status {self.pipes.wait()}"}
+        answer = json.loads(line) if line else {"error": self._end()}
         if "error" in answer:
             raise MiniGPTError(f"{self.name} could not be timed: {answer['error']}")
         return answer
+
+    def _end(self) -> str:
+        """How its process ended, and the last that it said."""
+        status = self.pipes.wait()
+        self.told.seek(0)
+        said = [line.strip() for line in self.told if line.strip()]
+        return f"its process ended with status {status}" + f": {said[-1][:300]}" * bool(said)
 
 
 @contextmanager
 def _process(spec: dict[str, Any]) -> Iterator[_Process]:
     command = [sys.executable, "-m", "minigpt.lab.bench.worker", json.dumps(spec)]
-    with tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as told:
         pipes = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=told, text=True)
         try:
-            yield _Process(spec, pipes)
+            yield _Process(spec, pipes, told)
         finally:
             pipes.kill()
             pipes.wait()

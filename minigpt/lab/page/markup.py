@@ -17,8 +17,7 @@ class Html(str):
 def element(tag: str, *children: Child, **attributes: object) -> Html:
     """``<tag attributes>children</tag>``.
 
-    An attribute is left out where it is None or False and bare where it is True; ``class_`` is class, and an underscore
-    within a name is a hyphen.
+    An attribute is left out where it is None; ``class_`` is class, and an underscore within a name is a hyphen.
     """
     return Html(f"<{tag}{_written(attributes)}>{fragment(*children)}</{tag}>")
 
@@ -45,7 +44,7 @@ def _flat(children: Iterable[Child]) -> Iterable[str]:
 
 def _written(attributes: dict[str, object]) -> str:
     return "".join(
-        f" {name}" if value is True else f' {name}="{html.escape(printable(value))}"'
+        f' {name}="{html.escape(printable(value))}"'
         for name, value in ((name.strip("_").replace("_", "-"), value) for name, value in attributes.items())
-        if value is not None and value is not False
+        if value is not None
     )
