@@ -93,6 +93,23 @@ class WritesOverItsOutput(LayerNorm):
         return self.kept.detach_().copy_(y)
 
 
+class LouderInBfloat16(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return exact(self, x) * (1.02 if x.dtype == torch.bfloat16 else 1)
+
+
+class ClampsItsOutput(LayerNorm):
+    """Which weights that are larger than usual reach."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return exact(self, x).clamp(-10, 10)
+
+
+class ClampsItsInput(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return exact(self, x.clamp(-1000, 1000))
+
+
 class WrongSum(LayerNorm):
     """Right by itself, and n - 1 where it adds the residual too."""
 

@@ -6,7 +6,10 @@ import functools
 import inspect
 import math
 import pickle
+import re
+import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -1199,6 +1202,63 @@ def test_a_residual_addition_of_its_own_is_used(cls: type[nn.Module]) -> None:
         total, y = norms.add_norm(used, residual, delta)
         assert torch.equal(total, residual + delta)
         assert torch.equal(y, 2 * used(total))
+
+
+class AsksItselfForMore(nn.Module):
+    """A forward that adds the residual where it is given one, and an add_norm that asks it to."""
+
+    def __init__(self, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(hidden_size)), nn.Parameter(torch.rand(hidden_size))
+        self.eps = eps
+
+    def forward(self, x: Tensor, residual: Tensor | None = None, prenorm: bool = False) -> Any:
+        x = x if residual is None else x + residual
+        y = F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+        return (y, x) if prenorm else y
+
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        y, total = self(delta, residual, prenorm=True)
+        return total, y
+
+
+def test_an_addition_may_ask_its_own_forward_for_more_than_a_model_does() -> None:
+    model, ids = small_model(), random_ids(2, 7)
+    wanted = model(ids)
+    swap_norms(model, AsksItselfForMore)
+    assert_close(model(ids), wanted, 1e-5, "logits")
+    assert check_norm(AsksItselfForMore, cases=["residual added too*", "float32, ordinary rows"]).passed
+
+
+def test_a_class_of_a_session_is_in_no_file() -> None:
+    """As of `python -c` and notebooks, whose __main__ has no file."""
+    lines = """
+        import torch, minigpt
+        class My(torch.nn.LayerNorm): ...
+        class Raises(My):
+            def forward(self, x): raise ValueError("no rows today")
+        model = minigpt.GPT2(minigpt.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9, n_positions=8))
+        print(len(minigpt.swap_norms(model, My)))
+        minigpt.swap_norms(model, Raises)
+        try:
+            model(torch.ones(1, 2, dtype=torch.long))
+        except minigpt.NormError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(lines)], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"3\nRaises raised ValueError: no rows today \(<string>, line 5\) .*\n", done.stdout), done
+
+
+class Sparse(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to_sparse()
+
+
+def test_a_sparse_output_is_refused() -> None:
+    model = small_model()
+    swap_norms(model, Sparse, "ln_f")
+    with pytest.raises(NormError, match=r"^Sparse returns a tensor that is sparse_coo, not strided"):
+        model(random_ids(1, 3))
 
 
 @pytest.mark.parametrize(

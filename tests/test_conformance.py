@@ -394,6 +394,11 @@ ONE_SUM: dict[str, Callable[[LayerNorm, Tensor, Tensor], bool]] = {
     "training": lambda norm, residual, delta: norm.training,
     "mixed dtypes": lambda norm, residual, delta: residual.dtype != delta.dtype,
     "a NaN": lambda norm, residual, delta: bool(residual.isnan().any()),
+    "float16": lambda norm, residual, delta: residual.dtype == torch.float16,
+    "constant rows": lambda norm, residual, delta: bool(((residual + delta).std(-1) == 0).any()),
+    "rows far from 0": lambda norm, residual, delta: bool(((residual + delta).mean(-1).abs() > 99).any()),
+    "another eps": lambda norm, residual, delta: norm.eps == 1e-3,
+    "texts with other strides": lambda norm, residual, delta: delta.ndim == 3 and not delta.is_contiguous(),
 }
 
 

@@ -71,6 +71,7 @@ MISTAKES = [
 
 # The same, where this is all that may be said of it, at first sight of every kind of case
 ALONE = [
+    (sabotages.LouderInBfloat16, "wrong only for bfloat16 input"),
     (sabotages.LosesTheLastColumn, "the result is no multiple of the centred row"),
     (sabotages.Rounds, "the result is no multiple of the centred row"),
     (sabotages.InParts, "normalizes over the wrong dimension: over 2 parts of a row of 64, each by itself"),
@@ -113,6 +114,14 @@ def test_what_a_norm_raises_is_told_beside_its_mistakes() -> None:
     assert said[0] == "statistics are kept in float16 for float16 input", said
     assert said[1].startswith("NoBfloat16 raised TypeError: no such type"), said
     assert len(said) == 2, said
+
+
+@pytest.mark.parametrize("norm", [sabotages.ClampsItsOutput, sabotages.ClampsItsInput])
+def test_what_is_clamped_is_failed_and_blamed_for_nothing_else(norm: type[nn.Module]) -> None:
+    report = check(norm, ["values", "behaviour"])
+    assert not report.passed
+    assert not [said for said in report.diagnoses if "weights" in said and "far from 1" not in said], report
+    assert not any("difference of squares" in said for said in report.diagnoses), report
 
 
 def test_two_mistakes_are_both_named() -> None:

@@ -147,6 +147,21 @@ def test_a_norm_is_judged_as_the_model_calls_it(folder: Path) -> None:
     assert alone.passed, alone.reasons
 
 
+class ForgetsTheDelta(minigpt.LayerNorm):
+    """Right where there is nothing to add."""
+
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        return residual + delta, self.forward(residual)
+
+
+def test_what_is_wrong_of_a_sum_alone_is_the_norm_s_own_error(folder: Path) -> None:
+    report = judge(folder, ForgetsTheDelta, "*")
+    assert not report.passed
+    for site in report.norm_sites:
+        print(f"{site.site}: {site.local_error:.3g}")
+        assert (site.local_error > 0.1) == site.site.endswith("ln_2")
+
+
 class SumsInPlace(minigpt.LayerNorm):
     def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         residual += delta

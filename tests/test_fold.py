@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import threading
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,34 @@ def test_a_norm_that_does_not_scale_by_its_weight(site: str) -> None:
         fold_norms(model)
     assert_same_bits(model(ids), wanted, "the model")
     assert model.config.tie_word_embeddings
+
+
+class SumsWithoutItsWeight(LayerNorm):
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        return residual + delta, self.standardize(residual + delta)
+
+
+class Locked(LayerNorm):
+    def __init__(self, normalized_shape: int, eps: float = 1e-5) -> None:
+        super().__init__(normalized_shape, eps)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("norm", "said"),
+    [
+        (SumsWithoutItsWeight, "^h.0.ln_2 is a SumsWithoutItsWeight that does not scale by its weight"),
+        (Locked, "^Locked raised TypeError: cannot pickle '_thread.lock' object"),
+    ],
+)
+@torch.no_grad()
+def test_a_norm_that_cannot_be_folded_in_its_every_way(norm: type[LayerNorm], said: str) -> None:
+    model, ids = small_model(), random_ids(2, 9)
+    swap_norms(model, norm, "h.0.ln_2")
+    wanted = model(ids)
+    with pytest.raises(NormError, match=said):
+        fold_norms(model)
+    assert_same_bits(model(ids), wanted, "the model")
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from minigpt.errors import NormError
 from minigpt.lab.contest import Contest
 from minigpt.lab.measures import Distance
 from minigpt.lab.report import BlockDrift, NormSite
-from minigpt.norms.add import has_hooks, own_addition
+from minigpt.norms.add import has_hooks, own_addition, parts_of
 
 # T tokens, C embedding
 
@@ -145,7 +144,7 @@ class Listener:
     def _heard_sum(self, place: str, add_norm: Callable[..., Any]) -> Callable[..., Any]:
         def heard(residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
             total, y = add_norm(residual.clone(), delta)  # it may write the sum over what a block has given
-            self._keep(place, total, y, lambda x: add_norm(x, torch.zeros_like(x))[1])
+            self._keep(place, total, y, lambda x: add_norm(*parts_of(x))[1])
             return total, y
 
         return heard

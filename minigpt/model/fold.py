@@ -11,6 +11,8 @@ from minigpt.errors import NormError
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.model.swap import require_own_parameters
+from minigpt.norms.add import own_addition, parts_of
+from minigpt.norms.construct import naming
 
 # C embedding, V vocabulary
 
@@ -97,13 +99,18 @@ def _require_finite(name: str, *folded: Tensor) -> None:
 
 def _require_affine(norm: Any, site: str) -> None:
     """Refuse a norm whose parameters are not a scale and a shift, one that multiplies by 1 + weight for instance."""
-    bare = copy.deepcopy(norm).eval()
+    if getattr(norm, "bias", None) is None:
+        raise NormError(f"{site} is a {type(norm).__name__} without a bias, and the layer after it takes a shift too")
+    with naming(norm):
+        bare = copy.deepcopy(norm).eval()
     generator = torch.Generator("cpu").manual_seed(0)
     rows = torch.randn(8, len(norm.weight), generator=generator, device="cpu").to(norm.weight)
-    whole = bare(rows).double()
+    asks = [bare, *([lambda x: bare.add_norm(*parts_of(x))[1]] if own_addition(bare) else [])]
+    whole = torch.stack([ask(rows).double() for ask in asks])  # (ways, 8, C)
     bare.weight.fill_(1)
     bare.bias.zero_()
-    scaled, shift = bare(rows).double() * norm.weight.double(), norm.bias.double()
+    standard, shift = torch.stack([ask(rows).double() for ask in asks]), norm.bias.double()
+    scaled = standard * norm.weight.double()
     rounding = 8 * torch.finfo(rows.dtype).eps * (scaled.abs() + shift.abs())
     if not ((whole - (scaled + shift)).abs() <= rounding).all():
         raise NormError(f"{site} is a {type(norm).__name__} that does not scale by its weight and shift by its bias")

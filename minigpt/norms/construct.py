@@ -69,7 +69,7 @@ def source_file(make: object) -> str | None:
     try:
         written: Any = type(make) if isinstance(make, nn.Module) else inspect.unwrap(make)  # pyright: ignore
         return inspect.getsourcefile(written)
-    except TypeError:  # it was never written in a file
+    except (TypeError, OSError):  # it was never written in a file, but in a session for instance
         return None
 
 

@@ -18,7 +18,9 @@ class Watched:
     def __init__(self, module: nn.Module, notes: tuple[str, ...]) -> None:
         self.module, self.compute, self.notes = module, module.forward, notes
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, *more: Any, **named: Any) -> Any:
+        if more or named:  # its own ``add_norm`` may ask it for more than a model does
+            return self.compute(x, *more, **named)
         return watched(self.module, self.compute, x)
 
 
@@ -77,6 +79,8 @@ def _answer(module: nn.Module, compute: Callable[..., Any], *given: Tensor) -> A
 def _require_like(y: Any, x: Tensor, module: nn.Module) -> None:
     if not isinstance(y, Tensor):
         raise NormError(f"{title(module)} returns a {type(y).__name__}, where a norm returns one tensor")
+    if y.layout != x.layout:
+        raise NormError(f"{title(module)} returns a tensor that is {str(y.layout).removeprefix('torch.')}, not strided")
     if y.shape != x.shape:
         raise NormError(f"{title(module)} changes the shape: {tuple(x.shape)} went in, {tuple(y.shape)} came out")
     if y.device != x.device:

@@ -17,12 +17,11 @@ from minigpt.lab.conformance.case import (
 )
 from minigpt.lab.conformance.rows import far_from_zero, ordinary
 from minigpt.lab.conformance.settings import SETTINGS, changed_settings, settings, settings_kept
-from minigpt.lab.conformance.subject import EPS, Candidate, Mismatch, Subject, Unsupported
+from minigpt.lab.conformance.subject import EPS, OTHER_EPS, Candidate, Mismatch, Subject, Unsupported
 from minigpt.lab.conformance.sums import SUM_CASES
 from minigpt.lab.conformance.truth import PRECISIONS, bound_reason
 from minigpt.placement import dtype_name
 
-OTHER_EPS = 1e-3
 ROUNDING, CHANGES = "by rounding alone", "it changes "  # in a note, and at the beginning of one
 FLOAT32 = bound_reason(torch.float32)
 
@@ -143,7 +142,16 @@ def weights_changed(subject: Subject) -> Measurement:
                 parameter.copy_(1 + parameter.flip(0))
         for way, ask in candidate.ways().items():
             found[f"{dtype_name(dtype)}{way}"] = against_truth(candidate, x, ask(x.clone()))
+        if not _is_right_from_the_start(subject, candidate, x):
+            raise Unsupported("it is wrong with such weights from the start")
     return worst(found)
+
+
+def _is_right_from_the_start(subject: Subject, candidate: Candidate, x: Tensor) -> bool:
+    """Whether a norm that has never had other weights than these is right."""
+    weights = [p.detach().cpu().double() for p in (candidate.weight, candidate.bias) if p is not None]
+    fresh = subject.candidate(64, x.dtype, weights=lambda width, generator: (weights[0], weights[-1]))
+    return all(against_truth(fresh, x, ask(x.clone())).within for ask in fresh.ways().values())
 
 
 @case(

@@ -154,9 +154,10 @@ def _by_part(failures: Failures, right: set[str]) -> list[str]:
     told = {name: case for name, case in failures.items() if case.group not in ("gradients", "compile")}
     spoilt = [dtype for dtype in DTYPES if f"{dtype}, ordinary rows" in told]
     rest = [name for name in told if not name.startswith(tuple(f"{dtype}, " for dtype in spoilt))]
-    if spoilt:  # each width is met with several dtypes
+    if spoilt:  # each width is met with several dtypes, and so is each number of dimensions
         theirs = tuple(f"worst at {dtype}" for dtype in spoilt)
-        rest = [name for name in rest if told[name].group != "widths" or not told[name].note.startswith(theirs)]
+        several = ("widths", "layouts")
+        rest = [name for name in rest if told[name].group not in several or not told[name].note.startswith(theirs)]
     if "float32" in spoilt:  # in which everything is asked that is not said of a dtype
         if "float64, ordinary rows" not in right:  # half precision is too coarse to tell more
             return [] if told["float32, ordinary rows"].error is not None else _refusals(told)

@@ -42,7 +42,7 @@ def narrow_half_statistics(probe: Probe, dtype: torch.dtype) -> list[str]:
 def cancelling_variance(probe: Probe) -> list[str]:
     """Rounding that grows as the square of the shift: two-pass and Welford's algorithms lose only its first power."""
     near, far = (shift_rounding(probe, shift, torch.float32) / 2**-24 for shift in (64.0, 1024.0))
-    if far > 100 and 5 < far / near < 60:
+    if far > 100 and 5 * near < far < 60 * near:
         return ["variance is a difference of squares, E[x^2] - E[x]^2, which cancels where the mean is large"]
     return []
 

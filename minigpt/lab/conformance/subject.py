@@ -14,12 +14,13 @@ from minigpt.errors import RAISED, NormError
 from minigpt.lab.conformance.rows import Weights, ordinary, ordinary_weights
 from minigpt.lab.conformance.truth import Truth, truth
 from minigpt.norms.adapt import notes
-from minigpt.norms.add import own_addition
+from minigpt.norms.add import own_addition, parts_of
 from minigpt.norms.construct import naming, takes_eps, title
 from minigpt.norms.locate import last_line, locate
 from minigpt.placement import dtype_name
 
 EPS = 1e-5  # GPT-2's
+OTHER_EPS = 1e-3
 
 
 class Mismatch(Exception):
@@ -72,9 +73,9 @@ class Candidate:
         return fused(residual, delta)
 
     def ways(self) -> dict[str, Callable[[Tensor], Tensor]]:
-        """How a model may ask for it: by itself, and where it adds the residual too, so with nothing to add."""
+        """How a model may ask for it: by itself, and where it adds the residual too, so of two parts."""
         alone: dict[str, Callable[[Tensor], Tensor]] = {"": self}
-        added = {", in add_norm": lambda x: self.add_norm(x, torch.zeros_like(x))[1]}
+        added = {", in add_norm": lambda x: self.add_norm(*parts_of(x))[1]}
         return alone | (added if own_addition(self.module) else {})
 
     def reference(self, x: Tensor) -> Tensor:

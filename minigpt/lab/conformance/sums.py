@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from minigpt.lab.conformance.case import Measurement, against_truth, case, require_as_finite, same_numbers, worst
-from minigpt.lab.conformance.rows import transposed, with_no_numbers
-from minigpt.lab.conformance.subject import Candidate, Subject
-from minigpt.placement import dtype_name
+from minigpt.lab.conformance.layouts import LAYOUTS
+from minigpt.lab.conformance.rows import ROW_KINDS, ordinary, transposed, with_no_numbers
+from minigpt.lab.conformance.subject import OTHER_EPS, Candidate, Subject
+from minigpt.norms.add import parts_of
+from minigpt.placement import DTYPES, dtype_name
 
 # Rows, texts, one token of several texts, one token, and a width that no block fits
 SUM_SHAPES = ((12, 768), (3, 4, 64), (12, 1, 64), (1, 1, 64), (5, 1001))
@@ -32,6 +34,28 @@ def residual_added(subject: Subject) -> Measurement:
         found |= _sum_and_norm(candidate, residual, delta, given)
         if len(shape) == 2:
             found |= _sum_and_norm(candidate, transposed(residual), transposed(delta), f"{given}, transposed")
+    return worst(found)
+
+
+@case(
+    "residual added too, hard rows",
+    "behaviour",
+    tests="add_norm of every kind of row at every dtype, in every layout, and built with another eps",
+    reason="for each dtype and kind its own bound",
+)
+@torch.no_grad()
+def residual_of_hard_rows(subject: Subject) -> Measurement:
+    found = {}
+    for (name, dtype), kind in itertools.product(DTYPES.items(), ROW_KINDS):
+        candidate = subject.candidate(64, dtype, weights=kind.weights)
+        x = subject.put(kind.rows(12, 64, subject.generator, dtype), dtype)
+        found |= _sum_and_norm(candidate, *parts_of(x), f"{kind.name} in {name}")
+    for name, lay in LAYOUTS.items():
+        residual, delta = (lay(subject.rows(12, 64)) for _ in range(2))
+        found |= _sum_and_norm(subject.candidate(64), residual, delta, f"rows that are {name}")
+    if subject.takes_eps:
+        x = subject.put(0.05 * ordinary(12, 64, subject.generator))
+        found |= _sum_and_norm(subject.candidate(64, eps=OTHER_EPS), *parts_of(x), f"rows with eps={OTHER_EPS:g}")
     return worst(found)
 
 
@@ -63,4 +87,4 @@ def residual_spoilt(subject: Subject) -> Measurement:
     return same_numbers(y[[0, 2, 5]], clean[[0, 2, 5]])
 
 
-SUM_CASES = [residual_added, residual_spoilt]
+SUM_CASES = [residual_added, residual_of_hard_rows, residual_spoilt]
