@@ -173,12 +173,23 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    files = [folder / name for name in (SPECIAL_TOKENS, TOKENIZER_CONFIG)]  # the later one is the one that counts
-    fields = [read_object(file, CheckpointError).items() for file in files if file.is_file()]
-    settings = {name: value for one in fields for name, value in one if name in KEPT}
+    config, special = (_fields(folder / name) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS))
+    later = (special, config) if "added_tokens_decoder" in config else (config, special)  # as transformers has it
+    settings = {name: _typed(value) for fields in later for name, value in fields.items() if name in KEPT}
     if (template := folder / CHAT_TEMPLATE).is_file():
         settings["chat_template"] = template.read_text(encoding="utf-8")
     return settings
+
+
+def _fields(file: Path) -> dict[str, Any]:
+    return read_object(file, CheckpointError) if file.is_file() else {}
+
+
+def _typed(value: Any) -> Any:
+    """A token as tokenizer_config.json has it, where special_tokens_map.json leaves out what it is."""
+    if isinstance(value, list):
+        return [_typed(member) for member in value]
+    return value | {"__type": "AddedToken"} if isinstance(value, dict) and "content" in value else value
 
 
 def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
@@ -196,13 +207,25 @@ def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _require_whole(tokens: Iterable[str], merges: Path) -> None:
-    """Refuse merges of which some are gone: every text would still have ids, and others than the model has learned."""
-    pairs = (line.split(" ") for line in merges.read_text(encoding="utf-8").splitlines())
-    made = {"".join(pair) for pair in pairs if len(pair) == 2}
-    lost = [token for token in tokens if len(token) > 1 and token not in made and not SPECIAL.fullmatch(token)]
+def _require_whole(ids: dict[str, int], merges: Path) -> None:
+    """Refuse merges of which some are gone: every text would still have ids, and others than the model has learned.
+
+    What was to be merged comes after the bytes and is two tokens side by side; what people add is seldom either.
+    """
+    pairs = (line.split(" ") for line in merges.read_text(encoding="utf-8").split("\n"))
+    made = {"".join(pair).rstrip("\r") for pair in pairs if len(pair) == 2}
+    first = max((ids[byte] for byte in _BYTE_OF if byte in ids), default=0)
+    lost = [
+        token
+        for token, number in ids.items()
+        if number > first and token not in made and not SPECIAL.fullmatch(token) and _is_pair(token, ids)
+    ]
     if lost:
         raise CheckpointError(f"{merges} makes no token {listing(lost)}, which the vocabulary has; it is cut off")
+
+
+def _is_pair(token: str, ids: dict[str, int]) -> bool:
+    return any(token[:i] in ids and token[i:] in ids for i in range(1, len(token)))
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -30,7 +30,7 @@ def checked(function: Any = None, *, typechecker: None = None) -> Any:
     if function is None:
         return checked
     if inspect.isclass(function):
-        if dataclasses.is_dataclass(function):
+        if dataclasses.is_dataclass(function) and "__init__" in vars(function):
             function.__init__ = checked(function.__init__)
         return function
     hints = {name: hint for name, hint in function.__annotations__.items() if has_shape(hint)}
@@ -38,7 +38,12 @@ def checked(function: Any = None, *, typechecker: None = None) -> Any:
 
 
 def _checked(function: Callable[..., Any], hints: dict[str, Any]) -> Callable[..., Any]:
-    names, returned = list(inspect.signature(function).parameters), hints.pop("return", object)
+    assert not inspect.iscoroutinefunction(function), f"{function.__qualname__} returns its result later"
+    parameters, returned = inspect.signature(function).parameters, hints.pop("return", object)
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [name for name, parameter in parameters.items() if parameter.kind in by_place]
+    for name in hints:
+        assert parameters[name].kind in (*by_place, inspect.Parameter.KEYWORD_ONLY), f"many are given as {name}"
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from helpers import assert_close, assert_same_bits, chunks, left_padding, random_ids, small_model
@@ -136,6 +137,11 @@ def test_another_models_cache_is_refused(other: dict[str, int], model: minigpt.G
     with pytest.raises(GenerationError, match=r"^the cache is for .* wide, and the model has 2, 4 "):
         model(random_ids(1, 4, device=model.wte.weight.device), cache=cache)
     assert cache.length == 0
+
+
+def test_a_size_may_be_any_whole_number(model: minigpt.GPT2) -> None:
+    cache = model.new_cache(np.int64(2), np.int32(8))
+    assert (cache.batch_size, cache.max_length) == (2, 8)
 
 
 @pytest.mark.parametrize("size", [(0, 8), (1, 0), (1, -5), (1, 8.0), ("1", 8)], ids=str)

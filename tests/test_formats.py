@@ -125,11 +125,19 @@ def test_biases_that_are_promised_and_missing_are_refused(tmp_path: Path) -> Non
         load(file)
 
 
-@pytest.mark.parametrize("bias", ["x", 0, [True]], ids=repr)
+@pytest.mark.parametrize("bias", ["x", 2, [True]], ids=repr)
 def test_whether_there_are_biases_is_true_or_false(bias: Any, tmp_path: Path) -> None:
     write_nanogpt(reference(activation_function="gelu"), tmp_path, bias=bias)
     with pytest.raises(ConfigError, match="bias must be true or false, not"):
         load(tmp_path)
+
+
+def test_biases_by_number(tmp_path: Path) -> None:
+    theirs = reference(activation_function="gelu")
+    assert load(write_nanogpt(theirs, tmp_path / "1", bias=1))
+    file = write_nanogpt(without_biases(theirs), tmp_path / "0")
+    drop_biases(file, bias=0)
+    assert load(file)
 
 
 def test_biases_that_are_denied_and_there_are_refused(tmp_path: Path) -> None:

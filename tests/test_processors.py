@@ -245,6 +245,7 @@ def test_top_p_keeps_the_fewest_that_reach_p() -> None:
 @pytest.mark.parametrize(
     ("logits", "ids", "how", "complaint"),
     [
+        ([[0.0] * 4], None, {}, "^logits must be a tensor .*, not of type list$"),
         (torch.zeros(4), None, {}, r"^logits must be numbers \(batch, vocab\), not torch.float32 of \(4,\)$"),
         (torch.zeros(1, 1, 4), None, {}, "of \\(1, 1, 4\\)$"),
         (torch.zeros(1, 4, dtype=torch.long), None, {}, "^logits must be numbers .*int64"),

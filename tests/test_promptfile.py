@@ -86,6 +86,9 @@ def test_a_fingerprint_knows_more_of_a_weight_than_its_beginning(tmp_path: Path)
     model, other, lines = small_model(), small_model(), some(tmp_path)
     other.wte.weight.data[1:].add_(1)
     assert fingerprint(model, lines, {}) != fingerprint(other, lines, {})
+    wide, other = (small_model(n_embd=128, n_head=4) for _ in range(2))
+    other.h[0].attn.c_attn.weight.data[:, 1:3] += 1
+    assert fingerprint(wide, lines, {}) != fingerprint(other, lines, {}), "two of its columns"
 
 
 def test_a_fingerprint_tells_runs_apart(tmp_path: Path) -> None:

@@ -67,6 +67,16 @@ def test_fields_are_checked() -> None:
         pair(torch.ones(3), torch.ones(4))
 
 
+def test_what_cannot_be_checked_is_no_signature_of_ours() -> None:
+    def many(*xs: Float[Tensor, " n"]) -> None: ...
+    def named(**xs: Float[Tensor, " n"]) -> None: ...
+    async def later(x: Float[Tensor, " n"]) -> None: ...
+
+    for function in (many, named, later):
+        with pytest.raises(AssertionError):
+            checked(function)
+
+
 def test_sizes_are_a_calls_own() -> None:
     for rows in (2, 5):
         assert product(torch.ones(rows, 3), torch.ones(3, 4), torch.ones(4)).shape == (rows, 4)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, GPT2TokenizerFast
 
+import minigpt
 from minigpt import CheckpointError, GenerationError, Tokenizer
 from minigpt.tokenizer import byte_level_bpe
 
@@ -189,9 +190,30 @@ def test_merges_that_are_cut_off_are_refused(gpt2: Tokenizer, kept: float, tmp_p
 
 def test_what_people_add_to_a_vocabulary_needs_no_merge(gpt2: Tokenizer, tmp_path: Path) -> None:
     vocab = json.loads((gpt2_vocabulary() / "vocab.json").read_text(encoding="utf-8"))
-    (tmp_path / "vocab.json").write_text(json.dumps(vocab | {"<pad>": 50257, "[SEP]": 50258}), encoding="utf-8")
+    added = {"<pad>": 50257, "[SEP]": 50258, "madeupword0000": 50259, "<|im|>x": 50260}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab | added), encoding="utf-8")
     shutil.copy(gpt2_vocabulary() / "merges.txt", tmp_path / "merges.txt")
     assert Tokenizer.from_pretrained(tmp_path).encode("the dog") == gpt2.encode("the dog")
+
+
+def test_a_vocabulary_that_begins_with_what_people_add(tmp_path: Path) -> None:
+    backend = tokenizers.ByteLevelBPETokenizer()
+    backend.train_from_iterator(["the dog and the cat " * 9], vocab_size=300, special_tokens=["PAD", "the", "<s>x"])
+    backend.save_model(str(tmp_path))
+    assert Tokenizer.from_pretrained(tmp_path).decode(backend.encode("the dog").ids) == "the dog"
+
+
+def test_no_file_of_an_earlier_tokenizer_stays(tmp_path: Path) -> None:
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text('{"pad_token": "<stale>"}')
+    (tmp_path / "chat_template.jinja").write_text("stale")
+    (tmp_path / "README.md").write_text("mine")
+    model, tokenizer = minigpt.from_pretrained("demo"), Tokenizer.from_pretrained("demo")
+    minigpt.save_pretrained(model, tmp_path)
+    assert (tmp_path / "chat_template.jinja").is_file(), "without a tokenizer what there is stays"
+    minigpt.save_pretrained(model, tmp_path, tokenizer)
+    assert not Tokenizer.from_pretrained(tmp_path).settings.keys() & {"pad_token", "chat_template"}
+    assert (tmp_path / "README.md").read_text() == "mine"
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["", "special_tokens_map"])
@@ -203,7 +225,7 @@ def test_what_transformers_knows_of_a_tokenizer_is_handed_on(legacy: bool, tmp_p
     if legacy:
         file = tmp_path / "in" / "tokenizer_config.json"
         fields = json.loads(file.read_text())
-        roles = {name: fields.pop(name) for name in ("eos_token", "pad_token")}
+        roles = {name: {"content": fields.pop(name), "lstrip": False} for name in ("eos_token", "pad_token")}
         file.write_text(json.dumps(fields))
         (tmp_path / "in" / "special_tokens_map.json").write_text(json.dumps(roles))
     (tmp_path / "out").mkdir()

@@ -25,10 +25,11 @@ UNFINISHED = ".being-saved"
 
 
 @contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
+def replacing(folder: Path, replaced: tuple[str, ...] = REPLACED) -> Iterator[Path]:
     """A new folder to write into; when the block has ended, and not before, what it holds stands in ``folder``.
 
-    Files of an earlier checkpoint go; whatever else is there stays. If the block raises, ``folder`` is as it was.
+    Files of an earlier checkpoint go, which have the names ``replaced``; whatever else is there stays. If the block
+    raises, ``folder`` is as it was.
 
     Raises:
         OSError: it cannot be written.
@@ -45,7 +46,7 @@ def replacing(folder: Path) -> Iterator[Path]:
         for path in (*new.iterdir(), new):
             _flush(path)
         if folder.exists() or not _named_first(new, folder):
-            _replace(folder, new)
+            _replace(folder, new, replaced)
         _flush(folder.parent)
     finally:
         os.close(mark)
@@ -76,12 +77,12 @@ def _named_first(new: Path, folder: Path) -> bool:
     return True
 
 
-def _replace(folder: Path, new: Path) -> None:
+def _replace(folder: Path, new: Path, replaced: tuple[str, ...]) -> None:
     for path in new.iterdir():
         if (folder / path.name).is_dir():
             raise IsADirectoryError(f"there is a folder {folder / path.name}")
-    if not (new.parent == folder.parent and _linked_the_rest(folder, new) and _exchanged(folder, new)):
-        _move_in(folder, new)
+    if not (new.parent == folder.parent and _linked_the_rest(folder, new, replaced) and _exchanged(folder, new)):
+        _move_in(folder, new, replaced)
 
 
 def _may_be_renamed(folder: Path) -> bool:
@@ -94,12 +95,12 @@ def _may_be_renamed(folder: Path) -> bool:
     )
 
 
-def _linked_the_rest(folder: Path, new: Path) -> bool:
+def _linked_the_rest(folder: Path, new: Path, replaced: tuple[str, ...]) -> bool:
     """Link into the new folder the files of the old that are no part of a checkpoint; whether that could be done."""
     try:
         shutil.copymode(folder, new)
         for path in folder.iterdir():
-            if not _is_replaced(path.name) and not (new / path.name).exists():
+            if not _is_one_of(replaced, path.name) and not (new / path.name).exists():
                 os.link(path, new / path.name, follow_symlinks=False)
     except OSError:
         return False
@@ -116,7 +117,7 @@ def _exchanged(folder: Path, new: Path) -> bool:
     return False
 
 
-def _move_in(folder: Path, new: Path) -> None:
+def _move_in(folder: Path, new: Path, replaced: tuple[str, ...]) -> None:
     names = {path.name for path in new.iterdir()}
     old = folder / CONFIG
     same_shape = old.is_file() and old.read_bytes() == (new / CONFIG).read_bytes()
@@ -124,18 +125,18 @@ def _move_in(folder: Path, new: Path) -> None:
         old.unlink(missing_ok=True)
     for name in sorted(names, key=lambda name: (name == CONFIG, name != SAFETENSORS)):
         if name == CONFIG:
-            _remove_replaced(folder, but=names)
+            _remove(replaced, folder, but=names)
         os.replace(new / name, folder / name)
 
 
-def _remove_replaced(folder: Path, but: set[str]) -> None:
+def _remove(replaced: tuple[str, ...], folder: Path, but: set[str]) -> None:
     for path in folder.iterdir():
-        if _is_replaced(path.name) and path.name not in but:
+        if _is_one_of(replaced, path.name) and path.name not in but:
             path.unlink()
 
 
-def _is_replaced(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in REPLACED)
+def _is_one_of(patterns: tuple[str, ...], name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _remove_abandoned(beside: Path, name: str) -> None:

@@ -69,18 +69,33 @@ def _config(place: Path, contents: Contents, form: Format, tensors: Tensors) -> 
         raise ConfigError(f"{path}: {error}") from error
 
 
+def _plain(fields: Mapping[Any, Any]) -> Mapping[str, Any]:
+    """The fields, which have come with the tensors and may be of any kind.
+
+    Raises:
+        ConfigError: one is nothing that a config.json could hold.
+    """
+    for name, value in fields.items():
+        members = value if isinstance(value, list | tuple) else [value]
+        if not isinstance(name, str) or not all(isinstance(one, str | int | float | None) for one in members):
+            raise ConfigError(
+                f"{str(name)[:96]!r} among the config's fields is a {type(value).__name__}, as no config has"
+            )
+    return fields
+
+
 def _has_biases(fields: Mapping[str, Any], name: str | None) -> bool | None:
     has_biases = fields.get(name or "")
-    if not (has_biases is None or isinstance(has_biases, bool)):
+    if has_biases not in (None, False, True):  # or 0 or 1, as some write it
         raise ConfigError(f"{name} must be true or false, not {has_biases!r:.200}")
-    return has_biases
+    return None if has_biases is None else bool(has_biases)
 
 
 def _fields(place: Path, contents: Contents, form: Format) -> tuple[Path, Mapping[str, Any]]:
     """The config's fields and where they stand: in config.json, else in the weights' own file, else in hparams.json."""
     beside = folder_of(place)
     if contents.fields is not None and not (beside / CONFIG).is_file():
-        return place, contents.fields
+        return place, _plain(contents.fields)
     if form.fields is not None and (beside / HPARAMS).is_file() and not (beside / CONFIG).is_file():
         return beside / HPARAMS, read_object(beside / HPARAMS, ConfigError)
     path = config_file(place)

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from minigpt import norms
-from minigpt.checkpoint.atomic import replacing
-from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, INDEX, SAFETENSORS
+from minigpt.checkpoint.atomic import REPLACED, replacing
+from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, INDEX, SAFETENSORS, TOKENIZER_FILES
 from minigpt.checkpoint.fitting import misfits
 from minigpt.checkpoint.pretrained import norm_parameters
 from minigpt.checkpoint.translate import PREFIX
@@ -68,10 +68,10 @@ def save_pretrained(
     settings = {**ids, **(generation_config or {})}
     try:
         json.dumps(settings, allow_nan=False)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise CheckpointError(f"the generation_config cannot be saved as JSON: {error}") from error
     try:
-        with replacing(Path(directory)) as folder:
+        with replacing(Path(directory), REPLACED + (() if tokenizer is None else TOKENIZER_FILES)) as folder:
             _write_weights(folder, tensors, max_shard_bytes)
             _write_json(folder / CONFIG, model.config.to_dict() | {"dtype": dtype_name(model.wte.weight.dtype)})
             _write_json(folder / GENERATION_CONFIG, settings)

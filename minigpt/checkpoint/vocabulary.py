@@ -14,8 +14,8 @@ MOST_BYTES = 16 * 2**20
 def with_known_vocabulary(config: GPT2Config, folder: Path) -> GPT2Config:
     """The config, told how many of its ids the tokenizer in the folder knows where these are fewer.
 
-    A config that says it itself is believed, but for tokens that the tokenizer has been given since. A tokenizer that
-    is damaged is for whoever reads texts with it to refuse.
+    Where the config says it too, the larger number counts: a tokenizer may have been given tokens since. One that is
+    damaged is for whoever reads texts with it to refuse.
     """
     try:
         known = max(tokenizer_size(folder) or 0, config.used_vocab_size or 0)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ def complete(
             number, that has no tokens, foreign ones or too many. And later, as ``generate``.
     """
     chosen = parse_settings(**settings)
-    if not isinstance(batch_size, int) or batch_size < 1:
+    if not isinstance(batch_size, Integral) or batch_size < 1:
         raise GenerationError(f"batch_size must be 1 or more, not {batch_size!r}")
     if chosen.output_scores:
         raise GenerationError("scores of so many texts are not kept; output_logprobs are")

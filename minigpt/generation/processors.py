@@ -50,6 +50,8 @@ def warp(
     """
     enough = max(1, settings.get("min_new_tokens") or 1)
     chosen = parse_settings(**{"max_new_tokens": enough, "do_sample": True, **settings})
+    if not isinstance(logits, Tensor):
+        raise GenerationError(f"logits must be a tensor (batch, vocab), not of type {type(logits).__name__}")
     if logits.ndim != 2 or not logits.is_floating_point():
         raise GenerationError(f"logits must be numbers (batch, vocab), not {logits.dtype} of {tuple(logits.shape)}")
     chosen.require_known_ids(logits.shape[-1])

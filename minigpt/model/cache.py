@@ -1,5 +1,6 @@
 """Keys and values of the tokens already read, so that a new token costs one token's work."""
 
+from numbers import Integral
 from typing import Protocol
 
 import torch
@@ -43,7 +44,7 @@ class KVCache:
         *, dtype: torch.dtype, device: torch.device,
     ) -> None:  # fmt: skip
         for what, number in (("row", batch_size), ("token", max_length)):
-            if not isinstance(number, int | torch.SymInt) or number < 1:
+            if not isinstance(number, Integral | torch.SymInt) or number < 1:
                 raise GenerationError(f"a cache is for one {what} or more, not {number!r}")
         shape = (n_layer, 2, batch_size, n_head, max_length, head_size)
         self.store = torch.empty(shape, dtype=dtype, device=device)

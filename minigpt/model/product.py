@@ -59,7 +59,7 @@ def in_slabs(
     """The same as the sum of the products of some of the values of ``x`` with as many rows of the weight at a time."""
     slabs = weight.view(SLABS, -1, weight.shape[1])  # (S, in / S, out)
     y = torch.bmm(x.reshape(SLABS, 1, -1), slabs).sum(0)  # (S, 1, out) -> (1, out)
-    return y if bias is None else y.add_(bias)
+    return y if bias is None else y + bias
 
 
 def in_float32(

@@ -26,7 +26,6 @@ _BUILDS_TENSORS = re.compile(
 )
 _NESTS = ("model", "model_state_dict", "state_dict")  # where trainers put the weights beside their own state
 _CONFIG = "model_args"  # where nanoGPT puts the shape
-_IN_CONFIG = (str, int, float, bool, type(None))
 
 
 def read_pickled(file: Path) -> Contents:
@@ -109,15 +108,8 @@ def _contents(loaded: Any) -> Contents:
     fields = loaded.get(_CONFIG)
     if fields is not None and not isinstance(fields, Mapping):
         raise ValueError(f"its {_CONFIG} is a {type(fields).__name__}")
-    for name, value in (fields or {}).items():
-        if not isinstance(name, str) or not all(isinstance(part, _IN_CONFIG) for part in _members(value)):
-            raise ValueError(f"its {_CONFIG} holds what no config does: {str(name)[:96]!r}, a {type(value).__name__}")
     state = next((loaded[name] for name in _NESTS if isinstance(loaded.get(name), Mapping)), loaded)
     return Contents({str(name): _plain(name, value) for name, value in state.items()}, fields)
-
-
-def _members(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _plain(name: object, value: Any) -> Tensor:

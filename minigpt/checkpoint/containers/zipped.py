@@ -4,7 +4,8 @@ import struct
 import zipfile
 from pathlib import Path
 
-END, WIDE_END, LOCATOR = 22, 56, 20  # bytes of what stands at the end, in that order backwards but for a comment
+END, LOCATOR, WIDE_END = 22, 20, 56  # bytes of what stands at the end, backwards from a comment
+LONGEST_END = END + 2**16
 
 
 def require_sound(archive: zipfile.ZipFile, size: int, most_growth: int) -> None:
@@ -29,9 +30,11 @@ def require_one_directory(archive: zipfile.ZipFile, file: Path) -> None:
     Raises:
         ValueError: the end says another place, or names an end that is not there.
     """
-    end = file.stat().st_size - END - len(archive.comment)
-    before = min(end, LOCATOR + WIDE_END)
     with file.open("rb") as opened:
+        start = max(0, opened.seek(0, 2) - LONGEST_END)
+        opened.seek(start)
+        end = start + opened.read().rfind(b"PK\5\6")
+        before = min(end, LOCATOR + WIDE_END)
         opened.seek(end - before)
         wide, locator, last = opened.read(before - LOCATOR), opened.read(LOCATOR), opened.read(END)
     begins, is_honest = struct.unpack_from("<L", last, 16)[0], True
