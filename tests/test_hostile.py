@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import pickletools
 import resource
 import struct
 import zipfile
@@ -20,6 +21,7 @@ from torch import nn
 
 import minigpt
 from minigpt import CheckpointError, MiniGPTError
+from minigpt.checkpoint.containers.nesting import Sizes
 from minigpt.lab.describe import describe
 
 GIGABYTE = 10**9
@@ -186,6 +188,38 @@ def test_what_stands_behind_an_archive_is_no_part_of_it(pickled: Path, more: byt
     except RuntimeError:
         pytest.skip("the library itself does not open it")
     assert minigpt.from_pretrained(pickled, device="cpu")
+
+
+@pytest.mark.parametrize("kind", [tuple, frozenset])
+@pytest.mark.parametrize("protocol", [1, 2, 4, 5])
+def test_a_key_whose_hash_takes_forever(pickled: Path, kind: type, protocol: int) -> None:
+    """Tuples that hold one another twice; built here by hand, since to hash one is what must not be done."""
+    if kind is frozenset and protocol < 4:
+        pytest.skip("such a pickle has no instruction for it")
+    last: Any = ()
+    for _ in range(40):
+        last = (last, last)
+    data = pickle.dumps([last], protocol)
+    if kind is frozenset:
+        start = b"\x80\x04(N\x91\x94"  # a set of None, remembered
+        data = start + b"".join(b"(h%ch%c\x86\x91\x94" % (i, i) for i in range(40)) + b"."
+    (pickled / "pytorch_model.bin").write_bytes(data)
+    assert "members within members" in refusal(pickled)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_ordinary_values_are_followed_to_the_end_of_a_pickle(protocol: int) -> None:
+    shared = (0.9, 0.95)
+    value = {
+        "groups": [{"betas": shared, "lr": 1e-3}, {"betas": shared, "params": [*range(300)]}], "set": {1, 2},
+        "rng": ("MT19937", tuple(range(624)), 5), "ordered": OrderedDict(a=1, b=(shared, shared)), "none": None,
+        "bytes": b"abc", "large": 2**70, "text": "naïve", "frozen": frozenset({1, (2, 3)}), "number": 1j,
+    }  # fmt: skip
+    sizes = Sizes()
+    for operation, argument, _ in pickletools.genops(pickle.dumps(value, protocol)):
+        sizes.follow(operation, argument)
+    assert sizes.stack == []
+    assert max(sizes.memo.values()) < 1000
 
 
 def test_a_pickle_s_refusal_recommends_nothing(pickled: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint.containers.contents import Contents
+from minigpt.checkpoint.containers.nesting import Sizes
 from minigpt.checkpoint.containers.zipped import require_one_directory, require_sound
 from minigpt.errors import CheckpointError
 from minigpt.json_file import MOST_BYTES
@@ -89,9 +90,11 @@ def _require_builds_tensors_only(opened: IO[bytes]) -> None:
 def _called(opened: IO[bytes]) -> Iterator[str]:
     """ "module name" of every function or class that the next pickle asks for."""
     strings: list[str] = []
+    sizes = Sizes()
     for operation, argument, position in pickletools.genops(opened):
         if position is not None and position > MOST_BYTES:
             raise ValueError(f"its pickle is longer than {MOST_BYTES:,} bytes")
+        sizes.follow(operation, argument)
         if operation.name in ("GLOBAL", "INST"):
             yield str(argument)
         elif operation.name == "STACK_GLOBAL":
