@@ -3,7 +3,6 @@
 minigpt is imported here first, and nowhere before: an import hook can check only what is imported after it.
 """
 
-import importlib
 import importlib.util
 import os
 import sys
@@ -20,7 +19,9 @@ from hypothesis import settings
 
 assert "minigpt" not in sys.modules, "minigpt was imported before its shapes could be checked"
 if importlib.util.find_spec("beartype"):
-    importlib.import_module("shapes").install()
+    import shapes
+
+    shapes.install()
 
 # Without a GPU, Triton interprets its kernels on the CPU. It is told so before anything imports it.
 if not torch.cuda.is_available():

@@ -34,9 +34,7 @@ def replacing(folder: Path, replaced: tuple[str, ...] = REPLACED) -> Iterator[Pa
     Raises:
         OSError: it cannot be written.
     """
-    folder = Path(
-        os.path.realpath(os.path.expanduser(folder))
-    )  # pathlib's raise where there is no such user, or a loop
+    folder = Path(os.path.realpath(os.path.expanduser(folder)))  # pathlib's own raise where there is no such user
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = folder if folder.is_dir() and not _may_be_renamed(folder) else folder.parent
     _remove_abandoned(beside, folder.name)

@@ -12,6 +12,7 @@ from minigpt.checkpoint.files import (
     SHARDS,
     TOKENIZER_FILES,
     WEIGHT_SUFFIXES,
+    folder_of,
 )
 from minigpt.errors import CheckpointError
 
@@ -42,7 +43,7 @@ def locate(
     Raises:
         CheckpointError: there is no such thing, or it cannot be fetched.
     """
-    path = DEMO if source == "demo" else _path(source)
+    path = _path(source)
     if path is not None:
         if revision is not None:
             raise CheckpointError(f"{source} is local, and only a repository of the hub has a revision {revision!r}")
@@ -53,15 +54,20 @@ def locate(
 
 
 def files_at(source: str | Path) -> list[Path]:
-    """The files of the checkpoint that lies there; none where nothing does, as of a repository's name."""
-    place = Path(os.path.expanduser(source))
-    folder = place if os.path.isdir(place) else place.parent if os.path.isfile(place) else None
-    files = folder.iterdir() if folder else ()
+    """The files of the checkpoint that lies there; none where nothing does, as of a repository's name.
+
+    Raises:
+        CheckpointError: it is a file of another kind.
+    """
+    place = _path(source)
+    files = folder_of(place).iterdir() if place else ()
     return [file for file in files if file.suffix in WEIGHT_SUFFIXES or any(map(file.match, MODEL_FILES))]
 
 
 def _path(source: str | Path) -> Path | None:
     """The directory or file of weights of that name; None where there is nothing."""
+    if source == "demo":
+        return DEMO
     path = os.path.expanduser(source)  # os.path answers False where pathlib raises, as for a name that is too long
     if os.path.isfile(path) and not path.endswith(WEIGHT_SUFFIXES):
         raise CheckpointError(f"{source} is neither a directory nor a {', '.join(WEIGHT_SUFFIXES)} file")

@@ -202,13 +202,17 @@ def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], settings:
         GenerationError: the model has computed NaN, so that no token is the likeliest, or an infinite logit where one
             is drawn, or nothing is left to choose.
     """
-    if logits.amax(-1).isnan().any():  # NaN is larger than any number
+    largest = logits.amax(-1)  # (B,)
+    if largest.isnan().any():  # NaN is larger than any number
         raise GenerationError(NOT_A_NUMBER)
     scores = _scores(logits, rows, settings)  # (B, V)
-    if (settings.depends_on_row or settings.suppress_tokens) and (scores.amax(-1) == -torch.inf).any():
+    excludes = settings.depends_on_row or settings.suppress_tokens
+    if scores is not logits and (excludes or settings.samples):
+        largest = scores.amax(-1)
+    if excludes and (largest == -torch.inf).any():
         raise GenerationError(NO_TOKEN_LEFT)
     if settings.samples:
-        if scores.amax(-1).isinf().any():
+        if largest.isinf().any():
             raise GenerationError(INFINITE)
         chances = torch.cat([row.chances(1) for row in rows])  # (B,)
         tokens = drawn(scores, chances.to(scores.device)).tolist()

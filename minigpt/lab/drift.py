@@ -1,6 +1,7 @@
 """What each norm does to the activations: by itself, and after all that came before it; and the residual stream."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from minigpt.errors import NormError
 from minigpt.lab.contest import Contest
 from minigpt.lab.measures import Distance
 from minigpt.lab.report import BlockDrift, NormSite
-from minigpt.norms.add import has_hooks, own_addition, parts_of
+from minigpt.norms.add import has_hooks, norm_by_addition, own_addition
 
 # T tokens, C embedding
 
@@ -144,7 +145,7 @@ class Listener:
     def _heard_sum(self, place: str, add_norm: Callable[..., Any]) -> Callable[..., Any]:
         def heard(residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
             total, y = add_norm(residual.clone(), delta)  # it may write the sum over what a block has given
-            self._keep(place, total, y, lambda x: add_norm(*parts_of(x))[1])
+            self._keep(place, total, y, partial(norm_by_addition, add_norm))
             return total, y
 
         return heard

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from minigpt.errors import NormError
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.model.swap import require_own_parameters
-from minigpt.norms.add import own_addition, parts_of
+from minigpt.norms.add import norm_by_addition, own_addition
 from minigpt.norms.construct import naming
 
 # C embedding, V vocabulary
@@ -105,7 +106,7 @@ def _require_affine(norm: Any, site: str) -> None:
         bare = copy.deepcopy(norm).eval()
     generator = torch.Generator("cpu").manual_seed(0)
     rows = torch.randn(8, len(norm.weight), generator=generator, device="cpu").to(norm.weight)
-    asks = [bare, *([lambda x: bare.add_norm(*parts_of(x))[1]] if own_addition(bare) else [])]
+    asks = [bare, *([partial(norm_by_addition, addition)] if (addition := own_addition(bare)) else [])]
     whole = torch.stack([ask(rows).double() for ask in asks])  # (ways, 8, C)
     bare.weight.fill_(1)
     bare.bias.zero_()

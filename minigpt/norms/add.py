@@ -29,6 +29,11 @@ def parts_of(x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, "*dims"], Float[T
     return torch.where(is_even, x, 0), torch.where(is_even, 0, x)
 
 
+def norm_by_addition(addition: Callable[..., Any], x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    """The norm of ``x`` by an ``add_norm`` that is given it in two parts."""
+    return addition(*parts_of(x))[1]
+
+
 def own_addition(norm: nn.Module) -> Callable[..., Any] | None:
     """The ``add_norm`` that a norm offers; None where it leaves the addition to others."""
     found = getattr(norm, "add_norm", None)

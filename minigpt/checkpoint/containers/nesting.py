@@ -6,7 +6,7 @@ hash the last, as a dict does with its keys, takes 2^60 steps.
 
 import itertools
 from collections.abc import Iterable
-from pickletools import OpcodeInfo, markobject, stackslice
+from pickletools import OpcodeInfo, markobject
 from typing import Any
 
 MOST = 10**6  # members of members, of one value
@@ -51,7 +51,7 @@ class Sizes:
     def _take(self, kinds: list[Any]) -> list[int]:
         """What an instruction takes off the stack: so many, or all down to the mark and what it takes below that."""
         taken: list[int] = []
-        if stackslice in kinds or markobject in kinds:
+        if markobject in kinds:
             if None not in self.stack:
                 raise ValueError("its pickle is damaged")
             taken += list(_down_to_mark(self.stack))

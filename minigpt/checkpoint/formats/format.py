@@ -111,11 +111,12 @@ class Format:
         ]
 
     def _with_zero_biases(self, tensors: Tensors, may_have: bool) -> Tensors:
-        has = [] if self.may_lack is None else [name for name in tensors if self.may_lack.fullmatch(name)]
-        if has and not may_have:
-            raise CheckpointError(f"{min(has)} is in the file, and its config says that there are none of these")
-        if self.may_lack is None or has:
+        if self.may_lack is None:
             return tensors
+        if has := [name for name in tensors if self.may_lack.fullmatch(name)]:
+            if may_have:
+                return tensors
+            raise CheckpointError(f"{min(has)} is in the file, and its config says that there are none of these")
         weights = {name.removesuffix("weight") + "bias": tensor for name, tensor in tensors.items() if tensor.ndim}
         zeros = {
             name: weight.new_zeros(weight.shape[-1])

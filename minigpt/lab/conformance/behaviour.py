@@ -135,7 +135,7 @@ def weights_changed(subject: Subject) -> Measurement:
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
         candidate, x = subject.candidate(64, dtype), subject.rows(12, 64, dtype=dtype)
-        if not all(against_truth(candidate, x, ask(x.clone())).within for ask in candidate.ways().values()):
+        if not _is_right(candidate, x):
             raise Unsupported("it is wrong before they change")
         for parameter in (candidate.weight, candidate.bias):
             if parameter is not None:
@@ -151,7 +151,11 @@ def _is_right_from_the_start(subject: Subject, candidate: Candidate, x: Tensor) 
     """Whether a norm that has never had other weights than these is right."""
     weights = [p.detach().cpu().double() for p in (candidate.weight, candidate.bias) if p is not None]
     fresh = subject.candidate(64, x.dtype, weights=lambda width, generator: (weights[0], weights[-1]))
-    return all(against_truth(fresh, x, ask(x.clone())).within for ask in fresh.ways().values())
+    return _is_right(fresh, x)
+
+
+def _is_right(candidate: Candidate, x: Tensor) -> bool:
+    return all(against_truth(candidate, x, ask(x.clone())).within for ask in candidate.ways().values())
 
 
 @case(

@@ -3,6 +3,7 @@
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from minigpt.errors import RAISED, NormError
 from minigpt.lab.conformance.rows import Weights, ordinary, ordinary_weights
 from minigpt.lab.conformance.truth import Truth, truth
 from minigpt.norms.adapt import notes
-from minigpt.norms.add import own_addition, parts_of
+from minigpt.norms.add import norm_by_addition, own_addition
 from minigpt.norms.construct import naming, takes_eps, title
 from minigpt.norms.locate import last_line, locate
 from minigpt.placement import dtype_name
@@ -75,7 +76,7 @@ class Candidate:
     def ways(self) -> dict[str, Callable[[Tensor], Tensor]]:
         """How a model may ask for it: by itself, and where it adds the residual too, so of two parts."""
         alone: dict[str, Callable[[Tensor], Tensor]] = {"": self}
-        added = {", in add_norm": lambda x: self.add_norm(*parts_of(x))[1]}
+        added = {", in add_norm": partial(norm_by_addition, self.add_norm)}
         return alone | (added if own_addition(self.module) else {})
 
     def reference(self, x: Tensor) -> Tensor:
