@@ -112,7 +112,7 @@ def test_inputs_take_turns_until_no_cache_holds_them(monkeypatch: pytest.MonkeyP
     for cold, inputs in ((2**12, 5), (2**20, 16), (1, 1)):
         seen.clear()
         monkeypatch.setattr("minigpt.lab.bench_norms.measure.COLD", cold)
-        bench_norms(contestants=["compiled"], passes=["forward"], **FEW | {"rows": [5]})
+        bench_norms(contestants=["compiled"], passes=["forward"], **FEW | {"rows": [5], "repeats": 16})
         assert len(seen) == inputs
 
 
