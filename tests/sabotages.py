@@ -124,6 +124,46 @@ class DividesByNMinusOne(LayerNorm):
         return centred(x) / torch.sqrt(x.var(-1, keepdim=True) + self.eps)
 
 
+class DividesByNPlusOne(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        width = x.shape[-1]
+        return centred(x) / torch.sqrt(variance(x) * width / (width + 1) + self.eps)
+
+
+class HalfTheVariance(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        return centred(x) / torch.sqrt(variance(x) / 2 + self.eps)
+
+
+class SumOfSquares(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        return centred(x) / torch.sqrt(centred(x).square().sum(-1, keepdim=True) + self.eps)
+
+
+class VarianceAboutZero(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        return centred(x) / torch.sqrt(x.square().mean(-1, keepdim=True) + self.eps)
+
+
+class HalfTheMean(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        return (x - x.mean(-1, keepdim=True) / 2) / torch.sqrt(variance(x) + self.eps)
+
+
+class RootOfTheDeviation(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        return centred(x) / (variance(x) + self.eps).sqrt().sqrt()
+
+
+class OverTheRows(LayerNorm):
+    """Right for 3-D input, over all rows of a 2-D one."""
+
+    def standardize(self, x: Tensor) -> Tensor:
+        dims = (0, 1) if x.ndim == 2 else (-1,)
+        mean = x.mean(dims, keepdim=True)
+        return (x - mean) / torch.sqrt(x.var(dims, correction=0, keepdim=True) + self.eps)
+
+
 class StdPlusEps(LayerNorm):
     def standardize(self, x: Tensor) -> Tensor:
         return centred(x) / (variance(x).sqrt() + self.eps)

@@ -35,6 +35,7 @@ MISTAKES = [
     (sabotages.WrongSum, ["values", "behaviour"], "wrong only where it adds the residual too, in add_norm"),
     (sabotages.WrongSum, ["values", "gradients"], "gradients are wrong though values are right, most of all of the"),
     (sabotages.DividesByNMinusOne, "width*", "variance divides by n - 1"),
+    (sabotages.DividesByNPlusOne, "width*", "variance divides by n + 1"),
     (sabotages.StdPlusEps, "*near sqrt(eps)", "eps is added to the deviation"),
     (sabotages.NoShift, "*ordinary rows", "the shift is ignored"),
     (sabotages.NoScale, "*ordinary rows", "the scale is ignored"),
@@ -72,6 +73,15 @@ MISTAKES = [
 # The same, where this is all that may be said of it, at first sight of every kind of case
 ALONE = [
     (sabotages.LouderInBfloat16, "wrong only for bfloat16 input"),
+    (sabotages.HalfTheVariance, "variance is 0.5 times what it should be"),
+    (sabotages.SumOfSquares, "variance is the sum of squares, not their mean"),
+    (sabotages.VarianceAboutZero, "the variance is taken about 0, not about the mean"),
+    (sabotages.HalfTheMean, "the mean is not removed: a number added to a whole row changes what comes out"),
+    (
+        sabotages.RootOfTheDeviation,
+        "it does not rescale by the row's deviation: four times the row gives another result",
+    ),
+    (sabotages.OverTheRows, "normalizes over the wrong dimension: over the rows of a 2-D input"),
     (sabotages.LosesTheLastColumn, "the result is no multiple of the centred row"),
     (sabotages.Rounds, "the result is no multiple of the centred row"),
     (sabotages.InParts, "normalizes over the wrong dimension: over 2 parts of a row of 64, each by itself"),
