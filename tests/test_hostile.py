@@ -87,6 +87,70 @@ def test_a_bare_pickle(pickled: Path) -> None:
     assert not (pickled / "canary").exists()
 
 
+SMUGGLED = (
+    b"\x80\x04\x8c\x05torch\x94\x8c\x04Size\x94\x8c\x08builtins\x94\x8c\x04eval\x94"  # four names, remembered
+    b"\x8c\x05torch\x8c\x04Size"  # what was read last is harmless
+    b"h\x02h\x03\x93\x8c\x011\x85R."  # and what is called is the third and fourth
+)
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_calls_that_the_stack_names_are_not_believed(pickled: Path, protocol: int) -> None:
+    assert pickle.loads(SMUGGLED) == 1, "it would have run"
+    file = pickled / "pytorch_model.bin"
+    file.write_bytes(SMUGGLED)
+    assert "it calls what its stack names" in refusal(pickled)
+    torch.save(reference().state_dict(), file, pickle_protocol=protocol)
+    assert "torch.save writes protocol 2" in refusal(pickled)
+
+
+@pytest.mark.parametrize("instruction", [b"\x82\x07", b"\x83\x07\x00", b"\x84\x07\x00\x00\x00"])
+def test_a_call_by_a_registered_number(pickled: Path, instruction: bytes) -> None:
+    (pickled / "pytorch_model.bin").write_bytes(b"\x80\x02" + instruction + b")R.")
+    assert "it would call 'extension.7'" in refusal(pickled)
+
+
+@pytest.mark.parametrize("data", [b"\x80\x02t.", b"\x80\x02K\x01a.", b"\x80\x02(2."])
+def test_a_pickle_that_takes_what_is_not_on_its_stack(pickled: Path, data: bytes) -> None:
+    (pickled / "pytorch_model.bin").write_bytes(data)
+    assert "its pickle is damaged" in refusal(pickled)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_longer_than_any_checkpoint_s(pickled: Path, zipped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = pickled / "pytorch_model.bin"
+    torch.save(torch.load(file), file, _use_new_zipfile_serialization=zipped)
+    monkeypatch.setattr("minigpt.checkpoint.containers.pickled.MOST_BYTES", 1000)
+    assert ("more than 1,000 are not read" if zipped else "its pickle is longer than 1,000 bytes") in refusal(pickled)
+
+
+def test_a_compressed_part_of_an_archive(pickled: Path) -> None:
+    """It could unpack to anything, whatever the archive says of it."""
+    file = pickled / "pytorch_model.bin"
+    rezipped(file)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("more", b"text", zipfile.ZIP_DEFLATED)
+    assert "'more' in it is compressed, as PyTorch never writes it" in refusal(pickled)
+
+
+def test_tensors_of_another_kind(pickled: Path) -> None:
+    """Built by what builds every tensor, of a storage that says what its bytes are."""
+    file = pickled / "pytorch_model.bin"
+    torch.save({"wte.weight": torch.zeros(4, dtype=torch.uint8)}, file)
+    with zipfile.ZipFile(file) as archive:
+        parts = {part.filename: archive.read(part) for part in archive.infolist()}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data.replace(b"ByteStorage", b"QInt8Storage"))
+    assert "'wte.weight' in it is no plain tensor" in refusal(pickled)
+
+
+def test_an_archive_of_arrays_and_something_else(tmp_path: Path) -> None:
+    npz = write_openai(reference(), tmp_path / "openai")
+    rezipped(npz, **{"model/readme.txt": b"text"})
+    assert "'model/readme.txt' in it is no array" in refusal(npz)
+
+
 class Calls:
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.reduced = (function, arguments)

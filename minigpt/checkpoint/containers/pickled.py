@@ -90,7 +90,7 @@ def _require_builds_tensors_only(opened: IO[bytes]) -> None:
 def _called(opened: IO[bytes]) -> Iterator[str]:
     """ "module name" of every function or class that the next pickle asks for."""
     strings: list[str] = []
-    sizes = Sizes()
+    by_stack, sizes = False, Sizes()
     for operation, argument, position in pickletools.genops(opened):
         if position is not None and position > MOST_BYTES:
             raise ValueError(f"its pickle is longer than {MOST_BYTES:,} bytes")
@@ -98,11 +98,14 @@ def _called(opened: IO[bytes]) -> Iterator[str]:
         if operation.name in ("GLOBAL", "INST"):
             yield str(argument)
         elif operation.name == "STACK_GLOBAL":
-            yield " ".join(strings[-2:])
+            yield " ".join(strings[-2:])  # most likely, but it may have remembered others
+            by_stack = True
         elif operation.name in ("EXT1", "EXT2", "EXT4"):
             yield f"extension {argument}"
         elif isinstance(argument, str):
             strings = [*strings[-1:], argument]
+    if by_stack:
+        raise ValueError("it calls what its stack names, as pickles of protocol 4 do; torch.save writes protocol 2")
 
 
 def _contents(loaded: Any) -> Contents:
