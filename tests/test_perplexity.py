@@ -82,6 +82,29 @@ def test_a_context_of_one_token_predicts_none(tmp_path: Path) -> None:
             minigpt.parity(place, prompts=["a"], device="cpu", **{option: place / "text"})
 
 
+@pytest.mark.parametrize("option", ["text", "calibration"])
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "cannot read .*story: No such file"), (b"caf\xe9", "story is not UTF-8 text: 'utf-8' codec"),
+        (b"", "story has 0 tokens; at least 2 are needed"), (b"\xef\xbb\xbfx", "story has 1 tokens; at least 2"),
+    ],
+)  # fmt: skip
+def test_a_text_file_that_cannot_be_read(
+    folder: Path, tmp_path: Path, content: bytes | None, complaint: str, option: str
+) -> None:
+    if content is not None:
+        (tmp_path / "story").write_bytes(content)
+    with pytest.raises(minigpt.GenerationError, match=complaint):
+        minigpt.parity(folder, prompts=["a"], device="cpu", norm="frozen", **{option: tmp_path / "story"})
+
+
+def test_a_text_file_wants_a_tokenizer(folder: Path, tmp_path: Path) -> None:
+    place = saved(reference(n_layer=1, vocab_size=300), tmp_path)
+    with pytest.raises(minigpt.GenerationError, match="text cannot be read without a tokenizer"):
+        minigpt.parity(place, prompts=[[1, 2]], device="cpu", text=folder / "text")
+
+
 def test_what_no_exponent_holds_is_infinite() -> None:
     assert perplexity(1e6, 10) == math.inf
     assert math.isnan(perplexity(math.nan, 10))

@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from minigpt.errors import MiniGPTError
+from minigpt.text_file import read_text
 
 NARROWEST = 40  # columns, less than which nothing can be read in
 
@@ -87,27 +88,13 @@ def write(file: str | Path, text: str) -> None:
         raise MiniGPTError(f"cannot write {file}: {error.strerror}") from error
 
 
-def read(file: Path) -> str:
-    """The text of a file, its line ends as they are, without a byte order mark.
-
-    Raises:
-        MiniGPTError: it cannot be read, or is no text in UTF-8.
-    """
-    try:
-        return file.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise MiniGPTError(f"cannot read {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise MiniGPTError(f"{file} is not UTF-8 text: {error}") from error
-
-
 def read_json(file: Path) -> Any:
     """What the JSON in a file spells.
 
     Raises:
         MiniGPTError: it cannot be read, or is no JSON.
     """
-    text = read(file)
+    text = read_text(file)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

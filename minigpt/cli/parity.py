@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 import minigpt
-from minigpt.cli.files import console, progress, read, read_json, require_name, require_writable, show, write
+from minigpt.cli.files import console, progress, read_json, require_name, require_writable, show, write
 from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision, options_given
+from minigpt.text_file import read_text
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt parity --norm textbook[/]\n\n"
@@ -105,7 +106,7 @@ def _compare(first: Path, second: Path, html: Path | None) -> None:
 def _prompts(given: list[str] | None, file: Path | None) -> list[str] | None:
     if file is None:
         return given
-    lines = [line.removesuffix("\r") for line in read(file).split("\n") if line.strip()]
+    lines = [line.removesuffix("\r") for line in read_text(file).split("\n") if line.strip()]
     if not lines:
         raise minigpt.GenerationError(f"{file} holds no prompt; write one on each line")
     if re.match(r'\s*\{.*"prompt"\s*:', lines[0]):

@@ -11,6 +11,7 @@ from minigpt.lab.contest import Contest
 from minigpt.lab.measures import perplexity
 from minigpt.lab.report import TextPerplexity
 from minigpt.model import GPT2
+from minigpt.text_file import read_text
 from minigpt.tokenizer import Tokenizer
 
 AT_ONCE = 128  # positions whose logits are held together: of a window of 1,024, they are 400 MB
@@ -60,12 +61,7 @@ def file_ids(file: str | Path, tokenizer: Tokenizer | None, context: int) -> lis
         raise GenerationError(f"{file} cannot be read by a model whose context is {context} token: it predicts none")
     if tokenizer is None:
         raise GenerationError(f"{file} cannot be read without a tokenizer, and the checkpoint has none")
-    try:
-        ids = tokenizer.encode(Path(file).read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise GenerationError(f"cannot read {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise GenerationError(f"{file} is not UTF-8 text: {error}") from error
+    ids = tokenizer.encode(read_text(Path(file), GenerationError))
     if len(ids) < 2:
         raise GenerationError(f"{file} has {len(ids)} tokens; at least 2 are needed")
     return ids
