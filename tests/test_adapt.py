@@ -451,7 +451,7 @@ def test_compiled_it_is_one_graph_and_the_same_norm(cls: type) -> None:
 def test_buffers_go_where_the_model_is(device: torch.device) -> None:
     model = small_model(dtype=torch.bfloat16, device=device)
     swap_norms(model, Kernel)
-    for norm in map(model.get_submodule, model.norm_sites()):
+    for norm in model.norm_modules().values():
         assert (norm.ones.dtype, norm.ones.device.type) == (torch.bfloat16, device.type)
         assert norm.calls.dtype == torch.long
     model(random_ids(1, 4, device=device))
@@ -876,7 +876,7 @@ def test_autocast_may_widen_it(device: torch.device) -> None:
 
 
 def test_an_error_leaves_the_model_as_it_was(model: GPT2) -> None:
-    before = {site: model.get_submodule(site) for site in model.norm_sites()}
+    before = model.norm_modules()
     made = []
 
     def sometimes(size):

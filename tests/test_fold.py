@@ -52,7 +52,7 @@ class OnePlus(LayerNorm):
 
 
 def norms_of(model: GPT2) -> dict[str, nn.Module]:
-    return {site: model.get_submodule(site) for site in model.norm_sites()}
+    return model.norm_modules()
 
 
 @tied_or_not

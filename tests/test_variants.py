@@ -259,7 +259,7 @@ def inputs(model: GPT2, ids: Tensor) -> dict[str, Tensor]:
     def remember(site: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         return lambda _, args: found.update({site: args[0]})
 
-    hooks = [model.get_submodule(site).register_forward_pre_hook(remember(site)) for site in model.norm_sites()]
+    hooks = [norm.register_forward_pre_hook(remember(site)) for site, norm in model.norm_modules().items()]
     with torch.no_grad():
         model(ids)
     for hook in hooks:
@@ -342,9 +342,9 @@ def test_it_is_linear_in_the_row() -> None:
 def test_only_the_frozen_sites_are_calibrated_and_the_others_stay_what_they_are() -> None:
     model, ids = small_model("textbook"), random_ids(8, 16)
     swap_norms(model, "frozen", "*.ln_2")
-    before = {site: model.get_submodule(site) for site in model.norm_sites()}
+    before = model.norm_modules()
     assert list(calibrate(model, ids)) == ["h.0.ln_2", "h.1.ln_2"]
-    assert {site: model.get_submodule(site) for site in model.norm_sites()} == before
+    assert model.norm_modules() == before
 
 
 def test_calibration_reads_in_eval_mode_and_leaves_the_mode_as_it_was() -> None:
@@ -358,12 +358,12 @@ def test_calibration_reads_in_eval_mode_and_leaves_the_mode_as_it_was() -> None:
 
 def test_calibration_that_fails_leaves_the_model_as_it_was() -> None:
     model = small_model("frozen")
-    before = {site: model.get_submodule(site) for site in model.norm_sites()}
+    before = model.norm_modules()
     with pytest.raises(GenerationError, match="outside the vocabulary"):
         calibrate(model, torch.full((2, 4), 83))
     with pytest.raises(NormError, match="texts of two tokens or more, not of 1"):
         calibrate(model, random_ids(4, 1))
-    assert {site: model.get_submodule(site) for site in model.norm_sites()} == before
+    assert model.norm_modules() == before
     assert not any(model.get_submodule(site)._forward_pre_hooks for site in before)
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -112,8 +111,11 @@ def load_norms(
 
 def norm_parameters(model: GPT2) -> dict[str, nn.Parameter]:
     """The weights and biases of the norms, which are all that a checkpoint holds of them."""
-    norms_of: dict[str, Any] = {site: model.get_submodule(site) for site in model.norm_sites()}
-    own = {f"{site}.{name}": getattr(norm, name) for site, norm in norms_of.items() for name in ("weight", "bias")}
+    own = {
+        f"{site}.{name}": getattr(norm, name)
+        for site, norm in model.norm_modules().items()
+        for name in ("weight", "bias")
+    }
     return {name: parameter for name, parameter in own.items() if parameter is not None}
 
 

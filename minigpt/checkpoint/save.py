@@ -154,7 +154,7 @@ def _shards(tensors: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tens
 
 
 def _require_only_a_gpt2s(model: GPT2) -> None:
-    found = {f"{site}.{name}" for site in model.norm_sites() for name in model.get_submodule(site).state_dict()}
+    found = {f"{site}.{name}" for site, norm in model.norm_modules().items() for name in norm.state_dict()}
     foreign = {_unwrapped(name) for name in found} - norm_parameters(model).keys()
     if foreign:
         raise CheckpointError(
@@ -173,7 +173,7 @@ def _require_whole(model: GPT2, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _warn_of_other_norms(model: GPT2) -> None:
-    parts = {type(part) for site in model.norm_sites() for part in model.get_submodule(site).modules()}
+    parts = {type(part) for norm in model.norm_modules().values() for part in norm.modules()}
     known = {info.cls: (name, info.exact) for name, info in norms.available().items()}
     nearest = [next((known[cls] for cls in part.__mro__ if cls in known), ("", True)) for part in parts]
     if others := ", ".join(sorted(name for name, exact in nearest if not exact)):

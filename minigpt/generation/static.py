@@ -142,7 +142,7 @@ class StaticBatch(Batch):
 def is_static(model: GPT2, settings: GenerationSettings) -> bool:
     """Whether every step is the same: on CUDA, by norms that we know, nobody watching, and no text to look back at."""
     kept = settings.output_scores or settings.output_logprobs
-    known = all(is_ours(type(model.get_submodule(site))) for site in model.norm_sites())
+    known = all(is_ours(type(norm)) for norm in model.norm_modules().values())
     casting = torch.is_autocast_enabled(model.wte.weight.device.type)  # which keeps copies of weights of its own
     recorded = model.step is not None and model.step.has_graphs
     return (

@@ -31,8 +31,10 @@ def install_norms(body: GPT2, chosen: Choice) -> None:
 
 def norm_kinds(body: GPT2) -> dict[str, Any]:
     """What stands at each site: the classes of its parts, and the names of what they save."""
-    found = {site: body.get_submodule(site) for site in body.norm_sites()}
-    return {site: ([type(part) for part in norm.modules()], [*norm.state_dict()]) for site, norm in found.items()}
+    return {
+        site: ([type(part) for part in norm.modules()], [*norm.state_dict()])
+        for site, norm in body.norm_modules().items()
+    }
 
 
 def require_norms_of_config(body: GPT2, of_config: dict[str, Any]) -> None:

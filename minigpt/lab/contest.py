@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from minigpt.checkpoint import from_pretrained
 from minigpt.config import GPT2Config
@@ -57,9 +57,9 @@ class Contest:
         # Ids that stand for no text count as any other: the model is judged, and not what is drawn from it.
         self.candidate.config = dataclasses.replace(self.candidate.config, used_vocab_size=None)
         self._weights = dict(self.candidate.named_parameters())
-        self._own = self._norms()
+        self._own = self.candidate.norm_modules()
         self.swapped = swap_norms(self.candidate, norm, sites)
-        self._new = self._norms()
+        self._new = self.candidate.norm_modules()
         self.dtype = self.candidate.wte.weight.dtype
         self.plain = self.ours(arithmetic="reference")
         self.reference = Reference(place, attention=attention, dtype=self.dtype, device=device)
@@ -107,9 +107,6 @@ class Contest:
     def tensor(self, ids: list[int]) -> Int[Tensor, "1 seq"]:
         """Token ids as a batch of one on the contest's device."""
         return torch.tensor([ids], dtype=torch.long, device=self.device)
-
-    def _norms(self) -> dict[str, nn.Module]:
-        return {site: self.candidate.get_submodule(site) for site in self.candidate.norm_sites()}
 
 
 class Judged(NamedTuple):

@@ -22,7 +22,7 @@ def speed(contest: Contest, text: list[int]) -> Speed:
 def cost(contest: Contest, text: list[int]) -> Cost:
     """The norms' share of reading a text at once (prefill) and of one more token (decode), and Amdahl's bound on it."""
     model, ids = contest.candidate, contest.tensor(text)
-    norms = [model.get_submodule(site) for site in model.norm_sites()]
+    norms = list(model.norm_modules().values())
     cache = model.new_cache(1, len(text) + 1)
     model(ids, cache=cache)
     prefilled = torch.randn(1, len(text), contest.config.n_embd, generator=torch.Generator().manual_seed(0))

@@ -28,8 +28,7 @@ def calibrate(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> dict[str, flo
         GenerationError: ids outside the vocabulary, or more tokens than the context has.
     """
     require_gpt2(model)
-    frozen = {site: norm for site in model.norm_sites()
-              if isinstance(norm := model.get_submodule(site), FrozenLayerNorm)}  # fmt: skip
+    frozen = {site: norm for site, norm in model.norm_modules().items() if isinstance(norm, FrozenLayerNorm)}
     if not frozen:
         raise NormError('no site holds a frozen norm to calibrate; put one there with swap_norms(model, "frozen")')
     was_training = model.training

@@ -47,8 +47,8 @@ def fold_norms(model: GPT2) -> GPT2:
             "fold what minigpt.from_pretrained loads, and save it"
         )
     require_own_parameters(model, model.norm_sites())
-    for site in model.norm_sites():
-        _require_affine(model.get_submodule(site), site)
+    for site, norm in model.norm_modules().items():
+        _require_affine(norm, site)
     pairs = [pair for i in range(model.config.n_layer)
              for pair in ((f"h.{i}.ln_1", f"h.{i}.attn.c_attn"), (f"h.{i}.ln_2", f"h.{i}.mlp.c_fc"))]  # fmt: skip
     for _, layer in pairs:

@@ -182,6 +182,10 @@ class GPT2(nn.Module):
         """Names of the norm modules in the order data meets them: h.0.ln_1, h.0.ln_2, ..., ln_f."""
         return [f"h.{i}.{norm}" for i in range(self.config.n_layer) for norm in ("ln_1", "ln_2")] + ["ln_f"]
 
+    def norm_modules(self) -> dict[str, Any]:
+        """The norm modules by their names, in the same order."""
+        return {site: self.get_submodule(site) for site in self.norm_sites()}
+
     @torch.no_grad()
     def initialize(self) -> None:
         """Random weights as in GPT-2's paper (section 2.3): N(0, initial_std), biases 0, and our norms as if new."""
