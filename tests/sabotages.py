@@ -290,6 +290,13 @@ class NaNForConstantRows(LayerNorm):
         return centred(x) / torch.where(var == 0, var, torch.sqrt(var + self.eps))
 
 
+class Only4096Rows(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        y = exact(self, x).clone()
+        y.view(-1, x.shape[-1] if x.numel() else 1)[4096:] = 0
+        return y
+
+
 class Only65535Rows(LayerNorm):
     """As a kernel whose grid counts rows where CUDA counts to 65,535."""
 
@@ -320,6 +327,29 @@ class WrongBackward(torch.autograd.Function):
         dx = centred(dy * weight) * reciprocal
         dweight = (dy * centred(x) * reciprocal).flatten(0, -2).sum(0)
         return dx, dweight, dy.flatten(0, -2).sum(0) if ctx.has_bias else None, None
+
+
+class NoShiftInTraining(LayerNorm):
+    """Right but where its input takes a gradient, and its own gradients are right there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = exact(self, x)
+        return y - self.bias.detach() if x.requires_grad and self.bias is not None else y
+
+
+class NoShiftThatIsFrozen(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        shift = self.bias if self.bias is not None and self.bias.requires_grad else None
+        return F.layer_norm(x, self.normalized_shape, self.weight, shift, self.eps)
+
+
+class OtherSumInTraining(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return exact(self, x)
+
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        total = residual + delta
+        return total, exact(self, total) + (0.1 if total.requires_grad else 0.0)
 
 
 class WrongGradients(LayerNorm):

@@ -359,6 +359,13 @@ class SetsTheDefaultDtype(LayerNorm):
         return super().forward(x)
 
 
+class LeavesAutocastOn(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        torch.set_autocast_enabled("cpu", True)
+        return y
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("norm", "named", "said"),
@@ -372,6 +379,7 @@ class SetsTheDefaultDtype(LayerNorm):
         (KeepsItsWeights, "weights that change", "it keeps its weights"),
         (Seeds, "settings left as they were", "it changes PyTorch's random numbers"),
         (KeepsNoGradients, "settings left as they were", "it changes whether PyTorch keeps gradients"),
+        (LeavesAutocastOn, "settings left as they were", "it changes PyTorch's autocast"),
         (SetsTheDefaultDtype, "settings left as they were", "it changes PyTorch's default dtype"),
     ],
 )

@@ -16,7 +16,14 @@ from minigpt.lab.conformance.case import (
     worst_element,
 )
 from minigpt.lab.conformance.rows import far_from_zero, ordinary
-from minigpt.lab.conformance.settings import SETTINGS, changed_settings, settings, settings_kept
+from minigpt.lab.conformance.settings import (
+    AUTOCAST,
+    SETTINGS,
+    changed_settings,
+    set_autocast,
+    settings,
+    settings_kept,
+)
 from minigpt.lab.conformance.subject import EPS, OTHER_EPS, Candidate, Mismatch, Subject, Unsupported
 from minigpt.lab.conformance.sums import SUM_CASES
 from minigpt.lab.conformance.truth import PRECISIONS, bound_reason
@@ -173,6 +180,7 @@ def settings_left(subject: Subject) -> Measurement:
             torch.default_generator.manual_seed(123456789)
             torch.set_default_dtype(torch.float32)
             torch.set_grad_enabled(gradients)
+            set_autocast([False for _ in AUTOCAST])
             before = settings()
             ask(x.clone())
             if changed := changed_settings(before):

@@ -20,10 +20,12 @@ from minigpt.lab.conformance.formula import (
     wrong_dimension,
     wrong_statistics,
 )
+from minigpt.lab.conformance.gradients import VALUES
 from minigpt.lab.conformance.precision import cancelling_variance, narrow_half_statistics, narrow_statistics
 from minigpt.lab.conformance.probe import Probe, Unanswered
 from minigpt.lab.conformance.report import CaseResult
 from minigpt.lab.conformance.subject import Subject
+from minigpt.lab.conformance.values import ROW_COUNTS
 from minigpt.norms.triton import interpreting
 from minigpt.placement import DTYPES
 
@@ -206,7 +208,10 @@ def _wrong_row_counts(names: Sequence[str]) -> list[str]:
     if len(counts) >= MANY or not counts:  # wrong at every count is no mistake of counting
         return []
     if counts[0] > 1:
-        return [f"wrong only beyond {counts[0] - 1:,} rows"]
+        fewer = max(count for count in ROW_COUNTS if count < counts[0])
+        if fewer < counts[0] - 1:
+            return [f"wrong for {counts[0]:,} rows, and right for {fewer:,}"]
+        return [f"wrong only beyond {fewer:,} rows"]
     return [f"wrong only for {', '.join(f'{count:,}' for count in counts)} rows"]
 
 
@@ -219,9 +224,11 @@ def _wrong_gradients(failures: Failures) -> list[str]:
         return []
     if all(case.error is None for case in wrong.values()):
         return _refusals(wrong)
+    where = "" if len(wrong) >= MANY else f", in {', '.join(name.removeprefix('gradients, ') for name in wrong)}"
+    if any(f"worst at {VALUES}" in case.note for case in wrong.values()):
+        return [f"values are wrong where gradients are wanted too{where}"]
     leaves = {case.note.split("; ")[0].removeprefix("worst at ") for case in wrong.values() if case.error is not None}
     of = " and ".join(sorted(leaves))
-    where = "" if len(wrong) >= MANY else f", in {', '.join(name.removeprefix('gradients, ') for name in wrong)}"
     return [f"gradients are wrong though values are right, most of all of the {of}{where}"]
 
 

@@ -15,6 +15,7 @@ from minigpt.lab.conformance.subject import Candidate, Mismatch, Subject
 from minigpt.lab.conformance.truth import PRECISIONS, Truth, gradient_truth
 from minigpt.placement import DTYPES, dtype_name
 
+VALUES = "values"  # beside the names of what takes a gradient
 STEP = 1e-5  # in float64 the rest of the series, STEP^2, and the rounding, u / STEP, are then both near 1e-10
 REASON = "the bound on values, once for the standardized row and once for its product with the incoming gradient"
 
@@ -118,7 +119,14 @@ def _through_sum(subject: Subject, shape: tuple[int, ...], dtype: torch.dtype) -
         "residual": lambda rows: sum(candidate.add_norm(rows.view(shape), nothing), nothing).view_as(rows),
         "delta": lambda rows: sum(candidate.add_norm(nothing, rows.view(shape)), nothing).view_as(rows),
     }
-    return {of: _measured(gradients(candidate, path, x, dy), true) for of, path in paths.items()}
+    values = candidate.truth(x)
+    total = values.values + x.cpu().double()
+    wanted = Truth(total, values.bound + 2 * PRECISIONS[dtype].result * (total.abs() + values.values.abs()))
+    found = {}
+    for of, path in paths.items():
+        leaves, y = _forward(candidate, path, x)
+        found[of] = _measured(_backward(leaves, y, dy), true, worst_element(y.detach(), *wanted))
+    return found
 
 
 @case(
@@ -202,12 +210,16 @@ def _against_truth(
 ) -> Measurement:
     true = gradient_truth(x, candidate.weight, candidate.bias, candidate.eps, dy)
     reference = _measured(gradients(candidate, candidate.reference, x, dy, frozen=frozen), true)
-    found = _measured(gradients(candidate, forward or candidate.module, x, dy, frozen=frozen), true)
+    leaves, y = _forward(candidate, forward or candidate.module, x, frozen)
+    values = worst_element(y.detach(), *candidate.truth(x))  # a kernel for training may be another than for inference
+    found = _measured(_backward(leaves, y, dy), true, values)
     return found._replace(reference_error=reference.error)
 
 
-def _measured(found: dict[str, Tensor], true: dict[str, Truth]) -> Measurement:
-    return worst({name: worst_element(gradient, *true[name]) for name, gradient in found.items()})
+def _measured(found: dict[str, Tensor], true: dict[str, Truth], values: Measurement | None = None) -> Measurement:
+    """The worst of the gradients, and of the ``values`` that were computed on the way to them."""
+    measured = {name: worst_element(gradient, *true[name]) for name, gradient in found.items()}
+    return worst(measured if values is None else {VALUES: values, **measured})
 
 
 @torch.no_grad()

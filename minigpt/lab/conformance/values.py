@@ -10,7 +10,8 @@ from minigpt.lab.conformance.subject import Subject
 from minigpt.lab.conformance.truth import bound_reason
 from minigpt.placement import DTYPES
 
-WIDTHS = (1, 2, 3, 5, 64, 127, 768, 1001, 1024, 1280, 1600)  # the smallest, GPT-2's four, and some that no vector fits
+# The smallest, those that kernels are written for, GPT-2's four, and some that no vector fits
+WIDTHS = (1, 2, 3, 5, 64, 127, 128, 256, 512, 768, 1001, 1024, 1280, 1600, 2048, 4096)
 ROW_COUNTS = (0, 1, 65_535, 65_536, 65_537)  # CUDA's grid ends at 65,535 in two of its three dimensions
 SAME_BITS = "the other rows must come out with the same bits as without it"
 
