@@ -245,6 +245,20 @@ def test_a_sabotaged_norm_fails_and_the_reason_names_numbers(folder: Path, sabot
     assert min(site.local_error for site in report.norm_sites if site.site != "ln_f") > 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_around_a_judgement_does_not_reach_it(
+    folder: Path, plain: minigpt.ParityReport, dtype: torch.dtype
+) -> None:
+    """Else the noise would be that of halves, and hide what a norm does wrong in float32."""
+    with torch.autocast("cpu", dtype):
+        report = judge(
+            folder, norm=norm_that(SABOTAGES["eps"] if "eps" in SABOTAGES else next(iter(SABOTAGES.values())))
+        )
+        assert judge(folder).logits == plain.logits
+        assert torch.is_autocast_enabled("cpu")
+    assert not report.passed
+
+
 class WrongAtOneToken(minigpt.LayerNorm):
     """Right wherever a text is read at once."""
 

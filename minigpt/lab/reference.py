@@ -21,7 +21,7 @@ def judging() -> Iterator[None]:
 
 @contextlib.contextmanager
 def full_products() -> Iterator[None]:
-    """Full float32 products: no TF32 on a GPU, no bfloat16 shortcuts on a CPU.
+    """Full float32 products: no TF32 on a GPU, no bfloat16 shortcuts on a CPU, and no autocast on either.
 
     PyTorch has an older setting of that and a newer one, and refuses to read the older while they differ: both say it.
     """
@@ -32,7 +32,8 @@ def full_products() -> Iterator[None]:
         older = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        yield
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
     finally:
         torch.set_float32_matmul_precision(older or ("high" if newer[0] == "tf32" else "highest"))
         for backend, precision in zip(products, newer, strict=True):
