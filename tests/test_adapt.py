@@ -1249,6 +1249,28 @@ def test_a_class_of_a_session_is_in_no_file() -> None:
     assert re.fullmatch(r"3\nRaises raised ValueError: no rows today \(<string>, line 5\) .*\n", done.stdout), done
 
 
+class ItsOwnCall(nn.LayerNorm):
+    """Comes by no forward, so that a watch set there would not see what it does."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[1] > 3:
+            raise ValueError("three at most")
+        return super().__call__(x)[..., :1] if x.shape[1] == 3 else super().__call__(x)
+
+
+def test_a_norm_that_is_called_by_a_way_of_its_own_is_watched_there() -> None:
+    model = small_model()
+    ids = random_ids(1, 2)
+    expected = model(ids)
+    swap_norms(model, ItsOwnCall)
+    assert torch.equal(model(ids), expected)
+    assert list(model.state_dict()) == list(small_model().state_dict())
+    with pytest.raises(NormError, match=r"^ItsOwnCall raised ValueError: three at most"):
+        model(random_ids(1, 4))
+    with pytest.raises(NormError, match=r"^ItsOwnCall changes the shape"):
+        model(random_ids(1, 3))
+
+
 class Sparse(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).to_sparse()

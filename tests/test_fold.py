@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -289,3 +290,25 @@ def test_a_weight_that_is_computed_cannot_be_folded_into(name: str) -> None:
     with pytest.raises(NormError, match=f"weight or bias of {name} is no Parameter of its own"):
         fold_norms(model)
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
+def share_a_norms_weight(model: GPT2) -> None:
+    model.h[0].ln_2.weight = model.h[0].ln_1.weight
+
+
+def share_a_layer(model: GPT2) -> None:
+    model.h[1].attn.c_attn = model.h[0].attn.c_attn
+
+
+def share_a_norm(model: GPT2) -> None:
+    model.h[1].ln_1 = model.h[0].ln_1
+
+
+@pytest.mark.parametrize("share", [share_a_norms_weight, share_a_layer, share_a_norm])
+def test_what_two_modules_share_is_not_folded_for_one(share: Callable[[GPT2], None]) -> None:
+    model, ids = small_model(), random_ids(1, 9)
+    share(model)
+    before = model(ids)
+    with pytest.raises(NormError, match=r"h\.\d\.\S+ shares its weight or bias with h\.0\.\S+; give each its own"):
+        fold_norms(model)
+    assert_same_bits(model(ids), before, "nothing has been changed")

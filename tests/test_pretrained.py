@@ -330,6 +330,28 @@ def test_dtypes_that_no_model_computes_in_are_refused(folder: Path, stored: torc
 def test_the_meta_device_has_shapes_only(folder: Path) -> None:
     model = minigpt.from_pretrained(folder, device="meta", dtype="bfloat16")
     assert {(parameter.device.type, parameter.dtype) for parameter in model.parameters()} == {("meta", torch.bfloat16)}
+    with pytest.raises(NormError, match="has shapes only, and no values to load into"):
+        minigpt.load_norms(model, folder)
+
+
+@pytest.mark.parametrize("source", [None, b"demo", 3])
+def test_a_model_is_named_by_a_text_or_a_path(source: Any) -> None:
+    with pytest.raises(CheckpointError, match=f"named by a text or a Path, not a {type(source).__name__}"):
+        minigpt.from_pretrained(source)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"max_shard_bytes": "5GB"}, "max_shard_bytes must be a whole number, 1 or more, not '5GB'"),
+        ({"max_shard_bytes": 0}, "max_shard_bytes must be a whole number, 1 or more, not 0"),
+        ({"generation_config": ["top_k"]}, "generation_config must be a dict, not a list"),
+    ],
+)
+def test_options_of_saving_that_are_none(tmp_path: Path, how: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        minigpt.save_pretrained(minigpt.GPT2(GPT2Config(**TINY)), tmp_path / "out", **how)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")

@@ -66,6 +66,8 @@ def files_at(source: str | Path) -> list[Path]:
 
 def _path(source: str | Path) -> Path | None:
     """The directory or file of weights of that name; None where there is nothing."""
+    if not isinstance(source, str | Path):
+        raise CheckpointError(f"a model is named by a text or a Path, not a {type(source).__name__}")
     if source == "demo":
         return DEMO
     path = os.path.expanduser(source)  # os.path answers False where pathlib raises, as for a name that is too long

@@ -4,6 +4,7 @@ import json
 import logging
 import os.path
 from collections.abc import Iterator, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -65,6 +66,8 @@ def save_pretrained(
     _require_whole(model, tensors)
     _warn_of_other_norms(model)
     ids = {name: value for name, value in model.config.to_dict().items() if name.endswith("_token_id")}
+    if not isinstance(generation_config, Mapping | None):
+        raise CheckpointError(f"generation_config must be a dict, not a {type(generation_config).__name__}")
     settings = {**ids, **(generation_config or {})}
     try:
         json.dumps(settings, allow_nan=False)
@@ -102,8 +105,8 @@ def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_
         raise CheckpointError("there is no name of a directory to save to; '.' is the one that you are in")
     if os.path.isfile(os.path.expanduser(directory)):
         raise CheckpointError(f"cannot save to {directory}: it is a file; give the name of a directory")
-    if max_shard_bytes < 1:
-        raise CheckpointError(f"max_shard_bytes must be 1 or more, not {max_shard_bytes}")
+    if not isinstance(max_shard_bytes, Integral) or max_shard_bytes < 1:
+        raise CheckpointError(f"max_shard_bytes must be a whole number, 1 or more, not {max_shard_bytes!r}")
     if not (tokenizer is None or isinstance(tokenizer, SavesItself)):
         raise CheckpointError(f"the tokenizer is a {type(tokenizer).__name__}; take minigpt.Tokenizer.from_pretrained")
     _require_only_a_gpt2s(model)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -35,8 +36,8 @@ def fold_norms(model: GPT2) -> GPT2:
     Raises:
         ConfigError: the model is no GPT2.
         NormError: a norm is not ``s * weight + bias``, the layer after it is not GPT-2's own, the head is another
-            model's or there are no values (nothing has been changed then), or a folded weight is too large for the
-            dtype (what has been folded by then is exact).
+            model's, two modules share a weight or bias, or there are no values (nothing has been changed then), or a
+            folded weight is too large for the dtype (what has been folded by then is exact).
     """
     require_gpt2(model)
     if model.wte.weight.is_meta:
@@ -56,11 +57,22 @@ def fold_norms(model: GPT2) -> GPT2:
             kind = type(model.get_submodule(layer)).__name__
             raise NormError(f"{layer} is a {kind}, into which no norm can be folded; fold the model before changing it")
     require_own_parameters(model, [layer for _, layer in pairs])
+    _require_unshared(model, {name for pair in pairs for name in pair} | {"ln_f"})
     for site, layer in pairs:
         _fold_into_conv1d(model.get_submodule(site), model.get_submodule(layer), layer)
     _untie(model)
     _fold_scale_into_head(model.ln_f, model.lm_head)
     return model
+
+
+def _require_unshared(model: GPT2, names: Collection[str]) -> None:
+    """Refuse a weight or bias that two of these modules have: what is folded for the one would be for the other too."""
+    owners: dict[int, str] = {}
+    for name in sorted(names):
+        module: Any = model.get_submodule(name)
+        for own in (module.weight, module.bias):
+            if own is not None and owners.setdefault(id(own), name) != name:
+                raise NormError(f"{name} shares its weight or bias with {owners[id(own)]}; give each its own to fold")
 
 
 def _fold_into_conv1d(norm: Any, layer: Any, name: str) -> None:

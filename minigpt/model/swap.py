@@ -19,7 +19,8 @@ def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "
     """Put ``norm`` at the matching sites, in place; return their names, in the order data meets them.
 
     The new norm uses the very Parameters of the old, so nothing is copied, an optimizer goes on with what it holds, and
-    swapping back restores the model exactly. Its eps is the config's; a warning says where its class has another.
+    swapping back restores the model exactly, but for hooks: they go with the module they were put on. Its eps is the
+    config's; a warning says where its class has another.
 
     Args:
         norm: as ``norms.build`` takes it: a name, a class, a function, "package.module:Name" or "path/to/file.py:Name".

@@ -43,7 +43,8 @@ def adapt(module: nn.Module, make: Callable[..., Any], shape: tuple[int, ...], *
         raise NormError(f"{title(module)} is a TorchScript module, whose Parameters cannot be shared; give its class")
     places = _places(module, shape, bias)
     said = _notes(module, make, eps)
-    if places == {role: [role] for role in (("weight", "bias") if bias else ("weight",))}:
+    is_plain = type(module).__call__ is nn.Module.__call__  # which comes to its forward, where it is watched
+    if is_plain and places == {role: [role] for role in (("weight", "bias") if bias else ("weight",))}:
         module.forward = Watched(module, said)
         _watch_sums(module, module)
         return module
