@@ -255,6 +255,17 @@ def test_generate_writes_what_transformers_own_writes(folder: Path, how: dict[st
     assert torch.equal(*written)
 
 
+@pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"use_cache": False}], ids=str)
+def test_who_speaks_is_added_as_a_token_is(folder: Path, how: dict[str, Any]) -> None:
+    x, types, mask = tokens(2, 9), tokens(2, 9).flip(1), left_padding([9, 6], 9)
+    ours, theirs = load(folder, arithmetic="reference"), reference()
+    assert torch.equal(*(logits(model, input_ids=x, token_type_ids=types) for model in (ours, theirs)))
+    assert not torch.equal(logits(ours, input_ids=x, token_type_ids=types), logits(ours, input_ids=x))
+    given: dict[str, Any] = dict(token_type_ids=types, attention_mask=mask)
+    settings: dict[str, Any] = given | dict(max_new_tokens=9, min_new_tokens=9, do_sample=False, pad_token_id=0) | how
+    assert torch.equal(ours.generate(x, **settings), theirs.generate(x, **settings))
+
+
 def test_assisted_decoding_by_a_model_with_another_norm(folder: Path) -> None:
     ours, assistant = load(folder), load(folder, norm="rms")
     how: dict[str, Any] = dict(max_new_tokens=12, do_sample=False, pad_token_id=0)
@@ -552,8 +563,8 @@ def test_what_our_network_does_not_do_is_refused_in_one_sentence(folder: Path, t
         with pytest.raises((ConfigError, GenerationError)) as raised:
             model(**inputs)
         assert "\n" not in str(raised.value)
-    with pytest.raises(TypeError, match="token_type_ids"):
-        model(x, token_type_ids=x)
+    with pytest.raises(TypeError, match="encoder_hidden_states"):
+        model(x, encoder_hidden_states=torch.ones(2, 5, 32))
     with pytest.raises(ConfigError, match=r"continuous batching needs paged attention.* use generate"):
         model.generate_batch(x.tolist(), generation_config=transformers.GenerationConfig(max_new_tokens=2))
     with pytest.raises(ValueError, match=r"[Ff]lash"):
@@ -763,8 +774,8 @@ def test_keywords_of_transformers_that_are_none_change_nothing(folder: Path) -> 
     ours, x = load(folder), tokens(2, 5)
     nothing = dict.fromkeys(("token_type_ids", "encoder_hidden_states", "encoder_attention_mask", "head_mask"))
     assert torch.equal(ours(x, **nothing).logits, ours(x).logits)
-    with pytest.raises(TypeError, match="'token_type_ids'"):
-        ours(x, token_type_ids=torch.zeros_like(x))
+    with pytest.raises(TypeError, match="'head_mask'"):
+        ours(x, head_mask=torch.ones(2, 4))
     with pytest.raises(TypeError, match="positional"):
         ours(x, None, None, torch.zeros_like(x))  # which are token_type_ids there, and never positions
 

@@ -109,6 +109,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         past_key_values: Any = None,
         attention_mask: Tensor | None = None,
         *,
+        token_type_ids: Int[Tensor, "batch seq"] | None = None,
         position_ids: Int[Tensor, "rows seq"] | None = None,
         inputs_embeds: Float[Tensor, "batch seq embd"] | None = None,
         labels: Int[Tensor, "batch seq"] | None = None,
@@ -122,6 +123,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
 
         Args:
             attention_mask: (B, S) with 0 for padding, on either side; or (B or 1, 1, T, S), taken as it is.
+            token_type_ids: (B, T) tokens whose embeddings are added to those of the text, as a dialogue's speakers.
             position_ids: (B or 1, T); by default each token's place among the real tokens of its row. With neither a
                 mask nor a cache, which is made by default, one that does not follow the last begins another text,
                 which stays apart.
@@ -157,7 +159,8 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         past = 0
         if past_key_values is not None and not (is_ready and position_ids is not None):  # else a compiler need not ask
             past = int(past_key_values.get_seq_length())
-        x, mask = self._placed(x, attention_mask, is_ready, position_ids, past)
+        types = None if token_type_ids is None else self.transformer.wte(token_type_ids)  # (B, T, C)
+        x, mask = self._placed(x, types, attention_mask, is_ready, position_ids, past)
         cache = None
         if past_key_values is not None:
             cache = BorrowedCache(past_key_values, total=None if is_ready else past + x.shape[1])
@@ -179,17 +182,19 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
     def _placed(
         self,
         x: Float[Tensor, "batch seq embd"],
+        types: Float[Tensor, "batch seq embd"] | None,
         attention_mask: Tensor | None,
         is_ready: bool,
         position_ids: Int[Tensor, "rows seq"] | None,
         past: int,
     ) -> tuple[Float[Tensor, "batch seq embd"], Tensor | None]:
-        """The embeddings with their positions added, and the mask for our attention."""
+        """The embeddings with their positions and types added, and the mask for our attention."""
         body, (batch, seq) = self.transformer, x.shape[:2]
         padding = None if is_ready else padding_mask(attention_mask, None, batch, past, seq)  # (B, S) or None
         if position_ids is None:
             position_ids = positions(padding, past, seq, x.device)  # (B or 1, T)
-        x, dtype = body.drop(x + body.wpe(position_ids)), x.dtype
+        x, dtype = x + body.wpe(position_ids), x.dtype
+        x = body.drop(x if types is None else x + types)
         if attention_mask is None or not is_ready:
             return x, body.mask(padding, past, seq, x)
         is_added = attention_mask.dtype != torch.bool or body.attention != "eager"  # whose formula adds a mask
