@@ -656,6 +656,25 @@ def test_settings_beside_the_weights_that_contradict_each_other(run: Run, copy: 
     assert mine == "error: max_new_tokens must be 1 or more, not -3\n"
 
 
+def test_a_file_that_asks_for_several_texts(run: Run, copy: Path) -> None:
+    file = copy / "generation_config.json"
+    file.write_text('{"do_sample": true, "num_return_sequences": 3}')
+    words = ("generate", "the dog", "--model", copy, "--max-new-tokens", 3)
+    assert complaint(run(*words)).endswith(f"num_return_sequences must be 1; num_return_sequences: so says {file}\n")
+    assert run(*words, "--num-return-sequences", 1).status == 0
+    assert "--num-return-sequences needs --prompts" in complaint(run(*words, "--num-return-sequences", 2))
+
+
+def test_what_a_file_says_of_the_length_in_all_gives_way_to_that_of_the_new(run: Run, copy: Path) -> None:
+    """As in transformers; and what it wants handed out beside the text is nothing to the command line."""
+    file = copy / "generation_config.json"
+    file.write_text('{"max_length": 20, "output_scores": true, "cache_implementation": "dynamic"}')
+    assert complaint(run("generate", "the dog", "--model", copy)).endswith(f"; max_length: so says {file}\n")
+    assert run("generate", "the dog", "--model", copy, "--max-new-tokens", 3).status == 0
+    file.write_text('{"max_length": 20, "max_new_tokens": 3}')
+    assert run("generate", "the dog", "--model", copy).status == 0
+
+
 def test_unknown_settings_beside_the_weights_are_refused_by_name(run: Run, copy: Path) -> None:
     (copy / "generation_config.json").write_text('{"num_beams": 4, "top_k": -3, "transformers_version": "5"}')
     message = complaint(run("generate", "the dog", "--model", copy))
@@ -874,6 +893,8 @@ BAD_SETTINGS = {
     "a device for shapes alone": (["--device", "meta"], r"meta"),
     "temperature below 0": (["--temperature", "-0.5"], r"temperature.*0.*-0\.5"),
     "temperature nan": (["--temperature", "nan"], r"temperature"),
+    "cold seed": (["--temperature", "0", "--seed", "1"], "--temperature 0 leaves nothing to draw, .* --seed"),
+    "lookup in batches": ([*MANY, "--lookup", "5", "--batch-size", "4"], "--lookup writes one text at a time"),
     "top-k 0": (["--top-k", "0"], r"top_k.*1.*0"),
     "top-p 0": (["--top-p", "0"], r"top_p.*\(0, 1\].*0"),
     "top-p above 1": (["--top-p", "1.5"], r"top_p.*\(0, 1\].*1\.5"),

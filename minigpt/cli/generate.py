@@ -78,14 +78,16 @@ def generate(
     from minigpt.process import settle_memory
 
     settle_memory()
-    many = {"--num-return-sequences": num_return_sequences, "--batch-size": batch_size}
-    _require_compatible(greedy, dict(shaping, seed=seed), prompt, prompts, out, many, as_json)
+    several = None if num_return_sequences == 1 else num_return_sequences
+    many = {"--num-return-sequences": several, "--batch-size": batch_size}
+    _require_compatible(greedy, dict(shaping, seed=seed), prompt, prompts, out, many, lookup, as_json)
     require_name("--out", out)
     place = locate(model, revision=revision)  # once, so that weights, settings and tokenizer are of one commit
     asked = {name: value for name, value in {**shaping, **others}.items() if value is not None}
     beside = read_generation_config(place)
     settings = _settings(asked, beside, shaping, greedy)
-    _require_sense(settings, {name: value for name, value in beside.items() if name not in asked}, place)
+    theirs = {name: value for name, value in beside.items() if name not in asked}
+    _require_sense(settings, theirs, place, is_one=prompts is None)
     text = read_standard_input() if prompt == "-" else prompt
 
     with said_aside():
@@ -118,14 +120,18 @@ def _print(text: str, pieces: Iterator[str]) -> None:
 
 def _require_compatible(
     greedy: bool, chances: dict[str, Any], prompt: str, prompts: Path | None, out: Path | None,
-    of_many: dict[str, int | None], as_json: bool,
+    of_many: dict[str, int | None], lookup: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Refuse options that cannot go together, or not alone; all of them in one error."""
     drawn = [f"--{name.replace('_', '-')}" for name, value in chances.items() if value is not None]
     many = prompts is not None
     alone = [f"{name} needs --prompts" for name, value in of_many.items() if value is not None and not many]
+    batched = of_many["--batch-size"] is not None
+    seeded = chances["temperature"] == 0 and chances["seed"] is not None
     complaints = (
         (greedy and drawn, f"--greedy leaves nothing to draw, so it cannot go with {', '.join(drawn)}"),
+        (seeded and not greedy, "--temperature 0 leaves nothing to draw, so it cannot go with --seed"),
+        (lookup and many and batched, "--lookup writes one text at a time, so it cannot go with --batch-size"),
         (many and out is None, "--prompts needs --out, the file for the texts"),
         (out is not None and not many, "--out needs --prompts, the file they come from"),
         (many and prompt, "--prompts cannot go with a PROMPT"),
@@ -136,13 +142,16 @@ def _require_compatible(
         raise minigpt.GenerationError("; ".join(said))
 
 
-def _require_sense(settings: dict[str, Any], unasked: dict[str, Any], place: Path) -> None:
+def _require_sense(settings: dict[str, Any], unasked: dict[str, Any], place: Path, is_one: bool) -> None:
     """Refuse settings before the weights are read; of what nobody asked for here, the model's own file is named."""
     from minigpt.checkpoint import folder_of
     from minigpt.generation import parse_settings
+    from minigpt.generation.decode import require_one_text
 
     try:
-        parse_settings(**settings)
+        chosen = parse_settings(**settings)
+        if is_one:
+            require_one_text(chosen)
     except minigpt.GenerationError as error:
         words = re.split(r"[\s,;:]+", re.sub("known are [^;]*", "", str(error)))
         theirs = [name for name, value in unasked.items() if name in words and settings.get(name) == value]
@@ -153,6 +162,8 @@ def _require_sense(settings: dict[str, Any], unasked: dict[str, Any], place: Pat
 def _settings(asked: dict[str, Any], beside: dict[str, Any], shaping: Iterable[str], greedy: bool) -> dict[str, Any]:
     """What is asked for here, else what the model's own generation config says, else to draw at temperature 0.8."""
     settings = {"do_sample": True, "max_new_tokens": 200} | beside
+    if "max_new_tokens" in {**beside, **asked}:
+        settings.pop("max_length", None)  # which the other goes before, as transformers has it
     if greedy or asked.get("temperature", beside.get("temperature")) == 0:  # what the file says of a draw is for one
         unshaped = {name: value for name, value in settings.items() if name not in shaping}
         return unshaped | ({"do_sample": False} if greedy else {"temperature": 0}) | asked

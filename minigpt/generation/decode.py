@@ -83,13 +83,22 @@ def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Any) -> I
             not at the first piece.
     """
     chosen = parse_settings(**settings)
-    if chosen.num_return_sequences > 1:
-        raise GenerationError("a stream is one text; num_return_sequences must be 1")
+    require_one_text(chosen)
     if chosen.output_scores or chosen.output_logprobs:
         raise GenerationError("a stream hands out text alone; generate hands out output_scores and output_logprobs")
     ids = prompt_ids(tokenizer, prompt)
     require_fits(model, torch.tensor([ids], device="cpu"), None, chosen)
     return _pieces(model, rows_of(model, [ids], chosen, tokenizer), chosen)
+
+
+def require_one_text(settings: GenerationSettings) -> None:
+    """Refuse settings of several texts for a prompt.
+
+    Raises:
+        GenerationError: they are.
+    """
+    if settings.num_return_sequences > 1:
+        raise GenerationError("a stream is one text; num_return_sequences must be 1")
 
 
 def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:

@@ -257,7 +257,7 @@ def _out_of_range(given: dict[str, Any]) -> Iterator[str]:
         if name in given and (value is not None or name in NEVER_NONE) and not fits(value):
             yield f"{name} must {requirement}, not {value!r:.200}"
     stops = given.get("stop_strings")
-    texts = [stops] if isinstance(stops, str) else stops or []
+    texts = [stops] if isinstance(stops, str) else [] if stops is None else stops
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         yield f"stop_strings must be a text or a list of texts, not {stops!r:.200}"
     elif not all(texts):
