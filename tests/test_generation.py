@@ -5,6 +5,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import END_OF_TEXT, reference, saved, tiny_bpe, tokens
@@ -478,6 +479,12 @@ def test_the_end_and_a_stop_string_together(tokenizer: Tokenizer) -> None:
     how = {"max_new_tokens": len(script), "tokenizer": tokenizer, "stop_strings": "dog"}
     assert written(Scripted(script), **how) == [script[: script.index(0) + 1]]
     assert written(Scripted(script), **how, eos_token_id=None) == [script]
+
+
+@pytest.mark.parametrize("stops", [np.array(["a", "b"]), {"a"}, 3, ["a", 3]], ids=str)
+def test_stop_strings_that_are_no_list_of_texts(ours: GPT2, stops: Any) -> None:
+    with pytest.raises(GenerationError, match="stop_strings must be a text or a list of texts, not "):
+        generate(ours, tokens(1, 3), max_new_tokens=2, stop_strings=stops)
 
 
 def test_stop_strings_need_a_tokenizer(ours: GPT2) -> None:
