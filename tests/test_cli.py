@@ -656,19 +656,21 @@ def test_settings_beside_the_weights_that_contradict_each_other(run: Run, copy: 
     assert mine == "error: max_new_tokens must be 1 or more, not -3\n"
 
 
-def test_a_file_that_asks_for_several_texts(run: Run, copy: Path) -> None:
+def test_a_file_that_asks_for_several_texts_or_more_than_text(run: Run, copy: Path) -> None:
     file = copy / "generation_config.json"
     file.write_text('{"do_sample": true, "num_return_sequences": 3}')
     words = ("generate", "the dog", "--model", copy, "--max-new-tokens", 3)
     assert complaint(run(*words)).endswith(f"num_return_sequences must be 1; num_return_sequences: so says {file}\n")
     assert run(*words, "--num-return-sequences", 1).status == 0
+    file.write_text('{"output_scores": true}')
+    assert complaint(run(*words)).endswith(f"and output_logprobs; output_scores: so says {file}\n")
     assert "--num-return-sequences needs --prompts" in complaint(run(*words, "--num-return-sequences", 2))
 
 
 def test_what_a_file_says_of_the_length_in_all_gives_way_to_that_of_the_new(run: Run, copy: Path) -> None:
-    """As in transformers; and what it wants handed out beside the text is nothing to the command line."""
+    """As in transformers."""
     file = copy / "generation_config.json"
-    file.write_text('{"max_length": 20, "output_scores": true, "cache_implementation": "dynamic"}')
+    file.write_text('{"max_length": 20, "cache_implementation": "dynamic"}')
     assert complaint(run("generate", "the dog", "--model", copy)).endswith(f"; max_length: so says {file}\n")
     assert run("generate", "the dog", "--model", copy, "--max-new-tokens", 3).status == 0
     file.write_text('{"max_length": 20, "max_new_tokens": 3}')

@@ -7,15 +7,13 @@ from minigpt.checkpoint.files import GENERATION_CONFIG, folder_of
 from minigpt.errors import CheckpointError
 from minigpt.json_file import read_object
 
-NO_SETTING = (  # of what is written: where the file is from, and what is to be handed out beside the text
-    "_from_model_config", "transformers_version", "bos_token_id", "decoder_start_token_id", "return_dict_in_generate",
-    "output_attentions", "output_hidden_states", "output_logits", "output_scores",
-)  # fmt: skip
+NO_SETTING = ("_from_model_config", "transformers_version", "bos_token_id", "decoder_start_token_id")
 OFF: dict[str, Any] = {  # what the format writes for "not at all"
     "top_k": 0, "num_beams": 1, "num_beam_groups": 1, "length_penalty": 1, "diversity_penalty": 0, "min_length": 0,
     "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0, "epsilon_cutoff": 0, "eta_cutoff": 0,
-    "guidance_scale": 1, "early_stopping": False, "remove_invalid_values": False, "renormalize_logits": False,
-    "cache_implementation": "dynamic",
+    "guidance_scale": 1, "early_stopping": False, "output_attentions": False, "output_hidden_states": False,
+    "output_logits": False, "remove_invalid_values": False, "renormalize_logits": False,
+    "return_dict_in_generate": False, "cache_implementation": "dynamic",
 }  # fmt: skip
 
 

@@ -126,7 +126,7 @@ def _require_compatible(
     drawn = [f"--{name.replace('_', '-')}" for name, value in chances.items() if value is not None]
     many = prompts is not None
     alone = [f"{name} needs --prompts" for name, value in of_many.items() if value is not None and not many]
-    batched = of_many["--batch-size"] is not None
+    batched = (of_many["--batch-size"] or 1) > 1
     seeded = chances["temperature"] == 0 and chances["seed"] is not None
     complaints = (
         (greedy and drawn, f"--greedy leaves nothing to draw, so it cannot go with {', '.join(drawn)}"),
@@ -146,12 +146,12 @@ def _require_sense(settings: dict[str, Any], unasked: dict[str, Any], place: Pat
     """Refuse settings before the weights are read; of what nobody asked for here, the model's own file is named."""
     from minigpt.checkpoint import folder_of
     from minigpt.generation import parse_settings
-    from minigpt.generation.decode import require_one_text
+    from minigpt.generation.decode import require_text_alone
 
     try:
         chosen = parse_settings(**settings)
         if is_one:
-            require_one_text(chosen)
+            require_text_alone(chosen)
     except minigpt.GenerationError as error:
         words = re.split(r"[\s,;:]+", re.sub("known are [^;]*", "", str(error)))
         theirs = [name for name, value in unasked.items() if name in words and settings.get(name) == value]

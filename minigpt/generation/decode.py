@@ -83,22 +83,22 @@ def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Any) -> I
             not at the first piece.
     """
     chosen = parse_settings(**settings)
-    require_one_text(chosen)
-    if chosen.output_scores or chosen.output_logprobs:
-        raise GenerationError("a stream hands out text alone; generate hands out output_scores and output_logprobs")
+    require_text_alone(chosen)
     ids = prompt_ids(tokenizer, prompt)
     require_fits(model, torch.tensor([ids], device="cpu"), None, chosen)
     return _pieces(model, rows_of(model, [ids], chosen, tokenizer), chosen)
 
 
-def require_one_text(settings: GenerationSettings) -> None:
-    """Refuse settings of several texts for a prompt.
+def require_text_alone(settings: GenerationSettings) -> None:
+    """Refuse settings of several texts for a prompt, or of more than text, which a stream cannot hand out.
 
     Raises:
         GenerationError: they are.
     """
     if settings.num_return_sequences > 1:
         raise GenerationError("a stream is one text; num_return_sequences must be 1")
+    if settings.output_scores or settings.output_logprobs:
+        raise GenerationError("a stream hands out text alone; generate hands out output_scores and output_logprobs")
 
 
 def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:
