@@ -52,10 +52,6 @@ class OnePlus(LayerNorm):
         return super().forward(x) + self.standardize(x)
 
 
-def norms_of(model: GPT2) -> dict[str, nn.Module]:
-    return model.norm_modules()
-
-
 @tied_or_not
 @torch.no_grad()
 def test_logits_are_unchanged(tied: bool, device: torch.device) -> None:
@@ -71,7 +67,7 @@ def test_norms_are_bare_and_the_head_is_its_own(tied: bool) -> None:
     model = small_model(dtype=torch.float64, tie_word_embeddings=tied)
     shift, embedding = model.ln_f.bias / model.ln_f.weight, model.wte.weight.detach().clone()
     fold_norms(model)
-    for site, norm in norms_of(model).items():
+    for site, norm in model.norm_modules().items():
         assert (norm.weight == 1).all()
         assert (norm.bias == 0).all() or site == "ln_f"
     assert torch.equal(model.ln_f.bias, shift)
@@ -140,7 +136,7 @@ def test_folded_again_it_stays_as_it_is() -> None:
 def test_dimensions_without_a_scale() -> None:
     """A scale of 0 leaves the shift alone: in ln_f there is nothing to divide it by, so both stay."""
     model, ids = small_model(dtype=torch.float64), random_ids(2, 9)
-    for norm in norms_of(model).values():
+    for norm in model.norm_modules().values():
         norm.weight[3], norm.weight[5], norm.weight[7] = 0, 0, 1e-320
         norm.bias[5] = 0
     wanted, shift = model(ids), model.ln_f.bias[3].item()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -338,6 +339,21 @@ def test_the_meta_device_has_shapes_only(folder: Path) -> None:
 def test_a_model_is_named_by_a_text_or_a_path(source: Any) -> None:
     with pytest.raises(CheckpointError, match=f"named by a text or a Path, not a {type(source).__name__}"):
         minigpt.from_pretrained(source)
+
+
+class Place(os.PathLike[str]):
+    """A path of another library's."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def test_whatever_stands_for_a_path_is_one(folder: Path) -> None:
+    place: Any = Place(folder)
+    assert minigpt.from_pretrained(place, device="cpu").config == minigpt.from_pretrained(folder, device="cpu").config
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def files_at(source: str | Path) -> list[Path]:
 
 def _path(source: str | Path) -> Path | None:
     """The directory or file of weights of that name; None where there is nothing."""
-    if not isinstance(source, str | Path):
+    if not isinstance(source, str | os.PathLike):
         raise CheckpointError(f"a model is named by a text or a Path, not a {type(source).__name__}")
     if source == "demo":
         return DEMO

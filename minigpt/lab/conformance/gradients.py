@@ -121,12 +121,8 @@ def _through_sum(subject: Subject, shape: tuple[int, ...], dtype: torch.dtype) -
     }
     values = candidate.truth(x)
     total = values.values + x.cpu().double()
-    wanted = Truth(total, values.bound + 2 * PRECISIONS[dtype].result * (total.abs() + values.values.abs()))
-    found = {}
-    for of, path in paths.items():
-        leaves, y = _forward(candidate, path, x)
-        found[of] = _measured(_backward(leaves, y, dy), true, worst_element(y.detach(), *wanted))
-    return found
+    true[VALUES] = Truth(total, values.bound + 2 * PRECISIONS[dtype].result * (total.abs() + values.values.abs()))
+    return {of: _measured(_with_values(candidate, path, x, dy), true) for of, path in paths.items()}
 
 
 @case(
@@ -210,16 +206,20 @@ def _against_truth(
 ) -> Measurement:
     true = gradient_truth(x, candidate.weight, candidate.bias, candidate.eps, dy)
     reference = _measured(gradients(candidate, candidate.reference, x, dy, frozen=frozen), true)
-    leaves, y = _forward(candidate, forward or candidate.module, x, frozen)
-    values = worst_element(y.detach(), *candidate.truth(x))  # a kernel for training may be another than for inference
-    found = _measured(_backward(leaves, y, dy), true, values)
-    return found._replace(reference_error=reference.error)
+    found = _with_values(candidate, forward or candidate.module, x, dy, frozen)
+    return _measured(found, {VALUES: candidate.truth(x), **true})._replace(reference_error=reference.error)
 
 
-def _measured(found: dict[str, Tensor], true: dict[str, Truth], values: Measurement | None = None) -> Measurement:
-    """The worst of the gradients, and of the ``values`` that were computed on the way to them."""
-    measured = {name: worst_element(gradient, *true[name]) for name, gradient in found.items()}
-    return worst(measured if values is None else {VALUES: values, **measured})
+def _with_values(
+    candidate: Candidate, forward: Callable[[Tensor], Tensor], x: Tensor, dy: Tensor, frozen: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """The ``gradients``, and what came out on the way: a kernel for training may be another than for inference."""
+    leaves, y = _forward(candidate, forward, x, frozen)
+    return {VALUES: y.detach().clone(), **_backward(leaves, y, dy)}
+
+
+def _measured(found: dict[str, Tensor], true: dict[str, Truth]) -> Measurement:
+    return worst({name: worst_element(tensor, *true[name]) for name, tensor in found.items()})
 
 
 @torch.no_grad()
