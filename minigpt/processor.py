@@ -23,8 +23,8 @@ def processor_name() -> str:
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
 # MKL keeps its best kernels to Intel's own processors; oneDNN has them for AMD's too.
 PREFERS_ONEDNN = HAS_ONEDNN and "AuthenticAMD" in (processor_fact("vendor_id") or platform.processor())
-# Where it may not, and there is no AVX-512 either, MKL's products of slabs, one a thread, read at memory's own speed.
-PREFERS_SLABS = PREFERS_ONEDNN and torch.backends.mkl.is_available() and not torch.cpu._is_avx512_supported()
+# Without AVX-512 both are behind somewhere: oneDNN with a single row, and with many.
+MIXES_MKL = PREFERS_ONEDNN and torch.backends.mkl.is_available() and not torch.cpu._is_avx512_supported()
 HAS_TILES = torch.cpu._is_amx_tile_supported()  # instructions that multiply many rows at once
 HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or HAS_TILES  # instructions for it
 

@@ -1,6 +1,7 @@
-"""Which call of the library multiplies one row by GPT-2 124M's weights soonest on this processor?
+"""Which call of the library multiplies a row, or some, by GPT-2 124M's weights soonest on this processor?
 
 python scripts/bench_products.py --json docs/results/products-cpu.json
+python scripts/bench_products.py --rows 64
 
 For every weight of a block and for the head, every call that ``minigpt.model.product`` and ``minigpt.model.lay_out``
 can choose from, taken in turns over weights that no cache holds, beside the sum over as many bytes: nothing can be
@@ -23,7 +24,7 @@ from minigpt import GPT2Config
 from minigpt.lab.environment import environment
 from minigpt.lab.stopwatch import Spread, in_turns, wall_seconds
 from minigpt.model.packed import PackedLinear
-from minigpt.model.product import in_slabs, onednn_linear, product
+from minigpt.model.product import in_slabs, onednn_linear, product, sideways
 from minigpt.model.strips import StripedLinear
 from minigpt.processor import PACKABLE
 
@@ -31,8 +32,13 @@ BEYOND_CACHES = 2**27  # bytes of different weights, so that each comes from mem
 CPU = torch.device("cpu")
 
 
-def main(json_file: str | None = typer.Option(None, "--json"), dtype: str = "float32", repeats: int = 15) -> None:
-    """Print, and with --json write, GB/s: the median of ``repeats`` interleaved runs, and the percentiles beside it."""
+def main(
+    json_file: str | None = typer.Option(None, "--json"), dtype: str = "float32", rows: int = 1, repeats: int = 15
+) -> None:
+    """Print, and with --json write, GB/s of the weights for ``rows`` rows: the median of ``repeats`` interleaved runs.
+
+    The percentiles stand beside it.
+    """
     config = GPT2Config.preset("gpt2")
     width, inner = config.n_embd, config.inner_size
     shapes = {
@@ -40,18 +46,18 @@ def main(json_file: str | None = typer.Option(None, "--json"), dtype: str = "flo
         "c_fc": (width, inner), "mlp.c_proj": (inner, width), "head": (width, config.vocab_size),
     }  # fmt: skip
     torch.manual_seed(0)
-    measured = {name: _measured(shape, getattr(torch, dtype), repeats) for name, shape in shapes.items()}
-    results = {"measured_on": environment(torch.get_num_threads()), "dtype": dtype, "gb_s": measured}
+    measured = {name: _measured(shape, getattr(torch, dtype), rows, repeats) for name, shape in shapes.items()}
+    results = {"measured_on": environment(torch.get_num_threads()), "dtype": dtype, "rows": rows, "gb_s": measured}
     print(json.dumps(results, indent=2))
     if json_file:
         Path(json_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 @torch.inference_mode()
-def _measured(shape: tuple[int, int], dtype: torch.dtype, repeats: int) -> dict[str, dict[str, float]]:
+def _measured(shape: tuple[int, int], dtype: torch.dtype, rows: int, repeats: int) -> dict[str, dict[str, float]]:
     count = max(2, BEYOND_CACHES // (shape[0] * shape[1] * dtype.itemsize))
     weights = [torch.randn(shape).to(dtype) for _ in range(count)]  # (in, out)
-    x, bias = torch.randn(1, 1, shape[0]).to(dtype), torch.randn(shape[1]).to(dtype)
+    x, bias = torch.randn(1, rows, shape[0]).to(dtype), torch.randn(shape[1]).to(dtype)
     calls = {"sum": [torch.ones(weight.nbytes // 4).sum for weight in weights]} | _products(x, weights, bias)
     seconds = in_turns({name: _in_a_row(ready) for name, ready in calls.items()}, range(repeats + 1))
     size = weights[0].nbytes
@@ -60,18 +66,19 @@ def _measured(shape: tuple[int, int], dtype: torch.dtype, repeats: int) -> dict[
 
 def _products(x: Tensor, weights: list[Tensor], bias: Tensor) -> dict[str, list[Any]]:
     """By the name of a way of multiplying: one call for every weight, which by now lies as that way wants it."""
-    by_rows, row = [weight.t().contiguous() for weight in weights], x[0]
+    by_rows = [weight.t().contiguous() for weight in weights]
     ways: dict[str, list[Any]] = {
         "product": [functools.partial(product, x, weight, bias) for weight in weights],
-        "addmm": [functools.partial(torch.addmm, bias, row, weight) for weight in weights],
-        "F.linear by rows": [functools.partial(F.linear, row, rows, bias) for rows in by_rows],
+        "W^T x^T": [functools.partial(sideways, x[0], weight, bias) for weight in weights],
+        "x W": [functools.partial(torch.addmm, bias, x[0], weight) for weight in weights],
+        "F.linear by rows": [functools.partial(F.linear, x[0], rows, bias) for rows in by_rows],
     }
     if x.dtype in PACKABLE:
         ways["oneDNN"] = [functools.partial(onednn_linear, x, weight.t(), bias) for weight in weights]
         ways["oneDNN by rows"] = [functools.partial(onednn_linear, x, rows, bias) for rows in by_rows]
-        ways["packed"] = [functools.partial(PackedLinear(rows, nn.Parameter(bias), 1), x) for rows in by_rows]
-    if x.dtype == torch.float32:
-        ways["slabs"] = [functools.partial(in_slabs, row, weight, bias) for weight in weights]
+        ways["packed"] = [functools.partial(PackedLinear(rows, nn.Parameter(bias), x.shape[1]), x) for rows in by_rows]
+    if x.dtype == torch.float32 and x.shape[1] == 1:
+        ways["slabs"] = [functools.partial(in_slabs, x[0], weight, bias) for weight in weights]
     if x.dtype in StripedLinear.dtypes:
         ways["strips"] = [functools.partial(StripedLinear(rows, nn.Parameter(bias.clone()), 1), x) for rows in by_rows]
     truth = x[0].double() @ weights[0].double() + bias
@@ -88,7 +95,7 @@ def _in_a_row(calls: list[Any]) -> Callable[[], float]:
 
 def _gigabytes_a_second(seconds: list[float], size: int) -> dict[str, float]:
     spread = Spread.of([size / time / 1e9 for time in seconds])
-    return {name: round(value, 1) for name, value in vars(spread).items()}
+    return {name: float(f"{value:.3g}") for name, value in vars(spread).items()}
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from minigpt import ConfigError
 from minigpt.model import compile_steps, packed, quantize_int8
 from minigpt.model.int8 import ENGINE
 from minigpt.model.packed import pack
+from minigpt.model.product import MANY
 from minigpt.model.strips import stripe
 from minigpt.processor import HALVES
 
@@ -130,6 +131,20 @@ def test_halves_in_float32_are_one_graph_for_every_shape(dtype: torch.dtype, mon
         assert_within(rms(compiled(ids) - wanted), torch.finfo(dtype).eps * rms(wanted), rms(wanted), str(shape))
 
 
+@needs_onednn
+@pytest.mark.usefixtures("unchecked")
+@torch.no_grad()
+def test_products_by_both_libraries_are_one_graph_for_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PREFERS_ONEDNN", "MIXES_MKL"):
+        monkeypatch.setattr(f"minigpt.model.product.{name}", True)
+    model = small_model(n_positions=MANY + 1)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (MANY - 1, 1, MANY, 5, MANY + 1):
+        ids = random_ids(1, length)
+        wanted = model(ids)
+        assert_within(rms(compiled(ids) - wanted), 1e-6 * rms(wanted), rms(wanted), f"{length} tokens")
+
+
 def pickled(model: minigpt.GPT2) -> minigpt.GPT2:
     return pickle.loads(pickle.dumps(model))
 
@@ -152,7 +167,7 @@ def test_a_copy_of_a_compiled_model_has_weights_of_its_own(copied: Any) -> None:
 @needs_onednn
 @pytest.mark.parametrize(("slabs", "rows"), [(False, 3), (True, 1)], ids=["whole", "slabs"])
 def test_products_by_onednn_are_compiled_too(slabs: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"PREFERS_ONEDNN": True, "PREFERS_SLABS": slabs, "LARGE": 1}.items():
+    for name, value in {"PREFERS_ONEDNN": True, "MIXES_MKL": slabs, "LARGE": 1}.items():
         monkeypatch.setattr(f"minigpt.model.product.{name}", value)
     model, ids = small_model(), random_ids(rows, 9)
     wanted = minigpt.generate(model, ids, max_new_tokens=30, eos_token_id=None)

@@ -108,7 +108,7 @@ def test_each_processor_gets_the_layout_that_it_reads_fastest(
     if laid == "packed":
         skip_unless_packable(dtype)
     monkeypatch.setattr(layout, "PREFERS_ONEDNN", processor in ("amd", "old amd"))
-    monkeypatch.setattr(layout, "PREFERS_SLABS", processor == "old amd")
+    monkeypatch.setattr(layout, "MIXES_MKL", processor == "old amd")
     monkeypatch.setattr(layout, "HAS_BFLOAT16", processor != "old")
     monkeypatch.setattr(layout, "HAS_TILES", processor == "tiles")
     monkeypatch.setattr(layout, "SLOW_HALVES", HALVES if processor == "old" else ())
@@ -135,7 +135,7 @@ def test_a_short_text_in_float32_is_written_from_the_file(
 ) -> None:
     if is_packed:
         skip_unless_packable(dtype)
-    has_what = {"PREFERS_ONEDNN": True, "PREFERS_SLABS": False, "HAS_BFLOAT16": True, "HAS_TILES": False}
+    has_what = {"PREFERS_ONEDNN": True, "MIXES_MKL": False, "HAS_BFLOAT16": True, "HAS_TILES": False}
     for name, has in has_what.items():
         monkeypatch.setattr(layout, name, has)
     model = lay_out(small_model(dtype=dtype), tokens, steps=steps)

@@ -12,7 +12,7 @@ from helpers import assert_within, in_float64, needs_onednn, random_ids, referen
 import minigpt.model.product
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.layout import by_rows
-from minigpt.model.product import DOTS, FEW, PIECE, SLABS, product, written_out
+from minigpt.model.product import DOTS, FEW, MANY, PIECE, SLABS, product, written_out
 from minigpt.processor import HALVES
 
 
@@ -67,15 +67,16 @@ def shapes_given(call: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, 
 
 @pytest.fixture
 def onednn_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """As on a processor of AMD's."""
+    """As on a processor of AMD's with AVX-512."""
     monkeypatch.setattr("minigpt.model.product.PREFERS_ONEDNN", True)
+    monkeypatch.setattr("minigpt.model.product.MIXES_MKL", False)
     return shapes_given("onednn_linear", monkeypatch)
 
 
 @pytest.fixture
 def slab_calls(onednn_calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """As on a processor of AMD's without AVX-512."""
-    monkeypatch.setattr("minigpt.model.product.PREFERS_SLABS", True)
+    monkeypatch.setattr("minigpt.model.product.MIXES_MKL", True)
     monkeypatch.setattr("minigpt.model.product.LARGE", 24 * 37)
     return shapes_given("in_slabs", monkeypatch)
 
@@ -140,6 +141,40 @@ def test_one_row_is_multiplied_by_slabs_where_they_can_be_made(
     assert slab_calls == [(1, inp)] * is_one_by_slabs
     assert given.shape == (*shape, out)
     assert_within(rms(given - truth), 2e-7 * rms(truth), rms(truth), f"{shape}")
+
+
+@needs_onednn
+@pytest.mark.parametrize("lies_by_rows", [True, False])
+@pytest.mark.parametrize("rows", [2, MANY - 1, MANY, MANY + 1, 1000])
+@pytest.mark.parametrize("bias", [True, False])
+def test_without_avx512_many_rows_are_multiplied_by_mkl(
+    bias: bool, rows: int, lies_by_rows: bool, slab_calls: list[tuple[int, ...]],
+    onednn_calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    sideways_calls, batch = shapes_given("sideways", monkeypatch), 2 - rows % 2
+    x, weight = torch.randn(batch, rows // batch, 48)[..., ::2], torch.randn(24, 37)
+    shift = torch.randn(74)[::2] if bias else None
+    truth = x.double() @ weight.double() + (0 if shift is None else shift.double())
+    with torch.inference_mode():
+        given = product(x, by_rows(weight) if lies_by_rows else weight, shift)
+    assert sideways_calls == [(rows, 24)] * (rows >= MANY)
+    assert onednn_calls == [x.shape] * (rows < MANY)
+    assert not slab_calls
+    assert given.shape == (*x.shape[:-1], 37)
+    assert_within(rms(given - truth), 2e-7 * rms(truth), rms(truth), f"{rows} rows")
+
+
+@needs_onednn
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.usefixtures("slab_calls")
+def test_a_prompt_read_by_mkl_errs_no_more_than_the_reference(batch: int) -> None:
+    theirs, ids = reference_model(n_positions=MANY), random_ids(batch, MANY)
+    ours = same_weights(theirs)
+    with torch.inference_mode():
+        truth = in_float64(theirs)(ids).logits
+        floor = rms(theirs(ids).logits.double() - truth)
+        given = ours(ids, cache=ours.new_cache(batch, ids.shape[1]))
+    assert_within(rms(given.double() - truth), 1.1 * floor, rms(truth), f"RMS error (transformers' own: {floor:.3g})")
 
 
 @needs_onednn

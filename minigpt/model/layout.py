@@ -11,7 +11,7 @@ from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
 from minigpt.model.packed import pack, require_free_layout
 from minigpt.model.strips import stripe
-from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, HAS_TILES, PREFERS_ONEDNN, PREFERS_SLABS, SLOW_HALVES
+from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, HAS_TILES, MIXES_MKL, PREFERS_ONEDNN, SLOW_HALVES
 
 MANY = 100  # steps of a single text in float32 that win back the time of a copy: each is a fifth faster
 
@@ -43,7 +43,7 @@ def lay_out(
         return model
     if weight.dtype == torch.bfloat16 and HAS_BFLOAT16 and HAS_ONEDNN:
         return stripe(model, let_go) if tokens == 1 and HAS_TILES else pack(model, tokens, let_go)
-    is_worth_it = tokens > 1 or (steps >= MANY and not PREFERS_SLABS)
+    is_worth_it = tokens > 1 or (steps >= MANY and not MIXES_MKL)
     if weight.dtype == torch.float32 and PREFERS_ONEDNN and is_worth_it:
         return pack(model, tokens, let_go)
     return lay_by_rows(model, let_go) if tokens > 1 or weight.dtype in SLOW_HALVES else model

@@ -5,6 +5,7 @@ it be.
 """
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, PREFERS_ONEDNN, PREFERS_SLABS, SLOW_HALVES
+from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, MIXES_MKL, PREFERS_ONEDNN, SLOW_HALVES
 
-FEW = range(7, 33)  # numbers of rows for which MKL computes W^T x^T faster than x W
+FEW = range(7, 33)  # numbers of rows for which MKL computes W^T x^T faster than x W, the weight lying by rows
+MANY = 40  # rows from which on it does without AVX-512, however the weight lies, and is faster than oneDNN
 DOTS = (0, 1, 2, 3)  # numbers of rows for which a weight of halves, by rows, is multiplied sooner than converted
 FAST_LINEAR = (*SLOW_HALVES, torch.bfloat16) if HAS_BFLOAT16 else SLOW_HALVES  # dtypes that want ``F.linear`` itself
 SLABS = 8  # pieces of a weight for the threads to read, each from start to end
@@ -30,8 +32,8 @@ def product(
     """``x W + b`` by the fastest of its equals, for this processor and the way ``W`` lies: as (in, out), or by rows."""
     rows = x.reshape(-1, x.shape[-1])  # (R, in)
     if _suits_onednn(x, weight):
-        if _suits_slabs(rows, weight):
-            return in_slabs(rows, weight, bias).view(*x.shape[:-1], -1)
+        if MIXES_MKL and (call := _faster_by_mkl(rows, weight)):
+            return call(rows, weight, bias).view(*x.shape[:-1], -1)
         return onednn_linear(x, weight.t(), bias)
     if _suits_float32(rows, weight):
         return in_float32(x, weight, bias)
@@ -42,6 +44,14 @@ def product(
     else:
         y = _linear(rows, weight.t(), bias)
     return y.reshape(*x.shape[:-1], -1)
+
+
+def sideways(
+    x: Float[Tensor, "rows inp"], weight: Float[Tensor, "inp out"], bias: Float[Tensor, " out"] | None
+) -> Float[Tensor, "rows out"]:
+    """The same as ``W^T x^T + b``, which lies by columns."""
+    rows, columns = weight.t(), x.t()  # (out, in), (in, R)
+    return (torch.mm(rows, columns) if bias is None else torch.addmm(bias[:, None], rows, columns)).t()
 
 
 def written_out(
@@ -91,9 +101,7 @@ def _linear(x: Float[Tensor, "rows inp"], rows: Float[Tensor, "out inp"], bias: 
     if count == 1:
         y = torch.mv(rows, x[0]) if bias is None else torch.addmv(bias, rows, x[0])  # (out)
         return y[None]
-    columns = x.t().contiguous()  # (in, R)
-    y = torch.mm(rows, columns) if bias is None else torch.addmm(bias[:, None], rows, columns)  # (out, R)
-    return y.t()
+    return sideways(x.t().contiguous().t(), rows.t(), bias)
 
 
 def known_length(rows: Float[Tensor, "rows inp"]) -> int | None:
@@ -107,10 +115,12 @@ def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
     return PREFERS_ONEDNN and may and not torch.is_autocast_enabled("cpu")
 
 
-def _suits_slabs(rows: Tensor, weight: Tensor) -> bool:
-    """Whether it is a single row, and the weight, in the checkpoint's own layout, makes slabs worth having."""
-    is_divided = weight.is_contiguous() and len(weight) % SLABS == 0 and weight.numel() >= LARGE
-    return PREFERS_SLABS and known_length(rows) == 1 and is_divided
+def _faster_by_mkl(rows: Tensor, weight: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+    """MKL's way that beats oneDNN without AVX-512: for one row, if the weight can be divided into slabs; for many."""
+    count = known_length(rows) or 0
+    if count == 1 and weight.is_contiguous() and len(weight) % SLABS == 0 and weight.numel() >= LARGE:
+        return in_slabs
+    return sideways if count >= MANY else None
 
 
 def _suits_float32(rows: Tensor, weight: Tensor) -> bool:
