@@ -28,7 +28,7 @@ from minigpt import ConfigError
 from minigpt.model import compile_steps, packed, quantize_int8
 from minigpt.model.int8 import ENGINE
 from minigpt.model.packed import pack
-from minigpt.model.product import MANY
+from minigpt.model.product import MANY, SLABS, product
 from minigpt.model.strips import stripe
 from minigpt.processor import HALVES
 
@@ -129,6 +129,25 @@ def test_halves_in_float32_are_one_graph_for_every_shape(dtype: torch.dtype, mon
         ids = random_ids(*shape)
         wanted = model(ids)
         assert_within(rms(compiled(ids) - wanted), torch.finfo(dtype).eps * rms(wanted), rms(wanted), str(shape))
+
+
+@needs_onednn
+@pytest.mark.usefixtures("unchecked")
+def test_a_compiler_leaves_slabs_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PREFERS_ONEDNN": True, "MIXES_MKL": True, "LARGE": 1}.items():
+        monkeypatch.setattr(f"minigpt.model.product.{name}", value)
+    called: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        called.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    x, weight = torch.randn(1, 1, 24), torch.randn(24, 37)
+    with torch.no_grad():
+        given = torch.compile(product, backend=backend, fullgraph=True)(x, weight)
+    assert "minigpt.bmm" in called
+    assert_within(rms(given - x @ weight), 1e-6 * rms(given), rms(given), "compiled")
+    torch.library.opcheck(torch.ops.minigpt.bmm.default, (x.view(SLABS, 1, -1), weight.view(SLABS, -1, 37)))
 
 
 @needs_onednn

@@ -68,7 +68,8 @@ def in_slabs(
 ) -> Float[Tensor, "1 out"]:
     """The same as the sum of the products of some of the values of ``x`` with as many rows of the weight at a time."""
     slabs = weight.view(SLABS, -1, weight.shape[1])  # (S, in / S, out)
-    y = torch.bmm(x.reshape(SLABS, 1, -1), slabs).sum(0)  # (S, 1, out) -> (1, out)
+    bmm = torch.ops.minigpt.bmm if torch.compiler.is_compiling() else torch.bmm  # a compiler has slower loops for it
+    y = bmm(x.reshape(SLABS, 1, -1), slabs).sum(0)  # (S, 1, out) -> (1, out)
     return y if bias is None else y + bias
 
 
@@ -106,7 +107,8 @@ def _linear(x: Float[Tensor, "rows inp"], rows: Float[Tensor, "out inp"], bias: 
 
 def known_length(rows: Float[Tensor, "rows inp"]) -> int | None:
     """None where a program is exported, which is for any number of them: to ask would make it for this one."""
-    return None if torch.compiler.is_exporting() else len(rows)
+    # ``is_exporting()`` is True in whatever a compiler reads before torch 2.13, exported or not.
+    return None if torch.compiler._is_exporting_flag else len(rows)
 
 
 def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
@@ -143,6 +145,15 @@ def _asks_no_derivative() -> bool:
     if torch.compiler.is_compiling():  # the compiler cannot ask for the inference mode
         return not torch.is_grad_enabled()
     return torch.is_inference_mode_enabled()
+
+
+torch.library.define("minigpt::bmm", "(Tensor x, Tensor y) -> Tensor")
+torch.library.impl("minigpt::bmm", "cpu", torch.bmm)
+
+
+@torch.library.register_fake("minigpt::bmm")
+def _bmm_shape(x: Tensor, y: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:2], y.shape[2])
 
 
 torch.library.define("minigpt::onednn_linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
