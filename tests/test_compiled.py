@@ -22,6 +22,7 @@ from helpers import (
     small_model,
 )
 from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import minigpt
 from minigpt import ConfigError
@@ -131,27 +132,39 @@ def test_halves_in_float32_are_one_graph_for_every_shape(dtype: torch.dtype, mon
         assert_within(rms(compiled(ids) - wanted), torch.finfo(dtype).eps * rms(wanted), rms(wanted), str(shape))
 
 
+def product_compiled(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
+    """Their product as a compiler would have it, and what that is given to compile."""
+    called: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        called.extend(node.target for node in graph.graph.nodes)
+        return graph
+
+    with torch.no_grad():
+        return torch.compile(product, backend=backend, fullgraph=True)(x, weight), called
+
+
+@pytest.mark.parametrize(("rows", "is_written_out"), [(1, True), (2, False)])
+def test_a_compiler_for_a_gpu_makes_its_own_loops_of_one_row(rows: int, is_written_out: bool) -> None:
+    with FakeTensorMode():
+        x, weight = torch.empty(1, rows, 24, device="cuda"), torch.empty(24, 37, device="cuda")
+        given, called = product_compiled(x, weight)
+    assert given.shape == (1, rows, 37)
+    assert ("sum" if is_written_out else torch.mm) in called, called
+
+
 @needs_onednn
-@pytest.mark.usefixtures("unchecked")
 def test_a_compiler_leaves_slabs_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"PREFERS_ONEDNN": True, "MIXES_MKL": True, "LARGE": 1}.items():
         monkeypatch.setattr(f"minigpt.model.product.{name}", value)
-    called: list[str] = []
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        called.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
-        return graph
-
     x, weight = torch.randn(1, 1, 24), torch.randn(24, 37)
-    with torch.no_grad():
-        given = torch.compile(product, backend=backend, fullgraph=True)(x, weight)
-    assert "minigpt.bmm" in called
+    given, called = product_compiled(x, weight)
+    assert torch.ops.minigpt.bmm in called
     assert_within(rms(given - x @ weight), 1e-6 * rms(given), rms(given), "compiled")
     torch.library.opcheck(torch.ops.minigpt.bmm.default, (x.view(SLABS, 1, -1), weight.view(SLABS, -1, 37)))
 
 
 @needs_onednn
-@pytest.mark.usefixtures("unchecked")
 @torch.no_grad()
 def test_products_by_both_libraries_are_one_graph_for_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PREFERS_ONEDNN", "MIXES_MKL"):
