@@ -23,7 +23,7 @@ def processor_name() -> str:
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
 # MKL keeps its best kernels to Intel's own processors; oneDNN has them for AMD's too.
 PREFERS_ONEDNN = HAS_ONEDNN and "AuthenticAMD" in (processor_fact("vendor_id") or platform.processor())
-# Without AVX-512 both are behind somewhere: oneDNN with a single row, and with many.
+# Without AVX-512 oneDNN is ahead for a few rows alone, and MKL for a single one and for many.
 MIXES_MKL = PREFERS_ONEDNN and torch.backends.mkl.is_available() and not torch.cpu._is_avx512_supported()
 HAS_TILES = torch.cpu._is_amx_tile_supported()  # instructions that multiply many rows at once
 HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or HAS_TILES  # instructions for it

@@ -35,9 +35,9 @@ CPU = torch.device("cpu")
 def main(
     json_file: str | None = typer.Option(None, "--json"), dtype: str = "float32", rows: int = 1, repeats: int = 15
 ) -> None:
-    """Print, and with --json write, GB/s of the weights for ``rows`` rows: the median of ``repeats`` interleaved runs.
+    """Print, and with --json write, GB of weights a second, multiplied by ``rows`` rows.
 
-    The percentiles stand beside it.
+    The median of ``repeats`` interleaved runs, and the percentiles beside it.
     """
     config = GPT2Config.preset("gpt2")
     width, inner = config.n_embd, config.inner_size
@@ -69,6 +69,7 @@ def _products(x: Tensor, weights: list[Tensor], bias: Tensor) -> dict[str, list[
     by_rows = [weight.t().contiguous() for weight in weights]
     ways: dict[str, list[Any]] = {
         "product": [functools.partial(product, x, weight, bias) for weight in weights],
+        "product by rows": [functools.partial(product, x, rows.t(), bias) for rows in by_rows],
         "W^T x^T": [functools.partial(sideways, x[0], weight, bias) for weight in weights],
         "x W": [functools.partial(torch.addmm, bias, x[0], weight) for weight in weights],
         "F.linear by rows": [functools.partial(F.linear, x[0], rows, bias) for rows in by_rows],

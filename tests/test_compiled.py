@@ -29,7 +29,7 @@ from minigpt import ConfigError
 from minigpt.model import compile_steps, packed, quantize_int8
 from minigpt.model.int8 import ENGINE
 from minigpt.model.packed import pack
-from minigpt.model.product import MANY, SLABS, product
+from minigpt.model.product import SIDEWAYS_FROM, SLABS, product
 from minigpt.model.strips import stripe
 from minigpt.processor import HALVES
 
@@ -56,6 +56,27 @@ def test_a_run_compiles_once_and_writes_the_same_tokens(norm: str) -> None:
     given = minigpt.generate(model, ids, mask, max_new_tokens=30, eos_token_id=None)
     assert torch.equal(given, wanted)
     assert compilations() == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ({"mode": "reduce-overhead"}, {"mode": "default"}),
+        ({"mode": "max-autotune"}, {"mode": "max-autotune-no-cudagraphs"}),
+        ({"mode": "default", "dynamic": False}, {"mode": "default", "dynamic": False}),
+        ({"options": {"triton.cudagraphs": True, "shape_padding": True}}, {"options": {"shape_padding": True}}),
+        ({"backend": "eager"}, {"backend": "eager"}),
+    ],
+    ids=str,
+)
+def test_graphs_are_left_to_generate(
+    asked: dict[str, Any], given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **how: options.append(how) or function)
+    model = compile_steps(small_model(), **asked)
+    assert options == [given]
+    assert copy.deepcopy(model).step.options == asked
 
 
 def test_runs_of_other_batches_and_lengths_compile_once_more_and_never_again() -> None:
@@ -169,12 +190,15 @@ def test_a_compiler_leaves_slabs_to_the_library(monkeypatch: pytest.MonkeyPatch)
 def test_products_by_both_libraries_are_one_graph_for_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PREFERS_ONEDNN", "MIXES_MKL"):
         monkeypatch.setattr(f"minigpt.model.product.{name}", True)
-    model = small_model(n_positions=MANY + 1)
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
-    for length in (MANY - 1, 1, MANY, 5, MANY + 1):
+    model = small_model(n_positions=SIDEWAYS_FROM + 1)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for length in (SIDEWAYS_FROM, SIDEWAYS_FROM - 1, 5, SIDEWAYS_FROM + 1):
         ids = random_ids(1, length)
-        wanted = model(ids)
-        assert_within(rms(compiled(ids) - wanted), 1e-6 * rms(wanted), rms(wanted), f"{length} tokens")
+        torch._dynamo.mark_dynamic(ids, 1, min=2, max=SIDEWAYS_FROM + 1)
+        wanted, given = model(ids), compiled(ids)
+        assert given.stride() == wanted.stride()
+        assert_within(rms(given - wanted), 1e-6 * rms(wanted), rms(wanted), f"{length} tokens")
+    assert compilations() == 1
 
 
 def pickled(model: minigpt.GPT2) -> minigpt.GPT2:

@@ -12,7 +12,7 @@ from helpers import assert_within, in_float64, needs_onednn, random_ids, referen
 import minigpt.model.product
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.layout import by_rows
-from minigpt.model.product import DOTS, FEW, MANY, PIECE, SLABS, product, written_out
+from minigpt.model.product import DOTS, FEW, PIECE, SIDEWAYS_FROM, SLABS, product, written_out
 from minigpt.processor import HALVES
 
 
@@ -145,7 +145,7 @@ def test_one_row_is_multiplied_by_slabs_where_they_can_be_made(
 
 @needs_onednn
 @pytest.mark.parametrize("lies_by_rows", [True, False])
-@pytest.mark.parametrize("rows", [2, MANY - 1, MANY, MANY + 1, 1000])
+@pytest.mark.parametrize("rows", [2, SIDEWAYS_FROM - 1, SIDEWAYS_FROM, SIDEWAYS_FROM + 1, 1000])
 @pytest.mark.parametrize("bias", [True, False])
 def test_without_avx512_many_rows_are_multiplied_by_mkl(
     bias: bool, rows: int, lies_by_rows: bool, slab_calls: list[tuple[int, ...]],
@@ -157,9 +157,11 @@ def test_without_avx512_many_rows_are_multiplied_by_mkl(
     truth = x.double() @ weight.double() + (0 if shift is None else shift.double())
     with torch.inference_mode():
         given = product(x, by_rows(weight) if lies_by_rows else weight, shift)
-    assert sideways_calls == [(rows, 24)] * (rows >= MANY)
-    assert onednn_calls == [x.shape] * (rows < MANY)
+    is_sideways = rows >= SIDEWAYS_FROM and not lies_by_rows
+    assert sideways_calls == [(rows, 24)] * is_sideways
+    assert onednn_calls == [x.shape] * (not is_sideways)
     assert not slab_calls
+    assert given.is_contiguous()
     assert given.shape == (*x.shape[:-1], 37)
     assert_within(rms(given - truth), 2e-7 * rms(truth), rms(truth), f"{rows} rows")
 
@@ -168,12 +170,13 @@ def test_without_avx512_many_rows_are_multiplied_by_mkl(
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.usefixtures("slab_calls")
 def test_a_prompt_read_by_mkl_errs_no_more_than_the_reference(batch: int) -> None:
-    theirs, ids = reference_model(n_positions=MANY), random_ids(batch, MANY)
+    theirs, ids = reference_model(n_positions=SIDEWAYS_FROM), random_ids(batch, SIDEWAYS_FROM)
     ours = same_weights(theirs)
     with torch.inference_mode():
         truth = in_float64(theirs)(ids).logits
         floor = rms(theirs(ids).logits.double() - truth)
         given = ours(ids, cache=ours.new_cache(batch, ids.shape[1]))
+    assert given.is_contiguous()
     assert_within(rms(given.double() - truth), 1.1 * floor, rms(truth), f"RMS error (transformers' own: {floor:.3g})")
 
 

@@ -64,7 +64,8 @@ def complete(
     """What the model adds to each of many prompts, in the order in which they are finished.
 
     At most ``batch_size`` are written at a time, and what is finished leaves its place to the next at once. A row's
-    tokens are those that it would get alone; text j of prompt i draws with seed + i * num_return_sequences + j.
+    tokens are those that it would get alone, up to the last bits of its logits; text j of prompt i draws with
+    seed + i * num_return_sequences + j.
 
     Args:
         skip: (prompt, number) of texts that are not wanted; read when the first is asked for, and filled until then.

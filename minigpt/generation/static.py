@@ -144,12 +144,11 @@ def is_static(model: GPT2, settings: GenerationSettings) -> bool:
     kept = settings.output_scores or settings.output_logprobs
     known = all(is_ours(type(norm)) for norm in model.norm_modules().values())
     casting = torch.is_autocast_enabled(model.wte.weight.device.type)  # which keeps copies of weights of its own
-    recorded = model.step is not None and model.step.has_graphs
     return (
         model.wte.weight.is_cuda
         and settings.use_cache
         and known
-        and not (model.training or is_watched(model) or casting or recorded or kept or settings.depends_on_tokens)
+        and not (model.training or is_watched(model) or casting or kept or settings.depends_on_tokens)
     )
 
 

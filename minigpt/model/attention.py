@@ -58,7 +58,7 @@ class CausalSelfAttention(nn.Module):
     ) -> Float[Tensor, "batch seq embd"]:
         """What every token takes from those before it: all between the two projections."""
         batch, seq, _ = qkv.shape
-        qkv = qkv.contiguous()  # else a product of weights by rows leaves vectors in pieces, which no kernel takes
+        qkv = qkv.contiguous()  # a product of weights by rows may leave vectors in pieces, which no kernel takes
         qkv = qkv.view(batch, seq, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # (B, T, 3C) -> (3, B, H, T, D)
         q, k, v = qkv.unbind()
         if cache is not None:

@@ -16,7 +16,7 @@ from minigpt.model.fixed import FixedCache, Layers, hiding, read_fixed
 from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.model.layout import lay_by_rows
 
-OWN_GRAPHS = ("reduce-overhead", "max-autotune")  # modes in which the compiler makes CUDA graphs by itself
+WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}  # the same otherwise
 
 
 def compile_steps(model: GPT2, **options: Any) -> GPT2:
@@ -26,10 +26,12 @@ def compile_steps(model: GPT2, **options: Any) -> GPT2:
     token to the next: a run compiles once, and once more where another batch or length makes the shapes variable. The
     prompt is read as before. The first step takes the compiler's time, half a minute or so for GPT-2's 12 layers.
     A cache that was made before is not for it; make a new one. On a GPU in fast arithmetic the affine weights are
-    copied, in place, to lie by rows.
+    copied, in place, to lie by rows. The compiler makes no CUDA graphs of its own: it would have to leave out a step,
+    which writes into a cache, and ``generate`` records one with the choice of the token in it.
 
     Args:
-        options: as ``torch.compile`` takes them.
+        options: as ``torch.compile`` takes them; modes and options that ask for CUDA graphs ask for all else that they
+            stand for.
 
     Raises:
         ConfigError: the model is no GPT2, or its attention is not "sdpa".
@@ -48,18 +50,15 @@ class CompiledStep:
 
     Attributes:
         read: the compiled ``read_fixed``, of (x, mask, layers, column).
-        has_graphs: whether the compiler makes CUDA graphs, one of which cannot stand inside another.
     """
 
     def __init__(self, model: GPT2, options: dict[str, Any]) -> None:
         self.model, self.options = model, options
-        inner = options.get("options") or {}
-        self.has_graphs = options.get("mode") in OWN_GRAPHS or bool(inner.get("triton.cudagraphs"))
 
         def read(x: Tensor, mask: Tensor, layers: Layers, column: Tensor) -> Tensor:
             return read_fixed(model, x, mask, FixedCache(layers, column))
 
-        self.read = torch.compile(read, **options)
+        self.read = torch.compile(read, **without_graphs(options))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy is of the model's copy, with its weights, and compiled anew; so is one from a pickle."""
@@ -75,3 +74,12 @@ class CompiledStep:
             visible = F.pad(padding, (0, room - place - 1))  # (B, S)
         column = torch.tensor([place], device=x.device)
         return self.read(x, hiding(visible, x.dtype), cache.store.unbind(), column)
+
+
+def without_graphs(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of ``torch.compile`` without what has it make CUDA graphs, one of which cannot stand in another."""
+    inner = options.get("options")
+    if inner:
+        options = options | {"options": {name: value for name, value in inner.items() if name != "triton.cudagraphs"}}
+    mode = options.get("mode")
+    return options | {"mode": WITHOUT_GRAPHS[mode]} if mode in WITHOUT_GRAPHS else options

@@ -16,7 +16,7 @@ from torch import Tensor
 from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, MIXES_MKL, PREFERS_ONEDNN, SLOW_HALVES
 
 FEW = range(7, 33)  # numbers of rows for which MKL computes W^T x^T faster than x W, the weight lying by rows
-MANY = 40  # rows from which on it does without AVX-512, however the weight lies, and is faster than oneDNN
+SIDEWAYS_FROM = 40  # rows from which on it does without AVX-512, the weight as in a checkpoint, and oneDNN is slower
 DOTS = (0, 1, 2, 3)  # numbers of rows for which a weight of halves, by rows, is multiplied sooner than converted
 FAST_LINEAR = (*SLOW_HALVES, torch.bfloat16) if HAS_BFLOAT16 else SLOW_HALVES  # dtypes that want ``F.linear`` itself
 SLABS = 8  # pieces of a weight for the threads to read, each from start to end
@@ -33,7 +33,7 @@ def product(
     rows = x.reshape(-1, x.shape[-1])  # (R, in)
     if _suits_onednn(x, weight):
         if MIXES_MKL and (call := _faster_by_mkl(rows, weight)):
-            return call(rows, weight, bias).view(*x.shape[:-1], -1)
+            return call(rows, weight, bias).contiguous().view(*x.shape[:-1], -1)
         return onednn_linear(x, weight.t(), bias)
     if _suits_float32(rows, weight):
         return in_float32(x, weight, bias)
@@ -49,7 +49,7 @@ def product(
 def sideways(
     x: Float[Tensor, "rows inp"], weight: Float[Tensor, "inp out"], bias: Float[Tensor, " out"] | None
 ) -> Float[Tensor, "rows out"]:
-    """The same as ``W^T x^T + b``, which lies by columns."""
+    """The same as ``W^T x^T + b``. The result lies by columns, not by rows as others do."""
     rows, columns = weight.t(), x.t()  # (out, in), (in, R)
     return (torch.mm(rows, columns) if bias is None else torch.addmm(bias[:, None], rows, columns)).t()
 
@@ -118,11 +118,19 @@ def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def _faster_by_mkl(rows: Tensor, weight: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
-    """MKL's way that beats oneDNN without AVX-512: for one row, if the weight can be divided into slabs; for many."""
-    count = known_length(rows) or 0
-    if count == 1 and weight.is_contiguous() and len(weight) % SLABS == 0 and weight.numel() >= LARGE:
-        return in_slabs
-    return sideways if count >= MANY else None
+    """MKL's way that beats oneDNN without AVX-512, for one row in slabs or for many; None where there is none.
+
+    A weight that lies by rows, as the head's does, is oneDNN's. A compiler is not asked for many rows: it would make
+    one program for fewer, and another.
+    """
+    count = known_length(rows)
+    if not weight.is_contiguous():
+        return None
+    if count == 1:
+        return in_slabs if len(weight) % SLABS == 0 and weight.numel() >= LARGE else None
+    if count is None or torch.compiler.is_compiling():
+        return None
+    return sideways if count >= SIDEWAYS_FROM else None
 
 
 def _suits_float32(rows: Tensor, weight: Tensor) -> bool:
