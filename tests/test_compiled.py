@@ -29,7 +29,7 @@ from minigpt import ConfigError
 from minigpt.model import compile_steps, packed, quantize_int8
 from minigpt.model.int8 import ENGINE
 from minigpt.model.packed import pack
-from minigpt.model.product import SIDEWAYS_FROM, SLABS, product
+from minigpt.model.product import SIDEWAYS, SLABS, product
 from minigpt.model.strips import stripe
 from minigpt.processor import HALVES
 
@@ -190,11 +190,11 @@ def test_a_compiler_leaves_slabs_to_the_library(monkeypatch: pytest.MonkeyPatch)
 def test_products_by_both_libraries_are_one_graph_for_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PREFERS_ONEDNN", "MIXES_MKL"):
         monkeypatch.setattr(f"minigpt.model.product.{name}", True)
-    model = small_model(n_positions=SIDEWAYS_FROM + 1)
+    model = small_model(n_positions=SIDEWAYS[0] + 1)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for length in (SIDEWAYS_FROM, SIDEWAYS_FROM - 1, 5, SIDEWAYS_FROM + 1):
+    for length in (SIDEWAYS[0], SIDEWAYS[0] - 1, 5, SIDEWAYS[0] + 1):
         ids = random_ids(1, length)
-        torch._dynamo.mark_dynamic(ids, 1, min=2, max=SIDEWAYS_FROM + 1)
+        torch._dynamo.mark_dynamic(ids, 1, min=2, max=SIDEWAYS[0] + 1)
         wanted, given = model(ids), compiled(ids)
         assert given.stride() == wanted.stride()
         assert_within(rms(given - wanted), 1e-6 * rms(wanted), rms(wanted), f"{length} tokens")

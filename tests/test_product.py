@@ -12,7 +12,7 @@ from helpers import assert_within, in_float64, needs_onednn, random_ids, referen
 import minigpt.model.product
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.layout import by_rows
-from minigpt.model.product import DOTS, FEW, PIECE, SIDEWAYS_FROM, SLABS, product, written_out
+from minigpt.model.product import DOTS, FEW, PIECE, SIDEWAYS, SLABS, product, written_out
 from minigpt.processor import HALVES
 
 
@@ -145,21 +145,22 @@ def test_one_row_is_multiplied_by_slabs_where_they_can_be_made(
 
 @needs_onednn
 @pytest.mark.parametrize("lies_by_rows", [True, False])
-@pytest.mark.parametrize("rows", [2, SIDEWAYS_FROM - 1, SIDEWAYS_FROM, SIDEWAYS_FROM + 1, 1000])
+@pytest.mark.parametrize("rows", [2, SIDEWAYS[0] - 1, SIDEWAYS[0], SIDEWAYS[-1], SIDEWAYS[-1] + 1])
 @pytest.mark.parametrize("bias", [True, False])
 def test_without_avx512_many_rows_are_multiplied_by_mkl(
     bias: bool, rows: int, lies_by_rows: bool, slab_calls: list[tuple[int, ...]],
     onednn_calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    sideways_calls, batch = shapes_given("sideways", monkeypatch), 2 - rows % 2
+    calls, batch = {name: shapes_given(name, monkeypatch) for name in ("sideways", "straight")}, 2 - rows % 2
     x, weight = torch.randn(batch, rows // batch, 48)[..., ::2], torch.randn(24, 37)
     shift = torch.randn(74)[::2] if bias else None
     truth = x.double() @ weight.double() + (0 if shift is None else shift.double())
     with torch.inference_mode():
         given = product(x, by_rows(weight) if lies_by_rows else weight, shift)
-    is_sideways = rows >= SIDEWAYS_FROM and not lies_by_rows
-    assert sideways_calls == [(rows, 24)] * is_sideways
-    assert onednn_calls == [x.shape] * (not is_sideways)
+    is_by_onednn = rows < SIDEWAYS[0] or lies_by_rows
+    assert calls["sideways"] == [(rows, 24)] * (rows in SIDEWAYS and not lies_by_rows)
+    assert calls["straight"] == [(rows, 24)] * (rows > SIDEWAYS[-1] and not lies_by_rows)
+    assert onednn_calls == [x.shape] * is_by_onednn
     assert not slab_calls
     assert given.is_contiguous()
     assert given.shape == (*x.shape[:-1], 37)
@@ -167,10 +168,11 @@ def test_without_avx512_many_rows_are_multiplied_by_mkl(
 
 
 @needs_onednn
+@pytest.mark.parametrize("length", [SIDEWAYS[0], SIDEWAYS[-1] + 1])
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.usefixtures("slab_calls")
-def test_a_prompt_read_by_mkl_errs_no_more_than_the_reference(batch: int) -> None:
-    theirs, ids = reference_model(n_positions=SIDEWAYS_FROM), random_ids(batch, SIDEWAYS_FROM)
+def test_a_prompt_read_by_mkl_errs_no_more_than_the_reference(batch: int, length: int) -> None:
+    theirs, ids = reference_model(n_positions=length), random_ids(batch, length)
     ours = same_weights(theirs)
     with torch.inference_mode():
         truth = in_float64(theirs)(ids).logits

@@ -16,7 +16,8 @@ from torch import Tensor
 from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, MIXES_MKL, PREFERS_ONEDNN, SLOW_HALVES
 
 FEW = range(7, 33)  # numbers of rows for which MKL computes W^T x^T faster than x W, the weight lying by rows
-SIDEWAYS_FROM = 40  # rows from which on it does without AVX-512, the weight as in a checkpoint, and oneDNN is slower
+# And those for which it does without AVX-512, the weight as in a checkpoint: oneDNN is faster below, and x W above.
+SIDEWAYS = range(40, 200)
 DOTS = (0, 1, 2, 3)  # numbers of rows for which a weight of halves, by rows, is multiplied sooner than converted
 FAST_LINEAR = (*SLOW_HALVES, torch.bfloat16) if HAS_BFLOAT16 else SLOW_HALVES  # dtypes that want ``F.linear`` itself
 SLABS = 8  # pieces of a weight for the threads to read, each from start to end
@@ -39,11 +40,16 @@ def product(
         return in_float32(x, weight, bias)
     if _suits_a_compiler(x) and known_length(rows) == 1:
         return written_out(rows, weight, bias).view(*x.shape[:-1], -1)
-    if weight.is_contiguous() or not weight.t().is_contiguous():
-        y = torch.mm(rows, weight) if bias is None else torch.addmm(bias, rows, weight)  # (R, out)
-    else:
-        y = _linear(rows, weight.t(), bias)
+    lies_by_rows = weight.t().is_contiguous() and not weight.is_contiguous()
+    y = _linear(rows, weight.t(), bias) if lies_by_rows else straight(rows, weight, bias)  # (R, out)
     return y.reshape(*x.shape[:-1], -1)
+
+
+def straight(
+    x: Float[Tensor, "rows inp"], weight: Float[Tensor, "inp out"], bias: Float[Tensor, " out"] | None
+) -> Float[Tensor, "rows out"]:
+    """The same by the library's own ``x W + b``."""
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
 def sideways(
@@ -128,9 +134,9 @@ def _faster_by_mkl(rows: Tensor, weight: Tensor) -> Callable[[Tensor, Tensor, Te
         return None
     if count == 1:
         return in_slabs if len(weight) % SLABS == 0 and weight.numel() >= LARGE else None
-    if count is None or torch.compiler.is_compiling():
+    if count is None or torch.compiler.is_compiling() or count < SIDEWAYS.start:
         return None
-    return sideways if count >= SIDEWAYS_FROM else None
+    return sideways if count in SIDEWAYS else straight
 
 
 def _suits_float32(rows: Tensor, weight: Tensor) -> bool:
