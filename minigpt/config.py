@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -47,8 +47,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
 }
 
-_LARGEST = sys.float_info.max
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPT2Config:
@@ -84,37 +82,15 @@ class GPT2Config:
     used_vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"):
-            _require(_is_size(getattr(self, name)), name, self, "a whole number above 0 and below 2^31")
-        _require(self.n_inner is None or _is_size(self.n_inner), "n_inner", self,
-                 "a whole number above 0 and below 2^31, or null for 4 * n_embd")  # fmt: skip
-        used = self.used_vocab_size
-        _require(used is None or (_is_size(used) and used <= self.vocab_size), "used_vocab_size", self,
-                 "a whole number above 0 and at most vocab_size, or null")  # fmt: skip
-        for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
-            _require(_is_number(getattr(self, name)) and 0 <= getattr(self, name) <= 1, name, self, "within [0, 1]")
-        for name in ("layer_norm_epsilon", "initializer_range"):
-            _require(_is_number(getattr(self, name)) and 0 <= getattr(self, name) <= _LARGEST, name, self,
-                     "0 or more, and no more than a float can hold")  # fmt: skip
-            object.__setattr__(self, name, float(getattr(self, name)))  # transformers takes no whole number here
-        for name in (
-            "scale_attn_weights",
-            "scale_attn_by_inverse_layer_idx",
-            "reorder_and_upcast_attn",
-            "tie_word_embeddings",
-        ):
-            _require(isinstance(getattr(self, name), bool), name, self, "true or false")
-        for name in ("bos_token_id", "pad_token_id"):
-            _require(
-                getattr(self, name) is None or _is_id(getattr(self, name)), name, self, "a token id of 32 bits or null"
-            )
         if isinstance(self.eos_token_id, list):  # as JSON gives it; a tuple keeps the config hashable
             object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
-        _require(
-            all(map(_is_id, self.eos_token_ids)), "eos_token_id", self, "a token id of 32 bits, a list of them, or null"
-        )
-        known = ", ".join(ACTIVATIONS)
-        _require(self.activation_function in ACTIVATIONS, "activation_function", self, f"one of {known}")
+        for name, (fits, wanted) in _RANGES.items():
+            if not fits(value := getattr(self, name)):
+                raise ConfigError(f"{name} must be {wanted}, not {value!r:.200}")
+        for name in ("layer_norm_epsilon", "initializer_range"):
+            object.__setattr__(self, name, float(getattr(self, name)))  # transformers takes no whole number here
+        if (used := self.used_vocab_size) is not None and used > self.vocab_size:
+            raise ConfigError(f"used_vocab_size must be at most vocab_size={self.vocab_size}, not {used}")
         if self.n_embd % self.n_head:
             raise ConfigError(f"n_embd={self.n_embd} cannot be split into n_head={self.n_head} heads of equal width")
 
@@ -227,11 +203,6 @@ def _without_aliases(fields: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _require(holds: bool, name: str, config: GPT2Config, wanted: str) -> None:
-    if not holds:
-        raise ConfigError(f"{name} must be {wanted}, not {getattr(config, name)!r:.200}")
-
-
 def _is_id(value: object) -> bool:
     return _is_int(value) and -(2**31) <= value < 2**31  # some write -1 for none
 
@@ -246,3 +217,33 @@ def _is_size(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_SIZE = "a whole number above 0 and below 2^31"
+
+# What each field must be.
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"), (_is_size, _SIZE)),
+    "n_inner": (lambda width: width is None or _is_size(width), f"{_SIZE}, or null for 4 * n_embd"),
+    "activation_function": (lambda name: name in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
+    **dict.fromkeys(
+        ("resid_pdrop", "embd_pdrop", "attn_pdrop"), (lambda p: _is_number(p) and 0 <= p <= 1, "within [0, 1]")
+    ),
+    **dict.fromkeys(
+        ("layer_norm_epsilon", "initializer_range"),
+        (lambda x: _is_number(x) and 0 <= x <= sys.float_info.max, "0 or more, and no more than a float can hold"),
+    ),
+    **dict.fromkeys(
+        ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "tie_word_embeddings"),
+        (lambda flag: isinstance(flag, bool), "true or false"),
+    ),
+    **dict.fromkeys(
+        ("bos_token_id", "pad_token_id"),
+        (lambda token: token is None or _is_id(token), "a token id of 32 bits or null"),
+    ),
+    "eos_token_id": (
+        lambda end: end is None or _is_id(end) or (isinstance(end, tuple) and all(map(_is_id, end))),
+        "a token id of 32 bits, a list of them, or null",
+    ),
+    "used_vocab_size": (lambda size: size is None or _is_size(size), f"{_SIZE}, or null"),
+}

@@ -62,12 +62,9 @@ class Tokenizer:
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
             raise CheckpointError(f"the tokenizer files in {folder} are damaged: {error}") from error
-        if normalizes:
-            raise CheckpointError(f"the tokenizer in {folder} is not byte-level, as GPT-2's is: it has a normalizer")
         if not exact:
-            raise CheckpointError(
-                f"the tokenizer in {folder} is not byte-level, as GPT-2's is: it loses part of a text"
-            )
+            why = "it has a normalizer" if normalizes else "it loses part of a text"
+            raise CheckpointError(f"the tokenizer in {folder} is not byte-level, as GPT-2's is: {why}")
         return tokenizer
 
     def encode(self, text: str) -> list[int]:

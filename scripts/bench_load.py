@@ -38,12 +38,10 @@ minigpt.save_pretrained(model, sys.argv[1], max_shard_bytes=10**10)
 """
 
 PROGRAM = """
-import json, re, sys, time
+import json, sys, time
 import torch, minigpt
 from minigpt import from_pretrained
-
-def peak_mb():
-    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+from minigpt.lab.bench.worker import peak_mb
 
 bare, started, worked = peak_mb(), time.perf_counter(), time.process_time()
 model = from_pretrained(sys.argv[1], HOW)

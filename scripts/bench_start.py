@@ -26,10 +26,10 @@ from minigpt.lab.stopwatch import in_turns
 PROMPT = list(range(100, 116))  # 16 tokens
 
 REPORT = """
-import json, re
 first_token = time.perf_counter()
-peak_kb = int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])  # of this program, not its parent
-print(json.dumps(dict(load_s=loaded - imported, first_token_s=first_token - started, peak_mb=peak_kb / 1024)))
+import json
+from minigpt.lab.bench.worker import peak_mb  # of this program, not its parent; beside it, no more than names
+print(json.dumps(dict(load_s=loaded - imported, first_token_s=first_token - started, peak_mb=peak_mb())))
 """
 
 BARE = "import time; started = time.perf_counter(); import torch; imported = loaded = time.perf_counter()" + REPORT

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import minigpt
+from minigpt.lab.page import report_page
 from minigpt.lab.search import minimal_failing
 
 SITES = [f"h.{i}.ln_{j}" for i in range(4) for j in (1, 2)] + ["ln_f"]
@@ -90,6 +91,7 @@ def test_where_something_else_breaks_parity_no_norm_is_blamed(folder: Path) -> N
     assert not report.passed
     assert report.bisect is not None
     assert report.bisect.sites == []
+    assert "No set of the swapped sites does" in report_page(report.to_dict())
 
 
 def test_only_swapped_sites_are_asked_about(folder: Path) -> None:

@@ -6,7 +6,7 @@ import typer
 
 from minigpt.cli import bench_norms
 from minigpt.cli.files import progress, require_writable, show
-from minigpt.cli.options import SOURCE, Quantize
+from minigpt.cli.options import SOURCE, JsonFile, Quantize
 from minigpt.errors import ConfigError
 
 EXAMPLES = (
@@ -40,9 +40,7 @@ def generate(
     against: Annotated[
         str, typer.Option(help="Others, each NAME or NAME:KIND: transformers, ctranslate2; '' for none.")
     ] = "transformers",
-    json_file: Annotated[
-        str | None, typer.Option("--json", help="Write the report here; '-' is standard output.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Time reading a prompt and writing on, against others on the same weights in the same run, and the limit."""
     from minigpt.checkpoint import files_at

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from minigpt.cli.files import progress, require_writable, show
-from minigpt.cli.options import Device
+from minigpt.cli.options import Device, JsonFile
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt bench norms[/]\n\n[bold]minigpt bench norms --width 768 --rows 1024 --json -[/]\n\n"
@@ -23,9 +23,7 @@ def norms(
     dtype: Annotated[
         str | None, typer.Option(help="Of the rows; by default bfloat16 on CUDA, and float32 elsewhere.")
     ] = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", help="Write the timings here; '-' is standard output.")
-    ] = None,
+    json_file: JsonFile = None,
     plot: Annotated[Path | None, typer.Option(help="Draw them here: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Time norms in turns: forward, backward, and with the residual addition; results are checked first."""

@@ -6,7 +6,7 @@ import typer
 from rich.table import Table
 
 from minigpt.cli.files import console, print_json
-from minigpt.cli.options import SOURCE, Revision
+from minigpt.cli.options import SOURCE, AsJson, Revision
 from minigpt.errors import CheckpointError
 
 EXAMPLES = (
@@ -18,7 +18,7 @@ EXAMPLES = (
 def info(
     model: Annotated[str, typer.Argument(help=SOURCE)] = "demo",
     revision: Revision = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a checkpoint is: format, shape, parameters, dtype, norms, tokenizer, and why it would be refused."""
     from minigpt.lab.describe import describe

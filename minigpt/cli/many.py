@@ -31,7 +31,6 @@ def write_many(
     from minigpt.checkpoint.ready import ready_to_write
     from minigpt.generation import complete
     from minigpt.generation.promptfile import ResultFile, fingerprint, read_prompts
-    from minigpt.norms.locate import file_of
 
     lines = read_prompts(prompts)
     if out.exists() and out.samefile(prompts):
@@ -42,28 +41,36 @@ def write_many(
     )  # judges every prompt now, and writes when it is asked
     copies = range(settings.get("num_return_sequences", 1))
     places = {(line.line, copy): (number, copy) for number, line in enumerate(lines) for copy in copies}
-    file = file_of(identity["norm"])
-    source = None if file is None else file.read_bytes()
-    identity = {**identity, "source": source, "tokenizer": tokenizer.backend.to_str()}
-    with ResultFile(out, fingerprint(model, lines, {**settings, **identity})) as results:
+    run = fingerprint(model, lines, {**settings, **_sources(tokenizer, identity)})
+    with ResultFile(out, run) as results:
         if strange := results.done - places.keys():
             line, copy = min(strange)
             raise GenerationError(f"{out} has text {copy} of line {line}, which is none of these; give another --out")
         written |= {places[done] for done in results.done}
-        for note in filter(None, (results.note, f"{len(written)} texts are there already" if written else None)):
-            print(f"note: {note}", file=sys.stderr)
+        _note(results.note, f"{len(written)} texts are there already" if written else None)
         ready_to_write(model, tokens_at_a_time(model, settings, min(batch_size, len(places))))
-        with _bar(len(places), len(written)) as done:
-            try:
+        try:
+            with _bar(len(places), len(written)) as done:
                 for text in texts:
                     results.add(lines[text.prompt], text)
                     done(len(text.ids))
-            except KeyboardInterrupt:
-                print(
-                    f"\nnote: {len(results.done)} texts are kept in {out}; the same command goes on from there",
-                    file=sys.stderr,
-                )
-                raise
+        except KeyboardInterrupt:
+            _note(f"{len(results.done)} texts are kept in {out}; the same command goes on from there")
+            raise
+
+
+def _sources(tokenizer: "minigpt.Tokenizer", identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the texts beside prompts, weights and settings: by its name, and by its source where it has one."""
+    from minigpt.norms.locate import file_of
+
+    file = file_of(identity["norm"])
+    source = None if file is None else file.read_bytes()
+    return {**identity, "source": source, "tokenizer": tokenizer.backend.to_str()}
+
+
+def _note(*notes: str | None) -> None:
+    for note in filter(None, notes):
+        print(f"note: {note}", file=sys.stderr)
 
 
 def tokens_at_a_time(model: "minigpt.GPT2", settings: Mapping[str, Any], texts: int) -> int:

@@ -7,7 +7,7 @@ from rich.table import Table
 
 import minigpt
 from minigpt.cli.files import console, print_json, progress
-from minigpt.cli.options import Device
+from minigpt.cli.options import AsJson, Device
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt norms[/]\n\n[bold]minigpt norms --check my_norm.py:MyNorm[/]\n\n"
@@ -18,7 +18,7 @@ EXAMPLES = (
 def norms(
     check: Annotated[str | None, typer.Option(help="Run the conformance kit on this norm; no model is needed.")] = None,
     device: Device = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the registered norms, or check whether one is a LayerNorm."""
     if check is None:

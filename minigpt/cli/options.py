@@ -19,6 +19,8 @@ Norm = Annotated[str, typer.Option(help="A registered norm, package.module:Name,
 Attention = Annotated[str, typer.Option(help="sdpa (fused) or eager (written out).")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N; by default CUDA where there is one.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64; by default the checkpoint's.")]
+JsonFile = Annotated[str | None, typer.Option("--json", help="Write the report here; '-' is standard output.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Quantize = Annotated[str | None, typer.Option(help="int8: weights in eight bits, for the CPU; norms stay exact.")]
 
 

@@ -9,7 +9,18 @@ import typer
 
 import minigpt
 from minigpt.cli.files import console, progress, read_json, require_name, require_writable, show, write
-from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision, options_given
+from minigpt.cli.options import (
+    Attention,
+    CheckFinite,
+    Device,
+    Dtype,
+    JsonFile,
+    Model,
+    Norm,
+    Quantize,
+    Revision,
+    options_given,
+)  # fmt: skip
 from minigpt.text_file import read_text
 
 EXAMPLES = (
@@ -44,9 +55,7 @@ def parity(
     budget: Annotated[
         str | None, typer.Option(help="Limits that decide: 'kl=1e-6,perplexity=0.01%'; top1=1%: may differ.")
     ] = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", help="Write the report here; '-' is standard output.")
-    ] = None,
+    json_file: JsonFile = None,
     html: Annotated[Path | None, typer.Option(help="Write the report here as one self-contained page.")] = None,
     compare: Annotated[tuple[Path, Path] | None, typer.Option(help="Show two --json reports side by side.")] = None,
 ) -> None:
@@ -61,7 +70,7 @@ def parity(
     from minigpt.checkpoint import files_at
     from minigpt.norms.locate import file_of
 
-    _require_writable(json_file, html, beside=(prompts, text, calibration, file_of(norm), *files_at(model)))
+    _require_showable(json_file, html, beside=(prompts, text, calibration, file_of(norm), *files_at(model)))
     with progress() as say:
         report = minigpt.parity(
             model, norm=norm, sites=sites or "*", prompts=_prompts(prompt, prompts), attention=attention, device=device,
@@ -72,7 +81,7 @@ def parity(
     raise typer.Exit(0 if report.passed else 1)
 
 
-def _require_writable(json_file: str | None, html: Path | None, beside: Iterable[Path | None]) -> None:
+def _require_showable(json_file: str | None, html: Path | None, beside: Iterable[Path | None]) -> None:
     """Refuse what could not be shown before minutes of work are lost on it."""
     require_name("--html", html)
     require_writable(json_file, html, beside=beside)

@@ -5,7 +5,6 @@ B rows, T tokens read at once, V vocabulary.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -176,7 +175,9 @@ def write(batch: Batch, waiting: Iterable[Row]) -> Iterator[Row]:
         batch.read(next_few())
 
 
-def last_logits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, cache: Any) -> Tensor:
+def last_logits(
+    model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, cache: KVCache | None
+) -> Float[Tensor, "batch vocab"]:
     """Logits (B, V) after the last token alone: the head, the widest product of all, is spared the others."""
     hidden = model.hidden_states(input_ids, attention_mask, cache=cache)  # (B, T, C)
     return next_logits(model, model.head(hidden[:, -1:])[:, 0])

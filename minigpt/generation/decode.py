@@ -57,12 +57,9 @@ def generate(
             the logits are NaN, or the settings exclude every token.
     """
     chosen = parse_settings(**settings)
-    if chosen.stop_texts and tokenizer is None:
-        raise GenerationError("stop_strings need the tokenizer as well, to see the text that is being written")
+    codec = _reader_of_stops(tokenizer) if chosen.stop_texts else None
     require_fits(model, input_ids, attention_mask, chosen)
-    if chosen.stop_texts:
-        require_codec(tokenizer)
-    rows = rows_of(model, _without_padding(input_ids, attention_mask), chosen, tokenizer if chosen.stop_texts else None)
+    rows = rows_of(model, _without_padding(input_ids, attention_mask), chosen, codec)
     for _ in write_rows(model, rows, chosen, len(rows)):
         pass
     new = _new_ids(rows, chosen.fill_id(model.config), input_ids)  # (B * N, new)
@@ -211,6 +208,13 @@ def require_room(model: GPT2, prompt: int, new: int, overflow: str) -> None:
         f"a prompt of {prompt} tokens and {new} new ones "
         f"exceed the model's context of {context}; ask for at most {context - prompt}, or let overflow be 'slide'"
     )
+
+
+def _reader_of_stops(tokenizer: TextCodec | None) -> TextCodec:
+    if tokenizer is None:
+        raise GenerationError("stop_strings need the tokenizer as well, to see the text that is being written")
+    require_codec(tokenizer)
+    return tokenizer
 
 
 def _longest(input_ids: Tensor, attention_mask: Tensor | None) -> int:

@@ -8,7 +8,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from minigpt.lab.numerals import brief, percent, precise, times
-from minigpt.lab.reading import Reading, differing_conditions
+from minigpt.lab.reading import Reading, caution, side_by_side
 from minigpt.lab.summary import verdict
 
 
@@ -21,10 +21,8 @@ def comparison_summary(a: dict[str, Any], b: dict[str, Any]) -> RenderableType:
     Raises:
         MiniGPTError: one of them is no parity report.
     """
-    readings = Reading.of_report(a, "A"), Reading.of_report(b, "B")
-    differing = differing_conditions(*readings)
-    caution = [Text(f"Not measured alike: the two differ in {', '.join(differing)}.")] if differing else []
-    return Group(_verdicts(*readings), *caution, _figures(*readings))
+    readings = side_by_side(a, b)
+    return Group(_verdicts(*readings), *map(Text, filter(None, [caution(*readings)])), _figures(*readings))
 
 
 def _verdicts(*readings: Reading) -> Text:

@@ -118,8 +118,8 @@ class Judged(NamedTuple):
 
     def piece(self, token: int) -> str:
         """A token as a person reads it; its number where there is no tokenizer."""
-        known = self.tokenizer is not None and token < self.tokenizer.vocab_size
-        return self.tokenizer.decode([token]) if self.tokenizer and known else f"#{token} "
+        text = self.text([token])
+        return f"#{token} " if text is None else text
 
     def text(self, ids: list[int]) -> str | None:
         """A text; None where there is no tokenizer."""
@@ -180,14 +180,14 @@ def _random_ids(config: GPT2Config) -> list[list[int]]:
 
 def _faults(prompts: list[list[int]], config: GPT2Config) -> list[str]:
     """Why the model cannot read those of the prompts that it cannot."""
-    return [fault for ids in prompts if (fault := _fault(ids, config)) is not None]
+    return [f"prompt {i} {fault}" for i, ids in enumerate(prompts) if (fault := _fault(ids, config)) is not None]
 
 
 def _fault(ids: list[int], config: GPT2Config) -> str | None:
     if not ids:
-        return "a prompt is empty; give at least one token"
+        return "is empty; give at least one token"
     if len(ids) > config.n_positions:
-        return f"a prompt is {len(ids)} tokens, more than the model's context of {config.n_positions}"
+        return f"is {len(ids)} tokens, more than the model's context of {config.n_positions}"
     if min(ids) < 0 or max(ids) >= config.vocab_size:
-        return f"a prompt holds a token id outside the model's vocabulary of {config.vocab_size}"
+        return f"holds a token id outside the model's vocabulary of {config.vocab_size}"
     return None

@@ -31,7 +31,8 @@ def ordinary_differences(
 def _pairs(contest: Contest, text: list[int]) -> Iterator[tuple[str, Tensor, Tensor]]:
     ids = contest.tensor(text)  # (1, T)
     logits = _logits(contest, ids)
-    yield "eager against sdpa", _logits(contest, ids, attention="eager"), _logits(contest, ids, attention="sdpa")
+    other = "eager" if contest.attention == "sdpa" else "sdpa"
+    yield "eager against sdpa", logits, _logits(contest, ids, attention=other)
     for name in ("bfloat16", "float16"):
         yield f"{name} against float32", _logits(contest, ids, dtype=getattr(torch, name)), logits
     yield f"batch of 1 against batch of {BATCH}", logits, _logits(contest, ids.expand(BATCH, -1))[:1]

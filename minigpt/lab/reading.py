@@ -94,9 +94,19 @@ class Reading:
         return MiniGPTError(f"{self.path} of {which} is {str(self.value)[:60]!r}, not {wanted}")
 
 
-def differing_conditions(a: Reading, b: Reading) -> list[str]:
+def side_by_side(a: dict[str, Any], b: dict[str, Any]) -> tuple[Reading, Reading]:
+    """Two whole reports, called A and B.
+
+    Raises:
+        MiniGPTError: one of them is no parity report.
+    """
+    return Reading.of_report(a, "A"), Reading.of_report(b, "B")
+
+
+def caution(a: Reading, b: Reading) -> str | None:
     """In what two reports were not measured alike, so that their figures cannot be held against each other."""
     named = ("model", "dtype", "attention", "device", "prompts")
     versions = [f"versions.{name}" for name in dict.fromkeys([*a["versions"].names, *b["versions"].names])]
     differing = [path for path in (*named, *versions) if a[path].value != b[path].value]
-    return [path.removeprefix("versions.").replace("_", " ") for path in differing]
+    names = ", ".join(path.removeprefix("versions.").replace("_", " ") for path in differing)
+    return f"Not measured alike: the two differ in {names}." if names else None

@@ -146,7 +146,10 @@ class SiteSensitivity:
 
 @dataclasses.dataclass(frozen=True)
 class Bisection:
-    """The swapped sites that must have their own norm back for parity to hold; none where it holds."""
+    """The swapped sites that must have their own norm back for parity to hold.
+
+    No site where it holds, or does not hold without them either.
+    """
 
     sites: list[str]  # in the order data meets them
     sets: list[list[str]]  # the same, as sets that each break parity, and no longer with any one site left out

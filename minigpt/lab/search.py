@@ -88,7 +88,7 @@ class Verdicts:
 def bisect(verdicts: Verdicts, sites: Sequence[str]) -> Bisection:
     """The sites that must be given back for parity to hold, found as minimal failing sets until what is left passes.
 
-    None where it does not hold without them either, since something else breaks it.
+    No site where it does not hold without them either, since something else breaks it.
     """
     found: list[list[str]] = []
     remaining = list(sites)

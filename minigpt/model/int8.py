@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from minigpt.errors import ConfigError
 from minigpt.model.gpt2 import GPT2, require_gpt2
-from minigpt.model.packed import Holder, affine_layers, held
+from minigpt.model.packed import Holder, LetGo, affine_layers, held, keep
 
 ENGINE = "fbgemm"  # PyTorch's integer products for x86
 MOST = 127  # the largest weight: both signs have as many steps
@@ -87,7 +87,7 @@ def _int8_product_shape(whole: Tensor, layer: int, out: int, zero: int) -> Tenso
 
 
 @torch.no_grad()
-def quantize_int8(model: GPT2, let_go: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
+def quantize_int8(model: GPT2, let_go: LetGo = keep) -> GPT2:
     """Every matrix that multiplies, the head included, as an ``Int8Linear``, in place; return ``model``.
 
     Embeddings are looked up and not multiplied, and stay as they are, as do norms and biases. It can then only compute:
@@ -101,9 +101,9 @@ def quantize_int8(model: GPT2, let_go: Callable[[Tensor], object] = lambda weigh
     require_gpt2(model)
     require_roundable(model.arithmetic)
     if not model.wte.weight.is_cpu:
-        raise ConfigError(f"quantize='int8' is for the CPU, and the model is on {model.wte.weight.device}")
+        raise ConfigError(f'quantize="int8" is for the CPU, and the model is on {model.wte.weight.device}')
     if any(isinstance(module, Holder) for module in model.modules()):
-        raise ConfigError("the weights are in another form already; quantize='int8' takes those of a checkpoint")
+        raise ConfigError('the weights are in another form already; quantize="int8" takes those of a checkpoint')
     head = model.head_rows()
     # Tied no more: the embedding is looked up, and exact.
     model.fast_head = Int8Linear(head, None).train(model.training)
@@ -137,7 +137,7 @@ def prepacked(rows: Float[Tensor, "out inp"]) -> torch.ScriptObject:
         ConfigError: a value is not finite, or the processor has no such kernels.
     """
     if ENGINE not in torch.backends.quantized.supported_engines:
-        raise ConfigError(f"quantize='int8' needs PyTorch's {ENGINE} kernels, which are for x86 processors only")
+        raise ConfigError(f'quantize="int8" needs PyTorch\'s {ENGINE} kernels, which are for x86 processors only')
     integers = torch.empty(rows.shape, dtype=torch.int8, device="cpu")  # (out, in)
     scale = torch.empty(len(rows), dtype=torch.float32, device="cpu")  # (out)
     for at in range(0, len(rows), AT_ONCE):

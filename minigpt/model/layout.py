@@ -1,7 +1,6 @@
 """How weights lie in memory: as the checkpoint has them, (in, out), by rows, (out, in), or packed. Values stay."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
-from minigpt.model.packed import pack, require_free_layout
+from minigpt.model.packed import LetGo, keep, pack, require_free_layout
 from minigpt.model.strips import stripe
 from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, HAS_TILES, MIXES_MKL, PREFERS_ONEDNN, SLOW_HALVES
 
@@ -19,7 +18,7 @@ MANY = 100  # steps of a single text in float32 that win back the time of a copy
 def lay_out(
     model: GPT2,
     tokens: int = 1,
-    let_go: Callable[[Tensor], object] = lambda weight: None,
+    let_go: LetGo = keep,
     steps: float = math.inf,
 ) -> GPT2:
     """Lay the weights out as this processor multiplies them fastest, ``tokens`` at a time, in place; return ``model``.
@@ -62,7 +61,7 @@ def by_rows(
 
 
 @torch.no_grad()
-def lay_by_rows(model: GPT2, let_go: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
+def lay_by_rows(model: GPT2, let_go: LetGo = keep) -> GPT2:
     """Copy the affine weights out of the file they lie in, by rows, in place; return ``model``.
 
     ``lay_out`` and ``compile_steps`` call it where it pays; the copy takes a fraction of a second. The last bits of the

@@ -19,6 +19,13 @@ from minigpt.norms.add import has_hooks
 from minigpt.placement import dtype_name
 from minigpt.processor import PACKABLE
 
+LetGo = Callable[[Tensor], object]  # is handed each weight, as it was, once it is needed no more
+
+
+def keep(weight: Tensor) -> None:
+    """A ``LetGo`` that leaves weights where they lie."""
+
+
 _numbers = itertools.count()
 _held: dict[int, Any] = {}  # what every ``Holder`` holds, by its number
 
@@ -138,7 +145,7 @@ class PackedConv1D(PackedLinear):
 def pack(
     model: GPT2,
     tokens: int = 1,
-    let_go: Callable[[Tensor], object] = lambda weight: None,
+    let_go: LetGo = keep,
     linear: type[PackedLinear] = PackedLinear,
     conv1d: type[PackedConv1D] = PackedConv1D,
 ) -> GPT2:

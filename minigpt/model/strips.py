@@ -7,7 +7,6 @@ rows ahead, adds up in float32 and rounds once; and every bag has its thread, so
 K strips of D columns, R rows of ``x``.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from minigpt.model.gpt2 import GPT2
-from minigpt.model.packed import PackedConv1D, PackedLinear, pack, require_packable
+from minigpt.model.packed import LetGo, PackedConv1D, PackedLinear, keep, pack, require_packable
 from minigpt.model.product import known_length
 
 WIDTH = 128  # D: so many sums fit the registers, and the narrowest product of GPT-2 still has six strips to share out
@@ -103,6 +102,6 @@ def _summed(count: int, inp: int, is_biased: bool) -> Int[Tensor, "count rows"]:
     return torch.cat((own, below), dim=1) if is_biased else own
 
 
-def stripe(model: GPT2, let_go: Callable[[Tensor], object] = lambda weight: None) -> GPT2:
+def stripe(model: GPT2, let_go: LetGo = keep) -> GPT2:
     """``pack`` for one token at a time, in strips. Several at a time, as of a prompt, take up to twice as long."""
     return pack(model, 1, let_go, StripedLinear, StripedConv1D)

@@ -15,6 +15,8 @@ from minigpt.errors import CheckpointError, ConfigError
 Tensors = dict[str, Tensor]
 
 GPT2_VOCABULARY = 50257
+LINEARS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")  # of a block, as we and most others name them
+CAUSAL_MASKS = ("h.{i}.attn.bias", "h.{i}.attn.masked_bias")  # saved by early versions of several
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,8 @@ nanoGPT's GELU is the exact one. A model trained before it was (June 2023), or b
 
 import re
 
-from minigpt.checkpoint.formats.format import Format, Tensors, transposed
+from minigpt.checkpoint.formats.format import CAUSAL_MASKS, LINEARS, Format, Tensors, transposed
 
-LINEARS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 FIRST = "h.0.attn.c_attn.weight"
 
 
@@ -21,8 +20,8 @@ NANOGPT = Format(
     name="nanoGPT",
     recognises=_recognises,
     rows={f"h.{{i}}.{linear}.weight": transposed(f"h.{{i}}.{linear}.weight") for linear in LINEARS},
-    buffers=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),
-    may_lack=re.compile(r".*\.(c_attn|c_proj|c_fc|ln_1|ln_2|ln_f)\.bias|ln_f\.bias"),
+    buffers=CAUSAL_MASKS,
+    may_lack=re.compile(r"(.*\.)?(c_attn|c_proj|c_fc|ln_1|ln_2|ln_f)\.bias"),
     bias_field="bias",
     fields={
         "block_size": ("n_positions",),

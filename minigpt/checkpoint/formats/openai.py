@@ -1,9 +1,8 @@
 """OpenAI's own names, as the TensorFlow checkpoint has them: model/h0/ln_1/g. Linear layers are (1, in, out)."""
 
-from minigpt.checkpoint.formats.format import Format, convolved, same
+from minigpt.checkpoint.formats.format import LINEARS, Format, convolved, same
 
 _BLOCK = "model/h{i}"
-_LINEARS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 
 OPENAI = Format(
     name="OpenAI (TensorFlow)",
@@ -15,8 +14,8 @@ OPENAI = Format(
         "ln_f.bias": same("model/ln_f/b"),
         **{f"h.{{i}}.{norm}.weight": same(f"{_BLOCK}/{norm}/g") for norm in ("ln_1", "ln_2")},
         **{f"h.{{i}}.{norm}.bias": same(f"{_BLOCK}/{norm}/b") for norm in ("ln_1", "ln_2")},
-        **{f"h.{{i}}.{name}.weight": convolved(f"{_BLOCK}/{name.replace('.', '/')}/w") for name in _LINEARS},
-        **{f"h.{{i}}.{name}.bias": same(f"{_BLOCK}/{name.replace('.', '/')}/b") for name in _LINEARS},
+        **{f"h.{{i}}.{name}.weight": convolved(f"{_BLOCK}/{name.replace('.', '/')}/w") for name in LINEARS},
+        **{f"h.{{i}}.{name}.bias": same(f"{_BLOCK}/{name.replace('.', '/')}/b") for name in LINEARS},
     },
     fields={
         "n_vocab": ("vocab_size",),

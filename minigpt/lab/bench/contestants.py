@@ -105,17 +105,13 @@ class Products:
 
     def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
         model, self.rows = writer(folder, kind, len(prompts)), len(prompts)
-        blocks: Any = model.h
-        layers = [
-            layer
-            for block in blocks
-            for layer in (block.attn.c_attn, block.attn.c_proj, block.mlp.c_fc, block.mlp.c_proj)
+        blocks, (c, inner), dtype = model.h, (model.config.n_embd, model.config.inner_size), model.wte.weight.dtype
+        inputs = {width: torch.randn(self.rows, 1, width).to(dtype) for width in (c, inner)}
+        widths = {"attn.c_attn": c, "attn.c_proj": c, "mlp.c_fc": c, "mlp.c_proj": inner}
+        self.products: list[tuple[Any, Tensor]] = [
+            (block.get_submodule(name), inputs[width]) for block in blocks for name, width in widths.items()
         ]
-        config, dtype = model.config, model.wte.weight.dtype
-        inputs = {width: torch.randn(self.rows, 1, width).to(dtype) for width in (config.n_embd, config.inner_size)}
-        widths = [config.n_embd, config.n_embd, config.n_embd, config.inner_size] * config.n_layer
-        self.products = [(layer, inputs[width]) for layer, width in zip(layers, widths, strict=True)]
-        self.products.append((model.head, inputs[config.n_embd]))
+        self.products.append((model.head, inputs[c]))
         self.memory = torch.ones(READ // 4)
 
     def prefill(self) -> object:

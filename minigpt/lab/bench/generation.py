@@ -53,9 +53,9 @@ class BenchPlan:
     compiled: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch", "prompt_tokens", "new_tokens", "repeats"):
-            if getattr(self, name) < (2 if name == "new_tokens" else 1):
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be {1 + (name == 'new_tokens')} or more")
+        for name, least in {"batch": 1, "prompt_tokens": 1, "new_tokens": 2, "repeats": 1}.items():
+            if (given := getattr(self, name)) < least:
+                raise ConfigError(f"{name} is {given}; it must be {least} or more")
         for _, kind in self.contestants:
             if kind not in (*DTYPES, "int8"):
                 raise ConfigError(f"unknown kind {kind!r}; known are {', '.join(DTYPES)} and int8")

@@ -1,6 +1,5 @@
 """The timings of norms as a table and as a plot."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from rich.text import Text
 
 from minigpt.errors import MiniGPTError
 from minigpt.lab.bench_norms.measure import PASSES
+from minigpt.lab.page.charts import require_matplotlib
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -39,8 +39,7 @@ def require_plot(file: Path | None) -> None:
     """
     if file is None:
         return
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MiniGPTError("a plot needs matplotlib: pip install 'minigpt[page]'")
+    require_matplotlib()
     if file.suffix not in FORMATS or not file.absolute().parent.is_dir():
         raise MiniGPTError(f"cannot draw {file}: it must end in {', '.join(FORMATS)} and lie in a folder that exists")
 

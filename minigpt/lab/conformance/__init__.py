@@ -10,6 +10,7 @@ diagnosis.py                from failed cases to the name of the mistake
   probe.py                  ask the norm for one more answer
   formula.py  precision.py  mistakes of formula; of too few bits
 report.py                   what came out
+summary.py                  the same, as a person reads it in a terminal
 """
 
 from minigpt.lab.conformance.check import case_names, check_norm

@@ -9,7 +9,7 @@ from minigpt.lab.page.charts import require_matplotlib
 from minigpt.lab.page.markup import Html, element, fragment
 from minigpt.lab.page.sections import sections
 from minigpt.lab.page.verdict import judged, verdict_card
-from minigpt.lab.reading import Reading, differing_conditions
+from minigpt.lab.reading import Reading, caution, side_by_side
 
 __all__ = ["comparison_page", "report_page", "require_matplotlib"]
 
@@ -36,20 +36,15 @@ def comparison_page(a: dict[str, Any], b: dict[str, Any]) -> str:
         MiniGPTError: matplotlib is not installed, or one of them is no parity report.
     """
     require_matplotlib()
-    readings = [Reading.of_report(a, "A"), Reading.of_report(b, "B")]
+    readings = side_by_side(a, b)
+    unlike = caution(*readings)
     norms = " and ".join(reading["norm"].text for reading in readings)
     top = [
         element("h1", "Two norms, side by side", class_="comparison"),
-        _caution(differing_conditions(*readings)),
+        element("p", unlike, class_="caution") if unlike else None,
         element("div", map(verdict_card, readings), class_="beside"),
     ]
     return _page(f"{norms}, side by side", top, readings)
-
-
-def _caution(differing: Sequence[str]) -> Html | None:
-    if not differing:
-        return None
-    return element("p", f"Not measured alike: the two differ in {', '.join(differing)}.", class_="caution")
 
 
 def _page(title: str, top: Sequence[Html | None], readings: Sequence[Reading]) -> str:

@@ -48,7 +48,7 @@ class Line(NamedTuple):
 
 
 def require_matplotlib() -> None:
-    """Raise unless charts can be drawn.
+    """Refuse to draw without matplotlib.
 
     Raises:
         MiniGPTError: matplotlib is not installed.
@@ -57,7 +57,7 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise MiniGPTError(
-            "an HTML report is drawn by matplotlib, which is not installed; pip install 'minigpt[page]' brings it"
+            "charts are drawn by matplotlib, which is not installed; pip install 'minigpt[page]' brings it"
         ) from error
 
 

@@ -172,7 +172,7 @@ def _bisect(readings: Readings) -> Html | None:
         tried = [" Sets of sites tried: ", figure(found["verdicts"], count), "."] if "verdicts" in found else None
         sites = [element("li", element("code", site.text)) for site in found["sites"]]
         if not sites:
-            return element("p", "None: on the texts that transformers wrote, parity holds with all swapped.", tried)
+            return element("p", "No set of the swapped sites does, on the texts that transformers wrote.", tried)
         return fragment(element("ul", sites, class_="sites"), element("p", tried, class_="aside"))
 
     about = "The swapped sites that must have their own norm back for parity to hold."
