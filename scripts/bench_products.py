@@ -24,7 +24,7 @@ from minigpt import GPT2Config
 from minigpt.lab.environment import environment
 from minigpt.lab.stopwatch import Spread, in_turns, wall_seconds
 from minigpt.model.packed import PackedLinear
-from minigpt.model.product import in_slabs, onednn_linear, product, sideways
+from minigpt.model.product import in_slabs, onednn_linear, product, sideways, straight
 from minigpt.model.strips import StripedLinear
 from minigpt.processor import PACKABLE
 
@@ -71,7 +71,7 @@ def _products(x: Tensor, weights: list[Tensor], bias: Tensor) -> dict[str, list[
         "product": [functools.partial(product, x, weight, bias) for weight in weights],
         "product by rows": [functools.partial(product, x, rows.t(), bias) for rows in by_rows],
         "W^T x^T": [functools.partial(sideways, x[0], weight, bias) for weight in weights],
-        "x W": [functools.partial(torch.addmm, bias, x[0], weight) for weight in weights],
+        "x W": [functools.partial(straight, x[0], weight, bias) for weight in weights],
         "F.linear by rows": [functools.partial(F.linear, x[0], rows, bias) for rows in by_rows],
     }
     if x.dtype in PACKABLE:

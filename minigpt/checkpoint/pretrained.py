@@ -14,7 +14,7 @@ from minigpt.checkpoint.pages import MappedFiles
 from minigpt.checkpoint.read import read_tensors
 from minigpt.checkpoint.translate import translate
 from minigpt.errors import ConfigError, NormError
-from minigpt.model import GPT2, quantize_int8, require_gpt2, swap_norms
+from minigpt.model import GPT2, quantize_int8, require_gpt2, require_weights, swap_norms
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.int8 import require_roundable
 from minigpt.model.layout import by_rows
@@ -97,8 +97,7 @@ def load_norms(
         NormError: a norm's weight is computed from others, as by pruning, or the model has no values.
     """
     require_gpt2(model)
-    if model.wte.weight.is_meta:
-        raise NormError("a model on the meta device has shapes only, and no values to load into")
+    require_weights(model, "load into", NormError)
     require_own_parameters(model, model.norm_sites())
     place = locate(source, revision=revision, local_files_only=local_files_only)
     wanted = norm_parameters(model)

@@ -20,7 +20,7 @@ from minigpt.checkpoint.fitting import misfits
 from minigpt.checkpoint.pretrained import norm_parameters
 from minigpt.checkpoint.translate import PREFIX
 from minigpt.errors import CheckpointError, listing
-from minigpt.model import GPT2, require_gpt2
+from minigpt.model import GPT2, require_gpt2, require_weights
 from minigpt.placement import dtype_name
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -98,8 +98,7 @@ def require_unquantized(model: GPT2) -> None:
 
 def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_shard_bytes: int) -> None:
     require_gpt2(model)
-    if model.wte.weight.is_meta:
-        raise CheckpointError("a model on the meta device has shapes only, and no values to save")
+    require_weights(model, "save", CheckpointError)
     require_unquantized(model)
     if not str(directory):
         raise CheckpointError("there is no name of a directory to save to; '.' is the one that you are in")

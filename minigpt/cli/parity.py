@@ -20,7 +20,7 @@ from minigpt.cli.options import (
     Quantize,
     Revision,
     options_given,
-)  # fmt: skip
+)
 from minigpt.text_file import read_text
 
 EXAMPLES = (

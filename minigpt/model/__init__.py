@@ -4,7 +4,7 @@ from minigpt.model.cache import KVCache
 from minigpt.model.calibrate import calibrate
 from minigpt.model.compiled import compile_steps
 from minigpt.model.fold import fold_norms
-from minigpt.model.gpt2 import GPT2, require_gpt2
+from minigpt.model.gpt2 import GPT2, require_gpt2, require_weights
 from minigpt.model.inputs import require_ids, require_known
 from minigpt.model.int8 import quantize_int8
 from minigpt.model.layout import lay_out
@@ -22,5 +22,6 @@ __all__ = [
     "require_gpt2",
     "require_ids",
     "require_known",
+    "require_weights",
     "swap_norms",
 ]

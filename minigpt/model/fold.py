@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from minigpt.errors import NormError
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.gpt2 import GPT2, require_gpt2
+from minigpt.model.gpt2 import GPT2, require_gpt2, require_weights
 from minigpt.model.swap import require_own_parameters
 from minigpt.norms.add import norm_by_addition, own_addition
 from minigpt.norms.construct import naming
@@ -40,8 +40,7 @@ def fold_norms(model: GPT2) -> GPT2:
             folded weight is too large for the dtype (what has been folded by then is exact).
     """
     require_gpt2(model)
-    if model.wte.weight.is_meta:
-        raise NormError("a model on the meta device has shapes only, and no values to fold")
+    require_weights(model, "fold", NormError)
     if model.config.tie_word_embeddings and hasattr(model, "lm_head"):
         raise NormError(
             "the head belongs to a model around this one, which ties it to the embedding; "

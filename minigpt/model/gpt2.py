@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.config import GPT2Config
-from minigpt.errors import ConfigError
+from minigpt.errors import ConfigError, MiniGPTError
 from minigpt.model.attention import ATTENTIONS, CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
 from minigpt.model.conv1d import Conv1D
@@ -249,6 +249,16 @@ def require_gpt2(model: object) -> None:
             f"the model is {kind}, and no minigpt.GPT2; minigpt.from_pretrained makes one, and the .transformer of a "
             "model of minigpt.hf is one"
         )
+
+
+def require_weights(model: GPT2, purpose: str, kind: type[MiniGPTError]) -> None:
+    """Refuse a model on the meta device where its weights are needed, for ``purpose``: "save", for one.
+
+    Raises:
+        MiniGPTError: of the given kind.
+    """
+    if model.wte.weight.is_meta:
+        raise kind(f"a model on the meta device has shapes only, and no values to {purpose}")
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:
