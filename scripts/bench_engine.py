@@ -7,17 +7,16 @@ its last row is over. Lookup writes greedily with a draft and without. The conte
 """
 
 import functools
-import json
 import random
 import statistics
 import time
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import typer
+from results import JsonFile, keep, show
 
 import minigpt
 from minigpt.checkpoint.ready import ready_to_write
@@ -44,7 +43,7 @@ class Numbers:
 
 
 def main(
-    json_file: str | None = typer.Option(None, "--json"),
+    json_file: JsonFile = None,
     repeats: int = 3,
     prompts: int = 1000,
     large_prompts: int = 48,
@@ -66,17 +65,11 @@ def main(
     results: dict[str, Any] = {"measured_on": environment(threads), "repeats": repeats, "engine": {}, "lookup": {}}
     for name, (model, codec) in repetitive.items():
         results["lookup"][name] = _lookup(ready_to_write(model), codec, repeats)
-        _keep(results, json_file)
+        keep(results, json_file)  # so that an end before the last measure loses little
     for name, (model, codec, count) in mixed.items():
         results["engine"][name] = _engine(ready_to_write(model, PLACES), codec, _prompts(count, most_new), repeats)
-        _keep(results, json_file)
-    print(json.dumps(results, indent=2))
-
-
-def _keep(results: dict[str, Any], json_file: str | None) -> None:
-    """What is measured so far, so that an end before the last measure loses little."""
-    if json_file:
-        Path(json_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        keep(results, json_file)
+    show(results, json_file)
 
 
 def _prompts(count: int, most_new: int) -> list[Prompt]:

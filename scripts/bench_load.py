@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import typer
+from results import JsonFile, show
 
 import minigpt
 from minigpt.lab.environment import environment
@@ -51,9 +52,7 @@ print(json.dumps(cost))
 """
 
 
-def main(
-    preset: str = "gpt2-xl", json_file: str | None = typer.Option(None, "--json"), folder: Path | None = None
-) -> None:
+def main(preset: str = "gpt2-xl", json_file: JsonFile = None, folder: Path | None = None) -> None:
     """Print, and with --json write, what each way of loading cost."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
         _run(MAKE, place, preset)
@@ -64,10 +63,7 @@ def main(
             "loads": {name: json.loads(_run(PROGRAM.replace("HOW", how), place)) for name, how in LOADS.items()},
             "measured_on": environment(torch.get_num_threads()),
         }
-    text = json.dumps(results, indent=2) + "\n"
-    print(text, end="")
-    if json_file:
-        Path(json_file).write_text(text, encoding="utf-8")
+    show(results, json_file)
 
 
 def _run(program: str, *words: str) -> str:

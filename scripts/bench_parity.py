@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import typer
 from random_gpt2 import random_gpt2
+from results import JsonFile, show
 from tales import tale
 
 import minigpt
@@ -26,7 +27,7 @@ from minigpt.lab.environment import environment
 WORDS = ("parity", "--noise", "--sensitivity", "--bisect", "--device", "cpu")
 
 
-def main(json_file: str | None = typer.Option(None, "--json"), norm: str = "textbook", repeats: int = 3) -> None:
+def main(json_file: JsonFile = None, norm: str = "textbook", repeats: int = 3) -> None:
     """Print, and with --json write, the seconds and the megabytes of ``repeats`` runs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -41,9 +42,7 @@ def main(json_file: str | None = typer.Option(None, "--json"), norm: str = "text
         "peak_mb": max(run["peak_mb"] for run in runs),
         "runs": runs,
     }
-    print(json.dumps(results, indent=2))
-    if json_file:
-        Path(json_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    show(results, json_file)
 
 
 def _run(folder: Path, norm: str) -> dict[str, Any]:

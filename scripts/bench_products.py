@@ -10,14 +10,13 @@ faster. Each product is held to float64 before it is timed.
 
 import functools
 import itertools
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 import typer
+from results import JsonFile, show
 from torch import Tensor, nn
 
 from minigpt import GPT2Config
@@ -32,9 +31,7 @@ BEYOND_CACHES = 2**27  # bytes of different weights, so that each comes from mem
 CPU = torch.device("cpu")
 
 
-def main(
-    json_file: str | None = typer.Option(None, "--json"), dtype: str = "float32", rows: int = 1, repeats: int = 15
-) -> None:
+def main(json_file: JsonFile = None, dtype: str = "float32", rows: int = 1, repeats: int = 15) -> None:
     """Print, and with --json write, GB of weights a second, multiplied by ``rows`` rows.
 
     The median of ``repeats`` interleaved runs, and the percentiles beside it.
@@ -48,9 +45,7 @@ def main(
     torch.manual_seed(0)
     measured = {name: _measured(shape, getattr(torch, dtype), rows, repeats) for name, shape in shapes.items()}
     results = {"measured_on": environment(torch.get_num_threads()), "dtype": dtype, "rows": rows, "gb_s": measured}
-    print(json.dumps(results, indent=2))
-    if json_file:
-        Path(json_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    show(results, json_file)
 
 
 @torch.inference_mode()

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import typer
+from results import JsonFile, show
 
 import minigpt
 from minigpt.lab.environment import environment
@@ -57,7 +58,7 @@ model.generate(torch.tensor([json_prompt]), max_new_tokens=1, do_sample=False, p
 """
 
 
-def main(json_file: str | None = typer.Option(None, "--json"), repeats: int = 7) -> None:
+def main(json_file: JsonFile = None, repeats: int = 7) -> None:
     """Print, and with --json write, medians over ``repeats`` interleaved runs."""
     programs = {"import torch": BARE, "minigpt": MINIGPT + REPORT, "transformers": TRANSFORMERS + REPORT}
     with tempfile.TemporaryDirectory() as folder:
@@ -66,9 +67,7 @@ def main(json_file: str | None = typer.Option(None, "--json"), repeats: int = 7)
         started = {name: functools.partial(_run, program, folder) for name, program in programs.items()}
         runs = in_turns(started, range(repeats))
     results = _summary(runs, file_mb)
-    print(json.dumps(results, indent=2))
-    if json_file:
-        Path(json_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    show(results, json_file)
 
 
 def _run(program: str, folder: str) -> dict[str, float]:

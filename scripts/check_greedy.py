@@ -7,16 +7,15 @@ within the noise, which is what transformers' own float32 is off by. The exit st
 weights that are laid out as the command line has them write anything else.
 """
 
-import json
 import random
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import typer
 from random_gpt2 import random_gpt2
+from results import JsonFile, show
 from tales import tale
 
 import minigpt
@@ -25,7 +24,7 @@ from minigpt.lab.environment import environment
 
 
 def main(
-    json_file: str | None = typer.Option(None, "--json"),
+    json_file: JsonFile = None,
     prompts: int = 20,
     new_tokens: int = 64,
     full_size: bool = True,
@@ -39,9 +38,7 @@ def main(
             models["gpt2, random"] = (folder, mixed(prompts, 50257))
         found = {name: compared(*of, new_tokens) for name, of in models.items()}
     results: dict[str, Any] = {"measured_on": environment(torch.get_num_threads()), "models": found}
-    print(json.dumps(results, indent=2))
-    if json_file:
-        Path(json_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    show(results, json_file)
     raise typer.Exit(int(not all(of["explained"] for of in found.values())))
 
 

@@ -9,7 +9,6 @@ and tokenizers are compiled from. Linux only, with ``pip install 'minigpt[fuzz]'
 """
 
 import importlib
-import json
 import multiprocessing
 import os
 import random
@@ -27,6 +26,7 @@ from typing import Any
 import torch
 import typer
 from mutations import Mutator, bytes_of, damaged_bytes, header_of, json_of, parts_of_zip
+from results import JsonFile, show
 
 try:
     atheris = importlib.import_module("atheris")
@@ -58,7 +58,7 @@ FILES: list[tuple[str, str, Mutator]] = [
 ]
 
 
-def main(runs: int = 20_000, json_file: str | None = typer.Option(None, "--json"), seed: int = 1) -> None:
+def main(runs: int = 20_000, json_file: JsonFile = None, seed: int = 1) -> None:
     """Print, and with --json write, how many were loaded and refused; exit status 1 where anything else happened."""
     torch.set_num_threads(1)
     started = time.perf_counter()
@@ -79,10 +79,7 @@ def main(runs: int = 20_000, json_file: str | None = typer.Option(None, "--json"
         "seconds": round(time.perf_counter() - started),
         "measured_on": fuzz.environment(1, *fuzz.READERS, "atheris"),
     }
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if json_file:
-        Path(json_file).write_text(text, encoding="utf-8")
+    show(result, json_file)
     raise typer.Exit(1 if found["escaped"] else 0)
 
 

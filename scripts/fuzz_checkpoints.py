@@ -27,6 +27,7 @@ import tokenizers
 import torch
 import typer
 from mutations import TARGETS
+from results import JsonFile, show
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 import minigpt
@@ -45,7 +46,7 @@ class Hang(BaseException):
     """Five seconds are over. No Exception, so that no reader takes it for a damaged file."""
 
 
-def main(mutations: int = 100_000, json_file: str | None = typer.Option(None, "--json"), first: int = 0) -> None:
+def main(mutations: int = 100_000, json_file: JsonFile = None, first: int = 0) -> None:
     """Print, and with --json write, how many were loaded and refused; exit status 1 where anything else happened."""
     torch.set_num_threads(1)
     started = time.perf_counter()
@@ -70,10 +71,7 @@ def main(mutations: int = 100_000, json_file: str | None = typer.Option(None, "-
         "seconds": round(time.perf_counter() - started),
         "measured_on": environment(1, *READERS),
     }
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if json_file:
-        Path(json_file).write_text(text, encoding="utf-8")
+    show(result, json_file)
     raise typer.Exit(1 if escaped else 0)
 
 

@@ -9,7 +9,6 @@ all the time; SANITIZER_SECONDS is how long each tool of the sanitizer's may. Th
 not hold, the sanitizer finds something, or a part breaks off, and 2 where there is no device.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -31,9 +30,9 @@ from gpu.norms import norms
 from gpu.page import goals, page
 from gpu.parity import failures, parity
 from gpu.sanitizer import sanitizer
+from results import keep
 
 from minigpt.errors import ConfigError
-from minigpt.json_file import finite
 from minigpt.lab.environment import installed, versions
 from minigpt.placement import resolve_device
 
@@ -118,8 +117,7 @@ def environment(device: torch.device, quick: bool) -> dict[str, Any]:
 
 def save(results: dict[str, Any], out: Path) -> None:
     """Both files, anew."""
-    text = json.dumps(finite(results, instead=str), indent=1, allow_nan=False)  # words for what is not finite
-    (out / "gpu.json").write_text(text + "\n", encoding="utf-8")
+    keep(results, out / "gpu.json")
     (out / "gpu.md").write_text(page(results), encoding="utf-8")
 
 

@@ -21,6 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything here is local
 
 import torch
 import typer
+from results import JsonFile, keep
 from tales import tales
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, Trainer, TrainingArguments, pipeline
 from transformers.utils import logging
@@ -35,7 +36,7 @@ STEPS, BATCH, LENGTH = 20, 8, 64
 UNSEEN = 1 << 33  # the seed of tales that the demo was not trained on
 
 
-def main(model: str = "demo", norm: list[str] = NORMS, json_file: str | None = typer.Option(None, "--json")) -> None:
+def main(model: str = "demo", norm: list[str] = NORMS, json_file: JsonFile = None) -> None:
     """Print, and with --json write, what each tool gives on each network."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -53,8 +54,7 @@ def main(model: str = "demo", norm: list[str] = NORMS, json_file: str | None = t
             results[tool][name] = run(folder)
             print(f"{tool} on {name}: {json.dumps(results[tool][name])}", flush=True)
     minigpt.hf.unregister()
-    if json_file:
-        Path(json_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    keep(results, json_file)
 
 
 def write(folder: str) -> dict[str, Any]:

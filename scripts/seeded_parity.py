@@ -11,12 +11,12 @@ import random
 import tempfile
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
 import typer
 from random_gpt2 import random_gpt2
+from results import JsonFile, keep
 
 import minigpt
 from minigpt.lab.environment import environment
@@ -26,7 +26,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 FULL_SIZE_SEEDS = 5  # models; the prompts of every run are new
 
 
-def main(json_file: str | None = typer.Option(None, "--json"), runs: int = 50, full_size: bool = True) -> None:
+def main(json_file: JsonFile = None, runs: int = 50, full_size: bool = True) -> None:
     """Judge correct norms ``runs`` times on each model; print each ratio to the floor, and keep it with --json."""
     found: list[dict[str, Any]] = []
     for run in chain(demo_runs(runs), full_size_runs(runs) if full_size else ()):
@@ -39,8 +39,7 @@ def main(json_file: str | None = typer.Option(None, "--json"), runs: int = 50, f
         "largest_decoding_ratio": max(run["decoding_ratio"] or 0.0 for run in found),
         "runs": found,
     }
-    if json_file:
-        Path(json_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    keep(results, json_file)
     raise typer.Exit(int(results["failed"] > 0))
 
 

@@ -1,19 +1,14 @@
 """The bundled demo model: small, trained with its norms, and a teller of tales that hold together."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
+import tales
 import torch
+import train_demo
 
 import minigpt
 from minigpt.checkpoint.locate import DEMO
-
-sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # scripts are programs, not a package
-
-import tales
-import train_demo
 
 PROMPTS = ("Once upon a time", "The old sailor", "One morning")
 FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from structures import STRUCTURES
-from test_scripts import SCRIPTS, load
 
 import minigpt
 
@@ -24,12 +23,10 @@ OF_EACH = 10
 
 
 @pytest.fixture(scope="module")
-def fuzz() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPTS)  # as Python itself does for a script that is run
-        script = load("fuzz_checkpoints")
-        sys.addaudithook(script._watch)  # which looks at nothing but what is opened while a checkpoint is read
-        yield script
+def fuzz() -> ModuleType:
+    script = import_module("fuzz_checkpoints")
+    sys.addaudithook(script._watch)  # which looks at nothing but what is opened while a checkpoint is read
+    return script
 
 
 @pytest.fixture(scope="module")

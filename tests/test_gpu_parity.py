@@ -18,7 +18,6 @@ SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 )
 def test_logits_and_gradients(size: str, where: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every attention and backend that runs, every norm, alone, padded, through a cache, and backward."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
     parity: Any = importlib.import_module("gpu.parity")
     if where == "cpu":  # interpreted kernels have tests of their own
         monkeypatch.setattr(parity, "NORMS", ("fused", "textbook"))

@@ -17,12 +17,9 @@ import typer
 from minigpt import NormError, norms
 from minigpt.norms.triton import interpreting
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
-
 
 @pytest.fixture
-def suite(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
+def suite() -> ModuleType:
     return importlib.import_module("gpu_suite")
 
 

@@ -1,12 +1,12 @@
 """The scripts, run as their first lines say, on a small checkpoint."""
 
-import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from checkpoints import reference, saved, tiny_bpe
@@ -41,15 +41,6 @@ def run(script: str, *words: object) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def load(script: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(script, SCRIPTS / f"{script}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_generate_writes_what_python_writes(folder: Path) -> None:
     model, tokenizer = minigpt.from_pretrained(folder), minigpt.Tokenizer.from_pretrained(folder)
     settings = dict(max_new_tokens=10, do_sample=True, temperature=0.8, seed=3)
@@ -76,7 +67,7 @@ def test_check_parity_tells_the_truth_and_its_exit_status_too(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        load("check_parity").main(model=str(folder))
+        import_module("check_parity").main(model=str(folder))
     out = capsys.readouterr().out
     assert ended.value.code == 0
     assert all(f"{site} " in out for site in ("h.0.ln_1", "h.0.ln_2", "ln_f"))
@@ -84,7 +75,7 @@ def test_check_parity_tells_the_truth_and_its_exit_status_too(
 
     (tmp_path / "wrong.py").write_text(WRONG_NORM, encoding="utf-8")
     with pytest.raises(SystemExit) as ended:
-        load("check_parity").main(model=str(folder), norm=f"{tmp_path / 'wrong.py'}:Wrong")
+        import_module("check_parity").main(model=str(folder), norm=f"{tmp_path / 'wrong.py'}:Wrong")
     assert ended.value.code == 1
     assert "times the noise floor" in capsys.readouterr().out.splitlines()[-1]
 
@@ -98,7 +89,7 @@ def test_the_start_is_summed_up_by_medians() -> None:
         "minigpt": measured(9, 2, 1, peak_mb=950.5),
         "transformers": measured(8, 5, 4, peak_mb=1200),
     }
-    found = load("bench_start")._summary(runs, file_mb=474.7)
+    found = import_module("bench_start")._summary(runs, file_mb=474.7)
     assert found["medians"]["minigpt"] == {"load_s": 0.2, "first_token_s": 2, "peak_mb": 950.5}
     assert found["first_token_ratio"] == 0.4
     assert found["peak_mb_over_import_torch"] == 750.5
@@ -108,12 +99,12 @@ def test_the_start_is_summed_up_by_medians() -> None:
 
 @pytest.mark.parametrize("program", ["BARE", "MINIGPT", "TRANSFORMERS"])
 def test_the_programs_that_the_start_is_measured_with_are_python(program: str) -> None:
-    compile(getattr(load("bench_start"), program).replace("json_prompt", "[1]"), program, "exec")
+    compile(getattr(import_module("bench_start"), program).replace("json_prompt", "[1]"), program, "exec")
 
 
 @pytest.mark.thorough
 def test_a_load_is_measured(folder: Path) -> None:
-    bench_load = load("bench_load")
+    bench_load = import_module("bench_load")
     found = json.loads(
         bench_load._run(bench_load.PROGRAM.replace("HOW", bench_load.LOADS["float32, read"]), str(folder))
     )
@@ -136,3 +127,19 @@ def test_check_greedy_compares_every_token_of_every_prompt(tmp_path: Path) -> No
     status, _, _ = run("check_greedy.py", *wanted)
     [found] = json.loads((tmp_path / "greedy.json").read_text())["models"].values()
     assert (status, found["prompts"], found["tokens_compared"], found["explained"]) == (0, 2, 10, True)
+
+
+@pytest.mark.thorough
+def test_results_that_could_not_be_kept_are_refused_before_the_work(tmp_path: Path) -> None:
+    status, out, err = run("check_greedy.py", "--json", tmp_path / "nowhere" / "greedy.json")
+    assert (status, out) == (2, "")
+    assert "the folder for it does not exist" in err
+
+
+def test_results_are_the_same_printed_and_kept_and_say_in_words_what_is_not_finite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_module("results").show({"ratio": math.inf, "runs": [math.nan, 0.5], "name": "狗"}, tmp_path / "kept.json")
+    kept = (tmp_path / "kept.json").read_text(encoding="utf-8")
+    assert kept == capsys.readouterr().out
+    assert json.loads(kept) == {"ratio": "inf", "runs": ["nan", 0.5], "name": "狗"}

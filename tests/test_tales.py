@@ -1,17 +1,12 @@
 """The tales that the demo model learns from: the same from a seed, grammatical whatever the seed, and of many kinds."""
 
 import re
-import sys
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
-
-from hypothesis import given
-from hypothesis import strategies as st
-
-sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # scripts are programs, not a package
 
 import tales
+from hypothesis import given
+from hypothesis import strategies as st
 
 SEEDS = st.integers(0, 2**63 - 1)
 WOMEN, MEN = set(tales.WOMEN.split()), set(tales.MEN.split())
