@@ -149,8 +149,10 @@ class GPT2Config:
         """A config from the fields of a ``config.json``: each is honoured, known to be without effect, or refused.
 
         Raises:
-            ConfigError: a field has a value we cannot honour, or a name we do not know.
+            ConfigError: a field has a value we cannot honour, or a name we do not know; or these are no fields.
         """
+        if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
+            raise ConfigError(f"a config's fields are a dict by their names, not {fields!r:.100}")
         _refuse_other_models(fields)
         fields = _without_aliases(fields)
         ours = {field.name for field in dataclasses.fields(cls)}
@@ -158,7 +160,7 @@ class GPT2Config:
             name for name in fields if name not in ours | _NEUTRAL.keys() and not _WITHOUT_EFFECT.fullmatch(name)
         ]
         if unknown:
-            names = ", ".join(sorted(map(str, unknown)))
+            names = ", ".join(sorted(unknown))
             raise ConfigError(f"unknown config fields: {names}; any could change the model, so remove what does not")
         return cls(**{name: value for name, value in fields.items() if name in ours})
 

@@ -71,12 +71,15 @@ class Tokenizer:
         """The ids of a text; ``<|endoftext|>`` written in it is that one token, as in transformers.
 
         Raises:
-            GenerationError: the text is not Unicode (it has lone surrogates), or the file's patterns give up on it.
+            GenerationError: it is no text, or not Unicode (it has lone surrogates), or the file's patterns give up on
+                it.
         """
+        if not isinstance(text, str):
+            raise GenerationError(f"only a text can be encoded, not a {type(text).__name__}")
         try:
             return self.backend.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeError) as error:
-            raise GenerationError(f"the text is not valid Unicode: {text!r}") from error
+            raise GenerationError(f"the text is not valid Unicode: {text!r:.200}") from error
         except BaseException as error:
             if _is_panic(error):
                 raise GenerationError("the tokenizer cannot split this text; a pattern of its own gave up") from error
@@ -86,7 +89,7 @@ class Tokenizer:
         """The text of ids, special tokens included; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
-            GenerationError: an id is outside the vocabulary.
+            GenerationError: an id is outside the vocabulary, or these are not the ids of one text.
         """
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
@@ -100,9 +103,13 @@ class Tokenizer:
         """The exact bytes of ids, also where they end in the middle of a character.
 
         Raises:
-            GenerationError: an id is outside the vocabulary.
+            GenerationError: an id is outside the vocabulary, or these are not the ids of one text.
         """
-        return b"".join(self._bytes_of(operator.index(token_id)) for token_id in ids)
+        try:
+            numbers = [operator.index(token_id) for token_id in ids]
+        except TypeError as error:
+            raise GenerationError("only the ids of one text can be decoded: of a batch, a row at a time") from error
+        return b"".join(map(self._bytes_of, numbers))
 
     @property
     def vocab_size(self) -> int:

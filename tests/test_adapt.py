@@ -894,6 +894,18 @@ def test_no_pattern_at_all(model: GPT2) -> None:
         swap_norms(model, EmbDim, [])
 
 
+@pytest.mark.parametrize("sites", [None, 3, ["ln_f", 3], [None]], ids=str)
+def test_a_pattern_that_is_no_text(model: GPT2, sites: Any) -> None:
+    with pytest.raises(NormError, match=r'^a pattern of norm sites is a text such as "h\.\*\.ln_1", not (None|3)$'):
+        swap_norms(model, EmbDim, sites)
+
+
+@pytest.mark.parametrize("norm", [3, None, ["fused"]], ids=str)
+def test_what_makes_no_norm(model: GPT2, norm: Any) -> None:
+    with pytest.raises(NormError, match=r"^a norm is a name, a class, or a function that makes one, not "):
+        swap_norms(model, norm)
+
+
 # Files and packages.
 
 

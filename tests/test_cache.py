@@ -1,6 +1,7 @@
 """The cache: reading in pieces is reading at once, its owner is the caller, and it refuses what does not fit."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,6 +149,28 @@ def test_a_size_may_be_any_whole_number(model: minigpt.GPT2) -> None:
 def test_a_cache_for_nothing_is_refused(size: tuple[int, int], model: minigpt.GPT2) -> None:
     with pytest.raises(GenerationError, match=r"^a cache is for one (row|token) or more, not "):
         model.new_cache(*size)
+
+
+@pytest.mark.parametrize("already_read", [0, 3])
+def test_a_cache_of_before_a_cast_is_refused(already_read: int) -> None:
+    model, ids = small_model(), random_ids(1, 6)
+    cache = model.new_cache(1, 8)
+    if already_read:
+        model(ids[:, :already_read], cache=cache)
+    with pytest.raises(
+        GenerationError, match=r"^the cache is torch\.float32 on cpu, and the model torch\.float64 on cpu; "
+    ):
+        model.double()(ids[:, already_read:], cache=cache)
+    assert cache.length == already_read
+
+
+@pytest.mark.parametrize("length", [-1, 2.0, "3", None], ids=str)
+def test_a_length_that_is_none_is_refused(length: Any, model: minigpt.GPT2) -> None:
+    cache, ids = model.new_cache(1, 8), random_ids(1, 4, device=model.wte.weight.device)
+    model(ids[:, :3], cache=cache)
+    cache.length = length
+    with pytest.raises(GenerationError, match=r"^a cache's length is the number of its tokens, not "):
+        model(ids[:, 3:], cache=cache)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -137,6 +137,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no places": ({"batch_size": 0}, "batch_size must be 1 or more, not 0"),
     "an unknown setting": ({"beams": 2}, "unknown generation settings: beams"),
     "one text": ({"prompts": "abc"}, "prompts must be a list of texts, not one text"),
+    "no texts": ({"prompts": None}, "prompts must be a list of texts, not one NoneType"),
     "named texts": ({"prompts": {"a": "abc"}}, "prompts must be a list of texts, not one dict"),
     "ids": ({"prompts": ["a", [1, 2]]}, "^prompt 1 must be a text or a Prompt, not of type list"),
     "half a place": ({"batch_size": 2.5}, "batch_size must be 1 or more, not 2.5"),
@@ -153,7 +154,7 @@ def test_what_cannot_be_is_said_at_the_call(wrong: dict[str, Any], complaint: st
 
 
 def test_the_tokenizer_of_somebody_else_is_refused() -> None:
-    with pytest.raises(GenerationError, match=r"^prompt 0: the tokenizer is a Tokenizer; take minigpt\.Tokenizer"):
+    with pytest.raises(GenerationError, match=r"^the tokenizer is a Tokenizer; take minigpt\.Tokenizer"):
         complete(MODEL, TOKENIZER.backend, ["a"], max_new_tokens=4)  # type: ignore[arg-type]
     with pytest.raises(GenerationError, match=r"^the tokenizer is a Tokenizer; take minigpt\.Tokenizer"):
         stream(MODEL, TOKENIZER.backend, "a", max_new_tokens=4)  # type: ignore[arg-type]

@@ -195,7 +195,14 @@ def test_an_unknown_preset_lists_the_known() -> None:
 def test_every_field_of_transformers_config_is_judged() -> None:
     """Each is one of ours, or known to be without effect, or a known one to refuse: none falls through."""
     for name, value in transformers.GPT2Config().to_dict().items():
-        GPT2Config.from_dict({name: value})
+        config = GPT2Config.from_dict({name: value})
+        assert getattr(config, name, value) == value
+
+
+@pytest.mark.parametrize("fields", [None, [1], "n_layer", {3: 4}, {None: 1, "n_layer": 2}], ids=str)
+def test_what_are_no_fields(fields: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^a config's fields are a dict by their names, not "):
+        GPT2Config.from_dict(fields)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,12 @@ def test_sums_in_the_least_exact_order_pass(norm: type[nn.Module]) -> None:
 
 
 @unchecked
+@pytest.mark.parametrize("seed", ["x", -1, 2**63, 0.0], ids=str)
+def test_a_seed_that_is_none(seed: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^seed must lie within \[0, 2\^63\), not "):
+        check("fused", seed=seed)
+
+
 @pytest.mark.parametrize("seed", range(1, 5))
 @pytest.mark.thorough
 def test_no_seed_fails_a_correct_norm(seed: int) -> None:

@@ -369,7 +369,7 @@ def test_any_seed_serves_a_batch(ours: GPT2, seed: int) -> None:
     assert generate(ours, tokens(3, 2, vocab_size=VOCABULARY), **SAMPLED, seed=seed).shape == (3, 22)
 
 
-@pytest.mark.parametrize("temperature", [1e-30, 1e-20, 1e-5, 1e30])
+@pytest.mark.parametrize("temperature", [1e-30, 1e-20, 1e-5, 1e30, 10**30])
 def test_extreme_temperatures_are_their_limits(temperature: float) -> None:
     model = constant_model(LOGITS * 1000)
     rows = generate(
@@ -843,6 +843,18 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         "prompt_lookup_num_tokens needs the cache",
     ),
     "a stride without a window": ({"slide_stride": 2}, "slide_stride is for overflow='slide' only"),
+    "an overflow of several": (
+        {"overflow": np.array(["slide", "refuse"])},
+        "overflow must be one of refuse, slide, not",
+    ),
+    "several temperatures": (
+        {"do_sample": True, "temperature": torch.tensor([0.5, 0.7])},
+        r"temperature must be .*, not tensor\(\[0\.5000, 0\.7000\]\)$",
+    ),
+    "several of each": (
+        {name: torch.ones(2) for name in ("do_sample", "top_p", "use_cache", "slide_stride", "num_return_sequences")},
+        r"do_sample must .*; top_p must .*; num_return_sequences must .*; use_cache must .*; slide_stride must [^;]*$",
+    ),
     "an unknown overflow": ({"overflow": "wrap"}, "overflow must be one of refuse, slide, not 'wrap'"),
     "all at once": (
         {"top_k": 0, "top_p": 2.0, "min_new_tokens": 9, "stop_strings": "", "do_sample": True},
@@ -948,6 +960,15 @@ def test_padding_on_the_right(mask: list[list[int]]) -> None:
 def test_a_mask_of_another_shape(shape: tuple[int, ...]) -> None:
     with pytest.raises(GenerationError, match=r"attention_mask is \(.*\), but must cover 2 rows of 3 tokens"):
         generate(Untouched(), tokens(2, 3), torch.ones(shape), max_new_tokens=2)
+
+
+@pytest.mark.parametrize("meta", [(True, False), (False, True)], ids=["input_ids", "attention_mask"])
+def test_a_prompt_without_values(meta: tuple[bool, bool]) -> None:
+    ids, mask = (
+        x.to("meta") if is_meta else x for x, is_meta in zip((tokens(2, 3), torch.ones(2, 3)), meta, strict=True)
+    )
+    with pytest.raises(ConfigError, match=r"^device 'meta' holds shapes and no values"):
+        generate(Untouched(), ids, mask, max_new_tokens=2)
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0), (1, 0)])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from checkpoints import reference
 from functorch.compile import aot_module, nop
 from helpers import SMALL, assert_close, assert_same_bits, left_padding, needs_onednn, random_ids, small_model
@@ -415,6 +416,16 @@ def test_ids_of_the_wrong_kind(ids: torch.Tensor) -> None:
 def test_a_choice_that_is_none_lists_the_known(how: dict[str, Any], kind: type[ValueError], message: str) -> None:
     with pytest.raises(kind, match=message):
         GPT2(GPT2Config(**SMALL), **how)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [(transformers.GPT2Config(), "transformers's GPT2Config"), ({"n_layer": 2}, "builtins's dict")],
+    ids=["transformers", "dict"],
+)
+def test_a_config_of_another_class_is_told_so(config: Any, kind: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^the config is {kind}, and no minigpt\.GPT2Config; its "):
+        GPT2(config)
 
 
 def test_a_model_of_another_class_is_told_so(tmp_path: Path) -> None:

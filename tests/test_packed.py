@@ -27,7 +27,7 @@ from helpers import (
 
 import minigpt
 from minigpt import ConfigError
-from minigpt.model import packed, quantize_int8
+from minigpt.model import lay_out, packed, quantize_int8
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.packed import PackedConv1D, PackedLinear, pack, require_packable
 from minigpt.model.strips import WIDTH, StripedLinear, stripe
@@ -208,6 +208,8 @@ def test_a_cast_packs_anew(seq: int, hold: Hold) -> None:
         (lambda: require_packable(HALF_ROWS, ()), "no oneDNN"),
         (lambda: stripe(small_model()).half(), "packed in float32 or bfloat16 on .*, and not in torch.float16"),
         (lambda: pack(small_model(), 0), "one token at a time or more, not 0"),
+        (lambda: lay_out(small_model(), 0), "one token at a time or more, not 0"),
+        (lambda: lay_out(small_model(), "x"), "one token at a time or more, not 'x'"),  # type: ignore[arg-type]
         (lambda: pack(small_model(arithmetic="reference")), "as the checkpoint lays them"),
         (lambda: pack(quantize_int8(small_model())), "the model's weights are int8 already"),
         (lambda: quantize_int8(pack(small_model())), "in another form already"),

@@ -601,6 +601,19 @@ def test_one_token_predicts_nothing_in_its_prompt(small: Path) -> None:
     json.dumps(fields, allow_nan=False)
 
 
+@pytest.mark.parametrize("prompts", ["the dog", 3, {"the dog": 1}], ids=str)
+def test_prompts_that_are_no_list(small: Path, prompts: Any) -> None:
+    one = type(prompts).__name__
+    with pytest.raises(minigpt.GenerationError, match=f"^prompts must be a list of texts, .*, not a {one}$"):
+        judge(small, prompts=prompts)
+
+
+@pytest.mark.parametrize("sites", [None, 3, ["ln_f", 3]], ids=str)
+def test_sites_that_are_no_patterns(small: Path, sites: Any) -> None:
+    with pytest.raises(minigpt.NormError, match=r"^a pattern of norm sites is a text such as"):
+        judge(small, norm="textbook", sites=sites)
+
+
 def test_a_vocabulary_of_one_token(tmp_path: Path) -> None:
     """It is always the likeliest, and nothing is the second."""
     place = saved(reference(std=0.3, vocab_size=1, bos_token_id=None, eos_token_id=None), tmp_path)

@@ -664,6 +664,26 @@ def test_no_name_of_a_directory_is_not_taken_for_this_one(
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
+@pytest.mark.parametrize("directory", [None, 3], ids=str)
+def test_what_names_no_directory(folder: Path, directory: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"^a directory is named by a text or a Path, not a (NoneType|int)$"):
+        minigpt.save_pretrained(load(folder), directory)
+
+
+def test_no_directory_can_be_made_in_a_file(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    for place in (tmp_path / "file", tmp_path / "file" / "a" / "b"):
+        with pytest.raises(CheckpointError, match=f"^cannot save to {place}: {tmp_path / 'file'} is a file; give "):
+            minigpt.save_pretrained(load(folder), place)
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_generation_config_whose_names_have_no_order(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^the generation_config cannot be saved as JSON: "):
+        minigpt.save_pretrained(load(folder), tmp_path / "out", generation_config={1: 2, "a": 3})  # type: ignore[dict-item]
+    assert not (tmp_path / "out").exists()
+
+
 def test_saving_leaves_the_model_as_it_was(folder: Path, tmp_path: Path) -> None:
     model = load(folder)
     parameters = dict(model.named_parameters())

@@ -260,6 +260,8 @@ def test_top_p_keeps_the_fewest_that_reach_p() -> None:
             "^prompt_length must be within the 2 .* -1$",
         ),
         (torch.zeros(1, 4), torch.ones(1, 2).long(), {"prompt_length": 3}, "^prompt_length must be within the 2 .* 3$"),
+        (torch.zeros(1, 4), torch.ones(1, 2).long(), {"prompt_length": "a"}, "^prompt_length must .* not 'a'$"),
+        (torch.zeros(1, 0), None, {"top_p": 0.5}, r"^logits must be numbers \(batch, vocab\), not .* \(1, 0\)$"),
     ],
 )
 def test_tensors_are_judged(logits: Any, ids: Any, how: dict[str, Any], complaint: str) -> None:
@@ -273,6 +275,7 @@ def test_tensors_are_judged(logits: Any, ids: Any, how: dict[str, Any], complain
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": 0}, "top_k must be 1 or more, not 0"),
+        ({"min_new_tokens": "x"}, "min_new_tokens must be 0 or more, not 'x'"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"num_beams": 4}, "unknown generation settings: num_beams; known are max_new_tokens"),

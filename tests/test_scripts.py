@@ -129,6 +129,11 @@ def test_check_greedy_compares_every_token_of_every_prompt(tmp_path: Path) -> No
     assert (status, found["prompts"], found["tokens_compared"], found["explained"]) == (0, 2, 10, True)
 
 
+def test_every_preset_can_be_had_at_random() -> None:
+    model = import_module("random_gpt2").random_gpt2("demo")
+    assert model.get_parameter("h.0.mlp.c_proj.bias").abs().max() == 3000
+
+
 @pytest.mark.thorough
 def test_results_that_could_not_be_kept_are_refused_before_the_work(tmp_path: Path) -> None:
     status, out, err = run("check_greedy.py", "--json", tmp_path / "nowhere" / "greedy.json")

@@ -101,6 +101,13 @@ def test_figures_that_are_not_finite_are_no_crash(passing: minigpt.ParityReport)
     assert "nan" in text
 
 
+def test_prompts_that_predict_nothing(passing: minigpt.ParityReport) -> None:
+    nothing = dataclasses.replace(passing.distribution, perplexity_reference=math.nan, perplexity_candidate=math.nan)
+    assert "nothing to predict: no prompt has two tokens" in shown(dataclasses.replace(passing, distribution=nothing))
+    broken = dataclasses.replace(passing.logits, scale=math.nan)
+    assert "nothing to predict" not in shown(dataclasses.replace(passing, distribution=nothing, logits=broken))
+
+
 def test_a_narrow_terminal_loses_no_figure(passing: minigpt.ParityReport) -> None:
     text = " ".join(shown(failing(passing), width=60).split())
     for figure in ("FAIL", "0.0456", "0.0152", "0.875", f"{passing.norm_sites[0].local_error:.3g}"):

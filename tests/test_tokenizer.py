@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -285,6 +286,26 @@ def test_a_lone_surrogate_is_no_text(ours: Tokenizer, text: str) -> None:
     with pytest.raises(GenerationError, match="not valid Unicode") as raised:
         ours.encode(text)
     assert str(raised.value).encode()  # the message itself can be printed
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([[1, 2]]), torch.tensor([1.0]), [[1, 2]], ["a"], [1.0], 5, None], ids=str)
+def test_what_are_not_the_ids_of_one_text(ours: Tokenizer, ids: Any) -> None:
+    with pytest.raises(
+        GenerationError, match=r"^only the ids of one text can be decoded: of a batch, a row at a time$"
+    ):
+        ours.decode(ids)
+
+
+@pytest.mark.parametrize("text", [3, None, b"the", ["the"]], ids=str)
+def test_what_is_no_text_is_not_encoded(ours: Tokenizer, text: Any) -> None:
+    with pytest.raises(GenerationError, match=rf"^only a text can be encoded, not a {type(text).__name__}$"):
+        ours.encode(text)
+
+
+def test_a_message_holds_the_beginning_of_a_long_text(ours: Tokenizer) -> None:
+    with pytest.raises(GenerationError, match="not valid Unicode") as raised:
+        ours.encode("\ud800" + "the dog" * 100_000)
+    assert len(str(raised.value)) < 300
 
 
 def test_a_long_text_is_not_cut_and_a_short_one_not_filled(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def cause(error: Exception) -> str:
     kinds |= {str(getattr(getattr(link, "response", None), "status_code", None)) for link in chain}
     said = next((line for link in reversed(chain) if (line := _first_line(link))), type(error).__name__)
     way_out = next((way_out for kind, way_out in _WAYS_OUT.items() if kind in kinds), None)
-    return f"{said}; {way_out}" if way_out else said
+    return f"{said}; {way_out}" if way_out and way_out not in said else said
 
 
 def _snapshot(repository: str, files: tuple[str, ...], revision: str | None, local_files_only: bool) -> Path:

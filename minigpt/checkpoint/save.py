@@ -70,7 +70,7 @@ def save_pretrained(
         raise CheckpointError(f"generation_config must be a dict, not a {type(generation_config).__name__}")
     settings = {**ids, **(generation_config or {})}
     try:
-        json.dumps(settings, allow_nan=False)
+        json.dumps(settings, allow_nan=False, sort_keys=True)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"the generation_config cannot be saved as JSON: {error}") from error
     try:
@@ -100,10 +100,13 @@ def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_
     require_gpt2(model)
     require_weights(model, "save", CheckpointError)
     require_unquantized(model)
+    if not isinstance(directory, str | os.PathLike):
+        raise CheckpointError(f"a directory is named by a text or a Path, not a {type(directory).__name__}")
     if not str(directory):
         raise CheckpointError("there is no name of a directory to save to; '.' is the one that you are in")
-    if os.path.isfile(os.path.expanduser(directory)):
-        raise CheckpointError(f"cannot save to {directory}: it is a file; give the name of a directory")
+    place = Path(directory).expanduser()
+    if (file := next(filter(os.path.isfile, (place, *place.parents)), None)) is not None:
+        raise CheckpointError(f"cannot save to {directory}: {file} is a file; give the name of a directory")
     if not isinstance(max_shard_bytes, Integral) or max_shard_bytes < 1:
         raise CheckpointError(f"max_shard_bytes must be a whole number, 1 or more, not {max_shard_bytes!r}")
     if not (tokenizer is None or isinstance(tokenizer, SavesItself)):

@@ -53,7 +53,8 @@ def parity(
     ] = False,
     bisect: Annotated[bool, typer.Option("--bisect", help="Name the swapped sites that break parity.")] = False,
     budget: Annotated[
-        str | None, typer.Option(help="Limits that decide: 'kl=1e-6,perplexity=0.01%'; top1=1%: may differ.")
+        str | None,
+        typer.Option(help="Limits that decide, 'kl=1e-6,perplexity=0.01%'; top1=1% lets 1 % of the tokens differ."),
     ] = None,
     json_file: JsonFile = None,
     html: Annotated[Path | None, typer.Option(help="Write the report here as one self-contained page.")] = None,

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from minigpt.errors import GenerationError
-from minigpt.generation.decode import prompt_ids, require_room, require_writer, rows_of, write_rows
+from minigpt.generation.decode import (
+    prompt_ids,
+    require_codec,
+    require_room,
+    require_writer,
+    rows_of,
+    write_rows,
+)
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, parse_settings
 from minigpt.model import GPT2, require_known
@@ -73,8 +80,8 @@ def complete(
 
     Raises:
         ConfigError: at the call: the model is no GPT2, or has no values.
-        GenerationError: at the call: settings that cannot be, one text for all prompts, or a prompt, named by its
-            number, that has no tokens, foreign ones or too many. And later, as ``generate``.
+        GenerationError: at the call: settings that cannot be, one text for all prompts, somebody else's tokenizer, or
+            a prompt, named by its number, that has no tokens, foreign ones or too many. And later, as ``generate``.
     """
     chosen = parse_settings(**settings)
     if not isinstance(batch_size, Integral) or batch_size < 1:
@@ -82,7 +89,8 @@ def complete(
     if chosen.output_scores:
         raise GenerationError("scores of so many texts are not kept; output_logprobs are")
     require_writer(model, chosen)
-    if isinstance(prompts, str | Mapping):
+    require_codec(tokenizer)
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
         one = "text" if isinstance(prompts, str) else type(prompts).__name__
         raise GenerationError(f"prompts must be a list of texts, not one {one}")
     given = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]

@@ -166,6 +166,9 @@ def require_fits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, 
     """
     require_writer(model, settings)
     require_ids("input_ids", input_ids)
+    for given in (input_ids, attention_mask):
+        if isinstance(given, Tensor):
+            require_values(given.device)
     if input_ids.numel() == 0:
         raise GenerationError("the prompt is empty; start from the end-of-text token")
     require_known(input_ids, model.config.vocab_size)

@@ -4,6 +4,7 @@ B batch, T tokens so far, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -48,11 +49,12 @@ def warp(
         GenerationError: a setting is unknown, out of range or in contradiction, or needs input_ids; or one of the
             tensors is of another shape or dtype, or says of tokens what the logits do not know.
     """
-    enough = max(1, settings.get("min_new_tokens") or 1)
+    least = settings.get("min_new_tokens")
+    enough = max(1, int(least)) if isinstance(least, Integral) else 1
     chosen = parse_settings(**{"max_new_tokens": enough, "do_sample": True, **settings})
     if not isinstance(logits, Tensor):
         raise GenerationError(f"logits must be a tensor (batch, vocab), not of type {type(logits).__name__}")
-    if logits.ndim != 2 or not logits.is_floating_point():
+    if logits.ndim != 2 or not logits.shape[1] or not logits.is_floating_point():
         raise GenerationError(f"logits must be numbers (batch, vocab), not {logits.dtype} of {tuple(logits.shape)}")
     chosen.require_known_ids(logits.shape[-1])
     if input_ids is None:
@@ -66,8 +68,8 @@ def warp(
         require_known(input_ids, logits.shape[-1])
     length = input_ids.shape[1]
     prompt_length = length if prompt_length is None else prompt_length
-    if not 0 <= prompt_length <= length:
-        raise GenerationError(f"prompt_length must be within the {length} tokens of input_ids, not {prompt_length}")
+    if not isinstance(prompt_length, Integral) or not 0 <= prompt_length <= length:
+        raise GenerationError(f"prompt_length must be within the {length} tokens of input_ids, not {prompt_length!r}")
     return warp_by(logits, Situation(chosen, input_ids, prompt_length, chosen.given_end_ids))
 
 
@@ -160,12 +162,12 @@ def _hold_back_ends(logits: Logits, least: int, at: Situation) -> Logits:
 
 # In transformers' order: what each setting does to logits, given its value.
 PROCESSORS: dict[str, Callable[[Tensor, Any, Situation], Tensor]] = {
-    "repetition_penalty": lambda logits, penalty, at: penalize_repetition(logits, at.ids, penalty),
+    "repetition_penalty": lambda logits, penalty, at: penalize_repetition(logits, at.ids, float(penalty)),
     "no_repeat_ngram_size": lambda logits, size, at: forbid_repeated_ngrams(logits, at.ids, size),
     "bad_words_ids": lambda logits, runs, at: forbid_runs(logits, at.ids, runs, at.end_ids),
     "min_new_tokens": _hold_back_ends,
     "suppress_tokens": lambda logits, tokens, at: forbid(logits, tokens),
-    "temperature": lambda logits, temperature, at: logits / temperature,
+    "temperature": lambda logits, temperature, at: logits / float(temperature),
     "top_k": lambda logits, k, at: keep_top_k(logits, k),
     "top_p": lambda logits, p, at: keep_top_p(logits, p),
     "min_p": lambda logits, p, at: keep_min_p(logits, p),

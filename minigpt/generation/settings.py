@@ -79,7 +79,9 @@ class GenerationSettings:
     output_logprobs: bool = False
 
     def __post_init__(self) -> None:
-        if complaints := [*_out_of_range(vars(self)), *_contradictions(vars(self))]:
+        wrong = dict(_out_of_range(vars(self)))
+        right = {name: None if name in wrong else value for name, value in vars(self).items()}
+        if complaints := [*wrong.values(), *_contradictions(right)]:
             raise GenerationError("; ".join(complaints))
 
     @property
@@ -171,7 +173,7 @@ def parse_settings(**settings: Any) -> GenerationSettings:
     if "max_new_tokens" not in given:
         complaints.append("max_new_tokens must be given")
     if complaints:
-        raise GenerationError("; ".join([*complaints, *_out_of_range(given)]))
+        raise GenerationError("; ".join([*complaints, *dict(_out_of_range(given)).values()]))
     return GenerationSettings(**given)
 
 
@@ -234,7 +236,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_return_sequences": (_at_least(1), "be 1 or more"),
     "use_cache": (_is_flag, "be True or False"),
     "prompt_lookup_num_tokens": (_at_least(0), "be 0 or more"),
-    "overflow": (lambda how: how in OVERFLOWS, f"be one of {', '.join(OVERFLOWS)}"),
+    "overflow": (lambda how: isinstance(how, str) and how in OVERFLOWS, f"be one of {', '.join(OVERFLOWS)}"),
     "slide_stride": (_at_least(1), "be 1 or more"),
     "output_scores": (_is_flag, "be True or False"),
     "output_logprobs": (_is_flag, "be True or False"),
@@ -251,33 +253,35 @@ DEPENDS_ON_TOKENS = ("repetition_penalty", "no_repeat_ngram_size")
 DEPENDS_ON_ROW = (*DEPENDS_ON_TOKENS, "bad_words_ids", "min_new_tokens")
 
 
-def _out_of_range(given: dict[str, Any]) -> Iterator[str]:
+def _out_of_range(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The names of settings that cannot be what they are, each with what is to be said of it."""
     for name, (fits, requirement) in RANGES.items():
         value = given.get(name)
         if name in given and (value is not None or name in NEVER_NONE) and not fits(value):
-            yield f"{name} must {requirement}, not {value!r:.200}"
+            yield name, f"{name} must {requirement}, not {value!r:.200}"
     stops = given.get("stop_strings")
     texts = [stops] if isinstance(stops, str) else [] if stops is None else stops
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        yield f"stop_strings must be a text or a list of texts, not {stops!r:.200}"
+        yield "stop_strings", f"stop_strings must be a text or a list of texts, not {stops!r:.200}"
     elif not all(texts):
-        yield "a stop string must not be empty"
+        yield "stop_strings", "a stop string must not be empty"
     elif wrong := [text for text in texts if not _is_unicode(text)]:
-        yield f"a stop string must be valid Unicode, which no text matches else, not {wrong[0]!r}"
+        yield "stop_strings", f"a stop string must be valid Unicode, which no text matches else, not {wrong[0]!r}"
 
 
 def _contradictions(given: dict[str, Any]) -> Iterator[str]:
+    """What settings say against one another; None stands for one that says nothing."""
     new, least = given["max_new_tokens"], given["min_new_tokens"]
-    if _is_int(new) and _is_int(least) and least > new:
+    if None not in (new, least) and least > new:
         yield f"min_new_tokens {least} is more than max_new_tokens {new}"
-    copies, samples = given["num_return_sequences"], given["do_sample"] and given["temperature"] != 0
+    copies, samples = given["num_return_sequences"], given["do_sample"] is not False and given["temperature"] != 0
     where = "at temperature 0" if given["do_sample"] else "without do_sample"
-    if _is_int(copies) and copies > 1 and not samples:
+    if copies not in (None, 1) and not samples:
         yield f"num_return_sequences {copies} {where} would be the same text {copies} times"
     chances = [name for name in SHAPES_A_DRAW if given[name] is not None and given[name] not in NEUTRAL[name]]
     if chances and not samples:
         yield f"{', '.join(chances)} shape{'s' * (len(chances) == 1)} a draw, and {where} nothing is drawn"
-    if given["prompt_lookup_num_tokens"] and not given["use_cache"]:
+    if given["prompt_lookup_num_tokens"] and given["use_cache"] is False:
         yield "prompt_lookup_num_tokens needs the cache that use_cache=False forgoes"
-    if given["slide_stride"] != 1 and given["overflow"] != "slide":
+    if given["slide_stride"] not in (None, 1) and given["overflow"] == "refuse":
         yield "slide_stride is for overflow='slide' only"

@@ -133,10 +133,9 @@ def judged_prompts(place: Path, prompts: Prompts | None, config: GPT2Config) -> 
 
     Raises:
         CheckpointError: texts were given, and there is no tokenizer for them.
-        GenerationError: there is no prompt, or one is empty, too long, or outside the vocabulary.
+        GenerationError: there is no prompt, or one is a list of no ids, too long, or outside the vocabulary. An empty
+            text is none of these: it is end-of-text, from which a document starts.
     """
-    if prompts is not None and len(prompts) == 0:
-        raise GenerationError("there is no prompt to judge on; give at least one")
     if prompts is not None:
         _require_texts_or_ids(prompts)
     judged = _as_ids(place, prompts, config)
@@ -164,7 +163,12 @@ def _as_ids(place: Path, prompts: Prompts | None, config: GPT2Config) -> Judged:
 
 
 def _require_texts_or_ids(prompts: Any) -> None:
-    texts = not isinstance(prompts, str) and all(isinstance(prompt, str) for prompt in prompts)
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        one = type(prompts).__name__
+        raise GenerationError(f"prompts must be a list of texts, or a list of lists of token ids, not a {one}")
+    if not prompts:
+        raise GenerationError("there is no prompt to judge on; give at least one")
+    texts = all(isinstance(prompt, str) for prompt in prompts)
     lists = not texts and all(
         isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt) for prompt in prompts
     )

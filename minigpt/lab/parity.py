@@ -25,6 +25,7 @@ from minigpt.lab.perplexity import file_ids, text_perplexity
 from minigpt.lab.reference import judging
 from minigpt.lab.report import Bisection, Logits, OrdinaryDifference, ParityReport, SiteSensitivity, TokenDrift
 from minigpt.lab.steps import Progress, Steps
+from minigpt.model.swap import patterns_of
 from minigpt.norms import NormSpec
 from minigpt.norms.construct import title
 from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
@@ -82,7 +83,7 @@ def parity(
         CheckpointError, ConfigError, NormError, GenerationError: it cannot be judged; the message says why.
     """
     limits = parse_budget(budget) if budget is not None else None
-    patterns = [sites] if isinstance(sites, str) else list(sites)
+    patterns = patterns_of(sites)
     if type(max_new_tokens) is not int or max_new_tokens < 0:
         raise GenerationError(f"max_new_tokens must be a whole number, 0 or more, not {max_new_tokens!r}")
     on = resolve_device("cpu" if quantize and device is None else device)

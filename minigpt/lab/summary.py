@@ -1,5 +1,6 @@
 """A report as a person reads it in a terminal."""
 
+import math
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -59,7 +60,10 @@ def _closeness(report: ParityReport) -> Iterator[tuple[str, str]]:
             f"largest {distribution.kl_max:.3g} nats"
         ),
     )
-    yield "perplexity", f"{distribution.perplexity_candidate:.6g} (truth {distribution.perplexity_reference:.6g})"
+    if math.isnan(distribution.perplexity_reference) and not math.isnan(logits.scale):
+        yield "perplexity", "nothing to predict: no prompt has two tokens"
+    else:
+        yield "perplexity", f"{distribution.perplexity_candidate:.6g} (truth {distribution.perplexity_reference:.6g})"
     yield "greedy tokens", _greedy(report)
     yield (
         "reference arithmetic",

@@ -30,7 +30,9 @@ def calibrate(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> dict[str, flo
     require_gpt2(model)
     frozen = {site: norm for site, norm in model.norm_modules().items() if isinstance(norm, FrozenLayerNorm)}
     if not frozen:
-        raise NormError('no site holds a frozen norm to calibrate; put one there with swap_norms(model, "frozen")')
+        raise NormError(
+            'no site holds a frozen norm to calibrate; put one there with swap_norms(model, "frozen"), or --norm frozen'
+        )
     was_training = model.training
     swap_norms(model, "fused", frozen)
     hooks = [model.get_submodule(site).register_forward_pre_hook(_calibrates(norm)) for site, norm in frozen.items()]

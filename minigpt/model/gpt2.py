@@ -62,7 +62,7 @@ class GPT2(nn.Module):
     A new model is initialized at random as in the paper, and is in training mode.
 
     Raises:
-        ConfigError: an unknown attention or arithmetic.
+        ConfigError: an unknown attention or arithmetic, or somebody else's config.
         NormError: an unknown norm.
     """
 
@@ -75,6 +75,8 @@ class GPT2(nn.Module):
         arithmetic: str = "fast",
     ) -> None:
         super().__init__()
+        if not isinstance(config, GPT2Config):
+            raise ConfigError(f"the config is {kind_of(config)}, and no minigpt.GPT2Config; its from_dict makes one")
         require_option("attention", attention, ATTENTIONS)
         require_option("arithmetic", arithmetic, ARITHMETICS)
         self.config, self.attention, self.arithmetic = config, attention, arithmetic
@@ -138,7 +140,7 @@ class GPT2(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: KVCache | None
     ) -> tuple[Float[Tensor, "batch seq embd"], Bool[Tensor, "batch total"] | None]:
         """The stream before the first block, and which tokens are real; arguments and errors as ``forward``."""
-        require_tokens(input_ids, cache, self.config)
+        require_tokens(input_ids, cache, self.config, self.wte.weight)
         batch, seq = input_ids.shape
         past, remembered = (cache.length, cache.padding_mask) if cache is not None else (0, None)
         padding = padding_mask(attention_mask, remembered, batch, past, seq)  # (B, S) or None
@@ -244,11 +246,15 @@ def require_gpt2(model: object) -> None:
         ConfigError: it is none of ours, nor a wrapper that hands on whatever is asked of one.
     """
     if not (isinstance(getattr(model, "config", None), GPT2Config) and hasattr(model, "norm_sites")):
-        kind = f"{type(model).__module__.partition('.')[0]}'s {type(model).__name__}"
         raise ConfigError(
-            f"the model is {kind}, and no minigpt.GPT2; minigpt.from_pretrained makes one, and the .transformer of a "
-            "model of minigpt.hf is one"
+            f"the model is {kind_of(model)}, and no minigpt.GPT2; minigpt.from_pretrained makes one, and the "
+            ".transformer of a model of minigpt.hf is one"
         )
+
+
+def kind_of(thing: object) -> str:
+    """ "transformers's GPT2Config", for a message: names alone may be the same as ours."""
+    return f"{type(thing).__module__.partition('.')[0]}'s {type(thing).__name__}"
 
 
 def require_weights(model: GPT2, purpose: str, kind: type[MiniGPTError]) -> None:

@@ -34,9 +34,10 @@ def lay_out(
         steps: the most that will be taken, where that is known: few may not be worth the copy.
 
     Raises:
-        ConfigError: the arithmetic is "reference", whose bits depend on the layout.
+        ConfigError: the arithmetic is "reference", whose bits depend on the layout, or ``tokens`` is no whole number,
+            1 or more.
     """
-    require_free_layout(model)
+    require_free_layout(model, tokens)
     weight = model.wte.weight
     if not weight.is_cpu or model.quantize is not None:
         return model

@@ -158,15 +158,13 @@ def pack(
     that hold them.
 
     Raises:
-        ConfigError: oneDNN cannot pack these weights, the model has weights of eight bits, or its arithmetic is
-            "reference", whose bits depend on the layout.
+        ConfigError: oneDNN cannot pack these weights, the model has weights of eight bits, its arithmetic is
+            "reference", whose bits depend on the layout, or ``tokens`` is no whole number, 1 or more.
     """
-    require_free_layout(model)
+    require_free_layout(model, tokens)
     if model.quantize is not None:
         raise ConfigError(f"the model's weights are {model.quantize} already, and cannot be packed")
     require_packable(model.wte.weight, linear.dtypes)
-    if tokens < 1:
-        raise ConfigError(f"weights are packed for one token at a time or more, not {tokens}")
     model.fast_head = linear(model.head_rows(), None, tokens).train(model.training)
     let_go(model.head_rows())
     for name in affine_layers(model):
@@ -192,13 +190,15 @@ def affine_layers(model: GPT2) -> list[str]:
     ]
 
 
-def require_free_layout(model: GPT2) -> None:
-    """Refuse to lay weights out anew where the bits depend on how they lie.
+def require_free_layout(model: GPT2, tokens: int = 1) -> None:
+    """Refuse to lay weights out anew where the bits depend on how they lie, or for no number of tokens.
 
     Raises:
-        ConfigError: the arithmetic is "reference".
+        ConfigError: the arithmetic is "reference", or ``tokens`` is no whole number, 1 or more.
     """
     require_gpt2(model)
+    if not isinstance(tokens, int) or tokens < 1:
+        raise ConfigError(f"weights are laid out for one token at a time or more, not {tokens!r}")
     if model.arithmetic == "reference":
         raise ConfigError('arithmetic="reference" reads weights as the checkpoint lays them, for the same bits')
 

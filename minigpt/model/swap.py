@@ -49,16 +49,28 @@ def match_sites(model: GPT2, sites: str | Iterable[str]) -> list[str]:
     """The norm sites that at least one pattern matches.
 
     Raises:
-        NormError: a pattern matches none, or there is no pattern.
+        NormError: a pattern matches none, or is no text, or there is no pattern.
     """
-    patterns = [sites] if isinstance(sites, str) else list(sites)
-    names = model.norm_sites()
-    if not patterns:
-        raise NormError('no pattern of norm sites was given; "*" is all of them')
+    patterns, names = patterns_of(sites), model.norm_sites()
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise NormError(f"no norm site matches {pattern!r}; the sites are {', '.join(names)}")
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def patterns_of(sites: str | Iterable[str]) -> list[str]:
+    """One pattern of norm sites, or several, as a list.
+
+    Raises:
+        NormError: there is none, or one is no text.
+    """
+    patterns = list(sites) if isinstance(sites, Iterable) and not isinstance(sites, str) else [sites]
+    if not patterns:
+        raise NormError('no pattern of norm sites was given; "*" is all of them')
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise NormError(f'a pattern of norm sites is a text such as "h.*.ln_1", not {pattern!r:.100}')
+    return patterns
 
 
 def _built(norm: norms.NormSpec, old: Any, config: GPT2Config) -> nn.Module:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from minigpt.errors import NormError
 from minigpt.norms.adapt import adapt, is_ours
 from minigpt.norms.construct import construct, naming
 from minigpt.norms.locate import locate
@@ -16,8 +17,8 @@ def build(norm: NormSpec, normalized_shape: int | Sequence[int], *, eps: float =
     """A norm over the trailing ``normalized_shape``, with a ``weight`` and, if ``bias``, a ``bias`` of that shape.
 
     Somebody else's class is taken as it is written: its constructor's signature says how to call it, and its scale and
-    shift, whatever they are called, are the module's ``weight`` and ``bias``. ``adapt.notes`` says what it would not
-    take, such as an eps.
+    shift, under any name of ``adapt.SCALES`` and ``adapt.SHIFTS``, are the module's ``weight`` and ``bias``.
+    ``adapt.notes`` says what it would not take, such as an eps.
 
     Args:
         norm: a registered name, "package.module:Name", "path/to/file.py:Name", a class, or any function that makes a
@@ -30,6 +31,8 @@ def build(norm: NormSpec, normalized_shape: int | Sequence[int], *, eps: float =
             or its parameters are not a scale and a shift of that shape.
     """
     make = locate(norm) if isinstance(norm, str) else norm
+    if not callable(make):
+        raise NormError(f"a norm is a name, a class, or a function that makes one, not {make!r:.100}")
     if is_ours(make):
         return make(normalized_shape, eps=eps, bias=bias)
     shape = row_shape(normalized_shape)

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from minigpt.errors import NormError
+from minigpt.errors import ConfigError, NormError
 from minigpt.lab.conformance.behaviour import BEHAVIOUR_CASES
 from minigpt.lab.conformance.case import Case
 from minigpt.lab.conformance.compiling import COMPILE_CASES, always_compiling, best_backend, require_backend
@@ -46,13 +46,16 @@ def check_norm(
         device: where to run it; by default CUDA where there is one, else the CPU.
         progress: called with a few words on each group of cases as it begins, and the share of the groups done.
         cases: a shell-style pattern, or several, over the cases' names and groups ("values", "gradients*").
-        seed: of the rows and weights.
+        seed: of the rows and weights, within [0, 2^63).
         compile_backend: of torch.compile; by default inductor where it can compile for this device, else aot_eager.
 
     Raises:
         NormError: it cannot be judged: it is unknown or unavailable, cannot be built or run at all, or no case matches.
-        ConfigError: the device is unknown or absent, or is meta, which computes nothing; or the compiler is unknown.
+        ConfigError: the device is unknown or absent, or is meta, which computes nothing; the compiler is unknown; or
+            the seed is out of range.
     """
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed must lie within [0, 2^63), not {seed!r:.100}")
     device = resolve_device(device)
     require_values(device)
     chosen = _matching(cases)
