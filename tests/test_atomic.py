@@ -73,11 +73,12 @@ def test_of_two_that_save_to_a_new_folder_the_last_is_there(tmp_path: Path, monk
 
 
 def test_the_old_is_there_until_the_end_and_what_is_not_ours_stays(old: Path, tmp_path: Path) -> None:
-    before = files(old)
+    before, folder = files(old), old.stat().st_ino
     with replacing(old) as new:
         fill(new, **NEW)
         assert files(old) == before
     assert files(old) == WANTED
+    assert old.stat().st_ino != folder, "no file of it was exchanged by itself"
     assert os.listdir(tmp_path) == ["model"]
 
 
@@ -127,7 +128,7 @@ def test_files_are_moved_in_where_folders_cannot_be_exchanged(
 ) -> None:
     """And at no moment do an old and a new file stand together as one checkpoint."""
     OBSTACLES[obstacle](monkeypatch, old)
-    config = "old" if shape == "same" else "new"
+    config, before = "old" if shape == "same" else "new", old.stat().st_ino
     replace, seen = os.replace, []
 
     def watched(source: Path, target: Path) -> None:
@@ -140,7 +141,9 @@ def test_files_are_moved_in_where_folders_cannot_be_exchanged(
     assert {path.name: path.read_bytes() for path in old.iterdir() if path.is_file()} == WANTED | {
         "config.json": config.encode()
     }
+    assert seen
     assert set(seen) <= {(None, "new"), (config, "new")}
+    assert old.stat().st_ino == before, "it is the folder that it was"
     assert not list(old.parent.glob(".*"))
 
 

@@ -190,7 +190,8 @@ def test_any_combination_is_that_of_transformers(
 @pytest.mark.parametrize(
     "chosen",
     [{"temperature": 0.7}, {"temperature": 1.3}, {"top_k": 1}, {"top_k": 40}, {"top_k": 5000}, {"top_k": 5001},
-     {"top_p": 0.1}, {"top_p": 0.92}, {"top_p": 1.0}, {"temperature": 0.8, "top_k": 50, "top_p": 0.95}],
+     {"top_p": 0.1}, {"top_p": 0.92}, {"top_p": 1.0}, {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
+     {"typical_p": 0.1}, {"typical_p": 0.92}, {"typical_p": 0.9999999}, {"min_p": 0.02}, {"min_p": 1.0}],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
