@@ -82,7 +82,9 @@ def _require_present(device: torch.device) -> None:
     if backend is None or not hasattr(backend, "is_available"):
         raise ConfigError(f"device {str(device)!r} is not supported; known are cpu, cuda, cuda:N, mps and meta")
     if not backend.is_available():
-        raise ConfigError(f"device {str(device)!r} was asked for, but PyTorch sees none on this machine; use cpu")
+        raise ConfigError(
+            f"device {str(device)!r} was asked for, but PyTorch sees none on this machine; use --device cpu"
+        )
     if device.index is not None and device.index >= backend.device_count():
         raise ConfigError(
             f"device {str(device)!r} was asked for, but this machine has {backend.device_count()} of them"

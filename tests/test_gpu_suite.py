@@ -14,7 +14,8 @@ import pytest
 import torch
 import typer
 
-from minigpt import NormError, norms
+from minigpt import norms
+from minigpt.lab.bench_norms import NotTimed
 from minigpt.norms.triton import interpreting
 
 
@@ -143,7 +144,7 @@ def test_one_wrong_norm_does_not_take_the_others_timings_with_it(
     def bench(*, contestants: list[str], **how: Any) -> Any:
         asked.append(list(contestants))
         if wrong := [name for name in contestants if name in at_fault]:
-            raise NormError(f"{wrong[0]} is not timed: its forward is off by 3")
+            raise NotTimed(wrong[0], "its forward is off by 3")
         return types.SimpleNamespace(to_dict=lambda: {"timings": contestants})
 
     monkeypatch.setattr(sys.modules["gpu.norms"], "bench_norms", bench)
@@ -153,7 +154,7 @@ def test_one_wrong_norm_does_not_take_the_others_timings_with_it(
     assert wrong["liger"] == "liger is not timed: its forward is off by 3"
     assert len(asked) == 3
     at_fault = ("triton",)
-    with pytest.raises(NormError, match="triton is not timed"):
+    with pytest.raises(NotTimed, match="triton is not timed"):
         timed(["torch", "compiled", "triton", "liger"], widths=[8])
 
 

@@ -104,7 +104,7 @@ def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_
         raise CheckpointError(f"a directory is named by a text or a Path, not a {type(directory).__name__}")
     if not str(directory):
         raise CheckpointError("there is no name of a directory to save to; '.' is the one that you are in")
-    place = Path(directory).expanduser()
+    place = Path(os.path.expanduser(directory))  # pathlib's own raises where there is no such user
     if (file := next(filter(os.path.isfile, (place, *place.parents)), None)) is not None:
         raise CheckpointError(f"cannot save to {directory}: {file} is a file; give the name of a directory")
     if not isinstance(max_shard_bytes, Integral) or max_shard_bytes < 1:

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from minigpt.errors import NormError
-from minigpt.lab.bench_norms import ROWS, WIDTHS, bench_norms
+from minigpt.lab.bench_norms import ROWS, WIDTHS, NotTimed, bench_norms
 
 Row = dict[str, Any]
 GPT2_WIDTHS = WIDTHS[:4]
@@ -31,12 +30,11 @@ def timed(contestants: list[str], **how: Any) -> tuple[Row, dict[str, str]]:
     while True:
         try:
             return bench_norms(contestants=contestants, **how).to_dict(), wrong
-        except NormError as error:
-            name = str(error).partition(" ")[0]
-            if name not in ("compiled", "liger"):
+        except NotTimed as error:
+            if error.norm not in ("compiled", "liger"):
                 raise
-            contestants.remove(name)
-            wrong[name] = str(error)
+            contestants.remove(error.norm)
+            wrong[error.norm] = str(error)
 
 
 def goals(results: dict[str, Any]) -> Iterator[Row]:

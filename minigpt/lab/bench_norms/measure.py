@@ -35,6 +35,18 @@ STREAMS = {"forward": 2, "backward": 3, "add_norm": 4}  # tensors of the input's
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}  # of the largest
 
 
+class NotTimed(NormError):
+    """A contestant whose results are wrong, of which a time would say nothing.
+
+    Attributes:
+        norm: its name.
+    """
+
+    def __init__(self, norm: str, why: str) -> None:
+        super().__init__(f"{norm} is not timed: {why}")
+        self.norm = norm
+
+
 @dataclasses.dataclass(frozen=True)
 class Timing:
     """One contestant at one shape. Times are medians, milliseconds; rates are 10^9 bytes a second.
@@ -92,7 +104,7 @@ def bench_norms(
         repeats: rounds; each contestant is timed once a round.
 
     Raises:
-        NormError: a contestant is unknown, or its results are wrong.
+        NormError: a contestant is unknown, or its results are wrong (then it is ``NotTimed``).
         ConfigError: the device is absent, or a pass, width, number of rows or of repeats is none.
     """
     device = resolve_device(device)
@@ -188,10 +200,8 @@ def _require_right(
     for one, other in zip(found, wanted, strict=True):
         error, scale = (one.double() - other).abs().max().item(), other.abs().max().item()
         if not error <= TOLERANCES[dtype] * max(scale, 1.0):
-            raise NormError(
-                f"{name} is not timed: its {computes} is off by {error:.3g}, on values up to {scale:.3g}, "
-                f"where {dtype_name(dtype)} allows {TOLERANCES[dtype] * max(scale, 1.0):.3g}"
-            )
+            allowed = f"{dtype_name(dtype)} allows {TOLERANCES[dtype] * max(scale, 1.0):.3g}"
+            raise NotTimed(name, f"its {computes} is off by {error:.3g}, on values up to {scale:.3g}, where {allowed}")
 
 
 def _require_sensible(widths: list[int], rows: list[int], passes: list[str], repeats: int) -> None:
