@@ -161,6 +161,7 @@ def require_fits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, 
     """Refuse what could not be finished, before any work; say where a window will slide.
 
     Raises:
+        ConfigError: the model is no GPT2, or it or the prompt has no values.
         GenerationError: a prompt is empty, padded on the right, or no rows of ids of the vocabulary, or with its new
             tokens exceeds the context.
     """
