@@ -126,7 +126,8 @@ OBSTACLES: dict[str, Callable[[pytest.MonkeyPatch, Path], None]] = {
 def test_files_are_moved_in_where_folders_cannot_be_exchanged(
     old: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str, shape: str
 ) -> None:
-    """And at no moment do an old and a new file stand together as one checkpoint."""
+    """And at no moment do an old and a new file stand together as one checkpoint; shards of the old go."""
+    fill(old, **{"model-00001-of-00002_safetensors": "old", "model_safetensors_index_json": "old"})
     OBSTACLES[obstacle](monkeypatch, old)
     config, before = "old" if shape == "same" else "new", old.stat().st_ino
     replace, seen = os.replace, []

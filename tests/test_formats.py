@@ -140,6 +140,21 @@ def test_biases_by_number(tmp_path: Path) -> None:
     assert load(file)
 
 
+@pytest.mark.parametrize("has", [True, False])
+def test_biases_of_which_nothing_is_said(tmp_path: Path, has: bool) -> None:
+    """As in files of before nanoGPT's models could do without them."""
+    theirs = reference(activation_function="gelu")
+    if not has:
+        theirs = without_biases(theirs)
+    file = write_nanogpt(theirs, tmp_path)
+    if not has:
+        drop_biases(file)
+    content = torch.load(file, weights_only=True)
+    del content["model_args"]["bias"]
+    torch.save(content, file)
+    assert_bit_equal(load(file), theirs)
+
+
 def test_biases_that_are_denied_and_there_are_refused(tmp_path: Path) -> None:
     write_nanogpt(reference(activation_function="gelu"), tmp_path, bias=False)
     with pytest.raises(CheckpointError, match=r"bias is in the file, and its config says that there are none"):

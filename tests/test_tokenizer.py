@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import tokenizers
@@ -346,6 +347,21 @@ def test_no_token_is_added(tmp_path: Path) -> None:
 
 
 # --- files that are damaged or of another kind
+
+
+class PanicException(BaseException):
+    """Named as what the library raises where it gives up in its own language, which nobody can import."""
+
+
+@pytest.mark.parametrize("error", [PanicException("gave up"), Exception("gave up")], ids=repr)
+def test_however_the_library_gives_up(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_bpe().save(str(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr("minigpt.tokenizer._backend", Mock(side_effect=error))
+    with pytest.raises(CheckpointError, match=f"^the tokenizer files in {tmp_path} are damaged: gave up$"):
+        Tokenizer.from_pretrained(tmp_path)
+    monkeypatch.setattr("minigpt.tokenizer._backend", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        Tokenizer.from_pretrained(tmp_path)
 
 
 def test_neither_kind_of_file(tmp_path: Path) -> None:

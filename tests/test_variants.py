@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 from collections.abc import Callable
 
 import pytest
@@ -354,6 +355,11 @@ def test_calibration_reads_in_eval_mode_and_leaves_the_mode_as_it_was() -> None:
     assert calibrate(model.train(), ids) == calm
     assert model.training
     assert all(module.training for module in model.modules())
+
+
+def test_two_tokens_are_enough_to_calibrate() -> None:
+    model = small_model("frozen")
+    assert all(0 < average < math.inf for average in calibrate(model, random_ids(1, 2)).values())
 
 
 def test_calibration_that_fails_leaves_the_model_as_it_was() -> None:
