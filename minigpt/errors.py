@@ -30,6 +30,15 @@ class GenerationError(MiniGPTError):
     """Tokens or settings that cannot be generated from."""
 
 
+def is_several(given: object) -> bool:
+    """Whether it can be gone through as a list can, and is no text."""
+    try:
+        iter(given)  # type: ignore[call-overload]
+    except TypeError:
+        return False
+    return not isinstance(given, str | bytes)
+
+
 def listing(names: Iterable[str]) -> str:
     """For a message: "a, b and 3 more"."""
     shown = (name[:96] for name in names)

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from minigpt.checkpoint import TOKENIZER_FILES, folder_of, locate
 from minigpt.checkpoint.files import CHAT_TEMPLATE, SPECIAL_TOKENS, TOKENIZER_CONFIG
-from minigpt.errors import CheckpointError, GenerationError, listing
+from minigpt.errors import CheckpointError, GenerationError, is_several, listing
 from minigpt.json_file import read_object
 
 END_OF_TEXT = "<|endoftext|>"
@@ -105,11 +105,9 @@ class Tokenizer:
         Raises:
             GenerationError: an id is outside the vocabulary, or these are not the ids of one text.
         """
-        try:
-            numbers = [operator.index(token_id) for token_id in ids]
-        except TypeError as error:
-            raise GenerationError("only the ids of one text can be decoded: of a batch, a row at a time") from error
-        return b"".join(map(self._bytes_of, numbers))
+        if not is_several(ids):
+            raise GenerationError(f"the ids of a text are a list of whole numbers, not {ids!r:.100}")
+        return b"".join(self._bytes_of(_whole(token_id)) for token_id in ids)
 
     @property
     def vocab_size(self) -> int:
@@ -153,6 +151,14 @@ class Tokenizer:
     @cached_property
     def _special(self) -> dict[int, str]:
         return {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
+
+
+def _whole(token_id: Any) -> int:
+    try:
+        return operator.index(token_id)
+    except TypeError as error:
+        said = f"an id of a text is a whole number, not {token_id!r:.100}"
+        raise GenerationError(f"{said}; of a batch, decode a row at a time") from error
 
 
 def _is_panic(error: BaseException) -> bool:

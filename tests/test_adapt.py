@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -887,6 +888,11 @@ def test_an_error_leaves_the_model_as_it_was(model: GPT2) -> None:
         with pytest.raises(NormError):
             swap_norms(model, norm)
         assert all(model.get_submodule(site) is module for site, module in before.items())
+
+
+@pytest.mark.parametrize("several", [tuple, iter, np.array, dict.fromkeys], ids=lambda several: several.__name__)
+def test_patterns_may_come_in_anything_that_can_be_gone_through(model: GPT2, several: Any) -> None:
+    assert swap_norms(model, EmbDim, several(["ln_f", "h.0.ln_1"])) == ["h.0.ln_1", "ln_f"]
 
 
 def test_no_pattern_at_all(model: GPT2) -> None:

@@ -151,19 +151,6 @@ def test_a_cache_for_nothing_is_refused(size: tuple[int, int], model: minigpt.GP
         model.new_cache(*size)
 
 
-@pytest.mark.parametrize("already_read", [0, 3])
-def test_a_cache_of_before_a_cast_is_refused(already_read: int) -> None:
-    model, ids = small_model(), random_ids(1, 6)
-    cache = model.new_cache(1, 8)
-    if already_read:
-        model(ids[:, :already_read], cache=cache)
-    with pytest.raises(
-        GenerationError, match=r"^the cache is torch\.float32 on cpu, and the model torch\.float64 on cpu; "
-    ):
-        model.double()(ids[:, already_read:], cache=cache)
-    assert cache.length == already_read
-
-
 @pytest.mark.parametrize("length", [-1, 2.0, "3", None], ids=str)
 def test_a_length_that_is_none_is_refused(length: Any, model: minigpt.GPT2) -> None:
     cache, ids = model.new_cache(1, 8), random_ids(1, 4, device=model.wte.weight.device)

@@ -855,6 +855,15 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         {name: torch.ones(2) for name in ("do_sample", "top_p", "use_cache", "slide_stride", "num_return_sequences")},
         r"do_sample must .*; top_p must .*; num_return_sequences must .*; use_cache must .*; slide_stride must [^;]*$",
     ),
+    "a temperature beyond all floats": (
+        {"do_sample": True, "temperature": 10**400},
+        "temperature must be .*, not 10000",
+    ),
+    "a penalty beyond all floats": ({"repetition_penalty": 10**400}, "repetition_penalty must be finite and above 0"),
+    "an unknown flag and copies": (
+        {"do_sample": "yes", "temperature": 0, "num_return_sequences": 2},
+        "do_sample must be True or False, not 'yes'; num_return_sequences 2 at temperature 0 would be the same text",
+    ),
     "an unknown overflow": ({"overflow": "wrap"}, "overflow must be one of refuse, slide, not 'wrap'"),
     "all at once": (
         {"top_k": 0, "top_p": 2.0, "min_new_tokens": 9, "stop_strings": "", "do_sample": True},

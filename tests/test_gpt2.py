@@ -424,7 +424,7 @@ def test_a_choice_that_is_none_lists_the_known(how: dict[str, Any], kind: type[V
     ids=["transformers", "dict"],
 )
 def test_a_config_of_another_class_is_told_so(config: Any, kind: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^the config is {kind}, and no minigpt\.GPT2Config; its "):
+    with pytest.raises(ConfigError, match=rf"^the config is {kind}, and no minigpt\.GPT2Config; its preset or "):
         GPT2(config)
 
 

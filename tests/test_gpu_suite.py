@@ -144,7 +144,7 @@ def test_one_wrong_norm_does_not_take_the_others_timings_with_it(
     def bench(*, contestants: list[str], **how: Any) -> Any:
         asked.append(list(contestants))
         if wrong := [name for name in contestants if name in at_fault]:
-            raise NotTimed(wrong[0], "its forward is off by 3")
+            raise NotTimed(f"{wrong[0]} is not timed: its forward is off by 3", norm=wrong[0])
         return types.SimpleNamespace(to_dict=lambda: {"timings": contestants})
 
     monkeypatch.setattr(sys.modules["gpu.norms"], "bench_norms", bench)

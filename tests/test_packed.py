@@ -7,10 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import (
     LouderConv1D,
+    assert_close,
     assert_same_bits,
     assert_within,
     in_float64,
@@ -193,6 +195,13 @@ def test_a_cast_packs_anew(seq: int, hold: Hold) -> None:
         assert_same_bits(model.state_dict()[name], weight, name)
     with torch.inference_mode():
         assert_within(rms(model(ids) - wanted(ids)), 0.02 * rms(wanted(ids)), rms(wanted(ids)), "bfloat16")
+
+
+def test_how_many_tokens_may_be_numpys_number() -> None:
+    model, ids = small_model(), random_ids(1, 3)
+    wanted = model(ids)
+    with torch.inference_mode():
+        assert_close(lay_out(model, np.int64(2))(ids), wanted, 1e-5, "logits")
 
 
 @pytest.mark.parametrize(

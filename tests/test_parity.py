@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -592,6 +593,14 @@ def test_one_token_predicts_nothing_in_its_prompt(small: Path) -> None:
     assert fields["distribution"]["perplexity_reference"] is None
     assert fields["distribution"]["perplexity_candidate"] is None
     json.dumps(fields, allow_nan=False)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("several", [tuple, np.array, iter], ids=lambda several: several.__name__)
+def test_prompts_may_come_in_anything_that_can_be_gone_through(talking: Path, several: Any) -> None:
+    given = ["the dog", "a cat"]
+    found, wanted = (judge(talking, prompts=prompts, max_new_tokens=0) for prompts in (several(given), given))
+    assert found.logits == wanted.logits
 
 
 @pytest.mark.parametrize("prompts", ["the dog", 3, {"the dog": 1}], ids=str)

@@ -9,6 +9,7 @@ from checkpoints import reference, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -158,6 +159,16 @@ def test_the_end_may_come_once_there_is_enough() -> None:
 def test_settings_that_look_back_need_something_to_look_at() -> None:
     with pytest.raises(GenerationError, match="give input_ids"):
         warp(torch.zeros(1, 9), repetition_penalty=1.5)
+
+
+def test_it_can_be_recorded_for_any_length_of_a_text() -> None:
+    def warped(logits: Tensor, ids: Tensor) -> Tensor:
+        return warp(logits, ids, temperature=0.7, top_k=5)
+
+    logits, ids = torch.randn(2, 50), torch.randint(50, (2, 9))
+    recorded = make_fx(warped, tracing_mode="symbolic")(logits, ids)
+    longer = torch.randint(50, (2, 12))
+    assert torch.equal(recorded(logits, longer), warped(logits, longer))
 
 
 def test_ids_that_no_token_has_are_named_together() -> None:

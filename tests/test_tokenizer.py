@@ -291,10 +291,14 @@ def test_a_lone_surrogate_is_no_text(ours: Tokenizer, text: str) -> None:
 
 @pytest.mark.parametrize("ids", [torch.tensor([[1, 2]]), torch.tensor([1.0]), [[1, 2]], ["a"], [1.0], 5, None], ids=str)
 def test_what_are_not_the_ids_of_one_text(ours: Tokenizer, ids: Any) -> None:
-    with pytest.raises(
-        GenerationError, match=r"^only the ids of one text can be decoded: of a batch, a row at a time$"
-    ):
+    complaint = "^(an id of a text is a whole number|the ids of a text are a list of whole numbers), not "
+    with pytest.raises(GenerationError, match=complaint):
         ours.decode(ids)
+
+
+def test_an_error_of_whoever_hands_out_the_ids_is_theirs(ours: Tokenizer) -> None:
+    with pytest.raises(ZeroDivisionError):
+        ours.decode(1 // number for number in (1, 0))
 
 
 @pytest.mark.parametrize("text", [3, None, b"the", ["the"]], ids=str)

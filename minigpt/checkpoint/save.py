@@ -68,9 +68,11 @@ def save_pretrained(
     ids = {name: value for name, value in model.config.to_dict().items() if name.endswith("_token_id")}
     if not isinstance(generation_config, Mapping | None):
         raise CheckpointError(f"generation_config must be a dict, not a {type(generation_config).__name__}")
+    if unnamed := [name for name in generation_config or () if not isinstance(name, str)]:
+        raise CheckpointError(f"the names of a generation_config are texts, not {unnamed[0]!r:.100}")
     settings = {**ids, **(generation_config or {})}
     try:
-        json.dumps(settings, allow_nan=False, sort_keys=True)
+        json.dumps(settings, allow_nan=False)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"the generation_config cannot be saved as JSON: {error}") from error
     try:
@@ -102,9 +104,9 @@ def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_
     require_unquantized(model)
     if not isinstance(directory, str | os.PathLike):
         raise CheckpointError(f"a directory is named by a text or a Path, not a {type(directory).__name__}")
-    if not str(directory):
+    if not os.fspath(directory):
         raise CheckpointError("there is no name of a directory to save to; '.' is the one that you are in")
-    place = Path(os.path.expanduser(directory))  # pathlib's own raises where there is no such user
+    place = Path(os.path.realpath(os.path.expanduser(directory)))  # pathlib's own raise where there is no such user
     if (file := next(filter(os.path.isfile, (place, *place.parents)), None)) is not None:
         raise CheckpointError(f"cannot save to {directory}: {file} is a file; give the name of a directory")
     if not isinstance(max_shard_bytes, Integral) or max_shard_bytes < 1:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from minigpt.errors import GenerationError
+from minigpt.errors import GenerationError, is_several
 from minigpt.generation.decode import (
     prompt_ids,
     require_codec,
@@ -90,7 +90,7 @@ def complete(
         raise GenerationError("scores of so many texts are not kept; output_logprobs are")
     require_writer(model, chosen)
     require_codec(tokenizer)
-    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, Mapping) or not is_several(prompts):
         one = "text" if isinstance(prompts, str) else type(prompts).__name__
         raise GenerationError(f"prompts must be a list of texts, not one {one}")
     given = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]

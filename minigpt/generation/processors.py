@@ -5,7 +5,7 @@ B batch, T tokens so far, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -68,7 +68,7 @@ def warp(
         require_known(input_ids, logits.shape[-1])
     length = input_ids.shape[1]
     prompt_length = length if prompt_length is None else prompt_length
-    if not isinstance(prompt_length, Integral) or not 0 <= prompt_length <= length:
+    if not isinstance(prompt_length, SupportsIndex) or not 0 <= prompt_length <= length:
         raise GenerationError(f"prompt_length must be within the {length} tokens of input_ids, not {prompt_length!r}")
     return warp_by(logits, Situation(chosen, input_ids, prompt_length, chosen.given_end_ids))
 

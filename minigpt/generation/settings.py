@@ -2,6 +2,7 @@
 
 import dataclasses
 import numbers
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -207,7 +208,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": (_at_least(1), "be 1 or more"),
     "do_sample": (_is_flag, "be True or False"),
     "temperature": (
-        lambda t: _is_number(t) and (t == 0 or 1e-30 <= t < float("inf")),
+        lambda t: _is_number(t) and (t == 0 or 1e-30 <= t <= sys.float_info.max),
         "be 0 (greedy), or finite and not below 1e-30",
     ),
     "top_k": (_at_least(1), "be 1 or more"),
@@ -216,7 +217,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "typical_p": (lambda p: _is_number(p) and 0 < p <= 1, "lie within (0, 1]"),
     "seed": (lambda seed: _is_int(seed) and 0 <= seed < 2**63, "lie within [0, 2^63)"),
     "min_new_tokens": (_at_least(0), "be 0 or more"),
-    "repetition_penalty": (lambda r: _is_number(r) and 0 < r < float("inf"), "be finite and above 0"),
+    "repetition_penalty": (lambda r: _is_number(r) and 0 < r <= sys.float_info.max, "be finite and above 0"),
     "no_repeat_ngram_size": (_at_least(0), "be 0 or more"),
     "bad_words_ids": (
         lambda runs: (
@@ -275,7 +276,7 @@ def _contradictions(given: dict[str, Any]) -> Iterator[str]:
     if None not in (new, least) and least > new:
         yield f"min_new_tokens {least} is more than max_new_tokens {new}"
     copies, samples = given["num_return_sequences"], given["do_sample"] is not False and given["temperature"] != 0
-    where = "at temperature 0" if given["do_sample"] else "without do_sample"
+    where = "without do_sample" if given["do_sample"] is False else "at temperature 0"
     if copies not in (None, 1) and not samples:
         yield f"num_return_sequences {copies} {where} would be the same text {copies} times"
     chances = [name for name in SHAPES_A_DRAW if given[name] is not None and given[name] not in NEUTRAL[name]]

@@ -1,7 +1,7 @@
 """One checkpoint four times, and the texts that all four read."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minigpt.checkpoint import from_pretrained
 from minigpt.config import GPT2Config
-from minigpt.errors import CheckpointError, GenerationError
+from minigpt.errors import CheckpointError, GenerationError, is_several
 from minigpt.generation import prompt_ids
 from minigpt.lab.reference import Reference
 from minigpt.model import GPT2, calibrate, swap_norms
@@ -137,7 +137,7 @@ def judged_prompts(place: Path, prompts: Prompts | None, config: GPT2Config) -> 
             text is none of these: it is end-of-text, from which a document starts.
     """
     if prompts is not None:
-        _require_texts_or_ids(prompts)
+        _require_texts_or_ids(prompts := _listed(prompts))
     judged = _as_ids(place, prompts, config)
     if faults := _faults(judged.prompts, config):
         raise GenerationError(faults[0])
@@ -162,10 +162,14 @@ def _as_ids(place: Path, prompts: Prompts | None, config: GPT2Config) -> Judged:
     return Judged([[int(token) for token in ids] for ids in texts], f"{len(texts)} lists of ids", tokenizer)
 
 
-def _require_texts_or_ids(prompts: Any) -> None:
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+def _listed(prompts: Any) -> list[Any]:
+    if isinstance(prompts, Mapping) or not is_several(prompts):
         one = type(prompts).__name__
         raise GenerationError(f"prompts must be a list of texts, or a list of lists of token ids, not a {one}")
+    return list(prompts)
+
+
+def _require_texts_or_ids(prompts: Any) -> None:
     if not prompts:
         raise GenerationError("there is no prompt to judge on; give at least one")
     texts = all(isinstance(prompt, str) for prompt in prompts)

@@ -60,7 +60,7 @@ def _closeness(report: ParityReport) -> Iterator[tuple[str, str]]:
             f"largest {distribution.kl_max:.3g} nats"
         ),
     )
-    if math.isnan(distribution.perplexity_reference) and not math.isnan(logits.scale):
+    if math.isnan(distribution.perplexity_reference) and math.isfinite(logits.scale):
         yield "perplexity", "nothing to predict: no prompt has two tokens"
     else:
         yield "perplexity", f"{distribution.perplexity_candidate:.6g} (truth {distribution.perplexity_reference:.6g})"

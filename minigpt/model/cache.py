@@ -1,7 +1,7 @@
 """Keys and values of the tokens already read, so that a new token costs one token's work."""
 
 from numbers import Integral
-from typing import Protocol
+from typing import Protocol, SupportsIndex
 
 import torch
 from jaxtyping import Bool, Float
@@ -84,26 +84,13 @@ class KVCache:
                 f"{wanted[0]}, {wanted[1]} and {wanted[2]}; make it by the model's own new_cache"
             )
 
-    def require_place(self, weight: Tensor) -> None:
-        """Refuse to be of another dtype than a model's weight, or elsewhere.
-
-        Raises:
-            GenerationError: the model has been cast or moved since, or is another.
-        """
-        mine, wanted = ((tensor.dtype, tensor.device) for tensor in (self.store, weight))
-        if mine != wanted:
-            raise GenerationError(
-                f"the cache is {mine[0]} on {mine[1]}, and the model {wanted[0]} on {wanted[1]}; "
-                "make it by new_cache once the model is what it shall be"
-            )
-
     def require_room(self, batch_size: int, seq: int) -> None:
         """Refuse new tokens that do not fit, before anything is written.
 
         Raises:
             GenerationError: another batch size, more tokens than there is room for, or a length that is none.
         """
-        if not isinstance(self.length, Integral | torch.SymInt) or self.length < 0:
+        if not isinstance(self.length, SupportsIndex) or self.length < 0:
             raise GenerationError(f"a cache's length is the number of its tokens, not {self.length!r}")
         if batch_size != self.batch_size:
             raise GenerationError(

@@ -76,7 +76,8 @@ class GPT2(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(config, GPT2Config):
-            raise ConfigError(f"the config is {kind_of(config)}, and no minigpt.GPT2Config; its from_dict makes one")
+            said = f"the config is {kind_of(config)}, and no minigpt.GPT2Config"
+            raise ConfigError(f"{said}; its preset or from_dict makes one")
         require_option("attention", attention, ATTENTIONS)
         require_option("arithmetic", arithmetic, ARITHMETICS)
         self.config, self.attention, self.arithmetic = config, attention, arithmetic
@@ -140,7 +141,7 @@ class GPT2(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: KVCache | None
     ) -> tuple[Float[Tensor, "batch seq embd"], Bool[Tensor, "batch total"] | None]:
         """The stream before the first block, and which tokens are real; arguments and errors as ``forward``."""
-        require_tokens(input_ids, cache, self.config, self.wte.weight)
+        require_tokens(input_ids, cache, self.config)
         batch, seq = input_ids.shape
         past, remembered = (cache.length, cache.padding_mask) if cache is not None else (0, None)
         padding = padding_mask(attention_mask, remembered, batch, past, seq)  # (B, S) or None
@@ -278,5 +279,5 @@ def require_option(what: str, given: Any, known: tuple[str, ...]) -> None:
     Raises:
         ConfigError: the message says which are.
     """
-    if given not in known:
+    if not isinstance(given, str) or given not in known:
         raise ConfigError(f"unknown {what} {given!r}; known are {', '.join(known)}")

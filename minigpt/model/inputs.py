@@ -13,10 +13,8 @@ from minigpt.model.cache import KVCache
 from minigpt.placement import has_values
 
 
-def require_tokens(
-    input_ids: Int[Tensor, "batch seq"], cache: KVCache | None, config: GPT2Config, weight: Tensor
-) -> None:
-    """Refuse what is no tokens of this model, or more than the cache has room for; ``weight`` is one of the model's.
+def require_tokens(input_ids: Int[Tensor, "batch seq"], cache: KVCache | None, config: GPT2Config) -> None:
+    """Refuse what is no tokens of this model, or more than the cache has room for.
 
     Raises:
         GenerationError: the message says what is wrong with which.
@@ -31,7 +29,6 @@ def require_tokens(
         cache.require_room(*input_ids.shape)
         if first_read:
             cache.require_shape(config)
-        cache.require_place(weight)
     if (first_read or input_ids.is_cpu) and has_values(input_ids):
         require_known(input_ids, config.vocab_size)
 

@@ -3,6 +3,7 @@
 import itertools
 import weakref
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -197,7 +198,7 @@ def require_free_layout(model: GPT2, tokens: int = 1) -> None:
         ConfigError: the arithmetic is "reference", or ``tokens`` is no whole number, 1 or more.
     """
     require_gpt2(model)
-    if not isinstance(tokens, int) or tokens < 1:
+    if not isinstance(tokens, Integral) or tokens < 1:
         raise ConfigError(f"weights are laid out for one token at a time or more, not {tokens!r}")
     if model.arithmetic == "reference":
         raise ConfigError('arithmetic="reference" reads weights as the checkpoint lays them, for the same bits')

@@ -9,7 +9,7 @@ from torch import nn
 
 from minigpt import norms
 from minigpt.config import GPT2Config
-from minigpt.errors import NormError
+from minigpt.errors import NormError, is_several
 from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.norms.adapt import SAME_EPS, AdaptedNorm
 from minigpt.norms.construct import naming
@@ -64,7 +64,7 @@ def patterns_of(sites: str | Iterable[str]) -> list[str]:
     Raises:
         NormError: there is none, or one is no text.
     """
-    patterns = list(sites) if isinstance(sites, Iterable) and not isinstance(sites, str) else [sites]
+    patterns: list[Any] = list(sites) if is_several(sites) else [sites]
     if not patterns:
         raise NormError('no pattern of norm sites was given; "*" is all of them')
     for pattern in patterns:

@@ -42,8 +42,8 @@ class NotTimed(NormError):
         norm: its name.
     """
 
-    def __init__(self, norm: str, why: str) -> None:
-        super().__init__(f"{norm} is not timed: {why}")
+    def __init__(self, message: str, norm: str = "") -> None:
+        super().__init__(message)
         self.norm = norm
 
 
@@ -200,8 +200,11 @@ def _require_right(
     for one, other in zip(found, wanted, strict=True):
         error, scale = (one.double() - other).abs().max().item(), other.abs().max().item()
         if not error <= TOLERANCES[dtype] * max(scale, 1.0):
-            allowed = f"{dtype_name(dtype)} allows {TOLERANCES[dtype] * max(scale, 1.0):.3g}"
-            raise NotTimed(name, f"its {computes} is off by {error:.3g}, on values up to {scale:.3g}, where {allowed}")
+            raise NotTimed(
+                f"{name} is not timed: its {computes} is off by {error:.3g}, on values up to {scale:.3g}, "
+                f"where {dtype_name(dtype)} allows {TOLERANCES[dtype] * max(scale, 1.0):.3g}",
+                norm=name,
+            )
 
 
 def _require_sensible(widths: list[int], rows: list[int], passes: list[str], repeats: int) -> None:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from numbers import Integral
 
 import torch
 
@@ -54,7 +55,7 @@ def check_norm(
         ConfigError: the device is unknown or absent, or is meta, which computes nothing; the compiler is unknown; or
             the seed is out of range.
     """
-    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+    if not isinstance(seed, Integral) or not 0 <= seed < 2**63:
         raise ConfigError(f"seed must lie within [0, 2^63), not {seed!r:.100}")
     device = resolve_device(device)
     require_values(device)
