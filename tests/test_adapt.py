@@ -902,7 +902,7 @@ def test_no_pattern_at_all(model: GPT2) -> None:
 
 @pytest.mark.parametrize("sites", [None, 3, ["ln_f", 3], [None]], ids=str)
 def test_a_pattern_that_is_no_text(model: GPT2, sites: Any) -> None:
-    with pytest.raises(NormError, match=r'^a pattern of norm sites is a text such as "h\.\*\.ln_1", not (None|3)$'):
+    with pytest.raises(NormError, match=r"^a pattern of norm sites is a text such as 'h\.\*\.ln_1', and not (None|3)$"):
         swap_norms(model, EmbDim, sites)
 
 

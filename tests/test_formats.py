@@ -143,9 +143,8 @@ def test_biases_by_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize("has", [True, False])
 def test_biases_of_which_nothing_is_said(tmp_path: Path, has: bool) -> None:
     """As in files of before nanoGPT's models could do without them."""
-    theirs = reference(activation_function="gelu")
-    if not has:
-        theirs = without_biases(theirs)
+    whole = reference(activation_function="gelu")
+    theirs = whole if has else without_biases(whole)
     file = write_nanogpt(theirs, tmp_path)
     if not has:
         drop_biases(file)

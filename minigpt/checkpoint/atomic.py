@@ -34,7 +34,7 @@ def replacing(folder: Path, replaced: tuple[str, ...] = REPLACED) -> Iterator[Pa
     Raises:
         OSError: it cannot be written.
     """
-    folder = Path(os.path.realpath(os.path.expanduser(folder)))  # pathlib's own raise where there is no such user
+    folder = resolved(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = folder if folder.is_dir() and not _may_be_renamed(folder) else folder.parent
     _remove_abandoned(beside, folder.name)
@@ -49,6 +49,11 @@ def replacing(folder: Path, replaced: tuple[str, ...] = REPLACED) -> Iterator[Pa
     finally:
         os.close(mark)
         shutil.rmtree(new, ignore_errors=True)  # by now the old files, or what was left half-way
+
+
+def resolved(folder: str | os.PathLike[str]) -> Path:
+    """Where a folder is, or would be, whatever links lead there."""
+    return Path(os.path.realpath(os.path.expanduser(folder)))  # pathlib's own raise where there is no such user
 
 
 def _new_folder(beside: Path, name: str) -> tuple[Path, int]:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from minigpt import norms
-from minigpt.checkpoint.atomic import REPLACED, replacing
+from minigpt.checkpoint.atomic import REPLACED, replacing, resolved
 from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, INDEX, SAFETENSORS, TOKENIZER_FILES
 from minigpt.checkpoint.fitting import misfits
 from minigpt.checkpoint.pretrained import norm_parameters
@@ -62,19 +62,10 @@ def save_pretrained(
             "meta") or weights in eight bits, the tokenizer cannot save itself, or the directory cannot be written.
     """
     _require_savable(model, directory, tokenizer, max_shard_bytes)
+    settings = _generation_settings(model, generation_config)
     tensors = _saved_tensors(model)
     _require_whole(model, tensors)
     _warn_of_other_norms(model)
-    ids = {name: value for name, value in model.config.to_dict().items() if name.endswith("_token_id")}
-    if not isinstance(generation_config, Mapping | None):
-        raise CheckpointError(f"generation_config must be a dict, not a {type(generation_config).__name__}")
-    if unnamed := [name for name in generation_config or () if not isinstance(name, str)]:
-        raise CheckpointError(f"the names of a generation_config are texts, not {unnamed[0]!r:.100}")
-    settings = {**ids, **(generation_config or {})}
-    try:
-        json.dumps(settings, allow_nan=False)
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"the generation_config cannot be saved as JSON: {error}") from error
     try:
         with replacing(Path(directory), REPLACED + (() if tokenizer is None else TOKENIZER_FILES)) as folder:
             _write_weights(folder, tensors, max_shard_bytes)
@@ -106,7 +97,7 @@ def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_
         raise CheckpointError(f"a directory is named by a text or a Path, not a {type(directory).__name__}")
     if not os.fspath(directory):
         raise CheckpointError("there is no name of a directory to save to; '.' is the one that you are in")
-    place = Path(os.path.realpath(os.path.expanduser(directory)))  # pathlib's own raise where there is no such user
+    place = resolved(directory)
     if (file := next(filter(os.path.isfile, (place, *place.parents)), None)) is not None:
         raise CheckpointError(f"cannot save to {directory}: {file} is a file; give the name of a directory")
     if not isinstance(max_shard_bytes, Integral) or max_shard_bytes < 1:
@@ -114,6 +105,21 @@ def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_
     if not (tokenizer is None or isinstance(tokenizer, SavesItself)):
         raise CheckpointError(f"the tokenizer is a {type(tokenizer).__name__}; take minigpt.Tokenizer.from_pretrained")
     _require_only_a_gpt2s(model)
+
+
+def _generation_settings(model: GPT2, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of generation_config.json: the config's own ids of tokens, and what is given."""
+    if not isinstance(given, Mapping | None):
+        raise CheckpointError(f"generation_config must be a dict, not a {type(given).__name__}")
+    if unnamed := [name for name in given or () if not isinstance(name, str)]:
+        raise CheckpointError(f"the names of a generation_config are texts, not {unnamed[0]!r:.100}")
+    ids = {name: value for name, value in model.config.to_dict().items() if name.endswith("_token_id")}
+    settings = {**ids, **(given or {})}
+    try:
+        json.dumps(settings, allow_nan=False)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"the generation_config cannot be saved as JSON: {error}") from error
+    return settings
 
 
 def _saved_tensors(model: GPT2) -> dict[str, Tensor]:

@@ -80,7 +80,7 @@ class GenerationSettings:
     output_logprobs: bool = False
 
     def __post_init__(self) -> None:
-        wrong = dict(_out_of_range(vars(self)))
+        wrong = _out_of_range(vars(self))
         right = {name: None if name in wrong else value for name, value in vars(self).items()}
         if complaints := [*wrong.values(), *_contradictions(right)]:
             raise GenerationError("; ".join(complaints))
@@ -174,7 +174,7 @@ def parse_settings(**settings: Any) -> GenerationSettings:
     if "max_new_tokens" not in given:
         complaints.append("max_new_tokens must be given")
     if complaints:
-        raise GenerationError("; ".join([*complaints, *dict(_out_of_range(given)).values()]))
+        raise GenerationError("; ".join([*complaints, *_out_of_range(given).values()]))
     return GenerationSettings(**given)
 
 
@@ -254,20 +254,26 @@ DEPENDS_ON_TOKENS = ("repetition_penalty", "no_repeat_ngram_size")
 DEPENDS_ON_ROW = (*DEPENDS_ON_TOKENS, "bad_words_ids", "min_new_tokens")
 
 
-def _out_of_range(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The names of settings that cannot be what they are, each with what is to be said of it."""
-    for name, (fits, requirement) in RANGES.items():
-        value = given.get(name)
-        if name in given and (value is not None or name in NEVER_NONE) and not fits(value):
-            yield name, f"{name} must {requirement}, not {value!r:.200}"
-    stops = given.get("stop_strings")
+def _out_of_range(given: dict[str, Any]) -> dict[str, str]:
+    """What is to be said of each setting that cannot be what it is."""
+    wrong = {
+        name: f"{name} must {requirement}, not {given[name]!r:.200}"
+        for name, (fits, requirement) in RANGES.items()
+        if name in given and (given[name] is not None or name in NEVER_NONE) and not fits(given[name])
+    }
+    said = _wrong_stops(given.get("stop_strings"))
+    return wrong if said is None else wrong | {"stop_strings": said}
+
+
+def _wrong_stops(stops: Any) -> str | None:
     texts = [stops] if isinstance(stops, str) else [] if stops is None else stops
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        yield "stop_strings", f"stop_strings must be a text or a list of texts, not {stops!r:.200}"
-    elif not all(texts):
-        yield "stop_strings", "a stop string must not be empty"
-    elif wrong := [text for text in texts if not _is_unicode(text)]:
-        yield "stop_strings", f"a stop string must be valid Unicode, which no text matches else, not {wrong[0]!r}"
+        return f"stop_strings must be a text or a list of texts, not {stops!r:.200}"
+    if not all(texts):
+        return "a stop string must not be empty"
+    if wrong := [text for text in texts if not _is_unicode(text)]:
+        return f"a stop string must be valid Unicode, which no text matches else, not {wrong[0]!r}"
+    return None
 
 
 def _contradictions(given: dict[str, Any]) -> Iterator[str]:

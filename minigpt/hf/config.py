@@ -9,6 +9,7 @@ from torch import nn
 import minigpt
 from minigpt import norms
 from minigpt.errors import NormError
+from minigpt.model.swap import require_patterns
 
 Pairs = list[tuple[str, norms.NormSpec]]
 Norms = norms.NormSpec | dict[str, norms.NormSpec] | Pairs  # everywhere, or by patterns of sites
@@ -32,8 +33,7 @@ class Choice(NamedTuple):
             NormError: a pattern is no text.
         """
         pairs = _pairs(self.norm)
-        if wrong := [pattern for pattern, _ in pairs if not isinstance(pattern, str)]:
-            raise NormError(f"a pattern of norm sites is a text such as 'h.*.ln_1', and not {wrong[0]!r}")
+        require_patterns(pattern for pattern, _ in pairs)
         return pairs
 
 

@@ -67,10 +67,18 @@ def patterns_of(sites: str | Iterable[str]) -> list[str]:
     patterns: list[Any] = list(sites) if is_several(sites) else [sites]
     if not patterns:
         raise NormError('no pattern of norm sites was given; "*" is all of them')
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise NormError(f'a pattern of norm sites is a text such as "h.*.ln_1", not {pattern!r:.100}')
+    require_patterns(patterns)
     return patterns
+
+
+def require_patterns(patterns: Iterable[object]) -> None:
+    """Refuse patterns of norm sites that are no texts.
+
+    Raises:
+        NormError: the message names the first.
+    """
+    if wrong := [pattern for pattern in patterns if not isinstance(pattern, str)]:
+        raise NormError(f"a pattern of norm sites is a text such as 'h.*.ln_1', and not {wrong[0]!r:.100}")
 
 
 def _built(norm: norms.NormSpec, old: Any, config: GPT2Config) -> nn.Module:
