@@ -71,6 +71,19 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def triton_device(request: pytest.FixtureRequest) -> torch.device:
+    """Where Triton's kernels run in this process: they are interpreted, or compiled, but not both."""
+    from minigpt import norms  # not before its shapes are checked
+    from minigpt.norms.triton import interpreting
+
+    if reason := norms.available()["triton"].reason:
+        pytest.skip(f"the triton norm {reason}")
+    if request.param == "cpu" and not interpreting():
+        pytest.skip("on a machine with a GPU the kernels are compiled for it, not interpreted on the CPU")
+    return torch.device(request.param)
+
+
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """No shape checks, as a user runs it: for a test of what the project itself says to an input of the wrong kind."""

@@ -5,16 +5,13 @@ fused addition, long rows, strange layouts, offsets beyond 32 bits, the operator
 """
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 import pytest
 import torch
+from gpu_code import told
 from helpers import assert_close, assert_same_bits, max_abs, random_ids, small_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,12 +39,9 @@ KIT = ("width [135]", "width 1001", "[01] rows", "*16, ordinary rows", "float64,
        "gradients, no bias", "gradients, frozen*", "gradients, finite*")  # fmt: skip
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> torch.device:
-    """Where the kernels run in this process: they are interpreted, or compiled, but not both."""
-    if request.param == "cpu" and not interpreting():
-        pytest.skip("on a machine with a GPU the kernels are compiled for it, not interpreted on the CPU")
-    return torch.device(request.param)
+@pytest.fixture
+def device(triton_device: torch.device) -> torch.device:
+    return triton_device
 
 
 def norm_of(width: int | tuple[int, ...], *, dtype: torch.dtype = torch.float32, device: torch.device,
@@ -340,15 +334,12 @@ def test_a_block_adds_and_normalizes_at_once_unless_it_has_hooks(device: torch.d
 
 
 COMPILE = """
-import json, re, subprocess, sys, tempfile
-from pathlib import Path
-import torch, triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+import json, re
+import torch
+from gpu_code import compiled, needed
 from minigpt.norms.triton import kernels
 from minigpt.norms.triton.ops import BACKWARD_BYTES, BUSY, FORWARD_BYTES, LONG_BLOCK, SUM_BLOCK, SUM_ROWS, tile
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 POINTERS = "x delta weight bias total y dy dtotal dx dweight dbias".split()
 
 def cases():
@@ -365,20 +356,11 @@ def cases():
     yield "backward_long_weights", "fp32", "fp32", 8, long | dict(ROWS=1)
     yield "sum_partials", "fp16", "fp32", 8, dict(WIDTH=1600, ROWS=SUM_ROWS, BLOCK=SUM_BLOCK)
 
-def compiled(name, narrow, wide, warps, constants):
+def code(name, narrow, wide, warps, constants):
     kernel = getattr(kernels, name)
     constants = constants | {given: 1 for given in kernel.arg_names if given.endswith("inner")}  # tensors in one piece
     types = dict.fromkeys(kernel.arg_names, "i32") | dict.fromkeys(POINTERS, "*" + narrow)
-    types |= dict.fromkeys(("stats", "partials"), "*" + wide)
-    types = {given: "constexpr" if given in constants else types[given] for given in kernel.arg_names}
-    aligned = {
-        (i,): [["tt.divisibility", 16]]
-        for i, given in enumerate(kernel.arg_names)
-        if types[given].startswith("*") or (given.endswith("stride") and types[given] != "constexpr")
-    }
-    fixed = {(kernel.arg_names.index(given),): value for given, value in constants.items()}
-    source = ASTSource(fn=kernel, signature=types, constexprs=fixed, attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm
+    return compiled(kernel, types | dict.fromkeys(("stats", "partials"), "*" + wide), constants, warps)
 
 def order(code):
     # How the numbers of a row are shared among threads where they are added up.
@@ -387,30 +369,16 @@ def order(code):
     return [known[layout] for layout in re.findall(sums, code, re.S)]
 
 for name, narrow, wide, warps, constants in cases():
-    made = compiled(name, narrow, wide, warps, constants)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made["cubin"])
-        file.flush()
-        how = [CUOBJDUMP, "--dump-resource-usage", file.name]
-        told = subprocess.run(how, capture_output=True, text=True, check=True).stdout
-    used = dict(re.findall(r"(REG|STACK|LOCAL):(\\d+)", told))
-    found = dict(kernel=name, width=constants["WIDTH"], warps=warps, busy=BUSY,
-                 registers=int(used["REG"]), spilt=int(used["LOCAL"]) + int(used["STACK"]),
-                 order=order(made["ttgir"]))
-    print(json.dumps(found))
+    made = code(name, narrow, wide, warps, constants)
+    found = dict(kernel=name, width=constants["WIDTH"], warps=warps, busy=BUSY, order=order(made["ttgir"]))
+    print(json.dumps(found | needed(made)))
 """
 
 
 @pytest.fixture(scope="module")
 def on_a_gpu() -> list[dict[str, Any]]:
     """What the kernels are on a GPU that is not there."""
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False,
-        env=os.environ | {"TRITON_INTERPRET": "0"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return told(COMPILE)
 
 
 @pytest.mark.thorough

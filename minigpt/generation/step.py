@@ -13,8 +13,9 @@ from minigpt.generation.batch import drawn, next_logits
 from minigpt.generation.processors import Situation, forbid, warp_by
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
-from minigpt.model import GPT2
-from minigpt.model.fixed import FixedCache, hiding, read_fixed
+from minigpt.model import GPT2, one_launch
+from minigpt.model.cache import FixedCache
+from minigpt.model.fixed import hiding, read_fixed
 from minigpt.model.slots import Slots
 
 
@@ -31,6 +32,7 @@ class Step:
 
     def __init__(self, model: GPT2, slots: Slots, settings: GenerationSettings, places: int) -> None:
         device, config = model.wte.weight.device, model.config
+        one_launch.prepare(device)
         self.model, self.slots, self.places = model, slots, places
         self.rows: list[Row] = []
         self.tokens, self.starts, self.held = torch.zeros(3, places, dtype=torch.long, device=device)  # each (B,)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from minigpt.config import GPT2Config
-from minigpt.model import one_query
+from minigpt.model import one_launch, one_query
 from minigpt.model.cache import LayerCache
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.ragged import Ragged
@@ -59,6 +59,8 @@ class CausalSelfAttention(nn.Module):
         """What every token takes from those before it: all between the two projections."""
         batch, seq, _ = qkv.shape
         qkv = qkv.contiguous()  # a product of weights by rows may leave vectors in pieces, which no kernel takes
+        if self.fast and self.attention == "sdpa" and mask is not None and one_launch.suits(cache, qkv):
+            return one_launch.attend(qkv, cache.layers[self.layer], mask, cache.column, self.scale)
         qkv = qkv.view(batch, seq, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # (B, T, 3C) -> (3, B, H, T, D)
         q, k, v = qkv.unbind()
         if cache is not None:

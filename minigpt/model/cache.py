@@ -1,7 +1,7 @@
 """Keys and values of the tokens already read, so that a new token costs one token's work."""
 
 from numbers import Integral
-from typing import Protocol, SupportsIndex
+from typing import NamedTuple, Protocol, SupportsIndex
 
 import torch
 from jaxtyping import Bool, Float
@@ -19,6 +19,20 @@ class LayerCache(Protocol):
     def update(self, layer: int, new: Float[Tensor, "2 batch heads new head"]) -> tuple[Tensor, ...]:
         """Add a layer's new keys and values (2, B, H, T, D); return all that it has, each (B, H, S, D)."""
         ...
+
+
+Layers = tuple[Tensor, ...]  # each (2, B, H, S, D); of all layers in one tensor, a compiler copies the whole for each
+
+
+class FixedCache(NamedTuple):
+    """A cache's storage with one new column. What is masked is read too, so it must be finite."""
+
+    layers: Layers
+    column: Tensor  # (1,)
+
+    def update(self, layer: int, new: Tensor) -> tuple[Tensor, ...]:
+        """Write a layer's new keys and values (2, B, H, 1, D) into the column; return its room, each (B, H, S, D)."""
+        return self.layers[layer].index_copy_(3, self.column, new).unbind()
 
 
 class KVCache:

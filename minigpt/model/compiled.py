@@ -11,8 +11,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from minigpt.errors import ConfigError
-from minigpt.model.cache import KVCache
-from minigpt.model.fixed import FixedCache, Layers, hiding, read_fixed
+from minigpt.model import one_launch
+from minigpt.model.cache import FixedCache, KVCache, Layers
+from minigpt.model.fixed import hiding, read_fixed
 from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.model.layout import lay_by_rows
 
@@ -54,6 +55,7 @@ class CompiledStep:
 
     def __init__(self, model: GPT2, options: dict[str, Any]) -> None:
         self.model, self.options = model, options
+        one_launch.prepare(model.wte.weight.device)
 
         def read(x: Tensor, mask: Tensor, layers: Layers, column: Tensor) -> Tensor:
             return read_fixed(model, x, mask, FixedCache(layers, column))

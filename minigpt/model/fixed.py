@@ -1,30 +1,17 @@
 """One new token a row in shapes that never change: over all the room of a cache, where it goes being data and no shape.
 
-So a compiler makes one program of it, and a CUDA graph one launch. L layers, B rows, H heads, S tokens that there is
-room for, D width of a head, C embedding.
-"""
+So a compiler makes one program of it, and a CUDA graph one launch.
 
-from typing import NamedTuple
+B rows, S tokens that there is room for, C embedding.
+"""
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from minigpt.model.cache import FixedCache
 from minigpt.model.gpt2 import GPT2
 from minigpt.model.masking import additive_mask
-
-Layers = tuple[Tensor, ...]  # each (2, B, H, S, D); of all layers in one tensor, a compiler copies the whole for each
-
-
-class FixedCache(NamedTuple):
-    """A cache's storage with one new column. What is masked is read too, so it must be finite."""
-
-    layers: Layers
-    column: Tensor  # (1,)
-
-    def update(self, layer: int, new: Tensor) -> tuple[Tensor, ...]:
-        """Write a layer's new keys and values (2, B, H, 1, D) into the column; return its room, each (B, H, S, D)."""
-        return self.layers[layer].index_copy_(3, self.column, new).unbind()
 
 
 def hiding(visible: Bool[Tensor, "rows room"], dtype: torch.dtype) -> Float[Tensor, "rows room"]:

@@ -15,7 +15,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("memcheck", "racecheck")
 PLACES = ("/usr/local/cuda/bin/compute-sanitizer", "/usr/local/cuda/compute-sanitizer/compute-sanitizer")
-TESTS = "add_norm_has_the_bits or gradients_of_add_norm or too_long or any_company or no_rows"
+FILES = ("tests/test_triton.py", "tests/test_one_launch.py")
+TESTS = "add_norm_has_the_bits or gradients_of_add_norm or too_long or any_company or no_rows or in_one_launch"
 LIMIT_S = float(os.environ.get("SANITIZER_SECONDS", "55"))  # for each; kernels that are not compiled yet take more
 FOUND = 86  # the exit status for errors that the tool finds
 RAN = (0, *range(1, 6), FOUND)  # those that pytest and the tool give where they could begin
@@ -54,7 +55,7 @@ def checked(program: str, tool: str, device: torch.device, tests: str) -> dict[s
 def tests_of(device: torch.device, tests: str) -> list[str]:
     """The command that runs them on the device."""
     return [sys.executable, "-m", "pytest", "-n", "0", "-m", "", "-p", "no:cacheprovider",
-            "tests/test_triton.py", "-k", f"({tests}) and {device.type}"]  # fmt: skip
+            *FILES, "-k", f"({tests}) and {device.type}"]  # fmt: skip
 
 
 def ended(command: list[str]) -> tuple[int | None, str]:

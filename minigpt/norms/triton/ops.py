@@ -3,7 +3,6 @@
 # pyright: reportCallIssue=false
 # A launch takes num_warps beside what the kernel itself does.
 
-import contextlib
 import functools
 from typing import Any, NamedTuple
 
@@ -104,7 +103,7 @@ def _forward(
     rows = stats.numel() // 2
     source, weight, bias = rows_of(x, weight.ndim), weight.contiguous(), None if bias is None else bias.contiguous()
     added = Rows(x, 1, 0, 0) if delta is None else rows_of(delta, weight.ndim)
-    with _device(x):
+    with torch.cuda.device_of(x):  # a kernel starts on the current device and its current stream
         if not rows:
             pass
         elif held is None:
@@ -147,7 +146,7 @@ def _backward(
     partials = x.new_empty(2, programs, width, dtype=stats.dtype)
     given = (above.data, None if dtotal is None else beside.data, source.data, weight.contiguous(), stats, dx)
     places = (*above.place, *beside.place, *source.place)
-    with _device(x):
+    with torch.cuda.device_of(x):
         if not rows:
             pass
         elif held is not None:
@@ -203,11 +202,6 @@ def _sum_dtype(x: Tensor, delta: Tensor | None) -> torch.dtype:
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
-
-
-def _device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Kernels start on the current device and its current stream: make it the tensor's."""
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
 @functools.cache

@@ -1,0 +1,260 @@
+"""Attention of new tokens in one launch: the library's, over what is written, and nothing else of the cache changes."""
+
+import importlib.util
+import types
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu_code import told
+from helpers import assert_same_bits, assert_within, max_abs, random_ids, small_model
+from torch import Tensor
+from torch._dynamo.backends.debugging import aot_eager
+
+from minigpt.generation import generate
+from minigpt.generation.batch import Batch
+from minigpt.generation.decode import rows_of, write
+from minigpt.generation.settings import parse_settings
+from minigpt.generation.static import StaticBatch
+from minigpt.model import compile_steps, one_launch
+from minigpt.model.cache import FixedCache
+from minigpt.processor import HALVES
+
+DTYPES = (torch.float64, torch.float32, *HALVES)
+SHAPES = {  # rows, heads, width of a head, room, column
+    "the first column": (1, 3, 64, 24, 0), "the last column": (2, 2, 64, 40, 39), "odd": (3, 2, 5, 17, 9),
+    "a width of one": (2, 3, 1, 9, 8), "wide": (2, 1, 200, 90, 70), "several turns": (1, 2, 64, 300, 290),
+}  # fmt: skip
+
+
+class Inputs:
+    """A layer's part of a cache that has more of everything, new tokens, and which columns their rows see."""
+
+    def __init__(self, shape: str, dtype: torch.dtype, device: torch.device) -> None:
+        rows, heads, width, room, last = SHAPES[shape]
+        store = torch.randn(3, 2, rows + 1, heads, room, width).to(device, dtype)
+        self.room = store[1, :, :rows]  # (2, B, H, S, D)
+        self.room[:, :, :, last:] = torch.nan  # not written yet
+        self.qkv = torch.randn(rows, 1, 3 * heads * width).to(device, dtype)
+        visible = torch.arange(room, device=device) >= torch.arange(rows, device=device)[:, None] * last // rows
+        self.mask = torch.zeros(visible.shape, device=device, dtype=dtype).masked_fill(~visible, -torch.inf)
+        self.mask = self.mask[:, None, None]  # (B, 1, 1, S)
+        self.column, self.scale = torch.tensor([last], device=device), 0.3
+
+    def attend(self) -> Tensor:
+        return one_launch.attend(self.qkv, self.room, self.mask, self.column, self.scale)
+
+    def by_library(self, dtype: torch.dtype) -> Tensor:
+        """After ``attend``: over the columns up to the new one."""
+        _, rows, heads, _, width = self.room.shape
+        seen = int(self.column) + 1
+        q = self.qkv.view(rows, 1, 3, heads, width)[:, :, 0].transpose(1, 2).to(dtype)  # (B, H, 1, D)
+        k, v = self.room[:, :, :, :seen].to(dtype)
+        y = F.scaled_dot_product_attention(q, k, v, self.mask[..., :seen].to(dtype), scale=self.scale)
+        return y.transpose(1, 2).reshape(rows, 1, -1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_librarys_attention_in_one_launch(shape: str, dtype: torch.dtype, triton_device: torch.device) -> None:
+    inputs = Inputs(shape, dtype, triton_device)
+    given = inputs.attend()
+    truth, library = inputs.by_library(torch.float64), inputs.by_library(dtype)
+    assert given.dtype == dtype
+    of_sums = 32 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps * max_abs(truth)
+    assert_within(max_abs(given - truth), max_abs(library - truth) + of_sums, max_abs(truth), shape)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_new_column_is_written_in_one_launch_and_no_other(shape: str, triton_device: torch.device) -> None:
+    inputs = Inputs(shape, torch.float32, triton_device)
+    wanted = inputs.room.clone()
+    _, rows, heads, _, width = wanted.shape
+    new = inputs.qkv.view(rows, 1, 3, heads, width).permute(2, 0, 3, 1, 4)[1:]  # (2, B, H, 1, D)
+    FixedCache((wanted,), inputs.column).update(0, new)
+    inputs.attend()
+    assert_same_bits(inputs.room.nan_to_num(7), wanted.nan_to_num(7), shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", ["odd", "several turns"])
+def test_a_row_is_the_same_in_any_company(shape: str, dtype: torch.dtype, triton_device: torch.device) -> None:
+    inputs = Inputs(shape, dtype, triton_device)
+    inputs.room, inputs.qkv, inputs.mask = (
+        torch.cat([tensor, torch.randn_like(tensor)], dim)
+        for tensor, dim in ((inputs.room, 1), (inputs.qkv, 0), (inputs.mask, 0))
+    )
+    whole = inputs.attend()
+    for row in range(len(whole)):
+        part = Inputs(shape, dtype, triton_device)
+        part.room, part.qkv, part.mask = inputs.room[:, [row]], inputs.qkv[[row]], inputs.mask[[row]]
+        assert_same_bits(part.attend(), whole[[row]], f"row {row} of {len(whole)}")
+
+
+def test_one_mask_serves_all_rows(triton_device: torch.device) -> None:
+    inputs = Inputs("odd", torch.float32, triton_device)
+    inputs.mask = inputs.mask[-1:]
+    shared = inputs.attend()
+    inputs.mask = inputs.mask.repeat(len(shared), 1, 1, 1)
+    assert_same_bits(inputs.attend(), shared, "one mask")
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_what_is_no_number_shows_where_it_is_seen(wrong: float, triton_device: torch.device) -> None:
+    inputs = Inputs("odd", torch.float32, triton_device)
+    clean = inputs.attend()
+    inputs.room[0, 1, :, 7] = wrong  # keys of the second row
+    given = inputs.attend()
+    assert given[1].isnan().all()
+    assert_same_bits(given[[0, 2]], clean[[0, 2]], "other rows")
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_the_operator_is_registered_as_pytorch_expects(triton_device: torch.device) -> None:
+    inputs = Inputs("odd", torch.float32, triton_device)
+    inputs.room = inputs.room.nan_to_num(7).contiguous()
+    arguments = (inputs.qkv, inputs.room, inputs.mask, inputs.column, inputs.scale)
+    torch.library.opcheck(torch.ops.minigpt.attend_newest.default, arguments)
+
+
+@pytest.fixture
+def everywhere(triton_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model attends in one launch on the CPU too, where the kernel is interpreted."""
+    monkeypatch.setattr(one_launch, "_asked", set())
+    monkeypatch.setattr(one_launch, "_ready", set())
+    monkeypatch.setattr(one_launch, "has_compiler", lambda device: True)
+
+
+@pytest.fixture
+def launched(everywhere: None, triton_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The same; the rows of each launch."""
+    rows: list[int] = []
+    one_launch.prepare(triton_device)
+    attend = one_launch.attend
+    monkeypatch.setattr(one_launch, "attend", lambda qkv, *given: rows.append(len(qkv)) or attend(qkv, *given))
+    return rows
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"scale_attn_by_inverse_layer_idx": True}, {"n_head": 3, "n_embd": 21}], ids=str
+)
+def test_a_batch_writes_the_tokens_of_plain_decoding(
+    fields: dict[str, Any], triton_device: torch.device, launched: list[int]
+) -> None:
+    """float64 leaves no room for rounding."""
+    model = small_model(dtype=torch.float64, device=triton_device, **fields)
+    settings = parse_settings(max_new_tokens=5, eos_token_id=None, do_sample=True, temperature=1.5, seed=5)
+    static, plain = (rows_of(model, [[1, 2, 3, 4, 5], [6]], settings, None) for _ in range(2))
+    assert len(list(write(StaticBatch(model, settings, 3, 12), static))) == 10
+    assert launched[:2] == [3, 3], "a place is idle"
+    assert len(launched) == 4 * 2, "of the first token there is a whole prompt to read"
+    assert len(list(write(Batch(model, settings, 3, 12), plain))) == 10
+    assert len(launched) == 4 * 2
+    assert [row.ids for row in static] == [row.ids for row in plain]
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("everywhere", "unchecked")  # the checks of shapes are not for the compiler to see
+def test_a_compiled_step_attends_in_one_launch(triton_device: torch.device) -> None:
+    """In one program, without a copy of the cache."""
+    model, ids = small_model(device=triton_device), random_ids(2, 5, device=triton_device)
+    how: dict[str, Any] = {"max_new_tokens": 5, "eos_token_id": None}
+    wanted = generate(model, ids, **how)
+    programs: list[torch.fx.GraphModule] = []
+
+    def backend(program: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        programs.append(program)
+        return aot_eager(program, inputs)
+
+    compile_steps(model, backend=backend, fullgraph=True)
+    try:
+        assert torch.equal(generate(model, ids, **how), wanted)
+    finally:
+        torch.compiler.reset()
+    (program,) = programs
+    called = [node.target for node in program.graph.nodes]
+    assert called.count(torch.ops.minigpt.attend_newest) == model.config.n_layer
+    assert "index_copy_" not in called
+
+
+def test_it_is_for_inference_over_a_cache_that_is_fixed(everywhere: None) -> None:
+    qkv, cache = torch.randn(2, 1, 144), small_model().new_cache(2, 8)
+    fixed = FixedCache(cache.store.unbind(), torch.tensor([3]))
+    with torch.no_grad():
+        assert not one_launch.suits(fixed, qkv), "the device is not prepared"
+    one_launch.prepare(qkv.device)
+    assert not one_launch.suits(fixed, qkv), "gradients may be asked for"
+    with torch.no_grad():
+        assert one_launch.suits(fixed, qkv)
+        assert not one_launch.suits(cache, qkv)
+        assert not one_launch.suits(None, qkv)
+        assert not one_launch.suits(fixed, qkv.double()), "of two dtypes"
+        with torch.autocast("cpu"):
+            assert not one_launch.suits(fixed, qkv)
+
+
+@pytest.mark.parametrize(("major", "does"), [(9, True), (8, True), (7, False)])
+def test_old_devices_are_left_to_the_library(major: int, does: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = types.SimpleNamespace(major=major)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert one_launch.has_compiler(torch.device("cuda", 0)) == does
+    assert not one_launch.has_compiler(torch.device("cpu"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not one_launch.has_compiler(torch.device("cuda", 0)), "without triton"
+
+
+def test_where_nothing_can_be_compiled_a_warning_says_so_once(
+    everywhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_compiler(*given: Any) -> Tensor:
+        raise RuntimeError("Failed to find C compiler\nand more")
+
+    monkeypatch.setattr(one_launch, "attend", without_compiler)
+    model, settings = small_model(), parse_settings(max_new_tokens=5, eos_token_id=None)
+    with pytest.warns(UserWarning, match=r"RuntimeError: Failed to find C compiler\), so .* on cpu"):
+        batch = StaticBatch(model, settings, 1, 12)
+    rows = rows_of(model, [[1, 2]], settings, None)
+    assert len(list(write(batch, rows))) == 5
+    assert [rows[0].ids] == generate(model, torch.tensor([[1, 2]]), max_new_tokens=5, eos_token_id=None).tolist()
+    with warnings.catch_warnings(action="error"):
+        StaticBatch(model, settings, 1, 12)
+
+
+@pytest.mark.parametrize(("attention", "arithmetic"), [("eager", "fast"), ("sdpa", "reference")])
+def test_formulas_are_computed_as_they_are_written(attention: str, arithmetic: str, launched: list[int]) -> None:
+    model = small_model(attention=attention, arithmetic=arithmetic)
+    settings = parse_settings(max_new_tokens=5, eos_token_id=None)
+    for _ in write(StaticBatch(model, settings, 1, 12), rows_of(model, [[1, 2]], settings, None)):
+        pass
+    assert not launched
+
+
+COMPILE = """
+import json
+from gpu_code import compiled, needed
+from minigpt.model.one_launch import HELD, WARPS
+from minigpt.model.one_launch_kernel import attend_newest
+
+for dtype, wide, width, block in (("bf16", 4, 64, 64), ("fp16", 4, 80, 128), ("fp32", 4, 64, 64), ("fp64", 8, 64, 64)):
+    types = dict.fromkeys(attend_newest.arg_names, "i32") | dict.fromkeys(("qkv", "room", "mask", "y"), "*" + dtype)
+    constants = dict(SCALE=0.125, WIDTH=width, BLOCK=block, PLACES=HELD // (block * wide))
+    code = compiled(attend_newest, types | {"column": "*i64"}, constants, WARPS)
+    loads = code["ptx"].count("cp.async.cg") + code["ptx"].count("ld.global.v4")
+    print(json.dumps({"dtype": dtype, "warps": WARPS, "loads": loads} | needed(code)))
+"""
+
+
+@pytest.mark.thorough
+def test_on_a_gpu_nothing_is_spilt_and_keys_come_sixteen_bytes_at_a_time(triton_device: torch.device) -> None:
+    """In half precision, the registers of two programs fit into a multiprocessor's 65,536."""
+    found = told(COMPILE)
+    assert len(found) == 4
+    for kernel in found:
+        assert kernel["spilt"] == 0
+        assert kernel["loads"] > 0
+        if kernel["dtype"] in ("bf16", "fp16"):
+            assert 2 * kernel["warps"] * 32 * kernel["registers"] <= 65_536, kernel
