@@ -271,8 +271,11 @@ def test_bad_requests_are_refused() -> None:
         check("fused", "shapes")
     with pytest.raises(ConfigError, match="device 'meta' holds shapes and no values"):
         check_norm("fused", device="meta")
-    with pytest.raises(NormError, match="no pattern of cases was given"):
+    with pytest.raises(NormError, match=r'^no pattern of cases was given; "\*" is all of them$'):
         check_norm("rms", cases=[])
+    for cases in (None, 3, ["*", None]):
+        with pytest.raises(NormError, match=r"^a pattern of cases is a text such as 'gradients\*', and not (None|3)$"):
+            check_norm("rms", cases=cases)
     with pytest.raises(ConfigError, match=r"unknown compile_backend .abacus.; known are .*inductor"):
         check_norm("fused", cases="compile", compile_backend="abacus")
     with pytest.raises(ConfigError, match="unknown device 'abacus'"):

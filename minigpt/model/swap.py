@@ -14,6 +14,8 @@ from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.norms.adapt import SAME_EPS, AdaptedNorm
 from minigpt.norms.construct import naming
 
+SITES, A_SITE = "norm sites", "h.*.ln_1"  # what patterns are of, where nothing else is said, and one of them
+
 
 def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "*") -> list[str]:
     """Put ``norm`` at the matching sites, in place; return their names, in the order data meets them.
@@ -58,27 +60,27 @@ def match_sites(model: GPT2, sites: str | Iterable[str]) -> list[str]:
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def patterns_of(sites: str | Iterable[str]) -> list[str]:
-    """One pattern of norm sites, or several, as a list.
+def patterns_of(given: str | Iterable[str], what: str = SITES, such_as: str = A_SITE) -> list[str]:
+    """One pattern, or several, as a list; ``what`` they are of and one ``such_as`` they may be, for messages.
 
     Raises:
         NormError: there is none, or one is no text.
     """
-    patterns: list[Any] = list(sites) if is_several(sites) else [sites]
+    patterns: list[Any] = list(given) if is_several(given) else [given]
     if not patterns:
-        raise NormError('no pattern of norm sites was given; "*" is all of them')
-    require_patterns(patterns)
+        raise NormError(f'no pattern of {what} was given; "*" is all of them')
+    require_patterns(patterns, what, such_as)
     return patterns
 
 
-def require_patterns(patterns: Iterable[object]) -> None:
-    """Refuse patterns of norm sites that are no texts.
+def require_patterns(patterns: Iterable[object], what: str = SITES, such_as: str = A_SITE) -> None:
+    """Refuse patterns that are no texts.
 
     Raises:
         NormError: the message names the first.
     """
     if wrong := [pattern for pattern in patterns if not isinstance(pattern, str)]:
-        raise NormError(f"a pattern of norm sites is a text such as 'h.*.ln_1', and not {wrong[0]!r:.100}")
+        raise NormError(f"a pattern of {what} is a text such as {such_as!r}, and not {wrong[0]!r:.100}")
 
 
 def _built(norm: norms.NormSpec, old: Any, config: GPT2Config) -> nn.Module:

@@ -21,6 +21,7 @@ from minigpt.lab.conformance.values import VALUE_CASES
 from minigpt.lab.environment import software
 from minigpt.lab.reference import full_products
 from minigpt.lab.steps import Progress, Steps
+from minigpt.model.swap import patterns_of
 from minigpt.norms import NormSpec
 from minigpt.placement import require_values, resolve_device
 
@@ -95,9 +96,7 @@ def case_names() -> list[str]:
 
 
 def _matching(cases: str | Iterable[str]) -> list[Case]:
-    patterns = [cases] if isinstance(cases, str) else list(cases)
-    if not patterns:
-        raise NormError('no pattern of cases was given; "*" is all of them')
+    patterns = patterns_of(cases, "cases", "gradients*")
     for pattern in patterns:
         if not any(_matches(case, pattern) for case in CASES):
             groups = ", ".join(dict.fromkeys(case.group for case in CASES))
