@@ -1,8 +1,10 @@
 """Attention of new tokens in one launch: the library's, over what is written, and nothing else of the cache changes."""
 
 import importlib.util
+import time
 import types
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -101,6 +103,24 @@ def test_one_mask_serves_all_rows(triton_device: torch.device) -> None:
     assert_same_bits(inputs.attend(), shared, "one mask")
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_and_the_lowest_scores(sign: int, dtype: torch.dtype, triton_device: torch.device) -> None:
+    """One weighs all, and the rest nothing."""
+    inputs = Inputs("odd", dtype, triton_device)
+    rows, heads, width, _, last = SHAPES["odd"]
+    largest = sign * torch.finfo(dtype).max / 8
+    new = inputs.qkv.view(rows, 1, 3, heads, width)
+    new[:, :, 0] = 1  # queries: a score is the sum of a key
+    new[:, :, 1] = new[:, :, 1].abs() * largest
+    inputs.room[0, :, :, :last] = torch.rand_like(inputs.room[0, :, :, :last]) * largest
+    given = inputs.attend()
+    keys, values = inputs.room[:, :, :, : last + 1]
+    scores = (keys.double() * inputs.scale).sum(-1) + inputs.mask[:, 0, :, : last + 1].double()  # (B, H, columns)
+    best = scores.argmax(-1)[:, :, None, None].expand(-1, -1, 1, width)
+    assert_same_bits(given, values.gather(2, best).reshape(rows, 1, -1), "the value of one column")
+
+
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 def test_what_is_no_number_shows_where_it_is_seen(wrong: float, triton_device: torch.device) -> None:
@@ -123,8 +143,7 @@ def test_the_operator_is_registered_as_pytorch_expects(triton_device: torch.devi
 @pytest.fixture
 def everywhere(triton_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model attends in one launch on the CPU too, where the kernel is interpreted."""
-    monkeypatch.setattr(one_launch, "_asked", set())
-    monkeypatch.setattr(one_launch, "_ready", set())
+    monkeypatch.setattr(one_launch, "_decided", {})
     monkeypatch.setattr(one_launch, "has_compiler", lambda device: True)
 
 
@@ -160,10 +179,10 @@ def test_a_batch_writes_the_tokens_of_plain_decoding(
 @pytest.mark.thorough
 @pytest.mark.usefixtures("everywhere", "unchecked")  # the checks of shapes are not for the compiler to see
 def test_a_compiled_step_attends_in_one_launch(triton_device: torch.device) -> None:
-    """In one program, without a copy of the cache."""
-    model, ids = small_model(device=triton_device), random_ids(2, 5, device=triton_device)
-    how: dict[str, Any] = {"max_new_tokens": 5, "eos_token_id": None}
-    wanted = generate(model, ids, **how)
+    """In one program for any number of rows, once there have been two, without a copy of the cache."""
+    model, texts = small_model(device=triton_device), [random_ids(rows, 5, device=triton_device) for rows in (2, 3, 5)]
+    how: dict[str, Any] = {"max_new_tokens": 4, "eos_token_id": None}
+    wanted = [generate(model, ids, **how) for ids in texts]
     programs: list[torch.fx.GraphModule] = []
 
     def backend(program: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
@@ -172,13 +191,16 @@ def test_a_compiled_step_attends_in_one_launch(triton_device: torch.device) -> N
 
     compile_steps(model, backend=backend, fullgraph=True)
     try:
-        assert torch.equal(generate(model, ids, **how), wanted)
+        for ids, tokens in zip(texts, wanted, strict=True):
+            assert torch.equal(generate(model, ids, **how), tokens)
+            one_launch._decided[torch.device("cuda", len(ids))] = True  # of no concern to a program
     finally:
         torch.compiler.reset()
-    (program,) = programs
-    called = [node.target for node in program.graph.nodes]
-    assert called.count(torch.ops.minigpt.attend_newest) == model.config.n_layer
-    assert "index_copy_" not in called
+    assert len(programs) == 2
+    for program in programs:
+        called = [node.target for node in program.graph.nodes]
+        assert called.count(torch.ops.minigpt.attend_newest) == model.config.n_layer
+        assert "index_copy_" not in called
 
 
 def test_it_is_for_inference_over_a_cache_that_is_fixed(everywhere: None, triton_device: torch.device) -> None:
@@ -202,10 +224,14 @@ def test_old_devices_are_left_to_the_library(major: int, does: bool, monkeypatch
     properties = types.SimpleNamespace(major=major)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(one_launch, "interpreting", lambda: False)
     assert one_launch.has_compiler(torch.device("cuda", 0)) == does
     assert not one_launch.has_compiler(torch.device("cpu"))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert not one_launch.has_compiler(torch.device("cuda", 0)), "without triton"
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: None)
+        assert not one_launch.has_compiler(torch.device("cuda", 0)), "without triton"
+    monkeypatch.setattr(one_launch, "interpreting", lambda: True)
+    assert not one_launch.has_compiler(torch.device("cuda", 0)), "what is interpreted cannot be recorded"
 
 
 def test_where_nothing_can_be_compiled_a_warning_says_so_once(
@@ -224,6 +250,22 @@ def test_where_nothing_can_be_compiled_a_warning_says_so_once(
     assert [rows[0].ids] == generate(model, ids, max_new_tokens=5, eos_token_id=None).tolist()
     with warnings.catch_warnings(action="error"):
         StaticBatch(model, settings, 1, 12)
+
+
+def test_threads_wait_until_it_is_known_and_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr(one_launch, "_decided", {})
+    monkeypatch.setattr(one_launch, "has_compiler", lambda device: True)
+    monkeypatch.setattr(one_launch, "_compiles", lambda device: asked.append(device) or time.sleep(0.1) is None)
+    device = torch.device("cpu")
+
+    def is_ready(number: int) -> bool:
+        one_launch.prepare(device)
+        return one_launch._is_ready(device)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(is_ready, range(4)))
+    assert asked == [device]
 
 
 @pytest.mark.parametrize(("attention", "arithmetic"), [("eager", "fast"), ("sdpa", "reference")])

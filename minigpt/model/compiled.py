@@ -23,8 +23,8 @@ WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no
 def compile_steps(model: GPT2, **options: Any) -> GPT2:
     """From now on, compile the reading of one new token a row; return ``model``.
 
-    It attends over all the room of a cache, with what is not yet written masked, so that no shape changes from one
-    token to the next: a run compiles once, and once more where another batch or length makes the shapes variable. The
+    It is given all the room of a cache, with what is not yet written masked, so that no shape changes from one token to
+    the next: a run compiles once, and once more where another batch or length makes the shapes variable. The
     prompt is read as before. The first step takes the compiler's time, half a minute or so for GPT-2's 12 layers.
     A cache that was made before is not for it; make a new one. On a GPU in fast arithmetic the affine weights are
     copied, in place, to lie by rows. The compiler makes no CUDA graphs of its own: it would have to leave out a step,

@@ -1,4 +1,4 @@
-"""One new token a row in shapes that never change: over all the room of a cache, where it goes being data and no shape.
+"""One new token a row in shapes that never change: it is given all the room of a cache, and its place there as data.
 
 So a compiler makes one program of it, and a CUDA graph one launch.
 

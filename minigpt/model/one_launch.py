@@ -10,6 +10,7 @@ B rows, H heads, S tokens that there is room for, D width of a head, C = H * D.
 # A launch takes num_warps beside what the kernel itself does.
 
 import importlib.util
+import threading
 import warnings
 from typing import TypeGuard
 
@@ -19,47 +20,54 @@ from torch import Tensor
 
 from minigpt.model.cache import FixedCache, LayerCache
 from minigpt.model.product import only_infers
+from minigpt.norms.triton import interpreting
 
 OLDEST = 8  # generation of devices for which Triton has every dtype
 HELD = 32 * 1024  # bytes of keys that a program holds, in the dtype that sums are kept in
 WARPS = 8  # that share them
 
-_asked: set[torch.device] = set()
-_ready: set[torch.device] = set()
+_deciding = threading.Lock()
+_decided: dict[torch.device, bool] = {}
 
 
 def prepare(device: torch.device) -> None:
-    """Find out, once for each device, whether the kernel runs there; nobody is given it before.
-
-    It does on a GPU that Triton has compilers for, if these find what they need on the machine. Where they do not, a
-    warning says so, and the library's kernels are taken.
-    """
-    if device in _asked:
-        return
-    _asked.add(device)
-    if not has_compiler(device):
-        return
-    qkv, room, mask = (torch.zeros(shape, device=device) for shape in ((1, 1, 48), (2, 1, 1, 16, 16), (1, 1, 1, 16)))
-    try:
-        attend(qkv, room, mask, torch.zeros(1, dtype=torch.long, device=device), 1.0)
-    except Exception as error:  # somebody else's compiler, and those that it calls, may raise anything
-        what = f"Triton cannot compile here ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
-        warnings.warn(f"{what}, so attention while decoding on {device} takes slower kernels", stacklevel=2)
-    else:
-        _ready.add(device)
+    """Find out, once for each device, whether the kernel runs there; ``suits`` is false before."""
+    with _deciding:
+        if device not in _decided:
+            _decided[device] = has_compiler(device) and _compiles(device)
 
 
 def has_compiler(device: torch.device) -> bool:
     """Whether Triton is there, and compiles for this device and all of our dtypes."""
     is_new = device.type == "cuda" and torch.cuda.get_device_properties(device).major >= OLDEST
-    return is_new and importlib.util.find_spec("triton") is not None
+    return is_new and importlib.util.find_spec("triton") is not None and not interpreting()
+
+
+def _compiles(device: torch.device) -> bool:
+    """Whether a launch succeeds; a warning says why not. What Triton needs may not be on the machine: a C compiler."""
+    qkv, room, mask = (torch.zeros(shape, device=device) for shape in ((1, 1, 48), (2, 1, 1, 16, 16), (1, 1, 1, 16)))
+    column = torch.zeros(1, dtype=torch.long, device=device)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Triton's own, which may be errors to somebody
+            attend(qkv, room, mask, column, 1.0)
+    except Exception as error:  # somebody else's compiler, and those that it calls, may raise anything
+        what = f"Triton cannot compile here ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        warnings.warn(f"{what}, so attention while decoding on {device} takes slower kernels", stacklevel=4)
+        return False
+    return True
 
 
 def suits(cache: LayerCache | None, qkv: Float[Tensor, "batch seq qkv"]) -> TypeGuard[FixedCache]:
     """Whether ``attend`` may take these new tokens: for inference, on a device that is prepared."""
-    if not isinstance(cache, FixedCache) or qkv.device not in _ready:
+    if not isinstance(cache, FixedCache) or not _is_ready(qkv.device):
         return False
     return only_infers(qkv) and qkv.dtype == cache.layers[0].dtype
+
+
+@torch.compiler.assume_constant_result  # else all programs would be made anew when another device is prepared
+def _is_ready(device: torch.device) -> bool:
+    return _decided.get(device, False)
 
 
 def attend(
@@ -71,8 +79,7 @@ def attend(
 ) -> Float[Tensor, "batch 1 embd"]:
     """softmax(scale * q K^T + mask) V of the columns up to the new one, whose keys and values are written first.
 
-    Sums are kept in float32 or wider, in an order that depends on the columns alone: a row comes out the same in any
-    company. Nothing behind the new column is read.
+    Sums are kept in float32 or wider. A row comes out the same in any company. Nothing behind the new column is read.
 
     Args:
         qkv: (B, 1, 3C) queries, keys and values of the new tokens.
@@ -99,12 +106,13 @@ def _attend(qkv: Tensor, room: Tensor, mask: Tensor, column: Tensor, scale: floa
 
 
 def _shape(qkv: Tensor, room: Tensor, mask: Tensor, column: Tensor, scale: float) -> Tensor:
-    return qkv.new_empty(len(qkv), 1, qkv.shape[2] // 3)
+    return qkv.new_empty(qkv.shape[0], 1, qkv.shape[2] // 3)  # of any number: ``len`` would make it one
 
 
 torch.library.define(
     "minigpt::attend_newest",
     "(Tensor qkv, Tensor(a!) room, Tensor mask, Tensor column, float scale) -> Tensor",
+    tags=torch.Tag.needs_exact_strides,
 )
 torch.library.impl("minigpt::attend_newest", ("cpu", "cuda"), _attend)
 torch.library.register_fake("minigpt::attend_newest", _shape)

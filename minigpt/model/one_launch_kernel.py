@@ -13,11 +13,12 @@ import triton.language as tl
 
 from minigpt.norms.triton.kernels import rounded
 
-LOWEST = tl.constexpr(-3e38)  # in place of minus infinity, which less itself would be NaN
 STAGES = tl.constexpr(2)  # turns of the loop: while one is computed, the keys and values of the next are on their way
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=("mask_stride",)
+)  # one program for one mask and for many: a row has the same bits by both
 @no_type_check
 def attend_newest(
     qkv, room, mask, column, y, heads, kind_stride, row_stride, head_stride, mask_stride,
@@ -44,7 +45,10 @@ def attend_newest(
     tl.store(keys + last * WIDTH + along, key, mask=inside)
     tl.store(values + last * WIDTH + along, value, mask=inside)
 
-    best = tl.full([PLACES], LOWEST, wide)
+    own = tl.sum(
+        query * key.to(wide), axis=0
+    )  # a score that every row has, and finite, so that no two are both infinite
+    best = tl.zeros([PLACES], wide) + own
     total = tl.zeros([PLACES], wide)
     mixed = tl.zeros([PLACES, BLOCK], wide)
     for first in tl.range(0, last, PLACES, num_stages=STAGES):
@@ -59,8 +63,7 @@ def attend_newest(
         mixed = mixed * kept[:, None] + weight[:, None] * tl.load(values + at, mask=known, other=0.0).to(wide)
         best = better
 
-    own = tl.sum(query * key.to(wide), axis=0)
-    top = tl.maximum(tl.max(best, axis=0), own)
+    top = tl.max(best, axis=0)
     share, own = tl.exp(best - top), tl.exp(own - top)
     mixed = tl.sum(mixed * share[:, None], axis=0) + own * value.to(wide)
     mixed /= tl.sum(total * share, axis=0) + own
