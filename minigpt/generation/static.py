@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -109,7 +109,7 @@ class StaticBatch(Batch):
         )
 
     def _launched(self) -> Flight:
-        with _on(self.device):
+        with torch.cuda.device_of(self.slots.room):
             if self.graph is not None:
                 self.graph.replay()
             elif self.records:
@@ -184,7 +184,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
