@@ -8,7 +8,6 @@ would have been written without. A guess that is wrong costs its part of the for
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from minigpt.generation.any_length import of_any_length
 from minigpt.generation.batch import Batch, next_logits, next_tokens
@@ -81,9 +80,6 @@ class LookupBatch(Batch):
         room = min(row.left, self.context - self.slots.length, self.slots.max_length - self.slots.length) - 1
         self.drafted = self.drafter.draft(row.ids, min(self.settings.draft_tokens, room))
         ids = torch.tensor([[row.ids[-1], *self.drafted]], device=self.device)  # (1, 1 + drafted)
-        self.logits = self._all_logits(ids)
+        hidden = self.model.hidden_states(ids, cache=self.slots)  # (1, 1 + drafted, C)
+        self.logits = next_logits(self.model, self.model.head(hidden)[0])  # (1 + drafted, V)
         return None
-
-    def _all_logits(self, ids: Tensor) -> Tensor:
-        """(T, V), after every one of the T tokens."""
-        return next_logits(self.model, self.model.head(self.model.hidden_states(ids, cache=self.slots))[0])
