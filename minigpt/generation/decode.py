@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from minigpt.errors import GenerationError
@@ -62,11 +62,13 @@ def generate(
     rows = rows_of(model, _without_padding(input_ids, attention_mask), chosen, codec)
     for _ in write_rows(model, rows, chosen, len(rows)):
         pass
-    new = _new_ids(rows, chosen.fill_id(model.config), input_ids)  # (B * N, new)
+    ids = [row.new_ids for row in rows]
+    new = _padded(ids, chosen.fill_id(model.config), input_ids.dtype, input_ids.device)  # (B * N, new)
     sequences = torch.cat([input_ids.repeat_interleave(chosen.num_return_sequences, 0), new], dim=1)
     if not (chosen.output_scores or chosen.output_logprobs):
         return sequences
-    return Generated(sequences, _scores(rows) if chosen.output_scores else None, _logprobs(rows, new.device))
+    logprobs = _padded([row.logprobs for row in rows], 0.0, torch.float32, new.device)  # (B * N, new)
+    return Generated(sequences, _scores(rows) if chosen.output_scores else None, logprobs)
 
 
 def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Any) -> Iterator[str]:
@@ -244,16 +246,10 @@ def _pieces(model: GPT2, rows: list[Row], settings: GenerationSettings) -> Itera
             yield piece
 
 
-def _new_ids(rows: list[Row], filling: int, like: Tensor) -> Int[Tensor, "rows new"]:
-    longest = max(len(row.new_ids) for row in rows)
-    padded = [row.new_ids + [filling] * (longest - len(row.new_ids)) for row in rows]
-    return torch.tensor(padded, dtype=like.dtype, device=like.device)
-
-
-def _logprobs(rows: list[Row], device: torch.device) -> Float[Tensor, "rows new"]:
-    longest = max(len(row.logprobs) for row in rows)
-    padded = [row.logprobs + [0.0] * (longest - len(row.logprobs)) for row in rows]
-    return torch.tensor(padded, dtype=torch.float32, device=device)
+def _padded(rows: list[list[Any]], filling: float, dtype: torch.dtype, device: torch.device) -> Num[Tensor, "rows new"]:
+    """Rows of different lengths as one tensor, the shorter ones with ``filling`` behind."""
+    longest = max(map(len, rows))
+    return torch.tensor([row + [filling] * (longest - len(row)) for row in rows], dtype=dtype, device=device)
 
 
 def _scores(rows: list[Row]) -> tuple[Float[Tensor, "rows vocab"], ...]:
