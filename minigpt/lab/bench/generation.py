@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import torch
 
-from minigpt.checkpoint import from_pretrained, locate, save_pretrained
+from minigpt.checkpoint import from_pretrained, save_pretrained
 from minigpt.config import GPT2Config
 from minigpt.errors import ConfigError, MiniGPTError
 from minigpt.lab.bench.contestants import convert_for_ctranslate2, weight_bytes
@@ -126,7 +126,7 @@ def _prepared(plan: BenchPlan, folder: Path) -> GPT2:
         torch.manual_seed(0)
         model = GPT2(GPT2Config.preset(plan.preset))
     else:
-        model = from_pretrained(locate(plan.model), device="cpu", dtype="float32")
+        model = from_pretrained(plan.model, device="cpu", dtype="float32")
     room = model.config.n_positions
     if plan.prompt_tokens + plan.new_tokens > room:
         raise ConfigError(
