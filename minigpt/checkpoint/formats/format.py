@@ -1,6 +1,7 @@
 """A family of checkpoints as one table: how it names, lays out and describes a GPT-2."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -91,8 +92,8 @@ class Format:
             CheckpointError: two tensors would get one name, or parts of one parameter do not fit together.
         """
         left = dict(tensors)
-        for name in _for_every_layer(self.buffers, n_layer):
-            left.pop(name, None)
+        for layer, name in itertools.product(range(n_layer), self.buffers):
+            left.pop(name.replace("{i}", str(layer)), None)
         ours: Tensors = {}
         files = MappedFiles()
         for ours_name, theirs, become in self._rows(n_layer):
@@ -131,10 +132,6 @@ class Format:
         theirs = [tensors.get(self.rows[name].theirs[0]) for name in ("lm_head.weight", "wte.weight")]
         head, embedding = theirs
         return head is None or embedding is None or torch.equal(head, embedding)
-
-
-def _for_every_layer(names: tuple[str, ...], n_layer: int) -> list[str]:
-    return [name.replace("{i}", str(layer)) for layer in range(n_layer) for name in names]
 
 
 def _joined(name: str, parts: list[Tensor]) -> Tensor:
