@@ -129,8 +129,7 @@ class Format:
         return tensors | zeros
 
     def _has_tied_head(self, tensors: Tensors) -> bool:
-        theirs = [tensors.get(self.rows[name].theirs[0]) for name in ("lm_head.weight", "wte.weight")]
-        head, embedding = theirs
+        head, embedding = (tensors.get(self.rows[name].theirs[0]) for name in ("lm_head.weight", "wte.weight"))
         return head is None or embedding is None or torch.equal(head, embedding)
 
 
