@@ -80,7 +80,6 @@ def _with_tied_head(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _same_values(head: Tensor, embedding: Tensor) -> bool:
-    shared = head.data_ptr() == embedding.data_ptr() and head.stride() == embedding.stride()
-    if shared and head.shape == embedding.shape and head.dtype == embedding.dtype:
-        return True  # one tensor under two names, NaN and all
-    return head.dtype == embedding.dtype and torch.equal(head, embedding)
+    # One tensor under two names has them, NaN and all.
+    is_one = (head.data_ptr(), head.shape, head.stride()) == (embedding.data_ptr(), embedding.shape, embedding.stride())
+    return head.dtype == embedding.dtype and (is_one or torch.equal(head, embedding))
