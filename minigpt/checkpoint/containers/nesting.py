@@ -5,7 +5,6 @@ hash the last, as a dict does with its keys, takes 2^60 steps.
 """
 
 import itertools
-from collections.abc import Iterable
 from pickletools import OpcodeInfo, markobject
 from typing import Any
 
@@ -54,13 +53,8 @@ class Sizes:
         if markobject in kinds:
             if None not in self.stack:
                 raise ValueError("its pickle is damaged")
-            taken += list(_down_to_mark(self.stack))
+            taken += iter(self.stack.pop, None)  # down to the mark, and that too
         for _ in itertools.takewhile(lambda kind: kind is not markobject, kinds):
             taken.append(self._top())
             self.stack.pop()
         return taken
-
-
-def _down_to_mark(stack: list[int | None]) -> Iterable[int]:
-    while (size := stack.pop()) is not None:
-        yield size
