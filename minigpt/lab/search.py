@@ -114,7 +114,7 @@ def minimal_failing(sites: list[str], fails: Callable[[list[str]], bool]) -> lis
         if (failing := next(filter(fails, chunks), None)) is not None:
             sites, parts = failing, 2
         elif len(chunks) > 2 and (failing := next(filter(fails, complements), None)) is not None:
-            sites, parts = failing, max(len(chunks) - 1, 2)
+            sites, parts = failing, len(chunks) - 1
         elif len(chunks) == len(sites):
             break
         else:
