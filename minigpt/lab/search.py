@@ -97,8 +97,7 @@ def bisect(verdicts: Verdicts, sites: Sequence[str]) -> Bisection:
             break
         found.append(minimal_failing(remaining, verdicts.fails))
         remaining = [site for site in remaining if site not in found[-1]]
-    culprits = {site for culprit_set in found for site in culprit_set}
-    return Bisection([site for site in sites if site in culprits], found, verdicts.asked)
+    return Bisection([site for site in sites if site not in remaining], found, verdicts.asked)
 
 
 def minimal_failing(sites: list[str], fails: Callable[[list[str]], bool]) -> list[str]:
