@@ -176,7 +176,7 @@ def _by_part(failures: Failures, right: set[str]) -> list[str]:
     found = _refusals({name: told[name] for name in dropped}) + _matching(PARTS, rest) + _wrong_row_counts(rest)
     if any(f"{dtype}, ordinary rows" in right for dtype in DTYPES):
         found += [_wrong_dtype(told[f"{dtype}, ordinary rows"]) for dtype in spoilt]
-    return list(dict.fromkeys(found or _matching(LAST_PARTS, rest) or _refusals(told)))
+    return found or _matching(LAST_PARTS, rest) or _refusals(told)
 
 
 def _wrong_dtype(case: CaseResult) -> str:
