@@ -14,7 +14,6 @@ from minigpt import norms
 from minigpt.errors import RAISED, NormError
 from minigpt.lab.conformance.rows import Weights, ordinary, ordinary_weights
 from minigpt.lab.conformance.truth import Truth, truth
-from minigpt.norms.adapt import notes
 from minigpt.norms.add import norm_by_addition, own_addition
 from minigpt.norms.construct import naming, takes_eps, title
 from minigpt.norms.locate import last_line, locate
@@ -127,7 +126,7 @@ class Subject:
         Raises:
             NormError: it cannot be built.
         """
-        module: Any = self._built(shape, eps, bias)
+        module: Any = norms.build(self.norm, shape, eps=eps, bias=bias)
         sizes = (shape,) if isinstance(shape, int) else shape
         scale, shift = weights(torch.Size(sizes).numel(), self.generator)
         module.weight = nn.Parameter(self.put(scale.view(sizes), dtype))
@@ -172,15 +171,12 @@ class Subject:
     @property
     def notes(self) -> list[str]:
         """What its adapter has to say of it."""
-        return list(notes(self._built(64, EPS, bias=True)))
+        return list(norms.notes(norms.build(self.norm, 64, eps=EPS)))
 
     @property
     def takes_eps(self) -> bool:
         """Whether its constructor can be told an eps."""
         return takes_eps(locate(self.norm) if isinstance(self.norm, str) else self.norm)
-
-    def _built(self, shape: int | tuple[int, ...], eps: float, bias: bool) -> nn.Module:
-        return norms.build(self.norm, shape, eps=eps, bias=bias)
 
 
 def described(error: BaseException) -> str:
