@@ -173,9 +173,7 @@ def _require_texts_or_ids(prompts: Any) -> None:
     if not prompts:
         raise GenerationError("there is no prompt to judge on; give at least one")
     texts = all(isinstance(prompt, str) for prompt in prompts)
-    lists = not texts and all(
-        isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt) for prompt in prompts
-    )
+    lists = all(isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt) for prompt in prompts)
     if not texts and not lists:
         raise GenerationError("prompts must be a list of texts, or a list of lists of token ids, and not a mixture")
 
