@@ -40,7 +40,7 @@ def is_packed(
     given = {name for name, value in more.items() if value is not None}
     if unknown := sorted(given - OF_LOSS - OF_PACKING - {"cache_position"}):
         raise TypeError(f"GPT2LMHeadModel.forward() got an unexpected keyword argument {unknown[0]!r}")
-    packed = sorted(name for name in OF_PACKING if more.get(name) is not None)
+    packed = sorted(given & OF_PACKING)
     if packed and (position_ids is None or attention_mask is not None or past_key_values is not None):
         raise GenerationError(
             f"{packed[0]} says that texts are packed; give position_ids too, which keep them apart, and neither a mask "
