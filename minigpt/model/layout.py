@@ -56,8 +56,7 @@ def by_rows(
 
     For where a weight is copied anyway, to another dtype for instance. One that lies in a file is used as it lies.
     """
-    rows = weight.t()
-    rows = rows.to(device or rows.device, dtype or rows.dtype, memory_format=torch.contiguous_format)
+    rows = weight.t().to(device, dtype, memory_format=torch.contiguous_format)
     return rows.contiguous().t()
 
 
