@@ -248,8 +248,7 @@ def drawn(scores: Float[Tensor, "batch vocab"], chances: Float[Tensor, " batch"]
 
 def _scores(logits: Tensor, rows: list[Row], settings: GenerationSettings) -> Tensor:
     if not settings.depends_on_row:  # what the rows say does not matter
-        row = rows[0]
-        return warp_by(logits, Situation(settings, torch.empty(0, 0), 0, row.end_ids))
+        return warp_by(logits, Situation(settings, torch.empty(0, 0), 0, rows[0].end_ids))
     return torch.cat([_scores_of(logits[i : i + 1], row, settings) for i, row in enumerate(rows)])
 
 
