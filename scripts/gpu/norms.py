@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from minigpt.lab.bench_norms import ROWS, WIDTHS, NotTimed, bench_norms
+from minigpt.lab.bench_norms import CONTESTANTS, ROWS, WIDTHS, NotTimed, bench_norms
 
 Row = dict[str, Any]
 GPT2_WIDTHS = WIDTHS[:4]
@@ -14,7 +14,7 @@ GPT2_WIDTHS = WIDTHS[:4]
 def norms(results: dict[str, Any], device: torch.device, quick: bool) -> Iterator[str]:
     """Into ``results``: timings of every width, pass and number of rows, and who was absent."""
     rows, repeats = ((1, 5), 2) if quick else (ROWS["cuda"], 10)
-    contestants = ("torch", "triton", "liger") if quick else ("torch", "compiled", "triton", "liger")
+    contestants = ("torch", "triton", "liger") if quick else CONTESTANTS
     results |= {"rows": [], "absent": {}}
     for width in (48,) if quick else WIDTHS:
         yield f"width {width}"
