@@ -6,6 +6,7 @@ norms, where both sides call the same kernels, the logits are held to the same b
 
 import contextlib
 import itertools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -174,11 +175,8 @@ def failures(results: dict[str, Any]) -> list[Row]:
 def summary(results: dict[str, Any]) -> list[Row]:
     """For each model, dtype, attention and norm: the worst of its cases."""
     keys = ("model", "dtype", "attention", "norm")
-    lines = []
-    for place, group in itertools.groupby(
-        sorted(results.get("rows", ()), key=lambda row: [row[key] for key in keys]),
-        key=lambda row: [row[key] for key in keys],
-    ):
+    place_of, lines = operator.itemgetter(*keys), []
+    for place, group in itertools.groupby(sorted(results.get("rows", ()), key=place_of), key=place_of):
         rows = list(group)
         forward = [row for row in rows if row["case"] != "gradients"]
         backward = [row for row in rows if row["case"] == "gradients"]
