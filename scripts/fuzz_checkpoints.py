@@ -7,6 +7,7 @@ the limit below; and without opening a file outside its folder. Batches run in p
 is seen and counted. A mutation is made again by its number. Linux only: memory is limited and measured by the system.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -81,16 +82,18 @@ def in_a_process(numbers: range, folder: Path) -> dict[str, Any]:
     process = multiprocessing.get_context("fork").Process(target=_batch, args=(numbers, folder, theirs))
     process.start()
     theirs.close()
-    last: Any = numbers.start
-    found: dict[str, Any] = {"counts": {}, "escaped": [], "grown_mb": 0.0, "slowest_cpu_s": 0.0}
-    try:
-        while not isinstance(last := ours.recv(), dict):
-            found["escaped"] = [{"number": last, "what": "the process died of it"}]
-        found = last
-    except EOFError:
-        pass
+    found = _died_of(numbers.start)
+    with contextlib.suppress(EOFError):
+        while not isinstance(told := ours.recv(), dict):
+            found = _died_of(told)
+        found = told
     process.join()
     return found
+
+
+def _died_of(number: int) -> dict[str, Any]:
+    escaped = [{"number": number, "what": "the process died of it"}]
+    return {"counts": {}, "escaped": escaped, "grown_mb": 0.0, "slowest_cpu_s": 0.0}
 
 
 def _batch(numbers: range, folder: Path, report: Connection) -> None:

@@ -130,3 +130,10 @@ def test_a_fault_is_seen(
     number = sorted(fuzz.TARGETS).index("header")
     found = fuzz.in_a_process(range(number, number + 1), folder)
     assert [what in escaped["what"] for escaped in found["escaped"]] == [True], found
+
+
+def test_a_process_that_dies_before_the_first_is_seen(
+    fuzz: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuzz, "limit_and_watch", crash)
+    assert fuzz.in_a_process(range(7, 9), folder)["escaped"] == [{"number": 7, "what": "the process died of it"}]
