@@ -60,13 +60,13 @@ def _compiles(device: torch.device) -> bool:
 
 def suits(cache: LayerCache | None, qkv: Float[Tensor, "batch seq qkv"]) -> TypeGuard[FixedCache]:
     """Whether ``attend`` may take these new tokens: for inference, on a device that is prepared."""
-    if not isinstance(cache, FixedCache) or not _is_ready(qkv.device):
+    if not isinstance(cache, FixedCache) or not is_ready(qkv.device):
         return False
     return only_infers(qkv) and qkv.dtype == cache.layers[0].dtype
 
 
-@torch.compiler.assume_constant_result  # else all programs would be made anew when another device is prepared
-def _is_ready(device: torch.device) -> bool:
+def is_ready(device: torch.device) -> bool:
+    """Whether the kernel is known to run there. A compiler takes the answer for good (see ``CompiledStep``)."""
     return _decided.get(device, False)
 
 
