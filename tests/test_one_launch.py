@@ -165,14 +165,14 @@ def test_a_batch_writes_the_tokens_of_plain_decoding(
 ) -> None:
     """float64 leaves no room for rounding."""
     model = small_model(dtype=torch.float64, device=triton_device, **fields)
-    settings = parse_settings(max_new_tokens=5, eos_token_id=None, do_sample=True, temperature=1.5, seed=5)
+    settings = parse_settings(max_new_tokens=4, eos_token_id=None, do_sample=True, temperature=1.5, seed=5)
     static, plain = (rows_of(model, [[1, 2, 3, 4, 5], [6]], settings, None) for _ in range(2))
     batch = StaticBatch(model, settings, 3, 12)
     batch.records = False  # what is replayed from a graph could not be counted
-    assert len(list(write(batch, static))) == 10
-    assert launched == [3] * 2 * 4, "three places, two layers, and four tokens after that of the prompt"
-    assert len(list(write(Batch(model, settings, 3, 12), plain))) == 10
-    assert len(launched) == 2 * 4
+    assert len(list(write(batch, static))) == 8
+    assert launched == [3] * 2 * 3, "three places, two layers, and three tokens after that of the prompt"
+    assert len(list(write(Batch(model, settings, 3, 12), plain))) == 8
+    assert len(launched) == 2 * 3
     assert [row.ids for row in static] == [row.ids for row in plain]
 
 

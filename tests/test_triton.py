@@ -391,6 +391,7 @@ def test_the_kernels_keep_a_gpu_busy(on_a_gpu: list[dict[str, Any]]) -> None:
             assert 32 * -(-kernel["registers"] // 8) * 8 * kernel["busy"] <= 65_536, kernel
 
 
+@pytest.mark.thorough
 def test_few_rows_are_added_up_in_the_order_of_many(on_a_gpu: list[dict[str, Any]]) -> None:
     """There are two programs of each kernel, one of them without a loop, and a row must come out of both the same."""
     orders: dict[tuple[str, int], list[list[str]]] = {}
