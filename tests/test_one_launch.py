@@ -261,7 +261,7 @@ def test_threads_wait_until_it_is_known_and_ask_once(monkeypatch: pytest.MonkeyP
 
     def is_ready(number: int) -> bool:
         one_launch.prepare(device)
-        return one_launch.is_ready(device)
+        return one_launch._decided[device]
 
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(is_ready, range(4)))

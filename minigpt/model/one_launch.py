@@ -27,7 +27,7 @@ HELD = 32 * 1024  # bytes of keys that a program holds, in the dtype that sums a
 WARPS = 8  # that share them
 
 _deciding = threading.Lock()
-_decided: dict[torch.device, bool] = {}
+_decided: dict[torch.device, bool] = {}  # of every device that was asked for, whether the kernel runs there
 
 
 def prepare(device: torch.device) -> None:
@@ -60,14 +60,9 @@ def _compiles(device: torch.device) -> bool:
 
 def suits(cache: LayerCache | None, qkv: Float[Tensor, "batch seq qkv"]) -> TypeGuard[FixedCache]:
     """Whether ``attend`` may take these new tokens: for inference, on a device that is prepared."""
-    if not isinstance(cache, FixedCache) or not is_ready(qkv.device):
+    if not isinstance(cache, FixedCache) or not _decided.get(qkv.device, False):
         return False
     return only_infers(qkv) and qkv.dtype == cache.layers[0].dtype
-
-
-def is_ready(device: torch.device) -> bool:
-    """Whether the kernel is known to run there. A compiler takes the answer for good (see ``CompiledStep``)."""
-    return _decided.get(device, False)
 
 
 def attend(
