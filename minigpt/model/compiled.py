@@ -42,6 +42,7 @@ def compile_steps(model: GPT2, **options: Any) -> GPT2:
         raise ConfigError(f'compiled steps need attention="sdpa", and the model has {model.attention!r}')
     if model.wte.weight.is_cuda and model.arithmetic == "fast":
         lay_by_rows(model)  # the compiler makes one loop of a product whose sums run along a row, and two of others
+    one_launch.prepare(model.wte.weight.device)
     model.step = CompiledStep(model, options)
     return model
 
@@ -55,7 +56,6 @@ class CompiledStep:
 
     def __init__(self, model: GPT2, options: dict[str, Any]) -> None:
         self.model, self.options = model, options
-        one_launch.prepare(model.wte.weight.device)
 
         def read(x: Tensor, mask: Tensor, layers: Layers, column: Tensor) -> Tensor:
             return read_fixed(model, x, mask, FixedCache(layers, column))
