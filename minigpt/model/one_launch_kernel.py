@@ -16,9 +16,8 @@ from minigpt.norms.triton.kernels import rounded
 STAGES = tl.constexpr(2)  # turns of the loop: while one is computed, the keys and values of the next are on their way
 
 
-@triton.jit(
-    do_not_specialize=("mask_stride",)
-)  # one program for one mask and for many: a row has the same bits by both
+# One program for one mask and for many, so that a row has the same bits by both.
+@triton.jit(do_not_specialize=("mask_stride",))
 @no_type_check
 def attend_newest(
     qkv, room, mask, column, y, heads, kind_stride, row_stride, head_stride, mask_stride,
@@ -45,9 +44,8 @@ def attend_newest(
     tl.store(keys + last * WIDTH + along, key, mask=inside)
     tl.store(values + last * WIDTH + along, value, mask=inside)
 
-    own = tl.sum(
-        query * key.to(wide), axis=0
-    )  # a score that every row has, and finite, so that no two are both infinite
+    # The new token's own score is finite, where others may be minus infinity, which less itself would be NaN.
+    own = tl.sum(query * key.to(wide), axis=0)
     best = tl.zeros([PLACES], wide) + own
     total = tl.zeros([PLACES], wide)
     mixed = tl.zeros([PLACES, BLOCK], wide)
