@@ -22,6 +22,7 @@ from minigpt.generation.settings import parse_settings
 from minigpt.generation.static import StaticBatch
 from minigpt.model import compile_steps, one_launch
 from minigpt.model.cache import FixedCache
+from minigpt.model.fixed import read_fixed
 from minigpt.processor import HALVES
 
 DTYPES = (torch.float64, torch.float32, *HALVES)
@@ -217,6 +218,21 @@ def test_it_is_for_inference_over_a_cache_that_is_fixed(everywhere: None, triton
         assert not one_launch.suits(fixed, qkv.double()), "of two dtypes"
         with torch.autocast(triton_device.type):
             assert not one_launch.suits(fixed, qkv)
+
+
+def test_nothing_is_left_undropped_in_training(triton_device: torch.device, launched: list[int]) -> None:
+    dropouts = {"attn_pdrop": 0.5, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+    model = small_model(device=triton_device, **dropouts).train()
+    cache = model.new_cache(1, 8)
+    cache.store.normal_()
+    fixed = FixedCache(cache.store.unbind(), torch.tensor([3], device=triton_device))
+    x, mask = torch.randn(1, 1, 48, device=triton_device), torch.zeros(1, 8, device=triton_device)
+    with torch.no_grad():
+        assert not torch.equal(read_fixed(model, x, mask, fixed), read_fixed(model, x, mask, fixed))
+        assert not launched
+        model.eval()
+        assert torch.equal(read_fixed(model, x, mask, fixed), read_fixed(model, x, mask, fixed))
+    assert launched == [1] * 4
 
 
 @pytest.mark.parametrize(("major", "does"), [(9, True), (8, True), (7, False)])

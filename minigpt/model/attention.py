@@ -59,7 +59,7 @@ class CausalSelfAttention(nn.Module):
         """What every token takes from those before it: all between the two projections."""
         batch, seq, _ = qkv.shape
         qkv = qkv.contiguous()  # a product of weights by rows may leave vectors in pieces, which no kernel takes
-        if self.fast and self.attention == "sdpa" and mask is not None and one_launch.suits(cache, qkv):
+        if self.may_fuse and self.attention == "sdpa" and mask is not None and one_launch.suits(cache, qkv):
             return one_launch.attend(qkv, cache.layers[self.layer], mask, cache.column, self.scale)
         qkv = qkv.view(batch, seq, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # (B, T, 3C) -> (3, B, H, T, D)
         q, k, v = qkv.unbind()
@@ -70,9 +70,14 @@ class CausalSelfAttention(nn.Module):
         attend = self.sdpa if self.attention == "sdpa" else self.eager
         return attend(q, k, v, mask).transpose(1, 2).reshape(batch, seq, -1)  # (B, H, T, D) -> (B, T, C)
 
+    @property
+    def may_fuse(self) -> bool:
+        """Whether kernels of our own may stand for the library's: in fast arithmetic, and where nothing is dropped."""
+        return self.fast and not self.training
+
     def sdpa(self, q: Heads, k: AllHeads, v: AllHeads, mask: Tensor | None) -> Heads:
         """The fused kernel. It keeps scores in float32 or wider, which is all that ``reorder_and_upcast_attn`` asks."""
-        if self.fast and not self.training and one_query.suits(q):
+        if self.may_fuse and one_query.suits(q):
             return one_query.attend(q, k, v, mask, self.scale)
         dropout = self.attn_dropout.p if self.training else 0.0
         # Without a mask, a single query sees every key. Written out, since a compiler would pass the comparison on.
