@@ -12,7 +12,8 @@ from typing import Any
 
 def told(program: str) -> list[dict[str, Any]]:
     """The lines of JSON that a program prints, which may use this file."""
-    env = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(Path(__file__).parent)}
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
@@ -46,6 +47,6 @@ def needed(code: dict[str, Any]) -> dict[str, int]:
         file.write(code["cubin"])
         file.flush()
         how = [cuobjdump, "--dump-resource-usage", file.name]
-        told = subprocess.run(how, capture_output=True, text=True, check=True).stdout
-    used = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", told))
+        usage = subprocess.run(how, capture_output=True, text=True, check=True).stdout
+    used = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", usage))
     return {"registers": int(used["REG"]), "spilt": int(used["LOCAL"]) + int(used["STACK"])}

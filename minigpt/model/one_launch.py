@@ -86,11 +86,13 @@ def attend(
 
 
 def _attend(qkv: Tensor, room: Tensor, mask: Tensor, column: Tensor, scale: float) -> Tensor:
+    import triton  # pyright: ignore[reportMissingImports]
+
     from minigpt.model.one_launch_kernel import attend_newest
 
     _, batch, heads, _, width = room.shape
     wide = torch.promote_types(room.dtype, torch.float32)
-    block = max(16, 1 << (width - 1).bit_length())
+    block = max(16, triton.next_power_of_2(width))
     y = _shape(qkv, room, mask, column, scale)
     with torch.cuda.device_of(qkv):  # a kernel starts on the current device and its current stream
         attend_newest[batch * heads,](

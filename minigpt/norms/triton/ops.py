@@ -7,6 +7,7 @@ import functools
 from typing import Any, NamedTuple
 
 import torch
+import triton  # pyright: ignore[reportMissingImports]
 from jaxtyping import Float
 from torch import Tensor
 
@@ -82,7 +83,7 @@ def rows_of(x: Tensor, row_ndim: int) -> Rows:
 @functools.cache
 def tile(width: int, wide: torch.dtype, of_warp: int) -> Tile | None:
     """For rows of ``width``, ``of_warp`` bytes for each warp; None where a row does not fit into registers."""
-    block = max(16, 1 << (width - 1).bit_length())
+    block = max(16, triton.next_power_of_2(width))
     if block * wide.itemsize > REGISTERS:
         return None
     least = 64 * 1024 if interpreting() else 1024  # interpreted, a program costs the same for few rows as for many
