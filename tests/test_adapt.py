@@ -24,6 +24,7 @@ from torch import Tensor, nn
 import minigpt
 from minigpt import GPT2, LayerNorm, NormError, norms, swap_norms
 from minigpt.norms.adapt import AdaptedNorm, notes
+from minigpt.norms.construct import takes_eps
 from minigpt.norms.dyt import DyT
 from minigpt.processor import HALVES
 from minigpt.testing import check_norm
@@ -581,6 +582,68 @@ def test_an_eps_that_somebody_has_chosen_stays_and_is_said() -> None:
         assert notes(built) == ("eps is 1e-06 in LayerNorm, where the model's is 1e-05",)
 
 
+class OwnFlag(nn.LayerNorm):
+    def __init__(self, num_channels, eps=1e-6, affine=True, **kwargs):
+        super().__init__(num_channels, eps=eps, elementwise_affine=affine, **kwargs)
+
+
+class OwnEps(nn.LayerNorm):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, eps=1e-4, **kwargs)
+
+
+class OwnEpsAndFlag(nn.LayerNorm):
+    def __init__(self, size, **kwargs):
+        super().__init__(size, eps=1e-4, elementwise_affine=True, **kwargs)
+
+
+def own_eps_in_a_function(size, **kwargs):
+    return nn.LayerNorm(size, eps=1e-4, **kwargs)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("make", [OwnFlag, OwnEps, OwnEpsAndFlag, own_eps_in_a_function])
+def test_what_a_class_tells_its_base_by_itself_it_is_not_told(make: Any, bias: bool) -> None:
+    norm = norms.build(make, 8, eps=1e-3, bias=bias)
+    assert takes_eps(make) is (make is OwnFlag)
+    assert norm.eps == (1e-3 if make is OwnFlag else 1e-4)
+    assert (norm.bias is not None) is bias
+    said = () if make is OwnFlag else (f"eps is 0.0001 in {type(norm).__name__}, where the model's is 0.001",)
+    assert notes(norm) == said
+    assert notes(norms.build(make, 8, eps=1e-4)) == (() if make is OwnFlag else (NOT_SET.format(type(norm).__name__),))
+
+
+NOT_SET = "eps cannot be set in {}; it is 0.0001, as the model's"
+
+
+def test_what_a_class_tells_its_base_twice_is_its_own_error() -> None:
+    class Twice(nn.LayerNorm):
+        def __init__(self, size, eps, **kwargs):
+            super().__init__(size, eps=eps, **{"eps": eps}, **kwargs)
+
+    assert "got multiple values for keyword argument 'eps'" in refused(Twice)
+
+
+def test_who_takes_a_config_is_told_what_to_do() -> None:
+    class OfAttributes(nn.LayerNorm):
+        def __init__(self, config):
+            super().__init__(config.d_model)
+
+    class OfKeys(nn.LayerNorm):
+        def __init__(self, cfg):
+            super().__init__(cfg["emb_dim"])
+
+    class WithAMistake(nn.LayerNorm):
+        def __init__(self, size):
+            super().__init__(size, self.epsilon)
+
+    way_out = "; if it takes something else than a size, an eps and a flag, wrap it in a function (size, eps, bias)"
+    assert "'int' object has no attribute 'd_model'" in refused(OfAttributes)
+    assert refused(OfAttributes).endswith(way_out)
+    assert refused(OfKeys).endswith(way_out)
+    assert "wrap" not in refused(WithAMistake)
+
+
 def test_a_flag_for_the_shift_is_passed_on() -> None:
     for cls in (NdimBias, nn.LayerNorm, Kernel, Affine, BiasFlag):
         norm = norms.build(cls, 8, bias=False).eval()
@@ -702,7 +765,7 @@ def test_what_is_no_module() -> None:
 
 def test_a_class_without_a_shift() -> None:
     assert refused(nn.RMSNorm) == (
-        "RMSNorm has no shift under any of the names bias, beta, shift, b, b_2, so the model's would be lost"
+        "RMSNorm has no shift under any of the names bias, beta, shift, b, offset, b_2, so the model's would be lost"
     )
     assert isinstance(norms.build(nn.RMSNorm, 8, bias=False), nn.RMSNorm)
     assert refused(lambda size: nn.LayerNorm(size, bias=False)).startswith("LayerNorm has no shift")
@@ -783,6 +846,7 @@ def test_an_error_in_a_forward(base: str, tmp_path: Path, model: GPT2) -> None:
     with pytest.raises(NormError, match=r"^Fragile raised RuntimeError: ") as caught:
         model(random_ids(1, 5))
     assert f"({file}, line {line}) on an input of (1, 5, 48)" in str(caught.value)
+    assert str(caught.value).endswith(" in float64")
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
@@ -1211,6 +1275,26 @@ def test_alpha_is_a_scale_where_it_is_as_wide_as_a_row() -> None:
     assert_same_bits(norm(x), F.layer_norm(x, (8,), norm.weight, norm.bias, 1e-5), "by the name of weight")
     with pytest.raises(NormError, match="parameters of no known role: alpha; known are"):
         norms.build(functools.partial(AlphaBias, wide=False), 8)
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift"), [("gain", "offset"), ("_gamma", "_beta"), ("w", "b"), ("a", "b"), ("a_2", "b_2"), ("g", "b")]
+)
+def test_names_of_a_scale_and_a_shift(scale: str, shift: str) -> None:
+    class Named(nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.register_parameter(scale, nn.Parameter(torch.ones(size)))
+            self.register_parameter(shift, nn.Parameter(torch.zeros(size)))
+
+        def forward(self, x):
+            return F.layer_norm(x, x.shape[-1:], getattr(self, scale), getattr(self, shift))
+
+    norm: Any = norms.build(Named, 8)
+    norm.weight.data.normal_()
+    norm.bias.data.normal_()
+    x = torch.randn(3, 8)
+    assert_same_bits(norm(x), F.layer_norm(x, (8,), norm.weight, norm.bias), scale)
 
 
 @pytest.mark.parametrize("cls", [Sums, SumsByItsOwnNames])

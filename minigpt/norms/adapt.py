@@ -20,10 +20,10 @@ from minigpt.norms.construct import EPS, takes_eps, title
 from minigpt.norms.textbook import LayerNorm
 from minigpt.norms.watch import Watched, WatchedSum, watched
 
-SCALES = ("weight", "gamma", "scale", "g", "a_2")
+SCALES = ("weight", "gamma", "scale", "g", "gain", "a_2")
 SAME_EPS = "as the model's"  # so ends a note on an eps that could not be set, and need not be
-PERHAPS_A_SCALE = "alpha"  # where it is as wide as a row; of DyT it is one number, and no scale
-SHIFTS = ("bias", "beta", "shift", "b", "b_2")
+PERHAPS_A_SCALE = {"alpha", "a", "w"}  # where it is as wide as a row; DyT's alpha is one number, and no scale
+SHIFTS = ("bias", "beta", "shift", "b", "offset", "b_2")
 
 Places = dict[str, list[str]]  # of a role, "weight" or "bias": the names that one Parameter has in a module
 
@@ -145,14 +145,19 @@ def _names_of_each_parameter(module: nn.Module) -> list[list[str]]:
 
 
 def _role(names: list[str]) -> str | None:
-    own_names = {name.rpartition(".")[2] for name in names}
-    return "weight" if own_names & set(SCALES) else "bias" if own_names & set(SHIFTS) else None
+    called = _own_names(names)
+    return "weight" if called & set(SCALES) else "bias" if called & set(SHIFTS) else None
 
 
 def _role_by_shape(module: nn.Module, names: list[str], shape: tuple[int, ...]) -> str | None:
     parameter = module.get_parameter(names[0])
-    is_called_so = PERHAPS_A_SCALE in {name.rpartition(".")[2] for name in names}
-    return "weight" if is_called_so and not is_lazy(parameter) and parameter.shape == shape else None
+    may_be = bool(_own_names(names) & PERHAPS_A_SCALE) and not is_lazy(parameter)
+    return "weight" if may_be and parameter.shape == shape else None
+
+
+def _own_names(names: list[str]) -> set[str]:
+    """Without those of the modules that they are in, and without underscores before them."""
+    return {name.rpartition(".")[2].lstrip("_") for name in names}
 
 
 def _require_shape(module: nn.Module, what: str, name: str, shape: tuple[int, ...]) -> None:

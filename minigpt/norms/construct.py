@@ -18,6 +18,7 @@ from minigpt.norms.locate import last_line
 EPS = re.compile(r"(\w+_)?(eps|epsilon)")
 SHIFT_FLAG = re.compile(r"((use|has|with|add|enable|include|elementwise|learnable)_)?(bias|beta|shift)")
 SCALE_FLAG = re.compile(r"(use|has|with|add|enable|include)_(weight|gamma|scale)|(\w+_)?affine|learnable")
+TWICE = re.compile(r"multiple values for keyword argument '(\w+)'")  # Python's own words, which a TypeError has alone
 
 Maker = Callable[..., Any]
 Size = int | torch.Size | list[int]
@@ -47,12 +48,13 @@ def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) ->
             made.append(module)
     if made:
         return made[0]  # its first use says what is wrong, if anything is, on the device that it is written for
-    raise errors[0]
+    raise _with_a_way_out(errors[0])
 
 
 def takes_eps(make: Maker) -> bool:
     """Whether an eps can be passed to it."""
-    return any(EPS.fullmatch(name) for name in _keywords(make, 0.0, True))
+    names = filter(EPS.fullmatch, _keywords(make, 0.0, True))
+    return any(not _is_settled(make, name) for name in names)
 
 
 def title(make: object) -> str:
@@ -84,7 +86,31 @@ def naming(make: object, asked: str | None = None) -> Iterator[None]:
         raise NormError(f"{asked or title(make)} raised {last_line(error, source_file(make))}") from error
 
 
+def _with_a_way_out(error: NormError) -> NormError:
+    """The same; where a size may have been taken for something else, a config for one, with what to do about it."""
+    cause: Any = error.__cause__
+    if not isinstance(cause, TypeError) and not isinstance(getattr(cause, "obj", None), int | torch.Size | list):
+        return error
+    hint = "if it takes something else than a size, an eps and a flag, wrap it in a function (size, eps, bias)"
+    found = NormError(f"{error}; {hint}")
+    found.__cause__ = cause
+    return found
+
+
 def _call(make: Maker, size: Size, keywords: dict[str, Any]) -> nn.Module:
+    """What it makes when told all that, but for what it settles by itself."""
+    told = dict(keywords)
+    while True:
+        try:
+            return _made(make, size, told)
+        except NormError as error:
+            twice = _told_twice(make, error.__cause__)
+            if twice not in told:
+                raise
+        del told[twice]  # here, since within "except" Python calls the next such error a KeyError
+
+
+def _made(make: Maker, size: Size, keywords: dict[str, Any]) -> nn.Module:
     takes_size = _signature(make)[0]
     comes_first = takes_size.name == _parameters(make)[0].name
     by_name = {Parameter.KEYWORD_ONLY: takes_size.name, Parameter.VAR_KEYWORD: "normalized_shape"}.get(
@@ -99,6 +125,25 @@ def _call(make: Maker, size: Size, keywords: dict[str, Any]) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise NormError(f"{title(make)} makes a {type(module).__name__}, not a torch.nn.Module")
     return module
+
+
+def _told_twice(make: Maker, error: BaseException | None) -> str | None:
+    """What a base class was told by the class itself, and again by ``**kwargs``; None where that is not the error."""
+    found = TWICE.search(str(error)) if isinstance(error, TypeError) else None
+    return found[1] if found and found[1] not in {own.name for own in _parameters(make)} else None
+
+
+def _is_settled(make: Maker, name: str) -> bool:
+    """Whether this is among what a class tells its base by itself."""
+    own = {parameter.name for parameter in _parameters(make)}
+    if name in own:
+        return False
+    keywords = {key: value for key, value in _keywords(make, 0.0, True).items() if key in {*own, name}}
+    try:
+        _made(make, 64, keywords)
+    except NormError as error:
+        return _told_twice(make, error.__cause__) == name
+    return False
 
 
 def _sizes(make: Maker, shape: tuple[int, ...]) -> list[Size]:

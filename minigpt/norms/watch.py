@@ -73,7 +73,8 @@ def _answer(module: nn.Module, compute: Callable[..., Any], *given: Tensor) -> A
         raise
     except RAISED as error:
         where = last_line(error, source_file(module))
-        raise NormError(f"{title(module)} raised {where} on an input of {tuple(given[0].shape)}") from error
+        what = f"an input of {tuple(given[0].shape)} in {str(given[0].dtype).removeprefix('torch.')}"
+        raise NormError(f"{title(module)} raised {where} on {what}") from error
 
 
 def _require_like(y: Any, x: Tensor, module: nn.Module) -> None:
