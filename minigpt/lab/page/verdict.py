@@ -14,13 +14,11 @@ def verdict_card(reading: Reading) -> Html:
     label = element("span", reading.label, class_="which") if reading.label else None
     sign = element("span", "\u2713" if passed else "\u2717", class_="sign", aria_hidden="true")
     heading = "h2" if reading.label else "h1"
-    first, *others = _reasons(reading)
     return element(
         "header",
         element("p", label, _asked(reading), class_="asked"),
         element(heading, sign, judged(reading)),
-        element("p", first, class_="reason"),
-        [element("p", other, class_="reason") for other in others],
+        [element("p", reason, class_="reason") for reason in _reasons(reading)],
         _culprits(reading),
         element("dl", [_tile(*tile) for tile in _tiles(reading)], class_="tiles"),
         class_=f"verdict {'pass' if passed else 'fail'}",
