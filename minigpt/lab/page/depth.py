@@ -9,7 +9,7 @@ from minigpt.lab.page.charts import Line, Tick, key, line_chart
 from minigpt.lab.page.figures import LogScale, figure
 from minigpt.lab.page.heat import place
 from minigpt.lab.page.markup import Child, Html, element
-from minigpt.lab.page.tables import folded, heads, scrolling, table
+from minigpt.lab.page.tables import folded, heads, wide
 from minigpt.lab.reading import Reading
 
 MOST_TICKS = 7
@@ -54,7 +54,7 @@ def blocks_in_figures(reading: Reading) -> Html | None:
     rows: list[list[Child]] = [[block["block"].text, *(figure(block[name]) for name in columns)] for block in blocks]
     head = ["block", *(COLUMNS[column] for column in columns)]
     title = f"Every block in figures{f' ({reading.label})' if reading.label else ''}"
-    return folded(title, scrolling(title, table(title, head, rows, "figures")))
+    return folded(title, wide(title, head, rows))
 
 
 def _lines(readings: Sequence[Reading], panel: Panel) -> list[Line]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from minigpt.lab.numerals import brief, coarse
 from minigpt.lab.page.figures import LogScale, figure
 from minigpt.lab.page.markup import Child, Html, element, fragment
-from minigpt.lab.page.tables import folded, scrolling, table
+from minigpt.lab.page.tables import folded, scrolling, wide
 from minigpt.lab.reading import Reading
 from minigpt.lab.report import MOST_NOISE
 
@@ -49,8 +49,7 @@ def heat_maps(reading: Reading, scale: LogScale) -> Html | None:
     which = f" ({reading.label})" if reading.label else ""
     own = _map(f"Own error of each norm{which}", OWN, "local_error", sites, scale)
     propagated = _map(f"Error of each norm\u2019s output{which}", PROPAGATED, "propagated_error", sites, scale)
-    listed = folded("Every site in figures", scrolling("Every norm site in figures", _listed(sites)))
-    return fragment(element("div", own, propagated, class_="maps"), listed)
+    return fragment(element("div", own, propagated, class_="maps"), folded("Every site in figures", _listed(sites)))
 
 
 def heat_key(readings: Sequence[Reading], scale: LogScale) -> Html:
@@ -153,4 +152,4 @@ def _listed(sites: list[Reading]) -> Html:
         for site in sites
     ]
     head = ["site", *(_COLUMNS[key] for key in columns), "swapped"]
-    return table("Every norm site in figures", head, rows, "figures")
+    return wide("Every norm site in figures", head, rows)

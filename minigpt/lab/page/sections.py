@@ -8,7 +8,7 @@ from minigpt.lab.page.figures import figure
 from minigpt.lab.page.heat import heat_key, heat_maps, heat_scale
 from minigpt.lab.page.markup import Child, Html, element, fragment
 from minigpt.lab.page.rankings import difference_scale, differences, sensitivities, sensitivity_scale
-from minigpt.lab.page.tables import absent, beside, heads, scrolling, table
+from minigpt.lab.page.tables import absent, beside, heads, wide
 from minigpt.lab.page.texts import kl_key, kl_scale, parting_texts, tokens_with_kl
 from minigpt.lab.reading import Reading
 
@@ -64,7 +64,7 @@ def _figures(readings: Readings) -> Html | None:
         "Errors are from transformers in float64 on the same weights; the noise floor is transformers\u2019 own. "
         "Divergence is in nats."
     )
-    return _section("figures", "Figures", about, _wide("Figures", head, rows, f"figures {_breadth(readings)}"))
+    return _section("figures", "Figures", about, wide("Figures", head, rows, f"figures {_breadth(readings)}"))
 
 
 def _over_first(readings: Readings, path: str) -> list[Child]:
@@ -88,10 +88,6 @@ def _with_floor(reading: Reading, path: str, written: Callable[[float], str], fl
     return [figure(reading[path], written), aside]
 
 
-def _wide(label: str, head: Sequence[Child], rows: Sequence[Sequence[Child]], class_: str = "figures") -> Html:
-    return scrolling(label, table(label, head, rows, class_))
-
-
 def _titled(readings: Readings, draw: Callable[[Reading], Html | None]) -> list[Html]:
     """What ``draw`` makes of each report that has it, one below the other, by name where there are two."""
     return [
@@ -108,7 +104,7 @@ def _budget(readings: Readings) -> Html | None:
              "\u2713 kept" if line["kept"].value else element("strong", "\u2717 not kept", class_="broken")]
             for line in reading["budget"]
         ]  # fmt: skip
-        return _wide("Budget", ["quantity", "limit", "measured", ""], rows) if rows else None
+        return wide("Budget", ["quantity", "limit", "measured", ""], rows) if rows else None
 
     return _section("budget", "Budget", "What the norm was allowed to cost, and what it did.", beside(readings, drawn))
 
@@ -193,7 +189,7 @@ def _perplexity(readings: Readings) -> Html | None:
     ]
     rows = [[name, *(drawn(reading["perplexity"]) for reading in measured)] for name, drawn in quantities]
     about = "On a whole text file, by windows that overlap."
-    drawn = _wide("Perplexity", ["", *heads(measured, "")], rows, f"figures {_breadth(readings)}")
+    drawn = wide("Perplexity", ["", *heads(measured, "")], rows, f"figures {_breadth(readings)}")
     return _section("perplexity", "Perplexity", about, drawn)
 
 
@@ -216,7 +212,7 @@ def _speed(readings: Readings) -> Html | None:
         if any(f"cost.{phase}_ms" in reading for reading in readings):
             rows.append([name, *(_share(reading["cost"], phase) for reading in readings)])
     about = "Medians, taken in turns, and what a norm twice as fast would bring to the whole by its share (Amdahl)."
-    drawn = _wide("Speed", ["", *heads(readings, "")], rows, "figures speed") if rows else None
+    drawn = wide("Speed", ["", *heads(readings, "")], rows, "figures speed") if rows else None
     return _section("speed", "Speed", about, drawn)
 
 
@@ -251,7 +247,7 @@ def _measured_on(readings: Readings) -> Html | None:
         if any(values)
     ]
     about = "What is marked \u2260 differs between the two." if len(readings) > 1 else ""
-    drawn = _wide("Measured on", ["", *heads(readings, "")], rows, "facts")
+    drawn = wide("Measured on", ["", *heads(readings, "")], rows, "facts")
     return _section("conditions", "Measured on", about, drawn)
 
 

@@ -28,6 +28,11 @@ def scrolling(label: str, *children: Child) -> Html:
     return element("div", *children, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
+def wide(label: str, head: Cells, rows: Iterable[Cells], class_: str = "figures") -> Html:
+    """A table in a box that scrolls, of the same name."""
+    return scrolling(label, table(label, head, rows, class_))
+
+
 def absent() -> Html:
     """In place of what a report does not hold."""
     return element("span", "\u2013", class_="undefined", role="img", aria_label="not measured")

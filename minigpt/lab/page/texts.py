@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from minigpt.lab.numerals import brief, count, plain
 from minigpt.lab.page.figures import LogScale, figure
 from minigpt.lab.page.markup import Html, element, fragment
-from minigpt.lab.page.tables import folded, scrolling, table
+from minigpt.lab.page.tables import folded, table, wide
 from minigpt.lab.reading import Reading
 
 
@@ -27,10 +27,10 @@ def tokens_with_kl(reading: Reading, scale: LogScale) -> Html | None:
         for i, (piece, kl) in enumerate(pairs)
     ]
     rows = [[str(i), visible(piece), figure(kl)] for i, (piece, kl) in enumerate(pairs)]
-    listed = table("Divergence at every token", ["position", "token", "KL, nats"], rows, "figures")
+    listed = wide("Divergence at every token", ["position", "token", "KL, nats"], rows)
     return fragment(
         element("p", spans, class_="tokens"),
-        folded("Every token in figures", scrolling("Divergence at every token", listed)),
+        folded("Every token in figures", listed),
     )
 
 
