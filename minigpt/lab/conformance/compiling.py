@@ -14,7 +14,6 @@ from minigpt.lab.conformance.case import Measurement, case, worst, worst_element
 from minigpt.lab.conformance.gradients import gradients
 from minigpt.lab.conformance.rows import constant, massive, ordinary
 from minigpt.lab.conformance.subject import Subject
-from minigpt.lab.conformance.truth import gradient_truth
 
 WIDTH = 768
 UNLIMITED = 10**6
@@ -78,7 +77,7 @@ def compiled_values(subject: Subject) -> Measurement:
 def compiled_gradients(subject: Subject) -> Measurement:
     candidate, x = subject.candidate(WIDTH), _rows(subject)
     dy = subject.rows(len(x), WIDTH)
-    true = gradient_truth(x, candidate.weight, candidate.bias, candidate.eps, dy)
+    true = candidate.gradient_truth(x, dy)
     eager = gradients(candidate, candidate.module, x, dy)
     compiled = gradients(candidate, _compiled(candidate.module, "aot_eager"), x, dy)
     return worst(

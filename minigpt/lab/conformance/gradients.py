@@ -12,7 +12,7 @@ from torch import Tensor
 from minigpt.lab.conformance.case import Measurement, case, worst, worst_element
 from minigpt.lab.conformance.rows import HUGE, ROW_KINDS, TINY, RowKind, transposed
 from minigpt.lab.conformance.subject import Candidate, Mismatch, Subject
-from minigpt.lab.conformance.truth import PRECISIONS, Truth, gradient_truth
+from minigpt.lab.conformance.truth import PRECISIONS, Truth
 from minigpt.placement import DTYPES, dtype_name
 
 VALUES = "values"  # beside the names of what takes a gradient
@@ -90,7 +90,7 @@ def backward_twice(subject: Subject) -> Measurement:
     x, dy = (subject.rows(12, 64) for _ in range(2))
     leaves, y = _forward(candidate, candidate.module, x)
     _backward(leaves, y, dy, retain_graph=True)
-    return _measured(_backward(leaves, y, dy), gradient_truth(x, candidate.weight, candidate.bias, candidate.eps, dy))
+    return _measured(_backward(leaves, y, dy), candidate.gradient_truth(x, dy))
 
 
 @case(
@@ -111,7 +111,7 @@ def _through_sum(subject: Subject, shape: tuple[int, ...], dtype: torch.dtype) -
     candidate = subject.candidate(64, dtype)
     candidate.module.train()
     x, dy = (subject.rows(12, 64, dtype=dtype) for _ in range(2))
-    true = gradient_truth(x, candidate.weight, candidate.bias, candidate.eps, dy)
+    true = candidate.gradient_truth(x, dy)
     back, bound = true["input"].values + dy.cpu().double(), true["input"].bound
     true["input"] = Truth(back, bound + 2 * PRECISIONS[dtype].result * back.abs())
     nothing = torch.zeros_like(x).view(shape)
@@ -204,7 +204,7 @@ def _against_truth(
     *,
     frozen: Collection[str] = (),
 ) -> Measurement:
-    true = gradient_truth(x, candidate.weight, candidate.bias, candidate.eps, dy)
+    true = candidate.gradient_truth(x, dy)
     reference = _measured(gradients(candidate, candidate.reference, x, dy, frozen=frozen), true)
     found = _with_values(candidate, forward or candidate.module, x, dy, frozen)
     return _measured(found, {VALUES: candidate.truth(x), **true})._replace(reference_error=reference.error)

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from minigpt import norms
 from minigpt.errors import RAISED, NormError
 from minigpt.lab.conformance.rows import Weights, ordinary, ordinary_weights
-from minigpt.lab.conformance.truth import Truth, truth
+from minigpt.lab.conformance.truth import Truth, gradient_truth, truth
 from minigpt.norms.add import norm_by_addition, own_addition
 from minigpt.norms.construct import naming, takes_eps, title
 from minigpt.norms.locate import last_line, locate
@@ -86,6 +86,10 @@ class Candidate:
     def truth(self, x: Tensor) -> Truth:
         """LayerNorm of ``x`` with the same weights in float64, and the bound on what rounding adds; on the CPU."""
         return truth(x, self.weight, self.bias, self.eps)
+
+    def gradient_truth(self, x: Tensor, dy: Tensor) -> dict[str, Truth]:
+        """The gradients that ``dy`` brings back through that, both (rows, width), by the names of what takes them."""
+        return gradient_truth(x, self.weight, self.bias, self.eps, dy)
 
 
 class Subject:
