@@ -144,9 +144,8 @@ def weights_changed(subject: Subject) -> Measurement:
         candidate, x = subject.candidate(64, dtype), subject.rows(12, 64, dtype=dtype)
         if not _is_right(candidate, x):
             raise Unsupported("it is wrong before they change")
-        for parameter in (candidate.weight, candidate.bias):
-            if parameter is not None:
-                parameter.copy_(1 + parameter.flip(0))
+        for parameter in candidate.parameters.values():
+            parameter.copy_(1 + parameter.flip(0))
         for way, ask in candidate.ways().items():
             found[f"{dtype_name(dtype)}{way}"] = against_truth(candidate, x, ask(x.clone()))
         if not _is_right_from_the_start(subject, candidate, x):
@@ -156,8 +155,8 @@ def weights_changed(subject: Subject) -> Measurement:
 
 def _is_right_from_the_start(subject: Subject, candidate: Candidate, x: Tensor) -> bool:
     """Whether a norm that has never had other weights than these is right."""
-    weights = [p.detach().cpu().double() for p in (candidate.weight, candidate.bias) if p is not None]
-    fresh = subject.candidate(64, x.dtype, weights=lambda width, generator: (weights[0], weights[-1]))
+    scale, shift = (parameter.detach().cpu().double() for parameter in candidate.parameters.values())
+    fresh = subject.candidate(64, x.dtype, weights=lambda width, generator: (scale, shift))
     return _is_right(fresh, x)
 
 

@@ -138,11 +138,9 @@ def finite_differences(subject: Subject) -> Measurement:
     with torch.no_grad():
         candidate(x.clone())  # a norm that refuses float64 is not judged here
     found = gradients(candidate, candidate.module, x, dy)
-    leaves = {"input": x, "weight": candidate.weight, "bias": candidate.bias}
     slopes = {
         name: _differences(lambda: (candidate(x.clone()) * dy).sum(), leaf)
-        for name, leaf in leaves.items()
-        if leaf is not None
+        for name, leaf in {"input": x, **candidate.parameters}.items()
     }
     return _measured(
         found, {name: Truth(slope, (1e-7 * (1 + slope.abs().max())).expand_as(slope)) for name, slope in slopes.items()}
@@ -173,9 +171,7 @@ def _forward(
     candidate: Candidate, forward: Callable[[Tensor], Tensor], x: Tensor, frozen: Collection[str] = ()
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The leaves that take a gradient, by their names, and what came out."""
-    leaves = {"input": x.detach().clone(), "weight": candidate.weight}
-    if candidate.bias is not None:
-        leaves["bias"] = candidate.bias
+    leaves = {"input": x.detach().clone(), **candidate.parameters}
     for name, leaf in leaves.items():
         leaf.requires_grad_(name not in frozen)
     y = forward(leaves["input"])

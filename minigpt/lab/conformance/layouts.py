@@ -67,7 +67,7 @@ def several_dimensions(subject: Subject) -> Measurement:
 
 def _is_over_last_dimension(candidate: Candidate, x: Tensor, y: Tensor) -> bool:
     standard, bound = truth(x, torch.ones(5), None, candidate.eps)  # (4, 3, 5)
-    scale, shift = (p.detach().cpu().double() for p in (candidate.weight, candidate.bias) if p is not None)  # (3, 5)
+    scale, shift = (parameter.detach().cpu().double() for parameter in candidate.parameters.values())  # (3, 5)
     return worst_element(y, standard * scale + shift, 2 * bound * scale.abs() + 1e-6).within
 
 

@@ -43,6 +43,11 @@ class Candidate:
     def __init__(self, module: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None, eps: float) -> None:
         self.module, self.weight, self.bias, self.eps = module, weight, bias, eps
 
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Those of the two that it has."""
+        return {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
+
     def __call__(self, x: Tensor, *, dtypes: Sequence[torch.dtype] = ()) -> Tensor:
         """The norm of ``x``: same shape and device, and of the same dtype (or of one of ``dtypes``).
 
