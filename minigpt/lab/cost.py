@@ -32,20 +32,14 @@ def cost(contest: Contest, text: list[int]) -> Cost:
         cache.length = len(text)
         model(ids[:, -1:], position_ids=ids.new_tensor([[len(text) - 1]]), cache=cache)
 
-    prefill_ms, prefill_norm_ms, decode_ms, decode_norm_ms = interleaved_ms(
+    taken = interleaved_ms(
         contest.device,
         lambda: model(ids),
         lambda: [norm(prefilled) for norm in norms],
         decode,
         lambda: [norm(prefilled[:, :1]) for norm in norms],
     )
-    return Cost(
-        prefill_tokens=len(text),
-        prefill_ms=prefill_ms,
-        prefill_norm_ms=prefill_norm_ms,
-        decode_ms=decode_ms,
-        decode_norm_ms=decode_norm_ms,
-    )
+    return Cost(len(text), *taken)
 
 
 def interleaved_ms(
