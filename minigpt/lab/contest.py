@@ -137,7 +137,7 @@ def judged_prompts(place: Path, prompts: Prompts | None, config: GPT2Config) -> 
             text is none of these: it is end-of-text, from which a document starts.
     """
     if prompts is not None:
-        _require_texts_or_ids(prompts := _listed(prompts))
+        prompts = _texts_or_ids(prompts)
     judged = _as_ids(place, prompts, config)
     if faults := _faults(judged.prompts, config):
         raise GenerationError(faults[0])
@@ -162,20 +162,18 @@ def _as_ids(place: Path, prompts: Prompts | None, config: GPT2Config) -> Judged:
     return Judged([[int(token) for token in ids] for ids in texts], f"{len(texts)} lists of ids", tokenizer)
 
 
-def _listed(prompts: Any) -> list[Any]:
+def _texts_or_ids(prompts: Any) -> list[Any]:
     if isinstance(prompts, Mapping) or not is_several(prompts):
         one = type(prompts).__name__
         raise GenerationError(f"prompts must be a list of texts, or a list of lists of token ids, not a {one}")
-    return list(prompts)
-
-
-def _require_texts_or_ids(prompts: Any) -> None:
+    prompts = list(prompts)
     if not prompts:
         raise GenerationError("there is no prompt to judge on; give at least one")
     texts = all(isinstance(prompt, str) for prompt in prompts)
     lists = all(isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt) for prompt in prompts)
     if not texts and not lists:
         raise GenerationError("prompts must be a list of texts, or a list of lists of token ids, and not a mixture")
+    return prompts
 
 
 def _random_ids(config: GPT2Config) -> list[list[int]]:
