@@ -17,6 +17,7 @@ class Reading:
 
     def __init__(self, value: Any, path: str = "", label: str = "") -> None:
         self.value, self.path, self.label = value, path, label
+        self.whose = f"report {label}" if label else "the report"
 
     @classmethod
     def of_report(cls, report: dict[str, Any], label: str = "") -> "Reading":
@@ -25,16 +26,16 @@ class Reading:
         Raises:
             MiniGPTError: it is no parity report.
         """
-        which = f"report {label}" if label else "the report"
+        reading = cls(report, label=label)
         lacking = [key for key in REQUIRED if not isinstance(report, dict) or key not in report]
         if lacking:
             raise MiniGPTError(
-                f"{which} is no parity report, since it has no {', '.join(map(repr, lacking))}; "
+                f"{reading.whose} is no parity report, since it has no {', '.join(map(repr, lacking))}; "
                 "write one with minigpt parity --json FILE"
             )
         if report["verdict"] not in ("pass", "fail"):
-            raise MiniGPTError(f"{which} has the verdict {report['verdict']!r}, which is neither pass nor fail")
-        return cls(report, label=label)
+            raise MiniGPTError(f"{reading.whose} has the verdict {report['verdict']!r}, which is neither pass nor fail")
+        return reading
 
     def __getitem__(self, path: str) -> "Reading":
         """The value at ``path``, whose steps are keys with a dot between."""
@@ -90,8 +91,7 @@ class Reading:
         return "" if self.value is None else str(self.value)
 
     def _error(self, wanted: str) -> MiniGPTError:
-        which = f"report {self.label}" if self.label else "the report"
-        return MiniGPTError(f"{self.path} of {which} is {str(self.value)[:60]!r}, not {wanted}")
+        return MiniGPTError(f"{self.path} of {self.whose} is {str(self.value)[:60]!r}, not {wanted}")
 
 
 def side_by_side(a: dict[str, Any], b: dict[str, Any]) -> tuple[Reading, Reading]:
