@@ -55,7 +55,8 @@ def _opened(place: Path, refused: list[str]) -> Checkpoint | None:
 def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
     config, tensors, place = checkpoint.config, checkpoint.tensors, checkpoint.place
     with torch.device("meta"):
-        wanted = dict(GPT2(config).named_parameters())
+        model = GPT2(config)
+    wanted = dict(model.named_parameters())
     for require in (lambda: require_fitting(tensors, wanted, place), lambda: only_dtype(tensors, place)):
         try:
             require()
@@ -67,7 +68,7 @@ def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
         "parameters": sum(tensor.numel() for tensor in tensors.values()),
         "dtype": _dtypes(tensors),
         "norm eps": config.layer_norm_epsilon,
-        "norms": [line for name in wanted if name.endswith("weight") and (line := _norm_ranges(name, tensors))],
+        "norms": [_norm_ranges(site, tensors) for site in model.norm_sites()],
         "not finite": not_finite(tensors),
     }
 
@@ -107,11 +108,8 @@ def _dtypes(tensors: Mapping[str, Tensor]) -> str:
     return ", ".join(sorted({dtype_name(tensor.dtype) for tensor in tensors.values()}))
 
 
-def _norm_ranges(weight: str, tensors: Mapping[str, Tensor]) -> str:
-    """ "h.0.ln_1: weight 0.7 to 1.2, bias -0.1 to 0.1", and nothing where that is no norm of the checkpoint."""
-    site = weight.removesuffix(".weight")
-    if not site.rpartition(".")[2].startswith("ln_"):
-        return ""
+def _norm_ranges(site: str, tensors: Mapping[str, Tensor]) -> str:
+    """ "h.0.ln_1: weight 0.7 to 1.2, bias -0.1 to 0.1"."""
     found = {name: tensors.get(f"{site}.{name}") for name in ("weight", "bias")}
     ranges = (
         f"{name} {tensor.min().item():.4g} to {tensor.max().item():.4g}"
