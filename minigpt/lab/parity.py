@@ -202,7 +202,7 @@ class _Run:
     def _margins(self) -> list[list[float]]:
         margins = []
         for text, truth in zip(self.texts, self.truths, strict=True):
-            best = truth[len(text.prompt) - 1 :].topk(min(2, truth.shape[-1])).values  # (new + 1, 2)
+            best = truth[text.before_new].topk(min(2, truth.shape[-1])).values  # (new, 2)
             margins.append((best[:, 0] - best[:, -1]).tolist())
         return margins
 
