@@ -102,16 +102,14 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> BenchRe
             how = dict(compiled=plan.compiled) if name == "minigpt" else {}
             spec = dict(common, name=name, kind=kind, how=how)
             running.append(processes.enter_context(_process(spec)))
-        times: list[list[dict[str, float]]] = [[] for _ in running]
         for round_ in range(plan.repeats):
-            for process, measured, (name, kind) in zip(running, times, plans, strict=True):
-                begin(f"round {round_ + 1} of {plan.repeats}: {name} at {kind}")
-                measured.append(process.run())
-        ends = [process.end() for process in running]
-    products, *contestants = [
-        Measured.of(name, kind, measured, process.ready | end, plan.batch, plan.new_tokens)
-        for (name, kind), measured, process, end in zip(plans, times, running, ends, strict=True)
-    ]
+            for process in running:
+                begin(f"round {round_ + 1} of {plan.repeats}: {process.name} at {process.kind}")
+                process.run()
+        products, *contestants = [
+            Measured.of(process.name, process.kind, process.runs, process.end(), plan.batch, plan.new_tokens)
+            for process in running
+        ]
     return BenchReport(
         plan=dataclasses.asdict(plan),
         environment=environment(running[0].ready["threads"]),
@@ -137,22 +135,24 @@ def _prepared(plan: BenchPlan, folder: Path) -> GPT2:
 
 
 class _Process:
-    """A contestant at work elsewhere."""
+    """A contestant at work elsewhere, and what it has measured."""
 
     def __init__(self, spec: dict[str, Any], pipes: subprocess.Popen[str], told: IO[str]) -> None:
-        self.name, self.pipes, self.told = spec["name"], pipes, told
+        self.name, self.kind, self.pipes, self.told = spec["name"], spec["kind"], pipes, told
         self.ready = self._answer()
+        self.runs: list[dict[str, float]] = []
 
-    def run(self) -> dict[str, float]:
+    def run(self) -> None:
         assert self.pipes.stdin is not None
         self.pipes.stdin.write("\n")
         self.pipes.stdin.flush()
-        return self._answer()
+        self.runs.append(self._answer())
 
     def end(self) -> dict[str, float]:
+        """What it said first and last."""
         assert self.pipes.stdin is not None
         self.pipes.stdin.close()
-        return self._answer()
+        return self.ready | self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self.pipes.stdout is not None
