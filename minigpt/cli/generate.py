@@ -1,7 +1,7 @@
 """minigpt generate: write on from a prompt, or from each of a file of them."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ EXAMPLES = (
 
 
 def generate(
+    context: typer.Context,
     prompt: Annotated[
         str, typer.Argument(help="Text to continue; '-' reads it from standard input; without one, a new text.")
     ] = "",
@@ -67,25 +68,23 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:
     """Write on from a prompt, or from each of a file of them."""
-    shaping = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p)
-    others = dict(
-        seed=seed, max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, repetition_penalty=repetition_penalty,
+    given = dict(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, seed=seed,
+        max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, repetition_penalty=repetition_penalty,
         no_repeat_ngram_size=no_repeat_ngram_size, stop_strings=stop, overflow=overflow, slide_stride=slide_stride,
         prompt_lookup_num_tokens=lookup, num_return_sequences=num_return_sequences,
     )  # fmt: skip
+    asked = {name: value for name, value in given.items() if value is not None}
     from minigpt.checkpoint import locate, read_generation_config  # here: help need not wait for PyTorch
     from minigpt.checkpoint.ready import ready_to_write
     from minigpt.process import settle_memory
 
     settle_memory()
-    several = None if num_return_sequences == 1 else num_return_sequences
-    many = {"--num-return-sequences": several, "--batch-size": batch_size}
-    _require_compatible(greedy, dict(shaping, seed=seed), prompt, prompts, out, many, lookup, as_json)
+    _require_compatible(context.params)
     require_name("--out", out)
     place = locate(model, revision=revision)  # once, so that weights, settings and tokenizer are of one commit
-    asked = {name: value for name, value in {**shaping, **others}.items() if value is not None}
     beside = read_generation_config(place)
-    settings = _settings(asked, beside, shaping, greedy)
+    settings = _settings(asked, beside, greedy)
     theirs = {name: value for name, value in beside.items() if name not in asked}
     _require_sense(settings, theirs, place, is_one=prompts is None)
     text = read_standard_input() if prompt == "-" else prompt
@@ -118,25 +117,24 @@ def _print(text: str, pieces: Iterator[str]) -> None:
     print()
 
 
-def _require_compatible(
-    greedy: bool, chances: dict[str, Any], prompt: str, prompts: Path | None, out: Path | None,
-    of_many: dict[str, int | None], lookup: int | None, as_json: bool,
-) -> None:  # fmt: skip
+def _require_compatible(given: dict[str, Any]) -> None:
     """Refuse options that cannot go together, or not alone; all of them in one error."""
-    drawn = [f"--{name.replace('_', '-')}" for name, value in chances.items() if value is not None]
-    many = prompts is not None
-    alone = [f"{name} needs --prompts" for name, value in of_many.items() if value is not None and not many]
-    batched = (of_many["--batch-size"] or 1) > 1
-    seeded = chances["temperature"] == 0 and chances["seed"] is not None
+    from minigpt.generation.settings import SHAPES_A_DRAW
+
+    drawn = [f"--{name.replace('_', '-')}" for name in (*SHAPES_A_DRAW, "seed") if given[name] is not None]
+    many, out, copies = given["prompts"] is not None, given["out"], given["num_return_sequences"]
+    batched = (given["batch_size"] or 1) > 1
+    seeded = given["temperature"] == 0 and given["seed"] is not None
     complaints = (
-        (greedy and drawn, f"--greedy leaves nothing to draw, so it cannot go with {', '.join(drawn)}"),
-        (seeded and not greedy, "--temperature 0 leaves nothing to draw, so it cannot go with --seed"),
-        (lookup and many and batched, "--lookup writes one text at a time, so it cannot go with --batch-size"),
+        (given["greedy"] and drawn, f"--greedy leaves nothing to draw, so it cannot go with {', '.join(drawn)}"),
+        (seeded and not given["greedy"], "--temperature 0 leaves nothing to draw, so it cannot go with --seed"),
+        (given["lookup"] and many and batched, "--lookup writes one text at a time, so it cannot go with --batch-size"),
         (many and out is None, "--prompts needs --out, the file for the texts"),
         (out is not None and not many, "--out needs --prompts, the file they come from"),
-        (many and prompt, "--prompts cannot go with a PROMPT"),
-        (many and as_json, "--prompts writes JSON to --out, so it cannot go with --json"),
-        (alone, "; ".join(alone)),
+        (many and given["prompt"], "--prompts cannot go with a PROMPT"),
+        (many and given["as_json"], "--prompts writes JSON to --out, so it cannot go with --json"),
+        (copies not in (None, 1) and not many, "--num-return-sequences needs --prompts"),
+        (given["batch_size"] is not None and not many, "--batch-size needs --prompts"),
     )
     if said := [complaint for wrong, complaint in complaints if wrong]:
         raise minigpt.GenerationError("; ".join(said))
@@ -159,14 +157,16 @@ def _require_sense(settings: dict[str, Any], unasked: dict[str, Any], place: Pat
         raise minigpt.GenerationError(f"{error}{said}") from error
 
 
-def _settings(asked: dict[str, Any], beside: dict[str, Any], shaping: Iterable[str], greedy: bool) -> dict[str, Any]:
+def _settings(asked: dict[str, Any], beside: dict[str, Any], greedy: bool) -> dict[str, Any]:
     """What is asked for here, else what the model's own generation config says, else to draw at temperature 0.8."""
+    from minigpt.generation.settings import SHAPES_A_DRAW
+
     settings = {"do_sample": True, "max_new_tokens": 200} | beside
     if "max_new_tokens" in {**beside, **asked}:
         settings.pop("max_length", None)  # which the other goes before, as transformers has it
     if greedy or asked.get("temperature", beside.get("temperature")) == 0:  # what the file says of a draw is for one
-        unshaped = {name: value for name, value in settings.items() if name not in shaping}
+        unshaped = {name: value for name, value in settings.items() if name not in SHAPES_A_DRAW}
         return unshaped | ({"do_sample": False} if greedy else {"temperature": 0}) | asked
-    if any(name in shaping for name in asked):
+    if any(name in SHAPES_A_DRAW for name in asked):
         settings["do_sample"] = True
     return ({"temperature": 0.8} if settings["do_sample"] else {}) | settings | asked
