@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from minigpt.errors import MiniGPTError
 from minigpt.text_file import read_text
@@ -130,12 +130,16 @@ def made_aside(pieces: Iterator[str]) -> Iterator[str]:
         yield piece
 
 
+def bar(*columns: ProgressColumn) -> Progress:
+    """These on standard error, where that is a terminal, and gone at the end."""
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
     """Shows on standard error what is being done, how far it has come, and for how long; all else is ``said_aside``."""
     columns = (SpinnerColumn(), BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with said_aside(), bar as progress:
+    with said_aside(), bar(*columns) as progress:
         task = progress.add_task("starting", total=1.0)
         yield lambda step, done: progress.update(task, description=step, completed=done)

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 import minigpt
+from minigpt.cli.files import bar
 from minigpt.errors import GenerationError
 
 
@@ -82,11 +82,10 @@ def tokens_at_a_time(model: "minigpt.GPT2", settings: Mapping[str, Any], texts: 
 @contextmanager
 def _bar(total: int, completed: int) -> Iterator[Callable[[int], None]]:
     """Shows texts, tokens per second and time left on standard error, and at the end one line of it."""
-    console = Console(stderr=True)
     speed = TextColumn("{task.fields[speed]:.0f} tokens/s")
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("texts"), speed, TimeRemainingColumn())
     started, tokens, texts = time.perf_counter(), 0, 0
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with bar(*columns) as progress:
         task = progress.add_task("", total=total, completed=completed, speed=0.0)
 
         def done(count: int) -> None:
