@@ -1,12 +1,11 @@
 """What a script has found: JSON on standard output, and in the file that --json names."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from minigpt.cli.files import require_writable
+from minigpt.cli.files import print_json, require_name, require_writable
 from minigpt.errors import MiniGPTError
 from minigpt.json_file import finite
 
@@ -14,6 +13,7 @@ from minigpt.json_file import finite
 def _writable(file: Path | None) -> Path | None:
     """The file, unless it could not be written once the work is done."""
     try:
+        require_name("--json", file)
         require_writable(file)
     except MiniGPTError as error:
         raise typer.BadParameter(str(error)) from error
@@ -25,15 +25,11 @@ JsonFile = Annotated[Path | None, typer.Option("--json", callback=_writable, hel
 
 def show(results: Any, file: Path | None) -> None:
     """Print them, and keep them."""
-    print(_text(results), end="")
+    keep(results, Path("-"))
     keep(results, file)
 
 
 def keep(results: Any, file: Path | None) -> None:
-    """Write them where a file was named, in the place of what it held."""
+    """Write them where a file was named, in the place of what it held; '-' is standard output."""
     if file is not None:
-        file.write_text(_text(results), encoding="utf-8")
-
-
-def _text(results: Any) -> str:
-    return json.dumps(finite(results, instead=str), indent=2, allow_nan=False) + "\n"  # words for what is not finite
+        print_json(finite(results, instead=str), str(file))  # words for what is not finite
