@@ -112,12 +112,12 @@ def load_norms(
 
 def norm_parameters(model: GPT2) -> dict[str, nn.Parameter]:
     """The weights and biases of the norms, which are all that a checkpoint holds of them."""
-    own = {
-        f"{site}.{name}": getattr(norm, name)
+    return {
+        f"{site}.{name}": parameter
         for site, norm in model.norm_modules().items()
         for name in ("weight", "bias")
+        if (parameter := getattr(norm, name)) is not None
     }
-    return {name: parameter for name, parameter in own.items() if parameter is not None}
 
 
 def _install(model: GPT2, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
