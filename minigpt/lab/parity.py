@@ -103,7 +103,12 @@ def parity(
     with judging():
         run.compare(max_new_tokens)
         found = run.findings()
-        found |= run.asked_for(noise=noise, sensitivity=sensitivity, bisect=bisect)
+        if noise:
+            found["noise"] = run.noise()
+        if sensitivity:
+            found["sensitivity"] = run.sensitivity()
+        if bisect:
+            found["bisect"] = run.bisection()
         if text is not None:
             found["perplexity"] = text_perplexity(contest, text, text_ids, steps)
     report = ParityReport(
@@ -172,24 +177,19 @@ class _Run:
         # Of few tokens the reference's error may be small by chance.
         return over_floor(candidate, max(floor, self.meter.reference, key=lambda distance: distance.rms))
 
-    def asked_for(self, **wanted: bool) -> dict[str, Any]:
-        """Those blocks that are wanted."""
-        blocks = {"noise": self._noise, "sensitivity": self._sensitivity, "bisect": self._bisection}
-        return {name: blocks[name]() for name in wanted if wanted[name]}
-
-    def _noise(self) -> list[OrdinaryDifference]:
+    def noise(self) -> list[OrdinaryDifference]:
         """Ordinary differences, on the shortest prompt: float16 is slow on a CPU."""
         self.begin("measuring ordinary differences")
         shortest = min(range(len(self.texts)), key=lambda i: len(self.texts[i].prompt))
         prompt = self.texts[shortest].prompt
         return ordinary_differences(self.contest, prompt, self.truths[shortest][: len(prompt)])
 
-    def _sensitivity(self) -> list[SiteSensitivity]:
+    def sensitivity(self) -> list[SiteSensitivity]:
         """Every swapped site alone, on the longest text."""
         self.begin("swapping one site at a time")
         return search.sensitivity(self.contest, self._longest.text, self.meter.logits())
 
-    def _bisection(self) -> Bisection:
+    def bisection(self) -> Bisection:
         """The swapped sites that break parity."""
         self.begin("looking for the sites that break parity")
         verdicts = search.Verdicts(self.contest, self.texts, self.truths, self.meter.logits(), self.decoding)
