@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from minigpt.checkpoint.containers import READERS
 from minigpt.errors import CheckpointError
 from minigpt.json_file import read_object
 
@@ -11,7 +12,7 @@ TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.
 CHAT_TEMPLATE = "chat_template.jinja"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)
 WEIGHTS = (SAFETENSORS, "pytorch_model.bin", "ckpt.pt")  # the first that is there, whole or by its index
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".npz")  # of files that hold tensors
+WEIGHT_SUFFIXES = tuple(READERS)  # of files that hold tensors
 
 
 def weight_files(place: Path) -> dict[str, Path] | list[Path]:
