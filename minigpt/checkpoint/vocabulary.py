@@ -18,7 +18,7 @@ def with_known_vocabulary(config: GPT2Config, folder: Path) -> GPT2Config:
     damaged is for whoever reads texts with it to refuse.
     """
     try:
-        known = max(tokenizer_size(folder) or 0, config.used_vocab_size or 0)
+        known = max(tokenizer_size(folder), config.used_vocab_size or 0)
     except CheckpointError:
         return config
     return dataclasses.replace(config, used_vocab_size=known if 0 < known < config.vocab_size else None)
@@ -29,8 +29,8 @@ def has_tokenizer(place: Path) -> bool:
     return any((folder_of(place) / name).is_file() for name in ("tokenizer.json", "vocab.json"))
 
 
-def tokenizer_size(folder: Path) -> int | None:
-    """One more than the highest id in the folder's tokenizer files; None where it has none.
+def tokenizer_size(folder: Path) -> int:
+    """One more than the highest id in the folder's tokenizer files; 0 where it has none.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -42,8 +42,8 @@ def tokenizer_size(folder: Path) -> int | None:
     elif (folder / "vocab.json").is_file():
         ids = _ids(read_object(folder / "vocab.json", CheckpointError, MOST_BYTES))
     else:
-        return None
-    return max(ids, default=-1) + 1 or None
+        return 0
+    return max(ids, default=-1) + 1
 
 
 def _ids(vocabulary: object) -> list[int]:
