@@ -4,11 +4,12 @@ import dataclasses
 import statistics
 from typing import Any
 
+import torch
+
 from minigpt.lab.bench.contestants import READ, TIMES
 from minigpt.lab.stopwatch import Spread
 
 PHASES = ("prefill_ms", "first_token_ms", "total_ms", "total_cpu_ms")
-BYTES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ class Limit:
     @classmethod
     def of(cls, products: Measured, float32_bytes: int, kind: str, batch: int) -> "Limit":
         bandwidth = READ * TIMES / (products.prefill_ms.median / 1000)  # bytes a second
-        step = float32_bytes * BYTES[kind] // BYTES["float32"]
+        step = float32_bytes * getattr(torch, kind).itemsize // torch.float32.itemsize
         return cls(
             bandwidth_gb_s=bandwidth / 1e9,
             bytes_per_step=step,
