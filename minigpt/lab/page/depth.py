@@ -65,23 +65,25 @@ def _lines(readings: Sequence[Reading], panel: Panel) -> list[Line]:
         if not members:
             continue
         name = heads([reading], "this model")[0]
-        depths = [panel.step * i for i in range(len(members))]
-        noise = list(zip(depths, (member["noise"].number for member in members), strict=True))
-        errors = list(zip(depths, (member[panel.error].number for member in members), strict=True))
-        lines.append(Line(look, name, errors))
+        noise = _points(members, "noise", panel)
+        lines.append(Line(look, name, _points(members, panel.error, panel)))
         if len(readings) == 1:
-            lines += _by_position(members, panel, depths)
+            lines += _by_position(members, panel)
         if any(y is not None for _, y in noise) and noise not in [line.points for line in lines]:
             noise_look = "noise" if look == "first" else "second noise"
             lines.append(Line(noise_look, f"transformers at {reading['dtype'].text}", noise))
     return lines
 
 
-def _by_position(members: Sequence[Reading], panel: Panel, depths: Sequence[float]) -> list[Line]:
+def _points(members: Sequence[Reading], quantity: str, panel: Panel) -> list[tuple[float, float | None]]:
+    return [(panel.step * i, member[quantity].number) for i, member in enumerate(members)]
+
+
+def _by_position(members: Sequence[Reading], panel: Panel) -> list[Line]:
     """The first token and the others apart: the first may carry so much that it hides the error of the others."""
     stem = panel.error.removesuffix("_error")
     return [
-        Line(look, name, list(zip(depths, (member[key].number for member in members), strict=True)))
+        Line(look, name, _points(members, key, panel))
         for look, name, key in (("others", "other tokens", f"{stem}_rest"), ("opening", "first token", f"{stem}_first"))
         if any(key in member for member in members)
     ]
