@@ -155,6 +155,17 @@ class RootOfTheDeviation(LayerNorm):
         return centred(x) / (variance(x) + self.eps).sqrt().sqrt()
 
 
+class VarianceForDeviation(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        return centred(x) / (variance(x) + self.eps)
+
+
+class AnotherPower(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        root = (variance(x) + self.eps).sqrt().sqrt()
+        return centred(x) / (root * root.sqrt())
+
+
 class OverTheRows(LayerNorm):
     """Right for 3-D input, over all rows of a 2-D one."""
 
@@ -232,6 +243,28 @@ class StatisticsOfTheInput(LayerNorm):
         return y if self.bias is None else y + self.bias
 
 
+class DetachedStatisticsOfTheInput(StatisticsOfTheInput):
+    """Two mistakes, of which the first shows in half precision, and the second in gradients."""
+
+    def standardize(self, x: Tensor) -> Tensor:
+        return centred(x) / torch.sqrt(variance(x) + self.eps).detach()
+
+
+class NoSingleTokens(StatisticsOfTheInput):
+    """Two mistakes, of which the second shows where a text is one token."""
+
+    def standardize(self, x: Tensor) -> Tensor:
+        return x if x.dim() > 2 and x.shape[1] == 1 else super().standardize(x)
+
+
+class EpsOfTheLargest(LayerNorm):
+    """Rows are divided by their largest value first, so that eps is beside that."""
+
+    def standardize(self, x: Tensor) -> Tensor:
+        x = x / x.amax(-1, keepdim=True)
+        return centred(x) / torch.sqrt(variance(x) + self.eps)
+
+
 class Float32Throughout(LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.float()
@@ -248,6 +281,11 @@ class OverTheSequence(LayerNorm):
     def standardize(self, x: Tensor) -> Tensor:
         mean = x.mean(-2, keepdim=True)
         return (x - mean) / torch.sqrt(x.var(-2, correction=0, keepdim=True) + self.eps)
+
+
+class SampleStdOverTheSequence(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        return (x - x.mean(-2, keepdim=True)) / (x.std(-2, keepdim=True) + self.eps)
 
 
 class OverDimensionOne(LayerNorm):

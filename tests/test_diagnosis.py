@@ -81,10 +81,11 @@ ALONE = [
     (sabotages.SumOfSquares, "variance is the sum of squares, not their mean"),
     (sabotages.VarianceAboutZero, "the variance is taken about 0, not about the mean"),
     (sabotages.HalfTheMean, "the mean is not removed: a number added to a whole row changes what comes out"),
-    (
-        sabotages.RootOfTheDeviation,
-        "it does not rescale by the row's deviation: four times the row gives another result",
-    ),
+    (sabotages.VarianceForDeviation, "it divides by the variance: a square root is missing"),
+    (sabotages.RootOfTheDeviation, "it divides by the root of the deviation: a square root too many"),
+    (sabotages.AnotherPower, "it does not rescale by the row's deviation: four times the row gives another result"),
+    (sabotages.SampleStdOverTheSequence, "normalizes over the wrong dimension: over the sequence"),
+    (sabotages.EpsOfTheLargest, "eps is left out"),
     (sabotages.OverTheRows, "normalizes over the wrong dimension: over the rows of a 2-D input"),
     (sabotages.LosesTheLastColumn, "the result is no multiple of the centred row"),
     (sabotages.Rounds, "the result is no multiple of the centred row"),
@@ -143,6 +144,19 @@ def test_two_mistakes_are_both_named() -> None:
     assert report.diagnoses == [
         "variance divides by n - 1",
         "eps is added to the deviation, not to the variance",
+    ]
+
+
+def test_narrow_halves_hide_no_other_mistake() -> None:
+    halves = [f"statistics are kept in {dtype} for {dtype} input" for dtype in ("float16", "bfloat16")]
+    everything = ["widths", "values", "layouts", "behaviour", "gradients"]
+    assert check(sabotages.StatisticsOfTheInput, everything).diagnoses == halves
+    gradients = "gradients are wrong though values are right, most of all of the input"
+    assert check(sabotages.DetachedStatisticsOfTheInput, everything).diagnoses == [*halves, gradients]
+    assert check(sabotages.NoSingleTokens, everything).diagnoses == [
+        *halves,
+        "wrong only for an input of one token",
+        "wrong only for a batch of one token each, as decoding has it",
     ]
 
 

@@ -21,13 +21,14 @@ from minigpt.lab.conformance.formula import (
     wrong_statistics,
 )
 from minigpt.lab.conformance.gradients import VALUES
-from minigpt.lab.conformance.precision import cancelling_variance, narrow_half_statistics, narrow_statistics
+from minigpt.lab.conformance.precision import cancelling_variance, kept_in, narrow_half_statistics, narrow_statistics
 from minigpt.lab.conformance.probe import Probe, Unanswered
 from minigpt.lab.conformance.report import CaseResult
 from minigpt.lab.conformance.subject import Subject
 from minigpt.lab.conformance.values import ROW_COUNTS
 from minigpt.norms.triton import interpreting
 from minigpt.placement import DTYPES
+from minigpt.processor import HALVES
 
 # What may be wrong whatever the formula is: the case whose failure shows it, and what to call it
 SYMPTOMS = {
@@ -67,9 +68,12 @@ LAST_PARTS = {  # said where nothing else is, since most other mistakes show her
     "autocast, *": "wrong only under autocast, with {}",
     "another eps": "wrong only with another eps",
 }
+NARROW = {kept_in(dtype) for dtype in HALVES}
+LITTLE = {*COMPILED.values(), *NARROW}  # may hide mistakes of another kind
+HALF = re.compile(r"\b(b?float16|half)\b")
 MANY = 4  # so many are not listed one by one
 REFUSED = ("widths", "values", "layouts", "behaviour")  # the groups of cases in which a norm should answer at all
-NUMBERS = re.compile(r"(?<!\w)\d[\d, ]*")
+INPUT = re.compile(r"(?<!\w)\d[\d, ]*| in b?float\d+$")  # its shape, and at the end its dtype
 GROSS = 0.1  # an error that no eps and no rounding leaves in ordinary rows
 
 Failures = dict[str, CaseResult]
@@ -90,8 +94,9 @@ def diagnoses(subject: Subject, results: Sequence[CaseResult]) -> list[str]:
         found += _by_symptom(COMPILED, failures) or _uncompiled(failures)
     if not any(said.startswith(MISPLACED) for said in found):  # over its batch, say
         found += _by_symptom(SYMPTOMS, failures)
-    if all(said in COMPILED.values() or said.endswith(ROUNDING) for said in found):  # little, or nothing, was found
-        found += _by_part(failures, right) + _wrong_gradients(failures)
+    if all(said in LITTLE or said.endswith(ROUNDING) for said in found):  # or nothing
+        rest = _but_halves(failures) if NARROW.intersection(found) else failures
+        found += _by_part(rest, right) + _wrong_gradients(rest)
     found += _refusals({name: case for name, case in failures.items() if case.group in REFUSED})
     return _each_once(found) or [f"no mistake known by name; the first case that fails is {next(iter(failures))!r}"]
 
@@ -179,6 +184,11 @@ def _by_part(failures: Failures, right: set[str]) -> list[str]:
     return found or _matching(LAST_PARTS, rest) or _refusals(told)
 
 
+def _but_halves(failures: Failures) -> Failures:
+    """Those that are not, or not foremost, of half precision."""
+    return {name: case for name, case in failures.items() if not HALF.search(f"{name}, {case.note.partition(';')[0]}")}
+
+
 def _wrong_dtype(case: CaseResult) -> str:
     dtype = case.name.partition(",")[0]
     if case.error is None:
@@ -238,8 +248,8 @@ def _refusals(failures: Failures) -> list[str]:
 
 
 def _each_once(said: Sequence[str]) -> list[str]:
-    """Without those that differ from an earlier one in nothing but numbers, as of the shape of an input."""
+    """Without those that differ from an earlier one in nothing but numbers, or the dtype of an input."""
     found: dict[str, str] = {}
     for one in said:
-        found.setdefault(NUMBERS.sub("", one), one)
+        found.setdefault(INPUT.sub("", one), one)
     return list(found.values())

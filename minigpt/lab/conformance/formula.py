@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.lab.conformance.probe import NAMED_LIMIT, Probe, alike, distance, slope, standardized
+from minigpt.lab.conformance.probe import NAMED_LIMIT, Probe, alike, distance, rescaled, slope, standardized
 from minigpt.lab.conformance.subject import EPS
 
 MISPLACED = "normalizes over the wrong dimension"
@@ -56,16 +56,22 @@ def wrong_dimension(probe: Probe) -> list[str]:
     x = probe.normal(4, 6, WIDTH) * (1 + probe.normal(4, 6, 1).abs()) + probe.normal(4, 6, 1)
     y = probe(x)
     for dims, name in WRONG_DIMENSIONS.items():
-        if alike(y, standardized(x, dims), 1e-2):
+        if _is_over(y, x, dims):
             return [f"{MISPLACED}: over {name} of a (batch, sequence, width) input"]
     rows = x.view(24, WIDTH)
-    if any(alike(probe(rows), standardized(rows, dims), 1e-2) for dims in ((0,), (0, 1))):
+    if any(_is_over(probe(rows), rows, dims) for dims in ((0,), (0, 1))):
         return [f"{MISPLACED}: over the rows of a 2-D input"]
     x = probe.normal(8, 64)
     for parts in (2, 4, 8):
         if alike(probe(x), standardized(x.view(8, parts, -1), (-1,)).view(8, 64), 1e-2):
             return [f"{MISPLACED}: over {parts} parts of a row of 64, each by itself"]
     return []
+
+
+def _is_over(y: Tensor, x: Tensor, dims: tuple[int, ...]) -> bool:
+    """Whether that is ``x`` standardized over these dimensions, be the deviation by n or by n - 1."""
+    expected = standardized(x, dims)
+    return alike(rescaled(y, expected, tuple(range(y.ndim))), expected, 1e-2)
 
 
 def wrong_affine(probe: Probe) -> list[str]:
@@ -161,6 +167,10 @@ def _wrong_scaling(probe: Probe) -> list[str]:
         return []
     if alike(stretched, 4 * y):
         return ["it does not divide by the row's own deviation: four times the row gives four times the result"]
+    if alike(stretched, y / 4, 0.05):
+        return ["it divides by the variance: a square root is missing"]
+    if alike(stretched, 2 * y, 0.05):
+        return ["it divides by the root of the deviation: a square root too many"]
     return ["it does not rescale by the row's deviation: four times the row gives another result"]
 
 

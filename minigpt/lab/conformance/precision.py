@@ -6,7 +6,7 @@ rounding, which tells in how many bits a norm computes, whatever else it does.
 
 import torch
 
-from minigpt.lab.conformance.probe import Probe, distance
+from minigpt.lab.conformance.probe import Probe, distance, rescaled
 from minigpt.lab.conformance.truth import PRECISIONS
 from minigpt.placement import dtype_name
 
@@ -20,7 +20,7 @@ def narrow_statistics(probe: Probe) -> list[str]:
     """Whether the statistics of float32 rows are kept in fewer bits than float32 has."""
     if not _is_rounding(probe):
         return []
-    shifted, stretched = shift_rounding(probe, 64.0, torch.float32), _stretch_rounding(probe)
+    shifted, stretched = shift_rounding(probe, 64.0, torch.float32, of_mean=True), _stretch_rounding(probe)
     off = max(shifted, stretched)
     if off < FLOAT16 / 8:
         return []
@@ -34,9 +34,15 @@ def narrow_statistics(probe: Probe) -> list[str]:
 
 def narrow_half_statistics(probe: Probe, dtype: torch.dtype) -> list[str]:
     """Whether the statistics of rows in float16 or bfloat16 are kept in the same."""
-    if not _is_rounding(probe) or shift_rounding(probe, 64.0, dtype) < PRECISIONS[dtype].result / 8:
+    if not _is_rounding(probe):
         return []
-    return [f"statistics are kept in {dtype_name(dtype)} for {dtype_name(dtype)} input"]
+    is_narrow = shift_rounding(probe, 64.0, dtype, of_mean=True) >= PRECISIONS[dtype].result / 8
+    return [kept_in(dtype)] if is_narrow else []
+
+
+def kept_in(dtype: torch.dtype) -> str:
+    """What is said of a norm that keeps its statistics as narrow as its input."""
+    return f"statistics are kept in {dtype_name(dtype)} for {dtype_name(dtype)} input"
 
 
 def cancelling_variance(probe: Probe) -> list[str]:
@@ -47,15 +53,19 @@ def cancelling_variance(probe: Probe) -> list[str]:
     return []
 
 
-def shift_rounding(probe: Probe, shift: float, dtype: torch.dtype) -> float:
-    """How much a shift of the row, itself free of rounding at ``dtype``, changes the result, relative to the shift."""
+def shift_rounding(probe: Probe, shift: float, dtype: torch.dtype, *, of_mean: bool = False) -> float:
+    """How much a shift of the row, itself free of rounding at ``dtype``, changes the result, relative to the shift.
+
+    With ``of_mean``, but for what makes the row larger or smaller as a whole, as an eps does beside another variance.
+    """
     if dtype == torch.float32:
         spacing, steps = 2**-10, 2**10  # a deviation of 1, in steps that float32 still holds beside the shift
     else:
         spacing, steps = shift * torch.finfo(dtype).eps, 2  # the finest steps that this dtype holds beside the shift
     x = spacing * (steps * probe.normal(ROWS, WIDTH)).round()
-    deviation = x.std(-1, correction=0).mean().item()
-    return distance(probe(x + shift, dtype=dtype), probe(x, dtype=dtype)) * deviation / shift / ROUNDING
+    plain, shifted = probe(x, dtype=dtype), probe(x + shift, dtype=dtype)
+    off = distance(rescaled(shifted, plain) if of_mean else shifted, plain)
+    return off * x.std(-1, correction=0).mean().item() / shift / ROUNDING
 
 
 def _is_rounding(probe: Probe) -> bool:

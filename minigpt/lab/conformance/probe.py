@@ -88,6 +88,11 @@ def alike(a: Tensor, b: Tensor, limit: float = NAMED_LIMIT) -> bool:
     return distance(a, b) <= limit
 
 
+def rescaled(y: Tensor, target: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
+    """``y`` times the factor that brings it nearest to ``target``: one for each row, or for all of these dimensions."""
+    return y * (y * target).sum(dims, keepdim=True) / y.square().sum(dims, keepdim=True)
+
+
 def slope(y: Tensor, x: Tensor) -> Tensor:
     """The factor by which each row of ``x`` comes nearest to that of ``y``: (rows, C), (rows, C) -> (rows,)."""
     return (y * x).sum(-1) / x.square().sum(-1)
