@@ -70,7 +70,7 @@ def test_ctranslate2_writes_what_it_is_asked_for(tmp_path: Path) -> None:
     assert contestant.generate(6) == 3 * 6
     contestant.prefill()
     with pytest.raises(ConfigError, match="CTranslate2 has no float64"):
-        CTranslate2(str(place), PROMPTS, "float64")
+        convert_for_ctranslate2(place, "float64")
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
@@ -142,6 +142,7 @@ def test_kinds_are_as_asked_or_the_same_as_ours() -> None:
         ({"kind": "int4"}, "unknown kind 'int4'; known are float32"),
         ({"against": ("transformers:fp32",)}, "unknown kind 'fp32'"),
         ({"against": ("llama.cpp",)}, "unknown contestant 'llama.cpp'; known are transformers, ctranslate2"),
+        ({"against": ("transformers", "transformers:float32")}, "transformers at float32 is named twice; name each"),
     ],
 )
 def test_a_plan_that_cannot_be_kept_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -83,9 +83,6 @@ class CTranslate2:
     def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
         import ctranslate2  # pyright: ignore[reportMissingImports]
 
-        known = ctranslate2.get_supported_compute_types("cpu")
-        if kind not in known:
-            raise ConfigError(f"CTranslate2 has no {kind} on this processor; it has {', '.join(sorted(known))}")
         place, threads = str(Path(folder) / f"ctranslate2-{kind}"), torch.get_num_threads()
         self.model = ctranslate2.Generator(place, device="cpu", compute_type=kind, intra_threads=threads)
         self.prompts = [[f"t{token}" for token in prompt] for prompt in prompts]
@@ -147,11 +144,18 @@ def convert_for_ctranslate2(folder: Path, kind: str) -> None:
     """The checkpoint in CTranslate2's format, beside it.
 
     Its converter asks for a tokenizer, of which it needs the number of tokens: they are t0, t1, t2 and so on.
+
+    Raises:
+        ConfigError: it does not compute in that kind here.
     """
+    import ctranslate2  # pyright: ignore[reportMissingImports]
     from ctranslate2.converters import TransformersConverter  # pyright: ignore[reportMissingImports]
     from tokenizers import Tokenizer, models
     from transformers import AutoConfig, PreTrainedTokenizerFast
 
+    known = ctranslate2.get_supported_compute_types("cpu")
+    if kind not in known:
+        raise ConfigError(f"CTranslate2 has no {kind} on this processor; it has {', '.join(sorted(known))}")
     vocabulary = {f"t{token}": token for token in range(AutoConfig.from_pretrained(folder).vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
     special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), f"t{len(vocabulary) - 1}")

@@ -39,7 +39,7 @@ class BenchPlan:
         compiled: whether our steps are compiled.
 
     Raises:
-        ConfigError: a number, a kind or a contestant is out of range, or its package is missing.
+        ConfigError: a number, a kind or a contestant is out of range or named twice, or a package is missing.
     """
 
     model: str | None = None
@@ -61,6 +61,8 @@ class BenchPlan:
                 raise ConfigError(f"unknown kind {kind!r}; known are {', '.join(DTYPES)} and int8")
         for name, _ in self.contestants[1:]:
             _require_installed(name)
+        if twice := [one for one in self.contestants if self.contestants.count(one) > 1]:
+            raise ConfigError(f"{' at '.join(twice[0])} is named twice; name each contestant once")
 
     @property
     def contestants(self) -> list[tuple[str, str]]:
