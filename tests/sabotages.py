@@ -493,6 +493,12 @@ class RowsOnly(LayerNorm):
         return exact(self, x)
 
 
+class NeedsAShift(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        self.bias.numel()  # pyright: ignore[reportOptionalMemberAccess]
+        return super().forward(x)
+
+
 class NoHalfWeights(LayerNorm):
     """As one that widens its input and forgets its weights."""
 

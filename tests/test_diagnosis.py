@@ -160,6 +160,22 @@ def test_narrow_halves_hide_no_other_mistake() -> None:
     ]
 
 
+def test_what_is_wrong_in_halves_alone_is_judged_so() -> None:
+    report = check(sabotages.StatisticsOfTheInput, ["widths", "values", "layouts"])
+    assert report.judgement == "is not a LayerNorm in half precision"
+    assert str(report).startswith("StatisticsOfTheInput is not a LayerNorm in half precision on cpu: ")
+    for norm in (sabotages.NoSingleTokens, sabotages.Float32Throughout, sabotages.DividesByNMinusOne):
+        assert check(norm, ["widths", "values", "layouts"]).judgement == "is not a LayerNorm", norm
+    assert check("textbook", "float32, *").judgement == "is a LayerNorm"
+
+
+def test_what_is_raised_without_a_bias_alone_is_told_so() -> None:
+    (said,) = check(sabotages.NeedsAShift, ["values", "behaviour"]).diagnoses
+    assert said.startswith("without a bias, NeedsAShift raised AttributeError: 'NoneType' object has no attribute"), (
+        said
+    )
+
+
 def test_four_mistakes_are_all_named() -> None:
     """As a first attempt has them: torch.std, plus eps, in whatever dtype the input has."""
     report = check(sabotages.FirstAttempt, "*near sqrt(eps)")

@@ -70,7 +70,7 @@ LAST_PARTS = {  # said where nothing else is, since most other mistakes show her
 }
 NARROW = {kept_in(dtype) for dtype in HALVES}
 LITTLE = {*COMPILED.values(), *NARROW}  # may hide mistakes of another kind
-HALF = re.compile(r"\b(b?float16|half)\b")
+WITH = {"no bias": "without a bias, "}  # what only this case has it do
 MANY = 4  # so many are not listed one by one
 REFUSED = ("widths", "values", "layouts", "behaviour")  # the groups of cases in which a norm should answer at all
 INPUT = re.compile(r"(?<!\w)\d[\d, ]*| in b?float\d+$")  # its shape, and at the end its dtype
@@ -95,7 +95,8 @@ def diagnoses(subject: Subject, results: Sequence[CaseResult]) -> list[str]:
     if not any(said.startswith(MISPLACED) for said in found):  # over its batch, say
         found += _by_symptom(SYMPTOMS, failures)
     if all(said in LITTLE or said.endswith(ROUNDING) for said in found):  # or nothing
-        rest = _but_halves(failures) if NARROW.intersection(found) else failures
+        named = bool(NARROW.intersection(found))
+        rest = {name: case for name, case in failures.items() if not (named and case.is_of_halves)}
         found += _by_part(rest, right) + _wrong_gradients(rest)
     found += _refusals({name: case for name, case in failures.items() if case.group in REFUSED})
     return _each_once(found) or [f"no mistake known by name; the first case that fails is {next(iter(failures))!r}"]
@@ -177,16 +178,12 @@ def _by_part(failures: Failures, right: set[str]) -> list[str]:
         dropped += [name for name in rest if told[name].group == "layouts" or name == "any mode"]
     if not any(name.startswith("width ") for name in right):
         dropped += [name for name in rest if told[name].group == "widths"]
+    dropped += [name for name in refused if name in WITH]
     rest = [name for name in rest if name not in dropped]
     found = _refusals({name: told[name] for name in dropped}) + _matching(PARTS, rest) + _wrong_row_counts(rest)
     if any(f"{dtype}, ordinary rows" in right for dtype in DTYPES):
         found += [_wrong_dtype(told[f"{dtype}, ordinary rows"]) for dtype in spoilt]
     return found or _matching(LAST_PARTS, rest) or _refusals(told)
-
-
-def _but_halves(failures: Failures) -> Failures:
-    """Those that are not, or not foremost, of half precision."""
-    return {name: case for name, case in failures.items() if not HALF.search(f"{name}, {case.note.partition(';')[0]}")}
 
 
 def _wrong_dtype(case: CaseResult) -> str:
@@ -244,7 +241,8 @@ def _wrong_gradients(failures: Failures) -> list[str]:
 
 def _refusals(failures: Failures) -> list[str]:
     """What cases say that had nothing to measure, each once."""
-    return _each_once([case.note for case in failures.values() if case.error is None and case.note])[:MANY]
+    said = [WITH.get(name, "") + case.note for name, case in failures.items() if case.error is None and case.note]
+    return _each_once(said)[:MANY]
 
 
 def _each_once(said: Sequence[str]) -> list[str]:

@@ -1,9 +1,12 @@
 """What a conformance run found."""
 
 import dataclasses
+import re
 from typing import Any
 
 from minigpt.json_file import finite
+
+HALF = re.compile(r"\b(b?float16|half)\b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +22,11 @@ class CaseResult:
     reason: str  # why the bound is what it is
     passed: bool
     note: str = ""
+
+    @property
+    def is_of_halves(self) -> bool:
+        """Whether it is about half precision, or was worst there."""
+        return HALF.search(f"{self.name}, {self.note.partition(';')[0]}") is not None
 
     def __str__(self) -> str:
         verdict = "pass" if self.passed else "FAIL"
@@ -49,6 +57,13 @@ class ConformanceReport:
     def failures(self) -> list[CaseResult]:
         return [case for case in self.cases if not case.passed]
 
+    @property
+    def judgement(self) -> str:
+        """What it is, to follow the norm's name."""
+        if self.passed:
+            return "is a LayerNorm"
+        return "is not a LayerNorm" + " in half precision" * all(case.is_of_halves for case in self.failures)
+
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON's own types; a number that is not finite is null."""
         return finite({"verdict": "pass" if self.passed else "fail"} | dataclasses.asdict(self))
@@ -56,9 +71,8 @@ class ConformanceReport:
     def __str__(self) -> str:
         """The verdict, the diagnoses and the failed cases, a line each."""
         counted = f"{len(self.cases) - len(self.failures)} of {len(self.cases)} cases pass"
-        verdict = "is a LayerNorm" if self.passed else "is not a LayerNorm"
         return "\n".join(
-            [f"{self.norm} {verdict} on {self.device}: {counted}"]
+            [f"{self.norm} {self.judgement} on {self.device}: {counted}"]
             + [f"  diagnosis: {diagnosis}" for diagnosis in self.diagnoses]
             + [f"  {case}" for case in self.failures]
         )

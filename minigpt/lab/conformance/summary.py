@@ -10,9 +10,8 @@ from minigpt.lab.summary import verdict
 
 def conformance_summary(report: ConformanceReport) -> RenderableType:
     """The verdict, what is wrong by name, and every case with its measured error, its bound and the bound's reason."""
-    failures = len(report.failures)
-    told = "a LayerNorm" if report.passed else f"not a LayerNorm: {failures} of {len(report.cases)} cases fail"
-    said = verdict(report.passed, f"{report.norm} on {report.device} is {told}")
+    told = "" if report.passed else f": {len(report.failures)} of {len(report.cases)} cases fail"
+    said = verdict(report.passed, f"{report.norm} on {report.device} {report.judgement}{told}")
     table = Table("case", "error", "bound", "why this bound", "", box=None, pad_edge=False)
     for case in sorted(report.cases, key=lambda case: case.passed):
         figures = ("" if figure is None else f"{figure:.3g}" for figure in (case.error, case.bound))
