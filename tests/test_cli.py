@@ -1007,6 +1007,16 @@ def test_a_file_of_prompts_that_holds_none(run: Run, folder: Path, tmp_path: Pat
     assert "prompts.txt" in complaint(run("parity", "--model", folder, "--prompts", tmp_path / "prompts.txt"))
 
 
+def test_a_page_without_what_draws_it(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report, page = tmp_path / "report.json", tmp_path / "page.html"
+    judged = ["--model", folder, "--prompt", "x"]
+    assert run("parity", *judged, "--json", report).status == 0
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for words in (judged, ["--compare", report, report]):
+        assert "pip install 'minigpt[page]'" in complaint(run("parity", *words, "--html", page))
+        assert not page.exists()
+
+
 def test_a_comparison_judges_nothing_anew(run: Run, tmp_path: Path) -> None:
     found = complaint(run("parity", "--compare", "a.json", "b.json", "--norm", "rms", "--json", tmp_path / "c.json"))
     assert found == "error: --compare judges nothing anew, so it cannot go with --norm, --json\n"

@@ -64,8 +64,7 @@ def parity(
     if compare is not None:
         if others := [option for option in options_given(context) if option not in ("--compare", "--html")]:
             raise minigpt.ConfigError(f"--compare judges nothing anew, so it cannot go with {', '.join(others)}")
-        require_name("--html", html)
-        require_writable(html, beside=compare)
+        _require_showable(None, html, beside=compare)
         _compare(*compare, html)
         return
     from minigpt.checkpoint import files_at
