@@ -155,6 +155,11 @@ class RootOfTheDeviation(LayerNorm):
         return centred(x) / (variance(x) + self.eps).sqrt().sqrt()
 
 
+class NoNorm(LayerNorm):
+    def standardize(self, x: Tensor) -> Tensor:
+        return x
+
+
 class VarianceForDeviation(LayerNorm):
     def standardize(self, x: Tensor) -> Tensor:
         return centred(x) / (variance(x) + self.eps)
@@ -496,6 +501,30 @@ class RowsOnly(LayerNorm):
 class NeedsAShift(LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         self.bias.numel()  # pyright: ignore[reportOptionalMemberAccess]
+        return super().forward(x)
+
+
+class NeedsFewerRows(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 12:
+            raise ValueError("twelve rows")
+        return super().forward(x)
+
+
+class HalfBeyondBatches(LayerNorm):
+    """Narrow, but of float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y.half() if x.dim() == 4 else y
+
+
+class SpeaksOfHalves(LayerNorm):
+    """Its own words name the dtypes that it is right in too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_contiguous():
+            raise ValueError("float32, bfloat16 and half of float16 want a contiguous input")
         return super().forward(x)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import minigpt
 from minigpt import GPT2, LayerNorm, NormError, norms, swap_norms
 from minigpt.norms.adapt import AdaptedNorm, notes
-from minigpt.norms.construct import takes_eps
+from minigpt.norms.construct import construct
 from minigpt.norms.dyt import DyT
 from minigpt.processor import HALVES
 from minigpt.testing import check_norm
@@ -597,15 +597,29 @@ class OwnEpsAndFlag(nn.LayerNorm):
         super().__init__(size, eps=1e-4, elementwise_affine=True, **kwargs)
 
 
+class OwnEpsByShape(nn.LayerNorm):
+    def __init__(self, size, **kwargs):
+        super().__init__(tuple(size), eps=1e-4, **kwargs)
+
+
+class OwnEpsOfSomeSizes(nn.LayerNorm):
+    def __init__(self, size, **kwargs):
+        if size != 8:
+            raise ValueError("8 alone")
+        super().__init__(size, eps=1e-4, **kwargs)
+
+
 def own_eps_in_a_function(size, **kwargs):
     return nn.LayerNorm(size, eps=1e-4, **kwargs)
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("make", [OwnFlag, OwnEps, OwnEpsAndFlag, own_eps_in_a_function])
+@pytest.mark.parametrize(
+    "make", [OwnFlag, OwnEps, OwnEpsByShape, OwnEpsOfSomeSizes, OwnEpsAndFlag, own_eps_in_a_function]
+)
 def test_what_a_class_tells_its_base_by_itself_it_is_not_told(make: Any, bias: bool) -> None:
     norm = norms.build(make, 8, eps=1e-3, bias=bias)
-    assert takes_eps(make) is (make is OwnFlag)
+    assert construct(make, (8,), eps=1e-3, bias=bias).takes_eps is (make is OwnFlag)
     assert norm.eps == (1e-3 if make is OwnFlag else 1e-4)
     assert (norm.bias is not None) is bias
     said = () if make is OwnFlag else (f"eps is 0.0001 in {type(norm).__name__}, where the model's is 0.001",)

@@ -81,6 +81,7 @@ ALONE = [
     (sabotages.SumOfSquares, "variance is the sum of squares, not their mean"),
     (sabotages.VarianceAboutZero, "the variance is taken about 0, not about the mean"),
     (sabotages.HalfTheMean, "the mean is not removed: a number added to a whole row changes what comes out"),
+    (sabotages.NoNorm, "each value is computed by itself: neither the mean nor the deviation of its row enters"),
     (sabotages.VarianceForDeviation, "it divides by the variance: a square root is missing"),
     (sabotages.RootOfTheDeviation, "it divides by the root of the deviation: a square root too many"),
     (sabotages.AnotherPower, "it does not rescale by the row's deviation: four times the row gives another result"),
@@ -166,7 +167,18 @@ def test_what_is_wrong_in_halves_alone_is_judged_so() -> None:
     assert str(report).startswith("StatisticsOfTheInput is not a LayerNorm in half precision on cpu: ")
     for norm in (sabotages.NoSingleTokens, sabotages.Float32Throughout, sabotages.DividesByNMinusOne):
         assert check(norm, ["widths", "values", "layouts"]).judgement == "is not a LayerNorm", norm
+    for norm in (sabotages.HalfBeyondBatches, sabotages.SpeaksOfHalves):
+        report = check(norm, ["values", "layouts"])
+        assert {case.group for case in report.failures} == {"layouts"}
+        assert report.judgement == "is not a LayerNorm", norm
     assert check("textbook", "float32, *").judgement == "is a LayerNorm"
+
+
+def test_what_is_raised_with_a_bias_too_is_told_once() -> None:
+    report = check(sabotages.NeedsFewerRows, ["values", "layouts", "behaviour"])
+    assert "no bias" in {case.name for case in report.failures}
+    assert [said for said in report.diagnoses if "twelve" in said] == [report.diagnoses[-1]]
+    assert report.diagnoses[-1].startswith("NeedsFewerRows raised ValueError: twelve rows")
 
 
 def test_what_is_raised_without_a_bias_alone_is_told_so() -> None:

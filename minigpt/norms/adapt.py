@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from minigpt.errors import NormError
 from minigpt.norms.add import own_addition
-from minigpt.norms.construct import EPS, takes_eps, title
+from minigpt.norms.construct import EPS, title
 from minigpt.norms.textbook import LayerNorm
 from minigpt.norms.watch import Watched, WatchedSum, watched
 
@@ -28,11 +28,11 @@ SHIFTS = ("bias", "beta", "shift", "b", "offset", "b_2")
 Places = dict[str, list[str]]  # of a role, "weight" or "bias": the names that one Parameter has in a module
 
 
-def adapt(module: nn.Module, make: Callable[..., Any], shape: tuple[int, ...], *, eps: float, bias: bool) -> nn.Module:
+def adapt(module: nn.Module, shape: tuple[int, ...], *, eps: float, bias: bool, takes_eps: bool) -> nn.Module:
     """``module`` as a norm with a ``weight`` and a ``bias`` (None unless ``bias``), which are its own scale and shift.
 
     Args:
-        make: the class or function that it was made by with ``eps``, if it could be told one.
+        takes_eps: whether it could be told ``eps``.
 
     Raises:
         NormError: it has no scale, no shift for the model's, a parameter that is neither, or one of another shape.
@@ -42,7 +42,7 @@ def adapt(module: nn.Module, make: Callable[..., Any], shape: tuple[int, ...], *
     if isinstance(module, torch.jit.ScriptModule):
         raise NormError(f"{title(module)} is a TorchScript module, whose Parameters cannot be shared; give its class")
     places = _places(module, shape, bias)
-    said = _notes(module, make, eps)
+    said = _notes(module, eps, takes_eps)
     is_plain = type(module).__call__ is nn.Module.__call__  # which comes to its forward, where it is watched
     if is_plain and places == {role: [role] for role in (("weight", "bias") if bias else ("weight",))}:
         module.forward = Watched(module, said)
@@ -168,7 +168,7 @@ def _require_shape(module: nn.Module, what: str, name: str, shape: tuple[int, ..
         raise NormError(f"the {what} {name} of {title(module)} is {tuple(parameter.shape)}, not {shape}")
 
 
-def _notes(module: nn.Module, make: Callable[..., Any], eps: float) -> tuple[str, ...]:
+def _notes(module: nn.Module, eps: float, takes_eps: bool) -> tuple[str, ...]:
     """Where it does not add the eps that the model has."""
     found = {
         value
@@ -178,7 +178,7 @@ def _notes(module: nn.Module, make: Callable[..., Any], eps: float) -> tuple[str
     }
     if others := ", ".join(f"{value:g}" for value in sorted(found - {eps})):
         return (f"eps is {others} in {title(module)}, where the model's is {eps:g}",)
-    if takes_eps(make):
+    if takes_eps:
         return ()
     return (f"eps cannot be set in {title(module)}" + (f"; it is {eps:g}, {SAME_EPS}" if found else ""),)
 

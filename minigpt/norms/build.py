@@ -36,6 +36,6 @@ def build(norm: NormSpec, normalized_shape: int | Sequence[int], *, eps: float =
     if is_ours(make):
         return make(normalized_shape, eps=eps, bias=bias)
     shape = row_shape(normalized_shape)
-    module = construct(make, shape, eps=eps, bias=bias)
+    module, takes_eps = construct(make, shape, eps=eps, bias=bias)
     with naming(make):
-        return adapt(module, make, shape, eps=eps, bias=bias)
+        return adapt(module, shape, eps=eps, bias=bias, takes_eps=takes_eps)

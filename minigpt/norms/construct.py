@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from inspect import Parameter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,14 @@ Maker = Callable[..., Any]
 Size = int | torch.Size | list[int]
 
 
-def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) -> nn.Module:
+class Constructed(NamedTuple):
+    """What was made, and whether it could be told an eps."""
+
+    module: nn.Module
+    takes_eps: bool
+
+
+def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) -> Constructed:
     """``make(size, ...)``, with eps and the flag of the shift under the names that its signature has for them.
 
     The size is its first argument: an int or a shape, whichever the class can be called and then run with.
@@ -39,22 +46,16 @@ def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) ->
     keywords, errors, made = _keywords(make, eps, bias), [], []
     for size in _sizes(make, shape):
         try:
-            module = _call(make, size, keywords)
+            one = _call(make, size, keywords)
         except NormError as error:
             errors.append(error)
         else:
-            if _runs(module, shape):
-                return module
-            made.append(module)
+            if _runs(one.module, shape):
+                return one
+            made.append(one)
     if made:
         return made[0]  # its first use says what is wrong, if anything is, on the device that it is written for
     raise _with_a_way_out(errors[0])
-
-
-def takes_eps(make: Maker) -> bool:
-    """Whether an eps can be passed to it."""
-    names = filter(EPS.fullmatch, _keywords(make, 0.0, True))
-    return any(not _is_settled(make, name) for name in names)
 
 
 def title(make: object) -> str:
@@ -97,12 +98,12 @@ def _with_a_way_out(error: NormError) -> NormError:
     return found
 
 
-def _call(make: Maker, size: Size, keywords: dict[str, Any]) -> nn.Module:
+def _call(make: Maker, size: Size, keywords: dict[str, Any]) -> Constructed:
     """What it makes when told all that, but for what it settles by itself."""
     told = dict(keywords)
     while True:
         try:
-            return _made(make, size, told)
+            return Constructed(_made(make, size, told), any(map(EPS.fullmatch, told)))
         except NormError as error:
             twice = _told_twice(make, error.__cause__)
             if twice not in told:
@@ -131,19 +132,6 @@ def _told_twice(make: Maker, error: BaseException | None) -> str | None:
     """What a base class was told by the class itself, and again by ``**kwargs``; None where that is not the error."""
     found = TWICE.search(str(error)) if isinstance(error, TypeError) else None
     return found[1] if found and found[1] not in {own.name for own in _parameters(make)} else None
-
-
-def _is_settled(make: Maker, name: str) -> bool:
-    """Whether this is among what a class tells its base by itself."""
-    own = {parameter.name for parameter in _parameters(make)}
-    if name in own:
-        return False
-    keywords = {key: value for key, value in _keywords(make, 0.0, True).items() if key in {*own, name}}
-    try:
-        _made(make, 64, keywords)
-    except NormError as error:
-        return _told_twice(make, error.__cause__) == name
-    return False
 
 
 def _sizes(make: Maker, shape: tuple[int, ...]) -> list[Size]:

@@ -178,8 +178,7 @@ def _by_part(failures: Failures, right: set[str]) -> list[str]:
         dropped += [name for name in rest if told[name].group == "layouts" or name == "any mode"]
     if not any(name.startswith("width ") for name in right):
         dropped += [name for name in rest if told[name].group == "widths"]
-    dropped += [name for name in refused if name in WITH]
-    rest = [name for name in rest if name not in dropped]
+    rest = [name for name in rest if name not in dropped and not (name in refused and name in WITH)]
     found = _refusals({name: told[name] for name in dropped}) + _matching(PARTS, rest) + _wrong_row_counts(rest)
     if any(f"{dtype}, ordinary rows" in right for dtype in DTYPES):
         found += [_wrong_dtype(told[f"{dtype}, ordinary rows"]) for dtype in spoilt]
@@ -241,8 +240,11 @@ def _wrong_gradients(failures: Failures) -> list[str]:
 
 def _refusals(failures: Failures) -> list[str]:
     """What cases say that had nothing to measure, each once."""
-    said = [WITH.get(name, "") + case.note for name, case in failures.items() if case.error is None and case.note]
-    return _each_once(said)[:MANY]
+    said = {name: case.note for name, case in failures.items() if case.error is None and case.note}
+    anyway = {INPUT.sub("", note) for name, note in said.items() if name not in WITH}
+    return _each_once(
+        [note if INPUT.sub("", note) in anyway else WITH.get(name, "") + note for name, note in said.items()]
+    )[:MANY]
 
 
 def _each_once(said: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.lab.conformance.probe import NAMED_LIMIT, Probe, alike, distance, rescaled, slope, standardized
+from minigpt.lab.conformance.probe import NAMED_LIMIT, Probe, alike, distance, slope, standardized
 from minigpt.lab.conformance.subject import EPS
 
 MISPLACED = "normalizes over the wrong dimension"
@@ -70,8 +70,8 @@ def wrong_dimension(probe: Probe) -> list[str]:
 
 def _is_over(y: Tensor, x: Tensor, dims: tuple[int, ...]) -> bool:
     """Whether that is ``x`` standardized over these dimensions, be the deviation by n or by n - 1."""
-    expected = standardized(x, dims)
-    return alike(rescaled(y, expected, tuple(range(y.ndim))), expected, 1e-2)
+    expected, n = standardized(x, dims), math.prod(x.shape[dim] for dim in dims)
+    return any(alike(y * factor, expected, 1e-2) for factor in (1.0, math.sqrt(n / (n - 1))))
 
 
 def wrong_affine(probe: Probe) -> list[str]:

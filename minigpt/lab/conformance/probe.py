@@ -88,9 +88,9 @@ def alike(a: Tensor, b: Tensor, limit: float = NAMED_LIMIT) -> bool:
     return distance(a, b) <= limit
 
 
-def rescaled(y: Tensor, target: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
-    """``y`` times the factor that brings it nearest to ``target``: one for each row, or for all of these dimensions."""
-    return y * (y * target).sum(dims, keepdim=True) / y.square().sum(dims, keepdim=True)
+def rescaled(y: Tensor, target: Tensor) -> Tensor:
+    """Each row of ``y`` times the factor that brings it nearest to that of ``target``."""
+    return y * (y * target).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True)
 
 
 def slope(y: Tensor, x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 from minigpt.json_file import finite
 
 HALF = re.compile(r"\b(b?float16|half)\b")
+HALF_WENT_IN = re.compile(r" in b?float16$|: torch\.b?float16 went in")  # all else in an error may be anybody's words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,9 @@ class CaseResult:
     @property
     def is_of_halves(self) -> bool:
         """Whether it is about half precision, or was worst there."""
-        return HALF.search(f"{self.name}, {self.note.partition(';')[0]}") is not None
+        was_raised = self.error is None
+        noted = HALF_WENT_IN.search(self.note) if was_raised else HALF.search(self.note.partition(";")[0])
+        return bool(HALF.search(self.name) or noted)
 
     def __str__(self) -> str:
         verdict = "pass" if self.passed else "FAIL"

@@ -15,7 +15,7 @@ from minigpt.errors import RAISED, NormError
 from minigpt.lab.conformance.rows import Weights, ordinary, ordinary_weights
 from minigpt.lab.conformance.truth import Truth, gradient_truth, truth
 from minigpt.norms.add import norm_by_addition, own_addition
-from minigpt.norms.construct import naming, takes_eps, title
+from minigpt.norms.construct import construct, naming, title
 from minigpt.norms.locate import last_line, locate
 from minigpt.placement import dtype_name
 
@@ -185,7 +185,8 @@ class Subject:
     @property
     def takes_eps(self) -> bool:
         """Whether its constructor can be told an eps."""
-        return takes_eps(locate(self.norm) if isinstance(self.norm, str) else self.norm)
+        make = locate(self.norm) if isinstance(self.norm, str) else self.norm
+        return construct(make, (64,), eps=EPS, bias=True).takes_eps
 
 
 def described(error: BaseException) -> str:
