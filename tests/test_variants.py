@@ -362,6 +362,26 @@ def test_two_tokens_are_enough_to_calibrate() -> None:
     assert all(0 < average < math.inf for average in calibrate(model, random_ids(1, 2)).values())
 
 
+def test_norms_are_frozen_one_after_the_other() -> None:
+    model, ids, others = small_model("frozen"), random_ids(4, 8), random_ids(4, 8)
+    before = calibrate(model, ids)
+    after = calibrate(model, others, sites=["h.0.*", "ln_f"])
+    assert list(after) == ["h.0.ln_1", "h.0.ln_2", "ln_f"]
+    for site, norm in model.norm_modules().items():
+        assert (norm.calibration[0].item() == before[site]) is (site not in after), site
+    with pytest.raises(NormError, match=r"no norm site matches 'h\.7'"):
+        calibrate(model, ids, sites="h.7")
+
+
+def test_a_frozen_norm_with_constants_of_its_own() -> None:
+    class ByColumn(FrozenLayerNorm):
+        def calibrate(self, x: Tensor) -> None:
+            self.calibration = x.std((0, 1))
+
+    averages = calibrate(small_model(ByColumn), random_ids(4, 8))
+    assert all(0 < average < math.inf for average in averages.values())
+
+
 def test_calibration_that_fails_leaves_the_model_as_it_was() -> None:
     model = small_model("frozen")
     before = model.norm_modules()
