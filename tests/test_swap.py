@@ -8,6 +8,7 @@ from helpers import SMALL, assert_same_bits, assert_within, left_padding, random
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
+import minigpt
 from minigpt import GPT2, GPT2Config, LayerNorm, NormError, swap_norms
 from minigpt.norms.fused import FusedLayerNorm
 
@@ -279,6 +280,25 @@ def test_the_shared_parameters_are_left_as_they_are(model: GPT2) -> None:
     assert model.ln_f.weight is weight
     assert model.ln_f.bias is bias
     assert bias.dtype == torch.float64
+
+
+@pytest.mark.parametrize("norm", [nn.Identity(), nn.LayerNorm(32, elementwise_affine=False)], ids=["none", "no weight"])
+def test_where_there_is_no_weight_nothing_can_be_shared(model: GPT2, norm: nn.Module) -> None:
+    model.h[0].ln_1 = norm
+    message = rf"^h\.0\.ln_1 \({type(norm).__name__}\) has no weight; put minigpt\.LayerNorm\(width\) there first$"
+    for asked in (swap_norms, lambda model, _: minigpt.fold_norms(model), minigpt.load_norms):
+        with pytest.raises(NormError, match=message):
+            asked(model, "textbook")
+    assert swap_norms(model, "textbook", ["h.[!0].*", "ln_f"])
+    model.h[0].ln_1 = LayerNorm(32)
+    assert "h.0.ln_1" in swap_norms(model, "fused")
+
+
+def test_a_norm_that_knows_no_bias_is_replaced_by_one_without(model: GPT2) -> None:
+    model.h[0].ln_1 = there = nn.RMSNorm(32)
+    swap_norms(model, "textbook", "h.0.ln_1")
+    assert model.h[0].ln_1.weight is there.weight
+    assert model.h[0].ln_1.bias is None
 
 
 @pytest.mark.parametrize("kind", ["pruned", "parametrized"])

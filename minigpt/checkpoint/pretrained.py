@@ -94,7 +94,7 @@ def load_norms(
         CheckpointError: the source cannot be found or read, or a norm parameter of the model is missing there or has
             another shape; nothing is copied then.
         ConfigError: the model is no GPT2.
-        NormError: a norm's weight is computed from others, as by pruning, or the model has no values.
+        NormError: a norm has no weight, or one that is computed from others, as by pruning, or the model has no values.
     """
     require_gpt2(model)
     require_weights(model, "load into", NormError)
@@ -116,7 +116,7 @@ def norm_parameters(model: GPT2) -> dict[str, nn.Parameter]:
         f"{site}.{name}": parameter
         for site, norm in model.norm_modules().items()
         for name in ("weight", "bias")
-        if (parameter := getattr(norm, name)) is not None
+        if (parameter := getattr(norm, name, None)) is not None
     }
 
 

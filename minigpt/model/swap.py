@@ -12,7 +12,7 @@ from minigpt.config import GPT2Config
 from minigpt.errors import NormError, is_several
 from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.norms.adapt import SAME_EPS, AdaptedNorm
-from minigpt.norms.construct import naming
+from minigpt.norms.construct import naming, title
 
 SITES, A_SITE = "norm sites", "h.*.ln_1"  # what patterns are of, where nothing else is said, and one of them
 
@@ -35,9 +35,9 @@ def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "
     """
     require_gpt2(model)
     chosen = match_sites(model, sites)
+    require_own_parameters(model, chosen)
     built = {name: _built(norm, model.get_submodule(name), model.config) for name in chosen}
     _require_one_each(model, list(built.values()))
-    require_own_parameters(model, chosen)
     replacements = {name: _sharing(new, model.get_submodule(name)) for name, new in built.items()}
     for name, module in replacements.items():
         model.set_submodule(name, module)
@@ -84,7 +84,8 @@ def require_patterns(patterns: Iterable[object], what: str = SITES, such_as: str
 
 
 def _built(norm: norms.NormSpec, old: Any, config: GPT2Config) -> nn.Module:
-    return norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon, bias=old.bias is not None)
+    has_bias = getattr(old, "bias", None) is not None
+    return norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon, bias=has_bias)
 
 
 def _require_one_each(model: GPT2, new: list[nn.Module]) -> None:
@@ -101,11 +102,14 @@ def require_own_parameters(model: GPT2, names: Iterable[str]) -> None:
     """Refuse modules whose weight is computed from others, as by pruning: it can be neither shared nor written into.
 
     Raises:
-        NormError: weight or bias of one is no Parameter.
+        NormError: weight or bias of one is no Parameter, or it has no weight.
     """
     for name in names:
-        module: Any = model.get_submodule(name)
-        if not all(isinstance(own, nn.Parameter) for own in (module.weight, module.bias) if own is not None):
+        module = model.get_submodule(name)
+        weight, bias = (getattr(module, own, None) for own in ("weight", "bias"))
+        if weight is None:
+            raise NormError(f"{name} ({title(module)}) has no weight; put minigpt.LayerNorm(width) there first")
+        if not all(isinstance(own, nn.Parameter) for own in (weight, bias) if own is not None):
             raise NormError(f"weight or bias of {name} is no Parameter of its own; undo its pruning or parametrization")
 
 
@@ -113,5 +117,5 @@ def _sharing(new: Any, old: Any) -> nn.Module:
     with naming(new):
         new.weight = new.bias = None
         new.to(old.weight.device, old.weight.dtype)  # its buffers, and any Parameter beside the two that are shared
-        new.weight, new.bias = old.weight, old.bias
+        new.weight, new.bias = old.weight, getattr(old, "bias", None)
         return new.train(old.training)
