@@ -582,6 +582,17 @@ def test_an_eps_that_somebody_has_chosen_stays_and_is_said() -> None:
         assert notes(built) == ("eps is 1e-06 in LayerNorm, where the model's is 1e-05",)
 
 
+def test_an_eps_of_a_function_s_own_is_said_of_our_norms_too(caplog: pytest.LogCaptureFixture) -> None:
+    model, said = small_model(), "eps is 0.001 in LayerNorm, where the model's is 1e-05"
+    swap_norms(model, lambda size, eps, bias: LayerNorm(size, 1e-3, bias), "ln_f")
+    assert notes(model.ln_f) == notes(copy.deepcopy(model.ln_f)) == (said,)
+    assert caplog.messages == [said]
+    assert notes(norms.build(lambda size, eps, bias: LayerNorm(size, eps, bias), 8, eps=1e-3)) == ()
+    assert notes(norms.build(lambda size: LayerNorm(size), 8)) == (
+        "eps cannot be set in LayerNorm; it is 1e-05, as the model's",
+    )
+
+
 class OwnFlag(nn.LayerNorm):
     def __init__(self, num_channels, eps=1e-6, affine=True, **kwargs):
         super().__init__(num_channels, eps=eps, elementwise_affine=affine, **kwargs)

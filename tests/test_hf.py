@@ -1,5 +1,6 @@
 """Our blocks in transformers' own tools, each tool beside transformers' own network on the same weights."""
 
+import ast
 import copy
 import json
 from collections.abc import Callable, Iterator
@@ -494,6 +495,18 @@ def test_norms_swapped_behind_the_config_are_not_saved_under_its_name(folder: Pa
     assert torch.equal(logits(load(tmp_path)), logits(model))
 
 
+def test_an_eps_that_the_config_does_not_say_is_not_saved(folder: Path, tmp_path: Path) -> None:
+    model = load(folder, norm="rms")
+    model.transformer.ln_f.eps = 1e-3
+    with pytest.raises(NormError, match=r"^ln_f has another eps than the config's, .*layer_norm_epsilon=\.\.\.\)"):
+        model.save_pretrained(tmp_path / "out")
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    model = load(folder, norm="rms", layer_norm_epsilon=1e-3)
+    assert model.transformer.ln_f.eps == 1e-3
+    model.save_pretrained(tmp_path / "out")
+    assert torch.equal(logits(load(tmp_path / "out")), logits(model))
+
+
 def test_what_no_checkpoint_has_a_place_for_is_not_saved(folder: Path, tmp_path: Path) -> None:
     model = load(folder, norm="frozen")
     minigpt.model.calibrate(model.transformer, torch.arange(20)[None])
@@ -548,6 +561,16 @@ def test_code_that_a_folder_names_is_run_only_when_asked_for(folder: Path, tmp_p
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "canary").exists()
     assert torch.equal(logits(load(tmp_path / "saved", norm=norm)), logits(model))
+
+
+def test_the_whole_choice_is_asked_for_where_a_folder_s_code_is_not_run(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(NORM_FILE)
+    model = load(folder, norm={"h.*": "rms", "h.0.ln_1": f"{tmp_path / 'mine.py'}:Scaled"})
+    model.save_pretrained(tmp_path / "saved")
+    with pytest.raises(NormError, match=r"ask for it yourself: from_pretrained\(\.\.\., norm=.*\)$") as raised:
+        load(tmp_path / "saved")
+    asked = ast.literal_eval(str(raised.value).rpartition("norm=")[2].removesuffix(")"))
+    assert torch.equal(logits(load(tmp_path / "saved", norm=asked)), logits(model))
 
 
 # --- what is refused

@@ -22,6 +22,7 @@ from checkpoints import (
     tokens,
     without_prefix,
 )
+from helpers import small_model
 from safetensors.torch import load_file
 from test_read import lies_in, mapped_ranges
 from torch import nn
@@ -590,6 +591,18 @@ def test_a_norm_that_a_checkpoint_has_no_word_for_is_warned_of(
         )  # fmt: skip
 
 
+def test_an_eps_that_the_config_does_not_say_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = small_model()
+    minigpt.swap_norms(model, lambda size, eps, bias: nn.LayerNorm(size, 1e-2, bias=bias), "ln_f")
+    model.h[0].ln_1.eps = 1e-3
+    caplog.clear()
+    minigpt.save_pretrained(model, tmp_path)
+    assert caplog.messages == [
+        "what is saved does not say that eps is 0.001, 0.01 at h.0.ln_1, ln_f: "
+        "whoever loads it gets the config's, 1e-05"
+    ]
+
+
 def test_another_s_registered_norm_is_warned_of_too(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -746,6 +759,14 @@ def adapted(model: GPT2) -> None:
     model.h[0].attn.adapter = nn.Linear(4, 4)
 
 
+def unscaled(model: GPT2) -> None:
+    model.h[0].ln_1 = nn.LayerNorm(model.config.n_embd, elementwise_affine=False)
+
+
+def normless(model: GPT2) -> None:
+    model.ln_f = nn.Identity()
+
+
 def wider(model: GPT2) -> None:
     model.wte = nn.Embedding(model.config.vocab_size + 10, model.config.n_embd)
 
@@ -754,6 +775,8 @@ def wider(model: GPT2) -> None:
     ("change", "complaint"),
     [
         (parametrized, r"missing transformer\.h\.0\.mlp\.c_fc\.weight; unexpected transformer\.h\.0\.mlp\.c_fc\.param"),
+        (unscaled, r"missing transformer\.h\.0\.ln_1\.bias, transformer\.h\.0\.ln_1\.weight"),
+        (normless, r"missing transformer\.ln_f\.bias, transformer\.ln_f\.weight"),
         (adapted, r"unexpected transformer\.h\.0\.attn\.adapter\.bias, transformer\.h\.0\.attn\.adapter\.weight"),
         (wider, r"of another shape: transformer\.wte\.weight is \(\d+, 32\), not \(\d+, 32\)"),
     ],

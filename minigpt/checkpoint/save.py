@@ -21,6 +21,7 @@ from minigpt.checkpoint.pretrained import norm_parameters
 from minigpt.checkpoint.translate import PREFIX
 from minigpt.errors import CheckpointError, listing
 from minigpt.model import GPT2, require_gpt2, require_weights
+from minigpt.norms.adapt import eps_of
 from minigpt.placement import dtype_name
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -43,10 +44,10 @@ def save_pretrained(
 ) -> None:
     """Write config.json, generation_config.json, model.safetensors and the tokenizer's files into ``directory``.
 
-    ``transformers.AutoModelForCausalLM`` loads it with the same logits, as far as the model's norms are LayerNorm: a
-    checkpoint has no word for another, and where one is known to be there a warning says so. A tied head is not
-    written twice. What the folder held of an earlier checkpoint is replaced at one moment, when all of the new one is
-    on disk: see ``checkpoint/atomic.py``.
+    ``transformers.AutoModelForCausalLM`` loads it with the same logits, as far as the model's norms are LayerNorm with
+    the config's eps: a checkpoint has no word for another, and where one is known to be there a warning says so. A tied
+    head is not written twice. What the folder held of an earlier checkpoint is replaced at one moment, when all of the
+    new one is on disk: see ``checkpoint/atomic.py``.
 
     Args:
         model: its parameters are on any device but meta.
@@ -66,6 +67,7 @@ def save_pretrained(
     tensors = _saved_tensors(model)
     _require_whole(model, tensors)
     _warn_of_other_norms(model)
+    _warn_of_other_eps(model)
     try:
         with replacing(Path(directory), REPLACED + (() if tokenizer is None else TOKENIZER_FILES)) as folder:
             _write_weights(folder, tensors, max_shard_bytes)
@@ -176,12 +178,10 @@ def _require_only_a_gpt2s(model: GPT2) -> None:
 
 
 def _require_whole(model: GPT2, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse what no GPT-2 of this config would be loaded from; norms have been looked at."""
+    """Refuse what no GPT-2 of this config would be loaded from."""
     with torch.device("meta"):
         wanted = {_saved_name(name): tensor for name, tensor in GPT2(model.config).state_dict().items()}
-    sites = tuple(_saved_name(f"{site}.") for site in model.norm_sites())
-    given, wanted = ({name: some[name] for name in some if not name.startswith(sites)} for some in (tensors, wanted))
-    if complaints := misfits(given, wanted):
+    if complaints := misfits(tensors, wanted):
         raise CheckpointError(f"this is no GPT-2 of its config: {'; '.join(complaints)}; keep the state_dict")
 
 
@@ -193,6 +193,17 @@ def _warn_of_other_norms(model: GPT2) -> None:
         logging.getLogger("minigpt").warning(
             "what is saved does not say that norms of this model are %s: whoever loads it gets LayerNorm, "
             "or what from_pretrained(..., norm=...) or swap_norms is asked for", others,
+        )  # fmt: skip
+
+
+def _warn_of_other_eps(model: GPT2) -> None:
+    of_config = model.config.layer_norm_epsilon
+    others = {site: eps for site, norm in model.norm_modules().items() if (eps := eps_of(norm) - {of_config})}
+    if others:
+        values = ", ".join(f"{eps:g}" for eps in sorted(set.union(*others.values())))
+        logging.getLogger("minigpt").warning(
+            "what is saved does not say that eps is %s at %s: whoever loads it gets the config's, %g",
+            values, listing(others), of_config,
         )  # fmt: skip
 
 

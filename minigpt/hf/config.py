@@ -142,5 +142,5 @@ def _require_registered(norm: Any) -> None:
         if not (isinstance(name, str) and name in norms.available()):
             raise NormError(
                 f"config.json asks for the norm {name!r}, which is not a registered one, and code is not run because a "
-                f"file names it; if you trust it, ask for it yourself: from_pretrained(..., norm={name!r})"
+                f"file names it; if you trust it, ask for it yourself: from_pretrained(..., norm={norm!r})"
             )

@@ -9,6 +9,7 @@ from minigpt import norms
 from minigpt.errors import NormError
 from minigpt.hf.config import Choice
 from minigpt.model import GPT2, match_sites
+from minigpt.norms.adapt import eps_of
 
 
 def install_norms(body: GPT2, chosen: Choice) -> None:
@@ -30,9 +31,9 @@ def install_norms(body: GPT2, chosen: Choice) -> None:
 
 
 def norm_kinds(body: GPT2) -> dict[str, Any]:
-    """What stands at each site: the classes of its parts, and the names of what they save."""
+    """What stands at each site: the classes of its parts, the names of what they save, and every eps."""
     return {
-        site: ([type(part) for part in norm.modules()], [*norm.state_dict()])
+        site: ([type(part) for part in norm.modules()], [*norm.state_dict()], eps_of(norm))
         for site, norm in body.norm_modules().items()
     }
 
@@ -43,8 +44,8 @@ def require_norms_of_config(body: GPT2, of_config: dict[str, Any]) -> None:
     Raises:
         NormError: the message names the site.
     """
-    for site, (classes, saved) in norm_kinds(body).items():
-        classes_of_config, saved_of_config = of_config[site]
+    for site, (classes, saved, eps) in norm_kinds(body).items():
+        classes_of_config, saved_of_config, eps_of_config = of_config[site]
         if classes != classes_of_config:
             raise NormError(
                 f"{site} is not as the config says, so what is saved would load as another model; "
@@ -52,3 +53,8 @@ def require_norms_of_config(body: GPT2, of_config: dict[str, Any]) -> None:
             )
         if other := sorted({*saved} ^ {*saved_of_config}):
             raise NormError(f"{site} differs in {other[0]} from what the config builds; keep the state_dict")
+        if eps != eps_of_config:
+            raise NormError(
+                f"{site} has another eps than the config's, so what is saved would load as another model; "
+                "choose it by from_pretrained(..., layer_norm_epsilon=...), or keep the state_dict"
+            )

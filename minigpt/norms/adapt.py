@@ -38,6 +38,7 @@ def adapt(module: nn.Module, shape: tuple[int, ...], *, eps: float, bias: bool, 
         NormError: it has no scale, no shift for the model's, a parameter that is neither, or one of another shape.
     """
     if is_ours(type(module)):
+        vars(module)["notes"] = _notes(module, eps, takes_eps)
         return module
     if isinstance(module, torch.jit.ScriptModule):
         raise NormError(f"{title(module)} is a TorchScript module, whose Parameters cannot be shared; give its class")
@@ -59,7 +60,18 @@ def is_ours(cls: object) -> bool:
 
 def notes(module: nn.Module) -> tuple[str, ...]:
     """What a reader should know of a norm in a model: that its class has an eps of its own, for one."""
-    return module.notes if isinstance(module, AdaptedNorm) else getattr(module.forward, "notes", ())
+    holds_them = isinstance(module, AdaptedNorm) or is_ours(type(module))
+    return getattr(module if holds_them else module.forward, "notes", ())
+
+
+def eps_of(module: nn.Module) -> set[float]:
+    """Every eps that a norm holds, in itself or in a part of it."""
+    return {
+        value
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if EPS.fullmatch(name) and isinstance(value, float)
+    }
 
 
 class AdaptedNorm(nn.LayerNorm):
@@ -170,12 +182,7 @@ def _require_shape(module: nn.Module, what: str, name: str, shape: tuple[int, ..
 
 def _notes(module: nn.Module, eps: float, takes_eps: bool) -> tuple[str, ...]:
     """Where it does not add the eps that the model has."""
-    found = {
-        value
-        for part in module.modules()
-        for name, value in vars(part).items()
-        if EPS.fullmatch(name) and isinstance(value, float)
-    }
+    found = eps_of(module)
     if others := ", ".join(f"{value:g}" for value in sorted(found - {eps})):
         return (f"eps is {others} in {title(module)}, where the model's is {eps:g}",)
     if takes_eps:
