@@ -94,6 +94,7 @@ ALONE = [
     (sabotages.OneVarianceForAll, "a row depends on its batch"),
     (sabotages.EverySeventhRow, "a row depends on its batch"),
     (sabotages.ApproximateDeviation, "the deviation is approximate, off by some 1e-03 of it"),
+    (sabotages.LittleApproximateDeviation, "the deviation is approximate, off by some 4e-06 of it"),
     (sabotages.BlocksOf128, "wrong only at width 1, 2, 3, 5, 64, 127, 1001, 1600"),
     (sabotages.OtherwiseWithoutGradients, "it gives other values without gradients than with them"),
     (sabotages.RowsOnly, "RowsOnly raised ValueError: rows, please, and not (3, 4, 64)"),

@@ -13,28 +13,29 @@ from minigpt.placement import dtype_name
 ROWS, WIDTH = 16, 64
 FLOAT16 = PRECISIONS[torch.float16].result  # u
 BFLOAT16 = PRECISIONS[torch.bfloat16].result
+APPROXIMATE = 16 * 2**-24  # beyond float32's own rounding
 ROUNDING = 0.58  # RMS of one rounding's error over u, for errors spread evenly: 1 / sqrt(3)
 
 
 def narrow_statistics(probe: Probe) -> list[str]:
     """Whether the statistics of float32 rows are kept in fewer bits than float32 has."""
-    if not _is_rounding(probe):
+    doubled = _off_by_doubling(probe)
+    if doubled >= FLOAT16 / 8:
         return []
     shifted, stretched = shift_rounding(probe, 64.0, torch.float32, of_mean=True), _stretch_rounding(probe)
     off = max(shifted, stretched)
-    if off < FLOAT16 / 8:
-        return []
-    if _overflows(probe):
+    if off >= FLOAT16 / 8 and _overflows(probe):
         return ["statistics are kept in float16"]
     if shifted < FLOAT16 / 8:  # few bits would tell in the mean too
-        return [f"the deviation is approximate, off by some {stretched:.0e} of it"]
+        is_approximate = stretched > max(APPROXIMATE, 8 * doubled)
+        return [f"the deviation is approximate, off by some {stretched:.0e} of it"] * is_approximate
     narrow = "bfloat16" if off > 2.8 * FLOAT16 else "11 bits, as TF32 has"
     return [f"statistics are kept in {narrow}"] if off < 8 * BFLOAT16 else []
 
 
 def narrow_half_statistics(probe: Probe, dtype: torch.dtype) -> list[str]:
     """Whether the statistics of rows in float16 or bfloat16 are kept in the same."""
-    if not _is_rounding(probe):
+    if _off_by_doubling(probe) >= FLOAT16 / 8:
         return []
     is_narrow = shift_rounding(probe, 64.0, dtype, of_mean=True) >= PRECISIONS[dtype].result / 8
     return [kept_in(dtype)] if is_narrow else []
@@ -68,10 +69,10 @@ def shift_rounding(probe: Probe, shift: float, dtype: torch.dtype, *, of_mean: b
     return off * x.std(-1, correction=0).mean().item() / shift / ROUNDING
 
 
-def _is_rounding(probe: Probe) -> bool:
-    """Whether a row twice as large gives the same: no binary format rounds it otherwise, but most mistakes do."""
+def _off_by_doubling(probe: Probe) -> float:
+    """How much a row twice as large changes the result: no binary format rounds it otherwise, but most mistakes do."""
     x = 10 * probe.standard_rows(ROWS, WIDTH)
-    return distance(probe(2 * x, dtype=torch.float32), probe(x, dtype=torch.float32)) < FLOAT16 / 8
+    return distance(probe(2 * x, dtype=torch.float32), probe(x, dtype=torch.float32))
 
 
 def _stretch_rounding(probe: Probe) -> float:
