@@ -229,9 +229,22 @@ def test_what_a_norm_is_given_as(small: Path, kind: str) -> None:
     report = judge(small, norm=minigpt.LayerNorm if kind == "class" else factory)
     assert report.passed
     assert ("LayerNorm" if kind == "class" else "factory") in report.norm
+    assert report.notes == []
 
 
 # Norms that are not LayerNorm
+
+
+class Dithered(minigpt.LayerNorm):
+    """Off by another part of its rounding at every call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + 1e-7 * torch.rand_like(x))
+
+
+def test_what_answers_differently_from_call_to_call_is_said_to_do_so(small: Path) -> None:
+    said = "The candidate answers differently from call to call; these are the figures of one of its answers."
+    assert judge(small, norm=Dithered).notes == [said]
 
 
 @pytest.mark.parametrize("sabotage", SABOTAGES)

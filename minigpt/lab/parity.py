@@ -120,7 +120,6 @@ def parity(
         attention=attention,
         versions=versions(contest.device) | {"float32_products": "full float32 (TF32 off)"},
         prompts=judged.described,
-        notes=contest.notes,
         **found,
     )
     return report if limits is None else dataclasses.replace(report, budget=spend(report, limits))
@@ -167,7 +166,14 @@ class _Run:
             tokens=self._token_drift(self.texts.index(longest)),
             speed=speed(self.contest, longest.text),
             cost=cost(self.contest, longest.prompt),
+            notes=[*self.contest.notes, *self._unsteadiness(longest)],
         )
+
+    def _unsteadiness(self, text: Continued) -> list[str]:
+        ids = self.contest.tensor(text.text)  # (1, T)
+        is_steady = torch.equal(self.contest.candidate(ids), self.contest.candidate(ids))
+        said = "The candidate answers differently from call to call; these are the figures of one of its answers."
+        return [] if is_steady else [said]
 
     def _decoding(self) -> Logits:
         """As ``LogitsMeter.logits``, of logits as they are while the continuations are written."""

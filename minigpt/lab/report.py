@@ -228,7 +228,7 @@ class ParityReport:
     greedy: Greedy
     norm_sites: list[NormSite]
     speed: Speed
-    notes: list[str] = dataclasses.field(default_factory=list)  # what the norm's class would not take, such as an eps
+    notes: list[str] = dataclasses.field(default_factory=list)  # on the candidate: an eps that its norm would not take
     blocks: list[BlockDrift] = dataclasses.field(default_factory=list)
     decoding: Logits | None = None  # None where no token was written
     tokens: TokenDrift | None = None
