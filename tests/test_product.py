@@ -298,3 +298,13 @@ def test_decoding_by_rows_errs_no_more_than_the_reference(batch: int, dtype: tor
     floor = rms(torch.cat(wanted, dim=1).double() - truth)
     error = rms(torch.cat(given, dim=1).double() - truth)
     assert_within(error, 1.1 * floor, rms(truth), f"RMS error (transformers' own: {floor:.3g})")
+
+
+@needs_onednn
+@torch.inference_mode()
+def test_a_compiler_in_another_thread_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``is_compiling()`` is true in every thread while it is in one."""
+    x, weight, bias = torch.randn(1, 1, 24), torch.randn(24, 37), torch.randn(37)
+    expected = minigpt.model.product.onednn_linear(x, weight.t(), bias)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert torch.equal(minigpt.model.product.onednn_linear(x, weight.t(), bias), expected)

@@ -95,6 +95,11 @@ def onednn_linear(
     """``F.linear`` by oneDNN, which takes a weight as it lies. It is for inference mode: it has no derivative."""
     if torch.compiler.is_compiling():  # the compiler would have the weight be a constant of its program
         return torch.ops.minigpt.onednn_linear(x, weight, bias)
+    return _onednn_linear(x, weight, bias)
+
+
+def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Without asking whether a compiler is at work: one may be, in another thread."""
     if bias is not None and not bias.is_contiguous():
         bias = bias.contiguous()  # else it would be read as if it were
     return linear_pointwise(x, weight, bias, "none", [], "")
@@ -171,11 +176,7 @@ def _bmm_shape(x: Tensor, y: Tensor) -> Tensor:
 
 
 torch.library.define("minigpt::onednn_linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-
-
-@torch.library.impl("minigpt::onednn_linear", "cpu")
-def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return onednn_linear(x, weight, bias)
+torch.library.impl("minigpt::onednn_linear", "cpu", _onednn_linear)
 
 
 @torch.library.register_fake("minigpt::onednn_linear")
