@@ -1,6 +1,7 @@
 """A file of prompts to a file of texts: what is broken is named, what is there is kept, nothing is written twice."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,15 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "no" / "out.jsonl"):
         with pytest.raises(GenerationError, match="cannot write"):
             ResultFile(place, RUN)
+
+
+def test_a_pipe_whose_reader_has_gone(tmp_path: Path) -> None:
+    prompts, pipe = some(tmp_path), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with ResultFile(pipe, RUN) as results:
+        results.add(prompts[0], text(0))
+        assert json.loads(os.read(reader, 10_000))["text"] == text(0).text
+        os.close(reader)
+        with pytest.raises(GenerationError, match="Broken pipe; the 1 results before are kept"):
+            results.add(prompts[1], text(1))

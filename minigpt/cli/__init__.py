@@ -88,8 +88,8 @@ def _require_streams() -> None:
 
 def _is_of_memory(error: Exception) -> bool:
     """PyTorch has an error of its own for a GPU's memory, and none for the processor's."""
-    said = str(error)
-    return isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said
+    of_memory = ("out of memory", "can't allocate memory", "Cannot allocate memory")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in of_memory)
 
 
 _UsageError: Any = typer.BadParameter.__base__  # of click, which typer carries within itself or beside it

@@ -116,7 +116,9 @@ class ResultFile:
         self.done: set[tuple[int, int]] = set()
         self.note: str | None = None
         try:
-            self._file: BinaryIO = open(file, "a+b", buffering=0)  # noqa: SIM115  (closed by __exit__)
+            # To read what a pipe holds would keep it open when its reader has gone.
+            mode = "ab" if self.path.exists() and not self.path.is_file() else "a+b"
+            self._file: BinaryIO = open(file, mode, buffering=0)  # noqa: SIM115  (closed by __exit__)
         except OSError as error:
             raise GenerationError(f"cannot write {file}: {error.strerror}") from error
         try:
