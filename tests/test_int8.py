@@ -1,7 +1,9 @@
 """Weights in eight bits: the rounding is theirs alone, a row is its own, and what cannot be honoured is refused."""
 
 import json
+import pickle
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +216,11 @@ def test_it_goes_to_no_other_device_and_stays_whole() -> None:
     with pytest.raises(ConfigError, match=r"^weights in eight bits are for the CPU, and cannot move to meta$"):
         model.to("meta")
     assert_same_bits(model(ids), wanted, "after it was refused")
+
+
+@pytest.mark.parametrize("through", [pickle, ForkingPickler], ids=["a file", "another process"])
+def test_it_can_be_sent(through: Any) -> None:
+    model, ids = quantize_int8(small_model()), random_ids(2, 7)
+    sent = through.loads(through.dumps(model))
+    assert_same_bits(sent(ids), model(ids), "logits")
+    assert sent.fast_head.number != model.fast_head.number

@@ -168,7 +168,7 @@ PROCESSORS: dict[str, Callable[[Tensor, Any, Situation], Tensor]] = {
     "suppress_tokens": lambda logits, tokens, at: forbid(logits, tokens),
     "temperature": lambda logits, temperature, at: logits / float(temperature),
     "top_k": lambda logits, k, at: keep_top_k(logits, k),
-    "top_p": lambda logits, p, at: keep_top_p(logits, p),
-    "min_p": lambda logits, p, at: keep_min_p(logits, p),
-    "typical_p": lambda logits, p, at: keep_typical(logits, p),
+    "top_p": lambda logits, p, at: keep_top_p(logits, float(p)),
+    "min_p": lambda logits, p, at: keep_min_p(logits, float(p)),
+    "typical_p": lambda logits, p, at: keep_typical(logits, float(p)),
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
 from minigpt.errors import ConfigError
@@ -59,6 +59,13 @@ class Int8Linear(Holder):
         if torch.compiler.is_compiling():
             return torch.ops.minigpt.int8_product(whole, self.number, self.shape[0], self.steps + 1)
         return _integer_product(whole, self.steps + 1, self.packed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        rows = torch.ops.quantized.linear_unpack(self.packed)[0]  # what is packed cannot be sent to another process
+        return {**vars(self), "packed": (rows.int_repr(), rows.q_per_channel_scales())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "packed": _packed(*state["packed"])})
 
     def require_applicable(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Refuse what would take the layer to another device, where there is no such product."""
@@ -146,6 +153,10 @@ def prepacked(rows: Float[Tensor, "out inp"]) -> torch.ScriptObject:
         integers[at : at + AT_ONCE], scale[at : at + AT_ONCE] = (some / steps[:, None]).round(), steps
     if not scale.isfinite().all():
         raise ConfigError("a weight is not finite, so it cannot be held in eight bits")
+    return _packed(integers, scale)
+
+
+def _packed(integers: Int8[Tensor, "out inp"], scale: Float[Tensor, " out"]) -> torch.ScriptObject:
     with warnings.catch_warnings():  # that PyTorch means to move its quantized tensors elsewhere
         warnings.simplefilter("ignore", UserWarning)
         zeros = torch.zeros(len(scale), dtype=torch.long, device="cpu")
