@@ -271,3 +271,12 @@ def test_a_full_cache_is_refused_as_without_the_compiler() -> None:
 def test_what_cannot_be_compiled_is_refused() -> None:
     with pytest.raises(ConfigError, match='need attention="sdpa"'):
         compile_steps(small_model(attention="eager"))
+
+
+def test_a_compiler_that_fails_is_told_of_in_a_sentence() -> None:
+    def backend(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("there is no C++ compiler\non this machine")
+
+    model = compile_steps(small_model(), backend=backend)
+    with pytest.raises(ConfigError, match=r"^a step cannot be compiled: .*there is no C\+\+ compiler$"):
+        minigpt.generate(model, random_ids(1, 5), max_new_tokens=3)

@@ -35,7 +35,8 @@ def compile_steps(model: GPT2, **options: Any) -> GPT2:
             stand for.
 
     Raises:
-        ConfigError: the model is no GPT2, or its attention is not "sdpa".
+        ConfigError: the model is no GPT2, or its attention is not "sdpa"; and at the first step, where the compiler
+            cannot make a program of it, for want of a C++ compiler for one.
     """
     require_gpt2(model)
     if model.attention != "sdpa":
@@ -75,7 +76,15 @@ class CompiledStep:
         else:
             visible = F.pad(padding, (0, room - place - 1))  # (B, S)
         column = torch.tensor([place], device=x.device)
-        return self.read(x, hiding(visible, x.dtype), cache.store.unbind(), column)
+        try:
+            return self.read(x, hiding(visible, x.dtype), cache.store.unbind(), column)
+        except RuntimeError as error:
+            from torch._dynamo.exc import BackendCompilerFailed
+
+            if not isinstance(error, BackendCompilerFailed):
+                raise
+            said = str(error.inner_exception).partition("\n")[0]
+            raise ConfigError(f"a step cannot be compiled: {said}") from error
 
 
 def without_graphs(options: dict[str, Any]) -> dict[str, Any]:
