@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.modules.module as modules
 from gpu_code import told
 from helpers import assert_close, assert_same_bits, max_abs, random_ids, small_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from minigpt import NormError, norms
 from minigpt.norms import registry
@@ -277,6 +279,17 @@ def test_second_derivatives_are_refused(device: torch.device) -> None:
         first.sum().backward()
 
 
+def test_forward_mode_derivatives_are_refused(device: torch.device) -> None:
+    norm, x = norm_of(8, device=device), torch.randn(2, 8).to(device)
+    for asked in (norm, lambda x: norm.add_norm(x, x)[1], lambda x: norm.add_norm(torch.zeros_like(x), x)[1]):
+        with pytest.raises(NormError, match="no forward-mode derivatives"):
+            torch.func.jvp(asked, (x,), (torch.ones_like(x),))
+    with torch.no_grad(), forward_ad.dual_level(), pytest.raises(NormError, match="no forward-mode derivatives"):
+        torch.func.functional_call(norm, {"bias": forward_ad.make_dual(norm.bias, torch.ones_like(norm.bias))}, (x,))
+    with forward_ad.dual_level():
+        assert norm(x).shape == x.shape
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_what_it_cannot_take_is_refused(device: torch.device) -> None:
     norm = norm_of(8, device=device)
@@ -331,6 +344,20 @@ def test_a_block_adds_and_normalizes_at_once_unless_it_has_hooks(device: torch.d
     assert seen == [(2, 7, 48)]
     assert_same_bits(watched, logits, "watched and unwatched")
     assert_close(logits, expected, 1e-5, "against the library's norm")
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+@pytest.mark.parametrize("of_all", [False, True], ids=["its own", "of all modules"])
+def test_hooks_of_gradients_see_a_norm_that_could_add_too(register: str, of_all: bool, device: torch.device) -> None:
+    model, seen = small_model("triton", device=device), []
+    norm = model.h[0].ln_2
+    registers = getattr(modules, register.replace("register", "register_module")) if of_all else getattr(norm, register)
+    hook = registers(lambda module, *gradients: seen.append(module))
+    try:
+        model(random_ids(2, 7, device=device)).sum().backward()
+    finally:
+        hook.remove()
+    assert seen.count(norm) == 1
 
 
 COMPILE = """

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules import module as of_all
 
 
 def add_norm(
@@ -42,4 +43,5 @@ def own_addition(norm: nn.Module) -> Callable[..., Any] | None:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether hooks wait for the module's own call, and would miss it if others did its work."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(own or of_all._has_any_global_hook())

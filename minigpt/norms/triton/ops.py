@@ -10,6 +10,7 @@ import torch
 import triton  # pyright: ignore[reportMissingImports]
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from minigpt.errors import NormError
 from minigpt.norms.triton import interpreting, kernels
@@ -26,13 +27,23 @@ Row = Float[Tensor, "*row"]
 
 def layer_norm(x: Stream, weight: Row, bias: Row | None, eps: float) -> Stream:
     """LayerNorm of ``x`` over the dimensions of ``weight``; differentiable once."""
+    _require_no_tangent(x, weight, bias)
     return torch.ops.minigpt.layer_norm(x, None, weight, bias, eps)[0]
 
 
 def add_layer_norm(residual: Stream, delta: Stream, weight: Row, bias: Row | None, eps: float) -> tuple[Stream, Stream]:
     """``residual + delta``, and LayerNorm of that sum."""
+    _require_no_tangent(residual, delta, weight, bias)
     y, total, _ = torch.ops.minigpt.layer_norm(residual, delta, weight, bias, eps)
     return total, y
+
+
+def _require_no_tangent(*given: Tensor | None) -> None:
+    """Refuse forward-mode derivatives, which would be lost in an operator that has none."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    if any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in given):
+        raise NormError("the triton norm has no forward-mode derivatives; for those take norm 'fused' or 'textbook'")
 
 
 class Rows(NamedTuple):
