@@ -52,6 +52,25 @@ def test_is_the_formula_head_by_head(n_embd: int, n_head: int, attention: str) -
     assert_close(attend(module, x), head_by_head(module, x, (n_embd / n_head) ** -0.5), 1e-13, f"{n_head} heads")
 
 
+@pytest.mark.parametrize("first", ["sdpa", "eager"])
+@pytest.mark.parametrize("lengths", [(7, 7), (3, 7)], ids=["whole", "padded"])
+@torch.no_grad()
+def test_attention_chosen_by_hand_stays_causal(first: str, lengths: tuple[int, int]) -> None:
+    """Of some blocks, or of the model alone, whose masks are then made for the other kind."""
+    ids, mask = random_ids(2, 7), left_padding(lengths, 7)
+    model = small_model(attention=first, dtype=torch.float64)
+    expected, other = model(ids, mask)[mask.bool()], "eager" if first == "sdpa" else "sdpa"
+    model.h[0].attn.attention = other
+    assert_close(model(ids, mask)[mask.bool()], expected, 1e-12, f"one block {other}")
+    model = small_model(attention=first, dtype=torch.float64)
+    model.attention = other
+    assert_close(model(ids, mask)[mask.bool()], expected, 1e-12, f"the masks of {other}")
+    cache, pieces = model.new_cache(2, 7), []
+    for start, stop in ((0, 3), (3, 6), (6, 7)):
+        pieces.append(model(ids[:, start:stop], mask[:, :stop], cache=cache))
+    assert_close(torch.cat(pieces, 1)[mask.bool()], expected, 1e-12, f"in pieces, the masks of {other}")
+
+
 SCALES: list[tuple[dict[str, bool], int, float]] = [
     ({}, 0, 12**-0.5),
     ({}, 5, 12**-0.5),

@@ -87,6 +87,16 @@ def test_bits_of_the_reference_in_every_variant(
         assert_same_bits(given, wanted, f"{variant}, left-padded")
 
 
+@pytest.mark.parametrize("seq", [64, 65])
+def test_bits_of_the_reference_where_the_heads_of_one_text_lie_transposed(seq: int, device: torch.device) -> None:
+    """As those of one column do: the product after them has the same bits only if they are put in order first."""
+    fields = {"n_embd": 96, "n_head": 96, "n_positions": 65}
+    reference = reference_model(attention="eager", dtype=torch.float16, device=device, **fields)
+    ids = random_ids(1, seq, device=device)
+    with torch.inference_mode():
+        assert_same_bits(same_weights(reference, arithmetic="reference")(ids), reference(ids).logits, "logits")
+
+
 @every_dtype
 @every_attention
 def test_bits_of_the_reference_through_both_caches(attention: str, dtype: torch.dtype, device: torch.device) -> None:

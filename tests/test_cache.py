@@ -1,6 +1,8 @@
 """The cache: reading in pieces is reading at once, its owner is the caller, and it refuses what does not fit."""
 
-from collections.abc import Iterator
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 from helpers import assert_close, assert_same_bits, chunks, left_padding, random_ids, small_model
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 import minigpt
 from minigpt import GenerationError, KVCache
@@ -206,3 +208,39 @@ def test_padding_takes_room_in_the_cache_and_none_of_the_context(model: minigpt.
     logits = read_in_pieces(model, model.new_cache(1, LONGEST + 3), ids, mask, [7, 13, 14])
     assert_same_bits(logits[:, 3:].argmax(-1), model(ids[:, 3:]).argmax(-1), "best tokens")
     assert_close(logits[:, 3:], model(ids[:, 3:]), 1e-13, "a full context behind three tokens of padding")
+
+
+def shared(model: minigpt.GPT2) -> None:
+    model.h[1] = model.h[0]
+
+
+def doubled(model: minigpt.GPT2) -> None:
+    model.h.insert(1, copy.deepcopy(model.h[0]))
+
+
+def shortened(model: minigpt.GPT2) -> None:
+    del model.h[0]
+    model.config = dataclasses.replace(model.config, n_layer=len(model.h))
+
+
+@pytest.mark.parametrize("change", [shared, doubled, shortened])
+def test_blocks_that_would_write_to_one_place_are_refused(change: Callable[[minigpt.GPT2], None]) -> None:
+    model, ids = small_model(n_layer=3), random_ids(1, 5)
+    change(model)
+    model.config = dataclasses.replace(model.config, n_layer=len(model.h))
+    with pytest.raises(
+        GenerationError, match=r"attn\.layer are .*, and each needs a layer of its own .*\(use_cache=False\)"
+    ):
+        minigpt.generate(model, ids, max_new_tokens=3)
+    plain = minigpt.generate(model, ids, max_new_tokens=3, use_cache=False)
+    if change is not shared:
+        for i, block in enumerate(model.h):
+            block.attn.layer = i
+        assert torch.equal(minigpt.generate(model, ids, max_new_tokens=3), plain)
+
+
+def test_blocks_in_another_order_keep_their_places() -> None:
+    model, ids = small_model(n_layer=3), random_ids(1, 5)
+    model.h = nn.ModuleList([model.h[i] for i in (2, 0, 1)])
+    plain = minigpt.generate(model, ids, max_new_tokens=3, use_cache=False)
+    assert torch.equal(minigpt.generate(model, ids, max_new_tokens=3), plain)

@@ -470,3 +470,38 @@ def test_lists_and_foreign_caches_are_refused() -> None:
         minigpt.generate(model, [1, 2], max_new_tokens=1)  # type: ignore[arg-type]
     with pytest.raises(GenerationError, match="the cache must be one of the model's new_cache, not of type tuple"):
         model(ids, cache=())  # type: ignore[arg-type]
+
+
+def test_a_compiled_step_is_not_taken_where_hooks_would_miss_it() -> None:
+    model, ids, seen = small_model(), random_ids(1, 5), []
+    expected = minigpt.generate(model, ids, max_new_tokens=3)
+    model.step = lambda *given: pytest.fail("no hook sees what is compiled")
+    with pytest.raises(pytest.fail.Exception):
+        minigpt.generate(model, ids, max_new_tokens=3)
+    hook = model.h[0].mlp.register_forward_hook(lambda module, given, y: seen.append(y.shape[1]))
+    assert torch.equal(minigpt.generate(model, ids, max_new_tokens=3), expected)
+    assert seen == [5, 1, 1]
+    hook.remove()
+
+
+def with_bias(head: nn.Linear) -> nn.Module:
+    head.bias = nn.Parameter(torch.randn(head.out_features))
+    return head
+
+
+def with_hook(head: nn.Linear) -> nn.Module:
+    head.register_forward_hook(lambda module, given, y: y * 2)
+    return head
+
+
+@pytest.mark.parametrize("change", [with_bias, with_hook, lambda head: nn.Sequential(head, nn.Tanh())])
+@pytest.mark.parametrize("arithmetic", ["fast", "reference"])
+@torch.no_grad()
+def test_a_head_that_is_more_than_a_matrix_is_asked(change: Callable[[nn.Linear], nn.Module], arithmetic: str) -> None:
+    model, ids = small_model(tie_word_embeddings=False, arithmetic=arithmetic), random_ids(2, 5)
+    plain = model(ids)
+    model.lm_head = change(model.lm_head)
+    assert_same_bits(model(ids), model.lm_head(model.hidden_states(ids)), "logits")
+    assert not torch.equal(model(ids), plain)
+    with pytest.raises(ConfigError, match="lm_head has a bias, hooks or a class of its own"):
+        model.head_rows()

@@ -42,7 +42,8 @@ class Batch:
         self.model, self.settings, self.places = model, settings, places
         self.context = model.config.n_positions
         self.rows: list[Row] = []
-        self.slots = Slots(model.new_cache(places, longest))
+        if settings.use_cache:
+            self.slots = Slots(model.new_cache(places, longest))
         self.logits = torch.empty(0, model.config.vocab_size)  # (B, V) of each row's next token
 
     @property

@@ -50,6 +50,9 @@ def generate(
         settings: those of ``GenerationSettings``; max_new_tokens is required. A row that has ended is filled with
             pad_token_id; generation ends when all have. With output_scores or output_logprobs, a ``Generated``.
 
+    Hooks on blocks and their parts see whatever rows are read together, in an order of the reading's own: prompts may
+    be read by length, and a row that has ended leaves. What they see cannot enter a graph of gradients but as a clone.
+
     Raises:
         ConfigError: the model is no GPT2, or has no values.
         GenerationError: before anything is computed: a setting is out of range, a prompt is empty or padded on the

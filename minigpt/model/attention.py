@@ -12,6 +12,7 @@ from minigpt.config import GPT2Config
 from minigpt.model import one_launch, one_query
 from minigpt.model.cache import LayerCache
 from minigpt.model.conv1d import Conv1D
+from minigpt.model.masking import added_mask
 from minigpt.model.ragged import Ragged
 
 ATTENTIONS = ("sdpa", "eager")
@@ -68,7 +69,8 @@ class CausalSelfAttention(nn.Module):
         if not self.fast:  # as the reference's own cache leaves them: a product's last bits may depend on it
             k, v = k.contiguous(), v.contiguous()
         attend = self.sdpa if self.attention == "sdpa" else self.eager
-        return attend(q, k, v, mask).transpose(1, 2).reshape(batch, seq, -1)  # (B, H, T, D) -> (B, T, C)
+        y = attend(q, k, v, mask).transpose(1, 2).reshape(batch, seq, -1)  # (B, H, T, D) -> (B, T, C)
+        return y.contiguous()  # which one text with heads of one column is not, and then its products' bits are others
 
     @property
     def may_fuse(self) -> bool:
@@ -91,9 +93,10 @@ class CausalSelfAttention(nn.Module):
             if self.upcast and q.dtype != torch.float64
             else q @ k.transpose(-1, -2) * self.scale
         )  # (B, H, T, S)
-        if mask is not None:
-            # A low score plus float16's lowest number is -inf, and a padded query that sees only those would be NaN.
-            scores = (scores + mask).clamp(min=torch.finfo(scores.dtype).min)
+        if mask is None or mask.dtype == torch.bool:  # made for the fused kernel, where this layer alone was changed
+            mask = added_mask(mask, scores)
+        # A low score plus float16's lowest number is -inf, and a padded query that sees only those would be NaN.
+        scores = (scores + mask).clamp(min=torch.finfo(scores.dtype).min)
         weights = scores.softmax(dim=-1).to(v.dtype)
         return self.attn_dropout(weights) @ v  # (B, H, T, D)
 

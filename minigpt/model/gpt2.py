@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.config import GPT2Config
-from minigpt.errors import ConfigError, MiniGPTError
+from minigpt.errors import ConfigError, GenerationError, MiniGPTError
 from minigpt.model.attention import ATTENTIONS, CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.inputs import require_context, require_positions, require_tokens
 from minigpt.model.masking import eager_mask, padding_mask, positions, sdpa_mask
 from minigpt.model.mlp import MLP
+from minigpt.model.plain import is_matrix, is_watched
 from minigpt.model.product import product
 from minigpt.model.ragged import Ragged
 from minigpt.norms.adapt import is_ours
@@ -108,7 +109,8 @@ class GPT2(nn.Module):
             input_ids: (B, T) token ids; with a cache, only those that it does not hold yet.
             attention_mask: (B, past + T), 1 for real tokens and 0 for padding, on either side; None where the new
                 tokens are all real. A cache remembers the padding it has read.
-            position_ids: (B, T) or (1, T); by default each token's place among the real tokens of its row.
+            position_ids: (B, T) or (1, T); by default each token's place among the real tokens of its row. Where they
+                begin again no new text does: a token sees all before it in its row.
             cache: from ``new_cache``; the new tokens' keys and values are appended to it.
 
         Raises:
@@ -129,7 +131,7 @@ class GPT2(nn.Module):
         """
         x, padding = self.embedded(input_ids, attention_mask, position_ids, cache)
         past, seq = 0 if cache is None else cache.length, x.shape[1]
-        if self.step is not None and cache is not None and seq == 1:
+        if self.step is not None and cache is not None and seq == 1 and not is_watched(self):
             x = self.step(x, padding, cache)
         else:
             x = self.read(x, self.mask(padding, past, seq, x), cache)
@@ -157,12 +159,22 @@ class GPT2(nn.Module):
         """Logits from the last norm's output: by the token embedding itself where the two are tied."""
         if self.fast_head is not None:
             return self.fast_head(x)
+        if not self.config.tie_word_embeddings and not is_matrix(self.lm_head):
+            return self.lm_head(x)
         rows = self.head_rows()  # (V, C)
         return product(x, rows.t()) if self.arithmetic == "fast" else F.linear(x, rows)
 
     def head_rows(self) -> Float[Tensor, "vocab embd"]:
-        """The head's weight, that of the token embedding where the two are tied."""
-        return self.wte.weight if self.config.tie_word_embeddings else self.lm_head.weight
+        """The head's weight, that of the token embedding where the two are tied.
+
+        Raises:
+            ConfigError: the head is more than a product with a weight.
+        """
+        if self.config.tie_word_embeddings:
+            return self.wte.weight
+        if not is_matrix(self.lm_head):
+            raise ConfigError("lm_head has a bias, hooks or a class of its own, so no other form can be made of it")
+        return self.lm_head.weight
 
     def new_cache(self, batch_size: int, max_length: int) -> KVCache:
         """An empty cache for ``batch_size`` rows of at most ``max_length`` tokens, in the model's dtype and place.
@@ -170,8 +182,9 @@ class GPT2(nn.Module):
         It is written into by every forward that is given it, so no gradient goes back through one.
 
         Raises:
-            GenerationError: there are no rows, or there is room for no token.
+            GenerationError: there are no rows, there is room for no token, or two blocks would write to one place.
         """
+        self._require_own_layers()
         config, weight = self.config, self.wte.weight
         cache = KVCache(
             config.n_layer, batch_size, config.n_head, max_length, config.head_size,
@@ -180,6 +193,15 @@ class GPT2(nn.Module):
         if self.step is not None:  # it reads what is masked too, which must not be NaN by chance
             cache.store.zero_()
         return cache
+
+    def _require_own_layers(self) -> None:
+        """Refuse blocks that would write over one another's keys, as a block that stands twice does, or its copy."""
+        layers = [part.layer for block in self.h for part in block.modules() if isinstance(part, CausalSelfAttention)]
+        if len({*layers}) < len(layers) or not {*layers} <= {*range(self.config.n_layer)}:
+            raise GenerationError(
+                f"the blocks' attn.layer are {layers}, and each needs a layer of its own among the cache's "
+                f"{self.config.n_layer}; number copies anew, or read without a cache (use_cache=False)"
+            )
 
     def norm_sites(self) -> list[str]:
         """Names of the norm modules in the order data meets them: h.0.ln_1, h.0.ln_2, ..., ln_f."""

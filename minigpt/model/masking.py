@@ -88,6 +88,15 @@ def eager_mask(
     return additive_mask(visible(padding, past, seq, device), dtype, torch.finfo(dtype).min)
 
 
+def added_mask(
+    mask: Bool[Tensor, "rows 1 seq total"] | None, scores: Float[Tensor, "batch heads seq total"]
+) -> Float[Tensor, "rows 1 seq total"]:
+    """What the written-out formula adds to these scores, from what ``sdpa_mask`` made for the fused kernel."""
+    seq, total = scores.shape[-2:]
+    seen = visible(None, total - seq, seq, scores.device) if mask is None else mask
+    return additive_mask(seen, scores.dtype, torch.finfo(scores.dtype).min)
+
+
 def packed_mask(position_ids: Int[Tensor, "rows seq"]) -> Bool[Tensor, "rows 1 seq seq"] | None:
     """True where a query may see a key of its own text, where a row has several, one after the other.
 

@@ -12,6 +12,11 @@ def is_plain(method: Any, function: Any) -> bool:
     return getattr(method, "__func__", None) is function
 
 
+def is_matrix(layer: nn.Module) -> bool:
+    """Whether a layer is the product with its weight, and nothing else."""
+    return type(layer) is nn.Linear and layer.bias is None and not has_hooks(layer)
+
+
 def is_watched(model: nn.Module) -> bool:
     """Whether hooks wait for the call of any of its modules."""
     return any(map(has_hooks, model.modules()))
