@@ -671,7 +671,9 @@ def test_what_a_file_says_of_the_length_in_all_gives_way_to_that_of_the_new(run:
     """As in transformers."""
     file = copy / "generation_config.json"
     file.write_text('{"max_length": 20, "cache_implementation": "dynamic"}')
-    assert complaint(run("generate", "the dog", "--model", copy)).endswith(f"; max_length: so says {file}\n")
+    assert complaint(run("generate", "the dog", "--model", copy)).endswith(
+        f"; max_length: so says {file}, and --max-new-tokens goes before it\n"
+    )
     assert run("generate", "the dog", "--model", copy, "--max-new-tokens", 3).status == 0
     file.write_text('{"max_length": 20, "max_new_tokens": 3}')
     assert run("generate", "the dog", "--model", copy).status == 0

@@ -21,6 +21,7 @@ def beside(folder: Path, content: Any) -> Path:
 
 def test_settings_are_read_and_what_is_none_is_left_out(tmp_path: Path) -> None:
     fields = {
+        "disable_compile": True, "num_assistant_tokens": 20,
         "_from_model_config": True, "bos_token_id": 0, "transformers_version": "5", "pad_token_id": None, "top_k": 0,
         "eos_token_id": [0, 3], "do_sample": True, "temperature": 0.7, "beams": 2, "output_attentions": False,
         "num_beams": 1,

@@ -603,6 +603,21 @@ def test_an_eps_that_the_config_does_not_say_is_warned_of(tmp_path: Path, caplog
     ]
 
 
+def test_functions_that_the_config_does_not_name_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for arithmetic in ("fast", "reference"):
+        minigpt.save_pretrained(small_model(arithmetic=arithmetic), tmp_path)
+    assert caplog.messages == []
+    model = small_model()
+    model.h[1].mlp.activation, model.h[0].attn.scale = torch.relu, 1.0
+    minigpt.save_pretrained(model, tmp_path)
+    assert caplog.messages == [
+        "what is saved does not say what was put at h.0.attn.scale, h.1.mlp.activation: "
+        "whoever loads it gets what the config names"
+    ]
+
+
 def test_another_s_registered_norm_is_warned_of_too(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

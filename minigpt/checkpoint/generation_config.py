@@ -7,7 +7,11 @@ from minigpt.checkpoint.files import GENERATION_CONFIG, folder_of
 from minigpt.errors import CheckpointError
 from minigpt.json_file import read_object
 
-NO_SETTING = ("_from_model_config", "transformers_version", "bos_token_id", "decoder_start_token_id")
+NO_SETTING = (
+    "_from_model_config", "transformers_version", "bos_token_id", "decoder_start_token_id", "disable_compile",
+    # of an assistant model, which is another
+    "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
+)  # fmt: skip
 OFF: dict[str, Any] = {  # what the format writes for "not at all"
     "top_k": 0, "num_beams": 1, "num_beam_groups": 1, "length_penalty": 1, "diversity_penalty": 0, "min_length": 0,
     "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0, "epsilon_cutoff": 0, "eta_cutoff": 0,

@@ -21,6 +21,9 @@ from minigpt.checkpoint.pretrained import norm_parameters
 from minigpt.checkpoint.translate import PREFIX
 from minigpt.errors import CheckpointError, listing
 from minigpt.model import GPT2, require_gpt2, require_weights
+from minigpt.model.attention import score_scale
+from minigpt.model.gpt2 import ARITHMETICS
+from minigpt.model.mlp import activation, unchanged
 from minigpt.norms.adapt import eps_of
 from minigpt.placement import dtype_name
 
@@ -45,9 +48,9 @@ def save_pretrained(
     """Write config.json, generation_config.json, model.safetensors and the tokenizer's files into ``directory``.
 
     ``transformers.AutoModelForCausalLM`` loads it with the same logits, as far as the model's norms are LayerNorm with
-    the config's eps: a checkpoint has no word for another, and where one is known to be there a warning says so. A tied
-    head is not written twice. What the folder held of an earlier checkpoint is replaced at one moment, when all of the
-    new one is on disk: see ``checkpoint/atomic.py``.
+    the config's eps, and its activations and scales the config's: a checkpoint has no word for others, and where such
+    are known to be there a warning says so. A tied head is not written twice. What the folder held of an earlier
+    checkpoint is replaced at one moment, when all of the new one is on disk: see ``checkpoint/atomic.py``.
 
     Args:
         model: its parameters are on any device but meta.
@@ -68,6 +71,7 @@ def save_pretrained(
     _require_whole(model, tensors)
     _warn_of_other_norms(model)
     _warn_of_other_eps(model)
+    _warn_of_other_functions(model)
     try:
         with replacing(Path(directory), REPLACED + (() if tokenizer is None else TOKENIZER_FILES)) as folder:
             _write_weights(folder, tensors, max_shard_bytes)
@@ -205,6 +209,23 @@ def _warn_of_other_eps(model: GPT2) -> None:
             "what is saved does not say that eps is %s at %s: whoever loads it gets the config's, %g",
             values, listing(others), of_config,
         )  # fmt: skip
+
+
+def _warn_of_other_functions(model: GPT2) -> None:
+    ours = [unchanged, *(activation(model.config.activation_function, arithmetic) for arithmetic in ARITHMETICS)]
+    blocks: Any = model.h
+    others: list[str] = []
+    for i, block in enumerate(blocks):
+        scale = score_scale(model.config, i)
+        if getattr(block.mlp, "activation", unchanged) not in ours:
+            others.append(f"h.{i}.mlp.activation")
+        if getattr(block.attn, "scale", scale) != scale:
+            others.append(f"h.{i}.attn.scale")
+    if others:
+        logging.getLogger("minigpt").warning(
+            "what is saved does not say what was put at %s: whoever loads it gets what the config names",
+            listing(others),
+        )
 
 
 def _saved_name(name: str) -> str:

@@ -154,6 +154,7 @@ def _require_sense(settings: dict[str, Any], unasked: dict[str, Any], place: Pat
         words = re.split(r"[\s,;:]+", re.sub("known are [^;]*", "", str(error)))
         theirs = [name for name, value in unasked.items() if name in words and settings.get(name) == value]
         said = f"; {', '.join(theirs)}: so says {folder_of(place) / 'generation_config.json'}" if theirs else ""
+        said += ", and --max-new-tokens goes before it" * ("max_length" in theirs)
         raise minigpt.GenerationError(f"{error}{said}") from error
 
 
