@@ -50,6 +50,8 @@ def generate(
         settings: those of ``GenerationSettings``; max_new_tokens is required. A row that has ended is filled with
             pad_token_id; generation ends when all have. With output_scores or output_logprobs, a ``Generated``.
 
+    Ids that only fill up the vocabulary, from the config's ``used_vocab_size`` on, are never chosen.
+
     Hooks on blocks and their parts see whatever rows are read together, in an order of the reading's own: prompts may
     be read by length, and a row that has ended leaves. What they see cannot enter a graph of gradients but as a clone.
 

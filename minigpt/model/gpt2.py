@@ -33,7 +33,10 @@ ARITHMETICS = ("fast", "reference")
 
 
 class Block(nn.Module):
-    """One layer. Each half reads a normalized copy of the stream and adds what it found back to it (pre-norm)."""
+    """One layer. Each half reads a normalized copy of the stream and adds what it found back to it (pre-norm).
+
+    Its weights have no values until ``GPT2.initialize`` gives them some, or a checkpoint does.
+    """
 
     def __init__(self, config: GPT2Config, layer: int, norm: norms.NormSpec, attention: str, arithmetic: str) -> None:
         super().__init__()
@@ -56,7 +59,8 @@ class GPT2(nn.Module):
     Args:
         config: its shape.
         norm: what normalizes at every site: a registered name, a class, or "package.module:Name".
-        attention: "sdpa", the library's fused kernel, or "eager", the formula written out.
+        attention: "sdpa", the library's fused kernel, or "eager", the formula written out, which has derivatives of any
+            order, and whose weights (B, H, T, S) a hook on ``attn.attn_dropout`` is given.
         arithmetic: "reference" computes every operation as the Hugging Face implementation writes it, and so its very
             bits; "fast" may fuse them.
 
