@@ -239,6 +239,22 @@ def test_blocks_that_would_write_to_one_place_are_refused(change: Callable[[mini
         assert torch.equal(minigpt.generate(model, ids, max_new_tokens=3), plain)
 
 
+def test_an_attention_that_is_kept_beside_the_one_in_use_takes_no_place() -> None:
+    class Kept(nn.Module):
+        def __init__(self, original: nn.Module) -> None:
+            super().__init__()
+            self.original, self.own = original, copy.deepcopy(original)
+
+        def forward(self, *given: Any) -> Tensor:
+            return self.own(*given)
+
+    model, ids = small_model(n_layer=2), random_ids(1, 5)
+    expected = minigpt.generate(model, ids, max_new_tokens=3)
+    for block in model.h:
+        block.attn = Kept(block.attn)
+    assert torch.equal(minigpt.generate(model, ids, max_new_tokens=3), expected)
+
+
 def test_blocks_in_another_order_keep_their_places() -> None:
     model, ids = small_model(n_layer=3), random_ids(1, 5)
     model.h = nn.ModuleList([model.h[i] for i in (2, 0, 1)])

@@ -494,7 +494,12 @@ def with_hook(head: nn.Linear) -> nn.Module:
     return head
 
 
-@pytest.mark.parametrize("change", [with_bias, with_hook, lambda head: nn.Sequential(head, nn.Tanh())])
+def with_forward(head: nn.Linear) -> nn.Module:
+    head.forward = lambda x: x @ head.weight.t() / 2
+    return head
+
+
+@pytest.mark.parametrize("change", [with_bias, with_hook, with_forward, lambda head: nn.Sequential(head, nn.Tanh())])
 @pytest.mark.parametrize("arithmetic", ["fast", "reference"])
 @torch.no_grad()
 def test_a_head_that_is_more_than_a_matrix_is_asked(change: Callable[[nn.Linear], nn.Module], arithmetic: str) -> None:
@@ -505,3 +510,14 @@ def test_a_head_that_is_more_than_a_matrix_is_asked(change: Callable[[nn.Linear]
     assert not torch.equal(model(ids), plain)
     with pytest.raises(ConfigError, match="lm_head has a bias, hooks or a class of its own"):
         model.head_rows()
+
+
+def test_a_head_of_a_subclass_is_the_matrix_that_it_was() -> None:
+    class Head(nn.Linear):
+        pass
+
+    model, ids = small_model(tie_word_embeddings=False), random_ids(2, 5)
+    expected = model(ids)
+    model.lm_head.__class__ = Head
+    assert_same_bits(model(ids), expected, "logits")
+    assert model.head_rows() is model.lm_head.weight

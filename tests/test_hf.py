@@ -501,6 +501,13 @@ def test_an_eps_that_the_config_does_not_say_is_not_saved(folder: Path, tmp_path
     with pytest.raises(NormError, match=r"^ln_f has another eps than the config's, .*layer_norm_epsilon=\.\.\.\)"):
         model.save_pretrained(tmp_path / "out")
     assert not (tmp_path / "out" / "model.safetensors").exists()
+    model.config.layer_norm_epsilon = 1e-3  # all of them should have it then
+    with pytest.raises(NormError, match=r"^h\.0\.ln_1 has another eps than the config's"):
+        model.save_pretrained(tmp_path / "out")
+    for norm in model.transformer.norm_modules().values():
+        norm.eps = 1e-3
+    model.save_pretrained(tmp_path / "by hand")
+    assert torch.equal(logits(load(tmp_path / "by hand")), logits(model))
     model = load(folder, norm="rms", layer_norm_epsilon=1e-3)
     assert model.transformer.ln_f.eps == 1e-3
     model.save_pretrained(tmp_path / "out")
@@ -734,6 +741,15 @@ def test_lora_on_a_swapped_norm(folder: Path, tmp_path: Path) -> None:
     assert_close(logits(merged), adapted, 1e-5, "merged into weights that lie (in, out)")
     merged.save_pretrained(tmp_path / "merged")
     assert torch.equal(logits(load(tmp_path / "merged")), logits(merged))
+
+
+def test_a_head_that_is_put_in_its_place_is_the_body_s_too(folder: Path) -> None:
+    model = load(folder, tie_word_embeddings=False)
+    model.lm_head = torch.nn.Sequential(model.lm_head, torch.nn.Tanh())
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        assert_close(model.transformer(ids), model(ids).logits, 1e-6, "logits")
+        assert model(ids).logits.abs().max() <= 1
 
 
 def test_peft_knows_the_layers_of_a_plain_gpt2_by_itself(folder: Path) -> None:

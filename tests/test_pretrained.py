@@ -595,6 +595,7 @@ def test_an_eps_that_the_config_does_not_say_is_warned_of(tmp_path: Path, caplog
     model = small_model()
     minigpt.swap_norms(model, lambda size, eps, bias: nn.LayerNorm(size, 1e-2, bias=bias), "ln_f")
     model.h[0].ln_1.eps = 1e-3
+    model.h[0].ln_2.eps = torch.tensor(1e-5).item()  # the same in float32, and no other
     caplog.clear()
     minigpt.save_pretrained(model, tmp_path)
     assert caplog.messages == [

@@ -288,6 +288,7 @@ def test_forward_mode_derivatives_are_refused(device: torch.device) -> None:
         torch.func.functional_call(norm, {"bias": forward_ad.make_dual(norm.bias, torch.ones_like(norm.bias))}, (x,))
     with forward_ad.dual_level():
         assert norm(x).shape == x.shape
+        assert_close(torch.vmap(norm)(x), norm(x), 1e-6, "under vmap, where nothing has a tangent")
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -1,5 +1,6 @@
 """Model -> checkpoint, as transformers reads it."""
 
+import itertools
 import json
 import logging
 import os.path
@@ -24,7 +25,7 @@ from minigpt.model import GPT2, require_gpt2, require_weights
 from minigpt.model.attention import score_scale
 from minigpt.model.gpt2 import ARITHMETICS
 from minigpt.model.mlp import activation, unchanged
-from minigpt.norms.adapt import eps_of
+from minigpt.norms.adapt import other_eps
 from minigpt.placement import dtype_name
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -202,9 +203,9 @@ def _warn_of_other_norms(model: GPT2) -> None:
 
 def _warn_of_other_eps(model: GPT2) -> None:
     of_config = model.config.layer_norm_epsilon
-    others = {site: eps for site, norm in model.norm_modules().items() if (eps := eps_of(norm) - {of_config})}
+    others = {site: eps for site, norm in model.norm_modules().items() if (eps := other_eps(norm, of_config))}
     if others:
-        values = ", ".join(f"{eps:g}" for eps in sorted(set.union(*others.values())))
+        values = ", ".join(f"{eps:g}" for eps in sorted({*itertools.chain(*others.values())}))
         logging.getLogger("minigpt").warning(
             "what is saved does not say that eps is %s at %s: whoever loads it gets the config's, %g",
             values, listing(others), of_config,

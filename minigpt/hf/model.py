@@ -208,7 +208,11 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.lm_head = new_embeddings
-        vars(self.transformer)["lm_head"] = new_embeddings  # past nn.Module's bookkeeping: it is no child there
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "lm_head":
+            vars(self.transformer)["lm_head"] = value  # past nn.Module's bookkeeping: it is no child there
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """As transformers' own; our config follows, and of another size no longer says how many ids are in use."""
@@ -265,7 +269,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
             NormError: the norms are not those that the config names, so that another model would be loaded.
         """
         require_unquantized(self.transformer)
-        require_norms_of_config(self.transformer, self._norms_of_config)
+        require_norms_of_config(self.transformer, self._norms_of_config, self.config.layer_norm_epsilon)
         super().save_pretrained(save_directory, *args, **kwargs)
 
     def adjust_generation_fn(self, *args: Any, **kwargs: Any) -> None:

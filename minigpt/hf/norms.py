@@ -38,8 +38,12 @@ def norm_kinds(body: GPT2) -> dict[str, Any]:
     }
 
 
-def require_norms_of_config(body: GPT2, of_config: dict[str, Any]) -> None:
-    """Refuse to save norms that would load as others; ``of_config`` are the ``norm_kinds`` that the config builds.
+def require_norms_of_config(body: GPT2, of_config: dict[str, Any], eps_now: float) -> None:
+    """Refuse to save norms that would load as others.
+
+    Args:
+        of_config: the ``norm_kinds`` that the config has built.
+        eps_now: what the config says by now.
 
     Raises:
         NormError: the message names the site.
@@ -53,7 +57,7 @@ def require_norms_of_config(body: GPT2, of_config: dict[str, Any]) -> None:
             )
         if other := sorted({*saved} ^ {*saved_of_config}):
             raise NormError(f"{site} differs in {other[0]} from what the config builds; keep the state_dict")
-        if eps != eps_of_config:
+        if eps != {eps_now if built == body.config.layer_norm_epsilon else built for built in eps_of_config}:
             raise NormError(
                 f"{site} has another eps than the config's, so what is saved would load as another model; "
                 "choose it by from_pretrained(..., layer_norm_epsilon=...), or keep the state_dict"

@@ -83,7 +83,7 @@ class CompiledStep:
 
             if not isinstance(error, BackendCompilerFailed):
                 raise
-            said = str(error.inner_exception).partition("\n")[0]
+            said = str(error.inner_exception).partition("\n")[0] or type(error.inner_exception).__name__
             raise ConfigError(f"a step cannot be compiled: {said}") from error
 
 

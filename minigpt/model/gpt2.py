@@ -200,7 +200,8 @@ class GPT2(nn.Module):
 
     def _require_own_layers(self) -> None:
         """Refuse blocks that would write over one another's keys, as a block that stands twice does, or its copy."""
-        layers = [part.layer for block in self.h for part in block.modules() if isinstance(part, CausalSelfAttention)]
+        attentions = [[part for part in block.modules() if isinstance(part, CausalSelfAttention)] for block in self.h]
+        layers = [layer for block in attentions for layer in {part.layer for part in block}]
         if len({*layers}) < len(layers) or not {*layers} <= {*range(self.config.n_layer)}:
             raise GenerationError(
                 f"the blocks' attn.layer are {layers}, and each needs a layer of its own among the cache's "

@@ -6,6 +6,7 @@ owns the two Parameters and lends them to it.
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,11 @@ def notes(module: nn.Module) -> tuple[str, ...]:
     """What a reader should know of a norm in a model: that its class has an eps of its own, for one."""
     holds_them = isinstance(module, AdaptedNorm) or is_ours(type(module))
     return getattr(module if holds_them else module.forward, "notes", ())
+
+
+def other_eps(module: nn.Module, eps: float) -> list[float]:
+    """Those among them that are not ``eps``, nor that in float32."""
+    return sorted(value for value in eps_of(module) if not math.isclose(value, eps, rel_tol=1e-6))
 
 
 def eps_of(module: nn.Module) -> set[float]:
@@ -183,7 +189,7 @@ def _require_shape(module: nn.Module, what: str, name: str, shape: tuple[int, ..
 def _notes(module: nn.Module, eps: float, takes_eps: bool) -> tuple[str, ...]:
     """Where it does not add the eps that the model has."""
     found = eps_of(module)
-    if others := ", ".join(f"{value:g}" for value in sorted(found - {eps})):
+    if others := ", ".join(f"{value:g}" for value in other_eps(module, eps)):
         return (f"eps is {others} in {title(module)}, where the model's is {eps:g}",)
     if takes_eps:
         return ()

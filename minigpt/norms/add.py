@@ -43,5 +43,15 @@ def own_addition(norm: nn.Module) -> Callable[..., Any] | None:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether hooks wait for the module's own call, and would miss it if others did its work."""
-    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return bool(own or of_all._has_any_global_hook())
+    return has_own_hooks(module) or hooks_of_all()
+
+
+def has_own_hooks(module: nn.Module) -> bool:
+    """Whether such hooks were put on this module."""
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
+
+
+def hooks_of_all() -> bool:
+    """Whether there are hooks on all modules at once."""
+    return bool(of_all._has_any_global_hook())

@@ -10,6 +10,7 @@ import torch
 import triton  # pyright: ignore[reportMissingImports]
 from jaxtyping import Float
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor
 from torch.autograd import forward_ad
 
 from minigpt.errors import NormError
@@ -42,8 +43,14 @@ def _require_no_tangent(*given: Tensor | None) -> None:
     """Refuse forward-mode derivatives, which would be lost in an operator that has none."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return
-    if any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in given):
+    if any(tensor is not None and forward_ad.unpack_dual(_unbatched(tensor)).tangent is not None for tensor in given):
         raise NormError("the triton norm has no forward-mode derivatives; for those take norm 'fused' or 'textbook'")
+
+
+def _unbatched(tensor: Tensor) -> Tensor:
+    while is_batchedtensor(tensor):  # by vmap, which cannot be asked for a tangent
+        tensor = get_unwrapped(tensor)
+    return tensor
 
 
 class Rows(NamedTuple):
