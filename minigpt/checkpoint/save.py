@@ -1,6 +1,5 @@
 """Model -> checkpoint, as transformers reads it."""
 
-import itertools
 import json
 import logging
 import os.path
@@ -70,9 +69,9 @@ def save_pretrained(
     settings = _generation_settings(model, generation_config)
     tensors = _saved_tensors(model)
     _require_whole(model, tensors)
-    _warn_of_other_norms(model)
-    _warn_of_other_eps(model)
-    _warn_of_other_functions(model)
+    for unsaid in (_other_norms(model), _other_eps(model), _other_functions(model)):
+        if unsaid is not None:
+            logging.getLogger("minigpt").warning("what is saved does not say %s", unsaid)
     try:
         with replacing(Path(directory), REPLACED + (() if tokenizer is None else TOKENIZER_FILES)) as folder:
             _write_weights(folder, tensors, max_shard_bytes)
@@ -190,29 +189,24 @@ def _require_whole(model: GPT2, tensors: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f"this is no GPT-2 of its config: {'; '.join(complaints)}; keep the state_dict")
 
 
-def _warn_of_other_norms(model: GPT2) -> None:
+def _other_norms(model: GPT2) -> str | None:
     parts = {type(part) for norm in model.norm_modules().values() for part in norm.modules()}
     known = {info.cls: (name, info.exact) for name, info in norms.available().items()}
     nearest = [next((known[cls] for cls in part.__mro__ if cls in known), ("", True)) for part in parts]
-    if others := ", ".join(sorted(name for name, exact in nearest if not exact)):
-        logging.getLogger("minigpt").warning(
-            "what is saved does not say that norms of this model are %s: whoever loads it gets LayerNorm, "
-            "or what from_pretrained(..., norm=...) or swap_norms is asked for", others,
-        )  # fmt: skip
+    others = ", ".join(sorted(name for name, exact in nearest if not exact))
+    theirs = "LayerNorm, or what from_pretrained(..., norm=...) or swap_norms is asked for"
+    return f"that norms of this model are {others}: whoever loads it gets {theirs}" if others else None
 
 
-def _warn_of_other_eps(model: GPT2) -> None:
+def _other_eps(model: GPT2) -> str | None:
     of_config = model.config.layer_norm_epsilon
     others = {site: eps for site, norm in model.norm_modules().items() if (eps := other_eps(norm, of_config))}
-    if others:
-        values = ", ".join(f"{eps:g}" for eps in sorted({*itertools.chain(*others.values())}))
-        logging.getLogger("minigpt").warning(
-            "what is saved does not say that eps is %s at %s: whoever loads it gets the config's, %g",
-            values, listing(others), of_config,
-        )  # fmt: skip
+    values = ", ".join(f"{eps:g}" for eps in sorted({eps for found in others.values() for eps in found}))
+    said = f"that eps is {values} at {listing(others)}: whoever loads it gets the config's, {of_config:g}"
+    return said if others else None
 
 
-def _warn_of_other_functions(model: GPT2) -> None:
+def _other_functions(model: GPT2) -> str | None:
     ours = [unchanged, *(activation(model.config.activation_function, arithmetic) for arithmetic in ARITHMETICS)]
     blocks: Any = model.h
     others: list[str] = []
@@ -222,11 +216,8 @@ def _warn_of_other_functions(model: GPT2) -> None:
             others.append(f"h.{i}.mlp.activation")
         if getattr(block.attn, "scale", scale) != scale:
             others.append(f"h.{i}.attn.scale")
-    if others:
-        logging.getLogger("minigpt").warning(
-            "what is saved does not say what was put at %s: whoever loads it gets what the config names",
-            listing(others),
-        )
+    said = f"what was put at {listing(others)}: whoever loads it gets what the config names"
+    return said if others else None
 
 
 def _saved_name(name: str) -> str:

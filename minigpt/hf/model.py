@@ -198,7 +198,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         if attention_mask is None or not is_ready:
             return x, body.mask(padding, past, seq, x)
         is_added = attention_mask.dtype != torch.bool or body.attention != "eager"  # whose formula adds a mask
-        return x, attention_mask if is_added else additive_mask(attention_mask, dtype, torch.finfo(dtype).min)
+        return x, attention_mask if is_added else additive_mask(attention_mask, dtype)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.transformer.wte

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.config import GPT2Config
-from minigpt.errors import ConfigError, GenerationError, MiniGPTError
+from minigpt.errors import ConfigError, MiniGPTError
 from minigpt.model.attention import ATTENTIONS, CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.inputs import require_context, require_positions, require_tokens
+from minigpt.model.inputs import require_context, require_own_layers, require_positions, require_tokens
 from minigpt.model.masking import eager_mask, padding_mask, positions, sdpa_mask
 from minigpt.model.mlp import MLP
 from minigpt.model.plain import is_matrix, is_watched
@@ -188,7 +188,7 @@ class GPT2(nn.Module):
         Raises:
             GenerationError: there are no rows, there is room for no token, or two blocks would write to one place.
         """
-        self._require_own_layers()
+        require_own_layers(self.h, self.config.n_layer)
         config, weight = self.config, self.wte.weight
         cache = KVCache(
             config.n_layer, batch_size, config.n_head, max_length, config.head_size,
@@ -197,16 +197,6 @@ class GPT2(nn.Module):
         if self.step is not None:  # it reads what is masked too, which must not be NaN by chance
             cache.store.zero_()
         return cache
-
-    def _require_own_layers(self) -> None:
-        """Refuse blocks that would write over one another's keys, as a block that stands twice does, or its copy."""
-        attentions = [[part for part in block.modules() if isinstance(part, CausalSelfAttention)] for block in self.h]
-        layers = [layer for block in attentions for layer in {part.layer for part in block}]
-        if len({*layers}) < len(layers) or not {*layers} <= {*range(self.config.n_layer)}:
-            raise GenerationError(
-                f"the blocks' attn.layer are {layers}, and each needs a layer of its own among the cache's "
-                f"{self.config.n_layer}; number copies anew, or read without a cache (use_cache=False)"
-            )
 
     def norm_sites(self) -> list[str]:
         """Names of the norm modules in the order data meets them: h.0.ln_1, h.0.ln_2, ..., ln_f."""

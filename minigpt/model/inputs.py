@@ -3,12 +3,15 @@
 B batch, T new tokens.
 """
 
+from collections.abc import Iterable
+
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt.config import GPT2Config
 from minigpt.errors import GenerationError
+from minigpt.model.attention import CausalSelfAttention
 from minigpt.model.cache import KVCache
 from minigpt.placement import has_values
 
@@ -31,6 +34,21 @@ def require_tokens(input_ids: Int[Tensor, "batch seq"], cache: KVCache | None, c
             cache.require_shape(config)
     if (first_read or input_ids.is_cpu) and has_values(input_ids):
         require_known(input_ids, config.vocab_size)
+
+
+def require_own_layers(blocks: Iterable[nn.Module], n_layer: int) -> None:
+    """Refuse blocks that would write over one another's keys, as a block that stands twice does, or its copy.
+
+    Raises:
+        GenerationError: two of them have one layer of a cache, or one has none of its ``n_layer``.
+    """
+    attentions = [[part for part in block.modules() if isinstance(part, CausalSelfAttention)] for block in blocks]
+    layers = [layer for block in attentions for layer in {part.layer for part in block}]
+    if len({*layers}) < len(layers) or not {*layers} <= {*range(n_layer)}:
+        raise GenerationError(
+            f"the blocks' attn.layer are {layers}, and each needs a layer of its own among the cache's {n_layer}; "
+            "number copies anew, or read without a cache (use_cache=False)"
+        )
 
 
 def require_ids(what: str, given: Tensor) -> None:

@@ -85,16 +85,17 @@ def eager_mask(
 
     Finite, and not -inf, so that a padded query, which sees nothing, averages over everything and is never NaN.
     """
-    return additive_mask(visible(padding, past, seq, device), dtype, torch.finfo(dtype).min)
+    return additive_mask(visible(padding, past, seq, device), dtype)
 
 
 def added_mask(
     mask: Bool[Tensor, "rows 1 seq total"] | None, scores: Float[Tensor, "batch heads seq total"]
 ) -> Float[Tensor, "rows 1 seq total"]:
     """What the written-out formula adds to these scores, from what ``sdpa_mask`` made for the fused kernel."""
+    if mask is not None:
+        return additive_mask(mask, scores.dtype)
     seq, total = scores.shape[-2:]
-    seen = visible(None, total - seq, seq, scores.device) if mask is None else mask
-    return additive_mask(seen, scores.dtype, torch.finfo(scores.dtype).min)
+    return eager_mask(None, total - seq, seq, scores.device, scores.dtype)
 
 
 def packed_mask(position_ids: Int[Tensor, "rows seq"]) -> Bool[Tensor, "rows 1 seq seq"] | None:
@@ -110,6 +111,9 @@ def packed_mask(position_ids: Int[Tensor, "rows seq"]) -> Bool[Tensor, "rows 1 s
     return seen & (text[..., None, :, None] == text[..., None, None, :])
 
 
-def additive_mask(visible: Bool[Tensor, "*dims"], dtype: torch.dtype, hidden: float) -> Float[Tensor, "*dims"]:
-    """What is added to scores: 0 where visible, ``hidden`` where not."""
+def additive_mask(
+    visible: Bool[Tensor, "*dims"], dtype: torch.dtype, hidden: float | None = None
+) -> Float[Tensor, "*dims"]:
+    """What is added to scores: 0 where visible, ``hidden`` where not, by default the lowest finite number."""
+    hidden = torch.finfo(dtype).min if hidden is None else hidden
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, hidden)

@@ -65,11 +65,6 @@ def notes(module: nn.Module) -> tuple[str, ...]:
     return getattr(module if holds_them else module.forward, "notes", ())
 
 
-def other_eps(module: nn.Module, eps: float) -> list[float]:
-    """Those among them that are not ``eps``, nor that in float32."""
-    return sorted(value for value in eps_of(module) if not math.isclose(value, eps, rel_tol=1e-6))
-
-
 def eps_of(module: nn.Module) -> set[float]:
     """Every eps that a norm holds, in itself or in a part of it."""
     return {
@@ -78,6 +73,11 @@ def eps_of(module: nn.Module) -> set[float]:
         for name, value in vars(part).items()
         if EPS.fullmatch(name) and isinstance(value, float)
     }
+
+
+def other_eps(module: nn.Module, eps: float) -> list[float]:
+    """What of ``eps_of`` is not ``eps``, nor that in float32."""
+    return sorted(value for value in eps_of(module) if not math.isclose(value, eps, rel_tol=1e-6))
 
 
 class AdaptedNorm(nn.LayerNorm):
@@ -188,12 +188,11 @@ def _require_shape(module: nn.Module, what: str, name: str, shape: tuple[int, ..
 
 def _notes(module: nn.Module, eps: float, takes_eps: bool) -> tuple[str, ...]:
     """Where it does not add the eps that the model has."""
-    found = eps_of(module)
     if others := ", ".join(f"{value:g}" for value in other_eps(module, eps)):
         return (f"eps is {others} in {title(module)}, where the model's is {eps:g}",)
     if takes_eps:
         return ()
-    return (f"eps cannot be set in {title(module)}" + (f"; it is {eps:g}, {SAME_EPS}" if found else ""),)
+    return (f"eps cannot be set in {title(module)}" + (f"; it is {eps:g}, {SAME_EPS}" if eps_of(module) else ""),)
 
 
 def _watch_sums(norm: Any, holder: Any) -> None:
