@@ -9,35 +9,38 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from minigpt import generation, hf, model, norms, testing
+    from minigpt import engine, generation, hf, model, norms, swap, testing
     from minigpt.checkpoint import from_pretrained, load_norms, save_pretrained
     from minigpt.config import GPT2Config
+    from minigpt.engine.compiled import compile_steps
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
     from minigpt.generation import generate, stream
-    from minigpt.lab.parity import ParityReport, parity
-    from minigpt.model import GPT2, KVCache, compile_steps, fold_norms, swap_norms
+    from minigpt.judge.parity import ParityReport, parity
+    from minigpt.model.cache import KVCache
+    from minigpt.model.gpt2 import GPT2
     from minigpt.norms import LayerNorm
+    from minigpt.swap import fold_norms, swap_norms
     from minigpt.tokenizer import Tokenizer
 
 _HOME = {
-    "GPT2": "minigpt.model",
+    "GPT2": "minigpt.model.gpt2",
     "GPT2Config": "minigpt.config",
-    "KVCache": "minigpt.model",
+    "KVCache": "minigpt.model.cache",
     "LayerNorm": "minigpt.norms",
-    "ParityReport": "minigpt.lab.parity",
+    "ParityReport": "minigpt.judge.parity",
     "Tokenizer": "minigpt.tokenizer",
-    "compile_steps": "minigpt.model",
-    "fold_norms": "minigpt.model",
+    "compile_steps": "minigpt.engine.compiled",
+    "fold_norms": "minigpt.swap",
     "from_pretrained": "minigpt.checkpoint",
     "generate": "minigpt.generation",
     "load_norms": "minigpt.checkpoint",
-    "parity": "minigpt.lab.parity",
+    "parity": "minigpt.judge.parity",
     "save_pretrained": "minigpt.checkpoint",
     "stream": "minigpt.generation",
-    "swap_norms": "minigpt.model",
+    "swap_norms": "minigpt.swap",
 } | dict.fromkeys(("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"), "minigpt.errors")
 
-_MODULES = ("generation", "hf", "model", "norms", "testing")
+_MODULES = ("engine", "generation", "hf", "model", "norms", "swap", "testing")
 
 __all__ = [
     "GPT2",
@@ -52,6 +55,7 @@ __all__ = [
     "ParityReport",
     "Tokenizer",
     "compile_steps",
+    "engine",
     "fold_norms",
     "from_pretrained",
     "generate",
@@ -63,6 +67,7 @@ __all__ = [
     "parity",
     "save_pretrained",
     "stream",
+    "swap",
     "swap_norms",
     "testing",
 ]

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 import torch
 
-from minigpt.lab.conformance import case_names, check_norm
+from minigpt.conformance import case_names, check_norm
 from minigpt.norms import NormSpec
 
 __all__ = ["assert_norm_parity", "norm_cases"]
@@ -30,7 +30,7 @@ def assert_norm_parity(
     seed: int = 0,
     compile_backend: str | None = None,
 ) -> None:
-    """Nothing, if ``norm`` is a LayerNorm; see ``minigpt.lab.conformance.check_norm`` for what is asked of it.
+    """Nothing, if ``norm`` is a LayerNorm; see ``minigpt.conformance.check_norm`` for what is asked of it.
 
     Args:
         norm: as ``minigpt.norms.build`` takes it: a class, a registered name, "package.module:Name", ...

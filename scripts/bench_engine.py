@@ -23,8 +23,8 @@ from minigpt.checkpoint.ready import ready_to_write
 from minigpt.generation import Prompt, complete
 from minigpt.generation.padding import left_padded
 from minigpt.generation.row import TextCodec
-from minigpt.lab.environment import environment
-from minigpt.lab.stopwatch import in_turns
+from minigpt.measure.environment import environment
+from minigpt.measure.stopwatch import in_turns
 
 PLACES = 16
 WORDS = ("the", "old", "sailor", "and", "a", "dog", "saw", "one", "light", "over", "water", "before", "it", "was")

@@ -21,7 +21,7 @@ import typer
 from results import JsonFile, show
 
 import minigpt
-from minigpt.lab.environment import environment
+from minigpt.measure.environment import environment
 
 LOADS = {
     "float32": "device='cpu'",
@@ -42,7 +42,7 @@ PROGRAM = """
 import json, sys, time
 import torch, minigpt
 from minigpt import from_pretrained
-from minigpt.lab.bench.worker import peak_mb
+from minigpt.bench.worker import peak_mb
 
 bare, started, worked = peak_mb(), time.perf_counter(), time.process_time()
 model = from_pretrained(sys.argv[1], HOW)

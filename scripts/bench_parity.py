@@ -22,7 +22,7 @@ from results import JsonFile, show
 from tales import tale
 
 import minigpt
-from minigpt.lab.environment import environment
+from minigpt.measure.environment import environment
 
 WORDS = ("parity", "--noise", "--sensitivity", "--bisect", "--device", "cpu")
 

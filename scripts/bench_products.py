@@ -3,7 +3,7 @@
 python scripts/bench_products.py --json docs/results/products-cpu.json
 python scripts/bench_products.py --rows 64
 
-For every weight of a block and for the head, every call that ``minigpt.model.product`` and ``minigpt.model.lay_out``
+For every weight of a block and for the head, every call that ``engine.product.product`` and ``engine.layout.lay_out``
 can choose from, taken in turns over weights that no cache holds, beside the sum over as many bytes: nothing can be
 faster. Each product is held to float64 before it is timed.
 """
@@ -20,11 +20,11 @@ from results import JsonFile, show
 from torch import Tensor, nn
 
 from minigpt import GPT2Config
-from minigpt.lab.environment import environment
-from minigpt.lab.stopwatch import Spread, in_turns, wall_seconds
-from minigpt.model.packed import PackedLinear
-from minigpt.model.product import in_slabs, onednn_linear, product, sideways, straight
-from minigpt.model.strips import StripedLinear
+from minigpt.engine.packed import PackedLinear
+from minigpt.engine.product import in_slabs, onednn_linear, product, sideways, straight
+from minigpt.engine.strips import StripedLinear
+from minigpt.measure.environment import environment
+from minigpt.measure.stopwatch import Spread, in_turns, wall_seconds
 from minigpt.processor import PACKABLE
 
 BEYOND_CACHES = 2**27  # bytes of different weights, so that each comes from memory

@@ -21,15 +21,15 @@ import typer
 from results import JsonFile, show
 
 import minigpt
-from minigpt.lab.environment import environment
-from minigpt.lab.stopwatch import in_turns
+from minigpt.measure.environment import environment
+from minigpt.measure.stopwatch import in_turns
 
 PROMPT = list(range(100, 116))  # 16 tokens
 
 REPORT = """
 first_token = time.perf_counter()
 import json
-from minigpt.lab.bench.worker import peak_mb  # of this program, not its parent; beside it, no more than names
+from minigpt.bench.worker import peak_mb  # of this program, not its parent; beside it, no more than names
 print(json.dumps(dict(load_s=loaded - imported, first_token_s=first_token - started, peak_mb=peak_mb())))
 """
 

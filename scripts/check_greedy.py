@@ -20,7 +20,7 @@ from tales import tale
 
 import minigpt
 from minigpt.checkpoint.ready import ready_to_write
-from minigpt.lab.environment import environment
+from minigpt.measure.environment import environment
 
 
 def main(

@@ -32,8 +32,8 @@ from results import JsonFile, show
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 import minigpt
-from minigpt.lab.bench.worker import peak_mb
-from minigpt.lab.environment import environment
+from minigpt.bench.worker import peak_mb
+from minigpt.measure.environment import environment
 
 SECONDS, TICKS = 5, 10  # that a reader may take, and into how many parts the clock divides them
 MEMORY_MB = 256  # that a batch may grow by, over what its process starts with; the files are of 10 KB

@@ -33,7 +33,7 @@ from gpu.sanitizer import sanitizer
 from results import keep
 
 from minigpt.errors import ConfigError
-from minigpt.lab.environment import installed, versions
+from minigpt.measure.environment import installed, versions
 from minigpt.placement import resolve_device
 
 Part = Callable[[dict[str, Any], torch.device, bool], Iterator[str]]

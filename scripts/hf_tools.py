@@ -28,7 +28,7 @@ from transformers.utils import logging
 
 import minigpt
 from minigpt.checkpoint import locate
-from minigpt.lab.environment import environment
+from minigpt.measure.environment import environment
 
 NORMS = ["textbook", "rms"]
 PROMPTS = ("Once upon a time", "The old sailor", "In a small house")

@@ -19,7 +19,7 @@ from random_gpt2 import random_gpt2
 from results import JsonFile, keep
 
 import minigpt
-from minigpt.lab.environment import environment
+from minigpt.measure.environment import environment
 
 NORMS = ("textbook", "fused", "torch.nn:LayerNorm")
 DTYPES = ("float32", "bfloat16", "float16")

@@ -13,13 +13,13 @@ from minigpt.checkpoint.opened import open_checkpoint
 from minigpt.checkpoint.pages import MappedFiles
 from minigpt.checkpoint.read import read_tensors
 from minigpt.checkpoint.translate import translate
+from minigpt.engine.int8 import quantize_int8, require_roundable
+from minigpt.engine.layout import by_rows
 from minigpt.errors import ConfigError, NormError
-from minigpt.model import GPT2, quantize_int8, require_gpt2, require_weights, swap_norms
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.int8 import require_roundable
-from minigpt.model.layout import by_rows
-from minigpt.model.swap import require_own_parameters
+from minigpt.model.gpt2 import GPT2, require_gpt2, require_weights
 from minigpt.placement import dtype_name, resolve_device, resolve_dtype
+from minigpt.swap.sites import require_own_parameters, swap_norms
 
 
 def from_pretrained(

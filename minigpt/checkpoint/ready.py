@@ -7,7 +7,8 @@ import math
 from torch import Tensor
 
 from minigpt.checkpoint.pages import MappedFiles
-from minigpt.model import GPT2, lay_out
+from minigpt.engine.layout import lay_out
+from minigpt.model.gpt2 import GPT2
 
 
 def ready_to_write(model: GPT2, tokens: int = 1, steps: float = math.inf) -> GPT2:

@@ -20,11 +20,10 @@ from minigpt.checkpoint.fitting import misfits
 from minigpt.checkpoint.pretrained import norm_parameters
 from minigpt.checkpoint.translate import PREFIX
 from minigpt.errors import CheckpointError, listing
-from minigpt.model import GPT2, require_gpt2, require_weights
 from minigpt.model.attention import score_scale
-from minigpt.model.gpt2 import ARITHMETICS
+from minigpt.model.gpt2 import ARITHMETICS, GPT2, require_gpt2, require_weights
 from minigpt.model.mlp import activation, unchanged
-from minigpt.norms.adapt import other_eps
+from minigpt.norms.foreign.adapt import other_eps
 from minigpt.placement import dtype_name
 
 MAX_SHARD_BYTES = 5 * 10**9

@@ -27,17 +27,17 @@ def norms(
     plot: Annotated[Path | None, typer.Option(help="Draw them here: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Time norms in turns: forward, backward, and with the residual addition; results are checked first."""
-    from minigpt.lab import bench_norms
-    from minigpt.lab.bench_norms.views import norms_plot, norms_table, require_plot
-    from minigpt.norms.locate import file_of
+    from minigpt.bench import norms as bench
+    from minigpt.bench.norms_views import norms_plot, norms_table, require_plot
+    from minigpt.norms.foreign.locate import file_of
 
     require_writable(json_file, plot, beside=map(file_of, norm or ()))
     require_plot(plot)
     with progress() as say:
-        bench = bench_norms.bench_norms(
-            contestants=norm or bench_norms.CONTESTANTS, widths=width or bench_norms.WIDTHS, rows=rows or None,
+        timed = bench.bench_norms(
+            contestants=norm or bench.CONTESTANTS, widths=width or bench.WIDTHS, rows=rows or None,
             repeats=repeats, device=device, dtype=dtype, progress=say,
         )  # fmt: skip
-    show(norms_table(bench.to_dict()), bench.to_dict(), json_file)
+    show(norms_table(timed.to_dict()), timed.to_dict(), json_file)
     if plot is not None:
-        norms_plot(bench.to_dict(), plot)
+        norms_plot(timed.to_dict(), plot)

@@ -21,7 +21,7 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Show what a checkpoint is: format, shape, parameters, dtype, norms, tokenizer, and why it would be refused."""
-    from minigpt.lab.describe import describe
+    from minigpt.report.describe import describe
 
     facts = describe(model, revision=revision)
     if as_json:

@@ -61,7 +61,7 @@ def write_many(
 
 def _sources(tokenizer: "minigpt.Tokenizer", identity: Mapping[str, Any]) -> dict[str, Any]:
     """What decides the texts beside prompts, weights and settings: by its name, and by its source where it has one."""
-    from minigpt.norms.locate import file_of
+    from minigpt.norms.foreign.locate import file_of
 
     file = file_of(identity["norm"])
     source = None if file is None else file.read_bytes()

@@ -26,8 +26,8 @@ def norms(
             raise minigpt.ConfigError("--device is where --check asks a norm, and there is none to ask")
         _list_norms(as_json)
         return
-    from minigpt.lab.conformance import check_norm
-    from minigpt.lab.conformance.summary import conformance_summary
+    from minigpt.conformance import check_norm
+    from minigpt.report.conformance_summary import conformance_summary
 
     with progress() as say:
         report = check_norm(check, device=device, progress=say)

@@ -68,7 +68,7 @@ def parity(
         _compare(*compare, html)
         return
     from minigpt.checkpoint import files_at
-    from minigpt.norms.locate import file_of
+    from minigpt.norms.foreign.locate import file_of
 
     _require_showable(json_file, html, beside=(prompts, text, calibration, file_of(norm), *files_at(model)))
     with progress() as say:
@@ -86,28 +86,28 @@ def _require_showable(json_file: str | None, html: Path | None, beside: Iterable
     require_name("--html", html)
     require_writable(json_file, html, beside=beside)
     if html is not None:
-        from minigpt.lab.page import require_matplotlib
+        from minigpt.report.page import require_matplotlib
 
         require_matplotlib()
 
 
 def _show(report: "minigpt.ParityReport", json_file: str | None, html: Path | None) -> None:
-    from minigpt.lab.summary import parity_summary
+    from minigpt.report.parity_summary import parity_summary
 
     show(parity_summary(report), report.to_dict(), json_file)
     if html is not None:
-        from minigpt.lab.page import report_page
+        from minigpt.report.page import report_page
 
         write(html, report_page(report.to_dict()))
 
 
 def _compare(first: Path, second: Path, html: Path | None) -> None:
-    from minigpt.lab.comparison import comparison_summary
+    from minigpt.report.comparison import comparison_summary
 
     a, b = read_json(first), read_json(second)
     console().print(comparison_summary(a, b))
     if html is not None:
-        from minigpt.lab.page import comparison_page
+        from minigpt.report.page import comparison_page
 
         write(html, comparison_page(a, b))
 

@@ -10,15 +10,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from minigpt.engine.together import Text, hidden_states_of_each, reads_together
 from minigpt.errors import GenerationError
 from minigpt.generation.any_length import of_any_length
 from minigpt.generation.processors import Situation, warp_by
 from minigpt.generation.reading import Reading, readings
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
-from minigpt.model import GPT2, KVCache
-from minigpt.model.slots import Slots
-from minigpt.model.together import Text, hidden_states_of_each, reads_together
+from minigpt.generation.slots import Slots
+from minigpt.model.cache import KVCache
+from minigpt.model.gpt2 import GPT2
 
 NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
 INFINITE = "a logit is infinite, so that no token can be drawn; a wider dtype or a higher temperature can hold it"

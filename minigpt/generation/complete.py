@@ -18,7 +18,8 @@ from minigpt.generation.decode import (
 )
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, parse_settings
-from minigpt.model import GPT2, require_known
+from minigpt.model.checks import require_known
+from minigpt.model.gpt2 import GPT2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,8 @@ from minigpt.generation.lookup import LookupBatch
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, parse_settings
 from minigpt.generation.static import WORTH_A_GRAPH, StaticBatch, is_static
-from minigpt.model import GPT2, require_gpt2, require_ids, require_known
+from minigpt.model.checks import require_ids, require_known
+from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.model.masking import padding_mask
 from minigpt.placement import require_values
 

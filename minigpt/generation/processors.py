@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minigpt.errors import GenerationError
 from minigpt.generation.settings import GenerationSettings, parse_settings
-from minigpt.model import require_ids, require_known
+from minigpt.model.checks import require_ids, require_known
 
 Logits = Float[Tensor, "batch vocab"]
 Ids = Int[Tensor, "batch seq"]

@@ -18,7 +18,7 @@ from minigpt.errors import GenerationError
 from minigpt.generation.complete import Completion, Prompt
 from minigpt.generation.settings import RANGES
 from minigpt.json_file import parse_object
-from minigpt.model import GPT2
+from minigpt.model.gpt2 import GPT2
 
 SAMPLE = 1024  # values of a weight, at least, by which it is known again
 

@@ -17,9 +17,9 @@ from minigpt.generation.batch import INFINITE, NOT_A_NUMBER, Batch, next_tokens
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.step import Step
-from minigpt.model import GPT2
+from minigpt.model.gpt2 import GPT2
 from minigpt.model.plain import is_watched
-from minigpt.norms.adapt import is_ours
+from minigpt.norms.foreign.adapt import is_ours
 
 WORTH_A_GRAPH = 8  # new tokens; to record one costs about as much as a few steps
 ALIGNED = 8  # columns of which the room is a multiple, so that kernels of attention can read a mask as it lies

@@ -9,14 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from minigpt.engine import one_launch
+from minigpt.engine.fixed import hiding, read_fixed
 from minigpt.generation.batch import drawn, next_logits
 from minigpt.generation.processors import Situation, forbid, warp_by
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
-from minigpt.model import GPT2, one_launch
+from minigpt.generation.slots import Slots
 from minigpt.model.cache import FixedCache
-from minigpt.model.fixed import hiding, read_fixed
-from minigpt.model.slots import Slots
+from minigpt.model.gpt2 import GPT2
 
 
 class Step:

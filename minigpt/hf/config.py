@@ -9,7 +9,7 @@ from torch import nn
 import minigpt
 from minigpt import norms
 from minigpt.errors import NormError
-from minigpt.model.swap import require_patterns
+from minigpt.swap.sites import require_patterns
 
 Pairs = list[tuple[str, norms.NormSpec]]
 Norms = norms.NormSpec | dict[str, norms.NormSpec] | Pairs  # everywhere, or by patterns of sites

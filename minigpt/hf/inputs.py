@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.errors import GenerationError
-from minigpt.model.inputs import require_ids
+from minigpt.model.checks import require_ids
 
 OF_LOSS = {"num_items_in_batch", "shift_labels", "ignore_index"}
 OF_PACKING = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}

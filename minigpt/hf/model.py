@@ -26,10 +26,9 @@ from minigpt.hf.cache import BorrowedCache
 from minigpt.hf.config import Choice, FolderConfig, choice, config_of, shape_of
 from minigpt.hf.inputs import is_packed, kept, require_one_input
 from minigpt.hf.norms import install_norms, norm_kinds, require_norms_of_config
-from minigpt.model import GPT2
 from minigpt.model.attention import ATTENTIONS
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.gpt2 import require_option
+from minigpt.model.gpt2 import GPT2, require_option
 from minigpt.model.masking import additive_mask, packed_mask, padding_mask, positions
 
 

@@ -8,8 +8,9 @@ import torch
 from minigpt import norms
 from minigpt.errors import NormError
 from minigpt.hf.config import Choice
-from minigpt.model import GPT2, match_sites
-from minigpt.norms.adapt import eps_of
+from minigpt.model.gpt2 import GPT2
+from minigpt.norms.foreign.adapt import eps_of
+from minigpt.swap import match_sites
 
 
 def install_norms(body: GPT2, chosen: Choice) -> None:

@@ -9,11 +9,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from minigpt.config import GPT2Config
-from minigpt.model import one_launch, one_query
+from minigpt.engine import one_launch, one_query
+from minigpt.engine.ragged import Ragged
 from minigpt.model.cache import LayerCache
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.masking import added_mask
-from minigpt.model.ragged import Ragged
 
 ATTENTIONS = ("sdpa", "eager")
 

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from minigpt.model.product import product
+from minigpt.engine.product import product
 
 
 class Conv1D(nn.Module):

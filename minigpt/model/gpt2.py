@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.config import GPT2Config
+from minigpt.engine.product import product
+from minigpt.engine.ragged import Ragged
 from minigpt.errors import ConfigError, MiniGPTError
 from minigpt.model.attention import ATTENTIONS, CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
+from minigpt.model.checks import require_context, require_own_layers, require_positions, require_tokens
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.inputs import require_context, require_own_layers, require_positions, require_tokens
 from minigpt.model.masking import eager_mask, padding_mask, positions, sdpa_mask
 from minigpt.model.mlp import MLP
 from minigpt.model.plain import is_matrix, is_watched
-from minigpt.model.product import product
-from minigpt.model.ragged import Ragged
-from minigpt.norms.adapt import is_ours
+from minigpt.norms.foreign.adapt import is_ours
 
 ARITHMETICS = ("fast", "reference")
 

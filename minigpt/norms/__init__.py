@@ -1,8 +1,8 @@
 """Every LayerNorm, one file each. They know no config and no model."""
 
-from minigpt.norms.adapt import notes
 from minigpt.norms.add import add_norm
 from minigpt.norms.build import NormSpec, build
+from minigpt.norms.foreign.adapt import notes
 from minigpt.norms.registry import NormInfo, available, lookup, register
 from minigpt.norms.textbook import LayerNorm
 

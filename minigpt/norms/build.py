@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from minigpt.errors import NormError
-from minigpt.norms.adapt import adapt, is_ours
-from minigpt.norms.construct import construct, naming
-from minigpt.norms.locate import locate
+from minigpt.norms.foreign.adapt import adapt, is_ours
+from minigpt.norms.foreign.construct import construct, naming
+from minigpt.norms.foreign.locate import locate
 from minigpt.norms.textbook import row_shape
 
 NormSpec = str | type[nn.Module] | Callable[..., nn.Module]

@@ -43,7 +43,7 @@ class FrozenLayerNorm(LayerNorm):
         if self.calibration is None:
             raise NormError(
                 "this frozen norm has no deviation to divide by yet; collect it from text, with "
-                "minigpt.model.calibrate(model, input_ids) or minigpt parity --calibration FILE"
+                "minigpt.swap.calibrate(model, input_ids) or minigpt parity --calibration FILE"
             )
         usual, massive, boundary = self.calibration.to(x.dtype)
         mean = x.mean(dim=self.row_dims, keepdim=True)  # (..., 1)

@@ -15,12 +15,12 @@ from torch import Tensor
 
 import minigpt
 from gpu.models import known_norms, ours_of, theirs_of, with_norm
+from minigpt.bench.contestants import weight_bytes
+from minigpt.engine.compiled import compile_steps
 from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import parse_settings
-from minigpt.lab.bench.contestants import weight_bytes
-from minigpt.lab.reference import quiet_transformers
-from minigpt.lab.stopwatch import finish, in_turns, wall_seconds
-from minigpt.model import compile_steps
+from minigpt.judge.reference import quiet_transformers
+from minigpt.measure.stopwatch import finish, in_turns, wall_seconds
 from minigpt.placement import dtype_name
 
 BATCHES = (1, 64, 8, 32, 2)  # the telling ones first; at the first alone, what takes a compiler its time

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from minigpt.lab.bench_norms import CONTESTANTS, ROWS, WIDTHS, NotTimed, bench_norms
+from minigpt.bench.norms import CONTESTANTS, ROWS, WIDTHS, NotTimed, bench_norms
 
 Row = dict[str, Any]
 GPT2_WIDTHS = WIDTHS[:4]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gpu import decoding, norms, parity
-from minigpt.lab.report import MOST_NOISE
+from minigpt.judge.parity_report import MOST_NOISE
 
 Row = dict[str, Any]
 NORM_COLUMNS = ("norm", "computes", "width", "rows", "ms", "gb_per_s", "share_of_copy", "call_ms")

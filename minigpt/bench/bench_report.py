@@ -1,0 +1,110 @@
+"""Times as medians with their spread, and what they come to."""
+
+import dataclasses
+import statistics
+from typing import Any
+
+import torch
+
+from minigpt.bench.contestants import READ, TIMES
+from minigpt.measure.stopwatch import Spread
+
+PHASES = ("prefill_ms", "first_token_ms", "total_ms", "total_cpu_ms")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One contestant.
+
+    Attributes:
+        prefill_ms: reading the prompts once.
+        first_token_ms: from the call to the first token.
+        total_ms: from the call to the last token.
+        total_cpu_ms: the processor's time for that, of all threads; with one thread, a busy machine spoils it least.
+        tokens_per_second: all new tokens of all rows over ``total_ms``.
+        decode_tokens_per_second: all but the first of each row, over the time after that.
+        memory_mb: most that its process held, less what ``import torch`` alone takes; files that it maps are counted.
+        compilations: by ``torch.compile``, in all runs.
+    """
+
+    name: str
+    kind: str
+    prefill_ms: Spread
+    first_token_ms: Spread
+    total_ms: Spread
+    total_cpu_ms: Spread
+    tokens_per_second: float
+    decode_tokens_per_second: float
+    memory_mb: float
+    compilations: int
+
+    @classmethod
+    def of(
+        cls, name: str, kind: str, runs: list[dict[str, float]], ends: dict[str, Any], batch: int, new: int
+    ) -> "Measured":
+        """From the answers of its process."""
+        times = {phase: Spread.of([run[phase] for run in runs]) for phase in PHASES}
+        after_first = [run["total_ms"] - run["first_token_ms"] for run in runs]
+        return cls(
+            name=name,
+            kind=kind,
+            **times,
+            tokens_per_second=1000 * batch * new / times["total_ms"].median,
+            decode_tokens_per_second=1000 * batch * (new - 1) / statistics.median(after_first),
+            memory_mb=ends["peak_mb"] - ends["bare_mb"],
+            compilations=ends["compilations"],
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limit:
+    """What the machine allows in tokens a second, in all rows.
+
+    Attributes:
+        bandwidth_gb_s: of reading memory: sums over much more than caches hold.
+        bytes_per_step: of the weights as ours holds them; every step must read them once.
+        by_memory: a step taking these bytes at that bandwidth.
+        by_products: a step taking its matrix products with the same weights by the same calls, and nothing else.
+    """
+
+    bandwidth_gb_s: float
+    bytes_per_step: int
+    by_memory: float
+    by_products: float
+
+    @classmethod
+    def of(cls, products: Measured, float32_bytes: int, kind: str, batch: int) -> "Limit":
+        bandwidth = READ * TIMES / (products.prefill_ms.median / 1000)  # bytes a second
+        step = float32_bytes * getattr(torch, kind).itemsize // torch.float32.itemsize
+        return cls(
+            bandwidth_gb_s=bandwidth / 1e9,
+            bytes_per_step=step,
+            by_memory=batch * bandwidth / step,
+            by_products=products.tokens_per_second,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchReport:
+    """What was timed, on what, and how it came out; ours is the first of the contestants."""
+
+    plan: dict[str, Any]
+    environment: dict[str, Any]
+    contestants: list[Measured]
+    limit: Limit
+
+    def ratio(self, other: Measured, phase: str = "total_ms") -> float:
+        """How many times as fast as ``other`` ours is, by medians."""
+        return getattr(other, phase).median / getattr(self.contestants[0], phase).median
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON's own types."""
+        ours, *others = self.contestants
+        ratios = {
+            f"{other.name}:{other.kind}": {phase: self.ratio(other, phase) for phase in PHASES} for other in others
+        }
+        shares = {
+            "by_memory": ours.decode_tokens_per_second / self.limit.by_memory,
+            "by_products": ours.decode_tokens_per_second / self.limit.by_products,
+        }
+        return dataclasses.asdict(self) | {"times_as_fast_as": ratios, "share_of_limit": shares}

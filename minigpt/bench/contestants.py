@@ -1,0 +1,180 @@
+"""Who is timed: each loads one checkpoint, and continues the same prompts greedily by as many tokens as it is told.
+
+B rows, T tokens of the longest prompt.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from minigpt.checkpoint import from_pretrained
+from minigpt.checkpoint.ready import ready_to_write
+from minigpt.engine.compiled import compile_steps
+from minigpt.errors import ConfigError, GenerationError
+from minigpt.generation import generate
+from minigpt.generation.padding import left_padded
+from minigpt.judge.reference import quiet_transformers
+from minigpt.model.gpt2 import GPT2
+
+Prompts = list[list[int]]
+READ, TIMES = 2**28, 4  # bytes that are read to learn how fast memory is, more than caches hold; and how often
+
+
+class Contestant(Protocol):
+    """What the clock needs."""
+
+    def prefill(self) -> object:
+        """Read the prompts and give the logits of the next tokens, once."""
+        ...
+
+    def generate(self, new: int) -> int:
+        """Continue every prompt by ``new`` tokens; return how many there are now of them, in all rows."""
+        ...
+
+
+class Minigpt:
+    """This project, at a dtype, or "int8"; its steps compiled where that is asked for."""
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str, compiled: bool = False) -> None:
+        self.model = writer(folder, kind, len(prompts))
+        if compiled:
+            compile_steps(self.model)
+        self.ids, self.mask = left_padded(prompts)
+
+    @torch.inference_mode()
+    def prefill(self) -> Tensor:
+        cache = self.model.new_cache(*self.ids.shape)
+        return self.model.head(self.model.hidden_states(self.ids, self.mask, cache=cache)[:, -1:])
+
+    def generate(self, new: int) -> int:
+        out = generate(self.model, self.ids, self.mask, max_new_tokens=new, eos_token_id=None)
+        return out[:, self.ids.shape[1] :].numel()
+
+
+class Transformers:
+    """Hugging Face transformers: sdpa attention, its default cache."""
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
+        from transformers import AutoModelForCausalLM
+
+        if kind == "int8":
+            raise ConfigError("transformers has no int8 of its own for the CPU; compare with transformers:float32")
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, attn_implementation="sdpa")
+        self.model = model.eval()
+        self.model.generation_config.eos_token_id = None
+        self.model.generation_config.pad_token_id = 0
+        self.ids, self.mask = left_padded(prompts)
+
+    @torch.inference_mode()
+    def prefill(self) -> Tensor:
+        positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
+        return self.model(self.ids, attention_mask=self.mask, position_ids=positions, logits_to_keep=1).logits
+
+    def generate(self, new: int) -> int:
+        out = self.model.generate(self.ids, attention_mask=self.mask, max_new_tokens=new, do_sample=False)
+        return out[:, self.ids.shape[1] :].numel()
+
+
+class CTranslate2:
+    """CTranslate2, with the weights in its own format."""
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
+        import ctranslate2  # pyright: ignore[reportMissingImports]
+
+        place, threads = str(Path(folder) / f"ctranslate2-{kind}"), torch.get_num_threads()
+        self.model = ctranslate2.Generator(place, device="cpu", compute_type=kind, intra_threads=threads)
+        self.prompts = [[f"t{token}" for token in prompt] for prompt in prompts]
+
+    def prefill(self) -> object:
+        return self.model.forward_batch(self.prompts)
+
+    def generate(self, new: int) -> int:
+        how = dict(beam_size=1, sampling_topk=1, include_prompt_in_result=False, end_token=[])
+        results = self.model.generate_batch(self.prompts, max_length=new, min_length=0, **how)
+        return sum(len(result.sequences_ids[0]) for result in results)
+
+
+class Products:
+    """No contestant but the limit: a step's matrix products one after the other, over the same weights by the same
+    calls, and no more; and for the limit that memory sets, the reading of ``READ`` bytes ``TIMES`` times."""
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
+        model, self.rows = writer(folder, kind, len(prompts)), len(prompts)
+        blocks, (c, inner), dtype = model.h, (model.config.n_embd, model.config.inner_size), model.wte.weight.dtype
+        inputs = {width: torch.randn(self.rows, 1, width).to(dtype) for width in (c, inner)}
+        widths = {"attn.c_attn": c, "attn.c_proj": c, "mlp.c_fc": c, "mlp.c_proj": inner}
+        self.products: list[tuple[Any, Tensor]] = [
+            (block.get_submodule(name), inputs[width]) for block in blocks for name, width in widths.items()
+        ]
+        self.products.append((model.head, inputs[c]))
+        self.memory = torch.ones(READ // 4)
+
+    def prefill(self) -> object:
+        """Nothing is read ahead here: memory is read."""
+        return [self.memory.sum() for _ in range(TIMES)]
+
+    @torch.inference_mode()
+    def step(self) -> list[Tensor]:
+        """What every new token must wait for."""
+        return [product(x) for product, x in self.products]  # each (B, 1, out)
+
+    def generate(self, new: int) -> int:
+        for _ in range(new):
+            self.step()
+        return new * self.rows
+
+
+CONTESTANTS: dict[str, Callable[..., Contestant]] = {
+    "minigpt": Minigpt,
+    "transformers": Transformers,
+    "ctranslate2": CTranslate2,
+    "products": Products,
+}
+
+
+def writer(folder: str, kind: str, rows: int) -> GPT2:
+    """The model as the command line has it where it writes so many rows at a time, and a hundred tokens or more."""
+    how: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
+    return ready_to_write(from_pretrained(folder, device="cpu", **how), rows)
+
+
+def convert_for_ctranslate2(folder: Path, kind: str) -> None:
+    """The checkpoint in CTranslate2's format, beside it.
+
+    Its converter asks for a tokenizer, of which it needs the number of tokens: they are t0, t1, t2 and so on.
+
+    Raises:
+        ConfigError: it does not compute in that kind here.
+    """
+    import ctranslate2  # pyright: ignore[reportMissingImports]
+    from ctranslate2.converters import TransformersConverter  # pyright: ignore[reportMissingImports]
+    from tokenizers import Tokenizer, models
+    from transformers import AutoConfig, PreTrainedTokenizerFast
+
+    known = ctranslate2.get_supported_compute_types("cpu")
+    if kind not in known:
+        raise ConfigError(f"CTranslate2 has no {kind} on this processor; it has {', '.join(sorted(known))}")
+    vocabulary = {f"t{token}": token for token in range(AutoConfig.from_pretrained(folder).vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
+    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), f"t{len(vocabulary) - 1}")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    with quiet_transformers():
+        TransformersConverter(str(folder)).convert(str(folder / f"ctranslate2-{kind}"), quantization=kind)
+
+
+def require_all(made: int, asked: int, name: str) -> None:
+    """Refuse to time a contestant that stopped early.
+
+    Raises:
+        GenerationError: it wrote another number of tokens than it was asked for.
+    """
+    if made != asked:
+        raise GenerationError(f"{name} wrote {made} tokens where {asked} were asked for, so its time says nothing")
+
+
+def weight_bytes(model: GPT2) -> int:
+    """Bytes of the weights that every new token reads: all matrices, the head included, and no embedding as such."""
+    return model.head_rows().nbytes + sum(p.nbytes for part in (model.h, model.ln_f) for p in part.parameters())

@@ -1,0 +1,99 @@
+"""Cases of torch.compile: the compiled norm equals the eager one, forward and backward."""
+
+import contextlib
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from minigpt.conformance.case import Measurement, case, worst, worst_element
+from minigpt.conformance.gradients import gradients
+from minigpt.conformance.rows import constant, massive, ordinary
+from minigpt.conformance.subject import Subject
+from minigpt.errors import ConfigError
+
+WIDTH = 768
+UNLIMITED = 10**6
+
+
+def best_backend(device: torch.device) -> str:
+    """inductor where it can generate code for ``device``, else aot_eager: the same trace, run by PyTorch itself."""
+    if device.type == "cpu":
+        compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
+        return "inductor" if any(map(shutil.which, compilers)) else "aot_eager"
+    return "inductor" if importlib.util.find_spec("triton") else "aot_eager"
+
+
+def require_backend(name: str) -> None:
+    """Refuse a compiler that there is none of.
+
+    Raises:
+        ConfigError: the message says which there are.
+    """
+    from torch._dynamo import list_backends
+
+    if name not in (known := list_backends(exclude_tags=())):
+        raise ConfigError(f"unknown compile_backend {name!r}; known are {', '.join(known)}")
+
+
+@contextlib.contextmanager
+def always_compiling() -> Iterator[None]:
+    """A norm that compiles itself is never run eagerly, however many widths and dtypes it has been compiled for.
+
+    What it keeps for its backward it keeps for a second one too, which PyTorch leaves out by itself.
+    """
+    from torch._dynamo import config as tracing
+    from torch._functorch import config as differentiating
+
+    unlimited = tracing.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED)
+    with unlimited, differentiating.patch(donated_buffer=False):
+        yield
+
+
+@case(
+    "compiled equals eager",
+    "compile",
+    tests="values under torch.compile",
+    reason="twice the bound of float32 values, since either may be off by it",
+)
+@torch.no_grad()
+def compiled_values(subject: Subject) -> Measurement:
+    candidate, x = subject.candidate(WIDTH), _rows(subject)
+    bound = 2 * candidate.truth(x).bound
+    eager = candidate(x.clone()).cpu().double()
+    compiled = _compiled(candidate.module, subject.compile_backend)(x.clone())
+    return worst_element(compiled, eager, bound)._replace(note=f"compiled with {subject.compile_backend}")
+
+
+@case(
+    "compiled gradients equal eager",
+    "compile",
+    tests="gradients under torch.compile, traced by aot_eager",
+    reason="twice the bound of float32 gradients, since either may be off by it",
+)
+def compiled_gradients(subject: Subject) -> Measurement:
+    candidate, x = subject.candidate(WIDTH), _rows(subject)
+    dy = subject.rows(len(x), WIDTH)
+    true = candidate.gradient_truth(x, dy)
+    eager = gradients(candidate, candidate.module, x, dy)
+    compiled = gradients(candidate, _compiled(candidate.module, "aot_eager"), x, dy)
+    return worst(
+        {name: worst_element(compiled[name], eager[name].cpu().double(), 2 * true[name].bound) for name in true}
+    )
+
+
+def _compiled(module: nn.Module, backend: str) -> Callable[[Tensor], Tensor]:
+    """Compiled afresh: beyond its limit of recompilations of one forward, torch.compile would run it eagerly."""
+    torch.compiler.reset()
+    return torch.compile(module, backend=backend, dynamic=False)
+
+
+def _rows(subject: Subject) -> Tensor:
+    kinds = [make(8, WIDTH, subject.generator) for make in (ordinary, massive, constant)]
+    return subject.put(torch.cat(kinds))  # (24, WIDTH)
+
+
+COMPILE_CASES = [compiled_values, compiled_gradients]

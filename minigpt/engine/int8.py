@@ -1,0 +1,169 @@
+"""Weights in eight bits, so that decoding reads a quarter of them; everything else stays as exact as it was.
+
+C embedding, V vocabulary, R rows: every token of a batch is one.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int8
+from torch import Tensor, nn
+
+from minigpt.engine.packed import Holder, LetGo, affine_layers, held, keep
+from minigpt.errors import ConfigError
+from minigpt.model.gpt2 import GPT2, require_gpt2
+
+ENGINE = "fbgemm"  # PyTorch's integer products for x86
+MOST = 127  # the largest weight: both signs have as many steps
+AT_ONCE = 4096  # channels rounded at a time, so that it takes no room to speak of
+
+
+class Int8Linear(Holder):
+    """``y = x W^T + b`` with every row of ``W``, an output channel, held as integers of -127 to 127 times a scale.
+
+    Only the weights are rounded. An input row is split in two, the whole steps of its largest value's 127th and what is
+    left over in steps 254 times as fine, and both go through the same integer product: so it is good to 16 bits, twice
+    as many as bfloat16 has. Integers add up to the same in any order, so a row never depends on its batch mates. On a
+    processor without VNNI, whose 16-bit sums would overflow, it is good to 14.
+
+    Args:
+        rows: (out, in), the weight of ``F.linear``.
+        bias: (out), or None.
+
+    Raises:
+        ConfigError: a weight is not finite, or this PyTorch has no integer products.
+    """
+
+    def __init__(self, rows: Float[Tensor, "out inp"], bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.bias = bias
+        self.shape = tuple(rows.shape)
+        self.steps = 127 if torch.cpu._is_vnni_supported() else 63
+        self.hold(prepacked(rows))
+
+    def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
+        rows = x.reshape(-1, x.shape[-1]).float()  # (R, in)
+        step = rows.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny) / self.steps  # (R, 1)
+        scaled = rows / step
+        coarse = scaled.round()
+        fine = (scaled - coarse).mul_(2 * self.steps)
+        both = self.product(torch.cat((coarse, fine)))  # (2 R, out)
+        y = torch.add(*both.chunk(2), alpha=1 / (2 * self.steps))  # (R, out)
+        y = y.mul_(step) if self.bias is None else torch.addcmul(self.bias, y, step)
+        return y.to(x.dtype).view(*x.shape[:-1], -1)
+
+    def product(self, whole: Float[Tensor, "rows inp"]) -> Float[Tensor, "rows out"]:
+        """``whole W^T`` for whole numbers of at most ``steps``."""
+        if torch.compiler.is_compiling():
+            return torch.ops.minigpt.int8_product(whole, self.number, self.shape[0], self.steps + 1)
+        return _integer_product(whole, self.steps + 1, self.packed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        rows = torch.ops.quantized.linear_unpack(self.packed)[0]  # what is packed cannot be sent to another process
+        return {**vars(self), "packed": (rows.int_repr(), rows.q_per_channel_scales())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "packed": _packed(*state["packed"])})
+
+    def require_applicable(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Refuse what would take the layer to another device, where there is no such product."""
+        if not (there := fn(torch.empty(0, device="cpu"))).is_cpu:
+            raise ConfigError(f"weights in eight bits are for the CPU, and cannot move to {there.device}")
+
+    def extra_repr(self) -> str:
+        return "{1}, {0}, int8".format(*self.shape)
+
+
+def _integer_product(whole: Tensor, zero: int, packed: torch.ScriptObject) -> Tensor:
+    return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default(whole, 1.0, zero, packed)
+
+
+torch.library.define("minigpt::int8_product", "(Tensor whole, int layer, int out, int zero) -> Tensor")
+
+
+@torch.library.impl("minigpt::int8_product", "cpu")
+def _int8_product(whole: Tensor, layer: int, out: int, zero: int) -> Tensor:
+    return _integer_product(whole, zero, held(layer))
+
+
+@torch.library.register_fake("minigpt::int8_product")
+def _int8_product_shape(whole: Tensor, layer: int, out: int, zero: int) -> Tensor:
+    return whole.new_empty(len(whole), out)
+
+
+@torch.no_grad()
+def quantize_int8(model: GPT2, let_go: LetGo = keep) -> GPT2:
+    """Every matrix that multiplies, the head included, as an ``Int8Linear``, in place; return ``model``.
+
+    Embeddings are looked up and not multiplied, and stay as they are, as do norms and biases. It can then only compute:
+    the weights that a checkpoint would hold are gone. A layer that has hooks, or another forward, stays as it is.
+    ``let_go`` is handed each weight as soon as it is needed no more.
+
+    Raises:
+        ConfigError: the model is no GPT2, not on the CPU, in "reference" arithmetic or has its weights in another form
+            already, a weight is not finite, or this PyTorch has no integer products.
+    """
+    require_gpt2(model)
+    require_roundable(model.arithmetic)
+    if not model.wte.weight.is_cpu:
+        raise ConfigError(f'quantize="int8" is for the CPU, and the model is on {model.wte.weight.device}')
+    if any(isinstance(module, Holder) for module in model.modules()):
+        raise ConfigError('the weights are in another form already; quantize="int8" takes those of a checkpoint')
+    head = model.head_rows()
+    # Tied no more: the embedding is looked up, and exact.
+    model.fast_head = Int8Linear(head, None).train(model.training)
+    let_go(head)
+    if not model.config.tie_word_embeddings:
+        del model.lm_head
+    for name in affine_layers(model):
+        layer: Any = model.get_submodule(name)
+        model.set_submodule(name, Int8Linear(layer.weight.t(), layer.bias).train(layer.training))
+        let_go(layer.weight)
+    model.quantize = "int8"
+    return model.requires_grad_(False)
+
+
+def require_roundable(arithmetic: str) -> None:
+    """Refuse to round the weights of a model that is to be the reference's own.
+
+    Raises:
+        ConfigError: the arithmetic is "reference".
+    """
+    if arithmetic == "reference":
+        raise ConfigError(
+            'quantize="int8" rounds the weights, so arithmetic="reference" cannot be the reference\'s own'
+        )
+
+
+def prepacked(rows: Float[Tensor, "out inp"]) -> torch.ScriptObject:
+    """The weight as the integer kernels read it: each row rounded to 127 steps of its largest value.
+
+    Raises:
+        ConfigError: a value is not finite, or the processor has no such kernels.
+    """
+    if ENGINE not in torch.backends.quantized.supported_engines:
+        raise ConfigError(f'quantize="int8" needs PyTorch\'s {ENGINE} kernels, which are for x86 processors only')
+    integers = torch.empty(rows.shape, dtype=torch.int8, device="cpu")  # (out, in)
+    scale = torch.empty(len(rows), dtype=torch.float32, device="cpu")  # (out)
+    for at in range(0, len(rows), AT_ONCE):
+        some = rows[at : at + AT_ONCE].detach().float()
+        steps = some.abs().amax(1).clamp_min(torch.finfo(some.dtype).tiny) / MOST
+        integers[at : at + AT_ONCE], scale[at : at + AT_ONCE] = (some / steps[:, None]).round(), steps
+    if not scale.isfinite().all():
+        raise ConfigError("a weight is not finite, so it cannot be held in eight bits")
+    return _packed(integers, scale)
+
+
+def _packed(integers: Int8[Tensor, "out inp"], scale: Float[Tensor, " out"]) -> torch.ScriptObject:
+    with warnings.catch_warnings():  # that PyTorch means to move its quantized tensors elsewhere
+        warnings.simplefilter("ignore", UserWarning)
+        zeros = torch.zeros(len(scale), dtype=torch.long, device="cpu")
+        make = torch._make_per_channel_quantized_tensor  # pyright: ignore[reportPrivateImportUsage]
+        quantized = make(integers, scale.double(), zeros, 0)
+    chosen, torch.backends.quantized.engine = torch.backends.quantized.engine, ENGINE
+    try:
+        return torch.ops.quantized.linear_prepack(quantized, None)
+    finally:
+        torch.backends.quantized.engine = chosen

@@ -1,0 +1,144 @@
+"""Distances between tensors and between next-token distributions, collected over many texts in float64."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from minigpt.judge.parity_report import Bitwise, Distribution, Logits
+
+# T tokens, V vocabulary
+
+
+class Distance:
+    """How far tensors are from their truth. A NaN in either is never forgotten."""
+
+    def __init__(self) -> None:
+        self.largest, self.count = 0.0, 0
+        self.squares, self.true_squares = 0.0, 0.0
+
+    def add(self, value: Tensor, truth: Tensor) -> None:
+        """Count one pair of equal shape; an empty one counts nothing."""
+        if truth.numel() == 0:
+            return
+        truth = truth.double()
+        difference = value.double() - truth
+        self.largest = nan_max(self.largest, float(difference.abs().max()))
+        self.squares += float(difference.square().sum())
+        self.true_squares += float(truth.square().sum())
+        self.count += truth.numel()
+
+    @classmethod
+    def sum(cls, *parts: "Distance") -> "Distance":
+        """What one distance would be that had counted all that these have."""
+        total = cls()
+        for part in parts:
+            total.largest = nan_max(total.largest, part.largest)
+            total.squares += part.squares
+            total.true_squares += part.true_squares
+            total.count += part.count
+        return total
+
+    @property
+    def rms(self) -> float:
+        """Root of the mean squared difference."""
+        return math.sqrt(self.squares / self.count) if self.count else 0.0
+
+    @property
+    def scale(self) -> float:
+        """Root of the truth's mean square."""
+        return math.sqrt(self.true_squares / self.count) if self.count else 0.0
+
+    @property
+    def relative(self) -> float:
+        """RMS of the difference over RMS of the truth."""
+        if self.squares == 0:
+            return 0.0
+        return math.sqrt(self.squares / self.true_squares) if self.true_squares else math.inf
+
+
+class LogitsMeter:
+    """The logits of a candidate, of transformers at its dtype and of our reference arithmetic, against the truth."""
+
+    def __init__(self) -> None:
+        self.candidate, self.reference, self.between = Distance(), Distance(), Distance()
+        self.kl: list[Float[Tensor, " seq"]] = []  # nats, of each text
+        self.top1: list[Tensor] = []
+        self.top5: list[Tensor] = []
+        self.true_loss, self.loss, self.targets = 0.0, 0.0, 0
+
+    def add(
+        self,
+        truth: Float[Tensor, "seq vocab"],
+        candidate: Float[Tensor, "seq vocab"],
+        reference: Float[Tensor, "seq vocab"],
+        plain: Float[Tensor, "seq vocab"],
+        targets: Int[Tensor, " targets"],
+    ) -> None:
+        """Count one text. ``targets`` are the tokens that its first positions should have predicted."""
+        self.candidate.add(candidate, truth)
+        self.reference.add(reference, truth)
+        self.between.add(plain, reference)
+        self.top1.append(top_overlap(candidate, truth, 1))
+        self.top5.append(top_overlap(candidate, truth, min(5, truth.shape[-1])))
+        p, q = truth.log_softmax(-1), candidate.double().log_softmax(-1)  # (T, V)
+        self.kl.append(kl_divergence(p, q))
+        said = targets[:, None]  # (targets, 1)
+        self.true_loss -= float(p[: len(targets)].gather(1, said).sum())
+        self.loss -= float(q[: len(targets)].gather(1, said).sum())
+        self.targets += len(targets)
+
+    def bitwise(self) -> Bitwise:
+        return Bitwise(equal=self.between.largest == 0, max_abs_error=self.between.largest)
+
+    def logits(self) -> Logits:
+        return over_floor(self.candidate, self.reference)
+
+    def distribution(self) -> Distribution:
+        kl = torch.cat(self.kl)
+        return Distribution(
+            top1_agreement=float(torch.cat(self.top1).mean()),
+            top5_agreement=float(torch.cat(self.top5).mean()),
+            kl_mean=float(kl.mean()),
+            kl_median=float(kl.quantile(0.5)),
+            kl_p999=float(kl.quantile(0.999)),
+            kl_max=float(kl.max()),
+            perplexity_reference=perplexity(self.true_loss, self.targets),
+            perplexity_candidate=perplexity(self.loss, self.targets),
+        )
+
+
+def over_floor(candidate: Distance, reference: Distance) -> Logits:
+    """A candidate's distance from the truth beside the reference's."""
+    return Logits(
+        max_abs_error=candidate.largest,
+        rms_error=candidate.rms,
+        scale=candidate.scale,
+        noise_floor_max=reference.largest,
+        noise_floor_rms=reference.rms,
+    )
+
+
+def kl_divergence(p: Float[Tensor, "seq vocab"], q: Float[Tensor, "seq vocab"]) -> Float[Tensor, " seq"]:
+    """KL(p || q) in nats of log probabilities; rounding may leave it just below 0, where it is 0."""
+    term = p.exp() * (p - q)
+    return term.masked_fill(p == -math.inf, 0).sum(-1).clamp(min=0)
+
+
+def top_overlap(a: Float[Tensor, "seq vocab"], b: Float[Tensor, "seq vocab"], k: int) -> Float[Tensor, " seq"]:
+    """Share of the k likeliest tokens that both have, in any order."""
+    mine, theirs = a.topk(k).indices, b.topk(k).indices  # (T, k)
+    return (mine[:, :, None] == theirs[:, None, :]).any(-1).double().mean(-1)
+
+
+def nan_max(a: float, b: float) -> float:
+    """The larger; NaN where either is NaN, which ``max`` would lose."""
+    return math.nan if math.isnan(a) or math.isnan(b) else max(a, b)
+
+
+def perplexity(loss: float, targets: int) -> float:
+    """exp of the mean loss in nats; NaN where there was nothing to predict, infinite where it overflows."""
+    if targets == 0 or math.isnan(loss):
+        return math.nan
+    return math.exp(loss / targets) if loss / targets < 700 else math.inf

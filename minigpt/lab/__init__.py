@@ -1,1 +1,0 @@
-"""Asks questions about a model."""

@@ -1,0 +1,1 @@
+"""Stopwatch, environment and progress: what several rooms above need."""

@@ -1,0 +1,128 @@
+"""What a checkpoint is, and what of it would be refused, told without making a model of it."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigpt.checkpoint import (
+    Checkpoint,
+    config_file,
+    folder_of,
+    has_tokenizer,
+    locate,
+    open_checkpoint,
+    read_tensors,
+    weight_files,
+)
+from minigpt.checkpoint.fitting import not_finite, only_dtype, require_fitting
+from minigpt.config import GPT2Config
+from minigpt.errors import MiniGPTError
+from minigpt.model.gpt2 import GPT2
+from minigpt.placement import DTYPES, dtype_name
+from minigpt.tokenizer import Tokenizer
+
+
+def describe(source: str | Path, *, revision: str | None = None) -> dict[str, Any]:
+    """Where it lies, its format, shape, parameters, dtype, tokenizer, and the range of every norm's weight and bias.
+
+    ``refused`` lists why ``from_pretrained`` would refuse it, and is empty where it would not. What could not be read
+    for that reason is left out. Every value is read, so that NaN and infinity are found.
+
+    Raises:
+        CheckpointError: it cannot be found.
+    """
+    place = locate(source, revision=revision)
+    refused: list[str] = []
+    checkpoint = _opened(place, refused)
+    facts = {"model": str(source), "files": str(place), "tokenizer": _tokenizer(folder_of(place))}
+    facts |= _parts(place) if checkpoint is None else _facts(checkpoint, refused)
+    return facts | {"refused": refused}
+
+
+def _opened(place: Path, refused: list[str]) -> Checkpoint | None:
+    for ignore_heads in (False, True):  # other heads are a reason to refuse it, and not to say nothing else
+        try:
+            return open_checkpoint(place, ignore_heads=ignore_heads)
+        except MiniGPTError as error:
+            refused += [str(error)] if str(error) not in refused else []
+    return None
+
+
+def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
+    config, tensors, place = checkpoint.config, checkpoint.tensors, checkpoint.place
+    with torch.device("meta"):
+        model = GPT2(config)
+    wanted = dict(model.named_parameters())
+    for require in (lambda: require_fitting(tensors, wanted, place), lambda: only_dtype(tensors, place)):
+        try:
+            require()
+        except MiniGPTError as error:
+            refused.append(str(error))
+    return {
+        "format": f"{checkpoint.form.name}, {_files(place)}",
+        **_shape(config),
+        "parameters": sum(tensor.numel() for tensor in tensors.values()),
+        "dtype": _dtypes(tensors),
+        "norm eps": config.layer_norm_epsilon,
+        "norms": [_norm_ranges(site, tensors) for site in model.norm_sites()],
+        "not finite": not_finite(tensors),
+    }
+
+
+def _parts(place: Path) -> dict[str, Any]:
+    """What can be told of a checkpoint that cannot be opened: its config, or its tensors, if one of them is whole."""
+    facts: dict[str, Any] = {}
+    with suppress(MiniGPTError):
+        facts |= _shape(GPT2Config.from_json_file(config_file(place)))
+    with suppress(MiniGPTError):
+        tensors = read_tensors(place)
+        facts |= {"format": _files(place), "tensors": len(tensors), "dtype": _dtypes(tensors)}
+    return facts
+
+
+def _shape(config: GPT2Config) -> dict[str, Any]:
+    return {
+        "layers": config.n_layer,
+        "heads": config.n_head,
+        "width": config.n_embd,
+        "inner width": config.inner_size,
+        "context": config.n_positions,
+        "vocabulary": config.vocab_size,
+        "of it used": config.used_vocab_size or config.vocab_size,
+        "activation": config.activation_function,
+        "tied head": config.tie_word_embeddings,
+    }
+
+
+def _files(place: Path) -> str:
+    files = weight_files(place)
+    names = sorted({file.name for file in (files if isinstance(files, list) else files.values())})
+    return names[0] if len(names) == 1 else f"{len(names)} files from {names[0]} to {names[-1]}"
+
+
+def _dtypes(tensors: Mapping[str, Tensor]) -> str:
+    return ", ".join(sorted({dtype_name(tensor.dtype) for tensor in tensors.values()}))
+
+
+def _norm_ranges(site: str, tensors: Mapping[str, Tensor]) -> str:
+    """ "h.0.ln_1: weight 0.7 to 1.2, bias -0.1 to 0.1"."""
+    found = {name: tensors.get(f"{site}.{name}") for name in ("weight", "bias")}
+    ranges = (
+        f"{name} {tensor.min().item():.4g} to {tensor.max().item():.4g}"
+        for name, tensor in found.items()
+        if tensor is not None and tensor.numel() and tensor.dtype in DTYPES.values()
+    )
+    return f"{site}: {', '.join(ranges)}"
+
+
+def _tokenizer(folder: Path) -> str:
+    if not has_tokenizer(folder):
+        return "none"
+    try:
+        return f"byte-level BPE of {Tokenizer.from_pretrained(folder).vocab_size} tokens"
+    except MiniGPTError as error:
+        return f"refused: {error}"

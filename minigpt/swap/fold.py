@@ -1,0 +1,128 @@
+"""Move the norms' learned scales and shifts into the layers that follow them. The network computes what it did."""
+
+import copy
+import dataclasses
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minigpt.errors import NormError
+from minigpt.model.conv1d import Conv1D
+from minigpt.model.gpt2 import GPT2, require_gpt2, require_weights
+from minigpt.norms.add import norm_by_addition, own_addition
+from minigpt.norms.foreign.construct import naming
+from minigpt.swap.sites import require_own_parameters
+
+# C embedding, V vocabulary
+
+
+@torch.no_grad()
+def fold_norms(model: GPT2) -> GPT2:
+    """Fold every norm's scale and shift into the next layer, in place; return ``model``, whose logits are unchanged.
+
+    A norm hands on ``s * weight + bias`` with ``s`` the standardized row, and the layer after it is affine, so::
+
+        (s * weight + bias) W + b  =  s (weight[:, None] * W) + (bias W + b)
+
+    The products are rounded to the model's dtype, and nothing else is lost. Afterwards every ``ln_1`` and ``ln_2`` has
+    weight 1 and bias 0. ``ln_f`` has weight 1, its scale being in the head, which is untied from the token embedding
+    for that. A GPT-2's head has no bias that could take a shift, so ``ln_f`` keeps its own, divided by the scale: the
+    folded model is still a GPT-2, and ``save_pretrained`` writes it. A dimension of ``ln_f`` whose scale is 0, or too
+    small to divide the shift by, keeps scale and shift.
+
+    Raises:
+        ConfigError: the model is no GPT2.
+        NormError: a norm is not ``s * weight + bias``, the layer after it is not GPT-2's own, the head is another
+            model's, two modules share a weight or bias, or there are no values (nothing has been changed then), or a
+            folded weight is too large for the dtype (what has been folded by then is exact).
+    """
+    require_gpt2(model)
+    require_weights(model, "fold", NormError)
+    if model.config.tie_word_embeddings and hasattr(model, "lm_head"):
+        raise NormError(
+            "the head belongs to a model around this one, which ties it to the embedding; "
+            "fold what minigpt.from_pretrained loads, and save it"
+        )
+    require_own_parameters(model, model.norm_sites())
+    for site, norm in model.norm_modules().items():
+        _require_affine(norm, site)
+    pairs = [pair for i in range(model.config.n_layer)
+             for pair in ((f"h.{i}.ln_1", f"h.{i}.attn.c_attn"), (f"h.{i}.ln_2", f"h.{i}.mlp.c_fc"))]  # fmt: skip
+    for _, layer in pairs:
+        if not isinstance(model.get_submodule(layer), Conv1D):
+            kind = type(model.get_submodule(layer)).__name__
+            raise NormError(f"{layer} is a {kind}, into which no norm can be folded; fold the model before changing it")
+    require_own_parameters(model, [layer for _, layer in pairs])
+    _require_unshared(model, {name for pair in pairs for name in pair} | {"ln_f"})
+    for site, layer in pairs:
+        _fold_into_conv1d(model.get_submodule(site), model.get_submodule(layer), layer)
+    _untie(model)
+    _fold_scale_into_head(model.ln_f, model.lm_head)
+    return model
+
+
+def _require_unshared(model: GPT2, names: Collection[str]) -> None:
+    """Refuse a weight or bias that two of these modules have: what is folded for the one would be for the other too."""
+    owners: dict[int, str] = {}
+    for name in sorted(names):
+        module: Any = model.get_submodule(name)
+        for own in (module.weight, module.bias):
+            if own is not None and owners.setdefault(id(own), name) != name:
+                raise NormError(f"{name} shares its weight or bias with {owners[id(own)]}; give each its own to fold")
+
+
+def _fold_into_conv1d(norm: Any, layer: Any, name: str) -> None:
+    shift = norm.bias.double() @ layer.weight.double()  # (C) @ (C, out)
+    weight, bias = norm.weight[:, None] * layer.weight, (layer.bias.double() + shift).to(layer.bias.dtype)
+    _require_finite(name, weight, bias)
+    layer.weight.copy_(weight)
+    layer.bias.copy_(bias)
+    norm.weight.fill_(1)
+    norm.bias.zero_()
+
+
+def _untie(model: GPT2) -> None:
+    """Give the head a copy of the token embedding for its own."""
+    if not model.config.tie_word_embeddings:
+        return
+    model.config = dataclasses.replace(model.config, tie_word_embeddings=False)
+    vocab_size, width = model.wte.weight.shape
+    model.lm_head = nn.Linear(width, vocab_size, bias=False, device="meta").train(model.training)
+    model.lm_head.weight = nn.Parameter(model.wte.weight.clone(), requires_grad=model.wte.weight.requires_grad)
+
+
+def _fold_scale_into_head(norm: Any, head: nn.Linear) -> None:
+    shift = norm.bias / norm.weight
+    scale = torch.where((norm.weight != 0) & shift.isfinite(), norm.weight, 1)  # (C)
+    weight = head.weight * scale  # (V, C)
+    _require_finite("lm_head", weight)
+    head.weight.copy_(weight)
+    norm.weight.div_(scale)
+    norm.bias.div_(scale)
+
+
+def _require_finite(name: str, *folded: Tensor) -> None:
+    if not all(tensor.isfinite().all() for tensor in folded):
+        raise NormError(f"the norm before {name} does not fit into it in {folded[0].dtype}; fold in a wider dtype")
+
+
+def _require_affine(norm: Any, site: str) -> None:
+    """Refuse a norm whose parameters are not a scale and a shift, one that multiplies by 1 + weight for instance."""
+    if getattr(norm, "bias", None) is None:
+        raise NormError(f"{site} is a {type(norm).__name__} without a bias, and the layer after it takes a shift too")
+    with naming(norm):
+        bare = copy.deepcopy(norm).eval()
+    generator = torch.Generator("cpu").manual_seed(0)
+    rows = torch.randn(8, len(norm.weight), generator=generator, device="cpu").to(norm.weight)
+    asks = [bare, *([partial(norm_by_addition, addition)] if (addition := own_addition(bare)) else [])]
+    whole = torch.stack([ask(rows).double() for ask in asks])  # (ways, 8, C)
+    bare.weight.fill_(1)
+    bare.bias.zero_()
+    standard, shift = torch.stack([ask(rows).double() for ask in asks]), norm.bias.double()
+    scaled = standard * norm.weight.double()
+    rounding = 8 * torch.finfo(rows.dtype).eps * (scaled.abs() + shift.abs())
+    if not ((whole - (scaled + shift)).abs() <= rounding).all():
+        raise NormError(f"{site} is a {type(norm).__name__} that does not scale by its weight and shift by its bias")

@@ -1,0 +1,75 @@
+"""assert_norm_parity, as the author of a kernel uses it."""
+
+from fnmatch import fnmatchcase
+
+import pytest
+import sabotages
+import torch
+from torch import Tensor, nn
+
+from minigpt import NormError
+from minigpt.conformance.check import CASES
+from minigpt.testing import assert_norm_parity, norm_cases
+
+
+class MyKernel(nn.Module):
+    """Somebody's own module, with names of their own."""
+
+    def __init__(self, hidden_size: int, epsilon: float = 1e-6) -> None:
+        super().__init__()
+        self.gamma, self.beta = nn.Parameter(torch.ones(hidden_size)), nn.Parameter(torch.zeros(hidden_size))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        var, mean = torch.var_mean(wide, -1, correction=0, keepdim=True)
+        return ((wide - mean) * torch.rsqrt(var + self.epsilon) * self.gamma + self.beta).to(x.dtype)
+
+
+class MyWrongKernel(MyKernel):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) - self.beta
+
+
+@pytest.mark.usefixtures("unchecked")  # torch.compile would trace the shape checks as well
+def test_a_layer_norm_passes() -> None:
+    assert_norm_parity(MyKernel, device="cpu", compile_backend="aot_eager")
+
+
+@pytest.mark.parametrize("case", [name for name in norm_cases() if "ordinary rows" in name])
+def test_one_test_a_case(case: str) -> None:
+    assert_norm_parity(MyKernel, cases=case)
+
+
+def test_every_case_can_be_asked_for_by_its_name() -> None:
+    assert len(set(norm_cases())) == len(norm_cases()) > 80
+    for name in norm_cases():
+        assert [case.name for case in CASES if fnmatchcase(case.name, name)] == [name]
+
+
+def test_the_message_names_the_mistake_and_lists_the_failures() -> None:
+    with pytest.raises(AssertionError) as caught:
+        assert_norm_parity(MyWrongKernel, cases=["float32, *", "same input*"], device="cpu")
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("MyWrongKernel is not a LayerNorm on cpu: 3 of 11 cases pass"), lines[0]
+    assert lines[1] == "  diagnosis: the shift is ignored"
+    assert any(line.startswith("  FAIL float32, ordinary rows: error ") and ", bound " in line for line in lines)
+    assert not any("same input" in line for line in lines)
+
+
+def test_a_sabotaged_norm_fails_in_the_case_that_shows_it() -> None:
+    assert_norm_parity(sabotages.Only65535Rows, cases=["float32, *", "65,535 rows"], device="cpu")
+    with pytest.raises(AssertionError, match="wrong only beyond 65,535 rows"):
+        assert_norm_parity(sabotages.Only65535Rows, cases="65,536 rows", device="cpu")
+
+
+def test_what_cannot_be_judged_is_no_failed_assertion() -> None:
+    with pytest.raises(NormError, match="unknown norm"):
+        assert_norm_parity("no_such_norm")
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("unchecked")  # torch.compile would trace the shape checks as well
+def test_a_layer_norm_passes_on_cuda() -> None:
+    assert_norm_parity(MyKernel, device="cuda")
+    assert_norm_parity("fused", device="cuda")

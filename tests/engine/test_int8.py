@@ -1,0 +1,226 @@
+"""Weights in eight bits: the rounding is theirs alone, a row is its own, and what cannot be honoured is refused."""
+
+import json
+import pickle
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import reference, saved
+from helpers import LouderConv1D, assert_same_bits, assert_within, make_louder, random_ids, rms, small_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import minigpt
+from minigpt import CheckpointError, ConfigError, NormError
+from minigpt.cli import app
+from minigpt.engine.int8 import ENGINE, MOST, Int8Linear, quantize_int8
+from minigpt.model.conv1d import Conv1D
+
+pytestmark = pytest.mark.skipif(
+    ENGINE not in torch.backends.quantized.supported_engines, reason=f"this PyTorch has no {ENGINE} kernels"
+)
+
+
+def rounded(rows: Tensor) -> Tensor:
+    """What per-channel symmetric rounding to eight bits makes of a weight, in float64."""
+    scale = rows.double().abs().amax(1, keepdim=True) / MOST
+    return torch.where(scale > 0, (rows.double() / scale).round() * scale, 0.0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1), count=st.integers(1, 5), width=st.integers(1, 70), out=st.integers(1, 70),
+    bias=st.booleans(), spread=st.floats(1e-3, 1e3), outlier=st.floats(1, 300),
+)  # fmt: skip
+def test_only_the_weights_are_rounded(
+    seed: int, count: int, width: int, out: int, bias: bool, spread: float, outlier: float
+) -> None:
+    """Against float64 with the rounded weights, an input with one value far beyond the others included."""
+    torch.manual_seed(seed)
+    rows, shift, x = torch.randn(out, width) * spread, torch.randn(out), torch.randn(1, count, width)
+    x[..., 0] *= outlier
+    layer = Int8Linear(rows, nn.Parameter(shift) if bias else None)
+    with torch.no_grad():
+        given, wanted = layer(x), x.double() @ rounded(rows).t() + (shift.double() if bias else 0)
+    # an input is off by half of its finest step, 1 / (2 * 2 * steps^2) of the row's largest value
+    bound = x.abs().amax().item() * width * rows.abs().amax().item() / (4 * layer.steps**2) + 4e-6 * wanted.abs().amax()
+    assert_within((given - wanted).abs().amax().item(), float(bound), rms(wanted), f"{count} x {width} x {out}")
+
+
+def test_a_row_is_the_same_in_any_company_to_the_bit() -> None:
+    layer = Int8Linear(torch.randn(33, 48), nn.Parameter(torch.randn(33)))
+    x = torch.randn(7, 5, 48)
+    x[3] *= 1000
+    with torch.no_grad():
+        together = layer(x)
+        for i in range(7):
+            assert_same_bits(layer(x[i : i + 1]), together[i : i + 1], f"row {i}")
+
+
+def test_rows_of_zeros_are_zeros_and_nan_stays_nan() -> None:
+    rows = torch.randn(6, 8)
+    rows[2] = 0
+    layer = Int8Linear(rows, None)
+    x = torch.randn(1, 3, 8)
+    x[0, 1], x[0, 2, 4] = 0, torch.nan
+    with torch.no_grad():
+        y = layer(x)[0]
+    assert y[0].isfinite().all()
+    assert not y[1].any()
+    assert not y[:2, 2].any()
+    assert y[2].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_model_is_one_of_rounded_weights(tied: bool, dtype: torch.dtype) -> None:
+    model, wanted = (small_model(dtype=dtype, tie_word_embeddings=tied) for _ in range(2))
+    ids = random_ids(2, 17)
+    with torch.inference_mode():
+        exact = wanted(ids).double()
+        head = wanted.wte.weight.double() if tied else wanted.lm_head.weight.double()
+        for module in wanted.h.modules():
+            if isinstance(module, Conv1D):
+                module.weight.copy_(rounded(module.weight.t()).t())
+        truth = wanted.hidden_states(ids).double() @ rounded(head).t()
+        given = quantize_int8(model)(ids).double()
+    cost = rms(truth - exact)
+    assert cost > 0.01, "nothing was rounded"
+    assert_within(rms(given - truth), 0.03 * cost if dtype != torch.bfloat16 else cost, rms(truth), f"cost {cost:.3g}")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_embeddings_norms_and_biases_are_left_exact_and_nothing_else(tied: bool) -> None:
+    model, other = (small_model(tie_word_embeddings=tied) for _ in range(2))
+    quantize_int8(model)
+    was = dict(other.named_parameters())
+    left = dict(model.named_parameters())
+    assert left.keys() == {name for name, p in was.items() if p.ndim == 1 or name in ("wte.weight", "wpe.weight")}
+    for name, parameter in left.items():
+        assert_same_bits(parameter, was[name], name)
+
+
+def test_decoding_through_a_cache_is_reading_at_once() -> None:
+    model, ids = quantize_int8(small_model()), random_ids(3, 20)
+    cache = model.new_cache(3, 20)
+    with torch.inference_mode():
+        pieces = torch.cat([model(ids[:, a:b], cache=cache) for a, b in ((0, 9), (9, 10), (10, 11), (11, 20))], dim=1)
+        whole = model(ids)
+    assert_within(rms(pieces - whole), 2e-4 * rms(whole), rms(whole), "in four pieces")
+
+
+def test_the_perplexity_of_the_demo_hardly_moves() -> None:
+    text = "Once upon a time there was a dog who lived by the sea. Every morning it ran to the harbour and back."
+    ids = torch.tensor([minigpt.Tokenizer.from_pretrained("demo").encode(text)])
+    losses = []
+    for quantize in (None, "int8"):
+        with torch.inference_mode():
+            logits = minigpt.from_pretrained("demo", device="cpu", quantize=quantize)(ids)[0, :-1]
+        losses.append(nn.functional.cross_entropy(logits, ids[0, 1:]).exp().item())
+    assert_within(abs(losses[1] / losses[0] - 1), 0.05, losses[0], "relative change of perplexity on one text")
+
+
+def test_loading_and_saving(tmp_path: Path) -> None:
+    place = saved(reference(), tmp_path / "in")
+    model = minigpt.from_pretrained(place, quantize="int8")
+    assert model.quantize == "int8"
+    assert not model.training
+    with pytest.raises(CheckpointError, match="no place for int8 weights"):
+        minigpt.save_pretrained(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(NormError):
+        minigpt.fold_norms(model)
+    assert len(minigpt.swap_norms(model, "textbook")) == len(model.norm_sites())
+    assert model(torch.zeros(1, 3, dtype=torch.long)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"quantize": "int4"}, "unknown quantize 'int4'; known are int8"),
+        ({"quantize": "int8", "arithmetic": "reference"}, 'arithmetic="reference" cannot be'),
+        ({"quantize": "int8", "device": "meta"}, "is for the CPU, and the model is on meta"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        minigpt.from_pretrained("demo", **how)
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    model = small_model()
+    with torch.no_grad():
+        model.h[1].mlp.c_fc.weight[3, 4] = torch.inf
+    with pytest.raises(ConfigError, match="not finite"):
+        quantize_int8(model)
+
+
+def test_parity_shows_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    status = app(["parity", "--quantize", "int8", "--prompt", "Once upon a time", "--json", "-"], standalone_mode=False)
+    report = json.loads(capsys.readouterr().out)
+    assert status == 1
+    assert report["verdict"] == "fail"
+    assert report["logits"]["ratio"] > 100
+    assert report["bitwise"]["equal"]
+    assert any("int8" in note for note in report["notes"])
+    shares = report["norm_sites"]
+    assert all(site["local_error"] < 1e-6 for site in shares), "the norms are exact"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: layer.register_forward_hook(lambda module, given, y: y * 0),
+        lambda layer: setattr(layer, "__class__", LouderConv1D),
+        make_louder,
+    ],
+    ids=["watched", "of another class", "with a forward of its own"],
+)
+def test_a_layer_that_somebody_has_changed_stays_as_it_is(change: Callable[[Any], object]) -> None:
+    model = small_model()
+    change(model.h[0].mlp.c_fc)
+    ids = random_ids(2, 5)
+    expected = model(ids)
+    quantize_int8(model)
+    assert isinstance(model.h[0].mlp.c_fc, Conv1D)
+    assert isinstance(model.h[1].mlp.c_fc, Int8Linear)
+    assert rms(model(ids) - expected) < 0.02 * rms(expected)
+
+
+def test_its_layers_are_in_the_mode_of_the_model() -> None:
+    for mode in (True, False):
+        model = quantize_int8(small_model().train(mode))
+        assert {module.training for module in model.modules()} == {mode}
+
+
+def test_reference_arithmetic_is_not_rounded() -> None:
+    with pytest.raises(ConfigError, match="cannot be the reference's own"):
+        quantize_int8(small_model(arithmetic="reference"))
+
+
+def test_a_wrapped_model_is_refused_by_its_name() -> None:
+    wrapped: Any = nn.DataParallel(small_model())
+    for use in (quantize_int8, minigpt.engine.layout.lay_out):
+        with pytest.raises(ConfigError, match="the model is torch's DataParallel, and no minigpt"):
+            use(wrapped)
+
+
+def test_it_goes_to_no_other_device_and_stays_whole() -> None:
+    model, ids = quantize_int8(small_model()), random_ids(1, 5)
+    wanted = model(ids)
+    with pytest.raises(ConfigError, match=r"^weights in eight bits are for the CPU, and cannot move to meta$"):
+        model.to("meta")
+    assert_same_bits(model(ids), wanted, "after it was refused")
+
+
+@pytest.mark.parametrize("through", [pickle, ForkingPickler], ids=["a file", "another process"])
+def test_it_can_be_sent(through: Any) -> None:
+    model, ids = quantize_int8(small_model()), random_ids(2, 7)
+    sent = through.loads(through.dumps(model))
+    assert_same_bits(sent(ids), model(ids), "logits")
+    assert sent.fast_head.number != model.fast_head.number

@@ -1,0 +1,310 @@
+"""A few tokens' product by the fastest call is the product, whatever the shape, the layout and the dtype."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checkpoints import reference, saved
+from helpers import assert_within, in_float64, needs_onednn, random_ids, reference_model, rms, same_weights, small_model
+
+import minigpt.engine.product
+from minigpt.engine.layout import by_rows
+from minigpt.engine.product import DOTS, FEW, PIECE, SIDEWAYS, SLABS, product, written_out
+from minigpt.model.conv1d import Conv1D
+from minigpt.processor import HALVES
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (3, 1), (FEW[0], 1), (5, 6), (1, FEW[-1] + 1), (9, 9)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_is_the_affine_product(shape: tuple[int, int], bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+    x, rows = torch.randn(*shape, 24).to(device, dtype), torch.randn(37, 24).to(device, dtype)
+    shift = torch.randn(37).to(device, dtype) if bias else None
+    truth = F.linear(x.double(), rows.double(), None if shift is None else shift.double())
+    given = product(x, rows.t(), shift)
+    assert given.shape == (*shape, 37)
+    assert given.dtype == dtype
+    assert_within(rms(given.double() - truth), 2 * torch.finfo(dtype).eps * rms(truth), rms(truth), f"{shape}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_a_compiler_is_given_is_the_affine_product(bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+    x, rows = torch.randn(1, 24).to(device, dtype), torch.randn(37, 24).to(device, dtype)
+    shift = torch.randn(37).to(device, dtype) if bias else None
+    truth = F.linear(x.double(), rows.double(), None if shift is None else shift.double())[0]
+    for weight in (rows.t(), rows.t().contiguous()):
+        given = written_out(x, weight, shift)
+        assert given.dtype == dtype
+        assert_within(rms(given.double() - truth), 2 * torch.finfo(dtype).eps * rms(truth), rms(truth), "written out")
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (4, 1), (2, 20), (2, 40)])
+def test_gradients_are_those_of_the_affine_product(shape: tuple[int, int]) -> None:
+    x, rows = torch.randn(*shape, 5, dtype=torch.float64, requires_grad=True), torch.randn(7, 5, dtype=torch.float64)
+    shift = torch.randn(7).double().requires_grad_()
+
+    def by_rows_of(x: torch.Tensor, rows: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return product(x, rows.t(), shift)
+
+    assert torch.autograd.gradcheck(by_rows_of, (x, rows.requires_grad_(), shift))
+
+
+def shapes_given(call: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shape of ``x`` in every ``call`` from now on, of those that ``product`` chooses from."""
+    shapes: list[tuple[int, ...]] = []
+    whole = getattr(minigpt.engine.product, call)
+
+    def spy(x: torch.Tensor, *more: Any) -> torch.Tensor:
+        shapes.append(tuple(x.shape))
+        return whole(x, *more)
+
+    monkeypatch.setattr(minigpt.engine.product, call, spy)
+    return shapes
+
+
+@pytest.fixture
+def onednn_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """As on a processor of AMD's with AVX-512."""
+    monkeypatch.setattr("minigpt.engine.product.PREFERS_ONEDNN", True)
+    monkeypatch.setattr("minigpt.engine.product.MIXES_MKL", False)
+    return shapes_given("onednn_linear", monkeypatch)
+
+
+@pytest.fixture
+def slab_calls(onednn_calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """As on a processor of AMD's without AVX-512."""
+    monkeypatch.setattr("minigpt.engine.product.MIXES_MKL", True)
+    monkeypatch.setattr("minigpt.engine.product.LARGE", 24 * 37)
+    return shapes_given("in_slabs", monkeypatch)
+
+
+@pytest.fixture
+def float32_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """As on a processor without instructions for halves."""
+    monkeypatch.setattr("minigpt.engine.product.SLOW_HALVES", HALVES)
+    return shapes_given("in_float32", monkeypatch)
+
+
+@needs_onednn
+@pytest.mark.parametrize("lies_by_rows", [True, False])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (2, 20), (1, 40)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_onednn_takes_either_layout(
+    shape: tuple[int, int], bias: bool, lies_by_rows: bool, onednn_calls: list[tuple[int, ...]]
+) -> None:
+    x, weight = torch.randn(*shape, 48)[..., ::2], torch.randn(24, 37)
+    shift = torch.randn(74)[::2] if bias else None
+    truth = x.double() @ weight.double() + (0 if shift is None else shift.double())
+    with torch.inference_mode():
+        given = product(x, by_rows(weight) if lies_by_rows else weight, shift)
+    assert onednn_calls == [(*shape, 24)]
+    assert given.shape == (*shape, 37)
+    assert_within(rms(given - truth), 2e-7 * rms(truth), rms(truth), f"{shape}")
+
+
+@needs_onednn
+def test_onednn_is_left_alone_where_it_does_not_belong(onednn_calls: list[tuple[int, ...]]) -> None:
+    x, weight = torch.randn(1, 3, 24), torch.randn(24, 37, requires_grad=True)
+    product(x, weight).sum().backward()
+    assert weight.grad is not None, "it has no derivative"
+    with torch.no_grad():
+        product(x, weight)
+    with torch.inference_mode():
+        assert product(x.double(), weight.double()).dtype == torch.float64
+        with torch.autocast("cpu", torch.bfloat16):
+            assert product(x, weight, torch.zeros(37)).dtype == torch.bfloat16
+        exact = small_model(arithmetic="reference")
+        exact(random_ids(2, 7))
+    assert not onednn_calls
+    with torch.inference_mode():
+        small_model()(random_ids(2, 7))
+    assert len(onednn_calls) == 2 * 4 + 1, "two blocks and the head"
+
+
+@needs_onednn
+@pytest.mark.parametrize("lies_by_rows", [True, False])
+@pytest.mark.parametrize(("inp", "out"), [(24, 37), (24, 36), (26, 37), (8 * SLABS, 1000)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 3)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_row_is_multiplied_by_slabs_where_they_can_be_made(
+    shape: tuple[int, int], inp: int, out: int, bias: bool, lies_by_rows: bool, slab_calls: list[tuple[int, ...]]
+) -> None:
+    x, weight = torch.randn(*shape, 2 * inp)[..., ::2], torch.randn(inp, out)
+    shift = torch.randn(2 * out)[::2] if bias else None
+    truth = x.double() @ weight.double() + (0 if shift is None else shift.double())
+    with torch.inference_mode():
+        given = product(x, by_rows(weight) if lies_by_rows else weight, shift)
+    is_one_by_slabs = shape == (1, 1) and not lies_by_rows and inp % SLABS == 0 and inp * out >= 24 * 37
+    assert slab_calls == [(1, inp)] * is_one_by_slabs
+    assert given.shape == (*shape, out)
+    assert_within(rms(given - truth), 2e-7 * rms(truth), rms(truth), f"{shape}")
+
+
+@needs_onednn
+@pytest.mark.parametrize("lies_by_rows", [True, False])
+@pytest.mark.parametrize("rows", [2, SIDEWAYS[0] - 1, SIDEWAYS[0], SIDEWAYS[-1], SIDEWAYS[-1] + 1])
+@pytest.mark.parametrize("bias", [True, False])
+def test_without_avx512_many_rows_are_multiplied_by_mkl(
+    bias: bool, rows: int, lies_by_rows: bool, slab_calls: list[tuple[int, ...]],
+    onednn_calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    calls, batch = {name: shapes_given(name, monkeypatch) for name in ("sideways", "straight")}, 2 - rows % 2
+    x, weight = torch.randn(batch, rows // batch, 48)[..., ::2], torch.randn(24, 37)
+    shift = torch.randn(74)[::2] if bias else None
+    truth = x.double() @ weight.double() + (0 if shift is None else shift.double())
+    with torch.inference_mode():
+        given = product(x, by_rows(weight) if lies_by_rows else weight, shift)
+    is_by_onednn = rows < SIDEWAYS[0] or lies_by_rows
+    assert calls["sideways"] == [(rows, 24)] * (rows in SIDEWAYS and not lies_by_rows)
+    assert calls["straight"] == [(rows, 24)] * (rows > SIDEWAYS[-1] and not lies_by_rows)
+    assert onednn_calls == [x.shape] * is_by_onednn
+    assert not slab_calls
+    assert given.is_contiguous()
+    assert given.shape == (*x.shape[:-1], 37)
+    assert_within(rms(given - truth), 2e-7 * rms(truth), rms(truth), f"{rows} rows")
+
+
+@needs_onednn
+@pytest.mark.parametrize("length", [SIDEWAYS[0], SIDEWAYS[-1] + 1])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.usefixtures("slab_calls")
+def test_a_prompt_read_by_mkl_errs_no_more_than_the_reference(batch: int, length: int) -> None:
+    theirs, ids = reference_model(n_positions=length), random_ids(batch, length)
+    ours = same_weights(theirs)
+    with torch.inference_mode():
+        truth = in_float64(theirs)(ids).logits
+        floor = rms(theirs(ids).logits.double() - truth)
+        given = ours(ids, cache=ours.new_cache(batch, ids.shape[1]))
+    assert given.is_contiguous()
+    assert_within(rms(given.double() - truth), 1.1 * floor, rms(truth), f"RMS error (transformers' own: {floor:.3g})")
+
+
+@needs_onednn
+def test_a_text_decoded_by_slabs_errs_no_more_than_the_reference(slab_calls: list[tuple[int, ...]]) -> None:
+    theirs, ids = reference_model(n_embd=64), random_ids(1, 30)
+    ours = same_weights(theirs)
+    cache = ours.new_cache(1, 30)
+    with torch.inference_mode():
+        truth = in_float64(theirs)(ids).logits
+        given = torch.cat([ours(ids[:, t : t + 1], cache=cache) for t in range(30)], dim=1)
+        floor = rms(theirs(ids).logits.double() - truth)
+    assert len(slab_calls) == 30 * 2 * 4, "every layer of two blocks, and not the head, which lies by rows"
+    assert_within(rms(given.double() - truth), 1.1 * floor, rms(truth), f"RMS error (transformers' own: {floor:.3g})")
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("lies_by_rows", [True, False])
+@pytest.mark.parametrize("rows", [1, DOTS[-1], DOTS[-1] + 1, 40])
+@pytest.mark.parametrize("out", [1, 37, 2 * PIECE, 2 * PIECE + 1])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_halves_that_a_processor_does_not_know_are_multiplied_in_float32(
+    mode: Any, bias: bool, out: int, rows: int, lies_by_rows: bool, dtype: torch.dtype,
+    float32_calls: list[tuple[int, ...]],
+) -> None:  # fmt: skip
+    x, weight = torch.randn(1, rows, 24).to(dtype), torch.randn(24, out).to(dtype)
+    shift = torch.randn(2 * out).to(dtype)[::2] if bias else None
+    truth = x.double() @ weight.double() + (0 if shift is None else shift.double())
+    with mode():
+        given = product(x, by_rows(weight) if lies_by_rows else weight, shift)
+    is_converted = rows not in DOTS or not (lies_by_rows or out == 1)
+    assert float32_calls == [(1, rows, 24)] * is_converted
+    assert given.shape == (1, rows, out)
+    assert given.dtype == dtype
+    if is_converted:
+        assert (given == truth.to(dtype)).float().mean() > 0.99, "rounded once, bias and all"
+    assert_within(rms(given - truth), torch.finfo(dtype).eps * rms(truth), rms(truth), f"{rows} rows")
+
+
+def test_float32_stands_in_for_halves_only_where_it_may(float32_calls: list[tuple[int, ...]]) -> None:
+    x, weight = torch.randn(1, 5, 24).bfloat16(), torch.randn(24, 37).bfloat16().requires_grad_()
+    product(x, weight).sum().backward()
+    assert weight.grad is not None, "whoever trains keeps no copy of the weights"
+    with torch.no_grad():
+        product(x.float(), weight.float())
+        with torch.autocast("cpu", torch.bfloat16):
+            product(x, weight)
+        small_model(arithmetic="reference", dtype=torch.bfloat16)(random_ids(2, 7))
+        assert not float32_calls
+        small_model(dtype=torch.bfloat16)(random_ids(2, 7))
+    assert len(float32_calls) == 2 * 4 + 1, "two blocks and the head"
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("batch", [1, 5])
+@torch.no_grad()
+def test_a_model_in_halves_that_a_processor_does_not_know_errs_less_than_the_reference(
+    batch: int, dtype: torch.dtype, float32_calls: list[tuple[int, ...]]
+) -> None:
+    theirs, ids = reference_model(dtype=dtype), random_ids(batch, 30)
+    truth = in_float64(theirs)(ids).logits
+    floor = rms(theirs(ids).logits.double() - truth)
+    error = rms(same_weights(theirs)(ids).double() - truth)
+    assert float32_calls
+    assert_within(error, 1.1 * floor, rms(truth), f"RMS error (transformers' own: {floor:.3g})")
+
+
+def test_the_layout_of_a_weight_changes_neither_shape_nor_values() -> None:
+    layer, other = Conv1D(6, 10), Conv1D(6, 10)
+    torch.nn.init.normal_(layer.weight)
+    other.weight = torch.nn.Parameter(by_rows(layer.weight.detach()))
+    assert torch.equal(other.weight, layer.weight)
+    assert other.weight.shape == (6, 10)
+    assert other.weight.stride() == (1, 6)
+    x = torch.randn(4, 3, 6)
+    assert_within(rms(other(x) - layer(x)), 1e-6, rms(layer(x)), "the same product")
+
+
+def test_a_cast_at_load_chooses_the_layout_and_a_load_as_it_lies_does_not(tmp_path: Path) -> None:
+    place = saved(reference(), tmp_path)
+    as_it_lies, cast = minigpt.from_pretrained(place), minigpt.from_pretrained(place, dtype="bfloat16")
+    exact = minigpt.from_pretrained(place, dtype="bfloat16", arithmetic="reference")
+    for name, weight in cast.state_dict().items():
+        assert weight.shape == as_it_lies.state_dict()[name].shape
+        assert torch.equal(weight, exact.state_dict()[name])
+    assert cast.h[0].attn.c_attn.weight.t().is_contiguous()
+    assert as_it_lies.h[0].attn.c_attn.weight.is_contiguous()
+    assert exact.h[0].attn.c_attn.weight.is_contiguous()
+
+
+def test_a_model_laid_out_by_rows_is_saved_as_any_other(tmp_path: Path) -> None:
+    place = saved(reference(), tmp_path / "in")
+    minigpt.save_pretrained(minigpt.from_pretrained(place, dtype="bfloat16"), tmp_path / "out")
+    again, wanted = minigpt.from_pretrained(tmp_path / "out"), minigpt.from_pretrained(place, dtype="bfloat16")
+    for name, weight in wanted.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("batch", [1, 5])
+def test_decoding_by_rows_errs_no_more_than_the_reference(batch: int, dtype: torch.dtype) -> None:
+    """Token by token, so that the calls for one row and for few are the ones that are judged."""
+    theirs = reference_model(dtype=dtype)
+    ours, ids = same_weights(theirs), random_ids(batch, 30)
+    for module in ours.modules():
+        if isinstance(module, Conv1D):
+            module.weight = torch.nn.Parameter(by_rows(module.weight.detach()))
+    cache, past, given, wanted = ours.new_cache(batch, 30), None, [], []
+    with torch.inference_mode():
+        truth = in_float64(theirs)(ids).logits
+        for t in range(30):
+            given.append(ours(ids[:, t : t + 1], cache=cache))
+            out = theirs(ids[:, t : t + 1], past_key_values=past)
+            past = out.past_key_values
+            wanted.append(out.logits)
+    floor = rms(torch.cat(wanted, dim=1).double() - truth)
+    error = rms(torch.cat(given, dim=1).double() - truth)
+    assert_within(error, 1.1 * floor, rms(truth), f"RMS error (transformers' own: {floor:.3g})")
+
+
+@needs_onednn
+@torch.inference_mode()
+def test_a_compiler_in_another_thread_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``is_compiling()`` is true in every thread while it is in one."""
+    x, weight, bias = torch.randn(1, 1, 24), torch.randn(24, 37), torch.randn(37)
+    expected = minigpt.engine.product.onednn_linear(x, weight.t(), bias)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert torch.equal(minigpt.engine.product.onednn_linear(x, weight.t(), bias), expected)

@@ -1,0 +1,1012 @@
+"""The loop from prompt to tokens: transformers' own tokens, draws of the right distribution, an end in its place."""
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import END_OF_TEXT, reference, saved, tiny_bpe, tokens
+from helpers import small_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_text import STOPS, until_the_first_stop
+from torch import Tensor
+from transformers import GPT2LMHeadModel
+
+import minigpt
+from minigpt import GPT2, ConfigError, GenerationError, GPT2Config, Tokenizer
+from minigpt.generation import generate, prompt_ids, stream, warp
+from minigpt.generation.batch import BLOCK, drawn, likeliest
+from minigpt.generation.decode import require_fits
+from minigpt.generation.settings import GenerationSettings, parse_settings
+from minigpt.model.checks import require_known
+
+VOCABULARY = 300
+LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 40, 55)
+
+
+@pytest.fixture(scope="module")
+def theirs() -> GPT2LMHeadModel:
+    """Weights wide enough that a continuation wanders and does not repeat one token."""
+    return reference(seed=1, std=0.5, vocab_size=VOCABULARY, n_positions=128)
+
+
+@pytest.fixture(scope="module")
+def ours(theirs: GPT2LMHeadModel, tmp_path_factory: pytest.TempPathFactory) -> GPT2:
+    return minigpt.from_pretrained(saved(theirs, tmp_path_factory.mktemp("model")), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def singly(theirs: GPT2LMHeadModel) -> list[list[int]]:
+    """64 tokens that transformers adds to each prompt alone."""
+    how = {"max_new_tokens": 64, "eos_token_id": None}
+    rows = [by_transformers(theirs, ids, **how)[0, -64:].tolist() for ids in prompts()]
+    assert min(len(set(row)) for row in rows) > 10, "too monotonous to tell two models apart"
+    return rows
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(tiny_bpe(VOCABULARY))
+
+
+def prompts() -> list[Tensor]:
+    """Ten prompts of different lengths, each (1, T)."""
+    return [tokens(1, length, seed=length, vocab_size=VOCABULARY) for length in LENGTHS]
+
+
+def left_padded(rows: list[Tensor], filling: int = 0) -> tuple[Tensor, Tensor]:
+    """The prompts as one batch and its mask, both (B, longest)."""
+    longest = max(row.shape[1] for row in rows)
+    padded = [torch.nn.functional.pad(row, (longest - row.shape[1], 0), value=filling) for row in rows]
+    masks = [torch.nn.functional.pad(torch.ones_like(row), (longest - row.shape[1], 0)) for row in rows]
+    return torch.cat(padded), torch.cat(masks)
+
+
+def by_transformers(model: GPT2LMHeadModel, ids: Tensor, mask: Tensor | None = None, **how: Any) -> Tensor:
+    mask = torch.ones_like(ids) if mask is None else mask
+    return model.generate(ids, attention_mask=mask, do_sample=False, **{"pad_token_id": 0, **how})
+
+
+# --- greedy
+
+
+def test_greedy_tokens_of_each_prompt_alone_are_those_of_transformers(ours: GPT2, singly: list[list[int]]) -> None:
+    assert [generate(ours, ids, max_new_tokens=64, eos_token_id=None)[0, -64:].tolist() for ids in prompts()] == singly
+
+
+@pytest.mark.parametrize("arithmetic", ["fast", "reference"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_greedy_tokens_of_a_padded_batch_are_those_of_each_alone(
+    theirs: GPT2LMHeadModel, singly: list[list[int]], arithmetic: str, attention: str, tmp_path: Path
+) -> None:
+    model = minigpt.from_pretrained(saved(theirs, tmp_path), arithmetic=arithmetic, attention=attention, device="cpu")
+    batch, mask = left_padded(prompts())
+    assert generate(model, batch, mask, max_new_tokens=64, eos_token_id=None)[:, -64:].tolist() == singly
+
+
+def test_a_padded_batch_is_that_of_transformers(ours: GPT2, theirs: GPT2LMHeadModel) -> None:
+    batch, mask = left_padded(prompts())
+    how = {"max_new_tokens": 64, "eos_token_id": None}
+    assert torch.equal(generate(ours, batch, mask, **how), by_transformers(theirs, batch, mask, **how))
+
+
+@pytest.mark.parametrize("filling", [0, 7, 299])
+@pytest.mark.parametrize("kind", [torch.long, torch.bool, torch.float32, torch.uint8], ids=str)
+def test_what_fills_a_prompt_and_the_kind_of_mask_do_not_matter(ours: GPT2, filling: int, kind: torch.dtype) -> None:
+    batch, mask = left_padded(prompts()[:4], filling)
+    alone = [generate(ours, ids, max_new_tokens=9, eos_token_id=None)[0, -9:].tolist() for ids in prompts()[:4]]
+    assert generate(ours, batch, mask.to(kind), max_new_tokens=9, eos_token_id=None)[:, -9:].tolist() == alone
+
+
+def test_a_batch_without_padding_needs_no_mask(ours: GPT2, theirs: GPT2LMHeadModel) -> None:
+    ids = tokens(4, 11, vocab_size=VOCABULARY)
+    expected = by_transformers(theirs, ids, max_new_tokens=20, eos_token_id=None).tolist()
+    assert generate(ours, ids, max_new_tokens=20, eos_token_id=None).tolist() == expected
+    assert generate(ours, ids, torch.ones(4, 11), max_new_tokens=20, eos_token_id=None).tolist() == expected
+
+
+def test_the_result_is_the_prompt_and_the_new_tokens(ours: GPT2) -> None:
+    ids = tokens(2, 6, vocab_size=VOCABULARY)
+    before = ids.clone()
+    out = generate(ours, ids, max_new_tokens=3, eos_token_id=None)
+    assert (out.dtype, out.shape) == (torch.long, (2, 9))
+    assert torch.equal(out[:, :6], before)
+    assert torch.equal(ids, before)
+    assert generate(ours, ids.int(), max_new_tokens=3, eos_token_id=None).dtype == torch.int32
+
+
+def test_greedy_by_whatever_name(ours: GPT2) -> None:
+    ids = tokens(2, 6, vocab_size=VOCABULARY)
+    greedy = generate(ours, ids, max_new_tokens=12)
+    certain = ({"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0})
+    for same in ({"temperature": 0.0}, *({"do_sample": True, **how} for how in certain)):
+        assert torch.equal(generate(ours, ids, max_new_tokens=12, seed=1, **same), greedy)
+
+
+def test_generated_ids_can_be_trained_on(ours: GPT2) -> None:
+    """They come out of inference mode as tensors like any other."""
+    ids = generate(ours, tokens(2, 6, vocab_size=VOCABULARY), max_new_tokens=3)
+    loss = ours(ids).logsumexp(-1).sum()
+    assert torch.autograd.grad(loss, ours.wte.weight)[0].abs().sum() > 0
+
+
+# --- where a row ends
+
+
+def endings(theirs: GPT2LMHeadModel) -> tuple[Tensor, Tensor, list[int]]:
+    """A left-padded batch, its mask, and two ids that end some of its rows early and others late or never."""
+    batch, mask = left_padded(prompts())
+    new = by_transformers(theirs, batch, mask, max_new_tokens=40, eos_token_id=None)[:, -40:]
+    ids = [int(new[0, 2]), int(new[5, 20])]
+    first = [min((row.index(end) for end in ids if end in row), default=40) for row in new.tolist()]
+    assert len(set(first)) > 2, f"the rows end together, at {first}"
+    return batch, mask, ids
+
+
+def test_rows_end_and_are_filled_as_in_transformers(ours: GPT2, theirs: GPT2LMHeadModel) -> None:
+    batch, mask, (one, other) = endings(theirs)
+    for end, filling in ((one, 0), ([other, one], other)):
+        how = {"max_new_tokens": 40, "eos_token_id": end, "pad_token_id": filling}
+        assert generate(ours, batch, mask, **how).tolist() == by_transformers(theirs, batch, mask, **how).tolist()
+
+
+def test_a_single_row_stops_at_its_end(ours: GPT2, theirs: GPT2LMHeadModel) -> None:
+    *_, (one, other) = endings(theirs)
+    for ids in prompts()[::3]:
+        expected = by_transformers(theirs, ids, max_new_tokens=40, eos_token_id=[one, other])
+        assert generate(ours, ids, max_new_tokens=40, eos_token_id=[one, other]).tolist() == expected.tolist()
+
+
+def scripted_config(**fields: Any) -> GPT2Config:
+    shape = {"vocab_size": VOCABULARY, "n_positions": 4096, "n_embd": 2, "n_layer": 1, "n_head": 1}
+    return GPT2Config(**{**shape, "bos_token_id": 0, "eos_token_id": 0, **fields})
+
+
+class Scripted(GPT2):
+    """Writes the rows of a script, whatever it reads: what is chosen is settled, so that only the loop is tested.
+
+    The keys in the cache say which row it is and how far it has come, so they must go where their row goes.
+    """
+
+    def __init__(self, *rows: list[int], **fields: Any) -> None:
+        super().__init__(scripted_config(**fields))
+        self.eval()
+        self.rows, self.steps = rows, 0
+
+    def hidden_states(
+        self, input_ids: Tensor, attention_mask: Any = None, position_ids: Any = None, cache: Any = None
+    ) -> Tensor:
+        require_known(input_ids, self.config.vocab_size)
+        batch, seq = input_ids.shape
+        if cache.length:
+            row, step = cache.store[0, 0, :, 0, cache.length - 1].long().unbind(-1)  # each (B,)
+            step = step + 1
+        else:
+            row, step = torch.arange(batch), torch.zeros(batch).long()
+        state = torch.stack([row, step], dim=-1).float()[:, None, None].expand(batch, 1, seq, 2)  # (B, H, T, D)
+        cache.update(0, torch.stack([state, state]))
+        cache.advance(seq, None)
+        self.steps += 1
+        chosen = [[script[i] if i < len(script) else 1] for script, i in zip(self.scripts(row), step, strict=True)]
+        return torch.nn.functional.one_hot(torch.tensor(chosen), VOCABULARY).float()  # (B, 1, V): what the head makes
+
+    def scripts(self, rows: Tensor) -> list[list[int]]:
+        return [self.rows[row] for row in rows.tolist()]
+
+    def head(self, x: Tensor) -> Tensor:
+        return x
+
+
+def written(model: GPT2, **how: Any) -> list[list[int]]:
+    """The new tokens of each row, after a prompt of three."""
+    prompt = torch.ones(len(model.rows), 3, dtype=torch.long)
+    return generate(model, prompt, **{"max_new_tokens": 8, **how})[:, 3:].tolist()
+
+
+def test_the_end_is_the_config_s_unless_given() -> None:
+    script = [5, 6, 7, 8, 9, 10, 11, 12, 13]
+    assert written(Scripted(script, eos_token_id=7)) == [[5, 6, 7]]
+    assert written(Scripted(script, eos_token_id=[10, 8])) == [[5, 6, 7, 8]]
+    assert written(Scripted(script, eos_token_id=None)) == [script[:8]]
+    assert written(Scripted(script, eos_token_id=7), eos_token_id=5) == [[5]]
+    assert written(Scripted(script, eos_token_id=7), eos_token_id=[9, 6]) == [[5, 6]]
+    assert written(Scripted(script, eos_token_id=7), eos_token_id=(6,)) == [[5, 6]]
+    assert written(Scripted(script, eos_token_id=7), eos_token_id=None) == [script[:8]]
+    assert written(Scripted(script, eos_token_id=7), eos_token_id=[]) == [script[:8]]
+
+
+def test_an_end_in_the_prompt_ends_nothing() -> None:
+    assert written(Scripted([5, 6, 7]), eos_token_id=1, max_new_tokens=3) == [[5, 6, 7]]
+
+
+def test_ended_rows_are_filled_by_the_pad_or_else_the_end() -> None:
+    rows = [5, 7, 5, 5], [7, 5, 5, 5], [5, 5, 5, 7]
+    filled = {filling: [[5, 7, filling, filling], [7, *[filling] * 3], [5, 5, 5, 7]] for filling in (0, 7, 9, 299)}
+    assert written(Scripted(*rows), eos_token_id=7, max_new_tokens=6) == filled[7]
+    assert written(Scripted(*rows), eos_token_id=[7, 8]) == filled[7]
+    assert written(Scripted(*rows, pad_token_id=9), eos_token_id=7) == filled[9]
+    assert written(Scripted(*rows, pad_token_id=9), eos_token_id=7, pad_token_id=299) == filled[299]
+    assert written(Scripted(*rows, eos_token_id=7, pad_token_id=0)) == filled[0]
+
+
+@pytest.mark.parametrize("filling", [-1, -100, VOCABULARY])
+def test_rows_may_be_filled_with_what_is_no_token(filling: int) -> None:
+    """-100 is what losses ignore; a filling is never read."""
+    rows = [7, 5, 5], [5, 5, 7]
+    assert written(Scripted(*rows), eos_token_id=7, pad_token_id=filling) == [[7, filling, filling], [5, 5, 7]]
+
+
+def test_no_step_is_taken_after_the_last_row_has_ended() -> None:
+    for rows, steps in ((([5, 7],), 2), (([7], [5, 5, 7]), 3), (([5] * 9,), 8)):
+        model = Scripted(*rows)
+        written(model, eos_token_id=7)
+        assert model.steps == steps
+
+
+# --- sampling
+
+
+def constant_model(logits: Tensor) -> GPT2:
+    """A model whose logits are these whatever it reads: its last norm is all shift."""
+    model = GPT2(scripted_config(vocab_size=len(logits), eos_token_id=None)).eval()
+    with torch.no_grad():
+        model.ln_f.weight.zero_()
+        model.ln_f.bias.copy_(torch.tensor([1.0, 0.0]))
+        model.wte.weight.copy_(torch.stack([logits, torch.zeros_like(logits)], dim=1))
+    return model
+
+
+LOGITS = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5, 1.5, -3.0])
+# exceeded once in a thousand times, by degrees of freedom
+CHI_SQUARE_999 = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 6: 22.46, 8: 26.12}
+
+
+def chi_square(counts: Tensor, probabilities: Tensor) -> tuple[float, float]:
+    """Pearson's statistic of the counts, and its bound for that many degrees of freedom."""
+    possible = probabilities > 0
+    assert not counts[~possible].any(), "an excluded token was drawn"
+    expected = probabilities[possible] * counts.sum()
+    statistic = ((counts[possible] - expected).square() / expected).sum().item()
+    return statistic, CHI_SQUARE_999[int(possible.sum()) - 1]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{}, {"temperature": 0.5}, {"temperature": 3.0}, {"top_k": 3}, {"top_p": 0.8},
+     {"temperature": 1.5, "top_k": 5, "top_p": 0.9}],
+    ids=str,
+)  # fmt: skip
+def test_draws_have_the_distribution_of_the_warped_logits(chosen: dict[str, Any]) -> None:
+    """The first draw of each row of one batch, of successive seeds."""
+    prompt = torch.zeros(3000, 1, dtype=torch.long)
+    draws = generate(constant_model(LOGITS), prompt, max_new_tokens=1, do_sample=True, seed=11, **chosen)[:, 1]
+    probabilities = warp(LOGITS[None], **chosen).softmax(-1)[0]
+    statistic, bound = chi_square(torch.bincount(draws, minlength=len(LOGITS)), probabilities)
+    assert statistic <= bound, f"chi-square {statistic:.1f}, bound {bound}"
+
+
+def test_successive_draws_of_a_row_are_independent() -> None:
+    """Pairs of them, counted against the products of their probabilities."""
+    prompt = torch.zeros(1, 1, dtype=torch.long)
+    row = generate(constant_model(LOGITS[:3]), prompt, max_new_tokens=400, do_sample=True, seed=5)[0]
+    pairs = torch.bincount(row[1:-1] * 3 + row[2:], minlength=9)
+    each = LOGITS[:3].softmax(-1)
+    statistic, bound = chi_square(pairs, torch.outer(each, each).flatten())
+    assert statistic <= bound, f"chi-square {statistic:.1f}, bound {bound}"
+
+
+SAMPLED = {
+    "do_sample": True,
+    "temperature": 1.5,
+    "top_k": 50,
+    "top_p": 0.95,
+    "max_new_tokens": 20,
+    "eos_token_id": None,
+}
+
+
+def test_a_seed_makes_the_draw_repeatable(ours: GPT2) -> None:
+    ids = tokens(2, 6, vocab_size=VOCABULARY)
+    first, state = generate(ours, ids, **SAMPLED, seed=4), torch.get_rng_state()
+    assert torch.equal(generate(ours, ids, **SAMPLED, seed=4), first)
+    assert not torch.equal(generate(ours, ids, **SAMPLED, seed=5), first)
+    unseeded = [generate(ours, ids, **SAMPLED) for _ in range(2)]
+    assert not torch.equal(*unseeded)
+    assert torch.equal(torch.get_rng_state(), state), "somebody else's random numbers were used up"
+
+
+def test_a_seed_begins_alike_however_much_is_asked_for(ours: GPT2) -> None:
+    ids = tokens(1, 6, vocab_size=VOCABULARY)
+    whole = generate(ours, ids, **SAMPLED, seed=4)[0]
+    for new in (1, 2, 17):
+        assert torch.equal(generate(ours, ids, **SAMPLED | {"max_new_tokens": new}, seed=4)[0], whole[: 6 + new])
+
+
+@given(st.integers(1, 40), st.sampled_from([1.0, 30.0, 3e4]), st.sampled_from([0.0, 0.5, 1 - 2**-50]), st.integers(0))
+def test_no_chance_however_near_its_bounds_draws_what_is_excluded(
+    size: int, width: float, chance: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    scores = torch.randn(3, size, generator=generator) * width
+    excluded = torch.rand(3, size, generator=generator) < 0.7
+    excluded[:, seed % size] = False
+    scores = scores.masked_fill(excluded, -torch.inf)
+    taken = drawn(scores, torch.full((3,), chance, dtype=torch.float64))
+    assert (scores.softmax(-1).gather(1, taken[:, None]) > 0).all()
+
+
+def test_the_largest_chance_draws_nothing_excluded_from_a_large_vocabulary() -> None:
+    scores = torch.randn(50, 1000).index_fill(1, torch.tensor(999), -torch.inf)
+    assert (drawn(scores, torch.full((50,), 1 - 2**-50, dtype=torch.float64)) < 999).all()
+
+
+def test_an_unseeded_draw_does_not_repeat_after_a_global_seed(ours: GPT2) -> None:
+    draws = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        draws.append(generate(ours, tokens(1, 6, vocab_size=VOCABULARY), **SAMPLED))
+    assert not torch.equal(*draws)
+
+
+def test_a_row_draws_alike_alone_and_in_company(ours: GPT2) -> None:
+    rows = prompts()[::2]
+    together = generate(ours, *left_padded(rows), **SAMPLED, seed=100)[:, -20:].tolist()
+    alone = [generate(ours, ids, **SAMPLED, seed=100 + i)[0, -20:].tolist() for i, ids in enumerate(rows)]
+    assert together == alone
+
+
+def test_equal_prompts_of_a_batch_draw_differently(ours: GPT2) -> None:
+    rows = generate(ours, tokens(1, 6, vocab_size=VOCABULARY).expand(4, 6), **SAMPLED, seed=0).tolist()
+    assert len(set(map(tuple, rows))) == 4
+
+
+@pytest.mark.parametrize("seed", [0, 2**31, 2**32, 2**63 - 1])
+def test_any_seed_serves_a_batch(ours: GPT2, seed: int) -> None:
+    assert generate(ours, tokens(3, 2, vocab_size=VOCABULARY), **SAMPLED, seed=seed).shape == (3, 22)
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-20, 1e-5, 1e30, 10**30])
+def test_extreme_temperatures_are_their_limits(temperature: float) -> None:
+    model = constant_model(LOGITS * 1000)
+    rows = generate(
+        model, torch.zeros(60, 1, dtype=torch.long), max_new_tokens=1, do_sample=True, temperature=temperature, seed=0
+    )[:, 1]
+    assert set(rows.tolist()) == ({2} if temperature < 1 else set(range(7)))
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_model_that_computes_nan_is_no_generator(do_sample: bool) -> None:
+    model = constant_model(LOGITS * torch.nan)
+    with pytest.raises(GenerationError, match="NaN"):
+        generate(model, torch.zeros(1, 1, dtype=torch.long), max_new_tokens=2, do_sample=do_sample)
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
+def test_nothing_is_drawn_from_infinite_logits(value: float) -> None:
+    logits = torch.full((7,), -torch.inf) if value < 0 else LOGITS.clone().index_fill_(0, torch.tensor([2]), value)
+    model, ids = constant_model(torch.zeros(7)), torch.zeros(1, 1, dtype=torch.long)
+    model.head = lambda x: logits.expand(*x.shape[:-1], 7)  # as float16 may have them, of a model that is too loud
+    with pytest.raises(GenerationError, match="a logit is infinite"):
+        generate(model, ids, max_new_tokens=2, do_sample=True, seed=0)
+    if value > 0:
+        assert generate(model, ids, max_new_tokens=2).tolist() == [[0, 2, 2]], "it is the likeliest all the same"
+
+
+@pytest.mark.parametrize("how", [{}, {"do_sample": True, "seed": 3}, {"prompt_lookup_num_tokens": 4}], ids=str)
+def test_the_default_device_is_nobodys_business(how: dict[str, Any]) -> None:
+    """Numbers that lie in main memory say so: where all else is made on a GPU, they would not fit together."""
+    model, ids = minigpt.from_pretrained("demo", device="cpu"), torch.tensor([[5, 9, 4]])
+    tokenizer = minigpt.Tokenizer.from_pretrained("demo")
+
+    def written() -> list[Any]:
+        texts = minigpt.generation.complete(model, tokenizer, ["Once", "The dog"], max_new_tokens=6, **how)
+        text = "".join(minigpt.stream(model, tokenizer, "Once", max_new_tokens=6, **how))
+        return [generate(model, ids, max_new_tokens=6, **how).tolist(), text, *(text.ids for text in texts)]
+
+    wanted = written()
+    try:
+        torch.set_default_device("meta")
+        given = written()
+    finally:
+        torch.set_default_device(None)
+    assert given == wanted
+
+
+def test_nan_in_one_row_of_a_batch_is_enough() -> None:
+    model = small_model(tie_word_embeddings=False)
+    model.wte.weight.data[3] = torch.nan
+    with pytest.raises(GenerationError, match="NaN"):
+        generate(model, torch.tensor([[1, 2], [3, 3]]), max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    "how", [{"bad_words_ids": [[0], [1], [2]]}, {"suppress_tokens": [0, 1, 2]}, {"no_repeat_ngram_size": 1}], ids=str
+)
+def test_a_row_to_which_no_token_is_left_is_an_error(how: dict[str, Any]) -> None:
+    """With the last, the first row has none to choose at once, while the second has two more."""
+    batch = left_padded([torch.tensor([[0, 1, 2]]), torch.tensor([[1]])])
+    with pytest.raises(GenerationError, match="exclude every token"):
+        generate(constant_model(LOGITS[:3]), *batch, max_new_tokens=1, **how)
+
+
+# --- stop strings
+
+
+def until_stopped(tokenizer: Tokenizer, ids: list[int], stops: list[str]) -> list[int]:
+    """The ids up to the one with which a stop string is complete in what they say."""
+    for end in range(1, len(ids) + 1):
+        text = tokenizer.decode_bytes(ids[:end]).decode(errors="ignore")
+        if any(stop in text for stop in stops):
+            return ids[:end]
+    return ids
+
+
+@pytest.mark.parametrize("stops", ["dog", "e d", ["the other", "saw"], ["狗狗"], ["🐕"], ["é — s", "nothing"], "\n\n"])
+def test_a_stop_string_ends_its_row(tokenizer: Tokenizer, stops: str | list[str]) -> None:
+    scripts = [tokenizer.encode(text) for text in ("I saw the dog there", "naïve café — señor\n\nthe", "狗犬狗狗 🐕🐕")]
+    longest = max(map(len, scripts))
+    scripts = [script + [1] * (longest - len(script)) for script in scripts]
+    how = {"max_new_tokens": longest, "stop_strings": stops, "tokenizer": tokenizer, "pad_token_id": 2}
+    expected = [until_stopped(tokenizer, script, [stops] if isinstance(stops, str) else stops) for script in scripts]
+    assert len(set(map(len, expected))) > 1, "nothing stops early"
+    assert [written(Scripted(script), **how)[0] for script in scripts] == expected
+
+    width = max(map(len, expected))
+    together = written(Scripted(*scripts), **how)
+    assert together == [row + [2] * (width - len(row)) for row in expected]
+
+
+def test_rows_that_a_stop_string_ended_may_be_filled_with_what_is_no_token(tokenizer: Tokenizer) -> None:
+    scripts = [tokenizer.encode("!xyz"), tokenizer.encode("xy!z")]
+    how = {"max_new_tokens": 3, "stop_strings": "!", "tokenizer": tokenizer, "pad_token_id": -100}
+    assert written(Scripted(*scripts), **how) == [[scripts[0][0], -100, -100], scripts[1][:3]]
+
+
+def test_a_stop_string_in_the_prompt_stops_nothing(tokenizer: Tokenizer) -> None:
+    prompt, script = tokenizer.encode("the dog d"), tokenizer.encode("og the dog")
+    out = generate(
+        Scripted(script), torch.tensor([prompt]), max_new_tokens=len(script), stop_strings="dog", tokenizer=tokenizer
+    )
+    assert out[0, len(prompt) :].tolist() == until_stopped(tokenizer, script, ["dog"])
+
+
+def test_the_end_and_a_stop_string_together(tokenizer: Tokenizer) -> None:
+    script = [*tokenizer.encode("the"), 0, *tokenizer.encode(" dog")]
+    how = {"max_new_tokens": len(script), "tokenizer": tokenizer, "stop_strings": "dog"}
+    assert written(Scripted(script), **how) == [script[: script.index(0) + 1]]
+    assert written(Scripted(script), **how, eos_token_id=None) == [script]
+
+
+@pytest.mark.parametrize("stops", [np.array(["a", "b"]), {"a"}, 3, ["a", 3]], ids=str)
+def test_stop_strings_that_are_no_list_of_texts(ours: GPT2, stops: Any) -> None:
+    with pytest.raises(GenerationError, match="stop_strings must be a text or a list of texts, not "):
+        generate(ours, tokens(1, 3), max_new_tokens=2, stop_strings=stops)
+
+
+def test_stop_strings_need_a_tokenizer(ours: GPT2) -> None:
+    with pytest.raises(GenerationError, match="stop_strings need the tokenizer"):
+        generate(ours, tokens(1, 3), max_new_tokens=2, stop_strings="x")
+
+
+def test_a_foreign_tokenizer_is_refused_where_it_is_needed_and_only_there(ours: GPT2) -> None:
+    how: dict[str, Any] = {"max_new_tokens": 2, "tokenizer": object()}
+    assert generate(ours, tokens(1, 3), **how).shape == (1, 5)
+    with pytest.raises(GenerationError, match=r"the tokenizer is a object; take minigpt\.Tokenizer"):
+        generate(ours, tokens(1, 3), **how, stop_strings="x")
+
+
+# --- stream
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> Tensor:
+    return torch.tensor([tokenizer.encode(text)])
+
+
+@settings(max_examples=50)
+@given(text=st.text("ab\n狗é🐕 the", max_size=20), stops=STOPS)
+def test_pieces_join_to_the_text_before_a_stop(tokenizer: Tokenizer, text: str, stops: list[str]) -> None:
+    script = [*tokenizer.encode(text), 0]
+    pieces = list(stream(Scripted(script), tokenizer, "x", max_new_tokens=len(script) + 5, stop_strings=stops or None))
+    assert "".join(pieces) == until_the_first_stop(text, stops)
+    assert all(pieces)
+    assert "\ufffd" not in "".join(pieces)
+
+
+@pytest.mark.parametrize("how", [{}, {"do_sample": True, "temperature": 1.3, "top_k": 200, "seed": 9}], ids=str)
+@pytest.mark.parametrize("prompt", ["the dog", "", "狗", "\n<|endoftext|>x"])
+def test_a_stream_says_what_generate_writes(ours: GPT2, tokenizer: Tokenizer, prompt: str, how: dict[str, Any]) -> None:
+    ids = ids_of(tokenizer, prompt or END_OF_TEXT)
+    new = generate(ours, ids, max_new_tokens=40, eos_token_id=None, **how)[0, ids.shape[1] :].tolist()
+    pieces = list(stream(ours, tokenizer, prompt, max_new_tokens=40, eos_token_id=None, **how))
+    assert "".join(pieces) == tokenizer.decode(new)
+    assert len(pieces) > 5
+
+
+@pytest.mark.parametrize("kept", ["output_scores", "output_logprobs"])
+def test_a_stream_keeps_no_scores_that_nobody_could_ask_for(ours: GPT2, tokenizer: Tokenizer, kept: str) -> None:
+    with pytest.raises(GenerationError, match="a stream hands out text alone"):
+        stream(ours, tokenizer, "the", max_new_tokens=2, **{kept: True})
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfff"])
+def test_a_stop_string_that_no_text_can_hold(ours: GPT2, text: str) -> None:
+    with pytest.raises(GenerationError, match="a stop string must be valid Unicode"):
+        generate(ours, torch.zeros(1, 2, dtype=torch.long), max_new_tokens=2, stop_strings=["b", text])
+
+
+def test_a_stream_is_written_token_by_token(tokenizer: Tokenizer) -> None:
+    model = Scripted([*tokenizer.encode("the dog saw"), 0])
+    steps = []
+    for _ in stream(model, tokenizer, "x", max_new_tokens=50):
+        steps.append(model.steps)
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_the_end_is_not_shown(tokenizer: Tokenizer) -> None:
+    model = Scripted([*tokenizer.encode("the dog"), 0, *tokenizer.encode(" saw")])
+    assert "".join(stream(model, tokenizer, "x", max_new_tokens=20)) == "the dog"
+
+
+def test_an_end_that_is_not_asked_for_is_text(tokenizer: Tokenizer) -> None:
+    script = [*tokenizer.encode("a"), 0, *tokenizer.encode("b")]
+    said = stream(Scripted(script), tokenizer, "x", max_new_tokens=3, eos_token_id=None)
+    assert "".join(said) == "a<|endoftext|>b"
+
+
+def test_a_character_of_several_tokens_is_shown_once_whole(tokenizer: Tokenizer) -> None:
+    script = tokenizer.encode("a犬b")
+    assert len(script) == 5
+    assert list(stream(Scripted(script), tokenizer, "x", max_new_tokens=5)) == ["a", "犬", "b"]
+
+
+def test_half_a_character_at_the_last_token_is_shown_as_such(tokenizer: Tokenizer) -> None:
+    script = tokenizer.encode("a犬")[:-1]
+    said = list(stream(Scripted(script), tokenizer, "x", max_new_tokens=len(script)))
+    assert "".join(said) == tokenizer.decode(script) == "a\ufffd"
+
+
+def test_what_was_held_back_is_shown_at_the_end(tokenizer: Tokenizer) -> None:
+    script = tokenizer.encode("the do")
+    assert "".join(stream(Scripted([*script, 0]), tokenizer, "x", max_new_tokens=20, stop_strings="dog")) == "the do"
+    assert "".join(stream(Scripted(script), tokenizer, "x", max_new_tokens=len(script), stop_strings="dog")) == "the do"
+
+
+def test_two_streams_at_once_do_not_disturb_each_other(ours: GPT2, tokenizer: Tokenizer) -> None:
+    before = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
+    attributes = set(vars(ours))
+    sampled = {"max_new_tokens": 12, "do_sample": True, "seed": 1, "eos_token_id": None}
+
+    def streams() -> tuple[Iterator[str], Iterator[str]]:
+        return stream(ours, tokenizer, "the dog", **sampled), stream(
+            ours, tokenizer, "", **sampled | {"temperature": 2.0}
+        )
+
+    one, other = ("".join(each) for each in streams())
+    at_once = list(zip_longest(*streams(), fillvalue=""))
+    assert ("".join(pair[0] for pair in at_once), "".join(pair[1] for pair in at_once)) == (one, other)
+    assert set(vars(ours)) == attributes
+    assert all(torch.equal(tensor, before[name]) for name, tensor in ours.state_dict().items())
+    assert not any(module.training for module in ours.modules())
+
+
+def test_the_reader_of_a_stream_keeps_its_gradients(ours: GPT2, tokenizer: Tokenizer) -> None:
+    for _ in stream(ours, tokenizer, "the", max_new_tokens=4, eos_token_id=None):
+        assert torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+    assert torch.is_grad_enabled()
+
+
+def test_an_abandoned_stream_leaves_nothing_behind(ours: GPT2, tokenizer: Tokenizer) -> None:
+    whole = list(stream(ours, tokenizer, "the", max_new_tokens=6, eos_token_id=None))
+    half = stream(ours, tokenizer, "the", max_new_tokens=6, eos_token_id=None)
+    next(half)
+    del half
+    assert list(stream(ours, tokenizer, "the", max_new_tokens=6, eos_token_id=None)) == whole
+    assert torch.is_grad_enabled()
+
+
+def test_an_empty_prompt_starts_from_end_of_text(tokenizer: Tokenizer) -> None:
+    assert prompt_ids(tokenizer, "") == [tokenizer.end_of_text_id] == [0]
+    assert prompt_ids(tokenizer, " ") == tokenizer.encode(" ")
+
+
+def test_an_empty_prompt_without_end_of_text_is_refused(tokenizer: Tokenizer) -> None:
+    class WithoutEnd(Tokenizer):
+        end_of_text_id = None
+
+    with pytest.raises(GenerationError, match="no end-of-text"):
+        stream(Scripted([5]), WithoutEnd(tokenizer.backend), "", max_new_tokens=2)
+
+
+# --- every other setting
+
+
+LOOKING_BACK = {
+    "repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "bad_words_ids": [[5], [7, 9], [11, 12, 13]],
+    "suppress_tokens": [3, 20], "min_new_tokens": 12, "eos_token_id": list(range(0, 300, 7)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*LOOKING_BACK, "all"])
+@pytest.mark.thorough
+def test_greedy_tokens_under_each_setting_are_those_of_transformers(
+    ours: GPT2, theirs: GPT2LMHeadModel, name: str
+) -> None:
+    ends = LOOKING_BACK["eos_token_id"] if name in ("min_new_tokens", "all") else None
+    how = {"eos_token_id": ends} | (LOOKING_BACK if name == "all" else {name: LOOKING_BACK[name]})
+    for ids in prompts()[::2]:
+        expected = by_transformers(theirs, ids, max_new_tokens=24, **how).tolist()
+        assert generate(ours, ids, max_new_tokens=24, pad_token_id=0, **how).tolist() == expected
+
+
+def test_a_row_under_settings_that_look_back_is_the_same_in_company(ours: GPT2) -> None:
+    alone = [generate(ours, ids, max_new_tokens=24, **LOOKING_BACK)[0, ids.shape[1] :].tolist() for ids in prompts()]
+    batch, mask = left_padded(prompts())
+    together = generate(ours, batch, mask, max_new_tokens=24, **LOOKING_BACK, pad_token_id=-1)[:, batch.shape[1] :]
+    assert [[token for token in row if token >= 0] for row in together.tolist()] == alone
+    assert len(set(map(len, alone))) > 2, "the rows end together"
+
+
+def test_the_prompt_is_none_of_the_new_tokens_that_there_must_be() -> None:
+    assert written(Scripted([7] * 8), eos_token_id=7, min_new_tokens=3) == [[0, 0, 0, 7]]
+
+
+def test_several_texts_of_a_prompt_stand_side_by_side_and_read_it_once(
+    ours: GPT2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = prompts()[1:4]
+    batch, mask = left_padded(rows)
+    expected = [
+        generate(ours, ids, **SAMPLED, seed=40 + i * 3 + j)[0, -20:].tolist()
+        for i, ids in enumerate(rows)
+        for j in range(3)
+    ]
+    shapes, inner = [], ours.hidden_states
+
+    def counted(ids: Tensor, *args: Any, **how: Any) -> Tensor:
+        shapes.append(ids.shape)
+        return inner(ids, *args, **how)
+
+    monkeypatch.setattr(ours, "hidden_states", counted)
+    out = generate(ours, batch, mask, **SAMPLED, seed=40, num_return_sequences=3)
+    assert out[:, :-20].tolist() == batch.repeat_interleave(3, 0).tolist()
+    assert out[:, -20:].tolist() == expected
+    assert shapes == [batch.shape, *[(9, 1)] * 19]
+
+
+def test_without_a_cache_the_tokens_are_the_same(ours: GPT2) -> None:
+    for how in ({}, SAMPLED | {"seed": 3}, {"eos_token_id": list(range(0, 300, 9))}):
+        chosen = {"max_new_tokens": 15, **how}
+        batch = left_padded(prompts()[:5])
+        assert torch.equal(generate(ours, *batch, **chosen, use_cache=False), generate(ours, *batch, **chosen))
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 1.3, "top_k": 9, "repetition_penalty": 1.2}], ids=str)
+def test_scores_and_logprobs(ours: GPT2, theirs: GPT2LMHeadModel, how: dict[str, Any]) -> None:
+    """The scores are transformers' own for the same text, and a logprob is the token's in their distribution."""
+    ids = prompts()[4]
+    chosen = {"max_new_tokens": 8, "eos_token_id": None, "do_sample": bool(how), "seed": 2, **how}
+    out = generate(ours, ids, **chosen, output_scores=True, output_logprobs=True)
+    assert torch.equal(out.sequences, generate(ours, ids, **chosen))
+    for step, scores in enumerate(out.scores):
+        text = out.sequences[:, : ids.shape[1] + step]
+        with torch.no_grad():
+            expected = warp(theirs(text).logits[:, -1], text, **how)
+        difference = (scores - expected).nan_to_num(0).abs().max().item()  # where both are -inf
+        print(f"step {step}: scores differ by {difference:.3g} at a scale of {expected[expected.isfinite()].std():.3g}")
+        assert difference < 1e-3
+        assert torch.equal(scores.isfinite(), expected.isfinite())
+        token = int(out.sequences[0, ids.shape[1] + step])
+        assert out.logprobs[0, step].item() == pytest.approx(scores.log_softmax(-1)[0, token].item())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_scores_are_in_single_precision_whatever_the_model_is_in(dtype: torch.dtype) -> None:
+    out = generate(small_model(dtype=dtype), tokens(1, 3), max_new_tokens=3, output_scores=True)
+    assert {score.dtype for score in out.scores} == {torch.float32}
+
+
+def test_a_row_that_has_ended_has_no_scores_and_certain_filling() -> None:
+    model = Scripted([5, 7], [5, 5, 5, 7])
+    prompt = torch.ones(2, 3, dtype=torch.long)
+    out = generate(model, prompt, max_new_tokens=9, eos_token_id=7, output_scores=True, output_logprobs=True)
+    assert [score.isnan().all(-1).tolist() for score in out.scores] == [[False, False]] * 2 + [[True, False]] * 2
+    assert out.logprobs[0, 2:].tolist() == [0, 0]
+    assert (out.logprobs[1] < 0).all()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        again = generate(model, prompt, max_new_tokens=9, eos_token_id=7, output_logprobs=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (again.logprobs.dtype, again.logprobs.tolist()) == (torch.float32, out.logprobs.tolist())
+
+
+# --- beyond the context
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 8])
+def test_a_window_that_slides_is_the_same_without_a_cache(stride: int) -> None:
+    torch.manual_seed(0)
+    model = small_model(n_positions=8, dtype=torch.float64)
+    prompts, beyond = torch.randint(model.config.vocab_size, (2, 5)), torch.randint(model.config.vocab_size, (1, 13))
+    how = dict(max_new_tokens=24, overflow="slide", slide_stride=stride, eos_token_id=None)
+    assert torch.equal(generate(model, prompts, **how), generate(model, prompts, **how, use_cache=False))
+    assert torch.equal(generate(model, beyond, **how), generate(model, beyond, **how, use_cache=False))
+
+
+def by_a_window(model: GPT2, ids: Tensor, new: int, stride: int) -> list[int]:
+    """Greedy tokens after the last ones that fit, read from position 0; ``stride`` are forgotten at a time."""
+    context, start = model.config.n_positions, 0
+    row = ids[0].tolist()
+    for _ in range(new):
+        if len(row) - start > context:
+            start = len(row) - (context - stride + 1)
+        with torch.no_grad():
+            row.append(int(model(torch.tensor([row[start:]]))[0, -1].argmax()))
+    return row[ids.shape[1] :]
+
+
+@pytest.fixture(scope="module")
+def short() -> GPT2:
+    """A model of a short context, in float64."""
+    return small_model(dtype=torch.float64, n_positions=12, eos_token_id=None)
+
+
+@pytest.mark.parametrize("stride", [1, 4, 12])
+@pytest.mark.parametrize("length", [1, 12, 30])
+def test_a_sliding_window_is_the_last_tokens_read_anew(short: GPT2, length: int, stride: int) -> None:
+    ids = tokens(1, length, seed=length)
+    expected = by_a_window(short, ids, 28, stride)
+    assert len(set(expected)) > 4 or stride == 12  # of a window that begins anew with a single token
+    out = generate(short, ids, max_new_tokens=28, overflow="slide", slide_stride=stride)
+    assert out[0, length:].tolist() == expected
+
+
+def test_a_stride_beyond_the_context_keeps_the_last_token_all_the_same(short: GPT2) -> None:
+    how = {"max_new_tokens": 28, "overflow": "slide"}
+    least = generate(short, tokens(1, 5), **how, slide_stride=12)
+    assert torch.equal(generate(short, tokens(1, 5), **how, slide_stride=40), least)
+
+
+def test_each_row_of_a_batch_slides_by_itself(short: GPT2) -> None:
+    rows = [tokens(1, length, seed=length) for length in (1, 5, 12, 20, 9)]
+    together = generate(short, *left_padded(rows), max_new_tokens=16, overflow="slide")[:, -16:].tolist()
+    assert together == [by_a_window(short, ids, 16, 1) for ids in rows]
+
+
+def test_a_window_that_will_slide_is_announced(short: GPT2, caplog: pytest.LogCaptureFixture) -> None:
+    generate(short, tokens(1, 4), max_new_tokens=8, overflow="slide")
+    assert not caplog.messages
+    generate(short, tokens(1, 4), max_new_tokens=9, overflow="slide")
+    (said,) = caplog.messages
+    assert "context of 12" in said
+
+
+# --- what is refused, before any work
+
+
+class Untouched(GPT2):
+    """A model that must not be run."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(scripted_config(**fields))
+        for module in self.modules():
+            module.register_forward_pre_hook(self.complain)
+
+    @staticmethod
+    def complain(module: Any, inputs: Any) -> None:
+        raise AssertionError("the model was run")
+
+
+WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "no length": ({}, "max_new_tokens must be given"),
+    "length 0": ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more, not 0"),
+    "length -1": ({"max_new_tokens": -1}, "max_new_tokens must be 1 or more, not -1"),
+    "temperature below 0": ({"temperature": -0.5}, r"temperature must be 0 \(greedy\).*, not -0\.5"),
+    "temperature NaN": ({"temperature": float("nan")}, "temperature must be .*, not nan"),
+    "temperature infinite": ({"temperature": float("inf")}, "temperature must be .*, not inf"),
+    "temperature that divides to infinity": ({"temperature": 1e-40}, "temperature must be .*, not 1e-40"),
+    "top_k 0": ({"top_k": 0}, "top_k must be 1 or more, not 0"),
+    "top_k -1": ({"top_k": -1}, "top_k must be 1 or more, not -1"),
+    "top_p 0": ({"top_p": 0.0}, r"top_p must lie within \(0, 1\], not 0\.0"),
+    "top_p above 1": ({"top_p": 1.0001}, r"top_p must lie within \(0, 1\], not 1\.0001"),
+    "top_p below 0": ({"top_p": -0.1}, "top_p must lie within"),
+    "top_p NaN": ({"top_p": float("nan")}, "top_p must lie within .*, not nan"),
+    "pad beyond 32 bits": ({"pad_token_id": 2**31}, "pad_token_id must be an id, or another number of 32 bits, not"),
+    "pad below 32 bits": ({"pad_token_id": -(2**31) - 1}, "pad_token_id must be an id, or another number of 32 bits"),
+    "seed -1": ({"seed": -1}, r"seed must lie within \[0, 2\^63\), not -1"),
+    "seed too large": ({"seed": 2**63}, "seed must lie within"),
+    "empty stop": ({"stop_strings": ""}, "a stop string must not be empty"),
+    "an empty stop among others": ({"stop_strings": ["a", ""]}, "a stop string must not be empty"),
+    "min_p above 1": ({"min_p": 1.5}, r"min_p must lie within \[0, 1\], not 1\.5"),
+    "typical_p 0": ({"typical_p": 0.0}, r"typical_p must lie within \(0, 1\], not 0\.0"),
+    "penalty 0": ({"repetition_penalty": 0.0}, "repetition_penalty must be finite and above 0"),
+    "no bad words": ({"bad_words_ids": [[]]}, "bad_words_ids must be a list of lists of ids"),
+    "a length that is a text": ({"max_new_tokens": "4"}, "max_new_tokens must be 1 or more, not '4'"),
+    "a flag that is a text": ({"do_sample": "no"}, "do_sample must be True or False"),
+    "more at least than at most": ({"min_new_tokens": 5}, "min_new_tokens 5 is more than max_new_tokens 4"),
+    "a draw without drawing": (
+        {"temperature": 0.7, "min_p": 0.1},
+        "temperature, min_p shape a draw, and without do_sample nothing is drawn",
+    ),
+    "a draw at temperature 0": (
+        {"do_sample": True, "temperature": 0, "top_k": 3},
+        "top_k shapes a draw, and at temperature 0 nothing is drawn",
+    ),
+    "greedy copies": ({"num_return_sequences": 2}, "num_return_sequences 2 without do_sample would be the same text"),
+    "a draft without a cache": (
+        {"prompt_lookup_num_tokens": 3, "use_cache": False},
+        "prompt_lookup_num_tokens needs the cache",
+    ),
+    "a stride without a window": ({"slide_stride": 2}, "slide_stride is for overflow='slide' only"),
+    "an overflow of several": (
+        {"overflow": np.array(["slide", "refuse"])},
+        "overflow must be one of refuse, slide, not",
+    ),
+    "several temperatures": (
+        {"do_sample": True, "temperature": torch.tensor([0.5, 0.7])},
+        r"temperature must be .*, not tensor\(\[0\.5000, 0\.7000\]\)$",
+    ),
+    "several of each": (
+        {name: torch.ones(2) for name in ("do_sample", "top_p", "use_cache", "slide_stride", "num_return_sequences")},
+        r"do_sample must .*; top_p must .*; num_return_sequences must .*; use_cache must .*; slide_stride must [^;]*$",
+    ),
+    "a temperature beyond all floats": (
+        {"do_sample": True, "temperature": 10**400},
+        "temperature must be .*, not 10000",
+    ),
+    "a penalty beyond all floats": ({"repetition_penalty": 10**400}, "repetition_penalty must be finite and above 0"),
+    "an unknown flag and copies": (
+        {"do_sample": "yes", "temperature": 0, "num_return_sequences": 2},
+        "do_sample must be True or False, not 'yes'; num_return_sequences 2 at temperature 0 would be the same text",
+    ),
+    "an unknown overflow": ({"overflow": "wrap"}, "overflow must be one of refuse, slide, not 'wrap'"),
+    "all at once": (
+        {"top_k": 0, "top_p": 2.0, "min_new_tokens": 9, "stop_strings": "", "do_sample": True},
+        r"top_k .*, not 0; top_p .*, not 2\.0; a stop string .*; min_new_tokens 9 is more than max_new_tokens 4$",
+    ),
+    "unknown and out of range": (
+        {"num_beams": 4, "top_k": 0},
+        "unknown generation settings: num_beams; .*; top_k must",
+    ),
+    "unknown": (
+        {"num_beams": 4, "beam": 1},
+        "unknown generation settings: beam, num_beams; known are max_new_tokens, do_sample",
+    ),
+}
+
+
+@pytest.mark.parametrize(("wrong", "complaint"), WRONG_SETTINGS.values(), ids=WRONG_SETTINGS)
+def test_wrong_settings_are_refused_before_any_work(
+    tokenizer: Tokenizer, wrong: dict[str, Any], complaint: str
+) -> None:
+    given = wrong if "length" in complaint or "given" in complaint else {"max_new_tokens": 4, **wrong}
+    with pytest.raises(GenerationError, match=f"^{complaint}"):
+        generate(Untouched(), tokens(1, 3), tokenizer=tokenizer, **given)
+    with pytest.raises(GenerationError, match=f"^{complaint}"):
+        stream(Untouched(), tokenizer, "the", **given)
+    with pytest.raises(GenerationError, match=f"^{complaint}"):
+        parse_settings(**given)
+
+
+@pytest.mark.parametrize("length", [16, 17, 400])
+def test_a_prompt_longer_than_the_context(tokenizer: Tokenizer, length: int) -> None:
+    model, complaint = (
+        Untouched(n_positions=16),
+        rf"the prompt is {length} tokens, and the model's context of 16 leaves no",
+    )
+    with pytest.raises(GenerationError, match=complaint):
+        generate(model, tokens(2, length), max_new_tokens=1)
+    with pytest.raises(GenerationError, match=complaint):
+        stream(model, tokenizer, "<|endoftext|>" * length, max_new_tokens=1)
+
+
+def test_a_prompt_and_new_tokens_beyond_the_context(tokenizer: Tokenizer) -> None:
+    model = Untouched(n_positions=16)
+    complaint = "a prompt of 10 tokens and 7 new ones exceed the model's context of 16; ask for at most 6"
+    with pytest.raises(GenerationError, match=complaint):
+        generate(model, tokens(2, 10), max_new_tokens=7)
+    with pytest.raises(GenerationError, match=complaint):
+        generate(model, *left_padded([tokens(1, 3), tokens(1, 10)]), max_new_tokens=7)
+    with pytest.raises(GenerationError, match=complaint):
+        stream(model, tokenizer, "<|endoftext|>" * 10, max_new_tokens=7)
+
+
+def test_padding_takes_no_room_in_the_context(ours: GPT2, theirs: GPT2LMHeadModel) -> None:
+    """A row of 100 real tokens among 128 positions, in a batch that is 140 wide."""
+    row = tokens(1, 100, seed=2, vocab_size=VOCABULARY)
+    batch, mask = (
+        torch.cat([torch.zeros(1, 40).long(), row], dim=1),
+        torch.cat([torch.zeros(1, 40), torch.ones(1, 100)], dim=1),
+    )
+    expected = by_transformers(theirs, row, max_new_tokens=28, eos_token_id=None)[0, 100:].tolist()
+    assert generate(ours, row, max_new_tokens=28, eos_token_id=None)[0, 100:].tolist() == expected
+    assert generate(ours, batch, mask, max_new_tokens=28, eos_token_id=None)[0, 140:].tolist() == expected
+    with pytest.raises(GenerationError, match="a prompt of 100 tokens and 29 new ones"):
+        generate(ours, batch, mask, max_new_tokens=29)
+
+
+@pytest.mark.parametrize("wrong", [-1, VOCABULARY, 50256])
+def test_ids_out_of_range(wrong: int) -> None:
+    ids = tokens(2, 5)
+    ids[1, 3] = wrong
+    with pytest.raises(GenerationError, match=f"token id {wrong} is outside the vocabulary of {VOCABULARY}"):
+        generate(Untouched(), ids, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("how", [{"suppress_tokens": [3, VOCABULARY]}, {"bad_words_ids": [[VOCABULARY, 3]]}], ids=str)
+def test_ids_to_exclude_that_no_token_has(how: dict[str, Any]) -> None:
+    with pytest.raises(GenerationError, match=f"holds {VOCABULARY}, outside the vocabulary of {VOCABULARY}"):
+        generate(Untouched(), tokens(1, 3), max_new_tokens=2, **how)
+
+
+def test_a_model_without_values_writes_nothing() -> None:
+    with pytest.raises(ConfigError, match="meta"):
+        generate(Untouched().to("meta"), tokens(1, 3), max_new_tokens=2)
+
+
+def test_a_stream_of_several_texts(tokenizer: Tokenizer) -> None:
+    with pytest.raises(GenerationError, match="a stream is one text"):
+        stream(Untouched(), tokenizer, "the", max_new_tokens=2, do_sample=True, num_return_sequences=2)
+
+
+def test_a_tokenizer_of_another_vocabulary_is_noticed_at_the_call(tokenizer: Tokenizer) -> None:
+    with pytest.raises(GenerationError, match=r"token id \d+ is outside the vocabulary of 50"):
+        stream(Untouched(vocab_size=50), tokenizer, "the dog saw", max_new_tokens=2)
+
+
+@pytest.mark.parametrize("mask", [[[1, 1, 1], [1, 1, 0]], [[0, 0, 0], [1, 1, 1]], [[1, 0, 0], [0, 1, 1]]])
+def test_padding_on_the_right(mask: list[list[int]]) -> None:
+    with pytest.raises(GenerationError, match="ends in padding; pad on the left"):
+        generate(Untouched(), tokens(2, 3), torch.tensor(mask), max_new_tokens=2)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (1, 3), (3,), (2, 3, 1)])
+def test_a_mask_of_another_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(GenerationError, match=r"attention_mask is \(.*\), but must cover 2 rows of 3 tokens"):
+        generate(Untouched(), tokens(2, 3), torch.ones(shape), max_new_tokens=2)
+
+
+@pytest.mark.parametrize("meta", [(True, False), (False, True)], ids=["input_ids", "attention_mask"])
+def test_a_prompt_without_values(meta: tuple[bool, bool]) -> None:
+    ids, mask = (
+        x.to("meta") if is_meta else x for x, is_meta in zip((tokens(2, 3), torch.ones(2, 3)), meta, strict=True)
+    )
+    with pytest.raises(ConfigError, match=r"^device 'meta' holds shapes and no values"):
+        generate(Untouched(), ids, mask, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (1, 0)])
+def test_no_prompt_at_all(shape: tuple[int, int]) -> None:
+    with pytest.raises(GenerationError, match="the prompt is empty"):
+        generate(Untouched(), torch.zeros(shape, dtype=torch.long), max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    "ids", [tokens(3), tokens(1, 3).float(), tokens(1, 1, 3), torch.tensor(1)], ids=lambda ids: str(ids.shape)
+)
+def test_ids_that_are_no_rows_of_ids(ids: Tensor) -> None:
+    with pytest.raises(GenerationError, match="input_ids must be"):
+        require_fits(Untouched(), ids, None, GenerationSettings(max_new_tokens=1))
+
+
+@pytest.mark.parametrize("vocab", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 5 * BLOCK + 81])
+@pytest.mark.parametrize("among", [2, 7, 10**6])
+def test_the_likeliest_token_is_the_first_of_the_largest(vocab: int, among: int, device: torch.device) -> None:
+    scores = torch.randint(among, (40, vocab + 3)).float().to(device)[:, :vocab]
+    scores[0] = -torch.inf
+    scores[1, -1] = torch.inf
+    given = likeliest(scores)
+    for row, token in zip(scores.tolist(), given.tolist(), strict=True):
+        assert token == row.index(max(row))
+
+
+def test_the_likeliest_token_is_where_the_scores_are_whatever_the_default_device() -> None:
+    scores = torch.randn(2, 2 * BLOCK)
+    with torch.device("meta"):
+        given = likeliest(scores)
+    assert torch.equal(given, scores.argmax(-1))

@@ -1,0 +1,851 @@
+"""Our blocks in transformers' own tools, each tool beside transformers' own network on the same weights."""
+
+import ast
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from checkpoints import TINY, edit_config, edit_tensors, reference, saved, tiny_bpe, tokens
+from helpers import assert_close, assert_same_bits, left_padding, true_positions
+from sabotages import GammaBeta
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
+
+import minigpt
+from minigpt import CheckpointError, ConfigError, GenerationError, NormError
+from minigpt.engine.int8 import quantize_int8
+from minigpt.hf.model import GPT2LMHeadModel
+
+SWAPPED = {"h.*.ln_1": "rms", "ln_f": "dyt"}
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    transformers.utils.logging.set_verbosity_error()
+    minigpt.hf.register()
+    yield
+    minigpt.hf.unregister()
+    transformers.utils.logging.set_verbosity_warning()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = saved(reference(), tmp_path_factory.mktemp("published"))
+    minigpt.Tokenizer(tiny_bpe()).save(place)
+    return place
+
+
+def load(place: Path, **how: Any) -> GPT2LMHeadModel:
+    model = AutoModelForCausalLM.from_pretrained(place, **how)
+    assert type(model) is GPT2LMHeadModel
+    assert not model.training
+    return model
+
+
+@torch.no_grad()
+def logits(model: Any, **inputs: Any) -> torch.Tensor:
+    inputs = inputs or {"input_ids": tokens(2, 9)}
+    out = model(**inputs)
+    return out if isinstance(out, torch.Tensor) else out.logits
+
+
+def config_json(place: Path) -> dict[str, Any]:
+    return json.loads((place / "config.json").read_text())
+
+
+# --- the same model
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"tie_word_embeddings": False}, {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True}],
+    ids=["as published", "untied", "other options"],
+)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_logits_loss_and_hidden_states_are_transformers_own(fields: Any, attention: str, tmp_path: Path) -> None:
+    saved(theirs := reference(**fields), tmp_path)
+    theirs.set_attn_implementation(attention)
+    ours = load(tmp_path, arithmetic="reference", attn_implementation=attention)
+    x = tokens(3, 11)
+    found, wanted = (model(x, labels=x, output_hidden_states=True) for model in (ours, theirs))
+    assert_same_bits(found.logits, wanted.logits, "logits")
+    assert_same_bits(found.loss, wanted.loss, "loss")
+    assert len(found.hidden_states) == TINY["n_layer"] + 1
+    for ours_, theirs_ in zip(found.hidden_states, wanted.hidden_states, strict=True):
+        assert_same_bits(ours_, theirs_, "hidden states")
+    assert isinstance(ours(x, return_dict=False), tuple)
+
+
+def test_padding_embeddings_and_what_is_kept(folder: Path) -> None:
+    theirs, ours, x = reference(), load(folder, arithmetic="reference"), tokens(3, 8)
+    mask = left_padding([8, 5, 2], 8)
+    wanted = logits(theirs, input_ids=x, attention_mask=mask, position_ids=true_positions(mask))
+    found = logits(ours, input_ids=x, attention_mask=mask)
+    assert_same_bits(found[mask.bool()], wanted[mask.bool()], "left padding, positions found from the mask")
+    assert torch.equal(logits(ours, inputs_embeds=ours.get_input_embeddings()(x)), logits(ours, input_ids=x))
+
+
+KEPT = {
+    "the last": (2, lambda every: every[:, -2:]),
+    "the same in every row": (torch.tensor([0, 5]), lambda every: every[:, [0, 5]]),
+    "others in each": (torch.tensor([[0, 5], [7, 7], [3, 1]]), lambda every: torch.stack(
+        [every[0, [0, 5]], every[1, [7, 7]], every[2, [3, 1]]])),
+    "a mask": (torch.arange(24).view(3, 8) % 5 == 0, lambda every: every.flatten(0, 1)[::5]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("which", "picked"), KEPT.values(), ids=KEPT)
+def test_logits_of_some_positions(folder: Path, which: Any, picked: Any) -> None:
+    ours, x = load(folder), tokens(3, 8)
+    assert_close(logits(ours, input_ids=x, logits_to_keep=which), picked(logits(ours, input_ids=x)), 2e-6, "logits")
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_cache_of_fixed_room_and_a_mask_of_truth_values(folder: Path, attention: str) -> None:
+    ours, ids = load(folder, attn_implementation=attention), tokens(2, 9)
+    expected = logits(ours, input_ids=ids)
+    cache = transformers.StaticCache(config=ours.config, max_cache_len=12)
+    found = [logits(ours, input_ids=ids[:, part], past_key_values=cache)
+             for part in (slice(5), slice(5, 6), slice(6, 9))]  # fmt: skip
+    assert_close(torch.cat(found, dim=1), expected, 2e-6, "logits")
+    causal = torch.ones(9, 9).tril().bool()[None, None]
+    assert_close(logits(ours, input_ids=ids, attention_mask=causal), expected, 2e-6, "logits")
+
+
+PACKED = {
+    "two texts": [[0, 1, 2, 0, 1, 2]],
+    "padded on the left": [[0, 0, 0, 1, 2, 3]],
+    "in every row others": [[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 0, 1], [5, 6, 7, 1, 2, 3]],
+}
+
+
+@pytest.mark.parametrize("places", PACKED.values(), ids=PACKED)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_texts_that_are_packed_in_a_row_stay_apart(folder: Path, attention: str, places: list[list[int]]) -> None:
+    ours, theirs = load(folder, attn_implementation=attention), reference()
+    theirs.set_attn_implementation(attention)
+    for cached in (False, True):  # with a cache, transformers' own does not look for them
+        inputs = dict(input_ids=tokens(3, 6), position_ids=torch.tensor(places), use_cache=cached)
+        assert_close(logits(ours, **inputs), logits(theirs, **inputs), 5e-6, "logits")
+
+
+def test_a_packed_text_is_read_as_if_it_were_alone(folder: Path) -> None:
+    ours, x = load(folder), tokens(1, 6)
+    how = dict(position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]), use_cache=False)
+    assert_close(logits(ours, input_ids=x, **how)[:, 3:], logits(ours, input_ids=x[:, 3:]), 5e-6, "logits")
+
+
+def test_who_says_that_texts_are_packed_has_them_apart(folder: Path) -> None:
+    """Also where a cache would be made by default; what cannot be kept apart is refused."""
+    ours, x = load(folder), tokens(1, 6)
+    said = dict(cu_seq_lens_q=torch.tensor([0, 3, 6]), max_length_q=3)
+    apart = logits(ours, input_ids=x, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]), **said)
+    assert_close(apart[:, 3:], logits(ours, input_ids=x[:, 3:]), 5e-6, "logits")
+    for how in ({}, {"position_ids": torch.arange(6)[None], "attention_mask": torch.ones_like(x)}):
+        with pytest.raises(GenerationError, match=r"give position_ids too, .* and neither a mask nor a cache"):
+            ours(x, **said, **how)
+
+
+def test_a_subclass_may_be_told_more(folder: Path) -> None:
+    class WithClasses(GPT2LMHeadModel):
+        def __init__(self, config: Any, classes: int = 2) -> None:
+            super().__init__(config)
+            self.value = torch.nn.Linear(config.n_embd, classes)
+
+    assert WithClasses(transformers.GPT2Config(**TINY), classes=3).value.out_features == 3
+
+
+RECORDERS: dict[str, Callable[..., Any]] = {
+    "traced": lambda program, example: torch.jit.trace(program, example),
+    "exported": lambda program, example: torch.export.export(program, example).module(),
+}
+
+
+@pytest.mark.parametrize("record", RECORDERS.values(), ids=RECORDERS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_recorded_program_keeps_packed_texts_apart_too(folder: Path, record: Callable[..., Any]) -> None:
+    class Logits(torch.nn.Module):
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+            return self.model(ids, position_ids=places, use_cache=False).logits
+
+    program, x = Logits(load(folder)), tokens(1, 6)
+    packed = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    recorded = record(program, (x, torch.arange(6)[None]))
+    assert_close(recorded(x, packed), program(x, packed), 1e-6, "logits")
+
+
+def test_attention_can_be_changed_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = load(folder, arithmetic="reference"), reference()
+    for attention in ("eager", "sdpa"):
+        ours.set_attn_implementation(attention)
+        theirs.set_attn_implementation(attention)
+        assert {ours.transformer.attention, *(block.attn.attention for block in ours._blocks())} == {attention}
+        assert_same_bits(logits(ours), logits(theirs), attention)
+    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "mine", torch.nn.functional.softmax)
+    for other in ("mine", {"": "mine"}):
+        with pytest.raises(ConfigError, match="unknown attention 'mine'; known are sdpa, eager"):
+            ours.set_attn_implementation(other)
+    assert ours.config._attn_implementation == ours.transformer.attention == "sdpa"
+
+
+def test_what_the_loss_is_told_and_what_is_told_of_places(folder: Path) -> None:
+    ours, theirs, x = load(folder, arithmetic="reference"), reference(), tokens(2, 9)
+    theirs.loss_type = "ForCausalLM"
+    for more in ({"shift_labels": x.flip(0)}, {"ignore_index": int(x[0, 3])}, {"num_items_in_batch": 5},
+                 {"cache_position": torch.arange(9)}):  # fmt: skip
+        found, wanted = (model(x, labels=x, **more).loss for model in (ours, theirs))
+        assert_same_bits(found, wanted, str([*more]))
+
+
+def test_a_cache_that_is_not_to_be_used_further_is_read_and_not_handed_on(folder: Path) -> None:
+    ours, theirs, x = load(folder), reference(), tokens(2, 9)
+    found, wanted = (
+        model(x[:, 5:], past_key_values=model(x[:, :5]).past_key_values, use_cache=False) for model in (ours, theirs)
+    )
+    assert found.past_key_values is wanted.past_key_values is None
+    assert_close(found.logits, wanted.logits, 5e-6, "logits")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(folder: Path, dtype: torch.dtype) -> None:
+    found, wanted = load(folder, dtype=dtype, arithmetic="reference"), reference().to(dtype)
+    assert {parameter.dtype for parameter in found.parameters()} == {dtype}
+    assert_same_bits(logits(found), logits(wanted), str(dtype))
+
+
+def test_our_own_functions_work_on_its_body(folder: Path) -> None:
+    ours = load(folder)
+    plain = minigpt.from_pretrained(folder, device="cpu")
+    found, wanted = (minigpt.generate(model, tokens(1, 5), max_new_tokens=5) for model in (ours.transformer, plain))
+    assert torch.equal(found, wanted)
+    assert minigpt.swap_norms(ours.transformer, "textbook", "ln_f") == ["ln_f"]
+    assert_close(logits(ours), logits(reference()), 1e-5, "one norm swapped")
+
+
+# --- generation
+
+HOW = {
+    "greedy": {"do_sample": False},
+    "beams": {"num_beams": 3, "num_return_sequences": 2},
+    "drawn": {"do_sample": True, "top_k": 10},
+    "a static cache": {"do_sample": False, "cache_implementation": "static"},
+    "no cache": {"do_sample": False, "use_cache": False},
+    "looked up in the prompt": {"do_sample": False, "prompt_lookup_num_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+def test_generate_writes_what_transformers_own_writes(folder: Path, how: dict[str, Any]) -> None:
+    x, mask = tokens(2, 9), left_padding([9, 6], 9)
+    if "prompt_lookup_num_tokens" in how:
+        x, mask = x[:1], mask[:1]
+    written = []
+    for model in (load(folder, arithmetic="reference"), reference()):
+        torch.manual_seed(1)
+        settings = dict(max_new_tokens=12, min_new_tokens=12, pad_token_id=0, **how)
+        written.append(model.generate(x, attention_mask=mask, **settings))
+    assert torch.equal(*written)
+
+
+@pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"use_cache": False}], ids=str)
+def test_who_speaks_is_added_as_a_token_is(folder: Path, how: dict[str, Any]) -> None:
+    x, types, mask = tokens(2, 9), tokens(2, 9).flip(1), left_padding([9, 6], 9)
+    ours, theirs = load(folder, arithmetic="reference"), reference()
+    assert torch.equal(*(logits(model, input_ids=x, token_type_ids=types) for model in (ours, theirs)))
+    assert not torch.equal(logits(ours, input_ids=x, token_type_ids=types), logits(ours, input_ids=x))
+    given: dict[str, Any] = dict(token_type_ids=types, attention_mask=mask)
+    settings: dict[str, Any] = given | dict(max_new_tokens=9, min_new_tokens=9, do_sample=False, pad_token_id=0) | how
+    assert torch.equal(ours.generate(x, **settings), theirs.generate(x, **settings))
+
+
+def test_assisted_decoding_by_a_model_with_another_norm(folder: Path) -> None:
+    ours, assistant = load(folder), load(folder, norm="rms")
+    how: dict[str, Any] = dict(max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert torch.equal(
+        ours.generate(tokens(1, 9), assistant_model=assistant, **how), ours.generate(tokens(1, 9), **how)
+    )
+
+
+@pytest.fixture(scope="module")
+def worded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = saved(reference(vocab_size=300), tmp_path_factory.mktemp("worded"))
+    minigpt.Tokenizer(tiny_bpe()).save(place)
+    return place
+
+
+def test_writing_stops_at_a_text(worded: Path) -> None:
+    tokenizer, x = AutoTokenizer.from_pretrained(worded), tokens(1, 5)
+    how: dict[str, Any] = dict(max_new_tokens=20, do_sample=False, pad_token_id=0, eos_token_id=None)
+    ours, theirs = load(worded), transformers.GPT2LMHeadModel.from_pretrained(worded)
+    whole = ours.generate(x, **how)
+    stop = tokenizer.decode(whole[0, 12:14])
+    found, wanted = (model.generate(x, stop_strings=stop, tokenizer=tokenizer, **how) for model in (ours, theirs))
+    assert torch.equal(found, wanted)
+    assert found.shape[1] < whole.shape[1]
+    embeds = ours.get_input_embeddings()(x)
+    assert torch.equal(*(model.generate(inputs_embeds=embeds, **how) for model in (ours, theirs)))
+    with pytest.raises(ValueError, match="bogus"):
+        ours.generate(x, bogus=1)
+    written = [
+        pipeline("text-generation", model=model, tokenizer=tokenizer)("the dog", stop_sequence=stop, **how)
+        for model in (ours, theirs)
+    ]
+    assert written[0] == written[1]
+
+
+def test_an_assistant_with_a_tokenizer_of_its_own(worded: Path) -> None:
+    ours, tokenizer = load(worded), AutoTokenizer.from_pretrained(worded)
+    other = AutoTokenizer.from_pretrained(worded)
+    how: dict[str, Any] = dict(max_new_tokens=8, do_sample=False, pad_token_id=0)
+    assistant = load(worded, norm="rms")
+    assistant.resize_token_embeddings(310)  # another vocabulary
+    found = ours.generate(
+        tokens(1, 5), assistant_model=assistant, tokenizer=tokenizer, assistant_tokenizer=other, **how
+    )
+    assert torch.equal(found, ours.generate(tokens(1, 5), **how))
+
+
+def test_a_pipeline_from_a_folder_with_a_swapped_norm(folder: Path, tmp_path: Path) -> None:
+    wide = saved(reference(vocab_size=300), tmp_path / "wide")
+    minigpt.Tokenizer(tiny_bpe()).save(wide)
+    load(wide, norm="rms").save_pretrained(tmp_path / "rms")
+    AutoTokenizer.from_pretrained(wide).save_pretrained(tmp_path / "rms")
+    how: dict[str, Any] = dict(max_new_tokens=8, do_sample=False)
+    text = pipeline("text-generation", model=str(tmp_path / "rms"), device="cpu")("the dog", **how)[0]["generated_text"]
+    model, tokenizer = minigpt.from_pretrained(wide, norm="rms", device="cpu"), minigpt.Tokenizer.from_pretrained(wide)
+    assert text == "the dog" + "".join(minigpt.stream(model, tokenizer, "the dog", **how))
+
+
+# --- which norm
+
+
+def norms_of(model: GPT2LMHeadModel) -> list[str]:
+    return [type(model.transformer.get_submodule(site)).__name__ for site in model.transformer.norm_sites()]
+
+
+def test_a_norm_is_chosen_in_the_call_in_the_folder_or_for_all(folder: Path, tmp_path: Path) -> None:
+    assert set(norms_of(load(folder))) == {"FusedLayerNorm"}
+    assert set(norms_of(load(folder, norm=minigpt.LayerNorm))) == {"LayerNorm"}
+    chosen = load(folder, norm=SWAPPED)
+    assert norms_of(chosen) == ["RMSNorm", "FusedLayerNorm", "RMSNorm", "FusedLayerNorm", "DyT"]
+    chosen.save_pretrained(tmp_path)
+    minigpt.hf.register(norm="textbook", arithmetic="reference")
+    assert load(folder).transformer.arithmetic == "reference"
+    assert set(norms_of(load(folder))) == {"LayerNorm"}
+    assert norms_of(load(tmp_path)) == norms_of(chosen), "the folder's own choice comes before what is for all"
+    assert set(norms_of(load(tmp_path, norm="rms"))) == {"RMSNorm"}, "and the call's before the folder's"
+    assert AutoConfig.from_pretrained(tmp_path, norm="rms").norm == "rms"
+    with pytest.raises(NormError, match="unknown norm 'rmss'"):
+        load(folder, norm="rmss")
+    with pytest.raises(NormError, match=r"no norm site matches 'h\.9'"):
+        load(folder, norm={"h.9": "rms"})
+    with pytest.raises(ConfigError, match="unknown arithmetic 'slow'"):
+        load(folder, arithmetic="slow")
+
+
+def test_a_class_is_chosen_beside_settings_for_generation(folder: Path, tmp_path: Path) -> None:
+    """Which take what they do not know for settings of their own."""
+    minigpt.save_pretrained(minigpt.from_pretrained(folder, device="cpu"), tmp_path)
+    assert (tmp_path / "generation_config.json").exists()
+    model = load(tmp_path, norm=minigpt.LayerNorm, arithmetic="fast")
+    assert set(norms_of(model)) == {"LayerNorm"}
+    assert not {"norm", "arithmetic"} & vars(model.generation_config).keys()
+
+
+def test_a_model_from_a_config_alone(folder: Path) -> None:
+    made = AutoModelForCausalLM.from_config(transformers.GPT2Config(**TINY), norm="rms")
+    assert set(norms_of(made)) == {"RMSNorm"}
+    std = made.transformer.h[0].mlp.c_fc.weight.std().item()
+    narrow = made.transformer.h[0].mlp.c_proj.weight.std().item()
+    assert 0.019 < std < 0.021
+    assert 0.0095 < narrow < 0.0105, "what adds to the stream starts smaller by the root of their number, here 4"
+    assert made.transformer.ln_f.weight.eq(1).all()
+    assert made.lm_head.weight is made.transformer.wte.weight
+
+
+def test_a_model_without_numbers(folder: Path) -> None:
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(transformers.GPT2Config(**TINY), norm=SWAPPED)
+        assert made(torch.zeros(2, 5, dtype=torch.int64)).logits.shape == (2, 5, TINY["vocab_size"])
+    assert {tensor.device.type for tensor in made.state_dict().values()} == {"meta"}
+    made.to_empty(device="cpu").init_weights()
+    assert made.transformer.ln_f.alpha.item() == 0.5
+    missing, _ = made.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    assert {*missing} == {"transformer.ln_f.alpha", "lm_head.weight"}
+    assert_close(logits(made.eval()), logits(load(folder, norm=SWAPPED)), 1e-6, "logits")
+
+
+def test_accelerate_makes_a_model_without_numbers_and_fills_it(folder: Path) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is of the extra hf")
+    with accelerate.init_empty_weights():
+        made = AutoModelForCausalLM.from_config(transformers.GPT2Config(**TINY), norm="textbook")
+    assert {parameter.device.type for parameter in made.parameters()} == {"meta"}
+    made.tie_weights()
+    made = accelerate.load_checkpoint_and_dispatch(made, str(folder), device_map={"": "cpu"}).eval()
+    assert_close(logits(made), logits(load(folder, norm="textbook")), 1e-6, "logits")
+
+
+def test_an_unswapped_model_is_saved_as_the_gpt2_that_it_is(folder: Path, tmp_path: Path) -> None:
+    load(folder).save_pretrained(tmp_path)
+    fields = config_json(tmp_path)
+    assert (fields["model_type"], fields["architectures"]) == ("gpt2", ["GPT2LMHeadModel"])
+    assert not {"norm", "arithmetic"} & fields.keys()
+    assert load_file(tmp_path / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
+    minigpt.hf.unregister()
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(theirs) is transformers.GPT2LMHeadModel
+    assert torch.equal(logits(theirs), logits(reference()))
+    ours = minigpt.from_pretrained(tmp_path, arithmetic="reference", device="cpu")
+    assert torch.equal(logits(ours, input_ids=tokens(2, 9)), logits(reference()))
+
+
+def test_a_swapped_model_comes_back_and_is_nothing_else_to_others(folder: Path, tmp_path: Path) -> None:
+    model = load(folder, norm=SWAPPED, arithmetic="reference")
+    norm: Any = model.transformer.ln_f
+    assert norm.alpha.item() == 0.5, "what no checkpoint has is as it was built"
+    norm.alpha.data.fill_(0.7)
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert [tuple(pair) for pair in again.config.norm] == list(SWAPPED.items())
+    assert again.config.arithmetic == "reference"
+    assert torch.equal(logits(again), logits(model))
+    load(tmp_path, norm="fused", arithmetic="fast").save_pretrained(tmp_path / "plain")
+    assert config_json(tmp_path / "plain")["model_type"] == "gpt2"
+
+    minigpt.hf.unregister()
+    with pytest.raises(ValueError, match="minigpt-gpt2"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"minigpt-gpt2.*AutoModelForCausalLM reads it.* after minigpt\.hf\.reg"):
+        minigpt.from_pretrained(tmp_path)
+    assert torch.equal(logits(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "plain")), logits(reference()))
+
+
+@pytest.mark.parametrize("norm", [{"h.[0-1].ln_1": "rms", "h.0.ln_1": "textbook"}, {"*": "rms", "ln_f": "dyt"}])
+def test_patterns_that_overlap_are_applied_in_their_order_again(folder: Path, tmp_path: Path, norm: Any) -> None:
+    model = load(folder, norm=norm)
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    sites = model.transformer.norm_sites()
+    assert [type(again.transformer.get_submodule(site)) for site in sites] == [
+        type(model.transformer.get_submodule(site)) for site in sites
+    ]
+    assert torch.equal(logits(again), logits(model))
+    again.save_pretrained(tmp_path / "twice")
+    assert torch.equal(logits(load(tmp_path / "twice")), logits(model))
+
+
+def test_the_class_itself_reads_a_folder_as_what_it_is(folder: Path, tmp_path: Path) -> None:
+    model = load(folder, norm="rms")
+    model.save_pretrained(tmp_path)
+    again = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
+    assert (again.config.norm, again.config.model_type) == ("rms", "minigpt-gpt2")
+    assert torch.equal(logits(again), logits(model))
+    plain = GPT2LMHeadModel.from_pretrained(folder).eval()
+    assert plain.config.model_type == "gpt2"
+    assert torch.equal(logits(plain), logits(load(folder)))
+    assert load(folder, norm="rms").config.model_type == "minigpt-gpt2"
+
+
+@pytest.mark.parametrize(
+    ("norm", "said"),
+    [
+        (["rms"], "is asked for as norms"),
+        ({"*": ["a"]}, r"config\.json asks for the norm"),
+        ({"*": {}}, r"config\.json asks for the norm"),
+        (3, r"config\.json asks for the norm"),
+        ([["*", "rms", "more"]], "is asked for as norms"),
+    ],
+    ids=str,
+)
+def test_a_folder_that_asks_for_no_norm_at_all(folder: Path, tmp_path: Path, norm: Any, said: str) -> None:
+    load(folder, norm="rms").save_pretrained(tmp_path)
+    edit_config(tmp_path, norm=norm)
+    with pytest.raises(NormError, match=said):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("norm", [["rms"], [["h.*.ln_1", "rms", 3]], (("ln_f", "rms"), "dyt")], ids=str)
+def test_what_is_no_list_of_pairs(folder: Path, norm: Any) -> None:
+    with pytest.raises(NormError, match="is asked for as norms, and not all of it is pairs of sites and a norm"):
+        load(folder, norm=norm)
+
+
+def test_a_pattern_that_is_no_text(folder: Path) -> None:
+    with pytest.raises(NormError, match=r"a pattern of norm sites is a text such as 'h\.\*\.ln_1', and not 1"):
+        load(folder, norm={1: "rms"})
+
+
+def test_norms_swapped_behind_the_config_are_not_saved_under_its_name(folder: Path, tmp_path: Path) -> None:
+    model = load(folder)
+    minigpt.swap_norms(model.transformer, "rms", "ln_f")
+    with pytest.raises(NormError, match="ln_f is not as the config says"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    minigpt.swap_norms(model.transformer, "fused")
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits(load(tmp_path)), logits(model))
+
+
+def test_an_eps_that_the_config_does_not_say_is_not_saved(folder: Path, tmp_path: Path) -> None:
+    model = load(folder, norm="rms")
+    model.transformer.ln_f.eps = 1e-3
+    with pytest.raises(NormError, match=r"^ln_f has another eps than the config's, .*layer_norm_epsilon=\.\.\.\)"):
+        model.save_pretrained(tmp_path / "out")
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    model.config.layer_norm_epsilon = 1e-3  # all of them should have it then
+    with pytest.raises(NormError, match=r"^h\.0\.ln_1 has another eps than the config's"):
+        model.save_pretrained(tmp_path / "out")
+    for norm in model.transformer.norm_modules().values():
+        norm.eps = 1e-3
+    model.save_pretrained(tmp_path / "by hand")
+    assert torch.equal(logits(load(tmp_path / "by hand")), logits(model))
+    model = load(folder, norm="rms", layer_norm_epsilon=1e-3)
+    assert model.transformer.ln_f.eps == 1e-3
+    model.save_pretrained(tmp_path / "out")
+    assert torch.equal(logits(load(tmp_path / "out")), logits(model))
+
+
+def test_what_no_checkpoint_has_a_place_for_is_not_saved(folder: Path, tmp_path: Path) -> None:
+    model = load(folder, norm="frozen")
+    minigpt.swap.calibrate(model.transformer, torch.arange(20)[None])
+    with pytest.raises(NormError, match=r"h\.0\.ln_1 differs in calibration from what the config builds; keep"):
+        model.save_pretrained(tmp_path)
+    other = load(folder, norm="frozen")
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(logits(other), logits(model))
+    model = load(folder)
+    quantize_int8(model.transformer)
+    with pytest.raises(CheckpointError, match="no place for int8 weights"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_head_that_is_tied_outside_is_not_folded_into(folder: Path) -> None:
+    model = load(folder)
+    before = logits(model)
+    with pytest.raises(NormError, match=r"the head belongs to a model around this one.*fold what minigpt\.from_pre"):
+        minigpt.fold_norms(model.transformer)
+    assert torch.equal(logits(model), before)
+
+
+NORM_FILE = """
+import torch
+from pathlib import Path
+
+Path(__file__).with_name("canary").touch()
+
+class Scaled(torch.nn.LayerNorm):
+    def __init__(self, size, eps, bias=True):
+        super().__init__(size, eps)
+        self.register_buffer("twice", torch.full((), 2.0), persistent=False)
+
+    def forward(self, x):
+        return super().forward(x) * self.twice
+"""
+
+
+def test_code_that_a_folder_names_is_run_only_when_asked_for(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(NORM_FILE)
+    norm = f"{tmp_path / 'mine.py'}:Scaled"
+    model = load(folder, norm=norm)
+    with torch.no_grad():
+        body: Any = model.transformer
+        twice = torch.nn.functional.layer_norm(x := torch.randn(3, 32), (32,), body.ln_f.weight, body.ln_f.bias) * 2
+        assert_close(body.ln_f(x), twice, 1e-6, "a buffer that no checkpoint has is as it was built")
+    model.save_pretrained(tmp_path / "saved")
+    (tmp_path / "canary").unlink()
+    with pytest.raises(NormError, match=r"not a registered one, and code is not run because a file names it") as raised:
+        AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "canary").exists()
+    assert torch.equal(logits(load(tmp_path / "saved", norm=norm)), logits(model))
+
+
+def test_the_whole_choice_is_asked_for_where_a_folder_s_code_is_not_run(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(NORM_FILE)
+    model = load(folder, norm={"h.*": "rms", "h.0.ln_1": f"{tmp_path / 'mine.py'}:Scaled"})
+    model.save_pretrained(tmp_path / "saved")
+    with pytest.raises(NormError, match=r"ask for it yourself: from_pretrained\(\.\.\., norm=.*\)$") as raised:
+        load(tmp_path / "saved")
+    asked = ast.literal_eval(str(raised.value).rpartition("norm=")[2].removesuffix(")"))
+    assert torch.equal(logits(load(tmp_path / "saved", norm=asked)), logits(model))
+
+
+# --- what is refused
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_our_network_does_not_do_is_refused_in_one_sentence(folder: Path, tmp_path: Path) -> None:
+    model, x = load(folder), tokens(2, 5)
+    for wrong in ({"output_attentions": True}, {}, {"inputs_embeds": torch.zeros(2, 5, 32)},
+                  {"attention_mask": torch.ones(2, 4)}, {"attention_mask": torch.full((2, 5), 2)},
+                  {"input_ids": x[0]}, {"input_ids": x[None]}, {"max_length_q": 3}):  # fmt: skip
+        inputs: dict[str, Any] = dict(wrong) if not wrong else {"input_ids": x, **wrong}
+        with pytest.raises((ConfigError, GenerationError)) as raised:
+            model(**inputs)
+        assert "\n" not in str(raised.value)
+    with pytest.raises(TypeError, match="encoder_hidden_states"):
+        model(x, encoder_hidden_states=torch.ones(2, 5, 32))
+    with pytest.raises(ConfigError, match=r"continuous batching needs paged attention.* use generate"):
+        model.generate_batch(x.tolist(), generation_config=transformers.GenerationConfig(max_new_tokens=2))
+    with pytest.raises(ValueError, match=r"[Ff]lash"):
+        load(folder, attn_implementation="flash_attention_2")
+    odd = saved(reference(), tmp_path)
+    with pytest.raises(ConfigError, match="rotary_base"):
+        load(edit_config(odd, rotary_base=10000))
+
+
+def test_a_decoder_that_looks_at_an_encoder_is_transformers_own(folder: Path, tmp_path: Path) -> None:
+    both = transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(folder, folder)
+    assert type(both.decoder) is transformers.GPT2LMHeadModel
+    x = tokens(2, 5)
+    minigpt.hf.unregister()
+    both.save_pretrained(tmp_path)
+    wanted = logits(transformers.EncoderDecoderModel.from_pretrained(tmp_path), input_ids=x, decoder_input_ids=x)
+    minigpt.hf.register()
+    again = transformers.EncoderDecoderModel.from_pretrained(tmp_path)
+    assert torch.equal(logits(again, input_ids=x, decoder_input_ids=x), wanted)
+    with pytest.raises(ConfigError, match="add_cross_attention"):
+        AutoModelForCausalLM.from_config(transformers.GPT2Config(**TINY, add_cross_attention=True), norm="rms")
+
+
+def test_nothing_is_left_behind(folder: Path) -> None:
+    minigpt.hf.register(norm="rms")
+    minigpt.hf.unregister()
+    minigpt.hf.unregister()
+    assert type(AutoModelForCausalLM.from_pretrained(folder)) is transformers.GPT2LMHeadModel
+    minigpt.hf.register()
+    assert set(norms_of(load(folder))) == {"FusedLayerNorm"}
+    other = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    assert type(other) is transformers.GPT2ForSequenceClassification
+
+
+# --- training and adapting
+
+
+def test_gradients_are_transformers_own_and_checkpointing_changes_none(folder: Path) -> None:
+    x = tokens(2, 9)
+    grads = []
+    for model, checkpointing in (
+        (reference(), False),
+        (load(folder, arithmetic="reference"), False),
+        (load(folder), True),
+    ):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model.train()
+        for part in model.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.0
+            if hasattr(part, "attn_dropout"):
+                part.attn_dropout.p = 0.0
+        out = model(x, labels=x)
+        assert (out.past_key_values is None) == checkpointing
+        out.loss.backward()
+        grads.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, wanted in grads[0].items():
+        for found in grads[1:]:
+            assert_close(found[name], wanted, 1e-4, name)
+
+
+def test_trainer_learns_and_saves_what_loads_again(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate, of the extra hf")
+    model = load(folder, norm="textbook")
+    rows: Any = [{"input_ids": row, "labels": row} for row in tokens(4, 12)]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=6, per_device_train_batch_size=4, learning_rate=1e-2, logging_steps=1, report_to=[],
+        save_strategy="no", use_cpu=True, disable_tqdm=True, gradient_checkpointing=True,
+    )  # fmt: skip
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows)
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    losses = [float(step["loss"]) for step in trainer.state.log_history if "loss" in step]
+    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    assert losses[-1] < 0.8 * losses[0]
+    trainer.save_model(str(tmp_path / "saved"))
+    again = load(tmp_path / "saved")
+    assert torch.equal(logits(again), logits(model.eval()))
+    assert again.config.norm == "textbook"
+    assert "lm_head.weight" not in load_file(tmp_path / "saved/model.safetensors")
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["places alone", "told to flash attention too"])
+def test_trainer_learns_the_same_from_packed_texts(folder: Path, tmp_path: Path, told: bool) -> None:
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate, of the extra hf")
+    collator = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=told)
+    rows: Any = [{"input_ids": tokens(1, length)[0].tolist()} for length in (5, 9, 7, 4)]
+    learned = []
+    for checkpointing, model in ((False, reference()), (False, load(folder)), (True, load(folder))):
+        model.loss_type = "ForCausalLM"  # transformers' own GPT-2 divides by all tokens
+        model.accepts_loss_kwargs = True
+        for part in model.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.0
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), max_steps=2, per_device_train_batch_size=2, learning_rate=1e-2, logging_steps=1,
+            report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, gradient_checkpointing=checkpointing,
+        )  # fmt: skip
+        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collator)
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+        learned.append([step["loss"] for step in trainer.state.log_history if "loss" in step])
+    assert learned[1] == pytest.approx(learned[0], rel=1e-4)
+    assert learned[2] == pytest.approx(learned[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("norm", ["fused", "textbook", "dyt", "triton"])
+def test_trainer_decays_the_weights_that_it_decays_in_transformers_own(
+    folder: Path, tmp_path: Path, norm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate, of the extra hf")
+    if norm == "triton":  # of which the class alone is asked
+        monkeypatch.setattr(minigpt.norms.registry.NormInfo, "available", True)
+    arguments = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+
+    def decayed(model: Any) -> set[str]:
+        trainer = transformers.Trainer(model=model, args=arguments)
+        return set(trainer.get_decay_parameter_names(model))
+
+    theirs = decayed(transformers.GPT2LMHeadModel.from_pretrained(folder))
+    assert "transformer.h.0.attn.c_attn.weight" in theirs
+    assert decayed(load(folder, norm=norm)) == theirs
+    assert decayed(load(folder, norm=GammaBeta)) == theirs
+
+
+def test_lora_on_a_swapped_norm(folder: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="PEFT is of the extra hf")
+    config = peft.LoraConfig(r=4, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(base := load(folder, norm="rms"), config)
+    before, x = logits(base), tokens(2, 9)
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == ("lora_" in name)
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.1)
+    model(input_ids=x, labels=x).loss.backward()
+    assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "lora_" in name)
+    adapted = logits(model)
+    assert (adapted - before).abs().max() > 0.1
+    model.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(load(folder, norm="rms"), tmp_path)
+    assert torch.equal(logits(again), adapted)
+    merged: Any = model.merge_and_unload()
+    assert_close(logits(merged), adapted, 1e-5, "merged into weights that lie (in, out)")
+    merged.save_pretrained(tmp_path / "merged")
+    assert torch.equal(logits(load(tmp_path / "merged")), logits(merged))
+
+
+def test_a_head_that_is_put_in_its_place_is_the_body_s_too(folder: Path) -> None:
+    model = load(folder, tie_word_embeddings=False)
+    model.lm_head = torch.nn.Sequential(model.lm_head, torch.nn.Tanh())
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        assert_close(model.transformer(ids), model(ids).logits, 1e-6, "logits")
+        assert model(ids).logits.abs().max() <= 1
+
+
+def test_peft_knows_the_layers_of_a_plain_gpt2_by_itself(folder: Path) -> None:
+    peft = pytest.importorskip("peft", reason="PEFT is of the extra hf")
+    config = peft.LoraConfig(fan_in_fan_out=True, task_type="CAUSAL_LM")
+    ours = peft.get_peft_model(load(folder), config).get_nb_trainable_parameters()[0]
+    assert ours == peft.get_peft_model(reference(), config).get_nb_trainable_parameters()[0] > 0
+
+
+def test_lm_eval_s_own_model_reads_it(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed; it is heavy, and so in no extra")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    wide = saved(reference(vocab_size=300), tmp_path)
+    minigpt.Tokenizer(tiny_bpe()).save(wide)
+    asked = [Instance("loglikelihood", {}, ("the dog", text), i) for i, text in enumerate((" saw the", " café", "狗"))]
+    measured = []
+    for norm in (None, "textbook", "rms"):
+        minigpt.hf.unregister()
+        if norm:
+            minigpt.hf.register(norm=norm)
+        lm = HFLM(str(wide), device="cpu", batch_size=2)
+        measured.append(torch.tensor([found for found, _ in lm.loglikelihood(asked, disable_tqdm=True)]))
+    assert_close(measured[1], measured[0], 1e-5, "log-likelihoods")
+    assert (measured[2] - measured[0]).abs().max() > 1e-3
+
+
+# --- the rest of what a PreTrainedModel does
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_token_embeddings_can_be_resized(tied: bool, tmp_path: Path) -> None:
+    saved(theirs := reference(tie_word_embeddings=tied), tmp_path)
+    ours = load(tmp_path)
+    ours.resize_token_embeddings(70)
+    assert ours.transformer.config.vocab_size == ours.config.vocab_size == 70
+    assert (ours.lm_head.weight is ours.transformer.wte.weight) == tied
+    assert logits(ours).shape[-1] == logits(ours, input_ids=tokens(1, 3) + 9).shape[-1] == 70
+    assert_close(logits(ours)[..., : TINY["vocab_size"]], logits(theirs), 1e-5, "the ids of old")
+    assert minigpt.generate(ours.transformer, torch.tensor([[69]]), max_new_tokens=2).shape == (1, 3)
+    ours.save_pretrained(tmp_path / "wider")
+    assert_close(logits(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "wider")), logits(ours), 1e-5, "saved")
+
+
+@pytest.mark.parametrize("size", [40, 90])
+def test_of_another_size_nobody_says_how_many_ids_are_in_use(size: int, tmp_path: Path) -> None:
+    saved(reference(), tmp_path)
+    edit_config(tmp_path, used_vocab_size=50)
+    ours = load(tmp_path)
+    ours.resize_token_embeddings(TINY["vocab_size"])
+    assert ours.transformer.config.used_vocab_size == ours.config.used_vocab_size == 50, "the same size"
+    ours.resize_token_embeddings(size)
+    config = ours.transformer.config
+    assert (len(ours.transformer.wte.weight), config.vocab_size, config.used_vocab_size) == (size, size, None)
+    ours.save_pretrained(tmp_path / "out")
+    assert minigpt.from_pretrained(tmp_path / "out").config.used_vocab_size is None
+
+
+def test_keywords_of_transformers_that_are_none_change_nothing(folder: Path) -> None:
+    ours, x = load(folder), tokens(2, 5)
+    nothing = dict.fromkeys(("token_type_ids", "encoder_hidden_states", "encoder_attention_mask", "head_mask"))
+    assert torch.equal(ours(x, **nothing).logits, ours(x).logits)
+    with pytest.raises(TypeError, match="'head_mask'"):
+        ours(x, head_mask=torch.ones(2, 4))
+    with pytest.raises(TypeError, match="positional"):
+        ours(x, None, None, torch.zeros_like(x))  # which are token_type_ids there, and never positions
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_step_into_a_static_cache_is_one_program(folder: Path) -> None:
+    ours, x = load(folder), tokens(2, 5)
+    how: dict[str, Any] = dict(max_new_tokens=8, do_sample=False, pad_token_id=0, cache_implementation="static")
+    wanted = ours.generate(x, **how)
+    torch._dynamo.reset()
+    ours.forward = torch.compile(ours.forward, backend="aot_eager", fullgraph=True)
+    assert torch.equal(ours.generate(x, **how, disable_compile=True), wanted)
+
+
+def test_device_map_shards_and_copies(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="device_map needs accelerate, of the extra hf")
+    wanted = logits(load(folder))
+    assert torch.equal(logits(load(folder, device_map="auto" if not torch.cuda.is_available() else "cpu")), wanted)
+    load(folder).save_pretrained(tmp_path, max_shard_size="20KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    assert torch.equal(logits(load(tmp_path)), wanted)
+    assert torch.equal(logits(copy.deepcopy(load(folder))), wanted)
+
+
+def test_a_missing_tensor_starts_as_in_a_new_model(tmp_path: Path) -> None:
+    saved(reference(), tmp_path)
+    gone = {"transformer.ln_f.weight", "transformer.h.1.mlp.c_proj.weight"}
+    edit_tensors(tmp_path, lambda tensors: {name: value for name, value in tensors.items() if name not in gone})
+    model, told = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert set(told["missing_keys"]) == gone
+    assert model.transformer.ln_f.weight.eq(1).all()
+    assert 0.009 < model.transformer.h[1].mlp.c_proj.weight.std() < 0.011
+    assert torch.equal(model.transformer.ln_f.bias, reference().transformer.ln_f.bias)

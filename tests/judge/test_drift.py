@@ -1,0 +1,198 @@
+"""What each norm does to the activations: at its site, along the text, and on the way through the blocks."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import reference, saved
+from torch import Tensor, nn
+from transformers import GPT2LMHeadModel
+
+import minigpt
+from minigpt.judge.drift import exact_layer_norm
+
+TEXT = [5, 17, 42, 8, 23, 11, 60]
+SITES = ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(reference(std=0.3), tmp_path_factory.mktemp("tiny"))
+
+
+def judge(folder: Path, norm: Callable[..., nn.Module], sites: str, dtype: str = "float32") -> minigpt.ParityReport:
+    return minigpt.parity(
+        folder, norm=norm, sites=sites, dtype=dtype, device="cpu", prompts=[TEXT, [3, 9]], max_new_tokens=0
+    )
+
+
+def louder(at: Callable[[Tensor], Tensor]) -> type[minigpt.LayerNorm]:
+    """A norm that is 1 % too large at the tokens for which ``at``, asked for their places, is 1."""
+
+    class Louder(minigpt.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            places = torch.arange(x.shape[-2])[:, None]  # (T, 1)
+            return super().forward(x) * (1 + 0.01 * at(places).to(x.dtype))
+
+    return Louder
+
+
+AT_FIRST = louder(lambda places: places == 0)
+AFTER_FIRST = louder(lambda places: places > 0)
+EVERYWHERE = louder(torch.ones_like)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_exact_norm_is_the_formula_in_float64(dtype: torch.dtype) -> None:
+    norm = nn.LayerNorm(33, eps=1e-3)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter, mean=0.7)
+    norm, x = norm.to(dtype), (torch.randn(1, 6, 33) + 40).to(dtype)
+    found, wide = exact_layer_norm(x, norm), x.double()
+    mean, var = wide.mean(-1, keepdim=True), wide.var(-1, keepdim=True, correction=0)
+    wanted = (wide - mean) / (var + 1e-3).sqrt() * norm.weight.double() + norm.bias.double()
+    error, scale = (found - wanted).abs().max().item(), wanted.abs().max().item()
+    print(f"error {error:.3g}, bound 1e-12, scale {scale:.3g}")
+    assert found.dtype is torch.float64
+    assert error < 1e-12
+
+
+def test_a_correct_norm_adds_only_rounding(folder: Path) -> None:
+    for site in judge(folder, minigpt.LayerNorm, "*").norm_sites:
+        print(f"{site.site}: own {site.local_error:.3g}, propagated {site.propagated_error:.3g}")
+        assert 0 < site.local_error < 3e-7
+        assert 0 < site.propagated_error < 3e-5
+
+
+def test_the_first_token_apart_from_the_rest(folder: Path) -> None:
+    """It carries the massive activations of a real model, which would hide all else."""
+    (first,) = (site for site in judge(folder, AT_FIRST, "h.1.ln_1").norm_sites if site.swapped)
+    (rest,) = (site for site in judge(folder, AFTER_FIRST, "h.1.ln_1").norm_sites if site.swapped)
+    assert first.local_first == pytest.approx(0.01, rel=1e-3)
+    assert first.local_rest < 1e-6
+    assert rest.local_rest == pytest.approx(0.01, rel=1e-3)
+    assert rest.local_first < 1e-6
+    assert rest.local_first < rest.local_error < rest.local_rest
+
+
+def test_what_follows_cannot_reach_the_first_token(folder: Path) -> None:
+    """Attention is causal: an error in later tokens stays out of the first, at every site and in every block."""
+    report = judge(folder, AFTER_FIRST, "h.0.ln_1")
+    assert all(site.propagated_first < 1e-5 < site.propagated_rest for site in report.norm_sites)
+    assert all(block.error_first < 1e-5 < block.error_rest for block in report.blocks)
+
+
+def test_a_block_drifts_from_the_site_on(folder: Path) -> None:
+    before, after = judge(folder, EVERYWHERE, "h.1.ln_2").blocks
+    assert (before.block, after.block) == ("h.0", "h.1")
+    assert before.error < 1e-5
+    assert after.error > 1e-4
+    assert all(block.error > 1e-4 for block in judge(folder, EVERYWHERE, "h.0.ln_1").blocks)
+    assert all(block.error < 1e-5 for block in judge(folder, EVERYWHERE, "ln_f").blocks)
+
+
+@torch.no_grad()
+def test_the_stream_and_its_noise_as_transformers_gives_them(folder: Path) -> None:
+    how = {"dtype": torch.bfloat16, "attn_implementation": "sdpa"}
+    truth = GPT2LMHeadModel.from_pretrained(folder, **how | {"attn_implementation": "eager"}).double()
+    theirs = GPT2LMHeadModel.from_pretrained(folder, **how)
+    ours = minigpt.from_pretrained(folder, dtype="bfloat16", device="cpu")
+    minigpt.swap_norms(ours, EVERYWHERE)
+    for block in judge(folder, EVERYWHERE, "*", "bfloat16").blocks:
+        true, their = (stream(model, f"transformer.{block.block}") for model in (truth, theirs))
+        our = stream(ours, block.block)
+        print(f"{block.block}: error {block.error:.4g}, noise {block.noise:.4g}")
+        assert block.error == pytest.approx(((our - true).norm() / true.norm()).item(), rel=1e-6)
+        assert block.noise == pytest.approx(((their - true).norm() / true.norm()).item(), rel=1e-6)
+
+
+def stream(model: nn.Module, block: str) -> Tensor:
+    """Everything that a block gives while a model reads both texts."""
+    kept: list[Tensor] = []
+    hook = model.get_submodule(block).register_forward_hook(
+        lambda _, args, output: kept.append(output if isinstance(output, Tensor) else output[0])
+    )
+    for ids in (TEXT, [3, 9]):
+        model(torch.tensor([ids]))
+    hook.remove()
+    return torch.cat([output.double().flatten() for output in kept])
+
+
+def test_one_token_has_no_rest(folder: Path) -> None:
+    report = minigpt.parity(folder, device="cpu", prompts=[[7]], max_new_tokens=0)
+    fields = report.to_dict()
+    assert fields["verdict"] == "pass"
+    assert [site["site"] for site in fields["norm_sites"]] == SITES
+    assert all(site["local_error"] == site["local_first"] for site in fields["norm_sites"])
+    assert all(site["local_rest"] in (0, None) for site in fields["norm_sites"])
+
+
+class SumsItself(minigpt.LayerNorm):
+    """Right by itself; 1 % too large where it adds the residual too, as a block has it do at ln_2."""
+
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        total = residual + delta
+        return total, self.forward(total) * 1.01
+
+
+def test_a_norm_is_judged_as_the_model_calls_it(folder: Path) -> None:
+    report = judge(folder, SumsItself, "*")
+    assert not report.passed
+    for site in report.norm_sites:
+        wanted = 0.01 if site.site.endswith("ln_2") else 0.0
+        print(f"{site.site}: {site.local_error:.3g}, wanted {wanted}")
+        assert site.local_error == pytest.approx(wanted, abs=2e-6, rel=1e-3)
+    alone = judge(folder, SumsItself, "*.ln_1")
+    assert alone.passed, alone.reasons
+
+
+class ForgetsTheDelta(minigpt.LayerNorm):
+    """Right where there is nothing to add."""
+
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        return residual + delta, self.forward(residual)
+
+
+def test_what_is_wrong_of_a_sum_alone_is_the_norm_s_own_error(folder: Path) -> None:
+    report = judge(folder, ForgetsTheDelta, "*")
+    assert not report.passed
+    for site in report.norm_sites:
+        print(f"{site.site}: {site.local_error:.3g}")
+        assert (site.local_error > 0.1) == site.site.endswith("ln_2")
+
+
+class SumsInPlace(minigpt.LayerNorm):
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        residual += delta
+        return residual, self.forward(residual)
+
+
+def test_a_sum_in_place_is_no_drift_of_the_block_before(folder: Path) -> None:
+    report = judge(folder, SumsInPlace, "*")
+    assert report.passed, report.reasons
+    assert max(block.error for block in report.blocks) < 1e-5
+
+
+def test_a_norm_with_hooks_of_its_own_is_heard_behind_them(folder: Path) -> None:
+    def hooked(size: int, eps: float) -> nn.Module:
+        norm = nn.LayerNorm(size, eps)
+        norm.register_forward_hook(lambda module, given, y: y * 1.05)
+        return norm
+
+    first = judge(folder, hooked, "*").norm_sites[0]
+    assert first.propagated_error == pytest.approx(0.05, rel=1e-3)
+
+
+def test_listening_leaves_no_trace(folder: Path) -> None:
+    """A class that counts its calls is called no more once the report is there."""
+    calls = []
+
+    class Counting(minigpt.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(len(self._forward_hooks))
+            return super().forward(x)
+
+    judge(folder, Counting, "ln_f")
+    assert calls
+    assert calls[-1] == 0, "a hook was left in place"

@@ -1,0 +1,112 @@
+"""The perplexity of a text file: every token counted once, with a long past, with both norms."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checkpoints import reference, saved, tiny_bpe
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minigpt
+from minigpt.judge.measures import perplexity
+from minigpt.judge.perplexity import windows
+
+TEXT = "the dog ran to the house and the cat saw the dog; the dog saw nothing. " * 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = saved(reference(std=0.3, n_layer=1, vocab_size=300, n_positions=64), tmp_path_factory.mktemp("talking"))
+    tiny_bpe(300).save(str(place / "tokenizer.json"))
+    (place / "text").write_text(TEXT, encoding="utf-8")
+    return place
+
+
+@given(st.integers(2, 300), st.integers(2, 40), st.integers(1, 40))
+def test_windows_count_every_token_but_the_first_once(tokens: int, window: int, stride: int) -> None:
+    stride = min(stride, window - 1)
+    counted = []
+    for start, first, end in windows(tokens, window, stride):
+        assert 0 <= start < first < end <= tokens
+        assert end - start <= window
+        assert first == 1 or first - start >= window - stride  # so many tokens, at least, of the past
+        counted += range(first, end)
+    assert counted == list(range(1, tokens))
+
+
+@torch.inference_mode()
+def test_it_is_that_of_strided_windows(folder: Path) -> None:
+    """Recomputed token by token, each from the window that its stride gives it."""
+    report = minigpt.parity(
+        folder, norm="rms", text=folder / "text", prompts=["the dog"], max_new_tokens=1, device="cpu"
+    )
+    found = report.perplexity
+    assert found is not None
+    ids = minigpt.Tokenizer.from_pretrained(folder).encode(TEXT)
+    assert (found.tokens, found.window, found.stride) == (len(ids), 64, 32)
+    assert len(ids) > 200
+    for norm, measured in (("fused", found.reference), ("rms", found.candidate)):
+        model = minigpt.from_pretrained(folder, norm=norm, device="cpu")
+        losses = []
+        for token in range(1, len(ids)):
+            end = 64 if token < 64 else min(len(ids), 64 + 32 * ((token - 64) // 32 + 1))
+            logits = model(torch.tensor([ids[max(0, end - 64) : token]]))[0, -1]
+            losses.append(F.cross_entropy(logits, torch.tensor(ids[token])).item())
+        expected = math.exp(sum(losses) / len(losses))
+        print(f"{norm}: {measured:.8g}, recomputed {expected:.8g}")
+        assert measured == pytest.approx(expected, rel=1e-4)
+    assert found.reference != found.candidate
+
+
+@torch.inference_mode()
+def test_in_float64_it_is_as_exact(folder: Path) -> None:
+    (folder / "short").write_text(TEXT[:40], encoding="utf-8")
+    report = minigpt.parity(folder, text=folder / "short", prompts=["the dog"], dtype="float64", device="cpu")
+    ids = torch.tensor([minigpt.Tokenizer.from_pretrained(folder).encode(TEXT[:40])])
+    logits = minigpt.from_pretrained(folder, dtype="float64", device="cpu")(ids)
+    assert report.perplexity is not None
+    assert report.perplexity.candidate == pytest.approx(
+        float(F.cross_entropy(logits[0, :-1], ids[0, 1:]).exp()), rel=1e-13
+    )
+
+
+def test_a_context_of_one_token_predicts_none(tmp_path: Path) -> None:
+    place = saved(reference(n_layer=1, vocab_size=300, n_positions=1), tmp_path)
+    tiny_bpe(300).save(str(place / "tokenizer.json"))
+    (place / "text").write_text(TEXT, encoding="utf-8")
+    for option in ("text", "calibration"):
+        with pytest.raises(minigpt.GenerationError, match=r"text cannot be read by a model whose context is 1 token"):
+            minigpt.parity(place, prompts=["a"], device="cpu", **{option: place / "text"})
+
+
+@pytest.mark.parametrize("option", ["text", "calibration"])
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "cannot read .*story: No such file"), (b"caf\xe9", "story is not UTF-8 text: 'utf-8' codec"),
+        (b"", "story has 0 tokens; at least 2 are needed"), (b"\xef\xbb\xbfx", "story has 1 tokens; at least 2"),
+    ],
+)  # fmt: skip
+def test_a_text_file_that_cannot_be_read(
+    folder: Path, tmp_path: Path, content: bytes | None, complaint: str, option: str
+) -> None:
+    if content is not None:
+        (tmp_path / "story").write_bytes(content)
+    with pytest.raises(minigpt.GenerationError, match=complaint):
+        minigpt.parity(folder, prompts=["a"], device="cpu", norm="frozen", **{option: tmp_path / "story"})
+
+
+def test_a_text_file_wants_a_tokenizer(folder: Path, tmp_path: Path) -> None:
+    place = saved(reference(n_layer=1, vocab_size=300), tmp_path)
+    with pytest.raises(minigpt.GenerationError, match="text cannot be read without a tokenizer"):
+        minigpt.parity(place, prompts=[[1, 2]], device="cpu", text=folder / "text")
+
+
+def test_what_no_exponent_holds_is_infinite() -> None:
+    assert perplexity(1e6, 10) == math.inf
+    assert math.isnan(perplexity(math.nan, 10))
+    assert math.isnan(perplexity(0.0, 0))
+    assert perplexity(math.log(7) * 3, 3) == pytest.approx(7)

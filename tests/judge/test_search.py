@@ -1,0 +1,135 @@
+"""Which sites matter: sensitivity ranks them, and bisection names those that break parity, one or several."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import reference, saved
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import minigpt
+from minigpt.judge.search import minimal_failing
+from minigpt.report.page import report_page
+
+SITES = [f"h.{i}.ln_{j}" for i in range(4) for j in (1, 2)] + ["ln_f"]
+PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(reference(std=0.3, n_layer=4), tmp_path_factory.mktemp("deep"))
+
+
+def wrong_at(folder: Path, sites: Sequence[str], factor: float = 1.01) -> type[minigpt.LayerNorm]:
+    """A LayerNorm that scales by ``factor`` too much at these sites: it knows each by its weights, all different."""
+    model = minigpt.from_pretrained(folder, device="cpu")
+    weights = [model.get_parameter(f"{site}.weight").detach() for site in sites]
+
+    class WrongAtSome(minigpt.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            wrong = any(torch.equal(self.weight, weight) for weight in weights)
+            return super().forward(x) * (factor if wrong else 1.0)
+
+    return WrongAtSome
+
+
+def judge(folder: Path, norm: object, **how: object) -> minigpt.ParityReport:
+    return minigpt.parity(folder, norm=norm, prompts=PROMPTS, max_new_tokens=3, device="cpu", **how)
+
+
+@pytest.mark.parametrize("site", ["h.0.ln_1", "h.2.ln_2", "ln_f"])
+def test_one_sabotaged_site_is_the_one_that_is_named(folder: Path, site: str) -> None:
+    report = judge(folder, wrong_at(folder, [site]), bisect=True)
+    assert not report.passed
+    assert report.bisect is not None
+    assert (report.bisect.sites, report.bisect.sets) == ([site], [[site]])
+    assert report.bisect.verdicts < 3 * len(SITES)
+
+
+@pytest.mark.parametrize("sites", [["h.0.ln_1", "h.2.ln_2", "ln_f"]])
+def test_three_sabotaged_sites_are_all_named(folder: Path, sites: list[str]) -> None:
+    found = judge(folder, wrong_at(folder, sites), bisect=True).bisect
+    assert found is not None
+    assert found.sites == sites
+    assert sorted(site for culprits in found.sets for site in culprits) == sites
+
+
+def test_the_named_sites_given_back_parity_holds(folder: Path) -> None:
+    norm = wrong_at(folder, ["h.0.ln_2", "h.3.ln_1"])
+    found = judge(folder, norm, bisect=True).bisect
+    assert found is not None
+    assert judge(folder, norm, sites=[site for site in SITES if site not in found.sites]).passed
+    for culprits in found.sets:
+        assert not judge(folder, norm, sites=culprits).passed
+
+
+def test_a_site_that_is_wrong_only_as_tokens_are_decoded(folder: Path) -> None:
+    class WrongAtOneToken(wrong_at(folder, ["h.2.ln_2"])):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x.shape[-2] == 1 else minigpt.LayerNorm.forward(self, x)
+
+    report = judge(folder, WrongAtOneToken, bisect=True)
+    assert report.bisect is not None
+    assert report.bisect.sites == ["h.2.ln_2"]
+    assert report.logits.ratio < 2
+    (reason,) = [reason for reason in report.reasons if reason.startswith("Decoded a token at a time")]
+    assert report.decoding is not None
+    assert f"{report.decoding.ratio:.3g} times the noise floor" in reason
+
+
+def test_where_parity_holds_no_site_is_named(folder: Path) -> None:
+    found = judge(folder, "textbook", bisect=True).bisect
+    assert found is not None
+    assert (found.sites, found.sets, found.verdicts) == ([], [], 1)
+
+
+def test_where_something_else_breaks_parity_no_norm_is_blamed(folder: Path) -> None:
+    report = judge(folder, "textbook", quantize="int8", bisect=True)
+    assert not report.passed
+    assert report.bisect is not None
+    assert report.bisect.sites == []
+    assert "No set of the swapped sites does" in report_page(report.to_dict())
+
+
+def test_only_swapped_sites_are_asked_about(folder: Path) -> None:
+    report = judge(folder, wrong_at(folder, SITES), sites=["h.[12].*"], bisect=True, sensitivity=True)
+    assert report.bisect is not None
+    assert report.sensitivity is not None
+    assert set(report.bisect.sites) == {site.site for site in report.sensitivity} == set(SITES[2:6])
+
+
+def test_sensitivity_is_the_change_that_one_site_makes(folder: Path) -> None:
+    """Recomputed with the public interface; a correct site moves nothing but rounding."""
+    norm = wrong_at(folder, ["h.1.ln_2", "h.3.ln_2"])
+    report = judge(folder, norm, sensitivity=True)
+    ranked = report.sensitivity
+    assert ranked is not None
+    assert [site.rms_error for site in ranked] == sorted((site.rms_error for site in ranked), reverse=True)
+    assert {site.site for site in ranked[:2]} == {"h.1.ln_2", "h.3.ln_2"}
+    assert ranked[1].rms_error > 100 * ranked[2].rms_error
+    model = minigpt.from_pretrained(folder, device="cpu")
+    with torch.inference_mode():
+        new = minigpt.generate(model, torch.tensor(PROMPTS[:1]), max_new_tokens=3)
+        before = model(new)
+        minigpt.swap_norms(model, norm, ranked[0].site)
+        change = (model(new).double() - before.double()).square().mean().sqrt().item()
+    print(f"{ranked[0]}, recomputed {change:.6g}")
+    assert ranked[0].rms_error == pytest.approx(change, rel=1e-3)
+    assert ranked[0].ratio == pytest.approx(ranked[0].rms_error / report.logits.noise_floor_rms)
+
+
+@given(st.integers(1, 40), st.data())
+def test_a_minimal_failing_set_fails_and_loses_that_with_any_one_site(count: int, data: st.DataObject) -> None:
+    """For any monotone verdict: one of some sets of culprits must be there whole."""
+    sites = [f"site {i}" for i in range(count)]
+    culprits = data.draw(st.lists(st.sets(st.sampled_from(sites), min_size=1, max_size=4), min_size=1, max_size=3))
+
+    def fails(tried: list[str]) -> bool:
+        return any(whole <= set(tried) for whole in culprits)
+
+    found = minimal_failing(sites, fails)
+    assert set(found) in culprits
+    assert not any(fails([site for site in found if site != left_out]) for left_out in found)

@@ -1,0 +1,523 @@
+"""The whole network: its shape, its first weights, its modes, and what it refuses to read."""
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from checkpoints import reference
+from functorch.compile import aot_module, nop
+from helpers import SMALL, assert_close, assert_same_bits, left_padding, needs_onednn, random_ids, small_model
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import GPT2Config as TheirConfig
+from transformers import GPT2LMHeadModel
+
+import minigpt
+from minigpt import GPT2, ConfigError, GenerationError, GPT2Config, LayerNorm, NormError
+
+PARAMETERS = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "distilgpt2": 81_912_576,
+}
+
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
+    with torch.device("meta"):
+        model = GPT2(GPT2Config.preset(name))
+    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_names_and_layouts_are_those_of_a_checkpoint(tied: bool) -> None:
+    fields = SMALL | {"n_inner": 100, "tie_word_embeddings": tied}
+    theirs = {
+        name.removeprefix("transformer."): tuple(tensor.shape)
+        for name, tensor in GPT2LMHeadModel(TheirConfig(**fields)).state_dict().items()
+        if not (tied and name == "lm_head.weight")
+    }
+    ours = {name: tuple(tensor.shape) for name, tensor in GPT2(GPT2Config(**fields)).state_dict().items()}
+    assert ours == theirs
+    assert ours["h.1.mlp.c_fc.weight"] == (48, 100), "stored (in, out)"
+
+
+def test_everything_it_holds_is_a_parameter() -> None:
+    model = small_model()
+    assert not list(model.buffers())
+    assert model.state_dict().keys() == dict(model.named_parameters()).keys()
+
+
+def test_norm_sites_come_in_the_order_data_meets_them() -> None:
+    model, met = small_model(), []
+    for name, module in model.named_modules():
+        if isinstance(module, LayerNorm):
+            module.register_forward_hook(lambda *_, name=name: met.append(name))
+    model(random_ids(1, 3))
+    assert model.norm_sites() == met == ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
+    assert [*model.norm_modules().items()] == [(site, model.get_submodule(site)) for site in met]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3, 1), (2, 128)], ids=str)
+@torch.no_grad()
+def test_logits_at_all_positions(shape: tuple[int, int], device: torch.device) -> None:
+    logits = small_model(device=device)(random_ids(*shape, device=device))
+    assert (logits.shape, logits.dtype, logits.device.type) == ((*shape, 83), torch.float32, device.type)
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@torch.no_grad()
+def test_the_head_on_the_last_position_alone(tied: bool) -> None:
+    model = small_model(dtype=torch.float64, tie_word_embeddings=tied)
+    ids = random_ids(2, 9)
+    hidden = model.hidden_states(ids)
+    assert hidden.shape == (2, 9, 48)
+    assert_close(model.head(hidden[:, -1:]), model(ids)[:, -1:], 1e-14, "the last position")
+    weight = model.wte.weight if tied else model.lm_head.weight
+    assert_close(model(ids), hidden @ weight.T, 1e-14, "all positions")
+
+
+@torch.no_grad()
+def test_ids_of_32_bits_and_ids_that_are_not_contiguous() -> None:
+    model, ids = small_model(), random_ids(4, 6)
+    assert_same_bits(model(ids.int()), model(ids), "32 bits")
+    assert_same_bits(model(ids.T.contiguous().T), model(ids), "column by column")
+
+
+@torch.no_grad()
+def test_rows_of_a_batch_do_not_meet() -> None:
+    model, ids = small_model(dtype=torch.float64), random_ids(3, 6)
+    other = torch.cat([random_ids(1, 6), ids[1:2], random_ids(1, 6)])
+    assert_close(model(other)[1], model(ids)[1], 1e-14, "the middle row")
+
+
+@torch.no_grad()
+def test_a_copy_and_a_pickled_copy_are_the_same_model() -> None:
+    model, ids = small_model(), random_ids(2, 5)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert_same_bits(twin(ids), model(ids), "the copy")
+
+
+# First weights (GPT-2's paper, section 2.3).
+
+
+@pytest.mark.parametrize("std", [0.02, 0.1])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_the_first_weights_are_those_of_the_paper(tied: bool, std: float) -> None:
+    fields = {"vocab_size": 500, "n_positions": 256, "n_embd": 128, "n_layer": 8, "n_head": 4}
+    model = GPT2(GPT2Config(**fields, initializer_range=std, tie_word_embeddings=tied))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert torch.equal(parameter, torch.zeros_like(parameter)), name
+        elif ".ln_" in f".{name}":
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
+        else:
+            wanted = std / math.sqrt(2 * 8) if "c_proj" in name else std
+            spread = wanted / math.sqrt(parameter.numel())  # of the mean that so many draws have
+            assert parameter.std().item() == pytest.approx(wanted, rel=0.03), name
+            assert abs(parameter.mean().item()) < 5 * spread, name
+
+
+def test_the_first_weights_follow_from_the_seed() -> None:
+    def weights(seed: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(seed)
+        return GPT2(GPT2Config(**SMALL)).state_dict()
+
+    first, again, other = weights(1), weights(1), weights(2)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first if name.endswith("c_attn.weight"))
+
+
+def test_a_new_model_is_as_good_as_guessing() -> None:
+    model, ids = GPT2(GPT2Config(**SMALL)).eval(), random_ids(4, 50)
+    loss = nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).item()
+    assert loss == pytest.approx(math.log(83), abs=0.05)
+
+
+# Training.
+
+
+def test_a_new_model_is_in_training_mode_and_dropout_acts_there_alone() -> None:
+    model, ids = GPT2(GPT2Config(**SMALL)), random_ids(2, 9)
+    assert model.training
+    assert not torch.equal(model(ids), model(ids))
+    model.eval()
+    assert_same_bits(model(ids), model(ids), "in eval mode")
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", NO_DROPOUT)
+def test_each_dropout_acts_and_follows_from_the_seed(name: str, attention: str, device: torch.device) -> None:
+    model = small_model(attention=attention, device=device, **NO_DROPOUT | {name: 0.5})
+    ids = random_ids(2, 9, device=device)
+    kept = model(ids)
+    model.train()
+    torch.manual_seed(1)
+    dropped = model(ids)
+    torch.manual_seed(1)
+    assert_same_bits(model(ids), dropped, "from the same seed")
+    assert not torch.equal(model(ids), dropped), "from where the generator stands now"
+    assert (dropped - kept).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_without_dropout_the_modes_are_the_same(attention: str) -> None:
+    model, ids = small_model(attention=attention, **NO_DROPOUT), random_ids(2, 9)
+    assert_same_bits(model.train()(ids), model.eval()(ids), "training and eval mode")
+
+
+@pytest.mark.parametrize("norm", ["fused", "textbook"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_gradients_reach_every_parameter_of_a_padded_batch(attention: str, norm: str, device: torch.device) -> None:
+    model = small_model(norm, attention=attention, device=device, tie_word_embeddings=False).train()
+    model(random_ids(2, 9, device=device), left_padding((6, 9), 9, device)).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_it_learns() -> None:
+    """A sequence is learned by heart: loss from that of guessing to nearly none."""
+    model, ids = GPT2(GPT2Config(**SMALL | NO_DROPOUT), norm="textbook"), random_ids(1, 20)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(60):
+        loss = nn.functional.cross_entropy(model(ids)[0, :-1], ids[0, 1:])
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[0] > 4
+    assert losses[-1] < 0.1
+
+
+by_either_library = pytest.mark.parametrize(
+    "onednn", [False, pytest.param(True, marks=needs_onednn)], ids=["MKL", "oneDNN"]
+)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
+@pytest.mark.usefixtures("unchecked")
+@torch.no_grad()
+def test_compiled_it_is_the_same_model(masked: bool) -> None:
+    """Traced as one graph, and run by PyTorch's own kernels."""
+    model, ids = small_model(), random_ids(2, 9)
+    mask = left_padding((6, 9), 9) if masked else None
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert_close(compiled(ids, mask), model(ids, mask), 1e-6, "compiled")
+
+
+@pytest.mark.usefixtures("unchecked")
+@by_either_library
+def test_exported_it_reads_texts_of_any_length(onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.engine.product.PREFERS_ONEDNN", onednn)
+    model, ids = small_model(), random_ids(2, 9)
+    sizes = {0: torch.export.Dim("batch", max=16), 1: torch.export.Dim("seq", min=2, max=128)}
+    with torch.no_grad():
+        exported = torch.export.export(model, (ids,), dynamic_shapes=(sizes,)).module()
+    for batch, seq in ((2, 9), (1, 128), (7, 2)):
+        ids = random_ids(batch, seq)
+        assert_close(exported(ids), model(ids), 1e-6, f"{batch} texts of {seq}")
+
+
+@pytest.mark.parametrize("mode", [lambda: torch.device("meta"), FakeTensorMode], ids=["meta", "fake"])
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+def test_shapes_can_be_asked_without_any_values(mode: Callable[[], Any], masked: bool) -> None:
+    with mode():
+        model, ids = GPT2(GPT2Config(**SMALL)), torch.ones(2, 5, dtype=torch.long)
+        logits = model(ids, torch.ones_like(ids) if masked else None, position_ids=torch.zeros_like(ids))
+    assert logits.shape == (2, 5, 83)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@torch.no_grad()
+def test_more_tokens_than_the_context_when_compiled(masked: bool) -> None:
+    model, ids = small_model(n_positions=8), random_ids(2, 10)
+    torch.compiler.reset()
+    is_older = torch.__version__ < (2, 13)  # and its compiler cannot raise what is ours
+    with pytest.raises((GenerationError, *[RuntimeError, AssertionError] * is_older)) as caught:
+        torch.compile(model, backend="eager")(ids, left_padding((9, 7), 10) if masked else None)
+    assert is_older or str(caught.value).startswith(f"{9 if masked else 10} tokens are more than the 8 of")
+
+
+def test_more_tokens_than_the_context_without_any_values() -> None:
+    with torch.device("meta"), pytest.raises(GenerationError, match=r"^9 tokens are more than the 8"):
+        GPT2(GPT2Config(**SMALL | {"n_positions": 8}))(torch.ones(1, 9, dtype=torch.long))
+
+
+@torch.no_grad()
+def test_traced_for_autograd_alone() -> None:
+    model, ids = small_model(), random_ids(2, 5)
+    assert_close(aot_module(model, nop)(ids), model(ids), 1e-6, "traced")
+
+
+@pytest.mark.thorough
+@by_either_library
+def test_a_cache_in_an_exported_program(onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.engine.product.PREFERS_ONEDNN", onednn)
+
+    class NextAfter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = small_model()
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            cache = self.model.new_cache(ids.shape[0], 16)
+            self.model(ids[:, :-1], cache=cache)
+            return self.model(ids[:, -1:], cache=cache)
+
+    module = NextAfter().eval()
+    with torch.no_grad():
+        rows = {0: torch.export.Dim("batch", min=2, max=16)}
+        exported = torch.export.export(module, (random_ids(2, 9),), dynamic_shapes=(rows,)).module()
+        ids = random_ids(5, 9)
+        assert_close(exported(ids), module.model(ids)[:, -1:], 1e-5, "the last of 5 texts")
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradients_of_every_text_by_itself(masked: bool) -> None:
+    model, ids = small_model(dtype=torch.float64), random_ids(3, 6)
+    masks = left_padding((6, 2, 4), 6) if masked else torch.ones_like(ids)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(parameters: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        inputs = (ids[None], mask[None]) if masked else (ids[None],)
+        return torch.func.functional_call(model, parameters, inputs).square().mean()
+
+    gradients = torch.func.grad(loss)
+    together = torch.func.vmap(gradients, (None, 0, 0))(parameters, ids, masks)
+    for i in range(len(ids)):
+        for name, gradient in gradients(parameters, ids[i], masks[i]).items():
+            assert_close(together[name][i], gradient, 1e-12, f"{name} of text {i}")
+
+
+# What it refuses.
+
+
+@pytest.mark.parametrize("wrong", [-1, 83, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("cached", [False, True])
+def test_token_ids_outside_the_vocabulary(wrong: int, cached: bool, device: torch.device) -> None:
+    model, ids = small_model(device=device), random_ids(2, 5, device=device)
+    cache = model.new_cache(2, 8) if cached else None
+    ids[1, 3] = wrong
+    with pytest.raises(GenerationError, match=f"^token id {wrong} is outside the vocabulary of 83$"):
+        model(ids, cache=cache)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_token_ids_that_a_transform_or_a_subclass_wraps_are_looked_at_too() -> None:
+    class Named(torch.Tensor):
+        pass
+
+    model, wrong = small_model(), torch.tensor([[1, 83]])
+    with pytest.raises(GenerationError, match="token id 83 is outside"):
+        model(wrong.as_subclass(Named))
+    with pytest.raises(GenerationError, match="token id 83 is outside"):
+        torch.func.grad(lambda scale, ids: (scale * model(ids)).sum())(torch.ones(()), wrong)
+
+
+@torch.no_grad()
+def test_token_ids_outside_the_vocabulary_behind_a_cache() -> None:
+    model = small_model()
+    cache = model.new_cache(1, 8)
+    model(random_ids(1, 5), cache=cache)
+    with pytest.raises(GenerationError, match="token id 83 is outside the vocabulary of 83"):
+        model(torch.tensor([[83]]), cache=cache)
+    assert cache.length == 5
+
+
+def test_more_tokens_than_the_context() -> None:
+    model = small_model(n_positions=8)
+    with pytest.raises(GenerationError, match=r"^9 tokens are more than the 8 of the model's context$"):
+        model(random_ids(1, 9))
+    mask = left_padding((9, 7), 10)
+    with pytest.raises(GenerationError, match=r"^9 tokens are more than the 8"):
+        model(random_ids(2, 10), mask)
+
+
+@torch.no_grad()
+def test_padding_takes_none_of_the_context() -> None:
+    model = small_model(dtype=torch.float64, n_positions=8)
+    ids = random_ids(1, 20)
+    assert_close(model(ids, left_padding((8,), 20))[:, 12:], model(ids[:, 12:]), 1e-13, "a full context behind padding")
+
+
+@pytest.mark.parametrize("position", [-1, 8, 1000])
+def test_positions_outside_the_context(position: int, device: torch.device) -> None:
+    """On a GPU an index out of range would end the process's use of it."""
+    model = small_model(n_positions=8, device=device)
+    positions = torch.tensor([[0, position, 1]], device=device)
+    with pytest.raises(GenerationError, match="position"):
+        model(random_ids(1, 3, device=device), position_ids=positions)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 5), (2, 3), (2, 1), (4,), (1, 2, 4)], ids=str)
+@pytest.mark.usefixtures("unchecked")
+def test_positions_of_another_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(GenerationError, match="position_ids"):
+        small_model()(random_ids(2, 4), position_ids=torch.zeros(shape, dtype=torch.long))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_positions_for_more_rows_than_there_are() -> None:
+    """One row of ids would become three of logits."""
+    with pytest.raises(GenerationError, match="position_ids"):
+        small_model()(random_ids(1, 4), position_ids=torch.zeros(3, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0)], ids=str)
+def test_no_tokens_at_all(shape: tuple[int, int]) -> None:
+    with pytest.raises(GenerationError, match=r"no tokens|empty"):
+        small_model()(torch.zeros(shape, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        torch.zeros(4, dtype=torch.long), torch.zeros(1, 1, 4, dtype=torch.long), torch.zeros(1, 4),
+        torch.ones(1, 4) > 0, torch.zeros(1, 4, dtype=torch.uint8),
+    ],
+    ids=["one dimension", "three dimensions", "float", "bool", "no embedding's"],
+)  # fmt: skip
+@pytest.mark.usefixtures("unchecked")
+def test_ids_of_the_wrong_kind(ids: torch.Tensor) -> None:
+    with pytest.raises(GenerationError, match="input_ids must be whole numbers"):
+        small_model()(ids)
+    with pytest.raises(GenerationError, match="input_ids must be whole numbers"):
+        minigpt.generate(small_model(), ids, max_new_tokens=2)
+    if ids.ndim == 2:
+        with pytest.raises(GenerationError, match="position_ids must be whole numbers"):
+            small_model()(random_ids(1, 4), position_ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "message"),
+    [
+        ({"attention": "flash"}, ConfigError, "unknown attention 'flash'; known are sdpa, eager"),
+        ({"arithmetic": "exact"}, ConfigError, "unknown arithmetic 'exact'; known are fast, reference"),
+        ({"norm": "bachnorm"}, NormError, "unknown norm 'bachnorm'; registered are .*fused.*textbook"),
+    ],
+)
+def test_a_choice_that_is_none_lists_the_known(how: dict[str, Any], kind: type[ValueError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        GPT2(GPT2Config(**SMALL), **how)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [(transformers.GPT2Config(), "transformers's GPT2Config"), ({"n_layer": 2}, "builtins's dict")],
+    ids=["transformers", "dict"],
+)
+def test_a_config_of_another_class_is_told_so(config: Any, kind: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^the config is {kind}, and no minigpt\.GPT2Config; its preset or "):
+        GPT2(config)
+
+
+def test_a_model_of_another_class_is_told_so(tmp_path: Path) -> None:
+    theirs: Any = reference()
+    prompt, tokenizer = torch.tensor([[1, 2]]), minigpt.Tokenizer.from_pretrained("demo")
+    for use in (
+        lambda: minigpt.generate(theirs, prompt, max_new_tokens=2),
+        lambda: minigpt.stream(theirs, tokenizer, "the dog", max_new_tokens=2),
+        lambda: minigpt.generation.complete(theirs, tokenizer, ["the dog"], max_new_tokens=2),
+        lambda: minigpt.swap_norms(theirs, "textbook"),
+        lambda: minigpt.fold_norms(theirs),
+        lambda: minigpt.save_pretrained(theirs, tmp_path / "saved"),
+        lambda: minigpt.load_norms(theirs, "demo"),
+        lambda: minigpt.compile_steps(theirs),
+        lambda: minigpt.swap.calibrate(theirs, prompt),
+    ):
+        with pytest.raises(ConfigError, match="the model is transformers's GPT2LMHeadModel, and no minigpt"):
+            use()
+    wrapped: Any = torch.compile(small_model(), backend="eager")
+    assert minigpt.generate(wrapped, prompt, max_new_tokens=2, eos_token_id=None).shape == (1, 4)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("unchecked")
+def test_a_compiler_makes_one_graph_of_it_for_every_shape() -> None:
+    model = small_model()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        for shape in ((2, 5), (3, 7), (1, 1), (2, 1), (4, 9)):
+            ids = random_ids(*shape)
+            assert_close(compiled(ids), model(ids), 1e-6, str(shape))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_lists_and_foreign_caches_are_refused() -> None:
+    model, ids = small_model(), random_ids(1, 3)
+    with pytest.raises(
+        GenerationError, match=r"input_ids must be a tensor .* not of type list; torch\.tensor\(\[ids\]"
+    ):
+        model([[1, 2]])  # type: ignore[arg-type]
+    with pytest.raises(GenerationError, match="input_ids must be a tensor"):
+        minigpt.generate(model, [1, 2], max_new_tokens=1)  # type: ignore[arg-type]
+    with pytest.raises(GenerationError, match="the cache must be one of the model's new_cache, not of type tuple"):
+        model(ids, cache=())  # type: ignore[arg-type]
+
+
+def test_a_compiled_step_is_not_taken_where_hooks_would_miss_it() -> None:
+    model, ids, seen = small_model(), random_ids(1, 5), []
+    expected = minigpt.generate(model, ids, max_new_tokens=3)
+    model.step = lambda *given: pytest.fail("no hook sees what is compiled")
+    with pytest.raises(pytest.fail.Exception):
+        minigpt.generate(model, ids, max_new_tokens=3)
+    hook = model.h[0].mlp.register_forward_hook(lambda module, given, y: seen.append(y.shape[1]))
+    assert torch.equal(minigpt.generate(model, ids, max_new_tokens=3), expected)
+    assert seen == [5, 1, 1]
+    hook.remove()
+
+
+def with_bias(head: nn.Linear) -> nn.Module:
+    head.bias = nn.Parameter(torch.randn(head.out_features))
+    return head
+
+
+def with_hook(head: nn.Linear) -> nn.Module:
+    head.register_forward_hook(lambda module, given, y: y * 2)
+    return head
+
+
+def with_forward(head: nn.Linear) -> nn.Module:
+    head.forward = lambda x: x @ head.weight.t() / 2
+    return head
+
+
+@pytest.mark.parametrize("change", [with_bias, with_hook, with_forward, lambda head: nn.Sequential(head, nn.Tanh())])
+@pytest.mark.parametrize("arithmetic", ["fast", "reference"])
+@torch.no_grad()
+def test_a_head_that_is_more_than_a_matrix_is_asked(change: Callable[[nn.Linear], nn.Module], arithmetic: str) -> None:
+    model, ids = small_model(tie_word_embeddings=False, arithmetic=arithmetic), random_ids(2, 5)
+    plain = model(ids)
+    model.lm_head = change(model.lm_head)
+    assert_same_bits(model(ids), model.lm_head(model.hidden_states(ids)), "logits")
+    assert not torch.equal(model(ids), plain)
+    with pytest.raises(ConfigError, match="lm_head has a bias, hooks or a class of its own"):
+        model.head_rows()
+
+
+def test_a_head_of_a_subclass_is_the_matrix_that_it_was() -> None:
+    class Head(nn.Linear):
+        pass
+
+    model, ids = small_model(tie_word_embeddings=False), random_ids(2, 5)
+    expected = model(ids)
+    model.lm_head.__class__ = Head
+    assert_same_bits(model(ids), expected, "logits")
+    assert model.head_rows() is model.lm_head.weight

@@ -1,0 +1,406 @@
+"""The norms that are not LayerNorm: each its own formula, in float64, and what it means for a checkpoint."""
+
+import copy
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import assert_close, assert_same_bits, assert_within, max_abs, random_ids, rms, small_model
+from torch import Tensor, nn
+
+from minigpt import GPT2, GenerationError, LayerNorm, NormError, norms, swap_norms
+from minigpt.norms.frozen import FrozenLayerNorm
+from minigpt.processor import HALVES
+from minigpt.swap import calibrate
+
+VARIANTS = ("std_eps", "rms", "dyt", "frozen")
+DEVIATION = 1.75  # what the frozen norms here divide by; the same number in every dtype
+NEVER = float("inf")
+
+every_variant = pytest.mark.parametrize("name", VARIANTS)
+
+
+def std_eps(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
+    """(x - mean) / (std + eps), the deviation biased."""
+    mean = x.mean(row, keepdim=True)
+    return (x - mean) / ((x - mean).square().mean(row, keepdim=True).sqrt() + eps)
+
+
+def root_mean_square(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
+    """x / RMS(x) (Zhang & Sennrich 2019, arXiv 1910.07467, equation 4), eps under the root."""
+    return x * torch.rsqrt((x * x).sum(row, keepdim=True) / x[0, 0].numel() + eps)
+
+
+def dynamic_tanh(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
+    """tanh(alpha x) (Zhu et al. 2025, arXiv 2503.10622), as (1 - e) / (1 + e)."""
+    e = torch.exp(-2 * 0.5 * x)
+    return (1 - e) / (1 + e)
+
+
+def frozen(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
+    """(x - mean) over a constant."""
+    return (x - x.mean(row, keepdim=True)) / DEVIATION
+
+
+FORMULAS = dict(zip(VARIANTS, (std_eps, root_mean_square, dynamic_tanh, frozen), strict=True))
+
+
+def variant(name: str, shape: int | tuple[int, ...], *, eps: float = 1e-5, bias: bool = True,
+            dtype: torch.dtype = torch.float32) -> LayerNorm:  # fmt: skip
+    """A variant with random scale and shift; a frozen one is calibrated."""
+    norm = norms.build(name, shape, eps=eps, bias=bias)
+    assert isinstance(norm, LayerNorm)
+    with torch.no_grad():
+        for parameter in (norm.weight, norm.bias):
+            if parameter is not None:
+                parameter.copy_(torch.randn_like(parameter) + 0.5)
+    if isinstance(norm, FrozenLayerNorm):
+        norm.calibration = torch.tensor([DEVIATION, DEVIATION, NEVER])
+    return norm.to(dtype)
+
+
+def truth(name: str, norm: LayerNorm, x: Tensor) -> Tensor:
+    """The variant's own formula in float64, on what the parameters and the input are rounded to."""
+    row = tuple(range(-norm.weight.ndim, 0))
+    shift = 0 if norm.bias is None else norm.bias.double()
+    return FORMULAS[name](x.double(), norm.eps, row) * norm.weight.double() + shift
+
+
+def rounding(norm: LayerNorm, x: Tensor, wanted: Tensor) -> Tensor:
+    """How far rounding alone may bring each element: the output's own, and that of statistics in float32 or wider.
+
+    The mean is off by a few units in the last place of the row's largest element, and is then divided by the deviation.
+    """
+    row, own = tuple(range(-norm.weight.ndim, 0)), torch.finfo(x.dtype)
+    wide = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+    deviation = torch.sqrt(x.double().var(row, correction=0, keepdim=True) + norm.eps)
+    lost = 4 * wide * (1 + x.double().abs().amax(row, keepdim=True) / deviation) * norm.weight.double().abs()
+    shift = 0 if norm.bias is None else norm.bias.double().abs()
+    return own.eps * (wanted.abs() + shift) + own.smallest_normal + lost
+
+
+# Formulas.
+
+
+@every_variant
+@pytest.mark.parametrize("shape", [1, 2, 3, 64, 101, (3, 5)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES], ids=str)
+@torch.no_grad()
+def test_is_its_own_formula(name: str, shape: int | tuple[int, ...], dtype: torch.dtype) -> None:
+    sizes = (shape,) if isinstance(shape, int) else shape
+    x = (torch.randn(4, 6, *sizes) * 2 + 0.7).to(dtype)
+    for bias in (True, False):
+        norm = variant(name, shape, bias=bias, dtype=dtype)
+        y, wanted = norm(x), truth(name, norm, x)
+        assert (y.dtype, y.shape) == (x.dtype, x.shape)
+        excess = max_abs((y.double() - wanted) / rounding(norm, x, wanted))
+        assert_within(excess, 1.0, max_abs(wanted), f"bias={bias}: error in units of what rounding allows")
+
+
+@pytest.mark.parametrize("name", ["std_eps", "rms"])
+@torch.no_grad()
+def test_uses_the_eps_that_it_is_given(name: str) -> None:
+    for eps in (0.0, 1e-12, 1e-3, 1.0):
+        norm, x = variant(name, 24, eps=eps, dtype=torch.float64), torch.randn(2, 3, 24).double() * 0.1
+        assert_close(norm(x), truth(name, norm, x), 1e-14, f"eps={eps}")
+
+
+@every_variant
+def test_differs_from_layer_norm_by_more_than_rounding(name: str) -> None:
+    """And std_eps by no more than the place of eps can do on uniform rows."""
+    norm, x = norms.build(name, 20).double(), torch.rand(4, 20, dtype=torch.float64)
+    if name == "frozen":
+        norm.calibration = torch.tensor([DEVIATION, DEVIATION, NEVER])
+    difference = max_abs(norm(x) - F.layer_norm(x, (20,), eps=1e-5))
+    low, high = (1e-5, 1e-4) if name == "std_eps" else (0.1, 10)
+    assert low < difference < high, f"difference {difference:.3g}"
+
+
+@every_variant
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_are_those_of_its_formula(name: str, bias: bool) -> None:
+    norm = variant(name, (2, 3), bias=bias, dtype=torch.float64)
+    x = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, *_: norm(x), (x, *norm.parameters()))
+
+
+@every_variant
+def test_constant_rows_have_finite_values_and_gradients(name: str) -> None:
+    norm = variant(name, 8)
+    for value in (0.0, 3.0):
+        x = torch.full((2, 8), value, requires_grad=True)
+        norm(x).sum().backward()
+        assert x.grad is not None
+        assert x.grad.isfinite().all()
+        if name != "dyt" and (name != "rms" or value == 0):
+            assert_close(norm(x), norm.bias.expand(2, 8), 1e-6, "a constant row is the shift")
+
+
+@every_variant
+@torch.no_grad()
+def test_a_row_alone_is_what_it_is_among_others(name: str) -> None:
+    norm, x = variant(name, 64), torch.randn(5, 7, 64)
+    before = x.clone()
+    assert_same_bits(norm(x[2:3, 4:5]), norm(x)[2:3, 4:5], "one row")
+    assert torch.equal(x, before), "the input was written to"
+
+
+@torch.no_grad()
+def test_statistics_of_float16_rows_are_wider_than_float16() -> None:
+    x = (torch.randn(2, 4, 768) * 300).half()
+    for name in ("std_eps", "rms"):
+        norm = variant(name, 768, dtype=torch.float16)
+        assert_close(norm(x), truth(name, norm, x), 2e-3, name)
+
+
+# In the registry and in a model.
+
+
+@every_variant
+def test_is_registered_as_inexact(name: str) -> None:
+    info = norms.available()[name]
+    assert not info.exact
+    assert info.available
+    assert info.summary.endswith(".")
+
+
+@every_variant
+def test_shares_the_model_s_parameters_and_gives_them_back(name: str) -> None:
+    model, ids = small_model(), random_ids(2, 9)
+    wanted, before = model(ids).detach(), dict(model.named_parameters())
+    swap_norms(model, name)
+    after = dict(model.named_parameters())
+    assert {key: after[key] for key in before} == before
+    assert {key.rpartition(".")[2] for key in after.keys() - before.keys()} == ({"alpha"} if name == "dyt" else set())
+    assert not model.ln_f.training
+    swap_norms(model, "fused")
+    assert_same_bits(model(ids).detach(), wanted, "after swapping back")
+
+
+@every_variant
+@torch.no_grad()
+def test_changes_what_the_model_says_but_not_beyond_measure(name: str) -> None:
+    """Of random weights, a small model: what a variant does to one that is trained is for the lab to say."""
+    model, ids = small_model(dtype=torch.float64), random_ids(4, 32)
+    wanted = model(ids)
+    swap_norms(model, name)
+    if name == "frozen":
+        calibrate(model, random_ids(8, 32))
+    drift = rms(model(ids) - wanted) / rms(wanted)
+    print(f"{name}: relative drift {drift:.3g}")
+    assert (1e-7 < drift < 1e-3) if name == "std_eps" else (1e-3 < drift < 2)
+
+
+@every_variant
+def test_its_whole_state_is_in_the_state_dict(name: str) -> None:
+    model = small_model(name)
+    if name == "frozen":
+        calibrate(model, random_ids(8, 16))
+    if name == "dyt":
+        with torch.no_grad():
+            model.h[1].ln_2.alpha.fill_(0.875)
+    other = small_model(name, initializer_range=0.5)
+    other.load_state_dict(model.state_dict(), strict=True)
+    ids = random_ids(2, 9)
+    assert_same_bits(other(ids), model(ids), "loaded")
+    assert_same_bits(copy.deepcopy(model)(ids), model(ids), "copied")
+
+
+@every_variant
+def test_moves_to_another_dtype(name: str) -> None:
+    model = small_model(name)
+    if name == "frozen":
+        calibrate(model, random_ids(8, 16))
+    for dtype in (torch.float64, torch.bfloat16):
+        model.to(dtype)
+        assert {tensor.dtype for tensor in model.state_dict().values()} == {dtype}
+        assert model(random_ids(2, 9)).dtype == dtype
+
+
+@pytest.mark.usefixtures("unchecked")
+@every_variant
+@torch.no_grad()
+def test_compiled_it_is_one_graph_and_the_same_norm(name: str) -> None:
+    torch.compiler.reset()
+    norm, x = variant(name, 8), torch.randn(2, 3, 8)
+    assert_close(torch.compile(norm, backend="eager", fullgraph=True)(x), norm(x), 1e-6, "compiled")
+
+
+# Dynamic Tanh.
+
+
+def test_alpha_starts_where_the_paper_s_does_and_is_learned() -> None:
+    norm = norms.build("dyt", 8)
+    assert dict(norm.named_parameters()).keys() == {"weight", "bias", "alpha"}
+    assert norm.alpha.item() == 0.5
+    norm(torch.randn(3, 8)).square().sum().backward()
+    assert norm.alpha.grad is not None
+    assert norm.alpha.grad.abs() > 1e-3
+
+
+# Frozen.
+
+
+@pytest.fixture
+def massive_model() -> GPT2:
+    """A model whose first position carries massive activations from the start, as a trained GPT-2's does."""
+    model = small_model(dtype=torch.float64)
+    with torch.no_grad():
+        model.wpe.weight[0, :3] = torch.tensor([300.0, -200.0, 250.0])
+    return model
+
+
+def inputs(model: GPT2, ids: Tensor) -> dict[str, Tensor]:
+    """What each norm of the model is given."""
+    found: dict[str, Tensor] = {}
+
+    def remember(site: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda _, args: found.update({site: args[0]})
+
+    hooks = [norm.register_forward_pre_hook(remember(site)) for site, norm in model.norm_modules().items()]
+    with torch.no_grad():
+        model(ids)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def test_before_calibration_it_says_how_to_calibrate() -> None:
+    model = small_model("frozen")
+    with pytest.raises(NormError, match=r"no deviation to divide by yet; .* minigpt\.swap\.calibrate\(model, "):
+        model(random_ids(1, 4))
+    assert "calibration" not in " ".join(model.state_dict())
+
+
+def test_divides_by_the_mean_deviation_of_the_text() -> None:
+    model, ids = small_model(dtype=torch.float64), random_ids(8, 32)
+    given = inputs(model, ids)
+    swap_norms(model, "frozen")
+    found = calibrate(model, ids)
+    assert list(found) == model.norm_sites()
+    for site, x in given.items():
+        wanted = torch.sqrt(x.var(-1, correction=0) + 1e-5).mean()
+        assert_within(abs(found[site] - wanted.item()), 1e-12, wanted.item(), site)
+        assert_close(model.get_submodule(site).calibration[:2], wanted.expand(2), 1e-12, site)
+        assert model.get_submodule(site).calibration[2] == NEVER
+
+
+def test_the_deviations_are_those_of_the_model_before_anything_is_frozen() -> None:
+    model, ids = small_model(), random_ids(8, 32)
+    swap_norms(model, "frozen")
+    first = calibrate(model, ids)
+    assert first == calibrate(model, ids), "calibrated again, with the frozen norms in their places"
+
+
+def test_massive_rows_are_divided_by_their_own_mean_deviation(massive_model: GPT2) -> None:
+    ids = random_ids(8, 32)
+    given = inputs(massive_model, ids)
+    swap_norms(massive_model, "frozen")
+    calibrate(massive_model, ids)
+    for site, x in given.items():
+        deviation = torch.sqrt(x.var(-1, correction=0) + 1e-5)
+        wanted = [deviation[:, 1:].mean(), deviation[:, 0].mean()]
+        assert wanted[1] > 10 * wanted[0], "the model is meant to have massive activations"
+        assert_close(massive_model.get_submodule(site).calibration[:2], torch.stack(wanted), 1e-12, site)
+
+
+@torch.no_grad()
+def test_with_massive_rows_known_the_model_is_closer_to_itself(massive_model: GPT2) -> None:
+    ids = random_ids(4, 32)
+    wanted = massive_model(ids)
+    swap_norms(massive_model, "frozen")
+    calibrate(massive_model, random_ids(8, 32))
+    drift = rms(massive_model(ids) - wanted) / rms(wanted)
+    for site in massive_model.norm_sites():
+        usual, massive, _ = massive_model.get_submodule(site).calibration
+        average = (31 * usual + massive) / 32
+        massive_model.get_submodule(site).calibration = torch.stack([average, average, average * 1000])
+    one_constant = rms(massive_model(ids) - wanted) / rms(wanted)
+    print(f"drift {drift:.3g} with two constants, {one_constant:.3g} with one")
+    assert drift < one_constant / 2
+
+
+@torch.no_grad()
+def test_with_a_cache_it_says_what_it_says_without(massive_model: GPT2) -> None:
+    ids = random_ids(2, 12)
+    swap_norms(massive_model, "frozen")
+    calibrate(massive_model, random_ids(8, 32))
+    cache = massive_model.new_cache(2, 12)
+    pieces = [massive_model(ids[:, a:b], cache=cache) for a, b in itertools.pairwise((0, 5, 6, 12))]
+    assert_close(torch.cat(pieces, dim=1), massive_model(ids), 1e-12, "in pieces")
+
+
+@torch.no_grad()
+def test_it_is_linear_in_the_row() -> None:
+    norm, x, y = variant("frozen", 16, dtype=torch.float64), torch.randn(3, 16).double(), torch.randn(3, 16).double()
+    norm.bias.zero_()
+    assert_close(norm(2 * x - 3 * y), 2 * norm(x) - 3 * norm(y), 1e-13, "linear")
+
+
+def test_only_the_frozen_sites_are_calibrated_and_the_others_stay_what_they_are() -> None:
+    model, ids = small_model("textbook"), random_ids(8, 16)
+    swap_norms(model, "frozen", "*.ln_2")
+    before = model.norm_modules()
+    assert list(calibrate(model, ids)) == ["h.0.ln_2", "h.1.ln_2"]
+    assert model.norm_modules() == before
+
+
+def test_calibration_reads_in_eval_mode_and_leaves_the_mode_as_it_was() -> None:
+    model, ids = small_model("frozen", embd_pdrop=0.5), random_ids(8, 16)
+    calm = calibrate(model, ids)
+    assert not model.training
+    assert calibrate(model.train(), ids) == calm
+    assert model.training
+    assert all(module.training for module in model.modules())
+
+
+def test_two_tokens_are_enough_to_calibrate() -> None:
+    model = small_model("frozen")
+    assert all(0 < average < math.inf for average in calibrate(model, random_ids(1, 2)).values())
+
+
+def test_norms_are_frozen_one_after_the_other() -> None:
+    model, ids, others = small_model("frozen"), random_ids(4, 8), random_ids(4, 8)
+    before = calibrate(model, ids)
+    after = calibrate(model, others, sites=["h.0.*", "ln_f"])
+    assert list(after) == ["h.0.ln_1", "h.0.ln_2", "ln_f"]
+    for site, norm in model.norm_modules().items():
+        assert (norm.calibration[0].item() == before[site]) is (site not in after), site
+    with pytest.raises(NormError, match=r"no norm site matches 'h\.7'"):
+        calibrate(model, ids, sites="h.7")
+
+
+def test_a_frozen_norm_with_constants_of_its_own() -> None:
+    class ByColumn(FrozenLayerNorm):
+        def calibrate(self, x: Tensor) -> None:
+            self.calibration = x.std((0, 1))
+
+    averages = calibrate(small_model(ByColumn), random_ids(4, 8))
+    assert all(0 < average < math.inf for average in averages.values())
+
+
+def test_calibration_that_fails_leaves_the_model_as_it_was() -> None:
+    model = small_model("frozen")
+    before = model.norm_modules()
+    with pytest.raises(GenerationError, match="outside the vocabulary"):
+        calibrate(model, torch.full((2, 4), 83))
+    with pytest.raises(NormError, match="texts of two tokens or more, not of 1"):
+        calibrate(model, random_ids(4, 1))
+    assert model.norm_modules() == before
+    assert not any(model.get_submodule(site)._forward_pre_hooks for site in before)
+
+
+def test_nothing_to_calibrate() -> None:
+    with pytest.raises(NormError, match=r'no site holds a frozen norm to calibrate; .*swap_norms\(model, "frozen"\)'):
+        calibrate(small_model(), random_ids(4, 4))
+
+
+def test_text_whose_activations_are_not_finite() -> None:
+    model = small_model("frozen")
+    with torch.no_grad():
+        model.wte.weight[0] = float("nan")
+    with pytest.raises(NormError, match="not finite"):
+        calibrate(model, torch.zeros(2, 4, dtype=torch.long))

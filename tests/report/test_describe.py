@@ -1,0 +1,135 @@
+"""What a checkpoint is: told as transformers counts it, and refused where it is not one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import edit_config, edit_tensors, reference, saved, tiny_bpe
+
+from minigpt.report.describe import describe
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(reference(), tmp_path_factory.mktemp("tiny"))
+
+
+def test_the_facts_are_the_configs(folder: Path) -> None:
+    facts = describe(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert (facts["layers"], facts["heads"], facts["width"]) == (config["n_layer"], config["n_head"], config["n_embd"])
+    assert (facts["context"], facts["vocabulary"]) == (config["n_positions"], config["vocab_size"])
+    assert facts["activation"] == config["activation_function"]
+    assert facts["norm eps"] == config["layer_norm_epsilon"]
+    assert facts["inner width"] == 4 * config["n_embd"]
+    assert facts["tied head"] is True
+    assert (facts["model"], facts["files"]) == (str(folder), str(folder))
+
+
+@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False}, {"n_inner": 50}, {"n_layer": 3}], ids=str)
+def test_parameters_are_as_many_as_transformers_counts(tmp_path: Path, fields: dict[str, Any]) -> None:
+    model = reference(**fields)
+    facts = describe(saved(model, tmp_path))
+    assert facts["parameters"] == model.num_parameters()
+    assert facts["inner width"] == fields.get("n_inner", 128)
+    assert facts["tied head"] is fields.get("tie_word_embeddings", True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_dtype_is_the_files(tmp_path: Path, dtype: torch.dtype) -> None:
+    assert describe(saved(reference().to(dtype), tmp_path))["dtype"] == str(dtype).removeprefix("torch.")
+
+
+def test_every_norm_with_the_range_of_its_parameters(folder: Path) -> None:
+    lines, norms = describe(folder)["norms"], reference().transformer
+    assert [line.partition(":")[0] for line in lines] == ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
+    for line in lines:
+        for parameter in norms.get_submodule(line.partition(":")[0]).parameters():
+            assert f"{parameter.min():.4g}" in line
+            assert f"{parameter.max():.4g}" in line
+
+
+def test_the_facts_are_json(folder: Path) -> None:
+    facts = describe(folder)
+    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+
+
+@pytest.mark.parametrize("form", ["file", "sharded"])
+def test_other_forms_of_the_same_checkpoint(folder: Path, tmp_path: Path, form: str) -> None:
+    place = folder / "model.safetensors" if form == "file" else saved(reference(), tmp_path, max_shard_size="40KB")
+    facts, whole = describe(place), describe(str(folder))
+    assert facts | dict.fromkeys(("model", "files", "format")) == whole | dict.fromkeys(("model", "files", "format"))
+    assert facts["files"] == str(place)
+    assert (
+        facts["format"]
+        == {
+            "file": "Hugging Face, model.safetensors",
+            "sharded": "Hugging Face, 4 files from "
+            + " to ".join(f"model-0000{i}-of-00004.safetensors" for i in (1, 4)),
+        }[form]
+    )
+
+
+def test_what_would_be_refused_and_why(tmp_path: Path) -> None:
+    """One reason after another is added, and what is known besides is still told."""
+    facts = describe(saved(reference(), tmp_path))
+    assert (facts["refused"], facts["not finite"], facts["tokenizer"]) == ([], [], "none")
+
+    edit_tensors(tmp_path, lambda tensors: {name: tensors[name] for name in tensors if "ln_f.bias" not in name})
+    facts = describe(tmp_path)
+    assert [reason.partition("tensors: ")[2] for reason in facts["refused"]] == ["missing ln_f.bias"]
+    assert facts["norms"][-1].startswith("ln_f: weight")
+    assert "bias" not in facts["norms"][-1]
+
+    edit_tensors(tmp_path, lambda tensors: tensors | {"score.weight": torch.ones(2, 32)})
+    head, missing = describe(tmp_path)["refused"]
+    assert "another head, score.weight" in head
+    assert "missing ln_f.bias" in missing
+
+    edit_config(tmp_path, model_type="llama")
+    facts = describe(tmp_path)
+    assert ["llama" in reason for reason in facts["refused"]] == [True]
+    assert facts["dtype"] == "float32"
+
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    (tmp_path / "config.json").write_text('{"n_layer": 3}')
+    facts = describe(tmp_path)
+    assert ["not a whole safetensors file" in reason for reason in facts["refused"]] == [True]
+    assert facts["layers"] == 3
+
+
+def test_a_folder_of_nothing(tmp_path: Path) -> None:
+    assert describe(tmp_path)["refused"] == [f"{tmp_path} has no config.json and no model.safetensors"]
+
+
+def test_a_file_of_no_tensors(tmp_path: Path) -> None:
+    edit_tensors(saved(reference(), tmp_path), lambda tensors: {})
+    missing, nothing = describe(tmp_path)["refused"]
+    assert "does not hold this model's tensors: missing h.0.attn.c_attn.bias" in missing
+    assert nothing.endswith("holds no tensors")
+
+
+def test_nan_and_infinity_are_named(tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tensors["transformer.h.1.ln_2.bias"][3] = torch.nan
+        tensors["transformer.wpe.weight"][5, 7] = -torch.inf
+        return tensors
+
+    facts = describe(edit_tensors(saved(reference(), tmp_path), spoil))
+    assert sorted(facts["not finite"]) == ["h.1.ln_2.bias", "wpe.weight"]
+    assert facts["refused"] == []
+
+
+def test_the_tokenizer_beside_it(tmp_path: Path) -> None:
+    saved(reference(vocab_size=320), tmp_path)
+    tiny_bpe(300).save(str(tmp_path / "tokenizer.json"))
+    facts = describe(tmp_path)
+    assert facts["tokenizer"] == "byte-level BPE of 300 tokens"
+    assert (facts["vocabulary"], facts["of it used"]) == (320, 300)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert describe(tmp_path)["tokenizer"].startswith("refused: ")
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert describe(tmp_path)["tokenizer"] == "none"  # as convert, which takes none along

@@ -1,0 +1,607 @@
+"""The HTML face of a parity report: its figures are the report's, and it is whole, safe, and readable everywhere."""
+
+import copy
+import functools
+import io
+import itertools
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import Chromium, find_chromium
+from helpers import reference_model
+from reports import Report, sample_report, smallest_report
+from rich.console import Console
+
+import minigpt
+from minigpt.report.comparison import comparison_summary
+from minigpt.report.numerals import brief, percent, precise
+from minigpt.report.page import comparison_page, report_page, require_matplotlib
+from minigpt.report.page.depth import block_ticks
+from minigpt.report.page.figures import LogScale
+from minigpt.report.page.texts import parting_point
+
+pytest.importorskip("matplotlib", reason="draws the charts, and comes with minigpt[page]")
+
+HOSTILE = (
+    '</title></style><script>window.entered = 1</script><img src=x onerror="window.entered=1">'
+    "\u202e\x00\ud800\"'& $style ${top} $\\frac{x"
+)
+
+VOID = {"meta", "link", "br", "col", "img", "hr", "input"}
+
+# Each optional block of a report, and the sections that it alone fills.
+OPTIONAL = {
+    "budget": "budget", "noise": "noise", "norm_sites": "sites", "tokens": "tokens", "sensitivity": "sensitivity",
+    "bisect": "bisect", "perplexity": "perplexity",
+}  # fmt: skip
+
+# Numbers of the report that the page tells in another way: by a drawing, or not at all.
+NOT_FIGURES = r"versions\..*|tokens\.(prompt|new_from)"
+
+
+class Parsed(HTMLParser):
+    """A page as elements with their attributes and text, which must be properly nested."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.figures: list[tuple[dict[str, str], str]] = []
+        self.text, self.style = "", ""
+        self.feed(page)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs), f"an attribute twice: {attrs}"
+        attributes = {name: value or "" for name, value in attrs}
+        self.elements.append((tag, attributes))
+        if tag == "data":
+            self.figures.append((attributes, ""))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] == ["style"]:
+            self.style += data
+            return
+        if self.open[-1:] == ["data"]:
+            attributes, text = self.figures[-1]
+            self.figures[-1] = attributes, text + data
+        self.text += data
+
+    def of(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def sections(self) -> set[str]:
+        return {attributes["id"] for attributes in self.of("section")}
+
+
+def with_budget(report: Report) -> Report:
+    """The same report, judged by a budget of which one line is kept and one is not."""
+    lines = [
+        {"quantity": "kl", "limit": 3.2e-6, "measured": 1.26e-5, "kept": False},
+        {"quantity": "perplexity", "limit": 1.3e-4, "measured": 2.9e-5, "kept": True},
+    ]
+    return report | {
+        "budget": lines,
+        "verdict": "fail",
+        "reasons": ["The budget allows kl 3.2e-06, and it is 1.26e-05."],
+    }
+
+
+REPORTS: dict[str, Callable[[], Report]] = {
+    "12 layers": sample_report,
+    "2 layers": lambda: sample_report(2),
+    "1 layer": lambda: sample_report(1),
+    "failing": lambda: sample_report(passing=False, norm="my_norms.py:Fast"),
+    "48 layers": lambda: sample_report(48, passing=False),
+    "budget": lambda: with_budget(sample_report(2, passing=False)),
+    "smallest": smallest_report,
+}
+
+every_report = pytest.mark.parametrize("make", REPORTS.values(), ids=REPORTS)
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no list and no dict, with its path."""
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if not isinstance(value, dict | list):
+        yield path, value
+    for key, member in members:
+        yield from leaves(member, f"{path}.{key}".lstrip("."))
+
+
+def numbers(report: Report) -> dict[str, float]:
+    """Every number of a report that is shown, by its path."""
+    return {
+        path: value
+        for path, value in leaves(report)
+        if isinstance(value, int | float) and not isinstance(value, bool) and not re.fullmatch(NOT_FIGURES, path)
+    }
+
+
+def replaced(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A deep copy with ``change`` applied to everything that is no list and no dict."""
+    if isinstance(value, dict):
+        return {key: replaced(member, change) for key, member in value.items()}
+    return [replaced(member, change) for member in value] if isinstance(value, list) else change(value)
+
+
+def assert_shows(text: str, value: float) -> None:
+    """``text`` is ``value`` rounded to the digits that it has."""
+    shown = text.replace(",", "").removesuffix("\u00d7")
+    scale = 100 if shown.endswith("%") else 1
+    mantissa, _, exponent = shown.removesuffix("%").partition("e")
+    unit = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) / scale
+    error = abs(float(shown.removesuffix("%")) / scale - value)
+    assert error <= 0.5001 * unit, f"{text} is shown for {value}: off by {error:.3g}, half a digit is {unit / 2:.3g}"
+
+
+# What the page says
+
+
+@every_report
+def test_every_figure_is_the_reports_own(make: Callable[[], Report]) -> None:
+    report = make()
+    wanted, shown = numbers(report), set()
+    for attributes, text in Parsed(report_page(report)).figures:
+        path = attributes["data-field"]
+        assert json.loads(attributes["value"]) == wanted[path], path
+        assert_shows(text, wanted[path])
+        shown.add(path)
+    assert shown == wanted.keys(), f"not shown: {wanted.keys() - shown}"
+    print(f"{len(shown)} figures of the report shown, {len(wanted)} in it")
+
+
+def test_a_comparison_shows_every_figure_of_both() -> None:
+    reports = {"A": sample_report(), "B": sample_report(2, passing=False, norm="rms", seed=1)}
+    shown = {"A": set(), "B": set()}
+    for attributes, text in Parsed(comparison_page(**{"a": reports["A"], "b": reports["B"]})).figures:
+        which, path = attributes["data-report"], attributes["data-field"]
+        assert json.loads(attributes["value"]) == numbers(reports[which])[path]
+        assert_shows(text, numbers(reports[which])[path])
+        shown[which].add(path)
+    assert shown == {which: set(numbers(report)) for which, report in reports.items()}
+
+
+@pytest.mark.parametrize(
+    ("report", "heading"),
+    [
+        (sample_report(2), "Parity holds"),
+        (sample_report(2, passing=False), "Parity does not hold"),
+        (with_budget(sample_report(2)), "The budget is not kept"),
+        (with_budget(sample_report(2)) | {"verdict": "pass", "reasons": []}, "The budget is kept"),
+    ],
+)
+def test_the_verdict_and_its_reasons_come_first(report: Report, heading: str) -> None:
+    parsed = Parsed(report_page(report))
+    assert heading in parsed.text
+    for reason in report["reasons"]:
+        assert parsed.text.index(reason) < parsed.text.index("Figures")
+    assert len(parsed.of("h1")) == 1
+
+
+def test_a_passing_report_says_why() -> None:
+    text = Parsed(report_page(sample_report())).text
+    assert re.search(
+        r"error is 0\.\d+ times that of transformers itself at float32, and all 128 greedy tokens are", text
+    )
+
+
+def test_what_breaks_parity_is_named_at_the_top() -> None:
+    parsed = Parsed(report_page(sample_report(passing=False)))
+    assert "What breaks parity: h.6.ln_2." in parsed.text
+
+
+def test_the_continuations_stand_side_by_side_with_the_parting_word_marked() -> None:
+    page = report_page(sample_report(passing=False))
+    assert re.findall(r"<mark[^>]*>(.*?)</mark>", page) == ["then", "the"]
+    assert page.count("In the morning the village was quiet") == 2
+
+
+def test_a_parting_without_texts_still_gives_its_figures() -> None:
+    report = sample_report(2, passing=False)
+    report["greedy"]["first_divergence"] |= dict.fromkeys(("prompt_text", "candidate_text", "reference_text"))
+    parsed = Parsed(report_page(report))
+    assert not parsed.of("mark")
+    assert "1119" in parsed.text
+
+
+def test_swapped_and_noisy_sites_are_marked_by_symbols() -> None:
+    report = sample_report(passing=False)
+    page = report_page(report)
+    swapped = sum(site["swapped"] for site in report["norm_sites"])
+    over = sum(site["propagated_error"] > 2 * site["noise"] for site in report["norm_sites"])
+    assert page.count('aria-label="swapped"') == 2 * swapped + 1, "two maps and the legend"
+    assert page.count('aria-label="beyond the noise"') == over + 1
+    assert 0 < over < swapped
+
+
+def test_a_deep_model_fits_in_rows_of_twelve_blocks() -> None:
+    page = report_page(sample_report(48))
+    rows = re.findall(r'<tr role="row">(.*?)</tr>', page)
+    assert len(rows) == 2 * 4 * 3  # two maps, four rows of blocks, each with a head and two norms
+    assert max(row.count("<td") + row.count("<th") for row in rows) == 1 + 12 + 1
+
+
+def test_the_text_shows_line_breaks_and_where_it_is_continued() -> None:
+    page = report_page(sample_report())
+    assert "\u21b5</span>" in page
+    assert page.count("token new") == len(sample_report()["tokens"]["pieces"]) - 7
+
+
+@functools.cache
+def whole_page_sections() -> set[str]:
+    return Parsed(report_page(with_budget(sample_report(2, passing=False)))).sections
+
+
+@pytest.mark.parametrize(("block", "section"), OPTIONAL.items())
+@pytest.mark.parametrize("absent", ["null", "lacking"])
+def test_what_was_not_measured_leaves_its_section_out(block: str, section: str, absent: str) -> None:
+    report = with_budget(sample_report(2, passing=False))
+    if absent == "null":
+        report[block] = None
+    else:
+        del report[block]
+    assert whole_page_sections() - Parsed(report_page(report)).sections == {section}
+
+
+def test_an_old_report_has_the_sections_it_has_figures_for() -> None:
+    assert Parsed(report_page(smallest_report())).sections == {"figures", "sites", "depth", "speed", "conditions"}
+
+
+@pytest.mark.parametrize("value", [None, float("inf"), 0.0, 7, 1e150, 5e-324])
+@pytest.mark.thorough
+def test_any_number_can_be_drawn(value: float | None) -> None:
+    report = replaced(
+        with_budget(sample_report(2, passing=False)),
+        lambda leaf: value if isinstance(leaf, int | float) and not isinstance(leaf, bool) else leaf,
+    )
+    parsed = Parsed(report_page(report))
+    finite = value is not None and math.isfinite(value)
+    assert ("not finite" in parsed.text) is not finite
+    Parsed(comparison_page(report, sample_report()))
+
+
+def test_reports_that_were_not_measured_alike_are_said_to_be() -> None:
+    other = copy.deepcopy(sample_report(seed=1))
+    assert "Not measured alike" not in comparison_page(sample_report(), other)
+    other["dtype"], other["versions"]["torch"] = "bfloat16", "2.9.0"
+    page = comparison_page(sample_report(), other)
+    assert "Not measured alike: the two differ in dtype, torch." in page
+    assert page.count('aria-label="differs"') == 2
+
+
+def test_a_real_report_is_shown_whole(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "model"
+    reference_model().save_pretrained(checkpoint)
+    report = minigpt.parity(
+        checkpoint, norm="textbook", sites="h.*", max_new_tokens=4, noise=True, sensitivity=True, bisect=True,
+        budget="kl=1e-3,perplexity=10%", device="cpu",
+    ).to_dict()  # fmt: skip
+    parsed = Parsed(report_page(report))
+    shown = {attributes["data-field"] for attributes, _ in parsed.figures}
+    assert shown == numbers(report).keys()
+    assert parsed.sections >= {
+        "figures",
+        "budget",
+        "noise",
+        "sites",
+        "depth",
+        "tokens",
+        "sensitivity",
+        "bisect",
+        "speed",
+    }
+
+
+# What a page must be
+
+
+@every_report
+def test_the_page_is_whole_and_its_references_lead_somewhere(make: Callable[[], Report]) -> None:
+    page = report_page(make())
+    parsed = Parsed(page)
+    ids = [attributes["id"] for _, attributes in parsed.elements if "id" in attributes]
+    assert len(ids) == len(set(ids)), "an id twice"
+    named = set(re.findall(r'(?:href="|url\()#([^")]+)|aria-labelledby="([^"]+)', page))
+    assert {name for pair in named for name in pair if name} <= set(ids)
+
+
+def test_no_two_charts_share_an_id() -> None:
+    page = comparison_page(sample_report(), sample_report(passing=False))
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert page.count("<svg") == 2
+
+
+def test_nothing_is_fetched_and_nothing_runs() -> None:
+    for page in (report_page(sample_report(passing=False)), comparison_page(sample_report(), sample_report(2))):
+        parsed = Parsed(page)
+        assert {"script", "img", "iframe", "object", "base", "form"}.isdisjoint(tag for tag, _ in parsed.elements)
+        assert [attributes["href"] for attributes in parsed.of("link")] == ["data:,"]
+        assert "//" not in page.replace("</", ""), "an address of some kind"
+        assert not re.search(r"@import|url\(", parsed.style)
+        assert not [name for _, attributes in parsed.elements for name in attributes if name.startswith("on")]
+        assert "default-src 'none'" in page
+
+
+@pytest.mark.parametrize("compare", [False, True])
+def test_no_text_of_a_report_becomes_markup(compare: bool) -> None:
+    report = with_budget(sample_report(2, passing=False))
+    honest = Parsed(comparison_page(report, report) if compare else report_page(report))
+    report = replaced(report, lambda leaf: f"{leaf}{HOSTILE}" if isinstance(leaf, str) else leaf)
+    report["verdict"] = "fail"
+    report["versions"] = {f"{name}{HOSTILE}": value for name, value in report["versions"].items()}
+    page = comparison_page(report, report) if compare else report_page(report)
+    parsed = Parsed(page)
+    assert {tag for tag, _ in parsed.elements} == {tag for tag, _ in honest.elements}
+    assert "<script>window.entered = 1</script>" in parsed.text
+    assert "$style ${top}" in parsed.text
+    assert "\x00" not in page
+    page.encode("utf-8")
+
+
+def test_the_same_report_gives_the_same_page() -> None:
+    assert report_page(sample_report()) == report_page(sample_report())
+
+
+def test_charts_take_the_pages_colours() -> None:
+    charts = "".join(re.findall(r"<svg.*?</svg>", report_page(sample_report()), flags=re.S))
+    assert not re.search(r"#[0-9a-f]{6}\b|font-family|<style|xmlns|<metadata", charts)
+    assert "var(--accent)" in charts
+    assert "var(--band)" in charts
+
+
+def test_dark_and_light_have_all_colours_with_contrast() -> None:
+    style = files("minigpt.report.page").joinpath("page.css").read_text(encoding="utf-8")
+    light, dark = (
+        dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)
+    )
+    assert light.keys() == dark.keys()
+    assert "@media (prefers-color-scheme: dark)" in style
+    for scheme, colours in (("light", light), ("dark", dark)):
+        for text in ("ink", "muted", "accent", "alarm"):
+            ratio = contrast(colours[text], colours["paper"])
+            print(f"{scheme} {text}: contrast {ratio:.3g}, at least 4.5")
+            assert ratio >= 4.5
+
+
+def contrast(a: str, b: str) -> float:
+    """WCAG 2.2's contrast ratio of two colours #rrggbb."""
+
+    def luminance(colour: str) -> float:
+        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@every_report
+def test_who_cannot_see_it_is_told(make: Callable[[], Report]) -> None:
+    parsed = Parsed(report_page(make()))
+    assert parsed.of("html") == [{"lang": "en"}]
+    assert len(parsed.of("main")) == 1
+    assert all("aria-label" in attributes and attributes["role"] == "img" for attributes in parsed.of("svg"))
+    assert len(parsed.of("caption")) == len(parsed.of("table"))
+    assert all(attributes.get("aria-label") for _, attributes in parsed.elements if attributes.get("role") == "img")
+    assert all("scope" in attributes for attributes in parsed.of("th"))
+    assert all("aria-label" in attributes for attributes in parsed.of("div") if "tabindex" in attributes)
+
+
+# What cannot be drawn
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        (
+            {},
+            "the report is no parity report, since it has no 'model', 'norm', 'dtype', 'verdict', 'logits'; write",
+        ),
+        ([], "the report is no parity report"),
+        (sample_report(2) | {"verdict": "maybe"}, "the report has the verdict 'maybe', which is neither pass nor fail"),
+        (sample_report(2) | {"logits": {"rms_error": "big"}}, "logits.rms_error of the report is 'big', not a number"),
+        (sample_report(2) | {"norm_sites": 3}, "norm_sites of the report is '3', not a list"),
+        (sample_report(2) | {"logits": 3}, "logits of the report is '3', not an object"),
+        (sample_report(2) | {"versions": "x"}, "versions of the report is 'x', not an object"),
+        (sample_report(2) | {"noise": ["x"]}, "noise.0 of the report is 'x', not an object"),
+    ],
+)
+def test_what_is_no_report_is_refused(report: Any, message: str, unchecked: None) -> None:
+    for draw in (
+        report_page,
+        lambda it: comparison_page(it, sample_report(2)),
+        lambda it: comparison_page(sample_report(2), it),
+    ):
+        with pytest.raises(minigpt.MiniGPTError, match="report") as raised:
+            draw(report)
+        assert len(str(raised.value).splitlines()) == 1
+    with pytest.raises(minigpt.MiniGPTError, match=f"^{re.escape(message)}"):
+        report_page(report)
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for draw in (require_matplotlib, lambda: report_page(sample_report(2))):
+        with pytest.raises(minigpt.MiniGPTError, match=re.escape("pip install 'minigpt[page]'")):
+            draw()
+
+
+# Its parts
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [(0.0, "0"), (1.0, "1.00"), (0.03456, "0.0346"), (1.2345e-7, "1.23e-7"), (999.6, "1,000"), (12345.6, "12,346"),
+     (-0.5, "-0.500"), (1e-3, "0.00100"), (9.999e-4, "1.00e-3"), (1.5e6, "1.50e6"), (5e-324, "4.94e-324"),
+     (1e300, "1.00e300"), (float("inf"), "not finite")],
+)  # fmt: skip
+def test_brief(x: float, text: str) -> None:
+    assert brief(x) == text
+
+
+@pytest.mark.parametrize("x", [1 - 10.0**-k for k in range(1, 16)] + [1.0, 0.5, 0.0, 1e-9, 1 + 1e-12])
+def test_only_all_is_a_hundred_percent(x: float) -> None:
+    assert (percent(x) == "100%") is (x == 1)
+
+
+def test_precise_tells_close_perplexities_apart() -> None:
+    assert (precise(18.34567), precise(18.34587)) == ("18.3457", "18.3459")
+
+
+def test_log_scale() -> None:
+    scale = LogScale([1e-6, 0.0, None, 1e-2, 1e-4])
+    assert [scale.place(x) for x in (1e-6, 1e-4, 1e-2, 0.0, None)] == pytest.approx([0, 0.5, 1, 0, 1])
+    assert (LogScale([3e-7, 2e-5]).decades.low, LogScale([3e-7, 2e-5]).decades.high) == pytest.approx((1e-7, 1e-4))
+    assert LogScale([]).place(3.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "length"),
+    [
+        (" the cat", " the dog", 5),
+        (" then", " the", 1),
+        ("same", "same", 4),
+        ("", "x", 0),
+        ("a b", "a b c", 3),
+        ("a b", "a bc", 2),
+    ],
+)
+def test_parting_point(a: str, b: str, length: int) -> None:
+    assert parting_point(a, b) == parting_point(b, a) == length
+
+
+@pytest.mark.parametrize("layers", [1, 2, 7, 8, 12, 24, 36, 48])
+def test_block_ticks_leave_room_for_each_other(layers: int) -> None:
+    names = [f"h.{i}.{norm}" for i in range(layers) for norm in ("ln_1", "ln_2")] + ["ln_f"]
+    ticks = block_ticks(names, 0.5)
+    gaps = [b.place - a.place for a, b in itertools.pairwise(ticks)]
+    assert ticks[-1] == (layers, "ln_f")
+    assert len(ticks) <= 8
+    assert min(gaps) >= 0.7 * layers / 8
+
+
+# In a terminal
+
+
+def printed(a: Report, b: Report, markup: bool = True) -> str:
+    """The comparison of two reports as it stands in a terminal."""
+    written = io.StringIO()
+    Console(width=120, file=written, markup=markup).print(comparison_summary(a, b))
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("markup", [True, False])
+def test_the_comparison_in_a_terminal(markup: bool) -> None:
+    text = printed(sample_report(norm="[bold]x"), sample_report(passing=False, norm="rms", seed=1), markup)
+    assert "\\" not in text
+    for wanted in ("PASS", "FAIL", "A: [bold]x", "B: rms", "B over A", "all 128 agree", "token 17 of prompt 2"):
+        assert wanted in text
+    assert "Not measured alike" not in text
+
+
+def test_the_smallest_reports_can_be_compared_in_a_terminal() -> None:
+    text = printed(smallest_report(), smallest_report() | {"device": "cuda", "speed": None})
+    assert "the two differ in device" in text
+    assert "norms' share" not in text
+
+
+# In a browser
+
+VIEWS = [(width, scheme) for width in (1280, 768, 390) for scheme in ("light", "dark")]
+
+FIGURES_IN_DOM = (
+    "[...document.querySelectorAll('data')].map(e => [e.dataset.report || '', e.dataset.field, e.value, e.textContent])"
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    executable = find_chromium()
+    if executable is None:
+        pytest.skip("there is no Chromium on this machine to open the page in")
+    with Chromium(executable, tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Report]]]:
+    """Pages on disk, each with the reports it shows."""
+    hostile = replaced(sample_report(2, passing=False), lambda leaf: leaf + HOSTILE if isinstance(leaf, str) else leaf)
+    failing, small = (
+        sample_report(passing=False, norm="a_rather_long_package.of_norms:AndALongClassNameInIt"),
+        sample_report(2),
+    )
+    drawn: dict[str, tuple[str, dict[str, Report]]] = {
+        "12 layers": (report_page(sample_report()), {"": sample_report()}),
+        "2 layers": (report_page(small), {"": small}),
+        "failing": (report_page(with_budget(failing)), {"": with_budget(failing)}),
+        "hostile": (report_page(hostile | {"verdict": "fail"}), {"": hostile}),
+        "comparison": (comparison_page(sample_report(), failing), {"A": sample_report(), "B": failing}),
+    }
+    folder = tmp_path_factory.mktemp("pages")
+    for name, (page, _) in drawn.items():
+        (folder / f"{name}.html").write_text(page, encoding="utf-8")
+    return {name: (folder / f"{name}.html", reports) for name, (_, reports) in drawn.items()}
+
+
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+@pytest.mark.parametrize("name", ["12 layers", "2 layers", "failing", "hostile", "comparison"])
+@pytest.mark.thorough
+def test_in_chromium(
+    browser: Chromium, pages: dict[str, tuple[Path, dict[str, Report]]], name: str, width: int, scheme: str
+) -> None:
+    file, reports = pages[name]
+    browser.open(file, width, 844, scheme)
+    assert browser.requests() == [file.as_uri()]
+    assert browser.evaluate("document.scripts.length + document.images.length") == 0
+    assert browser.evaluate("typeof window.entered") == "undefined"
+    for state in ("as opened", "all unfolded"):
+        right = browser.evaluate("Math.max(document.documentElement.scrollWidth, window.innerWidth)")
+        assert right <= width, f"{state}: {right} CSS pixels wide in a window of {width}"
+        browser.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true })")
+    wanted = {which: numbers(report) for which, report in reports.items()}
+    shown = browser.evaluate(FIGURES_IN_DOM)
+    for which, path, value, text in shown:
+        assert float(value) == wanted[which][path]
+        assert_shows(text, wanted[which][path])
+    assert {(which, path) for which, path, _, _ in shown} == {(w, path) for w in wanted for path in wanted[w]}
+    assert browser.complaints() == []
+    print(f"{len(shown)} figures of the page equal the report's; {right} of {width} pixels wide")
+
+
+def test_the_phone_sees_every_site_without_scrolling(
+    browser: Chromium, pages: dict[str, tuple[Path, dict[str, Report]]]
+) -> None:
+    browser.open(pages["failing"][0], 390, 844)
+    assert browser.evaluate(
+        "[...document.querySelectorAll('.heat')].every(t => t.scrollWidth <= t.closest('.scroll').clientWidth)"
+    )
+    right = browser.evaluate(
+        "Math.max(...[...document.querySelectorAll('.heat td')].map(e => e.getBoundingClientRect().right))"
+    )
+    assert right <= 390
+
+
+def test_dark_is_dark(browser: Chromium, pages: dict[str, tuple[Path, dict[str, Report]]]) -> None:
+    seen = {}
+    for scheme in ("light", "dark"):
+        browser.open(pages["2 layers"][0], 1280, 844, scheme)
+        seen[scheme] = browser.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert seen == {"light": "rgb(252, 251, 249)", "dark": "rgb(18, 23, 27)"}

@@ -1,0 +1,150 @@
+"""The scripts, run as their first lines say, on a small checkpoint."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from checkpoints import reference, saved, tiny_bpe
+
+import minigpt
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+WRONG_NORM = """
+import minigpt
+
+class Wrong(minigpt.LayerNorm):
+    def forward(self, x):
+        return super().forward(x) * 1.01
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = saved(reference(std=0.3, n_layer=1, vocab_size=300, n_positions=128), tmp_path_factory.mktemp("talking"))
+    tiny_bpe(300).save(str(place / "tokenizer.json"))
+    return place
+
+
+def run(script: str, *words: object) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error, from a folder that is not the repository's."""
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / script, *map(str, words)],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).anchor,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "COLUMNS": "300"},
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_generate_writes_what_python_writes(folder: Path) -> None:
+    model, tokenizer = minigpt.from_pretrained(folder), minigpt.Tokenizer.from_pretrained(folder)
+    settings = dict(max_new_tokens=10, do_sample=True, temperature=0.8, seed=3)
+    expected = "".join(minigpt.stream(model, tokenizer, "the dog", **settings))
+    found = run("generate.py", "the dog", "--model", folder, "--max-new-tokens", 10, "--seed", 3)
+    assert found == (0, f"the dog{expected}\n", "")
+
+
+def test_a_norm_of_ones_own_changes_next_to_nothing(folder: Path) -> None:
+    status, out, err = run("swap_layer_norm.py", "--prompt", "the dog", "--model", folder, "--sites", "h.*.ln_?")
+    assert (status, err) == (0, "")
+    head, change, *texts = out.splitlines()
+    assert head == "replaced 2 norms: h.0.ln_1, h.0.ln_2"
+    largest = float(change.partition(": ")[2].partition(",")[0])
+    scale = float(change.rpartition(" ")[2])
+    print(f"largest change {largest:.3g}, bound 1e-4, scale {scale:.3g}")
+    assert largest < 1e-4 < 0.1 < scale
+    before, after = "\n".join(texts).split("after:  ")
+    assert before.removeprefix("before: ").strip() == after.strip()
+    assert after.startswith("the dog")
+
+
+def test_check_parity_tells_the_truth_and_its_exit_status_too(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        import_module("check_parity").main(model=str(folder))
+    out = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(f"{site} " in out for site in ("h.0.ln_1", "h.0.ln_2", "ln_f"))
+    assert out.splitlines()[-1] == "parity holds"
+
+    (tmp_path / "wrong.py").write_text(WRONG_NORM, encoding="utf-8")
+    with pytest.raises(SystemExit) as ended:
+        import_module("check_parity").main(model=str(folder), norm=f"{tmp_path / 'wrong.py'}:Wrong")
+    assert ended.value.code == 1
+    assert "times the noise floor" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_the_start_is_summed_up_by_medians() -> None:
+    def measured(*seconds: float, peak_mb: float) -> list[dict[str, float]]:
+        return [{"load_s": second / 10, "first_token_s": second, "peak_mb": peak_mb} for second in seconds]
+
+    runs = {
+        "import torch": measured(1, 1, 1, peak_mb=200),
+        "minigpt": measured(9, 2, 1, peak_mb=950.5),
+        "transformers": measured(8, 5, 4, peak_mb=1200),
+    }
+    found = import_module("bench_start")._summary(runs, file_mb=474.7)
+    assert found["medians"]["minigpt"] == {"load_s": 0.2, "first_token_s": 2, "peak_mb": 950.5}
+    assert found["first_token_ratio"] == 0.4
+    assert found["peak_mb_over_import_torch"] == 750.5
+    assert (found["file_mb"], found["repeats"]) == (474.7, 3)
+    assert {"processor", "threads", "torch", "transformers"} <= found["measured_on"].keys()
+
+
+@pytest.mark.parametrize("program", ["BARE", "MINIGPT", "TRANSFORMERS"])
+def test_the_programs_that_the_start_is_measured_with_are_python(program: str) -> None:
+    compile(getattr(import_module("bench_start"), program).replace("json_prompt", "[1]"), program, "exec")
+
+
+@pytest.mark.thorough
+def test_a_load_is_measured(folder: Path) -> None:
+    bench_load = import_module("bench_load")
+    found = json.loads(
+        bench_load._run(bench_load.PROGRAM.replace("HOW", bench_load.LOADS["float32, read"]), str(folder))
+    )
+    assert found.keys() == {"load_s", "cpu_s", "peak_mb_over_imports"}
+    assert found["load_s"] > 0
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.py")))
+def test_every_script_says_what_it_is_for(script: str) -> None:
+    text = (SCRIPTS / script).read_text(encoding="utf-8")
+    compile(text, script, "exec")
+    assert text.startswith('"""')
+    if "typer.run" in text:
+        assert f"python scripts/{script}" in text.split('"""')[1], "its first lines do not say how to run it"
+
+
+@pytest.mark.thorough
+def test_check_greedy_compares_every_token_of_every_prompt(tmp_path: Path) -> None:
+    wanted = ("--prompts", 2, "--new-tokens", 5, "--no-full-size", "--json", tmp_path / "greedy.json")
+    status, _, _ = run("check_greedy.py", *wanted)
+    [found] = json.loads((tmp_path / "greedy.json").read_text())["models"].values()
+    assert (status, found["prompts"], found["tokens_compared"], found["explained"]) == (0, 2, 10, True)
+
+
+def test_every_preset_can_be_had_at_random() -> None:
+    model = import_module("random_gpt2").random_gpt2("demo")
+    assert model.get_parameter("h.0.mlp.c_proj.bias").abs().max() == 3000
+
+
+@pytest.mark.thorough
+def test_results_that_could_not_be_kept_are_refused_before_the_work(tmp_path: Path) -> None:
+    status, out, err = run("check_greedy.py", "--json", tmp_path / "nowhere" / "greedy.json")
+    assert (status, out) == (2, "")
+    assert "the folder for it does not exist" in err
+
+
+def test_results_are_the_same_printed_and_kept_and_say_in_words_what_is_not_finite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_module("results").show({"ratio": math.inf, "runs": [math.nan, 0.5], "name": "狗"}, tmp_path / "kept.json")
+    kept = (tmp_path / "kept.json").read_text(encoding="utf-8")
+    assert kept == capsys.readouterr().out
+    assert json.loads(kept) == {"ratio": "inf", "runs": ["nan", 0.5], "name": "狗"}

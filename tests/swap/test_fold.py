@@ -1,0 +1,310 @@
+"""Scales and shifts moved into the layers after the norms: another set of weights, the same function."""
+
+import copy
+import hashlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import (
+    assert_close,
+    assert_same_bits,
+    assert_within,
+    in_float64,
+    random_ids,
+    reference_model,
+    rms,
+    same_weights,
+    small_model,
+)
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import minigpt
+from minigpt import GPT2, LayerNorm, NormError, from_pretrained, save_pretrained, swap_norms
+from minigpt.processor import HALVES
+from minigpt.swap import calibrate, fold_norms
+
+EXACT = 1e-12  # of the largest logit, in float64
+
+tied_or_not = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+
+
+class EmbDim(nn.Module):
+    """Somebody else's norm."""
+
+    def __init__(self, emb_dim):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(emb_dim))
+        self.shift = nn.Parameter(torch.zeros(emb_dim))
+
+    def forward(self, x):
+        var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+        return self.scale * (x - mean) / torch.sqrt(var + 1e-5) + self.shift
+
+
+class OnePlus(LayerNorm):
+    """Multiplies by 1 + weight, as some models' norms do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.standardize(x)
+
+
+@tied_or_not
+@torch.no_grad()
+def test_logits_are_unchanged(tied: bool, device: torch.device) -> None:
+    model = small_model(dtype=torch.float64, device=device, tie_word_embeddings=tied)
+    ids = random_ids(3, 40, device=device)
+    wanted = model(ids)
+    assert fold_norms(model) is model
+    assert_close(model(ids), wanted, EXACT, "logits")
+
+
+@tied_or_not
+def test_norms_are_bare_and_the_head_is_its_own(tied: bool) -> None:
+    model = small_model(dtype=torch.float64, tie_word_embeddings=tied)
+    shift, embedding = model.ln_f.bias / model.ln_f.weight, model.wte.weight.detach().clone()
+    fold_norms(model)
+    for site, norm in model.norm_modules().items():
+        assert (norm.weight == 1).all()
+        assert (norm.bias == 0).all() or site == "ln_f"
+    assert torch.equal(model.ln_f.bias, shift)
+    assert not model.config.tie_word_embeddings
+    assert torch.equal(model.wte.weight, embedding)
+    assert dict(model.named_parameters()).keys() >= {"lm_head.weight"}
+    assert "lm_head.bias" not in model.state_dict()
+
+
+@tied_or_not
+def test_gradients_of_what_is_not_folded_are_unchanged(tied: bool) -> None:
+    """Of the same function of the logits, as far as it reaches a parameter by the same way."""
+    model = small_model(dtype=torch.float64, tie_word_embeddings=tied)
+    ids = random_ids(3, 20)
+    names = [name for name, _ in model.named_parameters() if "c_proj" in name or name == "wpe.weight"]
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        model(ids).log_softmax(-1)[..., 0].sum().backward()
+        return [model.get_parameter(name).grad.clone() for name in names]
+
+    wanted = gradients()
+    fold_norms(model)
+    for name, given, true in zip(names, gradients(), wanted, strict=True):
+        assert_close(given, true, EXACT, name)
+
+
+@pytest.mark.parametrize("norm", ["textbook", "std_eps", "rms", "dyt", "frozen", EmbDim, "torch.nn:LayerNorm"])
+@torch.no_grad()
+def test_whatever_the_norm_is(norm: str | type) -> None:
+    model, ids = small_model(dtype=torch.float64), random_ids(3, 20)
+    swap_norms(model, norm)
+    if norm == "frozen":
+        calibrate(model, ids)
+    wanted = model(ids)
+    fold_norms(model)
+    assert_close(model(ids), wanted, EXACT, "logits")
+    bare = model.ln_f.weight, model.ln_f.bias
+    swap_norms(model, "fused")
+    assert (model.ln_f.weight, model.ln_f.bias) == bare
+
+
+@tied_or_not
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@torch.no_grad()
+def test_in_other_dtypes_it_is_off_by_no_more_than_rounding(dtype: torch.dtype, tied: bool) -> None:
+    """Against float64 on the weights before folding: the products are rounded once more, by at most half a unit."""
+    reference = reference_model(dtype=dtype, tie_word_embeddings=tied)
+    ids = random_ids(4, 60)
+    wanted, model = in_float64(reference)(ids).logits, same_weights(reference)
+    before = rms(model(ids).double() - wanted)
+    after = rms(fold_norms(model)(ids).double() - wanted)
+    assert_within(after, 2 * before, rms(wanted), f"RMS error, {before:.3g} before")
+
+
+@torch.no_grad()
+def test_folded_again_it_stays_as_it_is() -> None:
+    model, ids = fold_norms(small_model()), random_ids(2, 9)
+    wanted, weights = model(ids), copy.deepcopy(model.state_dict())
+    fold_norms(model)
+    assert_same_bits(model(ids), wanted, "logits")
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+
+
+@torch.no_grad()
+def test_dimensions_without_a_scale() -> None:
+    """A scale of 0 leaves the shift alone: in ln_f there is nothing to divide it by, so both stay."""
+    model, ids = small_model(dtype=torch.float64), random_ids(2, 9)
+    for norm in model.norm_modules().values():
+        norm.weight[3], norm.weight[5], norm.weight[7] = 0, 0, 1e-320
+        norm.bias[5] = 0
+    wanted, shift = model(ids), model.ln_f.bias[3].item()
+    fold_norms(model)
+    assert_close(model(ids), wanted, EXACT, "logits")
+    assert model.ln_f.weight[[3, 5]].tolist() == [0, 0]
+    assert model.ln_f.weight[7] == 1e-320
+    assert model.ln_f.bias[[3, 5]].tolist() == [shift, 0]
+    assert (model.h[0].ln_1.weight == 1).all()
+
+
+@torch.no_grad()
+def test_large_shifts_over_small_scales_lose_nothing() -> None:
+    model, ids = small_model(), random_ids(2, 9)
+    model.ln_f.weight[::2] *= 1e-6
+    true = copy.deepcopy(model).double()(ids)
+    before = rms(model(ids).double() - true)
+    after = rms(fold_norms(model)(ids).double() - true)
+    assert_within(after, 2 * before, rms(true), f"RMS error, {before:.3g} before")
+
+
+@torch.no_grad()
+def test_the_mode_and_what_is_trained_stay() -> None:
+    model = small_model().train()
+    model.requires_grad_(False)
+    model.h[0].attn.c_attn.weight.requires_grad_(True)
+    fold_norms(model)
+    assert all(module.training for module in model.modules())
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained == ["h.0.attn.c_attn.weight"]
+
+
+# Files.
+
+
+@tied_or_not
+@torch.no_grad()
+def test_saved_it_is_a_gpt2_to_transformers_too(tied: bool, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model, ids = small_model(dtype=torch.float64, tie_word_embeddings=tied), random_ids(2, 30)
+    wanted = model(ids)
+    save_pretrained(fold_norms(model), tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    assert_close(theirs(ids).logits, wanted, EXACT, "transformers' logits")
+    assert_same_bits(from_pretrained(tmp_path, device="cpu")(ids), model(ids), "loaded again")
+
+
+@torch.no_grad()
+def test_the_file_that_a_model_is_mapped_from_is_not_written_to(tmp_path: Path) -> None:
+    save_pretrained(small_model(), tmp_path)
+    digest = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
+    model, ids = from_pretrained(tmp_path, device="cpu"), random_ids(2, 9)
+    wanted = model(ids)
+    assert_close(fold_norms(model)(ids), wanted, 1e-5, "logits")
+    assert hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest() == digest
+    assert_same_bits(from_pretrained(tmp_path, device="cpu")(ids), wanted, "the file read once more")
+
+
+@torch.no_grad()
+def test_it_writes_the_same_tokens() -> None:
+    model, ids = small_model(dtype=torch.float64), random_ids(2, 9)
+    wanted = minigpt.generate(model, ids, max_new_tokens=20)
+    assert torch.equal(minigpt.generate(fold_norms(model), ids, max_new_tokens=20), wanted)
+
+
+# Refused.
+
+
+@pytest.mark.parametrize("site", ["h.0.ln_1", "h.1.ln_2", "ln_f"])
+@torch.no_grad()
+def test_a_norm_that_does_not_scale_by_its_weight(site: str) -> None:
+    model, ids = small_model(), random_ids(2, 9)
+    swap_norms(model, OnePlus, site)
+    wanted = model(ids)
+    with pytest.raises(NormError, match=rf"^{site} is a OnePlus that does not scale by its weight and shift by"):
+        fold_norms(model)
+    assert_same_bits(model(ids), wanted, "the model")
+    assert model.config.tie_word_embeddings
+
+
+class SumsWithoutItsWeight(LayerNorm):
+    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        return residual + delta, self.standardize(residual + delta)
+
+
+class Locked(LayerNorm):
+    def __init__(self, normalized_shape: int, eps: float = 1e-5) -> None:
+        super().__init__(normalized_shape, eps)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("norm", "said"),
+    [
+        (SumsWithoutItsWeight, "^h.0.ln_2 is a SumsWithoutItsWeight that does not scale by its weight"),
+        (Locked, "^Locked raised TypeError: cannot pickle '_thread.lock' object"),
+    ],
+)
+@torch.no_grad()
+def test_a_norm_that_cannot_be_folded_in_its_every_way(norm: type[LayerNorm], said: str) -> None:
+    model, ids = small_model(), random_ids(2, 9)
+    swap_norms(model, norm, "h.0.ln_2")
+    wanted = model(ids)
+    with pytest.raises(NormError, match=said):
+        fold_norms(model)
+    assert_same_bits(model(ids), wanted, "the model")
+
+
+@torch.no_grad()
+def test_a_frozen_norm_that_has_no_deviation_yet() -> None:
+    with pytest.raises(NormError, match="no deviation to divide by yet"):
+        fold_norms(small_model("frozen"))
+
+
+def test_a_model_without_values() -> None:
+    with pytest.raises(NormError, match="meta device has shapes only, and no values to fold"):
+        fold_norms(small_model().to("meta"))
+
+
+@torch.no_grad()
+def test_a_layer_of_another_kind() -> None:
+    model = small_model()
+    model.h[1].mlp.c_fc = nn.Linear(48, 192)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(NormError, match=r"h\.1\.mlp\.c_fc is a Linear, into which no norm can be folded"):
+        fold_norms(model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@torch.no_grad()
+def test_a_product_too_large_for_the_dtype() -> None:
+    model = small_model(dtype=torch.float16)
+    model.h[1].ln_1.weight[0], model.h[1].attn.c_attn.weight[0, 0] = 300, 300
+    weights = model.h[1].ln_1.weight.tolist(), model.h[1].attn.c_attn.weight.tolist()
+    with pytest.raises(NormError, match=r"before h\.1\.attn\.c_attn does not fit into it in torch\.float16; .* wider"):
+        fold_norms(model)
+    assert (model.h[1].ln_1.weight.tolist(), model.h[1].attn.c_attn.weight.tolist()) == weights
+    assert model.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("name", ["h.0.mlp.c_fc", "h.1.attn.c_attn", "h.0.ln_2", "ln_f"])
+def test_a_weight_that_is_computed_cannot_be_folded_into(name: str) -> None:
+    model = small_model()
+    parametrize.register_parametrization(model.get_submodule(name), "weight", nn.Hardtanh(-9, 9))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(NormError, match=f"weight or bias of {name} is no Parameter of its own"):
+        fold_norms(model)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
+def share_a_norms_weight(model: GPT2) -> None:
+    model.h[0].ln_2.weight = model.h[0].ln_1.weight
+
+
+def share_a_layer(model: GPT2) -> None:
+    model.h[1].attn.c_attn = model.h[0].attn.c_attn
+
+
+def share_a_norm(model: GPT2) -> None:
+    model.h[1].ln_1 = model.h[0].ln_1
+
+
+@pytest.mark.parametrize("share", [share_a_norms_weight, share_a_layer, share_a_norm])
+def test_what_two_modules_share_is_not_folded_for_one(share: Callable[[GPT2], None]) -> None:
+    model, ids = small_model(), random_ids(1, 9)
+    share(model)
+    before = model(ids)
+    with pytest.raises(NormError, match=r"h\.\d\.\S+ shares its weight or bias with h\.0\.\S+; give each its own"):
+        fold_norms(model)
+    assert_same_bits(model(ids), before, "nothing has been changed")
