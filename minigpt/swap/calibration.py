@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from minigpt.errors import NormError
 from minigpt.model.gpt2 import GPT2, require_gpt2
 from minigpt.norms.frozen import FrozenLayerNorm
-from minigpt.swap import match_sites, swap_norms
+from minigpt.swap.sites import match_sites, swap_norms
 
 
 @torch.no_grad()
