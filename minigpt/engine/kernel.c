@@ -40,8 +40,16 @@ typedef int32_t int_unaligned __attribute__((aligned(1), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 enum { SLAB = 64, VECS = SLAB / LANES, CHUNK = 512, BLOCK = 64, PANEL = 16, SPINS = 4000 };
-#ifndef ONE_STRIPE
-#define ONE_STRIPE 16
+#ifdef AHEAD
+#define FETCH(p) __builtin_prefetch((const char *)(p) + AHEAD)
+#else
+#define FETCH(p)
+#endif
+#ifndef STRIPE
+#define STRIPE 32
+#endif
+#ifndef CHUNKS
+#define CHUNKS 4
 #endif
 #ifndef PARTS
 #define PARTS 2
@@ -212,14 +220,15 @@ INLINE void float_tile(const float *x, long x_step, const void *w, long w_step, 
                        int is_half) {
     vec sum[8][VECS];
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++) sum[r][v] = *(const vec *)(sums + r * CHUNK + v * LANES);
+        for (int v = 0; v < vecs; v++) sum[r][v] = (vec){0};
     for (long k = 0; k < n; k++)
         for (int v = 0; v < vecs; v++) {
             vec weights = weights_at(w, k * w_step + v * LANES, is_half);
+            FETCH((const float *)w + k * w_step + v * LANES);
             for (int r = 0; r < rows; r++) sum[r][v] += x[r * x_step + k] * weights;
         }
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++) *(vec *)(sums + r * CHUNK + v * LANES) = sum[r][v];
+        for (int v = 0; v < vecs; v++) *(vec *)(sums + r * CHUNK + v * LANES) += sum[r][v];
 }
 
 INLINE float total_of(vec sum) {
@@ -260,12 +269,14 @@ INLINE void half_tile(const uint16_t *x, long x_step, const uint16_t *w, long w_
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     __m512 sum[8][VECS];
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++) sum[r][v] = _mm512_loadu_ps(sums + r * CHUNK + v * LANES);
+        for (int v = 0; v < vecs; v++) sum[r][v] = _mm512_setzero_ps();
     for (long k = 0; k < n; k += 2)
         for (int v = 0; v < vecs; v += 2) {
             __m512i one = _mm512_loadu_si512(w + k * w_step + v * LANES);
             __m512i two = k + 1 < n ? _mm512_loadu_si512(w + (k + 1) * w_step + v * LANES) : _mm512_setzero_si512();
             __m512i left = _mm512_permutex2var_epi16(one, low, two), right = _mm512_permutex2var_epi16(one, high, two);
+            FETCH(w + k * w_step + v * LANES);
+            FETCH(w + (k + 1) * w_step + v * LANES);
             for (int r = 0; r < rows; r++) {
                 __m512i pair = _mm512_set1_epi32(*(const int_unaligned *)(x + r * x_step + k));
                 sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)left, (__m512bh)pair);
@@ -273,7 +284,7 @@ INLINE void half_tile(const uint16_t *x, long x_step, const uint16_t *w, long w_
             }
         }
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++) _mm512_storeu_ps(sums + r * CHUNK + v * LANES, sum[r][v]);
+        for (int v = 0; v < vecs; v++) *(vec *)(sums + r * CHUNK + v * LANES) += (vec)sum[r][v];
 }
 
 INLINE void half_dots(const uint16_t *x, long x_step, const uint16_t *w, long w_step, float *y, long y_step, long n,
@@ -313,8 +324,8 @@ INLINE void dots(const void *x, long x_step, const void *w, long w_step, float *
 /* sums (R, count) = operand times the columns from a place on. Weights are read in stripes of a few inputs. */
 INLINE void columns_chunk(struct worker *me, const struct matrix *m, long from, long count, int is_half) {
     const long rows = me->step->rows->count, size = is_half ? 2 : 4, x_size = is_half && HAS_DOT ? 2 : 4;
-    const long stripe = rows > 1 ? 64 : ONE_STRIPE, x_step = padded(m->in, BLOCK);
-    float tail[64 * SLAB];
+    const long stripe = STRIPE, x_step = padded(m->in, BLOCK);
+    float tail[STRIPE * SLAB];
     memset(me->sums, 0, sizeof(float) * CHUNK * rows);
     for (long k = 0; k < m->in; k += stripe)
         for (long c = 0; c < count; c += SLAB) {
