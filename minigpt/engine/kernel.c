@@ -601,11 +601,19 @@ static long place(struct step *step, struct worker *me, long number, char *memor
     return memory - start;
 }
 
-/* Bytes that a step works in; they begin at a multiple of 64. */
+/* Bytes that a step works in; they must begin at a multiple of 64. */
 long NAMED(minigpt_memory, LEVEL)(const struct model *model, const struct rows *rows, long threads, long longest) {
-    struct step step = {model, rows, threads};
+    struct step step = {.model = model, .rows = rows, .threads = threads};
     struct worker me;
     return place(&step, &me, threads - 1, NULL, longest);
+}
+
+static long thread_number(void) {
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
 }
 
 void NAMED(minigpt_step, LEVEL)(const struct model *model, const struct rows *rows, long threads, long longest,
@@ -613,13 +621,44 @@ void NAMED(minigpt_step, LEVEL)(const struct model *model, const struct rows *ro
     memset(memory, 0, sizeof(struct counter) * (5 * model->layers + 2));
 #pragma omp parallel num_threads(threads)
     {
-        struct step step = {model, rows, threads};
+        struct step step = {.model = model, .rows = rows, .threads = threads};
         struct worker me;
-#ifdef _OPENMP
-        place(&step, &me, omp_get_thread_num(), memory, longest);
-#else
-        place(&step, &me, 0, memory, longest);
-#endif
+        place(&step, &me, thread_number(), memory, longest);
         run_step(&me);
     }
 }
+
+/* A product alone, without its bias, for reading prompts in int8. */
+long NAMED(minigpt_product_memory, LEVEL)(const struct matrix *matrix, long count, long threads) {
+    struct model model = {.width = matrix->in, .heads = 1};
+    struct rows rows = {.count = count};
+    return NAMED(minigpt_memory, LEVEL)(&model, &rows, threads, 0);
+}
+
+void NAMED(minigpt_product, LEVEL)(const struct matrix *matrix, const float *in, float *out, long count, long threads,
+                                   char *memory) {
+    struct model model = {.width = matrix->in, .heads = 1};
+    struct rows rows = {.count = count};
+    memset(memory, 0, sizeof(struct counter) * 2);
+#pragma omp parallel num_threads(threads)
+    {
+        struct step step = {.model = &model, .rows = &rows, .threads = threads};
+        struct worker me;
+        place(&step, &me, thread_number(), memory, 0);
+        multiply(&me, matrix, NULL, in, out, STORE);
+    }
+}
+
+#if defined(DISPATCH) /* in one of the levels: which of them this processor has */
+int minigpt_supports(const char *level) {
+#if defined(__x86_64__)
+    const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (!strcmp(level, "bf16")) return avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+    if (!strcmp(level, "vnni")) return avx512 && __builtin_cpu_supports("avx512vnni");
+    if (!strcmp(level, "avx512")) return avx512;
+    if (!strcmp(level, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return !strcmp(level, "portable");
+}
+#endif
