@@ -15,7 +15,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
-SOURCE, LIBRARY = ROOT / "minigpt/engine/kernel.c", ROOT / "minigpt/engine/kernel.so"
+SOURCE, LIBRARY = ROOT / "minigpt/engine/kernel.c", ROOT / "minigpt/engine/libminigpt.so"
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
 LEVELS = {
     "portable": [],
@@ -36,7 +36,7 @@ class KernelBuildHook(BuildHookInterface):
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"minigpt decodes with PyTorch alone: kernel.c was not compiled ({error})", file=sys.stderr)
             return
-        build_data["artifacts"].append("minigpt/engine/kernel.so")
+        build_data["artifacts"].append("minigpt/engine/libminigpt.so")
         build_data["pure_python"] = False
         tag = platform.machine() if sys.platform != "linux" else f"linux_{platform.machine()}"
         build_data["tag"] = f"py3-none-{tag}" if sys.platform == "linux" else None

@@ -80,7 +80,7 @@ class Functions(NamedTuple):
 @cache
 def functions() -> Functions | None:
     """Return the compiled functions, or None if they were not built."""
-    path = Path(os.environ.get("MINIGPT_KERNEL_LIBRARY", Path(__file__).with_name("kernel.so")))
+    path = Path(os.environ.get("MINIGPT_KERNEL_LIBRARY", Path(__file__).with_name("libminigpt.so")))
     if not path.is_file():
         return None
     for runtime in (Path(torch.__file__).parent / "lib").glob("libgomp*"):
