@@ -189,7 +189,7 @@ class StepKernel:
             self._matrix(model.head_rows().t(), None, c, config.vocab_size) if head is None
             else self._affine(head, c, config.vocab_size),
         )  # fmt: skip
-        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.memory: Tensor | None = None
 
     def __call__(self, tokens: list[int], starts: list[int], column: int, store: Tensor) -> Float[Tensor, "rows vocab"]:
         """Return logits (R, V) after one new token a row, whose keys and values go to ``column`` of the cache.
@@ -202,8 +202,8 @@ class StepKernel:
         """
         rows, *strides = len(tokens), *store.stride()
         positions, ends = [column - start for start in starts], [column + 1] * rows
-        given = torch.tensor([tokens, positions, starts, ends])  # (4, R)
-        logits = torch.empty(rows, self.vocabulary)
+        given = torch.tensor([tokens, positions, starts, ends], device="cpu")  # (4, R)
+        logits = torch.empty(rows, self.vocabulary, dtype=torch.float32, device="cpu")
         asked = Rows(
             rows, *(row.data_ptr() for row in given), store.data_ptr(), *strides[:4], logits.data_ptr()
         )  # fmt: skip
@@ -246,15 +246,15 @@ def int8_product(
     x = x.contiguous()
     y, threads = x.new_empty(len(x), out), torch.get_num_threads()
     matrix = Matrix(panels.data_ptr(), None, x.shape[1], out, INT8)
-    memory, place = _room(torch.empty(0), found.product_memory(byref(matrix), min(len(x), MOST_ROWS), threads))
+    memory, place = _room(None, found.product_memory(byref(matrix), min(len(x), MOST_ROWS), threads))
     for some, result in zip(x.split(MOST_ROWS), y.split(MOST_ROWS), strict=True):
         found.product(byref(matrix), some.data_ptr(), result.data_ptr(), len(some), threads, place)
     del memory
     return y
 
 
-def _room(memory: Tensor, size: int) -> tuple[Tensor, int]:
+def _room(memory: Tensor | None, size: int) -> tuple[Tensor, int]:
     """Return memory of at least this size, and where in it a multiple of 64 is."""
-    if len(memory) < size + 64:
-        memory = torch.empty(size + 64, dtype=torch.uint8)
+    if memory is None or len(memory) < size + 64:
+        memory = torch.empty(size + 64, dtype=torch.uint8, device="cpu")
     return memory, -(-memory.data_ptr() // 64) * 64
