@@ -20,4 +20,14 @@ from minigpt.engine.parts import accelerate, plain
 from minigpt.engine.root import GPT2
 from minigpt.engine.together import Text, read_each
 
-__all__ = ["GPT2", "Text", "accelerate", "compile_steps", "lay_out", "plain", "quantize_int8", "read_each", "use_kernel"]
+__all__ = [
+    "GPT2",
+    "Text",
+    "accelerate",
+    "compile_steps",
+    "lay_out",
+    "plain",
+    "quantize_int8",
+    "read_each",
+    "use_kernel",
+]

@@ -133,7 +133,11 @@ def why_not(model: nn.Module) -> str | None:
     if model.step is not None or model.training:
         return "the model is in training mode" if model.training else "its steps are compiled by torch.compile"
     dtypes = {p.dtype for p in model.parameters()}
-    if any(not p.is_cpu for p in model.parameters()) or len(dtypes) > 1 or not dtypes <= COLUMNS.keys():
+    if (
+        any(p.device.type not in ("cpu", "meta") for p in model.parameters())
+        or len(dtypes) > 1
+        or not dtypes <= COLUMNS.keys()
+    ):
         return "the weights are not all on the CPU in float32, or all in bfloat16"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on"
@@ -141,6 +145,12 @@ def why_not(model: nn.Module) -> str | None:
         return "a module has hooks or a replaced forward"
     return next((f"{name} is a {type(part).__module__}.{type(part).__name__}"
                  for name, part in model.named_modules() if not _is_known(part, model)), None)  # fmt: skip
+
+
+def path_of(model: nn.Module) -> str:
+    """Return which path decodes this model on the CPU, and why: "kernel (avx512)", or "PyTorch: ..."."""
+    reason, found = why_not(model), functions()
+    return f"kernel ({found.level})" if reason is None and found is not None else f"PyTorch: {reason}"
 
 
 def _is_known(part: nn.Module, model: Any) -> bool:
