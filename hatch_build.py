@@ -1,4 +1,4 @@
-"""Compile ``minigpt/engine/kernel.c`` when the package is built or installed. Without a compiler nothing is lost but speed.
+"""Compile ``minigpt/engine/kernel.c`` when a wheel is built or installed. Without a compiler only speed is lost.
 
 The file is compiled once for every level of instructions, and the processor's own is chosen when it runs.
 """

@@ -141,7 +141,8 @@ def why_not(model: nn.Module) -> str | None:
         return "the weights are not all on the CPU in float32, or all in bfloat16"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on"
-    if is_watched(model) or any("forward" in vars(part) for part in model.modules()):
+    replaced = vars(model).keys() & {"hidden_states", "embed", "run", "head"}
+    if is_watched(model) or replaced or any("forward" in vars(part) for part in model.modules()):
         return "a module has hooks or a replaced forward"
     return next((f"{name} is a {type(part).__module__}.{type(part).__name__}"
                  for name, part in model.named_modules() if not _is_known(part, model)), None)  # fmt: skip

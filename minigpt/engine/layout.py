@@ -22,7 +22,8 @@ def lay_out(model: GPT2, tokens: int = 1, steps: float = math.inf) -> GPT2:
     """Lay the weights out as this processor multiplies them fastest, in place; return ``model``.
 
     The model is for inference then: packed weights (see ``pack``) are no Parameters. A model stays as it is where
-    nothing is to be gained: on a GPU, with weights of eight bits, where the kernel decodes, or where few ``steps`` would not pay for the copy.
+    nothing is to be gained: on a GPU, with weights of eight bits, where the kernel decodes,
+    or where few ``steps`` would not pay for the copy.
 
     Args:
         tokens: how many tokens are mostly multiplied at a time: one of every text, and each guess of prompt lookup.
