@@ -98,7 +98,8 @@ def load_norms(
     """
     require_gpt2(model)
     require_weights(model, "load into", NormError)
-    require_own_parameters(model, model.norm_sites())
+    for site, norm in model.norm_modules().items():
+        require_own_parameters(site, norm)
     place = locate(source, revision=revision, local_files_only=local_files_only)
     wanted = norm_parameters(model)
     any_head = dataclasses.replace(model.config, tie_word_embeddings=False)
