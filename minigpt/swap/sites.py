@@ -100,13 +100,14 @@ def require_own_parameters(name: str, module: nn.Module) -> None:
     Raises:
         NormError: one of the two is not.
     """
-    present = [own for role in ("weight", "bias") if (own := getattr(module, role, None)) is not None]
-    if not all(isinstance(own, nn.Parameter) for own in present):
+    tensors = [own for role in ("weight", "bias") if isinstance(own := getattr(module, role, None), Tensor)]
+    if not all(isinstance(own, nn.Parameter) for own in tensors):
         raise NormError(f"weight or bias of {name} is not a Parameter; undo its pruning or parametrization")
 
 
 def _built(model: GPT2, norm: norms.NormSpec, old: nn.Module, keep: Collection[str]) -> nn.Module:
-    has_shift = getattr(old, "bias", None) is not None or getattr(old, "weight", None) is None
+    weight, bias = (isinstance(getattr(old, role, None), Tensor) for role in ("weight", "bias"))
+    has_shift = bias or not weight
     return norms.build(norm, model.config.n_embd, eps=model.config.layer_norm_epsilon, bias=has_shift, keep=keep)
 
 
@@ -125,8 +126,8 @@ def _share(model: GPT2, new: nn.Module, old: nn.Module) -> None:
     with naming(new):
         new.to(model.wte.weight.device, model.wte.weight.dtype)
         for role in ("weight", "bias"):
-            shared = getattr(old, role, None)
-            if shared is not None and getattr(new, role, None) is not None:
+            own, shared = getattr(new, role, None), getattr(old, role, None)
+            if isinstance(own, nn.Parameter) and isinstance(shared, nn.Parameter) and own.shape == shared.shape:
                 setattr(new, role, shared)
         new.train(old.training)
 

@@ -5,6 +5,7 @@ model as it is. Any other module is held by an ``AdaptedNorm``, which owns the t
 the module's own names, and applies to the module's output what the module has no place for.
 """
 
+import copy
 import math
 from collections.abc import Collection
 
@@ -12,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from minigpt.errors import RAISED
 from minigpt.norms.add import own_addition
 from minigpt.norms.foreign.construct import EPS, title
 from minigpt.norms.textbook import LayerNorm
@@ -37,12 +39,15 @@ def adapt(
     """
     notes = _eps_notes(module, eps, takes_eps)
     if not isinstance(module, LayerNorm):
-        scale, shift = _scale(module, shape), _shift(module, shape)
-        if not ("weight" in scale and ("bias" in shift or not bias)):
-            lacking = [what for what, has in (("scale", scale), ("shift", shift or not bias)) if not has]
-            notes += _keep_notes(module, lacking, keep)
+        scale, shift = _scale(module, shape), _find(module, SHIFTS, shape) if bias else []
+        if not scale and "scale" in keep:
+            shift = []  # applied beside the module too, so that it comes after the scale
+        lacking = [what for what, has in (("scale", scale), ("shift", shift or not bias)) if not has]
+        notes += _keep_notes(module, lacking, keep)
+        beside = [what for what in lacking if what in keep]
+        if beside or (scale and "weight" not in scale) or (shift and "bias" not in shift):
             kind = AdaptedAddNorm if own_addition(module) else AdaptedNorm
-            module = kind(module, shape, scale, shift if bias else [], [what for what in lacking if what in keep], eps)
+            module = kind(module, shape, scale, shift, beside, eps)
     vars(module)["norm_notes"] = notes
     return module
 
@@ -94,19 +99,21 @@ class AdaptedNorm(nn.LayerNorm):
     ) -> None:
         nn.Module.__init__(self)
         self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, True
+        self._loans: list[tuple[nn.Module, str, str]] = []  # a module, its name for what it borrows, and ours
         self.multiplies, self.adds = "scale" in beside, "shift" in beside
         like = torch.empty(0, device=next((own.device for own in norm.parameters()), None))
         first, second = like.new_ones(shape) if self.multiplies else None, like.new_zeros(shape) if self.adds else None
         self.register_parameter("weight", _first(norm, scale, first))
         self.register_parameter("bias", _first(norm, shift, second))
         self.norm = norm
-        self._loans = [
+        loans = [
             (norm.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], role)
             for role, paths in (("weight", scale), ("bias", shift))
             for path in paths
         ]
-        for borrower, name, _ in self._loans:
+        for borrower, name, _ in loans:
             del borrower._parameters[name]
+        self._loans = loans
         self._lend()
 
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -114,11 +121,16 @@ class AdaptedNorm(nn.LayerNorm):
         self._lend()
         return self._scaled_and_shifted(self.norm(x))
 
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        if param is not None:
+            self._lend()
+
     def extra_repr(self) -> str:
         return "; ".join((f"{self.normalized_shape}, eps={self.eps}, bias={self.bias is not None}", *notes(self)))
 
     def _lend(self) -> None:
-        """Give the module today's weight and bias, which may have been replaced since the last call."""
+        """Give the module today's weight and bias: torch.func, for one, replaces them for a call."""
         for borrower, name, role in self._loans:
             borrower.__dict__[name] = getattr(self, role)  # not registered: a checkpoint would have it twice
 
@@ -147,15 +159,29 @@ class AdaptedAddNorm(AdaptedNorm):
 def _scale(module: nn.Module, shape: tuple[int, ...]) -> Paths:
     """Return the names of the module's scale.
 
-    A scale that is all zeros at first multiplies by 1 + weight, as Gemma's does. The model's would be wrong there.
+    Some classes multiply by 1 + weight, as Gemma's does. The model's scale would be wrong there, so that weight stays
+    the module's own. It starts at 0, where it changes nothing.
     """
     paths = _find(module, SCALES, shape)
-    starts_at_zero = paths and not module.get_parameter(paths[0]).is_meta and not module.get_parameter(paths[0]).any()
-    return [] if starts_at_zero else paths
+    if paths and _multiplies_by_more(module, [*paths[:1], *_find(module, SHIFTS, shape)[:1]], shape):
+        nn.init.zeros_(module.get_parameter(paths[0]))
+        return []
+    return paths
 
 
-def _shift(module: nn.Module, shape: tuple[int, ...]) -> Paths:
-    return _find(module, SHIFTS, shape)
+@torch.no_grad()
+def _multiplies_by_more(module: nn.Module, paths: Paths, shape: tuple[int, ...]) -> bool:
+    """True if the module's output is not 0 with its scale and shift at 0. If it does not run here: if both are 0."""
+    parameters = [module.get_parameter(path) for path in paths]
+    if any(parameter.is_meta for parameter in parameters):
+        return False
+    try:
+        asked = copy.deepcopy(module).eval()
+        for path in paths:
+            asked.get_parameter(path).zero_()
+        return bool(asked(torch.ones(1, 2, *shape).cumsum(-1)).any())
+    except RAISED:
+        return not any(parameter.any() for parameter in parameters)
 
 
 def _find(module: nn.Module, names: tuple[str, ...], shape: tuple[int, ...]) -> Paths:

@@ -69,10 +69,9 @@ def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) ->
         raise NormError(f"norm must be a class or a function that makes one, got a module: {title(make)}")
     if isinstance(make, type) and not issubclass(make, nn.Module):
         raise NormError(f"{title(make)} is a class, but not a torch.nn.Module")
-    first, keywords, errors, made = _size_parameter(make), _keywords(make, eps, bias), [], []
-    optional = {name: value for name, value in keywords.items() if name in {own.name for own in _parameters(make)}}
+    first, errors, made = _size_parameter(make), [], []
     for size in _sizes(first, shape, eps, bias):
-        for told in [keywords, optional][: 1 + (optional != keywords)]:  # a base class may refuse what **kwargs passes
+        for told in _tellings(make, eps, bias):
             try:
                 one = Constructed(_make(make, first, size, told), any(map(EPS.fullmatch, told)))
             except NormError as error:
@@ -154,21 +153,27 @@ def _size_parameter(make: Maker) -> Parameter:
     raise NormError(f"{title(make)} has no parameter for the size")
 
 
-def _keywords(make: Maker, eps: float, bias: bool) -> dict[str, Any]:
-    """Return the arguments beside the size, under the names of the signature and of what ``**kwargs`` is passed to."""
+def _tellings(make: Maker, eps: float, bias: bool) -> list[dict[str, Any]]:
+    """Return the arguments beside the size, under the names of the signature and of what ``**kwargs`` is passed to.
+
+    A class may tell its base an eps or a flag by itself. So what ``**kwargs`` takes is tried with less and less.
+    """
     first, parameters = _size_parameter(make), _parameters(make)
     bound = make.keywords if isinstance(make, functools.partial) else {}  # the user's own choice
     beside = [own for own in parameters if own != first and own.kind not in VARIADIC and own.name not in bound]
-    keywords = {own.name: _told(own, eps, bias)[0] for own in beside if _told(own, eps, bias)}
+    keywords = {own.name: value for own in beside for value in _told(own, eps, bias)}
     if missing := [own.name for own in beside if own.default is Parameter.empty and own.name not in keywords]:
         raise NormError(
             f"{title(make)} needs {', '.join(missing)} beside a size, an eps and a flag for the shift; "
             "wrap it in a function (size, eps, bias) that knows the rest"
         )
-    if any(own.kind is Parameter.VAR_KEYWORD for own in parameters):
-        passed_on = {own.name: _told(own, eps, bias)[0] for own in _passed_on(make) if _told(own, eps, bias)}
-        keywords = {name: value for name, value in passed_on.items() if name not in bound} | keywords
-    return keywords
+    if not any(own.kind is Parameter.VAR_KEYWORD for own in parameters):
+        return [keywords]
+    passed = {own.name: value for own in _passed_on(make) if own.name not in bound for value in _told(own, eps, bias)}
+    flags = {name: value for name, value in passed.items() if not EPS.fullmatch(name)}
+    only_eps = {name: value for name, value in passed.items() if EPS.fullmatch(name)}
+    shift = {name: value for name, value in flags.items() if SHIFT_FLAG.fullmatch(name)}
+    return [more | keywords for more in (passed, flags, shift, only_eps, {})]
 
 
 def _passed_on(make: Maker) -> list[Parameter]:
