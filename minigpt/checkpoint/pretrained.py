@@ -11,14 +11,15 @@ from minigpt import norms
 from minigpt.checkpoint.fitting import only_dtype, require_finite, require_fitting
 from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.opened import Checkpoint, open_checkpoint
-from minigpt.checkpoint.pages import MappedFiles
 from minigpt.checkpoint.read import read_tensors
 from minigpt.checkpoint.translate import translate
-from minigpt.engine.int8 import quantize_int8, require_roundable
-from minigpt.engine.layout import by_rows
+from minigpt.engine import GPT2
+from minigpt.engine.int8 import check_roundable, quantize_int8
+from minigpt.engine.layout import placed as placed_by_rows
+from minigpt.engine.pages import MappedFiles
 from minigpt.errors import ConfigError, NormError
+from minigpt.model.checks import check_gpt2, check_weights
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.gpt2 import GPT2, require_gpt2, require_weights
 from minigpt.norms.foreign.adapt import KEEP
 from minigpt.placement import dtype_name, resolve_device, resolve_dtype
 from minigpt.swap.saved import Norms, Pairs, as_pairs, is_registered, norm_at, require_registered
@@ -84,12 +85,11 @@ def from_pretrained(
         require_finite(dict(model.named_parameters()), place, f", once they are {dtype_name(dtype)}")
     for site in trained:
         model.get_submodule(site).to(device, model.wte.weight.dtype)  # what of it is not in the checkpoint
+    there = {norms.name_of(norm) for norm in trained.values()}
     for pattern, other in asked:
-        if not any(
-            norms.name_of(norm) == norms.name_of(other) for norm in trained.values()
-        ):  # else it is there already
+        if norms.name_of(other) not in there:
             swap_norms(model, other, pattern, keep)
-    return quantize_int8(model.eval(), MappedFiles().give_back) if quantize else model.eval()
+    return quantize_int8(model.eval()) if quantize else model.eval()
 
 
 def put_norms(model: GPT2, checkpoint: Checkpoint, asked: Pairs) -> dict[str, norms.NormSpec]:
@@ -110,9 +110,8 @@ def put_norms(model: GPT2, checkpoint: Checkpoint, asked: Pairs) -> dict[str, no
             norm = norm_at(asked, site) or norm
             if not norm_at(asked, site):
                 require_registered(norm)
-        keep = [
-            what for what, role in (("scale", "weight"), ("shift", "bias")) if f"{site}.{role}" in checkpoint.tensors
-        ]
+        roles = {"scale": f"{site}.weight", "shift": f"{site}.bias"}
+        keep = [what for what, name in roles.items() if name in checkpoint.tensors]
         with torch.device("cpu"):  # a class computes its first values, which are not all in the checkpoint
             module = norms.build(
                 norm, model.config.n_embd, eps=model.config.layer_norm_epsilon, bias="shift" in keep, keep=keep
@@ -123,10 +122,9 @@ def put_norms(model: GPT2, checkpoint: Checkpoint, asked: Pairs) -> dict[str, no
 
 
 def loadable(model: GPT2, checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Return what a checkpoint must hold for ``model``. A buffer that is None until it is needed may be there too."""
-    empty = [
-        f"{path}.{name}" for path, part in model.named_modules() for name, own in part._buffers.items() if own is None
-    ]
+    """Return what a checkpoint must hold for ``model``; it may hold buffers that are None until they are needed."""
+    buffers = [(f"{path}.{name}", own) for path, part in model.named_modules() for name, own in part._buffers.items()]
+    empty = [name for name, own in buffers if own is None]
     return model.state_dict() | {name: checkpoint.tensors[name] for name in empty if name in checkpoint.tensors}
 
 
@@ -134,7 +132,7 @@ def _require_quantizable(quantize: str | None, arithmetic: str) -> None:
     if quantize not in (None, "int8"):
         raise ConfigError(f"unknown quantize {quantize!r}; known are int8, and None for the weights as they are")
     if quantize:
-        require_roundable(arithmetic)
+        check_roundable(arithmetic)
 
 
 def load_norms(
@@ -150,8 +148,8 @@ def load_norms(
         ConfigError: the model is no GPT2.
         NormError: a norm has no weight, or one that is computed from others, as by pruning, or the model has no values.
     """
-    require_gpt2(model)
-    require_weights(model, "load into", NormError)
+    check_gpt2(model)
+    check_weights(model, "load into", NormError)
     for site, norm in model.norm_modules().items():
         require_own_parameters(site, norm)
     place = locate(source, revision=revision, local_files_only=local_files_only)
@@ -186,7 +184,7 @@ def _install(model: GPT2, tensors: dict[str, Tensor], device: torch.device, dtyp
         tensor, module = tensors.pop(name), model.get_submodule(site)
         is_copied = (tensor.device.type, tensor.dtype) != (device.type, dtype)
         if is_copied and isinstance(module, Conv1D) and parameter == "weight" and model.arithmetic == "fast":
-            placed = by_rows(tensor, device, dtype)  # a copy anyway, and so the moment to choose its layout
+            placed = placed_by_rows(tensor, device, dtype)  # a copy anyway: the moment to choose its layout
         else:
             placed = tensor.to(device, dtype)
         files.give_back(tensor, placed)

@@ -13,7 +13,7 @@ from torch import nn
 
 from minigpt import norms
 from minigpt.errors import NormError
-from minigpt.model.gpt2 import GPT2
+from minigpt.model import GPT2
 from minigpt.norms.foreign.adapt import other_eps
 
 MODEL_TYPE = "minigpt-gpt2"

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.errors import NormError, is_several
-from minigpt.model.gpt2 import GPT2, require_gpt2
+from minigpt.model import GPT2
+from minigpt.model.checks import check_gpt2
 from minigpt.norms.add import own_addition
 from minigpt.norms.foreign.adapt import KEEP, SAME_EPS, AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
@@ -40,7 +41,7 @@ def swap_norms(
         NormError: if the norm is unknown, cannot be built or cannot run, one module is given to several sites, or a
             pattern matches no site. Nothing has been replaced then.
     """
-    require_gpt2(model)
+    check_gpt2(model)
     chosen = match_sites(model, sites)
     old = {name: model.get_submodule(name) for name in chosen}
     for name, module in old.items():
