@@ -25,7 +25,7 @@ class LayerNorm(nn.LayerNorm):
 
     Parameters: ``weight`` (initially 1) and ``bias`` (initially 0, or None), both of shape ``normalized_shape``.
 
-    Subclasses nn.LayerNorm so that optimizers recognize it. Nothing else is inherited.
+    Subclasses nn.LayerNorm so that optimizers recognize it.
     """
 
     weight: nn.Parameter

@@ -1,6 +1,8 @@
 """Norms as public model code writes them: what becomes of each in a GPT-2, and what was trained comes back."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -468,3 +470,26 @@ def test_a_verdict_says_what_was_kept(norm: Any) -> None:
     assert report.bitwise.equal
     kept = [note for note in report.notes if "kept beside it" in note]
     assert len(kept) == (norm != "dyt")
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "minigpt", *words], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.thorough
+def test_the_commands_say_and_keep_what_is_asked(tmp_path: Path) -> None:
+    """A folder with a class of somebody's file is read by every command that is told the class again."""
+    (tmp_path / "mine.py").write_text("from torch import nn\n\n\nclass Mine(nn.RMSNorm):\n    pass\n")
+    mine, out = f"{tmp_path}/mine.py:Mine", str(tmp_path / "out")
+    assert command("convert", "demo", out, "--norm", mine).returncode == 0
+    writing = ["generate", "Once", "--model", out, "--max-new-tokens", "2", "--greedy"]
+    assert command(*writing, "--norm", mine).returncode == 0
+    for refused in (command(*writing), command("info", out)):
+        assert refused.returncode == 2
+        assert "which is not a registered one, and code is not run because a file names it" in refused.stderr
+        assert "Traceback" not in refused.stderr
+    judging = ["parity", "--norm", "torch.nn:RMSNorm", "--prompt", "Once", "--json", "-"]
+    judged = command(*judging, "--keep", "none")
+    assert judged.returncode == 1
+    assert "RMSNorm has no shift: the model's shift is dropped" in json.loads(judged.stdout)["notes"]
+    assert command(*judging, "--keep", "all").returncode == 2
