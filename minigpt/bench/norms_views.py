@@ -9,7 +9,7 @@ from rich.text import Text
 
 from minigpt.bench.norms import PASSES
 from minigpt.errors import MiniGPTError
-from minigpt.report.page.charts import require_matplotlib
+from minigpt.report.charts import require_matplotlib
 
 FORMATS = (".png", ".svg", ".pdf")
 
