@@ -16,8 +16,8 @@ from minigpt import ConfigError, LayerNorm, NormError, norms
 from minigpt.conformance import ConformanceReport, case_names, check_norm
 from minigpt.conformance.case import Measurement, same_numbers, worst, worst_element
 from minigpt.conformance.compiling import best_backend
-from minigpt.conformance.settings import changed_settings, settings
 from minigpt.conformance.truth import PRECISIONS, gradient_truth, layer_norm_float64, truth
+from minigpt.measure.settings import changed_settings, settings
 
 # Some tests have every shape checked; the longer ones do not, nor those of torch.compile, which would trace the checks
 unchecked = pytest.mark.usefixtures("unchecked")

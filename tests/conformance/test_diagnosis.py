@@ -9,14 +9,16 @@ from torch import nn
 
 from minigpt.conformance import ConformanceReport, check_norm
 from minigpt.conformance.diagnosis import diagnoses
-from minigpt.conformance.formula import (
+from minigpt.conformance.mistakes import (
+    cancelling_variance,
     ignored_eps,
+    narrow_half_statistics,
+    narrow_statistics,
     wrong_affine,
     wrong_deviation,
     wrong_dimension,
     wrong_statistics,
 )
-from minigpt.conformance.precision import cancelling_variance, narrow_half_statistics, narrow_statistics
 from minigpt.conformance.probe import Probe
 from minigpt.conformance.subject import Subject
 
