@@ -1,4 +1,4 @@
-"""Cases of torch.compile: the compiled norm equals the eager one, forward and backward."""
+"""Cases of torch.compile: the compiled norm equals the eager norm, forward and backward."""
 
 import contextlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""Cases of gradient: against float64 autograd, and against finite differences of the norm's own values."""
+"""Cases of gradients: against float64 autograd, and against finite differences of the norm's values."""
 
 from collections.abc import Callable, Collection
 from functools import partial

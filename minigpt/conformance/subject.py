@@ -1,4 +1,4 @@
-"""The norm under check: built at any width and dtype, with weights that hide nothing."""
+"""The norm under check: build it at any width and dtype, with random weights."""
 
 import math
 import zlib
@@ -164,11 +164,11 @@ class Subject:
         return candidate
 
     def rows(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Ordinary rows of this shape, (..., width), as ``put`` puts them."""
+        """Return ordinary rows of this shape, (..., width), on the device."""
         return self.put(ordinary(math.prod(shape[:-1]), shape[-1], self.generator), dtype).view(shape)
 
     def put(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A tensor drawn in float64, rounded to ``dtype`` and on the norm's device."""
+        """Round a float64 tensor to ``dtype``, and move it to the norm's device."""
         return tensor.to(device=self.device, dtype=dtype)
 
     def require_judgeable(self) -> None:
