@@ -41,8 +41,10 @@ class Candidate:
         eps: the eps that it must have.
     """
 
-    def __init__(self, module: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None, eps: float) -> None:
-        self.module, self.weight, self.bias, self.eps = module, weight, bias, eps
+    def __init__(
+        self, module: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None, eps: float, name: str = "it"
+    ) -> None:
+        self.module, self.weight, self.bias, self.eps, self.name = module, weight, bias, eps, name
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -63,8 +65,11 @@ class Candidate:
                 raise Mismatch(str(error)) from error
             if x.dtype == torch.float64:
                 raise Unsupported(f"it refuses float64: {described(error)}") from error
-            raise
-        _require_alike(y, x, dtypes or (x.dtype,))
+            if isinstance(error, NormError):  # the adapter has explained it
+                raise
+            given = f"an input of {tuple(x.shape)} in {dtype_name(x.dtype)}"
+            raise NormError(f"{self.name} raised {last_line(error)} on {given}") from error
+        _require_alike(self.name, y, x, dtypes or (x.dtype,))
         return y
 
     def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,7 +150,7 @@ class Subject:
         module.bias = nn.Parameter(self.put(shift.view(sizes), dtype)) if bias else None
         with naming(module):
             module = module.to(device=self.device, dtype=dtype).eval()
-        return Candidate(module, module.weight, module.bias, eps)
+        return Candidate(module, module.weight, module.bias, eps, self.name)
 
     def without_bias(self, width: int) -> Candidate:
         """Build the norm without a bias.
@@ -213,16 +218,17 @@ def _raised(module: nn.Module, x: Tensor) -> BaseException | None:
 
 
 def _is_mismatch(error: BaseException) -> bool:
-    """Return True if the norm ran, but the adapter found another shape, dtype or device than the input's."""
-    return isinstance(error, NormError) and error.__cause__ is None
+    """Return True if the norm ran, but its adapter refused its output."""
+    said = str(error)
+    return isinstance(error, NormError) and (" went in, " in said or " returns a " in said)
 
 
-def _require_alike(y: object, x: Tensor, dtypes: Sequence[torch.dtype]) -> None:
+def _require_alike(name: str, y: object, x: Tensor, dtypes: Sequence[torch.dtype]) -> None:
     if not isinstance(y, Tensor):
-        raise Mismatch(f"it returns a {type(y).__name__}, not a tensor")
+        raise Mismatch(f"{name} returns a {type(y).__name__}, where a norm returns one tensor")
     if y.shape != x.shape:
-        raise Mismatch(f"it returns shape {tuple(y.shape)} for an input of {tuple(x.shape)}")
-    if y.dtype not in dtypes:
-        raise Mismatch(f"it returns {dtype_name(y.dtype)} for {dtype_name(x.dtype)} input")
+        raise Mismatch(f"{name} changes the shape: {tuple(x.shape)} went in, {tuple(y.shape)} came out")
     if y.device != x.device:
-        raise Mismatch(f"it returns a tensor on {y.device} for an input on {x.device}")
+        raise Mismatch(f"{name} changes the device: {x.device} went in, {y.device} came out")
+    if y.dtype not in dtypes:
+        raise Mismatch(f"{name} changes the dtype: {x.dtype} went in, {y.dtype} came out")
