@@ -111,9 +111,9 @@ def _compare(first: Path, second: Path, html: Path | None) -> None:
     a, b = read_json(first), read_json(second)
     console().print(comparison_summary(a, b))
     if html is not None:
-        from minigpt.report.page import comparison_page
+        from minigpt.report.page import report_page
 
-        write(html, comparison_page(a, b))
+        write(html, report_page(a, b))
 
 
 def _prompts(given: list[str] | None, file: Path | None) -> list[str] | None:

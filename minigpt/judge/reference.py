@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minigpt.checkpoint import config_file, read_tensors
+from minigpt.measure.settings import full_products
 
 
 @contextlib.contextmanager
@@ -17,27 +18,6 @@ def judging() -> Iterator[None]:
     """Inference mode and ``full_products`` while a verdict is computed."""
     with full_products(), torch.inference_mode():
         yield
-
-
-@contextlib.contextmanager
-def full_products() -> Iterator[None]:
-    """Full float32 products: no TF32 on a GPU, no bfloat16 shortcuts on a CPU, and no autocast on either.
-
-    PyTorch has an older setting of that and a newer one, and refuses to read the older while they differ: both say it.
-    """
-    backends: Any = torch.backends
-    products = [backends.cuda.matmul, backends.mkldnn.matmul]
-    newer, older = [backend.fp32_precision for backend in products], None
-    with contextlib.suppress(RuntimeError):  # they differ already
-        older = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(older or ("high" if newer[0] == "tf32" else "highest"))
-        for backend, precision in zip(products, newer, strict=True):
-            backend.fp32_precision = precision
 
 
 class Reference:

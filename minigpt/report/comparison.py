@@ -9,7 +9,7 @@ from rich.text import Text
 
 from minigpt.report.numerals import brief, percent, precise, times
 from minigpt.report.parity_summary import verdict
-from minigpt.report.reading import Reading, caution, side_by_side
+from minigpt.report.reading import Reading, caution, readings_of
 
 
 def comparison_summary(a: dict[str, Any], b: dict[str, Any]) -> RenderableType:
@@ -21,8 +21,8 @@ def comparison_summary(a: dict[str, Any], b: dict[str, Any]) -> RenderableType:
     Raises:
         MiniGPTError: one of them is no parity report.
     """
-    readings = side_by_side(a, b)
-    return Group(_verdicts(*readings), *map(Text, filter(None, [caution(*readings)])), _figures(*readings))
+    readings = readings_of([a, b])
+    return Group(_verdicts(*readings), *map(Text, filter(None, [caution(readings)])), _figures(*readings))
 
 
 def _verdicts(*readings: Reading) -> Text:

@@ -735,7 +735,7 @@ def test_norms_are_listed(run: Run) -> None:
 
 
 def test_a_device_is_for_a_check(run: Run) -> None:
-    assert "--device is where --check asks a norm" in complaint(run("norms", "--device", "cpu"))
+    assert "--device, --all and --html are for --check NAME" in complaint(run("norms", "--device", "cpu"))
 
 
 def test_norms_as_json(run: Run) -> None:
