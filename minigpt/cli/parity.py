@@ -57,7 +57,7 @@ def parity(
     quantize: Quantize = None,
     revision: Revision = None,
     check_finite: CheckFinite = False,
-    prompts: Annotated[Path | None, typer.Option(help="File of prompts to judge on, one a line.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="File of prompts: plain lines, or JSON lines.")] = None,
     text: Annotated[Path | None, typer.Option(help="File to measure the perplexity of, before and after.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="File that 'frozen' norms collect deviations from.")] = None,
     noise: Annotated[bool, typer.Option("--noise", help="Measure ordinary differences too, e.g. bfloat16.")] = False,
@@ -162,7 +162,7 @@ def _prompts(given: list[str] | None, file: Path | None) -> list[str] | None:
     if not lines:
         raise minigpt.GenerationError(f"{file} has no prompt; write one on each line")
     if re.match(r'\s*\{.*"prompt"\s*:', lines[0]):
-        raise minigpt.GenerationError(
-            f"{file} is JSON lines, which generate reads; here each line is a prompt as it is"
-        )
+        from minigpt.generation.promptfile import read_prompts
+
+        lines = [line.prompt.text for line in read_prompts(file)]
     return [*(given or []), *lines]

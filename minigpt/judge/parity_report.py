@@ -259,19 +259,29 @@ class ParityReport:
         """Why it did not pass, a sentence each; empty if it did."""
         if self.budget is not None:
             return self.broken_budget
-        return [self.difference] if self.outcome == "DIFFERENT" else self.broken_parity
+        return [self.difference, self._why_different] if self.outcome == "DIFFERENT" else self.broken_parity
 
     @property
     def difference(self) -> str:
         """How different the model is, in a sentence."""
         found, (before, after) = self.distribution, self.perplexities
-        change = (
-            f"perplexity {after:.5g} instead of {before:.5g} ({100 * (after / before - 1):+.3g} %), " if before else ""
-        )
+        times = after / before if before else math.nan
+        change = f"{100 * (times - 1):+.3g} %" if times < 10 else f"{times:.3g} times"
+        perplexity = "" if math.isnan(times) else f"perplexity {after:.5g} instead of {before:.5g} ({change}), "
         return (
-            f"KL divergence {found.kl_mean:.3g} nats a token, {change}"
+            f"KL divergence {found.kl_mean:.3g} nats a token, {perplexity}"
             f"the same likeliest token for {100 * found.top1_agreement:.3g} % of the tokens."
         )
+
+    @property
+    def _why_different(self) -> str:
+        if self.against is not None:
+            why = f"{self.model} is another checkpoint than {self.against}"
+        elif self.quantize is not None:
+            why = f"{self.quantize} weights are other weights"
+        else:
+            why = f"{self.norm} is not a LayerNorm"
+        return f"A difference is expected, since {why}; a budget says how much is allowed."
 
     @property
     def broken_parity(self) -> list[str]:

@@ -24,22 +24,28 @@ def reports_table(reports: Sequence[dict[str, Any]]) -> RenderableType:
         MiniGPTError: if one of them is not a parity report.
     """
     readings = readings_of(reports)
-    head = ("", "norm", "sites", "KL mean", "top-1", "perplexity", "of noise", "greedy")
-    table = Table(*head, box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    figures = ("KL mean", "top-1", "perplexity", "of noise", "greedy")
+    models = ("model",) if len({reading["model"].text for reading in readings}) > 1 else ()
+    names = (*models, "norm", "sites")
+    table = Table("", "", *names, *figures, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for reading in readings:
         in_file = "perplexity.candidate" if reading["perplexity"] else "distribution.perplexity_candidate"
         table.add_row(
+            reading.label,
             outcome(outcome_of(reading)),
-            Text(reading["norm"].text),
-            Text(reading["sites"].text),
+            *(Text(reading[name].text) for name in names),
             _written(reading, "distribution.kl_mean", brief),
             _written(reading, "distribution.top1_agreement", percent),
             _written(reading, in_file, precise),
             _written(reading, "logits.ratio", times),
             _parting(reading),
         )
+    before = {_written(r, "distribution.perplexity_reference", precise) for r in readings if not r["perplexity"]}
+    before |= {_written(r, "perplexity.reference", precise) for r in readings if r["perplexity"]}
+    table.caption = f"perplexity of the original: {', '.join(sorted(before))}"
+    table.caption_justify = "left"
     culprits = [
-        Text(f"{reading['norm'].text} at {reading['sites'].text}: broken by {reading['bisect.sites'].text}")
+        Text(f"{reading.label} is broken by {reading['bisect.sites'].text}")
         for reading in readings
         if list(reading["bisect.sites"])
     ]
@@ -47,14 +53,15 @@ def reports_table(reports: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def comparison_summary(reports: Sequence[dict[str, Any]]) -> RenderableType:
-    """The table of all reports, why those that do not pass do not, and of two reports the figures side by side.
+    """The table of all reports, the reasons of those that fail, and the figures of two reports side by side.
 
     Raises:
         MiniGPTError: if one of them is not a parity report.
     """
     readings, parts = readings_of(reports), [reports_table(reports)]
     for reading in readings:
-        parts += [Text(f"{reading.label} {reading['norm'].text}: {reason.text}") for reason in reading["reasons"]]
+        if len(readings) == 2 or outcome_of(reading) == "FAIL":
+            parts += [Text(f"{reading.label}: {reason.text}") for reason in reading["reasons"]]
     return Group(*parts, *([_figures(*readings)] if len(readings) == 2 else []))
 
 

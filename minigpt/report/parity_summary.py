@@ -22,7 +22,7 @@ def parity_summary(report: ParityReport) -> RenderableType:
         f"{report.model}{against} with {report.norm} at {', '.join(report.sites)}: {report.dtype}, {report.attention}, "
         f"{report.device}, {report.prompts}"
     )
-    sentences = [*report.reasons, *_why_different(report), *report.notes]
+    sentences = [*report.reasons, *report.notes]
     return Group(
         outcome(report.outcome, about),
         *(Padding(Text(sentence), (0, 0, 0, 2), expand=False) for sentence in sentences),
@@ -39,17 +39,6 @@ def verdict(passed: bool, about: str) -> Text:
 def outcome(word: str, about: str = "") -> Text:
     """A verdict in its colour, and what it is about."""
     return Text(word, style=STYLES[word]).append(f"  {about}" if about else "", style="not bold default")
-
-
-def _why_different(report: ParityReport) -> Iterator[str]:
-    if report.outcome == "DIFFERENT":
-        if report.against is not None:
-            who = f"{report.model} is another checkpoint than {report.against}"
-        elif report.quantize:
-            who = "Quantized weights are other weights"
-        else:
-            who = f"{report.norm} is not a LayerNorm"
-        yield f"{who}, so a difference is expected. --budget sets how much is allowed."
 
 
 def _figures(report: ParityReport) -> Table:
