@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from minigpt.engine import GPT2
 from minigpt.errors import GenerationError, NormError
 from minigpt.generation import generate
 from minigpt.generation.any_length import of_any_length
@@ -17,7 +18,6 @@ from minigpt.generation.padding import left_padded
 from minigpt.judge.contest import Contest, Judged
 from minigpt.judge.measures import Distance
 from minigpt.judge.parity_report import Divergence, Greedy
-from minigpt.model.gpt2 import GPT2
 
 BATCH = 8  # prompts read at once: a step costs hardly more for 8 rows than for one
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
 from minigpt.judge.contest import Contest
 from minigpt.judge.measures import perplexity_of
 from minigpt.judge.parity_report import TextPerplexity
 from minigpt.measure.steps import Steps
-from minigpt.model.gpt2 import GPT2
 from minigpt.text_file import read_text
 from minigpt.tokenizer import Tokenizer
 
