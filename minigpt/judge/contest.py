@@ -17,7 +17,7 @@ from minigpt.generation import prompt_ids
 from minigpt.judge.reference import Reference
 from minigpt.norms import NormSpec, available, notes
 from minigpt.norms.foreign.adapt import AdaptedNorm
-from minigpt.swap import calibrate, swap_norms
+from minigpt.swap import calibrate, match_sites, swap_norms
 from minigpt.tokenizer import Tokenizer
 
 # From the world of the demo's tales, but not told as there, so that a changed model shows. Any GPT-2 can read them.
@@ -67,7 +67,11 @@ class Contest:
         self.candidate.config = dataclasses.replace(self.candidate.config, used_vocab_size=None)
         self._weights = dict(self.candidate.named_parameters())
         self._own = self.candidate.norm_modules()
-        self.swapped = swap_norms(self.candidate, norm, sites)
+        # "fused" leaves the norms that the checkpoint was loaded with, as from_pretrained does.
+        if norm == "fused":
+            self.swapped = match_sites(self.candidate, sites)
+        else:
+            self.swapped = swap_norms(self.candidate, norm, sites)
         self._new = self.candidate.norm_modules()
         self.dtype = self.candidate.wte.weight.dtype
         self.plain = self.ours(arithmetic="reference")
