@@ -21,14 +21,14 @@ def judging() -> Iterator[None]:
 
 @contextlib.contextmanager
 def full_products() -> Iterator[None]:
-    """Compute full float32 products: no TF32 on a GPU, no bfloat16 shortcuts on a CPU, and no autocast on either.
+    """Full float32 products: no TF32 on a GPU, no bfloat16 shortcuts on a CPU, and no autocast on either.
 
-    PyTorch has an older and a newer setting for it, and cannot read the older while they differ, so both are set.
+    PyTorch has an older setting of that and a newer one, and refuses to read the older while they differ: both say it.
     """
     backends: Any = torch.backends
     products = [backends.cuda.matmul, backends.mkldnn.matmul]
     newer, older = [backend.fp32_precision for backend in products], None
-    with contextlib.suppress(RuntimeError):  # the two settings differ already
+    with contextlib.suppress(RuntimeError):  # they differ already
         older = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
