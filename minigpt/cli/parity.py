@@ -16,10 +16,12 @@ from minigpt.cli.options import (
     Device,
     Dtype,
     JsonFile,
+    Keep,
     Model,
     Quantize,
     Revision,
     options_given,
+    parse_keep,
 )
 from minigpt.text_file import read_text
 
@@ -47,6 +49,7 @@ def parity(
         typer.Option(help="Where to put it, e.g. 'h.*.ln_1', or 'ln_f,h.0.*' for several patterns at once. May be "
                      "repeated: every --norm is judged at each."),
     ] = None,
+    keep: Keep = "scale,shift",
     against: Annotated[
         str | None, typer.Option(help="The original that the model was finetuned or quantized from.")
     ] = None,
@@ -92,8 +95,8 @@ def parity(
     with progress() as say:
         for number, (name, where) in enumerate(pairs):
             judged.append(minigpt.parity(
-                model, norm=name, sites=where, against=against, prompts=given, attention=attention, device=device,
-                dtype=dtype, quantize=quantize, revision=revision, check_finite=check_finite, noise=noise,
+                model, norm=name, sites=where, keep=parse_keep(keep), against=against, prompts=given,
+                attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision, check_finite=check_finite, noise=noise,
                 sensitivity=sensitivity, bisect=bisect, text=text, calibration=calibration, budget=budget,
                 progress=_part(say, number, len(pairs), f"{name} at {','.join(where)}: " if len(pairs) > 1 else ""),
             ))  # fmt: skip

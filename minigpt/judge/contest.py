@@ -1,7 +1,7 @@
 """The models that are compared, and the texts that all of them read."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from minigpt.errors import CheckpointError, ConfigError, GenerationError, is_sev
 from minigpt.generation import prompt_ids
 from minigpt.judge.reference import Reference
 from minigpt.norms import NormSpec, available, notes
-from minigpt.norms.foreign.adapt import AdaptedNorm
+from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm
 from minigpt.swap import calibrate, match_sites, swap_norms
 from minigpt.tokenizer import Tokenizer
 
@@ -57,6 +57,7 @@ class Contest:
         quantize: str | None = None,
         check_finite: bool = False,
         against: Path | None = None,
+        keep: Collection[str] = KEEP,
     ) -> None:
         self.place, self.original = place, against or place
         self.attention, self.device, self.quantize = attention, device, quantize
@@ -71,10 +72,11 @@ class Contest:
         if norm == "fused":
             self.swapped = match_sites(self.candidate, sites)
         else:
-            self.swapped = swap_norms(self.candidate, norm, sites)
+            self.swapped = swap_norms(self.candidate, norm, sites, keep)
         self._new = self.candidate.norm_modules()
         self.dtype = self.candidate.wte.weight.dtype
         self.plain = self.ours(arithmetic="reference")
+        swap_norms(self.plain, "fused")  # a checkpoint may name other norms
         _require_same_shape(self.candidate.config, self.plain.config, place, self.original)
         self.reference = Reference(self.original, attention=attention, dtype=self.dtype, device=device)
         other = "eager" if attention == "sdpa" else "sdpa"  # so that float64 has a noise floor too

@@ -1,7 +1,7 @@
 """Is it still the same model? A GPT-2 with its norms swapped, against transformers on the same weights."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from minigpt.judge.yardsticks import cost, ordinary_differences, speed
 from minigpt.measure.environment import versions
 from minigpt.measure.steps import Progress, Steps
 from minigpt.norms import NormSpec
+from minigpt.norms.foreign.adapt import KEEP
 from minigpt.norms.foreign.construct import title
 from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
 from minigpt.swap.sites import patterns_of
@@ -41,6 +42,7 @@ def parity(
     *,
     norm: NormSpec = "fused",
     sites: str | Iterable[str] = "*",
+    keep: Collection[str] = KEEP,
     against: str | Path | None = None,
     attention: str = "sdpa",
     device: str | torch.device | None = None,
@@ -70,7 +72,7 @@ def parity(
     Args:
         source, attention, device, dtype, quantize, revision, local_files_only, check_finite: as ``from_pretrained``
             takes them.
-        norm, sites: as ``swap_norms`` takes them.
+        norm, sites, keep: as ``swap_norms`` takes them.
         against: the original that ``source`` was finetuned or quantized from; by default ``source`` itself.
         prompts: texts, or lists of token ids; by default four texts, or random ids if there is no tokenizer.
         max_new_tokens: greedy tokens to compare after each prompt, fewer where the context ends; 0 for none.
@@ -96,7 +98,9 @@ def parity(
     steps("loading the models")
     place = locate(source, revision=revision, local_files_only=local_files_only)
     original = None if against is None else locate(against, local_files_only=local_files_only)
-    contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype), quantize, check_finite, original)
+    contest = Contest(
+        place, norm, patterns, attention, on, resolve_dtype(dtype), quantize, check_finite, original, keep
+    )
     judged = judged_prompts(contest.original, prompts, contest.config)
     if "perplexity" in limits and text is None and max(map(len, judged.prompts)) < 2:
         raise GenerationError("the budget limits perplexity, but no prompt has two tokens; give longer ones, or a text")

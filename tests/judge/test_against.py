@@ -89,3 +89,13 @@ def test_another_shape_cannot_be_compared(original: Path, tmp_path: Path) -> Non
     other = saved(reference(**SHAPE, n_layer=1), tmp_path)
     with pytest.raises(minigpt.ConfigError, match="must have the same shape to be compared, but n_layer is 1 and 2"):
         minigpt.parity(other, against=original, prompts=PROMPTS, device="cpu")
+
+
+def test_the_norms_that_a_checkpoint_names_are_left_there(original: Path, tmp_path: Path) -> None:
+    model = minigpt.from_pretrained(original, norm="rms", device="cpu")
+    minigpt.save_pretrained(model, tmp_path / "rms")
+    how = dict(prompts=PROMPTS, max_new_tokens=0, device="cpu")
+    saved_norms = minigpt.parity(tmp_path / "rms", against=original, **how)
+    swapped = minigpt.parity(original, norm="rms", **how)
+    assert saved_norms.distribution.kl_mean == pytest.approx(swapped.distribution.kl_mean)
+    assert saved_norms.bitwise.equal
