@@ -96,8 +96,9 @@ def parity(
         for number, (name, where) in enumerate(pairs):
             judged.append(minigpt.parity(
                 model, norm=name, sites=where, keep=parse_keep(keep), against=against, prompts=given,
-                attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision, check_finite=check_finite, noise=noise,
-                sensitivity=sensitivity, bisect=bisect, text=text, calibration=calibration, budget=budget,
+                attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision,
+                check_finite=check_finite, noise=noise, sensitivity=sensitivity, bisect=bisect, text=text,
+                calibration=calibration, budget=budget,
                 progress=_part(say, number, len(pairs), f"{name} at {','.join(where)}: " if len(pairs) > 1 else ""),
             ))  # fmt: skip
     _show(judged, json_file, html)
