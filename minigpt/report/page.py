@@ -12,7 +12,7 @@ from markupsafe import Markup
 from minigpt.judge.parity_report import MOST_NOISE
 from minigpt.report import numerals
 from minigpt.report.charts import LogScale, Site, depth_charts, printable, require_matplotlib
-from minigpt.report.reading import Reading, caution, readings_of
+from minigpt.report.reading import Reading, caution, outcome_of, readings_of
 
 __all__ = ["render", "report_page", "require_matplotlib"]
 
@@ -99,24 +99,27 @@ def _environment() -> Environment:
 class Verdict(NamedTuple):
     """A verdict as the page shows it."""
 
-    kind: str  # its CSS class: pass, fail or different
     word: str
     sign: str
     heading: str
     reasons: list[str]
 
+    @property
+    def kind(self) -> str:
+        """Its CSS class."""
+        return self.word.lower()
+
 
 def verdict_of(reading: Reading) -> Verdict:
-    """Say whether the report passed, and why."""
-    reasons = [reason.text for reason in reading["reasons"]]
-    has_passed, has_budget = reading["verdict"].value == "pass", bool(reading["budget"])
-    if has_passed:
-        heading = "The budget is kept" if has_budget else "Parity holds"
-        return Verdict("pass", "PASS", "✓", heading, reasons or [_why_it_passed(reading, has_budget)])
-    if has_budget or reading["exact"].value is not False:
-        heading = "The budget is not kept" if has_budget else "Parity does not hold"
-        return Verdict("fail", "FAIL", "✗", heading, reasons)
-    return Verdict("different", "DIFFERENT", "≠", "A different model", reasons)
+    """The verdict, and the reasons for it."""
+    word, has_budget = outcome_of(reading), bool(reading["budget"])
+    headings = {
+        "PASS": "The budget is kept" if has_budget else "Parity holds",
+        "FAIL": "The budget is not kept" if has_budget else "Parity does not hold",
+        "DIFFERENT": "A different model",
+    }
+    reasons = [reason.text for reason in reading["reasons"]] or [_why_it_passed(reading, has_budget)]
+    return Verdict(word, {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}[word], headings[word], reasons)
 
 
 def _why_it_passed(reading: Reading, has_budget: bool) -> str:
@@ -202,12 +205,12 @@ def _own_error(reading: Reading) -> float | None:
 
 
 class SiteMap(NamedTuple):
-    """The norm sites by block and name; the block is None outside all blocks."""
+    """The norm sites in the rows and columns of the map."""
 
     names: list[str]
     bands: list[list[int | None]]  # the blocks in rows of equal length, the last filled up with None
     apart: list[str]
-    at: dict[tuple[int | None, str], Reading]
+    at: dict[Site, Reading]
 
 
 def _site_map(reading: Reading) -> SiteMap | None:
@@ -221,7 +224,7 @@ def _site_map(reading: Reading) -> SiteMap | None:
         names=sorted({site.name for site in at if site.block is not None}) or [""],
         bands=bands or [[]],
         apart=[site.name for site in at if site.block is None],
-        at=dict(at),
+        at=at,
     )
 
 

@@ -91,6 +91,13 @@ def readings_of(reports: Sequence[dict[str, Any]]) -> list[Reading]:
     return [Reading(report, label=label) for report, label in zip(reports, labels, strict=True)]
 
 
+def outcome_of(reading: Reading) -> str:
+    """PASS, FAIL or DIFFERENT, as ``ParityReport.outcome`` says."""
+    if reading["verdict"].value == "pass":
+        return "PASS"
+    return "FAIL" if reading["budget"] or reading["exact"].value is not False else "DIFFERENT"
+
+
 def caution(readings: Sequence[Reading]) -> str | None:
     """Say in what the reports were not measured alike, so that their figures cannot be compared."""
     first, *others = readings
