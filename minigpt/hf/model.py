@@ -14,12 +14,13 @@ from transformers.activations import ACT2FN
 from transformers.models.gpt2 import modeling_gpt2 as theirs
 from transformers.pytorch_utils import Conv1D
 
-from minigpt import engine, norms
+from minigpt import norms
+from minigpt.engine import parts
 from minigpt.hf.config import Choice, FolderConfig, choice, config_of
 from minigpt.hf.norms import check_norms, install_norms
 
 
-class FastConv1D(engine.parts.FastConv1D, Conv1D):
+class FastConv1D(parts.FastConv1D, Conv1D):
     """minigpt's fast affine layer. It is also transformers' ``Conv1D``, which PEFT and quantizers look for."""
 
     __repr__ = nn.Module.__repr__
