@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from minigpt import norms
-from minigpt.engine import GPT2
 from minigpt.errors import NormError
 from minigpt.hf.config import Choice
 from minigpt.norms.foreign.adapt import eps_of

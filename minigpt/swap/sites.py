@@ -1,24 +1,38 @@
 """Replace norms in a model that is already loaded, sharing their Parameters."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.config import GPT2Config
-from minigpt.errors import NormError, is_several
-from minigpt.model import GPT2
-from minigpt.model.checks import check_gpt2
+from minigpt.errors import ConfigError, NormError, is_several
+from minigpt.model.checks import kind_of
 from minigpt.norms.foreign.adapt import SAME_EPS, AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
 
 SITES, A_SITE = "norm sites", "h.*.ln_1"  # what patterns are of, where nothing else is said, and one of them
 
 
-def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "*") -> list[str]:
+@runtime_checkable
+class HasNorms(Protocol):
+    """A model whose norms can be swapped: a ``minigpt.GPT2``, or the ``transformer`` of a model of ``minigpt.hf``."""
+
+    config: Any
+    training: bool
+
+    def __call__(self, input_ids: Tensor, /) -> Any: ...
+    def norm_sites(self) -> list[str]: ...
+    def norm_modules(self) -> dict[str, nn.Module]: ...
+    def modules(self) -> Iterator[nn.Module]: ...
+    def get_submodule(self, target: str, /) -> Any: ...
+    def set_submodule(self, target: str, module: nn.Module, /) -> None: ...
+    def train(self, mode: bool = True, /) -> Any: ...
+
+
+def swap_norms(model: HasNorms, norm: norms.NormSpec, sites: str | Iterable[str] = "*") -> list[str]:
     """Put ``norm`` at the matching sites, in place; return their names, in the order data meets them.
 
     The new norm uses the very Parameters of the old, so nothing is copied, an optimizer goes on with what it holds, and
@@ -30,11 +44,11 @@ def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "
         sites: a shell-style pattern, or several, over the norm modules' names: "*", "ln_f", "h.*.ln_1", "h.[0-5].ln_2".
 
     Raises:
-        ConfigError: the model is no GPT2.
+        ConfigError: if the model has no norm sites.
         NormError: the norm is unknown, cannot be made or does not fit, one module is given to several sites, or a
             pattern matches no site. Nothing has been replaced then.
     """
-    check_gpt2(model)
+    check_has_norms(model)
     chosen = match_sites(model, sites)
     require_own_parameters(model, chosen)
     built = {name: _built(norm, model.get_submodule(name), model.config) for name in chosen}
@@ -48,7 +62,15 @@ def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "
     return chosen
 
 
-def match_sites(model: GPT2, sites: str | Iterable[str]) -> list[str]:
+def check_has_norms(model: object) -> None:
+    """Check that a model has norm sites."""
+    if not isinstance(model, HasNorms):
+        raise ConfigError(
+            f"model must be a minigpt.GPT2, or the .transformer of a model of minigpt.hf, got {kind_of(model)}"
+        )
+
+
+def match_sites(model: HasNorms, sites: str | Iterable[str]) -> list[str]:
     """The norm sites that at least one pattern matches.
 
     Raises:
@@ -84,12 +106,12 @@ def require_patterns(patterns: Iterable[object], what: str = SITES, such_as: str
         raise NormError(f"a pattern of {what} is a text such as {such_as!r}, and not {wrong[0]!r:.100}")
 
 
-def _built(norm: norms.NormSpec, old: Any, config: GPT2Config) -> nn.Module:
+def _built(norm: norms.NormSpec, old: Any, config: Any) -> nn.Module:
     has_bias = getattr(old, "bias", None) is not None
     return norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon, bias=has_bias)
 
 
-def _require_one_each(model: GPT2, new: list[nn.Module]) -> None:
+def _require_one_each(model: HasNorms, new: list[nn.Module]) -> None:
     """Refuse a function that hands out one module again and again: it has room for the Parameters of one site."""
     taken = {id(module) for module in model.modules()}
     for norm in new:
@@ -99,7 +121,7 @@ def _require_one_each(model: GPT2, new: list[nn.Module]) -> None:
         taken.add(own)
 
 
-def require_own_parameters(model: GPT2, names: Iterable[str]) -> None:
+def require_own_parameters(model: HasNorms, names: Iterable[str]) -> None:
     """Refuse modules whose weight is computed from others, as by pruning: it can be neither shared nor written into.
 
     Raises:
