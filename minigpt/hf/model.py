@@ -56,6 +56,11 @@ class ChosenParts(theirs.GPT2PreTrainedModel):
     config_class: Any = FolderConfig
     by_default: ClassVar[Choice] = Choice()
 
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """Return False: weights are filled by transformers' own functions, which know the loaded ones."""
+        return False
+
     def _init_weights(self, module: nn.Module) -> None:
         """Fill what a checkpoint lacks. A norm's own values are those that it was built with."""
         super()._init_weights(module)
