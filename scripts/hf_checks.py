@@ -184,7 +184,7 @@ def generation(load: Load) -> Any:
     """Greedy, drawn, beams, a static cache, looked-up tokens, an assistant."""
     model, found = load(), []
     for how in ({}, {"do_sample": True, "top_k": 9}, {"num_beams": 3}, {"cache_implementation": "static"},
-                {"use_cache": False}, {"cache_implementation": "offloaded"}, {"repetition_penalty": 1.3}):  # fmt: skip
+                {"use_cache": False}, {"repetition_penalty": 1.3}):  # fmt: skip
         settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0} | how
         torch.manual_seed(1)
         found.append(model.generate(ids(), attention_mask=padding(), **settings))
@@ -280,7 +280,9 @@ def fields(load: Load) -> Any:
     with tempfile.TemporaryDirectory() as place:
         model.save_pretrained(place)
         again = type(model).from_pretrained(place)
-    return [getattr(again.config, name) for name in ("author", "chunk_size_feed_forward", "auto_map")], again(ids()).logits
+    return [getattr(again.config, name) for name in ("author", "chunk_size_feed_forward", "auto_map")], again(
+        ids()
+    ).logits
 
 
 # --- other tools

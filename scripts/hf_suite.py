@@ -92,7 +92,11 @@ def in_own_process(root: Path, network: str) -> dict[str, str]:
     """Run the suite on a network; return the outcome of each test."""
     file = root / f"{network}.json"
     command = [sys.executable, os.path.abspath(__file__), str(root), "--network", network, "--outcomes", str(file)]
-    offline = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONPATH": os.pathsep.join([str(root / "utils"), *sys.path])}
+    offline = {
+        "HF_HUB_OFFLINE": "1",
+        "TQDM_DISABLE": "1",
+        "PYTHONPATH": os.pathsep.join([str(root / "utils"), *sys.path]),
+    }
     subprocess.run(command, check=True, cwd=root, env=os.environ | offline, stdout=sys.stderr)
     return json.loads(file.read_text(encoding="utf-8"))
 

@@ -12,7 +12,9 @@ from minigpt.swap.sites import HasNorms, check_has_norms, match_sites, swap_norm
 
 
 @torch.no_grad()
-def calibrate(model: HasNorms, input_ids: Int[Tensor, "batch seq"], sites: str | Iterable[str] = "*") -> dict[str, float]:
+def calibrate(
+    model: HasNorms, input_ids: Int[Tensor, "batch seq"], sites: str | Iterable[str] = "*"
+) -> dict[str, float]:
     """Give the frozen norms at ``sites`` their average deviation on ``input_ids``; return it by site.
 
     The text is read once, in eval mode, with LayerNorm in these norms' places, so that what is collected is what the
