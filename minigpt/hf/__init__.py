@@ -18,9 +18,10 @@ PEFT knows the layers of a plain GPT-2. With a choice, name them as ``target_mod
 
 from typing import Any
 
+import transformers
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config
 
-from minigpt.hf.config import Choice, MiniGPT2Config, Norms, RegisteredConfig
+from minigpt.hf.config import ARCHITECTURE, Choice, MiniGPT2Config, Norms, RegisteredConfig
 from minigpt.hf.model import ChosenParts, GPT2LMHeadModel, GPT2Model
 
 __all__ = ["GPT2LMHeadModel", "GPT2Model", "MiniGPT2Config", "register", "unregister"]
@@ -40,6 +41,7 @@ def register(*, norm: Norms = "fused", arithmetic: str = "fast") -> None:
     ChosenParts.by_default = Choice(norm, arithmetic)
     CONFIG_MAPPING.register("gpt2", RegisteredConfig, exist_ok=True)
     CONFIG_MAPPING.register(MiniGPT2Config.model_type, MiniGPT2Config, exist_ok=True)
+    setattr(transformers, ARCHITECTURE, GPT2LMHeadModel)
     for config in (GPT2Config, MiniGPT2Config):  # some versions' own ``register`` skips transformers' configs
         _registered(MODEL_FOR_CAUSAL_LM_MAPPING)[config] = GPT2LMHeadModel
 
@@ -49,6 +51,7 @@ def unregister() -> None:
     ChosenParts.by_default = Choice()
     for model_type in ("gpt2", MiniGPT2Config.model_type):
         _registered(CONFIG_MAPPING).pop(model_type, None)
+    vars(transformers).pop(ARCHITECTURE, None)
     for config in (GPT2Config, MiniGPT2Config):
         _registered(MODEL_FOR_CAUSAL_LM_MAPPING).pop(config, None)
 

@@ -15,7 +15,7 @@ Pairs = list[tuple[str, norms.NormSpec]]
 Norms = norms.NormSpec | dict[str, norms.NormSpec] | Pairs  # for every site, or by patterns of sites
 
 ARITHMETICS = ("fast", "reference")
-ARCHITECTURE = "MiniGPT2LMHeadModel"  # a name that transformers lacks, so that no program takes the model for a GPT-2
+ARCHITECTURE = "MiniGPT2LMHeadModel"  # not a name of transformers' own, which would read the model as a plain GPT-2
 
 # Fields of networks that call themselves GPT-2 and compute other logits, which transformers' GPT-2 would pass over.
 _OTHER_NETWORKS = re.compile(r"pruned_heads|rotary_\w+|rope_\w+|\w*alibi\w*|multi_query|position_embedding_type")
@@ -93,8 +93,8 @@ class FolderConfig(transformers.GPT2Config):
 class RegisteredConfig(transformers.GPT2Config):
     """Reads a plain GPT-2's config.json while our class is registered for it.
 
-    Some tools, TRL among them, load the class that ``architectures`` names, past the Auto classes. Here it names one
-    that transformers lacks, so that they ask ``AutoModelForCausalLM``.
+    Some tools, TRL among them, load the class that ``architectures`` names, past the Auto classes. Here it names ours,
+    which ``register`` adds to ``transformers``.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:

@@ -570,6 +570,7 @@ def test_fields_of_other_networks_are_refused_and_unknown_ones_carried(tmp_path:
     assert load(tmp_path / "again").config.author == "me"
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CHECKS)
 def test_what_transformers_does_with_a_model_works_the_same(name: str) -> None:

@@ -186,7 +186,7 @@ def test_accelerate_launches_two_processes(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     found = []
     for norm in ("", "textbook"):
-        launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+        launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
         launch += [
             "--num_machines",
             "1",
