@@ -183,7 +183,7 @@ def kept(load: Load) -> Any:
 def generation(load: Load) -> Any:
     """Greedy, drawn, beams, a static cache, looked-up tokens, an assistant."""
     model, found = load(), []
-    for how in ({}, {"do_sample": True, "top_k": 9}, {"num_beams": 3}, {"cache_implementation": "static"},
+    for how in ({}, {"do_sample": True, "top_k": 9}, {"num_beams": 3}, {"cache_implementation": "static", "disable_compile": True},
                 {"use_cache": False}, {"repetition_penalty": 1.3}):  # fmt: skip
         settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0} | how
         torch.manual_seed(1)
@@ -223,7 +223,10 @@ def own_attention(load: Load) -> Any:
 def paged(load: Load) -> Any:
     """Continuous batching with paged attention."""
     settings = transformers.GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    out = load().generate_batch([[7, 8, 9], [11, 12, 13, 14, 15]], generation_config=settings)
+    pages = transformers.ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=32)
+    out = load().generate_batch(
+        [[7, 8, 9], [11, 12, 13, 14, 15]], generation_config=settings, continuous_batching_config=pages
+    )
     return [request.generated_tokens for request in out.values()]
 
 

@@ -16,9 +16,9 @@ Auto classes elsewhere refuse it; ``transformers.GPT2LMHeadModel.from_pretrained
 PEFT knows the layers of a plain GPT-2. With a choice, name them as ``target_modules``.
 """
 
+import sys
 from typing import Any
 
-import transformers
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config
 
 from minigpt.hf.config import ARCHITECTURE, Choice, MiniGPT2Config, Norms, RegisteredConfig
@@ -41,7 +41,7 @@ def register(*, norm: Norms = "fused", arithmetic: str = "fast") -> None:
     ChosenParts.by_default = Choice(norm, arithmetic)
     CONFIG_MAPPING.register("gpt2", RegisteredConfig, exist_ok=True)
     CONFIG_MAPPING.register(MiniGPT2Config.model_type, MiniGPT2Config, exist_ok=True)
-    setattr(transformers, ARCHITECTURE, GPT2LMHeadModel)
+    setattr(sys.modules["transformers"], ARCHITECTURE, GPT2LMHeadModel)  # which `import` may have replaced since
     for config in (GPT2Config, MiniGPT2Config):  # some versions' own ``register`` skips transformers' configs
         _registered(MODEL_FOR_CAUSAL_LM_MAPPING)[config] = GPT2LMHeadModel
 
@@ -51,7 +51,7 @@ def unregister() -> None:
     ChosenParts.by_default = Choice()
     for model_type in ("gpt2", MiniGPT2Config.model_type):
         _registered(CONFIG_MAPPING).pop(model_type, None)
-    vars(transformers).pop(ARCHITECTURE, None)
+    vars(sys.modules["transformers"]).pop(ARCHITECTURE, None)
     for config in (GPT2Config, MiniGPT2Config):
         _registered(MODEL_FOR_CAUSAL_LM_MAPPING).pop(config, None)
 

@@ -113,7 +113,7 @@ def assert_same_losses(found: list[float], wanted: list[float]) -> None:
     print(f"losses {found}, transformers' {wanted}")
     assert len(found) == STEPS
     assert all(map(math.isfinite, found))
-    assert found == pytest.approx(wanted, abs=1e-5)
+    assert found == pytest.approx(wanted, rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")
