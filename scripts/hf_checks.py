@@ -183,7 +183,8 @@ def kept(load: Load) -> Any:
 def generation(load: Load) -> Any:
     """Greedy, drawn, beams, a static cache, looked-up tokens, an assistant."""
     model, found = load(), []
-    for how in ({}, {"do_sample": True, "top_k": 9}, {"num_beams": 3}, {"cache_implementation": "static", "disable_compile": True},
+    static = {"cache_implementation": "static", "disable_compile": True}
+    for how in ({}, {"do_sample": True, "top_k": 9}, {"num_beams": 3}, static,
                 {"use_cache": False}, {"repetition_penalty": 1.3}):  # fmt: skip
         settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0} | how
         torch.manual_seed(1)

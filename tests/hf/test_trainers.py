@@ -39,7 +39,8 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def sft(model: Any, out: str, **more: Any) -> Any:
     """Supervised finetuning; LoRA if ``more`` has a ``peft_config``."""
-    from trl import SFTConfig, SFTTrainer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
 
     settings = SFTConfig(out, max_length=32, **COMMON)
     return SFTTrainer(model, args=settings, train_dataset=rows(text=STORIES * 4), processing_class=words(), **more)
@@ -47,7 +48,8 @@ def sft(model: Any, out: str, **more: Any) -> Any:
 
 def packed(model: Any, out: str) -> Any:
     """The same with several texts in a row, for which TRL takes the body's hidden states."""
-    from trl import SFTConfig, SFTTrainer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
 
     settings = SFTConfig(out, max_length=32, packing=True, packing_strategy="wrapped", **COMMON)
     return SFTTrainer(model, args=settings, train_dataset=rows(text=STORIES * 8), processing_class=words())
@@ -55,7 +57,8 @@ def packed(model: Any, out: str) -> Any:
 
 def dpo(model: Any, out: str) -> Any:
     """Preferences."""
-    from trl import DPOConfig, DPOTrainer
+    from trl.trainer.dpo_config import DPOConfig
+    from trl.trainer.dpo_trainer import DPOTrainer
 
     pairs = rows(prompt=STORIES * 4, chosen=[" It was good."] * 12, rejected=[" No, no, no."] * 12)
     return DPOTrainer(
@@ -65,7 +68,8 @@ def dpo(model: Any, out: str) -> Any:
 
 def grpo(model: Any, out: str) -> Any:
     """Rewards."""
-    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     settings = GRPOConfig(out, num_generations=2, max_completion_length=8, beta=0.1, **COMMON)
     return GRPOTrainer(
@@ -73,9 +77,9 @@ def grpo(model: Any, out: str) -> Any:
     )
 
 
-def vowels(completions: list[str], **_: Any) -> list[float]:
+def vowels(completions: list[str], **_: Any) -> list[float | None]:
     """A reward."""
-    return [float(sum(text.count(letter) for letter in "aeiou")) for text in completions]
+    return [1.0 * sum(text.count(letter) for letter in "aeiou") for text in completions]
 
 
 def rows(**columns: list[str]) -> Any:
@@ -147,10 +151,9 @@ def test_qlora_on_quantized_weights(kind: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="PEFT is of the extra hf")
     found = []
     for norm in (None, "textbook"):
-        model = loaded(norm, quantization_config=transformers.BitsAndBytesConfig(**{f"load_in_{kind}": True}))
-        assert "bnb" in type(model.transformer.h[0].attn.c_attn).__module__ + type(model).__module__ or (
-            type(model.transformer.h[0].attn.c_attn).__module__.startswith("bitsandbytes")
-        )
+        bits = transformers.BitsAndBytesConfig(load_in_4bit=kind == "4bit", load_in_8bit=kind == "8bit")
+        model = loaded(norm, quantization_config=bits)
+        assert type(model.transformer.h[0].attn.c_attn).__module__.startswith("bitsandbytes")
         torch.manual_seed(0)
         adapter = peft.LoraConfig(r=4, target_modules=["c_attn", "c_proj", "c_fc"], task_type="CAUSAL_LM")
         found.append(losses(sft, model, tmp_path, peft_config=adapter))
