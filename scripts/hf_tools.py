@@ -2,7 +2,7 @@
 
     python scripts/hf_tools.py --model demo --norm textbook --norm rms --json docs/results/hf-tools.json
 
-Each tool runs on each network: the text-generation pipeline, Trainer, PEFT's LoRA, and lm-eval's "hf" model. With a norm
+Each tool runs on each network: the text pipeline, Trainer, PEFT's LoRA, and lm-eval's "hf" model. With a norm
 that is a LayerNorm the figures are those of transformers' class up to rounding. Another norm changes them.
 
 Needs ``pip install 'minigpt[hf]'``, and lm-eval for the last tool; a tool that is not installed is left out.

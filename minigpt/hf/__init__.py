@@ -21,8 +21,9 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config
 
-from minigpt.hf.config import ARCHITECTURE, Choice, MiniGPT2Config, Norms, RegisteredConfig
+from minigpt.hf.config import Choice, MiniGPT2Config, RegisteredConfig
 from minigpt.hf.model import ChosenParts, GPT2LMHeadModel, GPT2Model
+from minigpt.swap.saved import ARCHITECTURE, Norms
 
 __all__ = ["GPT2LMHeadModel", "GPT2Model", "MiniGPT2Config", "register", "unregister"]
 

@@ -5,17 +5,13 @@ import re
 from typing import Any, NamedTuple, no_type_check
 
 import transformers
-from torch import nn
 
 from minigpt import norms
-from minigpt.errors import ConfigError, NormError
+from minigpt.errors import ConfigError
+from minigpt.swap.saved import ARCHITECTURE, MODEL_TYPE, Norms, Pairs, as_pairs, require_registered
 from minigpt.swap.sites import require_patterns
 
-Pairs = list[tuple[str, norms.NormSpec]]
-Norms = norms.NormSpec | dict[str, norms.NormSpec] | Pairs  # for every site, or by patterns of sites
-
 ARITHMETICS = ("fast", "reference")
-ARCHITECTURE = "MiniGPT2LMHeadModel"  # not a name of transformers' own, which would read the model as a plain GPT-2
 
 # Fields of networks that call themselves GPT-2 and compute other logits, which transformers' GPT-2 would pass over.
 _OTHER_NETWORKS = re.compile(r"pruned_heads|rotary_\w+|rope_\w+|\w*alibi\w*|multi_query|position_embedding_type")
@@ -29,7 +25,7 @@ class Choice(NamedTuple):
 
     def named(self) -> "Choice":
         """Return the choice in words that a config.json can hold. Pairs keep their order there, unlike an object."""
-        pairs = [[site, _name(norm)] for site, norm in self.by_site()]
+        pairs = [[site, norms.name_of(norm)] for site, norm in self.by_site()]
         return self._replace(norm=pairs[0][1] if [site for site, _ in pairs] == ["*"] else pairs)
 
     def by_site(self) -> Pairs:
@@ -38,7 +34,7 @@ class Choice(NamedTuple):
         Raises:
             NormError: if a pattern is not a string.
         """
-        pairs = _pairs(self.norm)
+        pairs = as_pairs(self.norm)
         require_patterns(pattern for pattern, _ in pairs)
         return pairs
 
@@ -47,7 +43,7 @@ class Choice(NamedTuple):
 class MiniGPT2Config(transformers.GPT2Config):
     """The config of a GPT-2 with a chosen norm or arithmetic. Its own type says that it is not a plain GPT-2."""
 
-    model_type = "minigpt-gpt2"
+    model_type = MODEL_TYPE
 
     norm: Any = "fused"
     arithmetic: str = "fast"
@@ -62,7 +58,7 @@ class MiniGPT2Config(transformers.GPT2Config):
         """
         chosen = {name: kwargs.pop(name) for name in Choice._fields if name in kwargs}
         if "norm" not in chosen:
-            _check_registered(config_dict.get("norm", "fused"))
+            require_registered(config_dict.get("norm", "fused"))
         unused = kwargs.get("return_unused_kwargs", False)
         made: Any = super().from_dict(config_dict, **kwargs)
         if unused:
@@ -137,32 +133,3 @@ def config_of(config: transformers.GPT2Config, chosen: Choice) -> transformers.G
         for name, value in named._asdict().items():
             setattr(config, name, value)
     return config
-
-
-def _pairs(norm: Norms) -> Pairs:
-    if isinstance(norm, dict):
-        return list(norm.items())
-    if not isinstance(norm, list | tuple):
-        return [("*", norm)]
-    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in norm):
-        raise NormError(f"norm must be pairs of a site pattern and a norm, got {list(norm)!r}")
-    return [(site, chosen) for site, chosen in norm]
-
-
-def _name(norm: norms.NormSpec) -> str:
-    if isinstance(norm, str):
-        return norm
-    for name, known in norms.available().items():
-        if known.cls is norm:
-            return name
-    where = norm if isinstance(norm, type) and issubclass(norm, nn.Module) else type(norm)
-    return f"{getattr(norm, '__module__', where.__module__)}:{getattr(norm, '__qualname__', where.__qualname__)}"
-
-
-def _check_registered(norm: Any) -> None:
-    for _, name in _pairs(norm):
-        if not (isinstance(name, str) and name in norms.available()):
-            raise NormError(
-                f"config.json asks for the norm {name!r}, which is not registered, and a file may not decide what code "
-                f"runs; if you trust it, ask for it yourself: from_pretrained(..., norm={norm!r})"
-            )
