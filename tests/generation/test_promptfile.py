@@ -62,7 +62,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a number": ({"prompt": 3}, 'as its "prompt"'),
     "an unknown name": ({"prompt": "a", "max_tokens": 3}, "unknown max_tokens; known are prompt, id, max_new_tokens"),
     "a length of 0": ({"prompt": "a", "max_new_tokens": 0}, "max_new_tokens must be 1 or more, not 0"),
-    "a seed that is a text": ({"prompt": "a", "seed": "1"}, "seed must lie within .*, not '1'"),
+    "a seed that is a text": ({"prompt": "a", "seed": "1"}, "seed must be within .*, not '1'"),
     "too deep": (b"[" * 100_000 + b"\n", "not JSON"),
     "a name twice": (b'{"prompt": "a", "prompt": "b"}\n', "the name 'prompt' stands in it twice"),
     "an id of NaN": (b'{"prompt": "a", "id": [NaN]}\n', "its id holds what JSON in UTF-8 cannot"),
