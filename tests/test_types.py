@@ -31,9 +31,7 @@ def test_strict_pyright_finds_every_mistake_and_no_any(tmp_path: Path) -> None:
     wrong = {number for number, line in enumerate(lines) if line.endswith("# wrong")}
     assert errors.keys() == wrong, {lines[number]: errors.get(number) for number in errors.keys() ^ wrong}
 
-    revealed = {
-        each["range"]["start"]["line"]: each["message"] for each in said if each["severity"] == "information"
-    }
+    revealed = {each["range"]["start"]["line"]: each["message"] for each in said if each["severity"] == "information"}
     asked = {number for number, line in enumerate(lines) if line.startswith("reveal_type")}
     assert revealed.keys() == asked
     vague = {lines[number]: said for number, said in revealed.items() if re.search(r"\b(Any|Unknown)\b", said)}

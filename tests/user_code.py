@@ -43,7 +43,7 @@ minigpt.generate(model, ids, max_new_tokens=5, top_k=0.5)  # wrong
 minigpt.generate(model, ids, max_new_tokens="5")  # wrong
 minigpt.generate(model, ids, do_sample=True)  # wrong
 minigpt.generate(model, ids, max_new_tokens=5, stop=[1])  # wrong
-minigpt.generate(model, ids, max_new_tokens=5).sequences  # wrong
+minigpt.generate(model, ids, max_new_tokens=5).sequences.sum()  # wrong
 minigpt.generate(model, "text", max_new_tokens=5)  # wrong
 minigpt.stream(model, tokenizer, "a", max_new_tokns=5)  # wrong
 minigpt.stream(model, tokenizer, "a", max_new_tokens=5, output_scores=True)  # wrong

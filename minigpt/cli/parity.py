@@ -1,6 +1,5 @@
 """minigpt parity: is it still the same model?"""
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +20,6 @@ from minigpt.cli.options import (
     Revision,
     options_given,
 )
-from minigpt.text_file import read_text
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt parity --norm textbook[/]\n\n"
@@ -44,7 +42,9 @@ def parity(
     quantize: Quantize = None,
     revision: Revision = None,
     check_finite: CheckFinite = False,
-    prompts: Annotated[Path | None, typer.Option(help="File of prompts to judge on, one a line.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help='File of prompts to judge on, one a line or {"prompt": ...} a line.')
+    ] = None,
     text: Annotated[Path | None, typer.Option(help="File to take the perplexity of, before and after.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="File that 'frozen' norms collect deviations from.")] = None,
     noise: Annotated[bool, typer.Option("--noise", help="Measure ordinary differences too, such as bfloat16.")] = False,
@@ -115,9 +115,6 @@ def _compare(first: Path, second: Path, html: Path | None) -> None:
 def _prompts(given: list[str] | None, file: Path | None) -> list[str] | None:
     if file is None:
         return given
-    lines = [line.removesuffix("\r") for line in read_text(file).split("\n") if line.strip()]
-    if not lines:
-        raise minigpt.GenerationError(f"{file} holds no prompt; write one on each line")
-    if re.match(r'\s*\{.*"prompt"\s*:', lines[0]):
-        raise minigpt.GenerationError(f"{file} holds JSON, as generate reads it; here a prompt is a line, as it is")
-    return [*(given or []), *lines]
+    from minigpt.generation.promptfile import read_prompts
+
+    return [*(given or []), *(line.prompt.text for line in read_prompts(file))]

@@ -15,7 +15,7 @@ from minigpt.generation.batch import WASTE, Batch, write
 from minigpt.generation.lookup import LookupBatch
 from minigpt.generation.prompts import prompt_ids, require_codec, require_fits, without_padding
 from minigpt.generation.row import Row, TextCodec
-from minigpt.generation.settings import GenerationSettings, Settings, TextSettings, parse_settings
+from minigpt.generation.settings import GenerationSettings, Settings, TextSettings, more_than_one_text, parse_settings
 from minigpt.generation.static import WORTH_A_GRAPH, StaticBatch, is_static
 from minigpt.model.gpt2 import GPT2
 
@@ -122,26 +122,16 @@ def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Unpack[Te
     prompt starts from end-of-text, as a new document does.
 
     Raises:
-        ConfigError, GenerationError: as ``generate``; at the call where possible, not at the first piece.
+        ConfigError, GenerationError: as ``generate``, and if the settings ask for more than one text. All that can be
+            checked before the first piece is checked at the call.
     """
     chosen = parse_settings(**settings)
-    require_text_alone(chosen)
+    if more := more_than_one_text(vars(chosen)):
+        raise GenerationError("; ".join(more.values()))
     ids = prompt_ids(tokenizer, prompt)
     require_fits(model, torch.tensor([ids], device="cpu"), None, chosen)
     rows = rows_of(model, [ids], chosen, tokenizer)
     return (piece for row in write_rows(model, rows, chosen, 1) if (piece := row.take_text()))
-
-
-def require_text_alone(settings: GenerationSettings) -> None:
-    """Check that the settings ask for one text and nothing else.
-
-    Raises:
-        GenerationError: if they ask for more.
-    """
-    if settings.num_return_sequences > 1:
-        raise GenerationError("a stream is one text; num_return_sequences must be 1")
-    if settings.output_scores or settings.output_logprobs:
-        raise GenerationError("a stream hands out text alone; generate hands out output_scores and output_logprobs")
 
 
 def rows_of(

@@ -5,7 +5,7 @@ holds their values at run time and checks them. The settings that change logits 
 """
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, Unpack
 
 from minigpt.config import GPT2Config
@@ -241,13 +241,15 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 NEVER_NONE = {"max_new_tokens", *DEFAULTS} - {"eos_token_id", "pad_token_id"}
 
 
-def complaints_about(settings: Settings | dict[str, Any]) -> dict[str, str]:
-    """Return what is wrong with settings: a sentence for each, by the names of the settings, joined by spaces."""
+def complaints_about(settings: Settings | dict[str, Any]) -> dict[tuple[str, ...], str]:
+    """Return what is wrong with settings, as sentences by the names of the settings concerned."""
     given, known = dict(settings), known_settings()
-    unknown = sorted(given.keys() - set(known))
-    found = {" ".join(unknown): _unknown(unknown, known)} if unknown else {}
+    found: dict[tuple[str, ...], str] = {}
+    if unknown := sorted(given.keys() - set(known)):
+        found[tuple(unknown)] = _unknown(unknown, known)
     if "max_new_tokens" not in given:
-        found["max_new_tokens"] = "max_new_tokens must be given"
+        found["max_new_tokens",] = "max_new_tokens must be given"
+    is_complete = not found
     ranges = RANGES | {name: (processor.accepts, processor.requirement) for name, processor in PROCESSORS.items()}
     wrong = {
         name: f"{name} must {requirement}, not {given[name]!r:.200}"
@@ -255,13 +257,22 @@ def complaints_about(settings: Settings | dict[str, Any]) -> dict[str, str]:
         if name in given and (given[name] is not None or name in NEVER_NONE) and not fits(given[name])
     }
     wrong |= {name: said for name in ("stop", "stop_strings") if (said := _wrong_stop(name, given.get(name)))}
-    found |= wrong
+    found |= {(name,): said for name, said in wrong.items()}
     if given.get("stop") is not None and given.get("stop_strings") is not None:
-        found["stop stop_strings"] = "stop and stop_strings are the same setting; give one of them"
-    if unknown or "max_new_tokens" not in given:
-        return found
-    right = _filled_in({name: None if name in wrong else value for name, value in given.items()})
-    return found | dict(_contradictions(right))
+        found["stop", "stop_strings"] = "stop and stop_strings are the same setting; give one of them"
+    if is_complete:
+        found |= _contradictions(_filled_in({name: None if name in wrong else given[name] for name in given}))
+    return found
+
+
+def more_than_one_text(settings: Settings | dict[str, Any]) -> dict[tuple[str, ...], str]:
+    """Return which settings ask for more than one text, as ``complaints_about`` does."""
+    found: dict[tuple[str, ...], str] = {}
+    if settings.get("num_return_sequences", 1) > 1:
+        found["num_return_sequences",] = "a stream is one text; num_return_sequences must be 1"
+    if kept := tuple(name for name in ("output_scores", "output_logprobs") if settings.get(name)):
+        found[kept] = f"a stream returns only text; {' and '.join(kept)} must be False"
+    return found
 
 
 def _filled_in(given: Any) -> dict[str, Any]:
@@ -287,29 +298,37 @@ def _wrong_stop(name: str, stops: Any) -> str | None:
     return None
 
 
-def _contradictions(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the settings that contradict each other and what to say of them; None stands for a wrong value."""
+def _contradictions(given: dict[str, Any]) -> dict[tuple[str, ...], str]:
+    """Return the settings that contradict each other, as ``complaints_about`` does; None stands for a wrong value."""
+    found: dict[tuple[str, ...], str] = {}
     new, least = given["max_new_tokens"], given["min_new_tokens"]
     if None not in (new, least) and least > new:
-        yield "min_new_tokens max_new_tokens", f"min_new_tokens {least} is more than max_new_tokens {new}"
-    copies, samples = given["num_return_sequences"], given["do_sample"] is not False and given["temperature"] != 0
-    where, by = (
-        ("without do_sample", "do_sample") if given["do_sample"] is False else ("at temperature 0", "temperature")
-    )
-    if copies not in (None, 1) and not samples:
+        found["min_new_tokens", "max_new_tokens"] = f"min_new_tokens {least} is more than max_new_tokens {new}"
+    if given["do_sample"] is False or given["temperature"] == 0:
+        found |= _without_a_draw(given)
+    if given["prompt_lookup_num_tokens"] and given["use_cache"] is False:
+        found["prompt_lookup_num_tokens", "use_cache"] = "prompt_lookup_num_tokens needs use_cache=True"
+    if given["slide_stride"] not in (None, 1) and given["overflow"] == "refuse":
+        found["slide_stride", "overflow"] = "slide_stride is for overflow='slide' only"
+    return found
+
+
+def _without_a_draw(given: dict[str, Any]) -> dict[tuple[str, ...], str]:
+    """Return the settings that have no effect since no token is drawn at random."""
+    found: dict[tuple[str, ...], str] = {}
+    cause, where = ("temperature", "at temperature 0")
+    if given["do_sample"] is False:
+        cause, where = ("do_sample", "without do_sample")
+    if (copies := given["num_return_sequences"]) not in (None, 1):
         said = f"num_return_sequences {copies} {where} would be the same text {copies} times"
-        yield f"num_return_sequences {by}", said
-    shaping = [
+        found["num_return_sequences", cause] = said
+    idle = [
         name
         for name, processor in PROCESSORS.items()
         if processor.shapes_draw and given[name] is not None and given[name] not in processor.neutral
     ]
-    shaping += ["seed"] if given["seed"] is not None else []
-    if shaping and not samples:
-        one = len(shaping) == 1
-        said = f"{', '.join(shaping)} {'has' if one else 'have'} no effect {where}, since nothing is drawn"
-        yield f"{' '.join(shaping)} {by}", said
-    if given["prompt_lookup_num_tokens"] and given["use_cache"] is False:
-        yield "prompt_lookup_num_tokens use_cache", "prompt_lookup_num_tokens needs use_cache=True"
-    if given["slide_stride"] not in (None, 1) and given["overflow"] == "refuse":
-        yield "slide_stride overflow", "slide_stride is for overflow='slide' only"
+    idle += ["seed"] if given["seed"] is not None else []
+    if idle:
+        said = f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect {where}, since nothing is drawn"
+        found[*idle, cause] = said
+    return found

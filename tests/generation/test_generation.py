@@ -528,7 +528,7 @@ def test_a_stream_says_what_generate_writes(ours: GPT2, tokenizer: Tokenizer, pr
 
 @pytest.mark.parametrize("kept", ["output_scores", "output_logprobs"])
 def test_a_stream_keeps_no_scores_that_nobody_could_ask_for(ours: GPT2, tokenizer: Tokenizer, kept: str) -> None:
-    with pytest.raises(GenerationError, match="a stream hands out text alone"):
+    with pytest.raises(GenerationError, match=f"a stream returns only text; {kept} must be False"):
         stream(ours, tokenizer, "the", max_new_tokens=2, **{kept: True})
 
 

@@ -76,6 +76,19 @@ def test_a_broken_line_is_named(tmp_path: Path, line: Any, reason: str) -> None:
         read_prompts(prompt_file(tmp_path, {"prompt": "a"}, line, {"prompt": "b"}))
 
 
+def test_plain_lines_are_prompts_too(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_bytes("the dog\r\n\n {a} 狗\n[1]".encode())
+    read = read_prompts(tmp_path / "p.txt")
+    assert [(line.line, line.id, line.prompt.text) for line in read] == [
+        (1, None, "the dog"), (3, None, " {a} 狗"), (4, None, "[1]"),
+    ]  # fmt: skip
+    (tmp_path / "p.txt").write_text('{"prompt": "a", "id": 7}\n')
+    assert [(line.id, line.prompt.text) for line in read_prompts(tmp_path / "p.txt")] == [(7, "a")]
+    (tmp_path / "p.txt").write_bytes(b"the dog\n\xff")
+    with pytest.raises(GenerationError, match=r"p\.txt, line 2: not UTF-8"):
+        read_prompts(tmp_path / "p.txt")
+
+
 def test_no_prompts(tmp_path: Path) -> None:
     with pytest.raises(GenerationError, match="holds no prompt"):
         read_prompts(prompt_file(tmp_path, b"\n \n"))
