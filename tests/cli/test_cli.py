@@ -37,11 +37,18 @@ class Ended(NamedTuple):
 Run = Callable[..., Ended]
 
 
+@pytest.fixture(autouse=True)
+def sigpipe() -> Iterator[None]:
+    """``main`` lets SIGPIPE end the process; pytest needs its own handler back."""
+    of_pytest = signal.getsignal(signal.SIGPIPE)
+    yield
+    signal.signal(signal.SIGPIPE, of_pytest)
+
+
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs ``minigpt`` with these words within this process, at a terminal wide enough for every line."""
     monkeypatch.setenv("COLUMNS", "500")
-    of_this_process = signal.getsignal(signal.SIGPIPE)  # a program of its own may choose to end by it, but not pytest
 
     def call(*words: object, stdin: bytes | io.BytesIO = b"") -> Ended:
         monkeypatch.setattr(sys, "argv", ["minigpt", *map(str, words)])
@@ -51,8 +58,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
             main()
         return Ended(ended.value.code or 0, *capsys.readouterr())
 
-    yield call
-    signal.signal(signal.SIGPIPE, of_this_process)
+    return call
 
 
 @pytest.fixture(scope="module")
