@@ -7,13 +7,13 @@ from typing import Unpack
 
 import torch
 
+from minigpt.engine import GPT2
 from minigpt.errors import GenerationError, is_several
 from minigpt.generation.decode import rows_of_prompt, write_rows
 from minigpt.generation.prompts import prompt_ids, require_codec, require_room, require_writer
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, TextSettings, parse_settings
-from minigpt.model.checks import require_known
-from minigpt.model.gpt2 import GPT2
+from minigpt.model.checks import check_known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +191,7 @@ def _rows_of_one(
     own = {name: getattr(prompt, name) for name in ("max_new_tokens", "seed") if getattr(prompt, name) is not None}
     chosen = settings.replace(**own) if own else settings
     ids = prompt_ids(tokenizer, prompt.text)
-    require_known(torch.tensor([ids], device="cpu"), model.config.vocab_size)
+    check_known(torch.tensor([ids], device="cpu"), model.config.vocab_size)
     require_room(model, len(ids), chosen.max_new_tokens, settings.overflow)
     seed = chosen.seed
     if seed is not None and prompt.seed is None:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
 from minigpt.generation.batch import WASTE, Batch, write
 from minigpt.generation.lookup import LookupBatch
@@ -17,7 +18,6 @@ from minigpt.generation.prompts import prompt_ids, require_codec, require_fits, 
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, Settings, TextSettings, more_than_one_text, parse_settings
 from minigpt.generation.static import WORTH_A_GRAPH, StaticBatch, is_static
-from minigpt.model.gpt2 import GPT2
 
 Sequences = Int[Tensor, "rows total"]
 

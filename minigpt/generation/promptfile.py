@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
 from minigpt.generation.complete import Completion, Prompt
 from minigpt.generation.settings import RANGES
 from minigpt.json_file import parse_object
-from minigpt.model.gpt2 import GPT2
 
 SAMPLE = 1024  # values of each weight, at least, that go into the fingerprint
 

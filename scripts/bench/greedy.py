@@ -18,7 +18,7 @@ import torch
 import typer
 
 import minigpt
-from minigpt.checkpoint.ready import ready_to_write
+from minigpt.engine import lay_out
 from minigpt.measure.environment import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
@@ -59,7 +59,7 @@ def compared(source: str, prompts: list[list[int]], new_tokens: int) -> dict[str
     greedy, parting = report.to_dict()["greedy"], report.greedy.first_divergence
     asked = {"prompts": len(prompts), "new_tokens": new_tokens}
     explained = parting is None or parting.within_noise
-    is_same = written(source, prompts, new_tokens) == written(source, prompts, new_tokens, ready_to_write)
+    is_same = written(source, prompts, new_tokens) == written(source, prompts, new_tokens, lay_out)
     return asked | greedy | {"same_laid_out": is_same, "explained": explained and is_same}
 
 
