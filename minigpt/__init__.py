@@ -1,6 +1,6 @@
-"""minigpt: a GPT-2 small enough to read and exact enough to trust, on a LayerNorm that anyone can swap.
+"""minigpt: a GPT-2 small enough to read and exact enough to trust, with a LayerNorm that you can swap.
 
-Names are imported where they are first used, so that ``minigpt --help`` need not wait for PyTorch.
+Names are imported when they are first used, so that ``minigpt --help`` does not wait for PyTorch.
 """
 
 import importlib
@@ -75,12 +75,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"minigpt.{name}")
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'minigpt' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"minigpt.{name}")
+        if name in _HOME:
+            return getattr(importlib.import_module(_HOME[name]), name)
+        raise AttributeError(f"module 'minigpt' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

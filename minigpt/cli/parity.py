@@ -1,6 +1,5 @@
 """minigpt parity: is it still the same model?"""
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
@@ -23,7 +22,6 @@ from minigpt.cli.options import (
     options_given,
     parse_keep,
 )
-from minigpt.text_file import read_text
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt parity --norm textbook[/]\n\n"
@@ -162,11 +160,6 @@ def _write_page(reports: Sequence[dict[str, Any]], html: Path | None) -> None:
 def _prompts(given: list[str] | None, file: Path | None) -> list[str] | None:
     if file is None:
         return given
-    lines = [line.removesuffix("\r") for line in read_text(file).split("\n") if line.strip()]
-    if not lines:
-        raise minigpt.GenerationError(f"{file} has no prompt; write one on each line")
-    if re.match(r'\s*\{.*"prompt"\s*:', lines[0]):
-        from minigpt.generation.promptfile import read_prompts
+    from minigpt.generation.promptfile import read_prompts
 
-        lines = [line.prompt.text for line in read_prompts(file)]
-    return [*(given or []), *lines]
+    return [*(given or []), *(line.prompt.text for line in read_prompts(file))]

@@ -1,6 +1,6 @@
 """Parity, decoding, norms and the kernels' memory safety on the CUDA device that is there, in less than nine minutes.
 
-python scripts/gpu_suite.py --out docs/results
+python scripts/gpu/suite.py --out docs/results
 
 It writes gpu.json and gpu.md into the folder, anew after every piece of work, so that a run cut short keeps what it
 has. Weights are random at the published shapes, with massive activations: nothing is downloaded, and of this project a
@@ -18,19 +18,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
 
 # Said before the first attention: cuDNN's plans anew for every length, and texts that grow would wait for nothing else.
 os.environ.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
 
 import torch
 import typer
+from bench.results import keep
 from gpu.decoding import decoding
 from gpu.norms import norms
 from gpu.page import goals, page
 from gpu.parity import failures, parity
 from gpu.sanitizer import sanitizer
-from results import keep
 
 from minigpt.errors import ConfigError
 from minigpt.measure.environment import installed, versions

@@ -1,6 +1,6 @@
 """Does minigpt write greedily, token for token, what transformers writes? On the demo and on a random GPT-2 124M.
 
-python scripts/check_greedy.py --json docs/results/greedy-cpu.json
+python scripts/bench/greedy.py --json docs/results/greedy-cpu.json
 
 Every prompt is continued at float32 by both. Where they part, the logits in float64 of the two likeliest tokens must be
 within the noise, which is what transformers' own float32 is off by. The exit status is 1 where they are not, or where
@@ -8,19 +8,24 @@ weights that are laid out as the command line has them write anything else.
 """
 
 import random
+import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import typer
-from random_gpt2 import random_gpt2
-from results import JsonFile, show
-from tales import tale
 
 import minigpt
 from minigpt.engine import lay_out
 from minigpt.measure.environment import environment
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
+
+from bench.random_gpt2 import random_gpt2
+from bench.results import JsonFile, show
+from demo.tales import tale
 
 
 def main(

@@ -1,6 +1,6 @@
 """One checkpoint in transformers' own tools: on transformers' own network, and on ours with norms of your choice.
 
-    python scripts/hf_tools.py --model demo --norm textbook --norm rms --json docs/results/hf-tools.json
+    python scripts/bench/hf_tools.py --model demo --norm textbook --norm rms --json docs/results/hf-tools.json
 
 Each tool runs on each network: the text pipeline, Trainer, PEFT's LoRA, and lm-eval's "hf" model. With a norm
 that is a LayerNorm the figures are those of transformers' class up to rounding. Another norm changes them.
@@ -10,6 +10,7 @@ Needs ``pip install 'minigpt[hf]'``, and lm-eval for the last tool; a tool that 
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -20,14 +21,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything here is local
 
 import torch
 import typer
-from results import JsonFile, keep
-from tales import tales
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, Trainer, TrainingArguments, pipeline
 from transformers.utils import logging
 
 import minigpt
 from minigpt.checkpoint import locate
 from minigpt.measure.environment import environment
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
+
+from bench.results import JsonFile, keep
+from demo.tales import tales
 
 NORMS = ["textbook", "rms"]
 PROMPTS = ("Once upon a time", "The old sailor", "In a small house")

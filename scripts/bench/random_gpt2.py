@@ -1,6 +1,6 @@
 """A GPT-2 of a published size with random weights, for measurements that need the size and not the words.
 
-python scripts/random_gpt2.py ./random-gpt2 --preset gpt2 --seed 0
+python scripts/bench/random_gpt2.py ./random-gpt2 --preset gpt2 --seed 0
 
 Its norms and biases are random too, and a few dimensions of its residual stream carry entries near 3,000 from the first
 block on, as those of the pretrained GPT-2 do (massive activations, arXiv 2402.17762). It reads and writes with the

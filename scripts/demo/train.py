@@ -1,14 +1,16 @@
 """Train the bundled demo model: a GPT-2 of a million parameters that tells the tales of tales.py.
 
-    python scripts/train_demo.py --out minigpt/demo --seed 0
+    python scripts/demo/train.py --out minigpt/demo --seed 0
 
-It takes five to ten minutes on two cores. The same seed, machine and thread count give the same weights, bit for bit.
+It takes five to ten minutes on two idle cores. The same seed, machine and thread count give the same weights, bit for
+bit; the bundled ones were made with ``--threads 1``.
 """
 
 import math
+import sys
 import time
 from collections.abc import Iterable, Iterator
-from itertools import count, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 
 import tokenizers
@@ -16,12 +18,15 @@ import torch
 import torch.nn.functional as F
 import typer
 from jaxtyping import Float, Int
-from tales import tales
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 import minigpt
 from minigpt.tokenizer import END_OF_TEXT
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
+
+from demo.tales import tales
 
 HELD_OUT = 1 << 32  # the seed of tales that no training run sees
 PROMPTS = ("Once upon a time", "The old sailor", "Mara found a", "One morning", "In a small house")
@@ -78,13 +83,18 @@ def batches(seed: int, tokenizer: minigpt.Tokenizer, length: int, size: int) -> 
 
 
 def rows(texts: Iterable[str], tokenizer: minigpt.Tokenizer, length: int) -> Iterator[list[int]]:
-    """Rows of ``length`` ids: tales with the end of text between them. A row begins with a tale, as prompts do."""
+    """Yield rows of ``length`` ids: tales, each followed by end-of-text.
+
+    Every other row begins with end-of-text, as texts without a prompt do; the others begin with a tale.
+    """
+    (end,) = tokenizer.encode(END_OF_TEXT)
+    starts = cycle(([end], []))
     row: list[int] = []
     for text in texts:
-        row += [*tokenizer.encode(text), *tokenizer.encode(END_OF_TEXT)]
+        row += [*tokenizer.encode(text), end]
         if len(row) >= length:
             yield row[:length]
-            row = []
+            row = list(next(starts))
 
 
 def train(model: minigpt.GPT2, data: Iterator[Int[Tensor, "batch seq"]], steps: int) -> None:
@@ -132,7 +142,7 @@ def describe(model: minigpt.GPT2, tokenizer: minigpt.Tokenizer) -> None:
     for site in model.norm_sites():
         weight, bias = model.get_parameter(f"{site}.weight"), model.get_parameter(f"{site}.bias")
         print(f"{site}: weight {weight.min():.2f} to {weight.max():.2f}, bias {bias.min():.2f} to {bias.max():.2f}")
-    for prompt in PROMPTS:
+    for prompt in ("", *PROMPTS):
         pieces = minigpt.stream(model, tokenizer, prompt, max_new_tokens=200, do_sample=True, temperature=0.8, seed=1)
         print(f"\n{prompt}{''.join(pieces)}")
 

@@ -1,6 +1,6 @@
 """What does loading a large checkpoint cost? Seconds, and peak memory over a process that only imports torch.
 
-python scripts/bench_load.py --preset gpt2-xl --json docs/results/load-xl-cpu.json
+python scripts/bench/load.py --preset gpt2-xl --json docs/results/load-xl-cpu.json
 
 The checkpoint has random weights of the preset's shape, and every load is a process of its own. "read" also reads every
 value once, so that all of the mapped file has been in memory. The peak is the system's own (VmHWM in /proc, so Linux
@@ -18,10 +18,13 @@ from typing import Any
 
 import torch
 import typer
-from results import JsonFile, show
 
 import minigpt
 from minigpt.measure.environment import environment
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
+
+from bench.results import JsonFile, show
 
 LOADS = {
     "float32": "device='cpu'",

@@ -1,6 +1,6 @@
 """Do damaged and hostile files get past the readers? Mutations of small checkpoints, each read as a user would.
 
-python scripts/fuzz_checkpoints.py --mutations 100000 --json docs/results/fuzz.json
+python scripts/fuzz/checkpoints.py --mutations 100000 --json docs/results/fuzz.json
 
 Every mutation must be loaded, or refused by a MiniGPTError of one line; within five seconds; with no more memory than
 the limit below; and without opening a file outside its folder. Batches run in processes of their own, so that a crash
@@ -27,13 +27,16 @@ import numpy as np
 import tokenizers
 import torch
 import typer
-from mutations import TARGETS
-from results import JsonFile, show
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 import minigpt
 from minigpt.bench.worker import peak_mb
 from minigpt.measure.environment import environment
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
+
+from bench.results import JsonFile, show
+from fuzz.mutations import TARGETS
 
 SECONDS, TICKS = 5, 10  # that a reader may take, and into how many parts the clock divides them
 MEMORY_MB = 256  # that a batch may grow by, over what its process starts with; the files are of 10 KB

@@ -1,6 +1,6 @@
 """What does a judgement with everything switched on cost at GPT-2's size, in seconds and in memory?
 
-python scripts/bench_parity.py --json docs/results/parity-cpu.json
+python scripts/bench/parity.py --json docs/results/parity-cpu.json
 
 The checkpoint is the random GPT-2 124M of random_gpt2.py. Each run is `minigpt parity` in a process of its own, imports
 included, with the ordinary differences, the sensitivity, the bisection, a text's perplexity and the page.
@@ -17,12 +17,15 @@ from typing import Any
 
 import torch
 import typer
-from random_gpt2 import random_gpt2
-from results import JsonFile, show
-from tales import tale
 
 import minigpt
 from minigpt.measure.environment import environment
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
+
+from bench.random_gpt2 import random_gpt2
+from bench.results import JsonFile, show
+from demo.tales import tale
 
 WORDS = ("parity", "--noise", "--sensitivity", "--bisect", "--device", "cpu")
 

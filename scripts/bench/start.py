@@ -1,6 +1,6 @@
 """How soon is the first token there, and what does loading cost? Against transformers, in one run.
 
-python scripts/bench_start.py --json docs/results/start-cpu.json
+python scripts/bench/start.py --json docs/results/start-cpu.json
 
 Both load the same random checkpoint of GPT-2 124M's shape, each time in a process of its own, taking turns. Peak memory
 is over that of a process that only imports torch. Nothing is warm but the page cache, which holds the file for both.
@@ -18,11 +18,14 @@ from typing import Any
 
 import torch
 import typer
-from results import JsonFile, show
 
 import minigpt
 from minigpt.measure.environment import environment
 from minigpt.measure.stopwatch import in_turns
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
+
+from bench.results import JsonFile, show
 
 PROMPT = list(range(100, 116))  # 16 tokens
 

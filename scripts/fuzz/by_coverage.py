@@ -1,8 +1,8 @@
 """The readers fuzzed by coverage: what reaches a line of minigpt not reached before is kept, and damaged further.
 
-python scripts/fuzz_atheris.py --runs 20000 --json docs/results/fuzz-atheris.json
+python scripts/fuzz/by_coverage.py --runs 20000 --json docs/results/fuzz-atheris.json
 
-It holds the readers to what fuzz_checkpoints.py holds them to, and starts from its seeds. An input is one file of a
+It holds the readers to what checkpoints.py holds them to, and starts from its seeds. An input is one file of a
 small checkpoint, after a byte that says which; every other change is made by the mutators of mutations.py, so that
 headers, JSON and archives stay whole enough to be read far into. Only Python is seen by coverage: not what safetensors
 and tokenizers are compiled from. Linux only, with ``pip install 'minigpt[fuzz]'``.
@@ -25,8 +25,11 @@ from typing import Any
 
 import torch
 import typer
-from mutations import Mutator, bytes_of, damaged_bytes, header_of, json_of, parts_of_zip
-from results import JsonFile, show
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
+
+from bench.results import JsonFile, show
+from fuzz.mutations import Mutator, bytes_of, damaged_bytes, header_of, json_of, parts_of_zip
 
 try:
     atheris = importlib.import_module("atheris")
@@ -35,7 +38,7 @@ except ModuleNotFoundError:
     raise SystemExit(2) from None
 
 with atheris.instrument_imports(include=["minigpt"]):
-    import fuzz_checkpoints as fuzz
+    from fuzz import checkpoints as fuzz
 
     import minigpt.checkpoint
     import minigpt.tokenizer  # noqa: F401

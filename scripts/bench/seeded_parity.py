@@ -1,6 +1,6 @@
 """Is a correct norm ever failed by noise? Seeded runs on the demo model and on a random one of GPT-2's full size.
 
-python scripts/seeded_parity.py --runs 50 --json docs/results/seeded-cpu.json
+python scripts/bench/seeded_parity.py --runs 50 --json docs/results/seeded-cpu.json
 
 Every seed takes another dtype, attention and norm, and short prompts of its own, which leave little to average over.
 The full-size model carries massive activations, as the pretrained GPT-2 does. The exit status is 1 where a run fails.
@@ -8,18 +8,23 @@ The full-size model carries massive activations, as the pretrained GPT-2 does. T
 
 import json
 import random
+import sys
 import tempfile
 from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
 import typer
-from random_gpt2 import random_gpt2
-from results import JsonFile, keep
 
 import minigpt
 from minigpt.measure.environment import environment
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
+
+from bench.random_gpt2 import random_gpt2
+from bench.results import JsonFile, keep
 
 NORMS = ("textbook", "fused", "torch.nn:LayerNorm")
 DTYPES = ("float32", "bfloat16", "float16")

@@ -1,6 +1,6 @@
 """What continuous batching and prompt lookup bring on this machine.
 
-python scripts/bench_engine.py --json docs/results/engine-cpu.json
+python scripts/bench/engine.py --json docs/results/engine-cpu.json
 
 The engine writes many prompts of mixed lengths in 16 places, against the same prompts 16 at a time, each batch until
 its last row is over. Lookup writes greedily with a draft and without. The contestants take turns; medians are compared.
@@ -9,14 +9,15 @@ its last row is over. Lookup writes greedily with a draft and without. The conte
 import functools
 import random
 import statistics
+import sys
 import time
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import typer
-from results import JsonFile, keep, show
 
 import minigpt
 from minigpt.engine import lay_out
@@ -25,6 +26,10 @@ from minigpt.generation.padding import left_padded
 from minigpt.generation.row import TextCodec
 from minigpt.measure.environment import environment
 from minigpt.measure.stopwatch import in_turns
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
+
+from bench.results import JsonFile, keep, show
 
 PLACES = 16
 WORDS = ("the", "old", "sailor", "and", "a", "dog", "saw", "one", "light", "over", "water", "before", "it", "was")
