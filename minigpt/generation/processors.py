@@ -3,7 +3,7 @@
 B batch, T tokens so far, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -86,6 +86,22 @@ def penalize_repetition(logits: Logits, ids: Ids, penalty: float) -> Logits:
     return logits.scatter(1, ids, torch.where(said < 0, said * penalty, said / penalty))
 
 
+def penalize_count(logits: Logits, added: Ids, penalty: float) -> Logits:
+    """Logits less ``penalty`` for each time that their token has been added."""
+    return logits.scatter_add(1, added, torch.full_like(added, -penalty, dtype=logits.dtype))
+
+
+def penalize_presence(logits: Logits, added: Ids, penalty: float) -> Logits:
+    """Logits less ``penalty`` where their token has been added, however often."""
+    return logits.scatter(1, added, logits.gather(1, added) - penalty)
+
+
+def add_bias(logits: Logits, bias: Mapping[int, float]) -> Logits:
+    """Logits with numbers added to some ids'."""
+    ids = torch.tensor(list(bias), device=logits.device)
+    return logits.index_add(1, ids, torch.tensor([*bias.values()]).to(logits).expand(len(logits), -1))
+
+
 def forbid_repeated_ngrams(logits: Logits, ids: Ids, size: int) -> Logits:
     """No token that would complete a run of ``size`` tokens which is in the text already (arXiv 1705.04304)."""
     if ids.shape[1] < size:
@@ -159,9 +175,12 @@ def _hold_back_ends(logits: Logits, least: int, at: Situation) -> Logits:
     return forbid(logits, at.end_ids) if at.ids.shape[1] - at.prompt_length < least else logits
 
 
-# In transformers' order: what each setting does to logits, given its value.
+# What each setting does to logits, given its value. In transformers' order, with OpenAI's three where vLLM has them.
 PROCESSORS: dict[str, Callable[[Tensor, Any, Situation], Tensor]] = {
+    "logit_bias": lambda logits, bias, at: add_bias(logits, bias),
     "repetition_penalty": lambda logits, penalty, at: penalize_repetition(logits, at.ids, float(penalty)),
+    "frequency_penalty": lambda logits, penalty, at: penalize_count(logits, at.ids[:, at.prompt_length :], penalty),
+    "presence_penalty": lambda logits, penalty, at: penalize_presence(logits, at.ids[:, at.prompt_length :], penalty),
     "no_repeat_ngram_size": lambda logits, size, at: forbid_repeated_ngrams(logits, at.ids, size),
     "bad_words_ids": lambda logits, runs, at: forbid_runs(logits, at.ids, runs, at.end_ids),
     "min_new_tokens": _hold_back_ends,

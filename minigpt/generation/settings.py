@@ -3,7 +3,8 @@
 import dataclasses
 import numbers
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from minigpt.config import GPT2Config
@@ -36,6 +37,9 @@ class GenerationSettings:
         seed: makes the draw repeatable; row i of a batch uses seed + i, so a row draws alike alone and in company.
         min_new_tokens: tokens to add before an eos_token_id may come.
         repetition_penalty: divides positive logits, and multiplies negative ones, of tokens already in the text.
+        presence_penalty: subtracted from the logit of every token that has been added.
+        frequency_penalty: subtracted from a token's logit for each time that it has been added.
+        logit_bias: numbers to add to the logits of ids.
         no_repeat_ngram_size: no run of so many tokens comes twice, the prompt's included; 0 permits all.
         bad_words_ids: runs of ids that are not to be completed; a run that is an eos_token_id alone is permitted.
         suppress_tokens: ids that never come.
@@ -65,6 +69,9 @@ class GenerationSettings:
     seed: int | None = None
     min_new_tokens: int | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
     no_repeat_ngram_size: int | None = None
     bad_words_ids: Sequence[Sequence[int]] | None = None
     suppress_tokens: Sequence[int] | None = None
@@ -108,6 +115,12 @@ class GenerationSettings:
         runs = self.active("bad_words_ids") or ()
         return any(self.active(name) is not None for name in DEPENDS_ON_TOKENS) or any(len(run) > 1 for run in runs)
 
+    @cached_property
+    def choice(self) -> str:
+        """What decides how tokens are chosen: rows of equal ``choice`` are chosen for together."""
+        shaping = {name: self.active(name) for name in NEUTRAL}
+        return f"{self.samples} {self.output_scores} {self.output_logprobs} {shaping}"
+
     def active(self, name: str) -> Any:
         """The value of a setting that changes logits, or None where it changes nothing."""
         value = getattr(self, name)
@@ -144,6 +157,7 @@ class GenerationSettings:
         named = {
             "bad_words_ids": [i for run in self.bad_words_ids or () for i in run],
             "suppress_tokens": self.suppress_tokens or (),
+            "logit_bias": list(self.logit_bias or ()),
         }
         complaints = [
             f"{name} holds {', '.join(map(str, wrong))}, outside the vocabulary of {vocab_size}"
@@ -186,6 +200,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+def _is_finite(value: Any) -> bool:
+    return _is_number(value) and abs(value) <= sys.float_info.max
+
+
 def _at_least(least: int) -> Callable[[Any], bool]:
     return lambda value: _is_int(value) and value >= least
 
@@ -218,6 +236,12 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "seed": (lambda seed: _is_int(seed) and 0 <= seed < 2**63, "lie within [0, 2^63)"),
     "min_new_tokens": (_at_least(0), "be 0 or more"),
     "repetition_penalty": (lambda r: _is_number(r) and 0 < r <= sys.float_info.max, "be finite and above 0"),
+    "presence_penalty": (_is_finite, "be a finite number"),
+    "frequency_penalty": (_is_finite, "be a finite number"),
+    "logit_bias": (
+        lambda bias: isinstance(bias, Mapping) and _is_ids(list(bias)) and all(map(_is_finite, bias.values())),
+        "map ids to finite numbers",
+    ),
     "no_repeat_ngram_size": (_at_least(0), "be 0 or more"),
     "bad_words_ids": (
         lambda runs: (
@@ -247,10 +271,11 @@ NEVER_NONE -= {"eos_token_id", "pad_token_id"}
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {  # the values with which a setting changes no logits
     "temperature": (0, 1), "top_k": (), "top_p": (1,), "min_p": (0,), "typical_p": (1,), "repetition_penalty": (1,),
-    "no_repeat_ngram_size": (0,), "bad_words_ids": (), "min_new_tokens": (0,), "suppress_tokens": ([], ()),
+    "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "no_repeat_ngram_size": (0,),
+    "bad_words_ids": (), "min_new_tokens": (0,), "suppress_tokens": ([], ()),
 }  # fmt: skip
 SHAPES_A_DRAW = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-DEPENDS_ON_TOKENS = ("repetition_penalty", "no_repeat_ngram_size")
+DEPENDS_ON_TOKENS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
 DEPENDS_ON_ROW = (*DEPENDS_ON_TOKENS, "bad_words_ids", "min_new_tokens")
 
 
