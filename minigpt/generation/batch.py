@@ -4,7 +4,7 @@ B rows, T tokens read at once, V vocabulary.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -91,6 +91,10 @@ class Batch:
             else:
                 self._read_last()
         return self.join(joining)
+
+    def drop(self, rows: Container[Row]) -> None:
+        """Let rows go before they are over. Call it between ``choose`` and ``read``."""
+        self._leave([place for place, row in enumerate(self.rows) if row in rows])
 
     @property
     def reads_ragged(self) -> bool:
