@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from minigpt import engine, generation, hf, model, norms, swap, testing
+    from minigpt import engine, generation, hf, model, norms, serve, swap, testing
     from minigpt.checkpoint import from_pretrained, load_norms, save_pretrained
     from minigpt.config import GPT2Config
     from minigpt.engine.compiled import compile_steps
@@ -40,7 +40,7 @@ _HOME = {
     "swap_norms": "minigpt.swap",
 } | dict.fromkeys(("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"), "minigpt.errors")
 
-_MODULES = ("engine", "generation", "hf", "model", "norms", "swap", "testing")
+_MODULES = ("engine", "generation", "hf", "model", "norms", "serve", "swap", "testing")
 
 __all__ = [
     "GPT2",
@@ -66,6 +66,7 @@ __all__ = [
     "norms",
     "parity",
     "save_pretrained",
+    "serve",
     "stream",
     "swap",
     "swap_norms",
