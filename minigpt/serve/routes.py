@@ -30,7 +30,7 @@ PAGE = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-PAGE_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"  # noqa: E501
+PAGE_POLICY = "default-src 'none'; img-src data:; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"  # noqa: E501
 NOT_OURS = {
     "/v1/chat/completions": "GPT-2 was trained on plain text and knows no chat; use /v1/completions",
     "/v1/embeddings": "this server does not make embeddings; use /v1/completions",
