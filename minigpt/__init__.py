@@ -12,24 +12,23 @@ if TYPE_CHECKING:
     from minigpt import engine, generation, hf, model, norms, serve, swap, testing
     from minigpt.checkpoint import from_pretrained, load_norms, save_pretrained
     from minigpt.config import GPT2Config
-    from minigpt.engine.compiled import compile_steps
+    from minigpt.engine import GPT2, compile_steps
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
     from minigpt.generation import generate, stream
     from minigpt.judge.parity import ParityReport, parity
     from minigpt.model.cache import KVCache
-    from minigpt.model.gpt2 import GPT2
     from minigpt.norms import LayerNorm
     from minigpt.swap import fold_norms, swap_norms
     from minigpt.tokenizer import Tokenizer
 
 _HOME = {
-    "GPT2": "minigpt.model.gpt2",
+    "GPT2": "minigpt.engine",
     "GPT2Config": "minigpt.config",
     "KVCache": "minigpt.model.cache",
     "LayerNorm": "minigpt.norms",
     "ParityReport": "minigpt.judge.parity",
     "Tokenizer": "minigpt.tokenizer",
-    "compile_steps": "minigpt.engine.compiled",
+    "compile_steps": "minigpt.engine",
     "fold_norms": "minigpt.swap",
     "from_pretrained": "minigpt.checkpoint",
     "generate": "minigpt.generation",

@@ -21,12 +21,10 @@ def processor_name() -> str:
 
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
-# MKL keeps its best kernels to Intel's own processors; oneDNN has them for AMD's too.
-PREFERS_ONEDNN = HAS_ONEDNN and "AuthenticAMD" in (processor_fact("vendor_id") or platform.processor())
-# Without AVX-512 oneDNN is ahead for a few rows alone, and MKL for a single one and for many.
-MIXES_MKL = PREFERS_ONEDNN and torch.backends.mkl.is_available() and not torch.cpu._is_avx512_supported()
-HAS_TILES = torch.cpu._is_amx_tile_supported()  # instructions that multiply many rows at once
-HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or HAS_TILES  # instructions for it
+# MKL keeps its best kernels to Intel's own processors. oneDNN has them for AMD's, from AVX-512 on.
+_IS_AMD = "AuthenticAMD" in (processor_fact("vendor_id") or platform.processor())
+PREFERS_ONEDNN = HAS_ONEDNN and _IS_AMD and torch.cpu._is_avx512_supported()
+HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # instructions for it
 
 HALVES = (torch.bfloat16, torch.float16)
 _KNOWN = {  # to oneDNN: bfloat16 with AVX-512 at least, or an equal of it

@@ -19,7 +19,7 @@ from results import JsonFile, show
 from tales import tale
 
 import minigpt
-from minigpt.checkpoint.ready import ready_to_write
+from minigpt.engine import lay_out
 from minigpt.measure.environment import environment
 
 
@@ -54,7 +54,7 @@ def compared(source: str, prompts: list[list[int]], new_tokens: int) -> dict[str
     greedy, parting = report.to_dict()["greedy"], report.greedy.first_divergence
     asked = {"prompts": len(prompts), "new_tokens": new_tokens}
     explained = parting is None or parting.within_noise
-    is_same = written(source, prompts, new_tokens) == written(source, prompts, new_tokens, ready_to_write)
+    is_same = written(source, prompts, new_tokens) == written(source, prompts, new_tokens, lay_out)
     return asked | greedy | {"same_laid_out": is_same, "explained": explained and is_same}
 
 

@@ -63,8 +63,8 @@ def test_every_public_name_is_there(name: str) -> None:
 
 def test_public_names_are_the_objects_of_their_home() -> None:
     from minigpt.checkpoint.pretrained import from_pretrained
+    from minigpt.engine import GPT2
     from minigpt.errors import CheckpointError
-    from minigpt.model.gpt2 import GPT2
     from minigpt.norms.textbook import LayerNorm
 
     assert minigpt.from_pretrained is from_pretrained

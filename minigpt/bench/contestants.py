@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint import from_pretrained
-from minigpt.checkpoint.ready import ready_to_write
-from minigpt.engine.compiled import compile_steps
+from minigpt.engine import GPT2, compile_steps, lay_out
 from minigpt.errors import ConfigError, GenerationError
 from minigpt.generation import generate
 from minigpt.generation.padding import left_padded
 from minigpt.judge.reference import quiet_transformers
-from minigpt.model.gpt2 import GPT2
 
 Prompts = list[list[int]]
 READ, TIMES = 2**28, 4  # bytes that are read to learn how fast memory is, more than caches hold; and how often
@@ -138,7 +136,7 @@ CONTESTANTS: dict[str, Callable[..., Contestant]] = {
 def writer(folder: str, kind: str, rows: int) -> GPT2:
     """The model as the command line has it where it writes so many rows at a time, and a hundred tokens or more."""
     how: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
-    return ready_to_write(from_pretrained(folder, device="cpu", **how), rows)
+    return lay_out(from_pretrained(folder, device="cpu", **how), rows)
 
 
 def convert_for_ctranslate2(folder: Path, kind: str) -> None:

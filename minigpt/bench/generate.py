@@ -17,10 +17,10 @@ from minigpt.bench.bench_report import BenchReport, Limit, Measured
 from minigpt.bench.contestants import convert_for_ctranslate2, weight_bytes
 from minigpt.checkpoint import from_pretrained, save_pretrained
 from minigpt.config import GPT2Config
+from minigpt.engine import GPT2
 from minigpt.errors import ConfigError, MiniGPTError
 from minigpt.measure.environment import environment
 from minigpt.measure.steps import Progress, Steps
-from minigpt.model.gpt2 import GPT2
 from minigpt.placement import DTYPES
 
 OTHERS = ("transformers", "ctranslate2")

@@ -10,14 +10,15 @@ from minigpt import norms
 from minigpt.checkpoint.fitting import only_dtype, require_finite, require_fitting
 from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.opened import open_checkpoint
-from minigpt.checkpoint.pages import MappedFiles
 from minigpt.checkpoint.read import read_tensors
 from minigpt.checkpoint.translate import translate
-from minigpt.engine.int8 import quantize_int8, require_roundable
-from minigpt.engine.layout import by_rows
+from minigpt.engine import GPT2
+from minigpt.engine.int8 import check_roundable, quantize_int8
+from minigpt.engine.layout import placed as placed_by_rows
+from minigpt.engine.pages import MappedFiles
 from minigpt.errors import ConfigError, NormError
+from minigpt.model.checks import check_gpt2, check_weights
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.gpt2 import GPT2, require_gpt2, require_weights
 from minigpt.placement import dtype_name, resolve_device, resolve_dtype
 from minigpt.swap.sites import require_own_parameters, swap_norms
 
@@ -73,14 +74,14 @@ def from_pretrained(
         require_finite(dict(model.named_parameters()), place, f", once they are {dtype_name(dtype)}")
     if norm != "fused":
         swap_norms(model, norm)
-    return quantize_int8(model.eval(), MappedFiles().give_back) if quantize else model.eval()
+    return quantize_int8(model.eval()) if quantize else model.eval()
 
 
 def _require_quantizable(quantize: str | None, arithmetic: str) -> None:
     if quantize not in (None, "int8"):
         raise ConfigError(f"unknown quantize {quantize!r}; known are int8, and None for the weights as they are")
     if quantize:
-        require_roundable(arithmetic)
+        check_roundable(arithmetic)
 
 
 def load_norms(
@@ -96,8 +97,8 @@ def load_norms(
         ConfigError: the model is no GPT2.
         NormError: a norm has no weight, or one that is computed from others, as by pruning, or the model has no values.
     """
-    require_gpt2(model)
-    require_weights(model, "load into", NormError)
+    check_gpt2(model)
+    check_weights(model, "load into", NormError)
     require_own_parameters(model, model.norm_sites())
     place = locate(source, revision=revision, local_files_only=local_files_only)
     wanted = norm_parameters(model)
@@ -131,7 +132,7 @@ def _install(model: GPT2, tensors: dict[str, Tensor], device: torch.device, dtyp
         tensor, module = tensors.pop(name), model.get_submodule(site)
         is_copied = (tensor.device.type, tensor.dtype) != (device.type, dtype)
         if is_copied and isinstance(module, Conv1D) and parameter == "weight" and model.arithmetic == "fast":
-            placed = by_rows(tensor, device, dtype)  # a copy anyway, and so the moment to choose its layout
+            placed = placed_by_rows(tensor, device, dtype)  # a copy anyway: the moment to choose its layout
         else:
             placed = tensor.to(device, dtype)
         files.give_back(tensor, placed)

@@ -19,10 +19,12 @@ from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, INDEX, SAFETENSO
 from minigpt.checkpoint.fitting import misfits
 from minigpt.checkpoint.pretrained import norm_parameters
 from minigpt.checkpoint.translate import PREFIX
+from minigpt.engine import GPT2
+from minigpt.engine.packed import unchanged
 from minigpt.errors import CheckpointError, listing
 from minigpt.model.attention import score_scale
-from minigpt.model.gpt2 import ARITHMETICS, GPT2, require_gpt2, require_weights
-from minigpt.model.mlp import activation, unchanged
+from minigpt.model.checks import check_gpt2, check_weights
+from minigpt.model.mlp import activation
 from minigpt.norms.foreign.adapt import other_eps
 from minigpt.placement import dtype_name
 
@@ -95,8 +97,8 @@ def require_unquantized(model: GPT2) -> None:
 
 
 def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_shard_bytes: int) -> None:
-    require_gpt2(model)
-    require_weights(model, "save", CheckpointError)
+    check_gpt2(model)
+    check_weights(model, "save", CheckpointError)
     require_unquantized(model)
     if not isinstance(directory, str | os.PathLike):
         raise CheckpointError(f"a directory is named by a text or a Path, not a {type(directory).__name__}")
@@ -206,13 +208,13 @@ def _other_eps(model: GPT2) -> str | None:
 
 
 def _other_functions(model: GPT2) -> str | None:
-    ours = [unchanged, *(activation(model.config.activation_function, arithmetic) for arithmetic in ARITHMETICS)]
+    ours = (unchanged, activation(model.config.activation_function))
     blocks: Any = model.h
     others: list[str] = []
     for i, block in enumerate(blocks):
         scale = score_scale(model.config, i)
-        if getattr(block.mlp, "activation", unchanged) not in ours:
-            others.append(f"h.{i}.mlp.activation")
+        if getattr(block.mlp, "act", unchanged) not in ours:
+            others.append(f"h.{i}.mlp.act")
         if getattr(block.attn, "scale", scale) != scale:
             others.append(f"h.{i}.attn.scale")
     said = f"what was put at {listing(others)}: whoever loads it gets what the config names"

@@ -43,9 +43,9 @@ def generate(
     json_file: JsonFile = None,
 ) -> None:
     """Time reading a prompt and writing on, against others on the same weights in the same run, and the limit."""
+    from minigpt.bench.bench_summary import bench_summary
     from minigpt.bench.generate import BenchPlan, bench_generate
     from minigpt.checkpoint import files_at
-    from minigpt.report.bench_summary import bench_summary
 
     require_writable(json_file, beside=files_at(model) if model else ())
     if quantize and dtype != "float32":

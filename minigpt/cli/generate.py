@@ -76,7 +76,7 @@ def generate(
     )  # fmt: skip
     asked = {name: value for name, value in given.items() if value is not None}
     from minigpt.checkpoint import locate, read_generation_config  # here: help need not wait for PyTorch
-    from minigpt.checkpoint.ready import ready_to_write
+    from minigpt.engine import lay_out
     from minigpt.process import settle_memory
 
     settle_memory()
@@ -101,7 +101,7 @@ def generate(
             size = 16 if batch_size is None else batch_size
             write_many(gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "attention": attention})
             return
-        ready_to_write(gpt2, tokens_at_a_time(gpt2, settings, 1), settings["max_new_tokens"])
+        lay_out(gpt2, tokens_at_a_time(gpt2, settings, 1), settings["max_new_tokens"])
     pieces = made_aside(minigpt.stream(gpt2, tokenizer, text, **settings))
     if as_json:
         print_json({"model": model, "norm": norm, "prompt": text, "text": "".join(pieces), "settings": settings}, "-")

@@ -28,7 +28,7 @@ def write_many(
     Only texts of the same run are there: of the same prompts, weights, settings, tokenizer and ``identity``, such as
     the norm's name, and where that names a file, of the same source.
     """
-    from minigpt.checkpoint.ready import ready_to_write
+    from minigpt.engine import lay_out
     from minigpt.generation import complete
     from minigpt.generation.promptfile import ResultFile, fingerprint, read_prompts
 
@@ -48,7 +48,7 @@ def write_many(
             raise GenerationError(f"{out} has text {copy} of line {line}, which is none of these; give another --out")
         written |= {places[done] for done in results.done}
         _note(results.note, f"{len(written)} texts are there already" if written else None)
-        ready_to_write(model, tokens_at_a_time(model, settings, min(batch_size, len(places))))
+        lay_out(model, tokens_at_a_time(model, settings, min(batch_size, len(places))))
         try:
             with _bar(len(places), len(written)) as done:
                 for text in texts:

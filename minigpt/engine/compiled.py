@@ -1,6 +1,6 @@
-"""A step of decoding as one program made by ``torch.compile``, over a cache of fixed shape. Opt-in.
+"""A decoding step as one program made by ``torch.compile``, over a cache of fixed shape. Opt-in.
 
-B batch, S tokens that the cache has room for, C embedding.
+B rows, S tokens that the cache has room for, C embedding.
 """
 
 from typing import Any
@@ -11,36 +11,49 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from minigpt.engine import one_launch
-from minigpt.engine.fixed import hiding, read_fixed
 from minigpt.engine.layout import lay_by_rows
+from minigpt.engine.one_launch import FixedCache, Layers
+from minigpt.engine.root import GPT2
 from minigpt.errors import ConfigError
-from minigpt.model.cache import FixedCache, KVCache, Layers
-from minigpt.model.gpt2 import GPT2, require_gpt2
+from minigpt.model import gpt2
+from minigpt.model.cache import KVCache
+from minigpt.model.checks import check_gpt2
 
 WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}  # the same otherwise
 
 
-def compile_steps(model: GPT2, **options: Any) -> GPT2:
-    """From now on, compile the reading of one new token a row; return ``model``.
+def hiding(visible: Bool[Tensor, "rows room"], dtype: torch.dtype) -> Float[Tensor, "rows room"]:
+    """Return what is added to scores: 0 where visible, -inf where not. A row sees itself, so no score is NaN."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -torch.inf)
 
-    It is given all the room of a cache, with what is not yet written masked, so that no shape changes from one token to
-    the next: a run compiles once, and once more where another batch or length makes the shapes variable. The
-    prompt is read as before. The first step takes the compiler's time, half a minute or so for GPT-2's 12 layers.
-    A cache that was made before is not for it; make a new one. On a GPU in fast arithmetic the affine weights are
-    copied, in place, to lie by rows. The compiler makes no CUDA graphs of its own: it would have to leave out a step,
-    which writes into a cache, and ``generate`` records one with the choice of the token in it.
+
+def read_fixed(model: GPT2, x: Tensor, mask: Tensor, cache: FixedCache) -> Float[Tensor, "rows 1 embd"]:
+    """Return the stream (B, 1, C) of one new token a row after the whole network, in shapes that never change.
+
+    So a compiler makes one program of it, and a CUDA graph one launch. ``mask`` (B or 1, S) is what ``hiding`` returns.
+    """
+    return gpt2.GPT2.run(model, x, mask[:, None, None], cache)
+
+
+def compile_steps(model: GPT2, **options: Any) -> GPT2:
+    """Compile the reading of one new token a row, from the next step on; return ``model``.
+
+    A step is given all the room of a cache, with the unwritten part masked, so its shapes stay the same: a run compiles
+    once, and once more when another batch or length makes the shapes variable. Prompts are read as before. The first
+    step takes the compiler's time, about half a minute for GPT-2's 12 layers. Make caches after this call. On a GPU in
+    fast arithmetic the affine weights are copied, in place, to lie by rows. ``generate`` records a CUDA graph of the
+    step and the choice of the token, so the compiler makes none.
 
     Args:
-        options: as ``torch.compile`` takes them; modes and options that ask for CUDA graphs ask for all else that they
-            stand for.
+        options: those of ``torch.compile``.
 
     Raises:
-        ConfigError: the model is no GPT2, or its attention is not "sdpa"; and at the first step, where the compiler
-            cannot make a program of it, for want of a C++ compiler for one.
+        ConfigError: if the model is not a GPT2 or its attention is not "sdpa"; and at the first step if the compiler
+            fails, without a C++ compiler for example.
     """
-    require_gpt2(model)
+    check_gpt2(model)
     if model.attention != "sdpa":
-        raise ConfigError(f'compiled steps need attention="sdpa", and the model has {model.attention!r}')
+        raise ConfigError(f'attention must be "sdpa" for compiled steps, got {model.attention!r}')
     if model.wte.weight.is_cuda and model.arithmetic == "fast":
         lay_by_rows(model)  # the compiler makes one loop of a product whose sums run along a row, and two of others
     one_launch.prepare(model.wte.weight.device)
@@ -49,7 +62,7 @@ def compile_steps(model: GPT2, **options: Any) -> GPT2:
 
 
 class CompiledStep:
-    """Called by the model where it would run its blocks on one new token a row.
+    """Runs the blocks on one new token a row.
 
     Attributes:
         read: the compiled ``read_fixed``, of (x, mask, layers, column).
@@ -64,17 +77,17 @@ class CompiledStep:
         self.read = torch.compile(read, **without_graphs(options))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy is of the model's copy, with its weights, and compiled anew; so is one from a pickle."""
+        """A copy belongs to the model's copy, and is compiled anew; so does one from a pickle."""
         return CompiledStep, (self.model, self.options)
 
     def __call__(
-        self, x: Float[Tensor, "batch 1 embd"], padding: Bool[Tensor, "batch total"] | None, cache: KVCache
+        self, x: Float[Tensor, "batch 1 embd"], mask: Bool[Tensor, "batch 1 1 total"] | None, cache: KVCache
     ) -> Float[Tensor, "batch 1 embd"]:
         place, room = cache.length, cache.max_length
-        if padding is None:
+        if mask is None:
             visible = (torch.arange(room, device=x.device) <= place)[None]  # (1, S)
         else:
-            visible = F.pad(padding, (0, room - place - 1))  # (B, S)
+            visible = F.pad(mask[:, 0, 0], (0, room - place - 1))  # (B, S)
         column = torch.tensor([place], device=x.device)
         try:
             return self.read(x, hiding(visible, x.dtype), cache.store.unbind(), column)
@@ -84,11 +97,11 @@ class CompiledStep:
             if not isinstance(error, BackendCompilerFailed):
                 raise
             said = str(error.inner_exception).partition("\n")[0] or type(error.inner_exception).__name__
-            raise ConfigError(f"a step cannot be compiled: {said}") from error
+            raise ConfigError(f"torch.compile failed on a decoding step: {said}") from error
 
 
 def without_graphs(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of ``torch.compile`` without what has it make CUDA graphs, one of which cannot stand in another."""
+    """Return ``torch.compile``'s options without CUDA graphs: one graph cannot be recorded inside another."""
     inner = options.get("options")
     if inner:
         options = options | {"options": {name: value for name, value in inner.items() if name != "triton.cudagraphs"}}

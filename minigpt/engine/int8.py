@@ -11,9 +11,11 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
-from minigpt.engine.packed import Holder, LetGo, affine_layers, held, keep
+from minigpt.engine.packed import Holder, affine_layers, held
+from minigpt.engine.pages import MappedFiles
+from minigpt.engine.root import GPT2
 from minigpt.errors import ConfigError
-from minigpt.model.gpt2 import GPT2, require_gpt2
+from minigpt.model.checks import check_gpt2
 
 ENGINE = "fbgemm"  # PyTorch's integer products for x86
 MOST = 127  # the largest weight: both signs have as many steps
@@ -67,7 +69,7 @@ class Int8Linear(Holder):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "packed": _packed(*state["packed"])})
 
-    def require_applicable(self, fn: Callable[[Tensor], Tensor]) -> None:
+    def check_applicable(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Refuse what would take the layer to another device, where there is no such product."""
         if not (there := fn(torch.empty(0, device="cpu"))).is_cpu:
             raise ConfigError(f"weights in eight bits are for the CPU, and cannot move to {there.device}")
@@ -94,47 +96,39 @@ def _int8_product_shape(whole: Tensor, layer: int, out: int, zero: int) -> Tenso
 
 
 @torch.no_grad()
-def quantize_int8(model: GPT2, let_go: LetGo = keep) -> GPT2:
-    """Every matrix that multiplies, the head included, as an ``Int8Linear``, in place; return ``model``.
+def quantize_int8(model: GPT2) -> GPT2:
+    """Put an ``Int8Linear`` in place of every affine layer and the head; return ``model``.
 
-    Embeddings are looked up and not multiplied, and stay as they are, as do norms and biases. It can then only compute:
-    the weights that a checkpoint would hold are gone. A layer that has hooks, or another forward, stays as it is.
-    ``let_go`` is handed each weight as soon as it is needed no more.
+    Embeddings, norms and biases stay as they are. The model is for inference then: the weights of the checkpoint are
+    gone. A layer with hooks, or with a forward of somebody else's, stays as it is.
 
     Raises:
-        ConfigError: the model is no GPT2, not on the CPU, in "reference" arithmetic or has its weights in another form
-            already, a weight is not finite, or this PyTorch has no integer products.
+        ConfigError: if the model is not a GPT2 on the CPU in "fast" arithmetic with weights as they were loaded, a
+            weight is not finite, or this PyTorch has no integer products.
     """
-    require_gpt2(model)
-    require_roundable(model.arithmetic)
+    check_gpt2(model)
+    check_roundable(model.arithmetic)
+    if model.quantize is not None or model.fast_head is not None:
+        raise ConfigError("weights must be as they were loaded to be quantized, got packed or quantized ones")
     if not model.wte.weight.is_cpu:
-        raise ConfigError(f'quantize="int8" is for the CPU, and the model is on {model.wte.weight.device}')
-    if any(isinstance(module, Holder) for module in model.modules()):
-        raise ConfigError('the weights are in another form already; quantize="int8" takes those of a checkpoint')
-    head = model.head_rows()
-    # Tied no more: the embedding is looked up, and exact.
-    model.fast_head = Int8Linear(head, None).train(model.training)
-    let_go(head)
+        raise ConfigError(f"weights of eight bits are for the CPU, got {model.wte.weight.device}")
+    files = MappedFiles()
+    model.fast_head = Int8Linear(model.head_rows(), None).train(model.training)
+    files.give_back(model.head_rows())
     if not model.config.tie_word_embeddings:
         del model.lm_head
     for name in affine_layers(model):
         layer: Any = model.get_submodule(name)
         model.set_submodule(name, Int8Linear(layer.weight.t(), layer.bias).train(layer.training))
-        let_go(layer.weight)
+        files.give_back(layer.weight)
     model.quantize = "int8"
     return model.requires_grad_(False)
 
 
-def require_roundable(arithmetic: str) -> None:
-    """Refuse to round the weights of a model that is to be the reference's own.
-
-    Raises:
-        ConfigError: the arithmetic is "reference".
-    """
+def check_roundable(arithmetic: str) -> None:
+    """Check that the arithmetic is not "reference": rounded weights cannot give the reference's bits."""
     if arithmetic == "reference":
-        raise ConfigError(
-            'quantize="int8" rounds the weights, so arithmetic="reference" cannot be the reference\'s own'
-        )
+        raise ConfigError('quantize="int8" needs arithmetic="fast": rounded weights cannot give the reference\'s bits')
 
 
 def prepacked(rows: Float[Tensor, "out inp"]) -> torch.ScriptObject:

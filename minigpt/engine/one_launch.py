@@ -12,22 +12,35 @@ B rows, H heads, S tokens that there is room for, D width of a head, C = H * D.
 import importlib.util
 import threading
 import warnings
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from minigpt.engine.product import only_infers
-from minigpt.model.cache import FixedCache, LayerCache
+from minigpt.model.cache import LayerCache
 from minigpt.norms.triton import interpreting
 
 OLDEST = 8  # generation of devices for which Triton has every dtype
 HELD = 32 * 1024  # bytes of keys that a program holds, in the dtype that sums are kept in
 WARPS = 8  # that share them
 
+Layers = tuple[Tensor, ...]  # each (2, B, H, S, D); of one tensor for all layers, a compiler copies the whole for each
+
 _deciding = threading.Lock()
 _decided: dict[torch.device, bool] = {}  # of every device that was asked for, whether the kernel runs there
+
+
+class FixedCache(NamedTuple):
+    """All the room of a cache, with the new token's column as data. Masked columns are read: they must be finite."""
+
+    layers: Layers
+    column: Tensor  # (1,)
+
+    def update(self, layer: int, new: Tensor) -> tuple[Tensor, ...]:
+        """Write a layer's new keys and values (2, B, H, 1, D) into the column; return its room, each (B, H, S, D)."""
+        return self.layers[layer].index_copy_(3, self.column, new).unbind()
 
 
 def prepare(device: torch.device) -> None:

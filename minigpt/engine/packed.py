@@ -1,4 +1,4 @@
-"""Weights in the order in which oneDNN reads them fastest, which only oneDNN reads: such a model can only compute."""
+"""Weights in the order that oneDNN reads fastest. Only oneDNN can read them: a packed model is inference-only."""
 
 import itertools
 import weakref
@@ -10,29 +10,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from minigpt.engine.pages import MappedFiles
+from minigpt.engine.parts import FastConv1D
 from minigpt.engine.product import linear_pointwise
+from minigpt.engine.root import GPT2
 from minigpt.errors import ConfigError
+from minigpt.model.checks import check_gpt2
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.gpt2 import GPT2, require_gpt2
-from minigpt.model.mlp import MLP, gelu_tanh, unchanged
-from minigpt.model.plain import is_plain
+from minigpt.model.mlp import MLP, gelu_new, gelu_tanh
 from minigpt.norms.add import has_hooks
 from minigpt.placement import dtype_name
 from minigpt.processor import PACKABLE
-
-LetGo = Callable[[Tensor], object]  # is handed each weight, as it was, once it is needed no more
-
-
-def keep(weight: Tensor) -> None:
-    """A ``LetGo`` that leaves weights where they lie."""
-
 
 _numbers = itertools.count()
 _held: dict[int, Any] = {}  # what every ``Holder`` holds, by its number
 
 
 class Holder(nn.Module):
-    """A layer whose weights are no plain tensor.
+    """A layer whose weights are not a plain tensor.
 
     The compiler cannot hold such weights: it calls an operator, which finds them by the layer's number.
 
@@ -100,7 +95,7 @@ class PackedLinear(Holder):
         return self.packed.to_dense()
 
     def pack(self, rows: Float[Tensor, "out inp"]) -> None:
-        require_packable(rows, self.dtypes)
+        check_packable(rows, self.dtypes)
         self.dtype = rows.dtype
         tokens = max(self.tokens, 2)  # for a single one oneDNN leaves float32 as it lies, and reads that more slowly
         self.hold(torch.ops.mkldnn._reorder_linear_weight.default(rows.detach(), tokens))
@@ -108,9 +103,9 @@ class PackedLinear(Holder):
     def extra_repr(self) -> str:
         return "{1}, {0}, packed".format(*self.shape)
 
-    def require_applicable(self, fn: Callable[[Tensor], Tensor]) -> None:
+    def check_applicable(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Refuse what would take the weights to a dtype or a place where oneDNN cannot pack them."""
-        require_packable(fn(torch.empty(0, dtype=self.dtype, device="cpu")), self.dtypes)
+        check_packable(fn(torch.empty(0, dtype=self.dtype, device="cpu")), self.dtypes)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PackedLinear":
         rows = self.rows()
@@ -143,72 +138,69 @@ class PackedConv1D(PackedLinear):
 
 
 @torch.no_grad()
-def pack(
-    model: GPT2,
-    tokens: int = 1,
-    let_go: LetGo = keep,
-    linear: type[PackedLinear] = PackedLinear,
-    conv1d: type[PackedConv1D] = PackedConv1D,
-) -> GPT2:
+def pack(model: GPT2, tokens: int = 1) -> GPT2:
     """Pack every affine weight, for ``tokens`` of them at a time, in place; return ``model``.
 
-    The head as well, of which the embedding stays as a second copy, in the file if it lies in one: it is looked up.
-    ``c_fc`` computes its product and the GELU after it in one. The model can then only compute: none of its Parameters
-    asks for a gradient any more. A layer that has hooks, or another forward, stays as it is. ``let_go`` is handed each
-    weight, as it was, once it is packed; only the embedding's is needed again. ``linear`` and ``conv1d`` are the layers
-    that hold them.
+    The head is packed too, and the embedding stays beside it, as the table that tokens are looked up in. ``c_fc``
+    computes its product and GELU in one call. The model is for inference then: no Parameter asks for a gradient. A
+    layer with hooks, or with a forward of somebody else's, stays as it is.
 
     Raises:
-        ConfigError: oneDNN cannot pack these weights, the model has weights of eight bits, its arithmetic is
-            "reference", whose bits depend on the layout, or ``tokens`` is no whole number, 1 or more.
+        ConfigError: if oneDNN cannot pack these weights, the model has weights of eight bits, the arithmetic is
+            "reference", whose bits depend on the layout, or ``tokens`` is below 1.
     """
-    require_free_layout(model, tokens)
+    check_layout(model, tokens)
     if model.quantize is not None:
-        raise ConfigError(f"the model's weights are {model.quantize} already, and cannot be packed")
-    require_packable(model.wte.weight, linear.dtypes)
-    model.fast_head = linear(model.head_rows(), None, tokens).train(model.training)
-    let_go(model.head_rows())
+        raise ConfigError(f"weights must not be quantized to be packed, got quantize={model.quantize!r}")
+    check_packable(model.wte.weight, PackedLinear.dtypes)
+    files = MappedFiles()
+    model.fast_head = PackedLinear(model.head_rows(), None, tokens).train(model.training)
+    files.give_back(model.head_rows())
     for name in affine_layers(model):
         layer: Any = model.get_submodule(name)
-        model.set_submodule(name, conv1d(layer.weight.t(), layer.bias, tokens).train(layer.training))
-        let_go(layer.weight)
+        model.set_submodule(name, PackedConv1D(layer.weight.t(), layer.bias, tokens).train(layer.training))
+        files.give_back(layer.weight)
     for mlp in (module for module in model.modules() if isinstance(module, MLP)):
-        layer = mlp.c_fc
-        if type(layer) is PackedConv1D and mlp.activation is gelu_tanh:
-            layer.then, mlp.activation = "gelu", unchanged
+        if type(mlp.c_fc) is PackedConv1D and mlp.act in (gelu_new, gelu_tanh):
+            mlp.c_fc.then, mlp.act = "gelu", unchanged
     return model.requires_grad_(False)
 
 
-def affine_layers(model: GPT2) -> list[str]:
-    """The names of the ``Conv1D`` that another layer can stand in for: those without hooks or a forward of their own.
+def unchanged(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    """The activation of an MLP whose ``c_fc`` has applied it already."""
+    return x
 
-    Names and no more, so that each layer can be let go when another takes its place.
+
+def affine_layers(model: GPT2) -> list[str]:
+    """Return the names of the affine layers that have our own forward and no hooks.
+
+    Names alone, so that each layer is freed when another takes its place.
     """
     return [
         name
         for name, module in model.named_modules()
-        if is_plain(module.forward, Conv1D.forward) and not has_hooks(module)
+        if type(module) in (Conv1D, FastConv1D) and "forward" not in vars(module) and not has_hooks(module)
     ]
 
 
-def require_free_layout(model: GPT2, tokens: int = 1) -> None:
-    """Refuse to lay weights out anew where the bits depend on how they lie, or for no number of tokens.
+def check_layout(model: GPT2, tokens: int = 1) -> None:
+    """Check that a model's weights may be laid out anew.
 
     Raises:
-        ConfigError: the arithmetic is "reference", or ``tokens`` is no whole number, 1 or more.
+        ConfigError: if the arithmetic is "reference", or ``tokens`` is not a whole number, 1 or more.
     """
-    require_gpt2(model)
+    check_gpt2(model)
     if not isinstance(tokens, Integral) or tokens < 1:
-        raise ConfigError(f"weights are laid out for one token at a time or more, not {tokens!r}")
+        raise ConfigError(f"tokens must be a whole number, 1 or more, got {tokens!r}")
     if model.arithmetic == "reference":
-        raise ConfigError('arithmetic="reference" reads weights as the checkpoint lays them, for the same bits')
+        raise ConfigError('arithmetic="reference" needs the weights in the checkpoint\'s layout, for the same bits')
 
 
-def require_packable(rows: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Refuse what oneDNN cannot pack, or a layer that is for these dtypes cannot hold.
+def check_packable(rows: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Check that oneDNN can pack these weights.
 
     Raises:
-        ConfigError: another place than the CPU, another dtype, no oneDNN, or an older processor than it packs for.
+        ConfigError: if the device is not the CPU, or this PyTorch or processor does not pack the dtype.
     """
     if not rows.is_cpu:
         raise ConfigError(f"packed weights are for the CPU, and cannot move to {rows.device}; load the model there")
@@ -216,9 +208,7 @@ def require_packable(rows: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
         raise ConfigError("this PyTorch has no oneDNN, which reads packed weights")
     if rows.dtype not in dtypes:
         known = " or ".join(map(dtype_name, dtypes))
-        raise ConfigError(
-            f"weights are packed in {known} on this processor, and not in {rows.dtype}; load the model in {known}"
-        )
+        raise ConfigError(f"packed weights must be {known} on this processor, got {dtype_name(rows.dtype)}")
 
 
 torch.library.define("minigpt::packed_linear", "(Tensor x, int layer, int out, Tensor? bias, str then) -> Tensor")

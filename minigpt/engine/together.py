@@ -1,4 +1,4 @@
-"""Texts of several shapes in one forward: the weights are read once for all, and each text attends to itself alone.
+"""Several texts in one forward: the weights are read once for all, and each text attends to itself alone.
 
 N tokens in all, C embedding.
 """
@@ -9,45 +9,50 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minigpt.engine.ragged import Ragged
-from minigpt.model.attention import CausalSelfAttention
+from minigpt.engine.hooks import is_unpatched, is_watched
+from minigpt.engine.parts import FastAttention, FastMLP, Texts
+from minigpt.engine.root import GPT2
+from minigpt.model import gpt2
 from minigpt.model.cache import KVCache
-from minigpt.model.gpt2 import GPT2, Block
-from minigpt.model.mlp import MLP
-from minigpt.model.plain import is_plain, is_watched
+from minigpt.model.masking import causal_mask
 
 
 class Text(NamedTuple):
-    """Rows of one shape that are read into a cache of their own; as ``GPT2.forward`` takes them."""
+    """Rows of one shape with a cache of their own, as ``GPT2.forward`` takes them."""
 
     input_ids: Int[Tensor, "batch seq"]
     attention_mask: Tensor | None
     cache: KVCache
 
 
-def hidden_states_of_each(model: GPT2, texts: list[Text]) -> list[Float[Tensor, "batch seq embd"]]:
-    """``GPT2.hidden_states`` of each text; arguments and errors are the same."""
-    embedded = [model.embedded(ids, mask, None, cache) for ids, mask, cache in texts]
+def read_each(model: GPT2, texts: list[Text]) -> list[Float[Tensor, "batch seq embd"]]:
+    """Return ``GPT2.hidden_states`` of each text, from one forward."""
+    embedded = [model.embed(ids, mask, None, cache) for ids, mask, cache in texts]
     shapes = [x.shape[:2] for x, _ in embedded]
-    masks = [model.mask(padding, text.cache.length, x.shape[1], x)
-             for text, (x, padding) in zip(texts, embedded, strict=True)]  # fmt: skip
-    ragged = Ragged(shapes, masks, [text.cache for text in texts])
-    together = torch.cat([x.flatten(0, 1) for x, _ in embedded])[None]  # (1, N, C)
-    x = model.read(together, None, ragged)
-    for text, (_, padding) in zip(texts, embedded, strict=True):
-        text.cache.advance(text.input_ids.shape[1], padding)
-    return ragged.apart(x)
+    masks = [
+        causal_mask(real, text.cache.length, x.shape[1], x.device)
+        for text, (x, real) in zip(texts, embedded, strict=True)
+    ]
+    joined = Texts(shapes, masks, [text.cache for text in texts])
+    x = model.run(torch.cat([x.flatten(0, 1) for x, _ in embedded])[None], None, joined)  # (1, N, C)
+    for text, (_, real) in zip(texts, embedded, strict=True):
+        text.cache.advance(text.input_ids.shape[1], real)
+    return joined.split(x)
 
 
 def reads_together(model: GPT2) -> bool:
-    """Whether ``hidden_states_of_each`` is for this model: whatever sees the tokens is our own, and nobody watches."""
+    """Return True if ``read_each`` suits this model: its blocks are our fast ones, and no hooks watch them."""
     blocks: Any = model.h
     return (
-        model.step is None
-        and type(model).read is GPT2.read
-        and is_plain(model.hidden_states, GPT2.hidden_states)
-        and all(is_plain(block.forward, Block.forward) for block in blocks)
-        and all(is_plain(block.attn.forward, CausalSelfAttention.forward) for block in blocks)
-        and all(is_plain(block.mlp.forward, MLP.forward) for block in blocks)
+        isinstance(model, GPT2)
+        and model.step is None
+        and type(model).run is GPT2.run
+        and is_unpatched(model.hidden_states, gpt2.GPT2.hidden_states)
+        and all(
+            is_unpatched(block.forward, gpt2.Block.forward)
+            and is_unpatched(block.attn.forward, FastAttention.forward)
+            and is_unpatched(block.mlp.forward, FastMLP.forward)
+            for block in blocks
+        )
         and not is_watched(model)
     )

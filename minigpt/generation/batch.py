@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minigpt.engine.together import Text, hidden_states_of_each, reads_together
+from minigpt.engine import GPT2
+from minigpt.engine.together import Text, read_each, reads_together
 from minigpt.errors import GenerationError
 from minigpt.generation.any_length import of_any_length
 from minigpt.generation.processors import Situation, warp_by
@@ -19,7 +20,6 @@ from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.slots import Slots
 from minigpt.model.cache import KVCache
-from minigpt.model.gpt2 import GPT2
 
 NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
 INFINITE = "a logit is infinite, so that no token can be drawn; a wider dtype or a higher temperature can hold it"
@@ -114,7 +114,7 @@ class Batch:
         """The tokens last added and the texts of rows that join, in one forward."""
         found = self._readings(joining, OVERHEAD_BESIDE)
         texts = [Text(new.ids, new.mask, self.model.new_cache(*new.ids.shape)) for new in found]
-        hidden = hidden_states_of_each(self.model, [Text(self._last(), None, self.slots), *texts])
+        hidden = read_each(self.model, [Text(self._last(), None, self.slots), *texts])
         ends = torch.cat([x[:, -1:] for x in hidden])  # (B, 1, C)
         mine, *theirs = next_logits(self.model, self.model.head(ends)[:, 0]).split([len(x) for x in hidden])
         self.logits = torch.cat([mine, *(logits[new.of_row] for logits, new in zip(theirs, found, strict=True))])

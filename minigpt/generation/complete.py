@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from minigpt.engine import GPT2
 from minigpt.errors import GenerationError, is_several
 from minigpt.generation.decode import (
     prompt_ids,
@@ -18,8 +19,7 @@ from minigpt.generation.decode import (
 )
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, parse_settings
-from minigpt.model.checks import require_known
-from minigpt.model.gpt2 import GPT2
+from minigpt.model.checks import check_known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +133,6 @@ def _checked_ids(model: GPT2, tokenizer: TextCodec, prompt: Prompt, settings: Ge
     own = {name: getattr(prompt, name) for name in ("max_new_tokens", "seed") if getattr(prompt, name) is not None}
     new = dataclasses.replace(settings, **own).max_new_tokens  # which judges them
     ids = prompt_ids(tokenizer, prompt.text)
-    require_known(torch.tensor([ids], device="cpu"), model.config.vocab_size)
+    check_known(torch.tensor([ids], device="cpu"), model.config.vocab_size)
     require_room(model, len(ids), new, settings.overflow)
     return ids

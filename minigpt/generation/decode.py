@@ -11,15 +11,14 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
+from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
 from minigpt.generation.batch import WASTE, Batch, write
 from minigpt.generation.lookup import LookupBatch
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, parse_settings
 from minigpt.generation.static import WORTH_A_GRAPH, StaticBatch, is_static
-from minigpt.model.checks import require_ids, require_known
-from minigpt.model.gpt2 import GPT2, require_gpt2
-from minigpt.model.masking import padding_mask
+from minigpt.model.checks import check_gpt2, check_ids, check_known, check_mask
 from minigpt.placement import require_values
 
 
@@ -174,13 +173,13 @@ def require_fits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, 
             tokens exceeds the context.
     """
     require_writer(model, settings)
-    require_ids("input_ids", input_ids)
+    check_ids("input_ids", input_ids)
     for given in (input_ids, attention_mask):
         if isinstance(given, Tensor):
             require_values(given.device)
     if input_ids.numel() == 0:
         raise GenerationError("the prompt is empty; start from the end-of-text token")
-    require_known(input_ids, model.config.vocab_size)
+    check_known(input_ids, model.config.vocab_size)
     require_room(model, _longest(input_ids, attention_mask), settings.max_new_tokens, settings.overflow)
 
 
@@ -191,7 +190,7 @@ def require_writer(model: GPT2, settings: GenerationSettings) -> None:
         ConfigError: it is no GPT2, or has no values.
         GenerationError: an id is outside the vocabulary.
     """
-    require_gpt2(model)
+    check_gpt2(model)
     require_values(model.wte.weight.device)
     settings.require_known_ids(model.config.vocab_size)
 
@@ -232,9 +231,10 @@ def _reader_of_stops(tokenizer: TextCodec | None) -> TextCodec:
 def _longest(input_ids: Tensor, attention_mask: Tensor | None) -> int:
     """The most real tokens that a prompt has."""
     batch, seq = input_ids.shape
-    real = padding_mask(attention_mask, None, batch, 0, seq)  # (B, T), or None: all are real
-    if real is None:
+    if attention_mask is None:
         return seq
+    check_mask(attention_mask, batch, seq)
+    real = attention_mask.bool()  # (B, T)
     if not real[:, -1].all():
         raise GenerationError("a prompt ends in padding; pad on the left, so that its last token is its last column")
     return int(real.sum(-1).max())

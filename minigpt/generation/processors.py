@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minigpt.errors import GenerationError
 from minigpt.generation.settings import GenerationSettings, parse_settings
-from minigpt.model.checks import require_ids, require_known
+from minigpt.model.checks import check_ids, check_known
 
 Logits = Float[Tensor, "batch vocab"]
 Ids = Int[Tensor, "batch seq"]
@@ -60,11 +60,11 @@ def warp(
         if chosen.depends_on_row:
             raise GenerationError("these settings look back at the text; give input_ids as well")
         input_ids = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
-    require_ids("input_ids", input_ids)
+    check_ids("input_ids", input_ids)
     if len(input_ids) != len(logits):
         raise GenerationError(f"there are {len(logits)} rows of logits and {len(input_ids)} of input_ids")
     if input_ids.numel() and chosen.depends_on_row:
-        require_known(input_ids, logits.shape[-1])
+        check_known(input_ids, logits.shape[-1])
     length = input_ids.shape[1]
     prompt_length = length if prompt_length is None else prompt_length
     if not isinstance(prompt_length, SupportsIndex) or not 0 <= prompt_length <= length:

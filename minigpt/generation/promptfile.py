@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
 from minigpt.generation.complete import Completion, Prompt
 from minigpt.generation.settings import RANGES
 from minigpt.json_file import parse_object
-from minigpt.model.gpt2 import GPT2
 
 SAMPLE = 1024  # values of a weight, at least, by which it is known again
 

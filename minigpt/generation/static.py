@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from minigpt.engine import GPT2
+from minigpt.engine.hooks import is_watched
 from minigpt.errors import GenerationError
 from minigpt.generation.batch import INFINITE, NOT_A_NUMBER, Batch, next_tokens
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.step import Step
-from minigpt.model.gpt2 import GPT2
-from minigpt.model.plain import is_watched
 from minigpt.norms.foreign.adapt import is_ours
 
 WORTH_A_GRAPH = 8  # new tokens; to record one costs about as much as a few steps

@@ -9,15 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.engine import one_launch
-from minigpt.engine.fixed import hiding, read_fixed
+from minigpt.engine import GPT2, one_launch
+from minigpt.engine.compiled import hiding, read_fixed
+from minigpt.engine.one_launch import FixedCache
 from minigpt.generation.batch import drawn, next_logits
 from minigpt.generation.processors import Situation, forbid, warp_by
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.slots import Slots
-from minigpt.model.cache import FixedCache
-from minigpt.model.gpt2 import GPT2
 
 
 class Step:

@@ -6,11 +6,13 @@ B batch, T new tokens, C embedding.
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from minigpt.errors import GenerationError
-from minigpt.model.checks import require_ids
+from minigpt.model.checks import check_ids
+from minigpt.model.masking import visible
+from minigpt.placement import has_values
 
 OF_LOSS = {"num_items_in_batch", "shift_labels", "ignore_index"}
 OF_PACKING = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
@@ -25,7 +27,7 @@ def require_one_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) ->
     if (input_ids is None) == (inputs_embeds is None):
         raise GenerationError("give either input_ids or inputs_embeds")
     if input_ids is not None:
-        require_ids("input_ids", input_ids)
+        check_ids("input_ids", input_ids)
 
 
 def is_packed(
@@ -47,6 +49,18 @@ def is_packed(
             "nor a cache"
         )
     return bool(packed)
+
+
+def packed_mask(position_ids: Int[Tensor, "rows seq"]) -> Bool[Tensor, "rows 1 seq seq"] | None:
+    """Return True where a query sees a key of its own text, where a row has several texts one after the other.
+
+    A text begins wherever a position does not follow the last. None where no row has a second text.
+    """
+    text = (position_ids.diff(prepend=position_ids[..., :1] - 1) != 1).cumsum(-1)  # (rows, T), its number in the row
+    if has_values(text) and not text[..., -1].any():
+        return None
+    seen = visible(None, 0, text.shape[-1], text.device)  # (1, 1, T, T)
+    return seen & (text[..., None, :, None] == text[..., None, None, :])
 
 
 def kept(x: Float[Tensor, "batch seq embd"], which: int | Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-import torch
 import transformers
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -21,15 +20,18 @@ from transformers.pytorch_utils import Conv1D as TheirConv1D
 from transformers.utils.generic import can_return_tuple
 
 from minigpt.checkpoint.save import require_unquantized
+from minigpt.engine import GPT2
+from minigpt.engine.parts import FastConv1D
 from minigpt.errors import ConfigError
 from minigpt.hf.cache import BorrowedCache
 from minigpt.hf.config import Choice, FolderConfig, choice, config_of, shape_of
-from minigpt.hf.inputs import is_packed, kept, require_one_input
+from minigpt.hf.inputs import is_packed, kept, packed_mask, require_one_input
 from minigpt.hf.norms import install_norms, norm_kinds, require_norms_of_config
 from minigpt.model.attention import ATTENTIONS
+from minigpt.model.checks import check_mask, check_option
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.gpt2 import GPT2, require_option
-from minigpt.model.masking import additive_mask, packed_mask, padding_mask, positions
+from minigpt.model.masking import causal_mask, positions
+from minigpt.placement import has_values
 
 
 class AdaptableConv1D(Conv1D, TheirConv1D):
@@ -46,6 +48,15 @@ class AdaptableConv1D(Conv1D, TheirConv1D):
     def nf(self) -> int:
         """Width of the output."""
         return self.weight.shape[1]
+
+
+class FastAdaptableConv1D(AdaptableConv1D, FastConv1D):
+    """The same, accelerated."""
+
+    forward = FastConv1D.forward
+
+
+ADAPTABLE: dict[type[nn.Module], type[nn.Module]] = {Conv1D: AdaptableConv1D, FastConv1D: FastAdaptableConv1D}
 
 
 class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
@@ -95,8 +106,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         # So that Trainer divides by the tokens that are predicted: all but a row's first.
         self.loss_type = "ForCausalLM"
         for layer in self.transformer.modules():
-            if isinstance(layer, Conv1D):
-                layer.__class__ = AdaptableConv1D
+            layer.__class__ = ADAPTABLE.get(type(layer), type(layer))
         install_norms(self.transformer, chosen)
         self._norms_of_config = norm_kinds(self.transformer)
         self.post_init()
@@ -189,15 +199,15 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
     ) -> tuple[Float[Tensor, "batch seq embd"], Tensor | None]:
         """The embeddings with their positions and types added, and the mask for our attention."""
         body, (batch, seq) = self.transformer, x.shape[:2]
-        padding = None if is_ready else padding_mask(attention_mask, None, batch, past, seq)  # (B, S) or None
+        real = None
+        if attention_mask is not None and not is_ready:
+            check_mask(attention_mask, batch, past + seq)
+            real = None if has_values(attention_mask) and attention_mask.all() else attention_mask.bool()  # (B, S)
         if position_ids is None:
-            position_ids = positions(padding, past, seq, x.device)  # (B or 1, T)
-        x, dtype = x + body.wpe(position_ids), x.dtype
+            position_ids = positions(real, past, seq, x.device)  # (B or 1, T)
+        x = x + body.wpe(position_ids)
         x = body.drop(x if types is None else x + types)
-        if attention_mask is None or not is_ready:
-            return x, body.mask(padding, past, seq, x)
-        is_added = attention_mask.dtype != torch.bool or body.attention != "eager"  # whose formula adds a mask
-        return x, attention_mask if is_added else additive_mask(attention_mask, dtype)
+        return x, attention_mask if is_ready else causal_mask(real, past, seq, x.device)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.transformer.wte
@@ -231,7 +241,7 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         """
         asked = attn_implementation.get("") if isinstance(attn_implementation, dict) else attn_implementation
         if asked is not None:
-            require_option("attention", asked, ATTENTIONS)
+            check_option("attention", asked, ATTENTIONS)
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
         attention: Any = self.config._attn_implementation
         self.transformer.attention = attention
@@ -281,7 +291,9 @@ class GPT2LMHeadModel(PreTrainedModel, GenerationMixin):
         for name, value in getattr(module, "_as_built", {}).items():
             initialization.copy_(getattr(module, name), value)
         if isinstance(module, Conv1D | nn.Linear | nn.Embedding):
-            initialization.normal_(module.weight, std=self.transformer.initial_std(module))
+            adds_to_stream = any(module is half.c_proj for block in self._blocks() for half in (block.attn, block.mlp))
+            depth = 2 * self.config.n_layer if adds_to_stream else 1
+            initialization.normal_(module.weight, std=self.config.initializer_range / depth**0.5)
         if isinstance(module, Conv1D):
             initialization.zeros_(module.bias)
 

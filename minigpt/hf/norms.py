@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from minigpt import norms
+from minigpt.engine import GPT2
 from minigpt.errors import NormError
 from minigpt.hf.config import Choice
-from minigpt.model.gpt2 import GPT2
 from minigpt.norms.foreign.adapt import eps_of
 from minigpt.swap import match_sites
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from minigpt.checkpoint import from_pretrained
 from minigpt.config import GPT2Config
+from minigpt.engine import GPT2
 from minigpt.errors import CheckpointError, GenerationError, is_several
 from minigpt.generation import prompt_ids
 from minigpt.judge.reference import Reference
-from minigpt.model.gpt2 import GPT2
 from minigpt.norms import NormSpec, notes
 from minigpt.swap import calibrate, swap_norms
 from minigpt.tokenizer import Tokenizer

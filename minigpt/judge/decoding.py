@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from minigpt.engine import GPT2
 from minigpt.generation.any_length import of_any_length
 from minigpt.generation.padding import left_padded
 from minigpt.judge.greedy import Continued, batches
 from minigpt.judge.measures import Distance
-from minigpt.model.gpt2 import GPT2
 
 # B texts, T tokens, V vocabulary
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
 from minigpt.judge.contest import Contest
 from minigpt.judge.measures import perplexity
 from minigpt.judge.parity_report import TextPerplexity
-from minigpt.model.gpt2 import GPT2
 from minigpt.text_file import read_text
 from minigpt.tokenizer import Tokenizer
 

@@ -20,8 +20,8 @@ from minigpt.checkpoint import (
 )
 from minigpt.checkpoint.fitting import not_finite, only_dtype, require_fitting
 from minigpt.config import GPT2Config
+from minigpt.engine import GPT2
 from minigpt.errors import MiniGPTError
-from minigpt.model.gpt2 import GPT2
 from minigpt.placement import DTYPES, dtype_name
 from minigpt.tokenizer import Tokenizer
 

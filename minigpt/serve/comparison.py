@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from minigpt.engine import GPT2
 from minigpt.errors import RAISED
 from minigpt.generation.batch import WASTE, Batch, next_tokens
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
-from minigpt.model.gpt2 import GPT2
 from minigpt.serve.channel import Channel
 from minigpt.serve.job import Failed
 

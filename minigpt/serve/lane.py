@@ -5,11 +5,11 @@ from threading import Lock
 
 from torch import Tensor
 
+from minigpt.engine import GPT2
 from minigpt.errors import RAISED
 from minigpt.generation.batch import WASTE, Batch
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
-from minigpt.model.gpt2 import GPT2
 from minigpt.serve.channel import Channel
 from minigpt.serve.job import Event, Job, PromptRead, Text
 from minigpt.serve.logprobs import prompt_tokens, tokens_of

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from minigpt.engine import GPT2
 from minigpt.generation.batch import next_logits
-from minigpt.model.gpt2 import GPT2
 
 LOWEST = -9999.0  # in place of -inf, which JSON does not have
 AT_ONCE = 128  # positions of a prompt whose logits are in memory together

@@ -5,8 +5,8 @@ import threading
 from collections.abc import Mapping
 from typing import Protocol
 
+from minigpt.engine import GPT2
 from minigpt.errors import MiniGPTError
-from minigpt.model.gpt2 import GPT2
 from minigpt.serve.channel import Channel
 from minigpt.serve.comparison import Comparison, ComparisonLane
 from minigpt.serve.job import Job

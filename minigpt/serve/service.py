@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from minigpt.engine import GPT2
 from minigpt.errors import ConfigError, GenerationError
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
-from minigpt.model.gpt2 import GPT2
 from minigpt.serve.comparison import Comparison
 from minigpt.serve.job import Job
 from minigpt.serve.meters import Meters

@@ -7,7 +7,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from minigpt.errors import NormError
-from minigpt.model.gpt2 import GPT2, require_gpt2
+from minigpt.model import GPT2
+from minigpt.model.checks import check_gpt2, check_inputs
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.swap.sites import match_sites, swap_norms
 
@@ -28,13 +29,14 @@ def calibrate(model: GPT2, input_ids: Int[Tensor, "batch seq"], sites: str | Ite
         NormError: there is no frozen norm, a pattern matches no site, or the text is too short.
         GenerationError: ids outside the vocabulary, or more tokens than the context has.
     """
-    require_gpt2(model)
+    check_gpt2(model)
     chosen = {site: model.get_submodule(site) for site in match_sites(model, sites)}
     frozen = {site: norm for site, norm in chosen.items() if isinstance(norm, FrozenLayerNorm)}
     if not frozen:
         raise NormError(
             'no site holds a frozen norm to calibrate; put one there with swap_norms(model, "frozen"), or --norm frozen'
         )
+    check_inputs(model.config, input_ids, None, None, None)
     was_training = model.training
     swap_norms(model, "fused", frozen)
     hooks = [model.get_submodule(site).register_forward_pre_hook(_calibrates(norm)) for site, norm in frozen.items()]

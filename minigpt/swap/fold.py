@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.errors import NormError
+from minigpt.model import GPT2
+from minigpt.model.checks import check_gpt2, check_weights
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.gpt2 import GPT2, require_gpt2, require_weights
 from minigpt.norms.add import norm_by_addition, own_addition
 from minigpt.norms.foreign.construct import naming
 from minigpt.swap.sites import require_own_parameters
@@ -39,8 +40,8 @@ def fold_norms(model: GPT2) -> GPT2:
             model's, two modules share a weight or bias, or there are no values (nothing has been changed then), or a
             folded weight is too large for the dtype (what has been folded by then is exact).
     """
-    require_gpt2(model)
-    require_weights(model, "fold", NormError)
+    check_gpt2(model)
+    check_weights(model, "fold", NormError)
     if model.config.tie_word_embeddings and hasattr(model, "lm_head"):
         raise NormError(
             "the head belongs to a model around this one, which ties it to the embedding; "

@@ -10,7 +10,8 @@ from torch import nn
 from minigpt import norms
 from minigpt.config import GPT2Config
 from minigpt.errors import NormError, is_several
-from minigpt.model.gpt2 import GPT2, require_gpt2
+from minigpt.model import GPT2
+from minigpt.model.checks import check_gpt2
 from minigpt.norms.foreign.adapt import SAME_EPS, AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
 
@@ -33,7 +34,7 @@ def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "
         NormError: the norm is unknown, cannot be made or does not fit, one module is given to several sites, or a
             pattern matches no site. Nothing has been replaced then.
     """
-    require_gpt2(model)
+    check_gpt2(model)
     chosen = match_sites(model, sites)
     require_own_parameters(model, chosen)
     built = {name: _built(norm, model.get_submodule(name), model.config) for name in chosen}

@@ -16,7 +16,7 @@ from torch import Tensor
 import minigpt
 from gpu.models import known_norms, ours_of, theirs_of, with_norm
 from minigpt.bench.contestants import weight_bytes
-from minigpt.engine.compiled import compile_steps
+from minigpt.engine import compile_steps
 from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import parse_settings
 from minigpt.judge.reference import quiet_transformers

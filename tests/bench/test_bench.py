@@ -14,6 +14,7 @@ import minigpt
 from minigpt import ConfigError, GenerationError, MiniGPTError
 from minigpt.bench import generate as bench_generation
 from minigpt.bench.bench_report import BenchReport, Limit, Measured
+from minigpt.bench.bench_summary import bench_summary
 from minigpt.bench.contestants import (
     CONTESTANTS,
     READ,
@@ -29,7 +30,6 @@ from minigpt.bench.contestants import (
 from minigpt.bench.generate import BenchPlan, bench_generate
 from minigpt.cli import app
 from minigpt.measure.stopwatch import Spread
-from minigpt.report.bench_summary import bench_summary
 
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [1, 2, 3]]
 

@@ -611,10 +611,10 @@ def test_functions_that_the_config_does_not_name_are_warned_of(
         minigpt.save_pretrained(small_model(arithmetic=arithmetic), tmp_path)
     assert caplog.messages == []
     model = small_model()
-    model.h[1].mlp.activation, model.h[0].attn.scale = torch.relu, 1.0
+    model.h[1].mlp.act, model.h[0].attn.scale = torch.relu, 1.0
     minigpt.save_pretrained(model, tmp_path)
     assert caplog.messages == [
-        "what is saved does not say what was put at h.0.attn.scale, h.1.mlp.activation: "
+        "what is saved does not say what was put at h.0.attn.scale, h.1.mlp.act: "
         "whoever loads it gets what the config names"
     ]
 

@@ -715,7 +715,7 @@ def test_weights_are_laid_out_for_the_tokens_of_a_step(
 ) -> None:
     """And how many steps there may be of a single text."""
     heard: list[tuple[int, ...]] = []
-    monkeypatch.setattr("minigpt.checkpoint.ready.ready_to_write", lambda model, *what: heard.append(what) or model)
+    monkeypatch.setattr("minigpt.engine.lay_out", lambda model, *what: heard.append(what) or model)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "The old sailor"}\n' * 4)
     many = ["--prompts", tmp_path / "prompts.jsonl", "--out", tmp_path / "texts.jsonl"]
     given = many if "--batch-size" in words else ["The old sailor"]

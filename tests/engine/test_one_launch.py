@@ -15,15 +15,14 @@ from helpers import assert_same_bits, assert_within, max_abs, random_ids, small_
 from torch import Tensor
 from torch._dynamo.backends.debugging import aot_eager
 
-from minigpt.engine import one_launch
-from minigpt.engine.compiled import compile_steps
-from minigpt.engine.fixed import read_fixed
+from minigpt.engine import compile_steps, one_launch
+from minigpt.engine.compiled import read_fixed
+from minigpt.engine.one_launch import FixedCache
 from minigpt.generation import generate
 from minigpt.generation.batch import Batch
 from minigpt.generation.decode import rows_of, write
 from minigpt.generation.settings import parse_settings
 from minigpt.generation.static import StaticBatch
-from minigpt.model.cache import FixedCache
 from minigpt.processor import HALVES
 
 DTYPES = (torch.float64, torch.float32, *HALVES)

@@ -1,4 +1,4 @@
-"""Weights packed, or in strips, are the same weights: in what the model says, in what is saved, and in copies."""
+"""Packed weights are the same weights: in what the model says, in what is saved, and in copies."""
 
 import copy
 import pickle
@@ -29,11 +29,9 @@ from helpers import (
 
 import minigpt
 from minigpt import ConfigError
-from minigpt.engine import packed
+from minigpt.engine import lay_out, packed
 from minigpt.engine.int8 import quantize_int8
-from minigpt.engine.layout import lay_out
-from minigpt.engine.packed import PackedConv1D, PackedLinear, pack, require_packable
-from minigpt.engine.strips import WIDTH, StripedLinear, stripe
+from minigpt.engine.packed import PackedConv1D, PackedLinear, check_packable, pack
 from minigpt.model.conv1d import Conv1D
 from minigpt.processor import PACKABLE
 
@@ -41,34 +39,24 @@ pytestmark = needs_onednn
 
 Hold = Callable[..., minigpt.GPT2]
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-every_form = pytest.mark.parametrize(
-    "hold", [pack, partial(pack, tokens=5), stripe], ids=["packed", "packed for five", "in strips"]
-)
+every_form = pytest.mark.parametrize("hold", [pack, partial(pack, tokens=5)], ids=["packed", "packed for five"])
 
 PACKED = "float32 or bfloat16" if torch.bfloat16 in PACKABLE else "float32"
 HALF_ROWS = torch.zeros(2, 3, dtype=torch.bfloat16)
 
 
-def require_form(form: Any, dtype: torch.dtype) -> None:
-    """Strips of bfloat16 are for any processor, packed weights are not."""
-    if form not in (stripe, StripedLinear):
-        skip_unless_packable(dtype)
-
-
 @every_dtype
-@pytest.mark.parametrize(("linear", "tokens"), [(PackedLinear, 1), (PackedLinear, 16), (StripedLinear, 1)])
+@pytest.mark.parametrize("tokens", [1, 16])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("out", [1, 37, WIDTH, 2 * WIDTH, 2 * WIDTH + 1])
+@pytest.mark.parametrize("out", [1, 37, 257])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (16, 1), (2, 20)])
-def test_is_the_affine_product(
-    shape: tuple[int, int], out: int, bias: bool, linear: type[PackedLinear], tokens: int, dtype: torch.dtype
-) -> None:
-    require_form(linear, dtype)
+def test_is_the_affine_product(shape: tuple[int, int], out: int, bias: bool, tokens: int, dtype: torch.dtype) -> None:
+    skip_unless_packable(dtype)
     x, rows = torch.randn(*shape, 48).to(dtype)[..., ::2], torch.randn(out, 24).to(dtype)
     shift = torch.nn.Parameter(torch.randn(2 * out).to(dtype)[::2]) if bias else None
     truth = torch.nn.functional.linear(x.double(), rows.double(), None if shift is None else shift.double())
     with torch.inference_mode():
-        layer = linear(rows, shift, tokens)
+        layer = PackedLinear(rows, shift, tokens)
         given = layer(x)
     assert_same_bits(layer.rows(), rows, "the weight")
     assert given.shape == (*shape, out)
@@ -76,45 +64,19 @@ def test_is_the_affine_product(
     assert_within(rms(given.double() - truth), 2 * torch.finfo(dtype).eps * rms(truth), rms(truth), f"{shape}")
 
 
-def test_one_row_by_strips_is_rounded_once() -> None:
-    x, rows = torch.randn(1, 1, 300).bfloat16(), torch.randn(700, 300).bfloat16()
-    shift = torch.nn.Parameter(torch.randn(700).bfloat16())
-    truth = torch.nn.functional.linear(x.double(), rows.double(), shift.double())
-    given = StripedLinear(rows, shift, 1)(x)
-    assert (given == truth.bfloat16()).float().mean() > 0.99, (
-        "bias and all: float32 may fall on a boundary's other side"
-    )
-
-
 def through_a_pickle(module: Any) -> Any:
     return pickle.loads(pickle.dumps(module))
-
-
-@pytest.mark.parametrize(
-    "after", [lambda layer: layer, lambda layer: layer.float().bfloat16(), copy.deepcopy, through_a_pickle]
-)
-@torch.no_grad()
-def test_a_bias_is_where_the_strips_have_it(after: Callable[[Any], Any]) -> None:
-    layer = after(stripe(small_model(dtype=torch.bfloat16)).h[0].mlp.c_fc)
-    x = torch.randn(1, 1, layer.shape[1]).bfloat16()
-    layer.bias.zero_()
-    was = layer(x)
-    layer.bias.fill_(512)
-    assert_within(rms(layer(x) - was - 512), 4, 512, "the bias")
 
 
 @every_dtype
 @every_form
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_packed_model_keeps_its_state(tied: bool, hold: Hold, dtype: torch.dtype) -> None:
-    require_form(hold, dtype)
+    skip_unless_packable(dtype)
     model = small_model(dtype=dtype, tie_word_embeddings=tied)
     was = {name: weight.clone() for name, weight in model.state_dict().items()}
-    weights = [model.head_rows()] + [module.weight for module in model.modules() if isinstance(module, Conv1D)]
-    told: list[torch.Tensor] = []
-    assert hold(model, let_go=told.append) is model
+    assert hold(model) is model
     assert not any(isinstance(module, Conv1D) for module in model.modules())
-    assert list(map(id, told)) == list(map(id, weights))
     assert not any(module.training for module in model.modules())
     state = model.state_dict()
     assert state.keys() == was.keys()
@@ -127,12 +89,12 @@ def test_a_packed_model_keeps_its_state(tied: bool, hold: Hold, dtype: torch.dty
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
     ("batch", "hold"),
-    [(1, pack), (3, partial(pack, tokens=3)), (16, partial(pack, tokens=16)), (1, stripe), (3, stripe)],
-    ids=["1 packed", "3 packed", "16 packed", "1 in strips", "3 in strips"],
+    [(1, pack), (3, partial(pack, tokens=3)), (16, partial(pack, tokens=16))],
+    ids=["1", "3", "16"],
 )
 def test_it_errs_no_more_than_the_reference(batch: int, hold: Hold, tied: bool, dtype: torch.dtype) -> None:
     """Prompt and steps, padded on the left, through a cache."""
-    require_form(hold, dtype)
+    skip_unless_packable(dtype)
     theirs = reference_model(dtype=dtype, tie_word_embeddings=tied)
     ours, ids = hold(same_weights(theirs)), random_ids(batch, 30)
     mask = left_padding([12 + i % 9 for i in range(batch)], 20)
@@ -161,7 +123,7 @@ def test_what_it_writes_is_what_it_wrote(batch: int, hold: Hold, tmp_path: Path)
 
 @every_form
 def test_what_is_kept_of_it_is_no_larger_than_the_weights(hold: Hold) -> None:
-    require_form(hold, torch.bfloat16)
+    skip_unless_packable(torch.bfloat16)
     model = small_model(dtype=torch.bfloat16, n_embd=256, n_head=4)
     plain, head = len(pickle.dumps(model)), 2 * model.wte.weight.numel()
     hold(model)
@@ -173,7 +135,7 @@ def test_what_is_kept_of_it_is_no_larger_than_the_weights(hold: Hold) -> None:
 @every_form
 @pytest.mark.parametrize("through", [copy.deepcopy, through_a_pickle])
 def test_a_copy_is_a_model_of_its_own(through: Any, hold: Hold, dtype: torch.dtype) -> None:
-    require_form(hold, dtype)
+    skip_unless_packable(dtype)
     model, ids = hold(small_model(dtype=dtype)), random_ids(1, 5)
     other = through(model)
     numbers = [
@@ -189,7 +151,7 @@ def test_a_copy_is_a_model_of_its_own(through: Any, hold: Hold, dtype: torch.dty
 @every_form
 @pytest.mark.parametrize("seq", [1, 5])
 def test_a_cast_packs_anew(seq: int, hold: Hold) -> None:
-    require_form(hold, torch.bfloat16)
+    skip_unless_packable(torch.bfloat16)
     model, ids = small_model(), random_ids(1, seq)
     wanted = copy.deepcopy(model).to(torch.bfloat16)
     hold(model).to(torch.bfloat16)
@@ -210,20 +172,19 @@ def test_how_many_tokens_may_be_numpys_number() -> None:
     ("misuse", "message"),
     [
         (lambda: pack(small_model()).to("meta"), "packed weights are for the CPU, and cannot move to meta"),
-        (lambda: pack(small_model()).half(), f"packed in {PACKED} on this processor, and not in torch.float16"),
+        (lambda: pack(small_model()).half(), f"must be {PACKED} on this processor, got float16"),
         (
             lambda: pack(small_model(dtype=torch.float64)),
-            f"packed in {PACKED} on this processor, and not in torch.float64",
+            f"must be {PACKED} on this processor, got float64",
         ),
-        (lambda: require_packable(HALF_ROWS, (torch.float32,)), "packed in float32 on .*, and not in torch.bfloat16"),
-        (lambda: require_packable(HALF_ROWS, ()), "no oneDNN"),
-        (lambda: stripe(small_model()).half(), "packed in float32 or bfloat16 on .*, and not in torch.float16"),
-        (lambda: pack(small_model(), 0), "one token at a time or more, not 0"),
-        (lambda: lay_out(small_model(), 0), "one token at a time or more, not 0"),
-        (lambda: lay_out(small_model(), "x"), "one token at a time or more, not 'x'"),  # type: ignore[arg-type]
-        (lambda: pack(small_model(arithmetic="reference")), "as the checkpoint lays them"),
-        (lambda: pack(quantize_int8(small_model())), "the model's weights are int8 already"),
-        (lambda: quantize_int8(pack(small_model())), "in another form already"),
+        (lambda: check_packable(HALF_ROWS, (torch.float32,)), "must be float32 on this processor, got bfloat16"),
+        (lambda: check_packable(HALF_ROWS, ()), "no oneDNN"),
+        (lambda: pack(small_model(), 0), "tokens must be a whole number, 1 or more, got 0"),
+        (lambda: lay_out(small_model(), 0), "tokens must be a whole number, 1 or more, got 0"),
+        (lambda: lay_out(small_model(), "x"), "tokens must be a whole number, 1 or more, got 'x'"),  # type: ignore[arg-type]
+        (lambda: pack(small_model(arithmetic="reference")), "in the checkpoint's layout"),
+        (lambda: pack(quantize_int8(small_model())), "must not be quantized to be packed"),
+        (lambda: quantize_int8(pack(small_model())), "must be as they were loaded to be quantized"),
         (lambda: pack(small_model()).load_state_dict(small_model().state_dict()), "load before packing"),
     ],
 )
@@ -255,13 +216,10 @@ def test_what_somebody_watches_or_has_changed_stays(hold: Hold) -> None:
 @every_dtype
 @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("seq", [1, 3])
-@pytest.mark.parametrize("linear", [PackedLinear, StripedLinear])
 @torch.inference_mode()
-def test_a_product_is_the_same_under_autocast(
-    linear: type[PackedLinear], seq: int, narrow: torch.dtype, dtype: torch.dtype
-) -> None:
-    require_form(linear, dtype)
-    layer = linear(torch.randn(130, 40).to(dtype), torch.nn.Parameter(torch.randn(130).to(dtype)), 1)
+def test_a_product_is_the_same_under_autocast(seq: int, narrow: torch.dtype, dtype: torch.dtype) -> None:
+    skip_unless_packable(dtype)
+    layer = PackedLinear(torch.randn(130, 40).to(dtype), torch.nn.Parameter(torch.randn(130).to(dtype)), 1)
     x = 1e5 * torch.randn(1, seq, 40).to(dtype)  # more than float16 holds
     wanted = layer(x)
     with torch.autocast("cpu", narrow):
@@ -278,7 +236,7 @@ def test_a_product_is_the_same_under_autocast(
 def test_it_computes_in_its_own_dtype_under_autocast(
     shape: tuple[int, int], hold: Hold, dtype: torch.dtype, narrow: torch.dtype
 ) -> None:
-    require_form(hold, dtype)
+    skip_unless_packable(dtype)
     model, ids = small_model(dtype=dtype), random_ids(*shape)
     with torch.inference_mode(), torch.autocast("cpu", narrow):
         wanted = model(ids)
@@ -287,7 +245,7 @@ def test_it_computes_in_its_own_dtype_under_autocast(
 
 @every_form
 def test_moving_it_leaves_nothing_behind(hold: Hold) -> None:
-    require_form(hold, torch.bfloat16)
+    skip_unless_packable(torch.bfloat16)
     model = hold(small_model())
     before, weights = len(packed._held), model.h[0].mlp.c_fc.packed
     model.to("cpu").to(torch.float32)
@@ -311,7 +269,7 @@ def test_what_nobody_holds_is_let_go() -> None:
 def test_a_refused_conversion_changes_nothing(dtype: torch.dtype) -> None:
     model, ids = pack(small_model()), random_ids(2, 5)
     expected = model(ids)
-    with pytest.raises(ConfigError, match=f"weights are packed in {PACKED} on"):
+    with pytest.raises(ConfigError, match=f"weights must be {PACKED} on"):
         model.to(dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert torch.equal(model(ids), expected)

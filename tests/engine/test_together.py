@@ -9,11 +9,12 @@ from helpers import assert_within, left_padding, make_louder, max_abs, random_id
 from torch import Tensor, nn
 
 import minigpt
-from minigpt.engine.ragged import Ragged
-from minigpt.engine.together import Text, hidden_states_of_each
+from minigpt.engine.parts import Texts
+from minigpt.engine.together import Text, read_each
 from minigpt.generation.batch import Batch
 from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import GenerationSettings
+from minigpt.model import gpt2 as plain
 from minigpt.model.cache import KVCache
 
 
@@ -38,7 +39,7 @@ def test_each_text_is_read_as_if_it_were_alone(attention: str, options: dict[str
     for mirror, cache in zip(mirrored, caches, strict=True):
         mirror.store.copy_(cache.store)
         mirror.length, mirror.padding_mask = cache.length, cache.padding_mask
-    together = hidden_states_of_each(model, list(map(Text, ids, masks, caches)))
+    together = read_each(model, list(map(Text, ids, masks, caches)))
     for text, mask, cache, mirror, given in zip(ids, masks, caches, mirrored, together, strict=True):
         alone = model.hidden_states(text, mask, cache=mirror)
         real = slice(None) if mask is None else mask.bool()
@@ -50,24 +51,16 @@ def test_each_text_is_read_as_if_it_were_alone(attention: str, options: dict[str
         assert_within(max_abs(given - alone), 1e-12 * max_abs(alone), max_abs(alone), "the next token")
 
 
-def test_what_no_forward_takes_is_refused_before_any_cache_has_changed() -> None:
-    model = small_model()
-    caches = [model.new_cache(1, 8), model.new_cache(1, 3)]
-    with pytest.raises(minigpt.GenerationError, match="room for 3 tokens"):
-        hidden_states_of_each(model, [Text(random_ids(1, 4), None, cache) for cache in caches])
-    assert [cache.length for cache in caches] == [0, 0]
-
-
 def forwards(model: minigpt.GPT2, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What each forward from now on has for a cache."""
     seen: list[Any] = []
-    whole = model.read
+    whole = model.run
 
     def spy(x: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
         seen.append(cache)
         return whole(x, mask, cache)
 
-    monkeypatch.setattr(model, "read", spy)
+    monkeypatch.setattr(model, "run", spy)
     return seen
 
 
@@ -88,7 +81,7 @@ def test_who_joins_is_read_along_with_the_tokens_of_the_others(monkeypatch: pyte
     seen = forwards(model, monkeypatch)
     batch.read(new)
     (only,) = seen
-    assert isinstance(only, Ragged)
+    assert isinstance(only, Texts)
     assert [tuple(shape) for shape in only.shapes] == [(2, 1), (2, 9), (1, 1)]
     for row, logits in zip(batch.rows, batch.logits, strict=True):
         alone = model(torch.tensor([row.ids]))[0, -1]
@@ -101,15 +94,15 @@ class Skip(nn.Module):
 
 
 class AsksItsCache(minigpt.GPT2):
-    def read(self, x: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+    def run(self, x: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
         assert cache is None or cache.length >= 0
-        return super().read(x, mask, cache)
+        return super().run(x, mask, cache)
 
 
 CHANGES: dict[str, Callable[[Any], object]] = {
     "nobody joins": lambda model: None,
     "a step of its own": lambda model: setattr(
-        model, "step", lambda x, padding, cache: model.read(x, model.mask(padding, cache.length, 1, x), cache)
+        model, "step", lambda x, mask, cache: plain.GPT2.run(model, x, mask, cache)
     ),
     "a text is long": lambda model: None,
     "somebody watches": lambda model: model.h[0].register_forward_hook(lambda *seen: None),
@@ -134,7 +127,7 @@ def test_otherwise_everybody_is_read_by_the_models_own_forward(why: str, monkeyp
     seen = forwards(model, monkeypatch)
     batch.read(() if why == "nobody joins" else new)
     assert seen
-    assert not any(isinstance(cache, Ragged) for cache in seen)
+    assert not any(isinstance(cache, Texts) for cache in seen)
     for row, logits in zip(batch.rows, batch.logits, strict=True):
         alone = model.head(model.hidden_states(torch.tensor([row.ids])))[0, -1]
         assert_within(max_abs(logits - alone), 1e-5 * max_abs(alone), max_abs(alone), f"prompt {row.prompt}")
@@ -164,7 +157,7 @@ def test_texts_that_join_at_any_time_are_what_they_are_alone(attention: str, mon
     seen = forwards(model, monkeypatch)
     for _ in write_rows(model, rows, settings, 4):
         pass
-    assert sum(isinstance(cache, Ragged) for cache in seen) >= 5
+    assert sum(isinstance(cache, Texts) for cache in seen) >= 5
     for number, row in enumerate(rows):
         how |= dict(seed=3 + number, max_new_tokens=row.max_new_tokens)
         alone = minigpt.generate(model, torch.tensor([prompts[number]]), **how)

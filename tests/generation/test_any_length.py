@@ -19,7 +19,7 @@ from minigpt.generation.settings import parse_settings
 @pytest.mark.parametrize("alone", [False, True], ids=["one of several", "alone"])
 def test_a_growing_text_is_not_for_cudnn(alone: bool, how: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """It would plan anew for every length; it stays where it was asked for by itself, and otherwise is back after."""
-    model, whole = small_model(), GPT2.read
+    model, whole = small_model(), GPT2.run
     settings = parse_settings(max_new_tokens=9, eos_token_id=None, **how)
     seen: set[bool] = set()
 
@@ -28,7 +28,7 @@ def test_a_growing_text_is_not_for_cudnn(alone: bool, how: dict[str, int], monke
         with sdpa_kernel(SDPBackend.MATH):  # a CPU has no other that could be alone
             return whole(*given)
 
-    monkeypatch.setattr(GPT2, "read", spy)
+    monkeypatch.setattr(GPT2, "run", spy)
     others = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *([] if alone else others)]):
         for row in write_rows(model, rows_of(model, [[1, 2, 3]], settings, None), settings, 1):

@@ -22,7 +22,7 @@ from minigpt.generation import generate, prompt_ids, stream, warp
 from minigpt.generation.batch import BLOCK, drawn, likeliest
 from minigpt.generation.decode import require_fits
 from minigpt.generation.settings import GenerationSettings, parse_settings
-from minigpt.model.checks import require_known
+from minigpt.model.checks import check_known
 
 VOCABULARY = 300
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 40, 55)
@@ -180,7 +180,7 @@ class Scripted(GPT2):
     def hidden_states(
         self, input_ids: Tensor, attention_mask: Any = None, position_ids: Any = None, cache: Any = None
     ) -> Tensor:
-        require_known(input_ids, self.config.vocab_size)
+        check_known(input_ids, self.config.vocab_size)
         batch, seq = input_ids.shape
         if cache.length:
             row, step = cache.store[0, 0, :, 0, cache.length - 1].long().unbind(-1)  # each (B,)
@@ -967,7 +967,7 @@ def test_padding_on_the_right(mask: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 4), (1, 3), (3,), (2, 3, 1)])
 def test_a_mask_of_another_shape(shape: tuple[int, ...]) -> None:
-    with pytest.raises(GenerationError, match=r"attention_mask is \(.*\), but must cover 2 rows of 3 tokens"):
+    with pytest.raises(GenerationError, match=r"attention_mask must have shape \(2, 3\), "):
         generate(Untouched(), tokens(2, 3), torch.ones(shape), max_new_tokens=2)
 
 

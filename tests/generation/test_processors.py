@@ -274,7 +274,7 @@ def test_top_p_keeps_the_fewest_that_reach_p() -> None:
         (torch.zeros(1, 1, 4), None, {}, "of \\(1, 1, 4\\)$"),
         (torch.zeros(1, 4, dtype=torch.long), None, {}, "^logits must be numbers .*int64"),
         (torch.zeros(1, 4), [[1]], {}, "^input_ids must be a tensor"),
-        (torch.zeros(1, 4), torch.zeros(1, 2), {}, "^input_ids must be whole numbers"),
+        (torch.zeros(1, 4), torch.zeros(1, 2), {}, "^input_ids must be int64 or int32"),
         (torch.zeros(1, 4), torch.ones(2, 2).long(), {}, "^there are 1 rows of logits and 2 of input_ids$"),
         (torch.zeros(1, 4), torch.full((1, 2), 4), {"repetition_penalty": 2.0}, "^token id 4 is outside"),
         (

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import minigpt
 from minigpt import GPT2, GenerationError, Tokenizer, swap_norms
-from minigpt.engine.compiled import compile_steps
+from minigpt.engine import compile_steps
 from minigpt.generation import Prompt, complete, static
 from minigpt.generation.batch import Batch
 from minigpt.generation.decode import generate, rows_of

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minigpt import GPT2, ConfigError, GPT2Config
 from minigpt.model.attention import CausalSelfAttention, score_scale
-from minigpt.model.masking import eager_mask, sdpa_mask
+from minigpt.model.masking import causal_mask
 
 HEADS = [(48, 4), (48, 1), (12, 12), (1, 1), (30, 3)]
 
@@ -22,10 +22,8 @@ def random_attention(attention: str, layer: int = 0, **fields: Any) -> CausalSel
 
 
 def attend(module: CausalSelfAttention, x: Tensor, padding: Tensor | None = None) -> Tensor:
-    """The module with the mask of its own kind."""
-    if module.attention == "sdpa":
-        return module(x, sdpa_mask(padding, 0, x.shape[1], x.device))
-    return module(x, eager_mask(padding, 0, x.shape[1], x.device, x.dtype))
+    """The module with a causal mask."""
+    return module(x, causal_mask(padding, 0, x.shape[1], x.device))
 
 
 def head_by_head(module: CausalSelfAttention, x: Tensor, scale: float) -> Tensor:

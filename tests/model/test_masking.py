@@ -11,7 +11,8 @@ from torch import Tensor
 
 import minigpt
 from minigpt import GenerationError
-from minigpt.model.masking import eager_mask, padding_mask, positions, sdpa_mask, visible
+from minigpt.model.cache import KVCache
+from minigpt.model.masking import additive_mask, causal_mask, positions, real_tokens, visible
 
 CPU = torch.device("cpu")
 T, F = True, False
@@ -44,15 +45,16 @@ def test_a_query_sees_the_real_keys_up_to_itself() -> None:
 
 
 def test_the_fused_kernel_gets_no_mask_where_it_needs_none() -> None:
-    assert sdpa_mask(None, past=0, seq=5, device=CPU) is None
-    assert sdpa_mask(None, past=4, seq=1, device=CPU) is None
-    assert torch.equal(sdpa_mask(None, past=2, seq=2, device=CPU), visible(None, 2, 2, CPU))
-    assert torch.equal(sdpa_mask(PADDED, past=3, seq=1, device=CPU), visible(PADDED, 3, 1, CPU))
+    assert causal_mask(None, past=0, seq=5, device=CPU) is None
+    assert causal_mask(None, past=4, seq=1, device=CPU) is None
+    assert torch.equal(causal_mask(None, past=2, seq=2, device=CPU), visible(None, 2, 2, CPU))
+    assert torch.equal(causal_mask(PADDED, past=3, seq=1, device=CPU), visible(PADDED, 3, 1, CPU))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_the_written_out_formula_gets_a_finite_mask(dtype: torch.dtype) -> None:
-    mask = eager_mask(PADDED, past=0, seq=4, device=CPU, dtype=dtype)
+    q = torch.empty(4, 1, 4, 2, dtype=dtype)
+    mask = additive_mask(causal_mask(PADDED, past=0, seq=4, device=CPU), q, q)
     assert mask.dtype == dtype
     assert mask.isfinite().all()
     assert torch.equal(mask == 0, visible(PADDED, 0, 4, CPU))
@@ -60,31 +62,33 @@ def test_the_written_out_formula_gets_a_finite_mask(dtype: torch.dtype) -> None:
 
 
 def test_a_mask_of_real_tokens_alone_is_no_mask() -> None:
-    assert padding_mask(torch.ones(2, 3), None, batch=2, past=0, seq=3) is None
-    assert padding_mask(None, None, batch=2, past=0, seq=3) is None
+    assert real_tokens(torch.ones(2, 3), None, seq=3) is None
+    assert real_tokens(None, None, seq=3) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32, torch.uint8, torch.float32, torch.float16])
 def test_a_mask_of_any_dtype(dtype: torch.dtype) -> None:
-    assert torch.equal(padding_mask(PADDED.to(dtype), None, batch=4, past=1, seq=3), PADDED)
+    assert torch.equal(real_tokens(PADDED.to(dtype), None, seq=3), PADDED)
 
 
 def test_what_the_cache_remembers_goes_before_new_tokens() -> None:
-    given = padding_mask(None, PADDED, batch=4, past=4, seq=2)
+    cache = KVCache(1, 4, 1, 9, 1, dtype=torch.float32, device=CPU)
+    cache.advance(4, PADDED)
+    given = real_tokens(None, cache, seq=2)
     assert torch.equal(given, torch.cat([PADDED, torch.ones(4, 2, dtype=torch.bool)], dim=1))
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 5), (1, 4), (3, 4), (2, 4, 4), (2, 1, 4, 4), (4,)], ids=str)
 def test_a_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(GenerationError, match=r"^attention_mask is \(.*\), but must cover 2 rows of 4 tokens$"):
+    with pytest.raises(GenerationError, match=r"^attention_mask must have shape \(2, 4\), "):
         small_model()(random_ids(2, 4), torch.ones(shape))
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_mask_that_is_no_tensor_is_refused() -> None:
-    with pytest.raises(GenerationError, match=r"^attention_mask must be a tensor \(batch, seq\), not of type list$"):
+    with pytest.raises(GenerationError, match=r"^attention_mask must be a tensor \(batch, seq\), got list$"):
         small_model()(random_ids(2, 4), [[1] * 4] * 2)
-    with pytest.raises(GenerationError, match=r"^position_ids must be a tensor .*, not of type list"):
+    with pytest.raises(GenerationError, match=r"^position_ids must be a tensor .*, got list"):
         small_model()(random_ids(1, 4), position_ids=[[0, 1, 2, 3]])
 
 
@@ -92,7 +96,7 @@ def test_a_mask_that_forgets_the_cache_is_refused() -> None:
     model = small_model()
     cache = model.new_cache(2, 8)
     model(random_ids(2, 4), cache=cache)
-    with pytest.raises(GenerationError, match="2 rows of 5 tokens, the 4 in the cache included"):
+    with pytest.raises(GenerationError, match=r"must have shape \(2, 5\), the tokens in the cache included"):
         model(random_ids(2, 1), torch.ones(2, 1), cache=cache)
     assert cache.length == 4
 

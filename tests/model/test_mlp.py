@@ -28,30 +28,29 @@ FORMULAS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("arithmetic", ["fast", "reference"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_an_activation_is_its_formula(name: str, arithmetic: str) -> None:
+def test_an_activation_is_its_formula(name: str) -> None:
     x = torch.linspace(-8, 8, 999, dtype=torch.float64)
-    assert_close(activation(name, arithmetic)(x), FORMULAS[name](x), 1e-14, name)
+    assert_close(activation(name)(x), FORMULAS[name](x), 1e-14, name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_in_reference_arithmetic_an_activation_is_transformers_own(name: str, dtype: torch.dtype) -> None:
+def test_an_activation_is_transformers_own(name: str, dtype: torch.dtype) -> None:
     x = (torch.randn(4000) * 4).to(dtype)
-    assert_same_bits(activation(name, "reference")(x), ACT2FN[name](x), name)
+    assert_same_bits(activation(name)(x), ACT2FN[name](x), name)
 
 
 def test_erf_and_tanh_are_told_apart() -> None:
     """By less than 5e-4, which a loose tolerance would swallow."""
     x = torch.linspace(-4, 4, 99, dtype=torch.float64)
-    assert (activation("gelu", "fast")(x) - activation("gelu_new", "fast")(x)).abs().max() > 4e-4
+    assert (activation("gelu")(x) - activation("gelu_new")(x)).abs().max() > 4e-4
 
 
 @pytest.mark.parametrize("n_inner", [None, 7, 100])
 def test_an_mlp_widens_bends_and_narrows(n_inner: int | None) -> None:
     config = GPT2Config(**SMALL | {"n_inner": n_inner})
-    mlp = MLP(config, "fast").eval().double()
+    mlp = MLP(config).eval().double()
     randomize(mlp)
     inner = 192 if n_inner is None else n_inner
     assert mlp.c_fc.weight.shape == (48, inner)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigpt.checkpoint.pages import MappedFiles
 from minigpt.config import GPT2Config
+from minigpt.engine.pages import MappedFiles
 from minigpt.errors import CheckpointError, ConfigError
 
 Tensors = dict[str, Tensor]

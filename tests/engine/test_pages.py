@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import minigpt
-from minigpt.checkpoint.pages import MAPS, MappedFiles
 from minigpt.checkpoint.read import read_tensors
-from minigpt.checkpoint.ready import ready_to_write
+from minigpt.engine import lay_out
+from minigpt.engine.pages import MAPS, MappedFiles
 
 SIZE = 1_000_000  # of a tensor, in bytes
 SLACK = 3 * 4096  # its first and its last page, which it may share with others, and one more
@@ -104,7 +104,7 @@ def test_weights_that_somebody_has_changed_are_not_the_file_s_again(
     state = {name: weight.clone() for name, weight in model.state_dict().items()}
     with torch.inference_mode():
         wanted = model(ids)
-        given = ready_to_write(model)(ids)
+        given = lay_out(model)(ids)
     torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
 
@@ -113,17 +113,17 @@ def test_another_system_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch, tm
     def no_library(name: str | None) -> None:
         raise TypeError(f"bad argument type: {name}")
 
-    monkeypatch.setattr("minigpt.checkpoint.pages.MAPS", tmp_path / "nothing")
+    monkeypatch.setattr("minigpt.engine.pages.MAPS", tmp_path / "nothing")
     monkeypatch.setattr("ctypes.CDLL", no_library)
     model = minigpt.from_pretrained("demo", device="cpu")
-    assert ready_to_write(model) is model
+    assert lay_out(model) is model
 
 
 def test_where_nothing_tells_what_is_mapped_nothing_is_given_back(
     mapped: tuple[dict[str, Tensor], dict[str, Tensor], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     values, tensors, _ = mapped
-    monkeypatch.setattr("minigpt.checkpoint.pages.MAPS", tmp_path / "nothing")
+    monkeypatch.setattr("minigpt.engine.pages.MAPS", tmp_path / "nothing")
     monkeypatch.setattr("ctypes.CDLL", None)
     MappedFiles().give_back(tensors["it"], tensors["it"].clone())
     assert torch.equal(tensors["it"], values["it"])

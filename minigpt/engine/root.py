@@ -1,0 +1,111 @@
+"""The root of a fast model: the plain network, with what concerns all of it at once.
+
+B batch, T new tokens, S tokens in all, C embedding, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from minigpt import norms
+from minigpt.config import GPT2Config
+from minigpt.engine.hooks import is_watched
+from minigpt.engine.parts import Texts, accelerate
+from minigpt.engine.product import product
+from minigpt.errors import ConfigError
+from minigpt.model import gpt2
+from minigpt.model.cache import KVCache, LayerCache
+from minigpt.model.checks import check_option
+
+if TYPE_CHECKING:
+    from minigpt.engine.compiled import CompiledStep
+
+ARITHMETICS = ("fast", "reference")
+
+
+class GPT2(gpt2.GPT2):
+    """GPT-2 (Radford et al. 2019) with a language-model head.
+
+    A new model has random weights, initialized as in the paper, and is in training mode.
+
+    Args:
+        config: the shape of the model.
+        norm: the norm at every site: a registered name, a class, or "package.module:Name".
+        attention: "sdpa" is PyTorch's fused kernel. "eager" is the formula written out: it has derivatives of every
+            order, and a hook on ``attn.attn_dropout`` sees the attention weights (B, H, T, S).
+        arithmetic: "reference" computes every operation as Hugging Face transformers does, bit for bit. "fast" may fuse
+            operations and pick other kernels; the last bits may differ.
+
+    Raises:
+        ConfigError: if ``config`` is not a minigpt.GPT2Config, or ``attention`` or ``arithmetic`` is unknown.
+        NormError: if ``norm`` is unknown.
+    """
+
+    def __init__(
+        self,
+        config: GPT2Config,
+        *,
+        norm: norms.NormSpec = "fused",
+        attention: str = "sdpa",
+        arithmetic: str = "fast",
+    ) -> None:
+        check_option("arithmetic", arithmetic, ARITHMETICS)
+        super().__init__(config, norm=norm, attention=attention)
+        self.arithmetic = arithmetic
+        self.quantize: str | None = None  # set by quantize_int8
+        self.fast_head: nn.Module | None = None  # the head in another form, set by quantize_int8 and pack
+        self.step: CompiledStep | None = None  # set by compile_steps
+        if arithmetic == "fast":
+            accelerate(self)
+
+    def run(
+        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | Texts | None
+    ) -> Float[Tensor, "batch seq embd"]:
+        """Return the stream (B, T, C) after every block and the last norm; one new token by the compiled step."""
+        if x.shape[1] == 1 and isinstance(cache, KVCache):
+            if self.step is not None and not is_watched(self):
+                return self.step(x, mask, cache)
+            if mask is not None and self.arithmetic == "fast" and x.dtype != torch.float16:
+                # One addition, instead of a conversion in every layer. float16's lowest number cannot hide every key.
+                lowest = torch.finfo(x.dtype).min
+                mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill(~mask, lowest)
+        return super().run(x, mask, cache)  # type: ignore[arg-type]
+
+    def head(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq vocab"]:
+        """Return logits for the last norm's output. A tied head is the token embedding."""
+        if self.fast_head is not None:
+            return self.fast_head(x)
+        if self.arithmetic == "fast" and self.config.tie_word_embeddings:
+            return product(x, self.wte.weight.t())
+        return super().head(x)
+
+    def head_rows(self) -> Float[Tensor, "vocab embd"]:
+        """Return the head's weight.
+
+        Raises:
+            ConfigError: if the head is more than a product with a weight.
+        """
+        if self.config.tie_word_embeddings:
+            return self.wte.weight
+        head = self.lm_head
+        if not isinstance(head, nn.Linear) or head.bias is not None or "forward" in vars(head) or is_watched(head):
+            raise ConfigError("lm_head must be a plain nn.Linear without bias or hooks to be laid out another way")
+        return head.weight
+
+    def new_cache(self, batch_size: int, max_length: int) -> KVCache:
+        cache = super().new_cache(batch_size, max_length)
+        if self.step is not None:  # a compiled step also reads what is masked, which must not be NaN by chance
+            cache.store.zero_()
+        return cache
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move to another dtype or device. A part that cannot follow says so before any has moved."""
+        for part in self.modules():
+            getattr(part, "check_applicable", lambda fn: None)(fn)
+        return super()._apply(fn, recurse)
+
+    def extra_repr(self) -> str:
+        return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}, quantize={self.quantize!r}"
