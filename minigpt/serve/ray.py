@@ -14,13 +14,13 @@ from minigpt.serve import LOOPBACK, app, missing
 from minigpt.serve.models import load
 
 try:
-    from ray import serve
+    from ray import serve  # pyright: ignore
 except ModuleNotFoundError as error:
     raise missing(error, "ray") from error
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-    from ray.serve import Application
+    from ray.serve import Application  # pyright: ignore[reportMissingImports]
 
 
 class Options(BaseModel):

@@ -4,6 +4,7 @@ import asyncio
 import ipaddress
 import signal
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 REQUEST_SECONDS = 30  # for a new connection to send the head of its first request
+SWITCH_SECONDS = 1e-4  # a step lets go of Python's lock at each of its operations, and must soon have it back
 CONNECTIONS = 1024  # at a time; beyond them the answer is 503
 
 
@@ -65,4 +67,5 @@ def run(app: "ASGIApp", listening: socket.socket, grace: int) -> None:
     )  # fmt: skip
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # which uvicorn raises again at its end
+    sys.setswitchinterval(SWITCH_SECONDS)
     uvicorn.Server(config).run(sockets=[listening])

@@ -128,11 +128,12 @@ def test_a_soak_of_good_bad_slow_and_vanishing_clients() -> None:
             await asyncio.gather(watch(until), *(soak.client(number, until) for number in range(CLIENTS)))
 
         asyncio.run(main())
+        print(dict(soak.counts), [round(mb) for mb in memory])
+        assert server.process.poll() is None, f"the server has ended with {server.process.returncode}; {soak.wrong[:5]}"
+        assert soak.wrong == []
         said = dict(
             line.rpartition(" ")[::2] for line in httpx.get(f"{server.url}/metrics").text.splitlines() if line[0] != "#"
         )
-        print(dict(soak.counts), [round(mb) for mb in memory])
-        assert soak.wrong == []
         assert min(soak.counts[kind] for kind in ("good", "streamed", "bad", "hung up")) > 0
         deadline = time.monotonic() + 20
         while said["minigpt_texts_writing"] != "0.0" and time.monotonic() < deadline:
