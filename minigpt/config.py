@@ -1,51 +1,13 @@
 """GPT2Config: the shape of a GPT-2, in the field names of a Hugging Face config.json."""
 
 import dataclasses
-import json
-import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
+from minigpt.config_fields import check_ranges, known_fields
 from minigpt.errors import ConfigError
 from minigpt.json_file import read_object
-
-ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
-
-# Fields of a config.json that cannot change the logits: bookkeeping, heads we do not have, defaults for generation.
-_WITHOUT_EFFECT = re.compile(
-    r"_\w+|summary_\w+|task_\w+|\w+_version|architectures|use_cache|dtype|torch_dtype|num_labels|id2label|label2id"
-    r"|problem_type|finetuning_task|classifier_dropout|return_dict\w*|output_\w+"
-    r"|torchscript|gradient_checkpointing|keys_to_ignore_at_inference|prefix|tokenizer_class|use_bfloat16|tf_legacy_loss"
-    r"|max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|temperature|top_k|top_p"
-    r"|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids"
-    r"|num_return_sequences|forced_bos_token_id|forced_eos_token_id|remove_invalid_values|exponential_decay_length_penalty"
-    r"|suppress_tokens|begin_suppress_tokens|(sep|cls|unk|mask|decoder_start)_token_id"
-    r"|n_special|predict_special_tokens|eos_token_ids|xla_device|attn_implementation|transformers_weights"
-)
-
-# Other names of a field: transformers' attribute names, and the one that GPT-2's first config files had.
-_ALIASES = {
-    "max_position_embeddings": "n_positions",
-    "hidden_size": "n_embd",
-    "num_attention_heads": "n_head",
-    "num_hidden_layers": "n_layer",
-    "n_ctx": "n_positions",
-}
-
-# Fields that would change the model, each with the values at which they do not.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "model_type": ("gpt2",),
-    "add_cross_attention": (False, None),
-    "cross_attention_hidden_size": (None,),
-    "is_decoder": (False, True, None),  # a GPT-2 is causal either way
-    "is_encoder_decoder": (False, None),
-    "tie_encoder_decoder": (False, None),
-    "pruned_heads": ({}, None),
-    "chunk_size_feed_forward": (0, None),
-    "quantization_config": (None,),
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,11 +15,11 @@ class GPT2Config:
     """Everything that decides what a GPT-2 computes. Defaults are GPT-2 124M's.
 
     Names and meanings are those of Hugging Face's ``config.json`` for ``model_type: gpt2``. ``n_inner=None`` means four
-    times ``n_embd``. Dropout probabilities act in training mode only. ``used_vocab_size`` is ours: ids from there on
-    stand for no text, as where a vocabulary was filled up to a multiple, and are never generated; None where all do.
+    times ``n_embd``. Dropout acts in training mode only. ``used_vocab_size`` is our own field: ids from there on only
+    fill up the vocabulary and are never generated.
 
     Raises:
-        ConfigError: a value is of the wrong kind, out of range, or the values contradict one another.
+        ConfigError: if a value is of the wrong kind or out of range, or two values contradict each other.
     """
 
     vocab_size: int = 50257
@@ -84,29 +46,27 @@ class GPT2Config:
     def __post_init__(self) -> None:
         if isinstance(self.eos_token_id, list):  # as JSON gives it; a tuple keeps the config hashable
             object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
-        for name, (fits, wanted) in _RANGES.items():
-            if not fits(value := getattr(self, name)):
-                raise ConfigError(f"{name} must be {wanted}, not {value!r:.200}")
+        check_ranges(self)
         for name in ("layer_norm_epsilon", "initializer_range"):
             object.__setattr__(self, name, float(getattr(self, name)))  # transformers takes no whole number here
         if (used := self.used_vocab_size) is not None and used > self.vocab_size:
-            raise ConfigError(f"used_vocab_size must be at most vocab_size={self.vocab_size}, not {used}")
+            raise ConfigError(f"used_vocab_size must be at most vocab_size={self.vocab_size}, got {used}")
         if self.n_embd % self.n_head:
-            raise ConfigError(f"n_embd={self.n_embd} cannot be split into n_head={self.n_head} heads of equal width")
+            raise ConfigError(f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}")
 
     @property
     def head_size(self) -> int:
-        """Width of one attention head."""
+        """Return the width of one attention head."""
         return self.n_embd // self.n_head
 
     @property
     def inner_size(self) -> int:
-        """Width of the MLP's hidden layer."""
+        """Return the width of the MLP's hidden layer."""
         return 4 * self.n_embd if self.n_inner is None else self.n_inner
 
     @property
     def parameter_count(self) -> int:
-        """Numbers in a model of this shape, a tied head counted once."""
+        """Return the number of values in a model of this shape. A tied head counts once."""
         c, inner = self.n_embd, self.inner_size
         block = 4 * c * c + 4 * c + 2 * c * inner + inner + c + 4 * c  # attention, MLP, two norms
         heads = 1 if self.tie_word_embeddings else 2
@@ -114,17 +74,17 @@ class GPT2Config:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Every id that ends a text; empty where there is none."""
+        """Return every id that ends a text."""
         if self.eos_token_id is None:
             return ()
         return self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id,)
 
     @classmethod
     def preset(cls, name: str) -> "GPT2Config":
-        """A published shape: "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", or "demo".
+        """Return a published shape: "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", or "demo".
 
         Raises:
-            ConfigError: the name is another.
+            ConfigError: if the name is unknown.
         """
         files = {path.stem: path for path in presets_folder().glob("*.json")}
         if name not in files:
@@ -136,7 +96,7 @@ class GPT2Config:
         """Read a Hugging Face ``config.json``.
 
         Raises:
-            ConfigError: the file cannot be read, or ``from_dict`` refuses what it says.
+            ConfigError: if the file cannot be read, or ``from_dict`` refuses its fields.
         """
         fields = read_object(Path(path), ConfigError)
         try:
@@ -146,106 +106,24 @@ class GPT2Config:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "GPT2Config":
-        """A config from the fields of a ``config.json``: each is honoured, known to be without effect, or refused.
+        """Return a config from the fields of a ``config.json``. Each is honoured, known to have no effect, or refused.
 
         Raises:
-            ConfigError: a field has a value we cannot honour, or a name we do not know; or these are no fields.
+            ConfigError: if a field has a value that would make another model, or its name is unknown.
         """
-        if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
-            raise ConfigError(f"a config's fields are a dict by their names, not {fields!r:.100}")
-        _refuse_other_models(fields)
-        fields = _without_aliases(fields)
-        ours = {field.name for field in dataclasses.fields(cls)}
-        unknown = [
-            name for name in fields if name not in ours | _NEUTRAL.keys() and not _WITHOUT_EFFECT.fullmatch(name)
-        ]
-        if unknown:
-            names = ", ".join(sorted(unknown))
-            raise ConfigError(f"unknown config fields: {names}; any could change the model, so remove what does not")
-        return cls(**{name: value for name, value in fields.items() if name in ours})
+        return cls(**known_fields(fields, {field.name for field in dataclasses.fields(cls)}))
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields of a ``config.json`` that transformers reads as this same model."""
+        """Return the fields of a ``config.json`` that transformers reads as this same model."""
         fields = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **dataclasses.asdict(self)}
         if isinstance(self.eos_token_id, tuple):
             fields["eos_token_id"] = list(self.eos_token_id)
-        if self.used_vocab_size is None:  # transformers does not know it, so it is written only where it says something
+        if self.used_vocab_size is None:  # transformers does not know it
             del fields["used_vocab_size"]
         return fields
 
 
 def presets_folder() -> Path:
-    """The folder of presets: inside an installed package, beside it in a checkout."""
+    """Return the folder of presets: inside an installed package, beside it in a checkout."""
     installed = Path(__file__).parent / "configs"
     return installed if installed.is_dir() else Path(__file__).parents[1] / "configs"
-
-
-def _refuse_other_models(fields: Mapping[str, Any]) -> None:
-    for name, neutral in _NEUTRAL.items():
-        if name in fields and fields[name] not in neutral:
-            wanted = " or ".join(json.dumps(value) for value in neutral if value is not None) or "null"
-            way_out = (
-                "; AutoModelForCausalLM reads it, with norms or arithmetic of its own, after minigpt.hf.register()"
-            )
-            raise ConfigError(
-                f"{name}={json.dumps(fields[name], default=str)} is not supported, only {wanted}"
-                + way_out * (fields[name] == "minigpt-gpt2")
-            )
-
-
-def _without_aliases(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields under the names we know. An alias gives way to the name itself, but may not contradict it;
-    n_ctx alone may, which transformers does not read."""
-    plain = {name: value for name, value in fields.items() if name not in _ALIASES}
-    for alias, name in _ALIASES.items():
-        if alias in fields and plain.setdefault(name, fields[alias]) != fields[alias] and alias != "n_ctx":
-            raise ConfigError(
-                f"{alias}={fields[alias]!r:.200} contradicts {name}={plain[name]!r:.200}; they are one field"
-            )
-    return plain
-
-
-def _is_id(value: object) -> bool:
-    return _is_int(value) and -(2**31) <= value < 2**31  # some write -1 for none
-
-
-def _is_int(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_size(value: object) -> bool:
-    return _is_int(value) and 0 < value < 2**31
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-_SIZE = "a whole number above 0 and below 2^31"
-
-# What each field must be.
-_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"), (_is_size, _SIZE)),
-    "n_inner": (lambda width: width is None or _is_size(width), f"{_SIZE}, or null for 4 * n_embd"),
-    "activation_function": (lambda name: name in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
-    **dict.fromkeys(
-        ("resid_pdrop", "embd_pdrop", "attn_pdrop"), (lambda p: _is_number(p) and 0 <= p <= 1, "within [0, 1]")
-    ),
-    **dict.fromkeys(
-        ("layer_norm_epsilon", "initializer_range"),
-        (lambda x: _is_number(x) and 0 <= x <= sys.float_info.max, "0 or more, and no more than a float can hold"),
-    ),
-    **dict.fromkeys(
-        ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "tie_word_embeddings"),
-        (lambda flag: isinstance(flag, bool), "true or false"),
-    ),
-    **dict.fromkeys(
-        ("bos_token_id", "pad_token_id"),
-        (lambda token: token is None or _is_id(token), "a token id of 32 bits or null"),
-    ),
-    "eos_token_id": (
-        lambda end: end is None or _is_id(end) or (isinstance(end, tuple) and all(map(_is_id, end))),
-        "a token id of 32 bits, a list of them, or null",
-    ),
-    "used_vocab_size": (lambda size: size is None or _is_size(size), f"{_SIZE}, or null"),
-}

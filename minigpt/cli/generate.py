@@ -10,7 +10,7 @@ import typer
 import minigpt
 from minigpt.cli.files import made_aside, print_json, read_standard_input, require_name, said_aside
 from minigpt.cli.many import tokens_at_a_time, write_many
-from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision
+from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Keep, Model, Norm, Quantize, Revision, parse_keep
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt generate 'Once upon a time' --seed 1[/]\n\n"
@@ -58,6 +58,7 @@ def generate(
     ] = None,
     num_return_sequences: Annotated[int | None, typer.Option(help="Texts for each of --prompts.")] = None,
     norm: Norm = "fused",
+    keep: Keep = "scale,shift",
     attention: Attention = "sdpa",
     device: Device = None,
     dtype: Dtype = None,
@@ -91,7 +92,7 @@ def generate(
 
     with said_aside():
         gpt2 = minigpt.from_pretrained(
-            place, norm=norm, attention=attention, device=device, dtype=dtype, quantize=quantize,
+            place, norm=norm, keep=parse_keep(keep), attention=attention, device=device, dtype=dtype, quantize=quantize,
             check_finite=check_finite,
         )  # fmt: skip
         if compiled:
@@ -99,7 +100,9 @@ def generate(
         tokenizer = minigpt.Tokenizer.from_pretrained(place)
         if prompts is not None and out is not None:
             size = 16 if batch_size is None else batch_size
-            write_many(gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "attention": attention})
+            write_many(
+                gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "keep": keep, "attention": attention}
+            )
             return
         lay_out(gpt2, tokens_at_a_time(gpt2, settings, 1), settings["max_new_tokens"])
     pieces = made_aside(minigpt.stream(gpt2, tokenizer, text, **settings))

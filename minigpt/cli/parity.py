@@ -15,11 +15,13 @@ from minigpt.cli.options import (
     Device,
     Dtype,
     JsonFile,
+    Keep,
     Model,
     Norm,
     Quantize,
     Revision,
     options_given,
+    parse_keep,
 )
 from minigpt.text_file import read_text
 
@@ -37,6 +39,7 @@ def parity(
     sites: Annotated[
         list[str] | None, typer.Option(help="Where to put it, such as 'h.*.ln_1'; may be repeated.")
     ] = None,
+    keep: Keep = "scale,shift",
     prompt: Annotated[list[str] | None, typer.Option(help="Text to judge on; may be repeated.")] = None,
     attention: Attention = "sdpa",
     device: Device = None,
@@ -73,9 +76,10 @@ def parity(
     _require_showable(json_file, html, beside=(prompts, text, calibration, file_of(norm), *files_at(model)))
     with progress() as say:
         report = minigpt.parity(
-            model, norm=norm, sites=sites or "*", prompts=_prompts(prompt, prompts), attention=attention, device=device,
-            dtype=dtype, quantize=quantize, revision=revision, check_finite=check_finite, noise=noise,
-            sensitivity=sensitivity, bisect=bisect, text=text, calibration=calibration, budget=budget, progress=say,
+            model, norm=norm, sites=sites or "*", keep=parse_keep(keep), prompts=_prompts(prompt, prompts),
+            attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision,
+            check_finite=check_finite, noise=noise, sensitivity=sensitivity, bisect=bisect, text=text,
+            calibration=calibration, budget=budget, progress=say,
         )  # fmt: skip
     _show(report, json_file, html)
     raise typer.Exit(0 if report.passed else 1)

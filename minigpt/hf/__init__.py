@@ -20,8 +20,9 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config
 
-from minigpt.hf.config import Choice, MiniGPT2Config, Norms
+from minigpt.hf.config import Choice, MiniGPT2Config
 from minigpt.hf.model import GPT2LMHeadModel
+from minigpt.swap.saved import Norms
 
 __all__ = ["GPT2LMHeadModel", "MiniGPT2Config", "register", "unregister"]
 

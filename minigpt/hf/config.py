@@ -4,15 +4,11 @@ import copy
 from typing import Any, NamedTuple, no_type_check
 
 import transformers
-from torch import nn
 
 import minigpt
 from minigpt import norms
-from minigpt.errors import NormError
+from minigpt.swap.saved import ARCHITECTURE, MODEL_TYPE, Norms, as_pairs, require_registered
 from minigpt.swap.sites import require_patterns
-
-Pairs = list[tuple[str, norms.NormSpec]]
-Norms = norms.NormSpec | dict[str, norms.NormSpec] | Pairs  # everywhere, or by patterns of sites
 
 
 class Choice(NamedTuple):
@@ -23,7 +19,7 @@ class Choice(NamedTuple):
 
     def named(self) -> "Choice":
         """The same in the words that a config.json can hold: pairs, since the names of an object are sorted there."""
-        pairs = [[site, _name(norm)] for site, norm in self.by_site()]
+        pairs = [[site, norms.name_of(norm)] for site, norm in self.by_site()]
         return self._replace(norm=pairs[0][1] if [site for site, _ in pairs] == ["*"] else pairs)
 
     def by_site(self) -> list[tuple[str, norms.NormSpec]]:
@@ -32,7 +28,7 @@ class Choice(NamedTuple):
         Raises:
             NormError: a pattern is no text.
         """
-        pairs = _pairs(self.norm)
+        pairs = as_pairs(self.norm)
         require_patterns(pattern for pattern, _ in pairs)
         return pairs
 
@@ -41,7 +37,7 @@ class Choice(NamedTuple):
 class MiniGPT2Config(transformers.GPT2Config):
     """A GPT-2 whose norm or arithmetic was chosen: not to be read as one without the choice, hence the own type."""
 
-    model_type = "minigpt-gpt2"
+    model_type = MODEL_TYPE
 
     norm: Any = "fused"
     arithmetic: str = "fast"
@@ -56,7 +52,7 @@ class MiniGPT2Config(transformers.GPT2Config):
         """
         chosen = {name: kwargs.pop(name) for name in Choice._fields if name in kwargs}
         if "norm" not in chosen:
-            _require_registered(config_dict.get("norm", "fused"))
+            require_registered(config_dict.get("norm", "fused"))
         unused = kwargs.get("return_unused_kwargs", False)
         made: Any = super().from_dict(config_dict, **kwargs)
         if unused:
@@ -68,7 +64,7 @@ class MiniGPT2Config(transformers.GPT2Config):
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, under an architecture that no other program knows either."""
-        return super().to_dict() | {"architectures": ["MiniGPT2LMHeadModel"]}
+        return super().to_dict() | {"architectures": [ARCHITECTURE]}
 
 
 @no_type_check
@@ -115,32 +111,3 @@ def shape_of(config: transformers.GPT2Config) -> minigpt.GPT2Config:
     for name in Choice._fields:
         fields.pop(name, None)
     return minigpt.GPT2Config.from_dict(fields | {"model_type": "gpt2"})
-
-
-def _pairs(norm: Norms) -> Pairs:
-    if isinstance(norm, dict):
-        return list(norm.items())
-    if not isinstance(norm, list | tuple):
-        return [("*", norm)]
-    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in norm):
-        raise NormError(f"{list(norm)!r} is asked for as norms, and not all of it is pairs of sites and a norm")
-    return [(site, chosen) for site, chosen in norm]
-
-
-def _name(norm: norms.NormSpec) -> str:
-    if isinstance(norm, str):
-        return norm
-    for name, known in norms.available().items():
-        if known.cls is norm:
-            return name
-    where = norm if isinstance(norm, type) and issubclass(norm, nn.Module) else type(norm)
-    return f"{getattr(norm, '__module__', where.__module__)}:{getattr(norm, '__qualname__', where.__qualname__)}"
-
-
-def _require_registered(norm: Any) -> None:
-    for _, name in _pairs(norm):
-        if not (isinstance(name, str) and name in norms.available()):
-            raise NormError(
-                f"config.json asks for the norm {name!r}, which is not a registered one, and code is not run because a "
-                f"file names it; if you trust it, ask for it yourself: from_pretrained(..., norm={norm!r})"
-            )

@@ -1,7 +1,7 @@
 """One checkpoint four times, and the texts that all four read."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from minigpt.errors import CheckpointError, GenerationError, is_several
 from minigpt.generation import prompt_ids
 from minigpt.judge.reference import Reference
 from minigpt.norms import NormSpec, notes
+from minigpt.norms.foreign.adapt import KEEP
 from minigpt.swap import calibrate, swap_norms
 from minigpt.tokenizer import Tokenizer
 
@@ -50,6 +51,7 @@ class Contest:
         dtype: torch.dtype | None,
         quantize: str | None = None,
         check_finite: bool = False,
+        keep: Collection[str] = KEEP,
     ) -> None:
         self.place, self.attention, self.device, self.quantize = place, attention, device, quantize
         self.candidate = from_pretrained(
@@ -59,7 +61,7 @@ class Contest:
         self.candidate.config = dataclasses.replace(self.candidate.config, used_vocab_size=None)
         self._weights = dict(self.candidate.named_parameters())
         self._own = self.candidate.norm_modules()
-        self.swapped = swap_norms(self.candidate, norm, sites)
+        self.swapped = swap_norms(self.candidate, norm, sites, keep)
         self._new = self.candidate.norm_modules()
         self.dtype = self.candidate.wte.weight.dtype
         self.plain = self.ours(arithmetic="reference")

@@ -1,7 +1,7 @@
 """Is it still the same model? A GPT-2 with its norms swapped, against transformers on the same weights."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from minigpt.judge.reference import judging
 from minigpt.measure.environment import versions
 from minigpt.measure.steps import Progress, Steps
 from minigpt.norms import NormSpec
+from minigpt.norms.foreign.adapt import KEEP
 from minigpt.norms.foreign.construct import title
 from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
 from minigpt.swap.sites import patterns_of
@@ -40,6 +41,7 @@ def parity(
     *,
     norm: NormSpec = "fused",
     sites: str | Iterable[str] = "*",
+    keep: Collection[str] = KEEP,
     attention: str = "sdpa",
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
@@ -68,7 +70,7 @@ def parity(
     Args:
         source, attention, device, dtype, quantize, revision, local_files_only, check_finite: as ``from_pretrained``
             takes them.
-        norm, sites: as ``swap_norms`` takes them.
+        norm, sites, keep: as ``swap_norms`` takes them.
         prompts: texts, or lists of token ids; by default four texts, or random ids where no tokenizer can be read.
         max_new_tokens: greedy tokens to compare after each prompt, fewer where the context ends; 0 for none.
         noise: measure ordinary differences too, such as bfloat16 against float32, to hold the error against.
@@ -91,7 +93,7 @@ def parity(
     steps = Steps(progress, total=sum((5, noise, sensitivity, bisect, 2 * (text is not None))))
     steps("loading the models")
     place = locate(source, revision=revision, local_files_only=local_files_only)
-    contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype), quantize, check_finite)
+    contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype), quantize, check_finite, keep)
     judged = judged_prompts(place, prompts, contest.config)
     if limits and "perplexity" in limits and text is None and max(map(len, judged.prompts)) < 2:
         raise GenerationError("the budget limits perplexity, and no prompt has two tokens; give longer ones, or a text")

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """The application as a Ray Serve deployment, with replicas and autoscaling as Ray has them.
 
 Two replicas on a local Ray, at http://127.0.0.1:8000::
@@ -14,7 +15,7 @@ from minigpt.serve import LOOPBACK, app, missing
 from minigpt.serve.models import load
 
 try:
-    from ray import serve  # pyright: ignore
+    from ray import serve
 except ModuleNotFoundError as error:
     raise missing(error, "ray") from error
 

@@ -241,14 +241,6 @@ class RaisesInConstructor(nn.Module):
         raise RuntimeError("no such size")
 
 
-class NoParameters(nn.Module):
-    def __init__(self, size: int) -> None:
-        super().__init__()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
 @pytest.mark.parametrize(
     ("norm", "said"),
     [
@@ -257,7 +249,6 @@ class NoParameters(nn.Module):
         (RaisesInForward, "RaisesInForward.*no such kernel.*test_conformance.py"),
         (TextsAlone, "ValueError: not enough values.*takes .batch, sequence, width. alone, and is judged by rows"),
         (RaisesInConstructor, "RaisesInConstructor.*no such size.*test_conformance.py"),
-        (NoParameters, "NoParameters has no scale"),
     ],
 )
 def test_what_cannot_be_judged_says_why(norm: type[nn.Module] | str, said: str) -> None:
@@ -274,7 +265,7 @@ def test_bad_requests_are_refused() -> None:
     with pytest.raises(NormError, match=r'^no pattern of cases was given; "\*" is all of them$'):
         check_norm("rms", cases=[])
     for cases in (None, 3, ["*", None]):
-        with pytest.raises(NormError, match=r"^a pattern of cases is a text such as 'gradients\*', and not (None|3)$"):
+        with pytest.raises(NormError, match="a pattern of cases must be a string such as"):
             check_norm("rms", cases=cases)
     with pytest.raises(ConfigError, match=r"unknown compile_backend .abacus.; known are .*inductor"):
         check_norm("fused", cases="compile", compile_backend="abacus")

@@ -625,7 +625,7 @@ def test_prompts_that_are_no_list(small: Path, prompts: Any) -> None:
 
 @pytest.mark.parametrize("sites", [None, 3, ["ln_f", 3]], ids=str)
 def test_sites_that_are_no_patterns(small: Path, sites: Any) -> None:
-    with pytest.raises(minigpt.NormError, match=r"^a pattern of norm sites is a text such as"):
+    with pytest.raises(minigpt.NormError, match=r"^a pattern of norm sites must be a string such as"):
         judge(small, norm="textbook", sites=sites)
 
 

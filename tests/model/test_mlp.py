@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.activations import ACT2FN
 
 from minigpt import GPT2Config
-from minigpt.config import ACTIVATIONS
+from minigpt.config_fields import ACTIVATIONS
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.mlp import MLP, activation
 
