@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from minigpt import engine, generation, hf, model, norms, swap, testing
+    from minigpt import engine, generation, hf, model, norms, serve, swap, testing
     from minigpt.checkpoint import from_pretrained, load_norms, save_pretrained
     from minigpt.config import GPT2Config
     from minigpt.engine import GPT2, compile_steps
@@ -41,7 +41,7 @@ _HOME = {
     "swap_norms": "minigpt.swap",
 } | dict.fromkeys(("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"), "minigpt.errors")
 
-_MODULES = ("engine", "generation", "hf", "model", "norms", "swap", "testing")
+_MODULES = ("engine", "generation", "hf", "model", "norms", "serve", "swap", "testing")
 
 __all__ = [
     "GPT2",
@@ -68,6 +68,7 @@ __all__ = [
     "parity",
     "perplexity",
     "save_pretrained",
+    "serve",
     "stream",
     "swap",
     "swap_norms",

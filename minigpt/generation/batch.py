@@ -4,7 +4,8 @@ B rows, T tokens read at once, V vocabulary.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -93,13 +94,17 @@ class Batch:
                 self._read_last()
         return self.join(joining)
 
+    def drop(self, rows: Container[Row]) -> None:
+        """Let rows go before they are over. Call it between ``choose`` and ``read``."""
+        self._leave([place for place, row in enumerate(self.rows) if row in rows])
+
     @property
     def reads_ragged(self) -> bool:
         """Whether new texts may be read in one forward with the tokens of the others."""
         return reads_together(self.model)
 
     def _next_tokens(self) -> list[int]:
-        return next_tokens(self.logits, self.rows, self.settings)
+        return next_tokens(self.logits, self.rows)
 
     def _read_last(self) -> None:
         self.logits = last_logits(self.model, self._last(), None, self.slots)
@@ -127,7 +132,7 @@ class Batch:
         """What the row's next token may see: all, or the least that is kept and what was added since that was cut."""
         if len(row.ids) <= self.context:
             return row.ids
-        least = max(1, self.context - self.settings.slide_stride + 1)
+        least = max(1, self.context - row.settings.slide_stride + 1)
         since = len(row.ids) - max(row.prompt_length, self.context + 1)  # tokens, since it first did not hold them all
         return row.ids[-(least + since % (self.context - least + 1)) :]
 
@@ -210,13 +215,29 @@ def without_unused_ids(logits: Float[Tensor, "rows vocab"], used_vocab_size: int
     return logits.masked_fill(unused, -torch.inf)
 
 
-def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], settings: GenerationSettings) -> list[int]:
-    """The next token of each row: the likeliest, or one drawn by the row's own chance.
+def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row]) -> list[int]:
+    """Return the next token of each row: the likeliest, or one drawn by the row's own chance.
+
+    Rows whose settings choose alike are served together.
 
     Raises:
-        GenerationError: the model has computed NaN, so that no token is the likeliest, or an infinite logit where one
-            is drawn, or nothing is left to choose.
+        GenerationError: if a logit is NaN, or infinite where a token is drawn, or if no token is left to choose.
     """
+    if all(row.settings is rows[0].settings for row in rows):
+        return _next_tokens_alike(logits, rows, rows[0].settings)
+    alike: defaultdict[object, list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        alike[row.settings.choice].append(place)
+    found = {}
+    for places in alike.values():
+        some = [rows[place] for place in places]
+        found |= zip(places, _next_tokens_alike(logits[places], some, some[0].settings), strict=True)
+    return [found[place] for place in range(len(rows))]
+
+
+def _next_tokens_alike(
+    logits: Float[Tensor, "batch vocab"], rows: list[Row], settings: GenerationSettings
+) -> list[int]:
     largest = logits.amax(-1)  # (B,)
     if largest.isnan().any():  # NaN is larger than any number
         raise GenerationError(NOT_A_NUMBER)

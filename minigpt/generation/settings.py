@@ -5,7 +5,7 @@ holds their values at run time and checks them. The settings that change logits 
 """
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from minigpt.config import GPT2Config
@@ -27,6 +27,9 @@ class Options(TypedDict, total=False):
         seed: makes the draw repeatable. Row i of a batch uses seed + i, so a row draws alike alone and in a batch.
         min_new_tokens: tokens to add before an eos_token_id may come.
         repetition_penalty: divides positive logits, and multiplies negative ones, of tokens already in the text.
+        presence_penalty: subtracted from the logit of every token that has been added.
+        frequency_penalty: subtracted from a token's logit for each time that it has been added.
+        logit_bias: numbers to add to the logits of ids.
         no_repeat_ngram_size: no run of so many tokens comes twice, the prompt's included; 0 permits all.
         bad_words_ids: runs of ids that are not to be completed; a run that is an eos_token_id alone is permitted.
         suppress_tokens: ids that never come.
@@ -51,6 +54,9 @@ class Options(TypedDict, total=False):
     seed: int | None
     min_new_tokens: int | None
     repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
     no_repeat_ngram_size: int | None
     bad_words_ids: Sequence[Sequence[int]] | None
     suppress_tokens: Sequence[int] | None
@@ -112,6 +118,7 @@ class GenerationSettings:
     temperature: float
     seed: int | None
     min_new_tokens: int | None
+    logit_bias: Mapping[int, float] | None
     bad_words_ids: Sequence[Sequence[int]] | None
     suppress_tokens: Sequence[int] | None
     eos_token_id: int | Sequence[int] | None
@@ -157,6 +164,12 @@ class GenerationSettings:
         look = any(known.looks_back == "tokens" and self.active(name) is not None for name, known in PROCESSORS.items())
         return look or any(len(run) > 1 for run in self.bad_words_ids or ())
 
+    @property
+    def choice(self) -> str:
+        """What decides how tokens are chosen. Rows of equal ``choice`` are served together."""
+        shaping = {name: self.active(name) for name in PROCESSORS}
+        return f"{self.samples} {self.output_scores} {self.output_logprobs} {shaping}"
+
     def active(self, name: str) -> Any:
         """Return the value of a processor's setting, or None if it changes no logits."""
         value, known = getattr(self, name), PROCESSORS[name]
@@ -193,6 +206,7 @@ class GenerationSettings:
         named = {
             "bad_words_ids": [i for run in self.bad_words_ids or () for i in run],
             "suppress_tokens": self.suppress_tokens or (),
+            "logit_bias": list(self.logit_bias or ()),
         }
         complaints = [
             f"{name} holds {', '.join(map(str, wrong))}, outside the vocabulary of {vocab_size}"

@@ -1,6 +1,7 @@
 """Checks of single values, for the ranges of settings."""
 
 import numbers
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,10 @@ def is_int(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_finite(value: Any) -> bool:
+    return is_number(value) and abs(value) <= sys.float_info.max
 
 
 def is_flag(value: Any) -> bool:
