@@ -425,11 +425,11 @@ def test_the_class_itself_reads_a_folder_as_what_it_is(folder: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("norm", "said"),
     [
-        (["rms"], "norm must be pairs"),
+        (["rms"], "norms must be a name or pairs"),
         ({"*": ["a"]}, r"config\.json asks for the norm"),
         ({"*": {}}, r"config\.json asks for the norm"),
         (3, r"config\.json asks for the norm"),
-        ([["*", "rms", "more"]], "norm must be pairs"),
+        ([["*", "rms", "more"]], "norms must be a name or pairs"),
     ],
     ids=str,
 )
@@ -442,7 +442,7 @@ def test_a_folder_that_asks_for_no_norm_at_all(folder: Path, tmp_path: Path, nor
 
 @pytest.mark.parametrize("norm", [["rms"], [["h.*.ln_1", "rms", 3]], (("ln_f", "rms"), "dyt")], ids=str)
 def test_what_is_no_list_of_pairs(folder: Path, norm: Any) -> None:
-    with pytest.raises(NormError, match="norm must be pairs of a site pattern and a norm, got"):
+    with pytest.raises(NormError, match="norms must be a name or pairs"):
         load(folder, norm=norm)
 
 
@@ -528,7 +528,7 @@ def test_code_that_a_folder_names_is_run_only_when_asked_for(folder: Path, tmp_p
         assert_close(body.ln_f(x), twice, 1e-6, "a buffer that no checkpoint has is as it was built")
     model.save_pretrained(tmp_path / "saved")
     (tmp_path / "canary").unlink()
-    with pytest.raises(NormError, match=r"not registered, and a file may not decide what code runs") as raised:
+    with pytest.raises(NormError, match=r"not a registered one, and code is not run because a file names it") as raised:
         AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "canary").exists()
