@@ -23,11 +23,14 @@ from typing import Annotated, Any
 import pytest
 import transformers
 import typer
-from hf_checks import CHECKS, outcome
-from results import JsonFile, keep
 
 import minigpt.hf
 from minigpt.measure.environment import environment
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of scripts
+
+from bench.hf_checks import CHECKS, outcome
+from bench.results import JsonFile, keep
 
 NETWORKS = ("transformers", "minigpt")
 SUITE = "tests/models/gpt2/test_modeling_gpt2.py"
