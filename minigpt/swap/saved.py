@@ -81,7 +81,7 @@ def require_registered(norm: Any) -> None:
         if not is_registered(name):
             raise NormError(
                 f"config.json asks for the norm {name!r}, which is not a registered one, and code is not run because a "
-                f"file names it; if you trust it, ask for it yourself: --norm, or from_pretrained(..., norm={name!r})"
+                f"file names it; if you trust it, ask for it yourself: --norm, or from_pretrained(..., norm={norm!r})"
             )
 
 

@@ -1,6 +1,6 @@
 """transformers' own GPT-2 tests and our checks, on transformers' class and on minigpt's.
 
-    python scripts/hf_suite.py CHECKOUT SDIST --json docs/results/hf-suite.json
+    python scripts/bench/hf_suite.py CHECKOUT SDIST --json docs/results/hf-suite.json
 
 The folders hold a copy of transformers' ``tests/`` each; files of a later folder win. A source distribution ("pip
 download transformers --no-binary :all: --no-deps") has the common tests of the installed version, and a checkout near
@@ -23,11 +23,14 @@ from typing import Annotated, Any
 import pytest
 import transformers
 import typer
-from hf_checks import CHECKS, outcome
-from results import JsonFile, keep
 
 import minigpt.hf
 from minigpt.measure.environment import environment
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of scripts
+
+from bench.hf_checks import CHECKS, outcome
+from bench.results import JsonFile, keep
 
 NETWORKS = ("transformers", "minigpt")
 SUITE = "tests/models/gpt2/test_modeling_gpt2.py"
