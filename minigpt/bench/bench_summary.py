@@ -31,6 +31,6 @@ def bench_summary(report: BenchReport) -> RenderableType:
     reach = (
         f"limit: {limit.bytes_per_step / 2**20:.0f} MiB a step at the {limit.bandwidth_gb_s:.1f} GB/s measured are "
         f"{limit.by_memory:.1f} tokens/s, the products alone {limit.by_products:.1f}; ours decodes at "
-        f"{ours.decode_tokens_per_second:.1f}"
+        f"{ours.decode_tokens_per_second:.1f}, by {report.environment['decoding']}"
     )
     return Group(Text(conditions), table, Text(reach))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from minigpt.checkpoint import from_pretrained
 from minigpt.engine import GPT2, compile_steps, lay_out
+from minigpt.engine.kernel import path_of, use_kernel
 from minigpt.errors import ConfigError, GenerationError
 from minigpt.generation import generate
 from minigpt.generation.padding import left_padded
@@ -22,7 +23,13 @@ READ, TIMES = 2**28, 4  # bytes that are read to learn how fast memory is, more 
 
 
 class Contestant(Protocol):
-    """What the clock needs."""
+    """What the clock needs.
+
+    Attributes:
+        decoding: by which path ours decodes, and why; the name of somebody else's.
+    """
+
+    decoding: str
 
     def prefill(self) -> object:
         """Read the prompts and give the logits of the next tokens, once."""
@@ -40,6 +47,7 @@ class Minigpt:
         self.model = writer(folder, kind, len(prompts))
         if compiled:
             compile_steps(self.model)
+        self.decoding = path_of(self.model)
         self.ids, self.mask = left_padded(prompts)
 
     @torch.inference_mode()
@@ -54,6 +62,8 @@ class Minigpt:
 
 class Transformers:
     """Hugging Face transformers: sdpa attention, its default cache."""
+
+    decoding = "transformers"
 
     def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
         from transformers import AutoModelForCausalLM
@@ -79,6 +89,8 @@ class Transformers:
 class CTranslate2:
     """CTranslate2, with the weights in its own format."""
 
+    decoding = "ctranslate2"
+
     def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
         import ctranslate2  # pyright: ignore[reportMissingImports]
 
@@ -99,7 +111,10 @@ class Products:
     """No contestant but the limit: a step's matrix products one after the other, over the same weights by the same
     calls, and no more; and for the limit that memory sets, the reading of ``READ`` bytes ``TIMES`` times."""
 
+    decoding = "products"
+
     def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
+        use_kernel(kind == "int8")  # the library's products, in the layout that they like best
         model, self.rows = writer(folder, kind, len(prompts)), len(prompts)
         blocks, (c, inner), dtype = model.h, (model.config.n_embd, model.config.inner_size), model.wte.weight.dtype
         inputs = {width: torch.randn(self.rows, 1, width).to(dtype) for width in (c, inner)}

@@ -114,7 +114,7 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> BenchRe
         ]
     return BenchReport(
         plan=dataclasses.asdict(plan),
-        environment=environment(running[0].ready["threads"]),
+        environment=environment(running[0].ready["threads"]) | {"decoding": running[1].ready["decoding"]},
         contestants=contestants,
         limit=Limit.of(products, weight_bytes(model), plan.kind, plan.batch),
     )

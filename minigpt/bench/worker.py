@@ -38,7 +38,7 @@ def _answers(spec: dict[str, Any]) -> Any:
     contestant = CONTESTANTS[spec["name"]](spec["folder"], spec["prompts"], spec["kind"], **spec["how"])
     rows, new = len(spec["prompts"]), spec["new"]
     contestant.generate(2)  # warm
-    yield {"ready": True, "threads": torch.get_num_threads(), "bare_mb": bare_mb}
+    yield {"ready": True, "threads": torch.get_num_threads(), "bare_mb": bare_mb, "decoding": contestant.decoding}
     for _ in sys.stdin:
         measured = {"prefill_ms": _milliseconds(contestant.prefill)}
         measured["first_token_ms"] = _milliseconds(lambda: contestant.generate(1))

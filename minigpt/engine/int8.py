@@ -3,96 +3,112 @@
 C embedding, V vocabulary, R rows: every token of a batch is one.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int8
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from minigpt.engine.packed import Holder, affine_layers, held
+from minigpt.engine import kernel
+from minigpt.engine.kernel import BLOCK, PANEL
+from minigpt.engine.packed import affine_layers
 from minigpt.engine.pages import MappedFiles
 from minigpt.engine.root import GPT2
 from minigpt.errors import ConfigError
 from minigpt.model.checks import check_gpt2
 
-ENGINE = "fbgemm"  # PyTorch's integer products for x86
 MOST = 127  # the largest weight: both signs have as many steps
-AT_ONCE = 4096  # channels rounded at a time, so that it takes no room to speak of
+ZERO = 128  # what is added to a weight, as instructions multiply unsigned by signed numbers
+AT_ONCE = 4096  # outputs rounded at a time, so that it takes little memory
+SCALES = 4 * PANEL  # bytes of a block's scales, which are float32
 
 
-class Int8Linear(Holder):
-    """``y = x W^T + b`` with every row of ``W``, an output channel, held as integers of -127 to 127 times a scale.
+class Int8Linear(nn.Module):
+    """``y = x W^T + b`` with ``W`` as integers of -127 to 127, each 64 of a row times a scale of their own.
 
-    Only the weights are rounded. An input row is split in two, the whole steps of its largest value's 127th and what is
-    left over in steps 254 times as fine, and both go through the same integer product: so it is good to 16 bits, twice
-    as many as bfloat16 has. Integers add up to the same in any order, so a row never depends on its batch mates. On a
-    processor without VNNI, whose 16-bit sums would overflow, it is good to 14.
+    The kernel rounds an input row by blocks too, to 16 bits: coarse steps and fine ones, 254 to a coarse one. Without
+    the kernel the weights are widened for each product, which gives the same numbers slowly.
 
     Args:
         rows: (out, in), the weight of ``F.linear``.
         bias: (out), or None.
 
     Raises:
-        ConfigError: a weight is not finite, or this PyTorch has no integer products.
+        ConfigError: if a weight is not finite.
     """
+
+    panels: UInt8[Tensor, "panels blocks bytes"]
 
     def __init__(self, rows: Float[Tensor, "out inp"], bias: nn.Parameter | None) -> None:
         super().__init__()
-        self.bias = bias
-        self.shape = tuple(rows.shape)
-        self.steps = 127 if torch.cpu._is_vnni_supported() else 63
-        self.hold(prepacked(rows))
+        self.bias, self.shape = bias, tuple(rows.shape)
+        pieces = [panels_of(some) for some in rows.detach().split(AT_ONCE)]
+        self.panels = torch.cat(pieces)
 
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
-        rows = x.reshape(-1, x.shape[-1]).float()  # (R, in)
-        step = rows.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny) / self.steps  # (R, 1)
-        scaled = rows / step
-        coarse = scaled.round()
-        fine = (scaled - coarse).mul_(2 * self.steps)
-        both = self.product(torch.cat((coarse, fine)))  # (2 R, out)
-        y = torch.add(*both.chunk(2), alpha=1 / (2 * self.steps))  # (R, out)
-        y = y.mul_(step) if self.bias is None else torch.addcmul(self.bias, y, step)
+        rows = x.reshape(-1, x.shape[-1]).float()
+        y = torch.ops.minigpt.int8_product(rows, self.panels, self.shape[0])  # (R, out)
+        y = y if self.bias is None else y + self.bias
         return y.to(x.dtype).view(*x.shape[:-1], -1)
 
-    def product(self, whole: Float[Tensor, "rows inp"]) -> Float[Tensor, "rows out"]:
-        """``whole W^T`` for whole numbers of at most ``steps``."""
-        if torch.compiler.is_compiling():
-            return torch.ops.minigpt.int8_product(whole, self.number, self.shape[0], self.steps + 1)
-        return _integer_product(whole, self.steps + 1, self.packed)
-
-    def __getstate__(self) -> dict[str, Any]:
-        rows = torch.ops.quantized.linear_unpack(self.packed)[0]  # what is packed cannot be sent to another process
-        return {**vars(self), "packed": (rows.int_repr(), rows.q_per_channel_scales())}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "packed": _packed(*state["packed"])})
-
     def check_applicable(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Refuse what would take the layer to another device, where there is no such product."""
+        """Check that the layer stays on the CPU.
+
+        Raises:
+            ConfigError: if it would move to another device.
+        """
         if not (there := fn(torch.empty(0, device="cpu"))).is_cpu:
-            raise ConfigError(f"weights in eight bits are for the CPU, and cannot move to {there.device}")
+            raise ConfigError(f"weights of eight bits are for the CPU, and cannot move to {there.device}")
 
     def extra_repr(self) -> str:
         return "{1}, {0}, int8".format(*self.shape)
 
 
-def _integer_product(whole: Tensor, zero: int, packed: torch.ScriptObject) -> Tensor:
-    return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default(whole, 1.0, zero, packed)
+def panels_of(rows: Float[Tensor, "out inp"]) -> UInt8[Tensor, "panels blocks bytes"]:
+    """Return a weight in eight bits as ``kernel.c`` reads it: 16 outputs at a time, blocks of 64 inputs, zeros behind.
+
+    Raises:
+        ConfigError: if a value is not finite.
+    """
+    count, blocks = -(-len(rows) // PANEL), -(-rows.shape[1] // BLOCK)
+    padded = F.pad(rows.float(), (0, blocks * BLOCK - rows.shape[1], 0, count * PANEL - len(rows)))
+    padded = padded.view(count, PANEL, blocks, BLOCK)
+    scales = padded.abs().amax(-1) / MOST  # (panels, 16, blocks)
+    if not scales.isfinite().all():
+        raise ConfigError("weights must be finite to be quantized, got NaN or infinity")
+    steps = scales.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
+    whole = (padded / steps).round_().add_(ZERO).to(torch.uint8).unflatten(-1, (-1, 4))  # (panels, 16, blocks, 16, 4)
+    panels = torch.empty(count, blocks, SCALES + PANEL * BLOCK, dtype=torch.uint8, device="cpu")
+    panels[..., :SCALES] = scales.transpose(1, 2).contiguous().view(torch.uint8)
+    panels[..., SCALES:] = whole.permute(0, 2, 3, 1, 4).flatten(2)
+    return panels
 
 
-torch.library.define("minigpt::int8_product", "(Tensor whole, int layer, int out, int zero) -> Tensor")
+def rows_of(panels: UInt8[Tensor, "panels blocks bytes"]) -> Float[Tensor, "out inp"]:
+    """Return the values of ``panels_of``, its zeros included."""
+    whole = panels[..., SCALES:].unflatten(-1, (-1, PANEL, 4)).float() - ZERO  # (panels, blocks, 16, 16, 4)
+    scales = panels[..., :SCALES].contiguous().view(torch.float32)  # (panels, blocks, 16)
+    values = whole * scales[:, :, None, :, None]
+    return values.permute(0, 3, 1, 2, 4).flatten(2).flatten(0, 1).flatten(1)
+
+
+torch.library.define("minigpt::int8_product", "(Tensor x, Tensor panels, int out) -> Tensor")
 
 
 @torch.library.impl("minigpt::int8_product", "cpu")
-def _int8_product(whole: Tensor, layer: int, out: int, zero: int) -> Tensor:
-    return _integer_product(whole, zero, held(layer))
+def _int8_product(x: Tensor, panels: Tensor, out: int) -> Tensor:
+    if kernel.is_at_hand():
+        return kernel.int8_product(x, panels, out)
+    some = AT_ONCE // PANEL
+    pieces = [F.linear(x, rows_of(part)[:, : x.shape[1]]) for part in panels.split(some)]
+    return torch.cat(pieces, dim=1)[:, :out].contiguous()
 
 
 @torch.library.register_fake("minigpt::int8_product")
-def _int8_product_shape(whole: Tensor, layer: int, out: int, zero: int) -> Tensor:
-    return whole.new_empty(len(whole), out)
+def _int8_product_shape(x: Tensor, panels: Tensor, out: int) -> Tensor:
+    return x.new_empty(len(x), out)
 
 
 @torch.no_grad()
@@ -103,8 +119,8 @@ def quantize_int8(model: GPT2) -> GPT2:
     gone. A layer with hooks, or with a forward of somebody else's, stays as it is.
 
     Raises:
-        ConfigError: if the model is not a GPT2 on the CPU in "fast" arithmetic with weights as they were loaded, a
-            weight is not finite, or this PyTorch has no integer products.
+        ConfigError: if the model is not a GPT2 on the CPU in "fast" arithmetic with weights as they were loaded, or a
+            weight is not finite.
     """
     check_gpt2(model)
     check_roundable(model.arithmetic)
@@ -129,35 +145,3 @@ def check_roundable(arithmetic: str) -> None:
     """Check that the arithmetic is not "reference": rounded weights cannot give the reference's bits."""
     if arithmetic == "reference":
         raise ConfigError('quantize="int8" needs arithmetic="fast": rounded weights cannot give the reference\'s bits')
-
-
-def prepacked(rows: Float[Tensor, "out inp"]) -> torch.ScriptObject:
-    """The weight as the integer kernels read it: each row rounded to 127 steps of its largest value.
-
-    Raises:
-        ConfigError: a value is not finite, or the processor has no such kernels.
-    """
-    if ENGINE not in torch.backends.quantized.supported_engines:
-        raise ConfigError(f'quantize="int8" needs PyTorch\'s {ENGINE} kernels, which are for x86 processors only')
-    integers = torch.empty(rows.shape, dtype=torch.int8, device="cpu")  # (out, in)
-    scale = torch.empty(len(rows), dtype=torch.float32, device="cpu")  # (out)
-    for at in range(0, len(rows), AT_ONCE):
-        some = rows[at : at + AT_ONCE].detach().float()
-        steps = some.abs().amax(1).clamp_min(torch.finfo(some.dtype).tiny) / MOST
-        integers[at : at + AT_ONCE], scale[at : at + AT_ONCE] = (some / steps[:, None]).round(), steps
-    if not scale.isfinite().all():
-        raise ConfigError("a weight is not finite, so it cannot be held in eight bits")
-    return _packed(integers, scale)
-
-
-def _packed(integers: Int8[Tensor, "out inp"], scale: Float[Tensor, " out"]) -> torch.ScriptObject:
-    with warnings.catch_warnings():  # that PyTorch means to move its quantized tensors elsewhere
-        warnings.simplefilter("ignore", UserWarning)
-        zeros = torch.zeros(len(scale), dtype=torch.long, device="cpu")
-        make = torch._make_per_channel_quantized_tensor  # pyright: ignore[reportPrivateImportUsage]
-        quantized = make(integers, scale.double(), zeros, 0)
-    chosen, torch.backends.quantized.engine = torch.backends.quantized.engine, ENGINE
-    try:
-        return torch.ops.quantized.linear_prepack(quantized, None)
-    finally:
-        torch.backends.quantized.engine = chosen

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from minigpt.engine.kernel import why_not
 from minigpt.engine.packed import check_layout, pack
 from minigpt.engine.pages import MappedFiles
 from minigpt.engine.root import GPT2
@@ -21,7 +22,8 @@ def lay_out(model: GPT2, tokens: int = 1, steps: float = math.inf) -> GPT2:
     """Lay the weights out as this processor multiplies them fastest, in place; return ``model``.
 
     The model is for inference then: packed weights (see ``pack``) are no Parameters. A model stays as it is where
-    nothing is to be gained: on a GPU, with weights of eight bits, or where few ``steps`` would not pay for the copy.
+    nothing is to be gained: on a GPU, with weights of eight bits, where the kernel decodes,
+    or where few ``steps`` would not pay for the copy.
 
     Args:
         tokens: how many tokens are mostly multiplied at a time: one of every text, and each guess of prompt lookup.
@@ -32,7 +34,7 @@ def lay_out(model: GPT2, tokens: int = 1, steps: float = math.inf) -> GPT2:
     """
     check_layout(model, tokens)
     weight = model.wte.weight
-    if not weight.is_cpu or model.quantize is not None:
+    if not weight.is_cpu or model.quantize is not None or why_not(model) is None:
         return model
     suits_bfloat16 = weight.dtype == torch.bfloat16 and HAS_BFLOAT16 and HAS_ONEDNN
     suits_float32 = weight.dtype == torch.float32 and PREFERS_ONEDNN and (tokens > 1 or steps >= MANY)

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minigpt.engine import GPT2
+from minigpt.engine.kernel import step_of
 from minigpt.engine.together import Text, read_each, reads_together
 from minigpt.errors import GenerationError
 from minigpt.generation.any_length import of_any_length
@@ -47,6 +48,7 @@ class Batch:
         self.rows: list[Row] = []
         if settings.use_cache:
             self.slots = Slots(model.new_cache(places, longest))
+        self.kernel = step_of(model) if settings.use_cache else None
         self.logits = torch.empty(0, model.config.vocab_size)  # (B, V) of each row's next token
 
     @property
@@ -87,7 +89,7 @@ class Batch:
         if self.rows:
             self.slots.trim(WASTE)
             short = [row for row in joining if len(self._window(row)) <= SHORT[self._device_kind]]
-            if short and self.reads_ragged:
+            if short and self.kernel is None and self.reads_ragged:
                 self._read_ragged(short)
                 joining = [row for row in joining if row not in short]
             else:
@@ -107,7 +109,13 @@ class Batch:
         return next_tokens(self.logits, self.rows)
 
     def _read_last(self) -> None:
-        self.logits = last_logits(self.model, self._last(), None, self.slots)
+        if self.kernel is None:
+            self.logits = last_logits(self.model, self._last(), None, self.slots)
+            return
+        tokens, slots = [row.ids[-1] for row in self.rows], self.slots
+        logits = self.kernel(tokens, slots.starts, slots.length, slots.store)
+        slots.grow()
+        self.logits = without_unused_ids(logits, self.model.config.used_vocab_size)
 
     def _last(self) -> Int[Tensor, "batch 1"]:
         return torch.tensor([row.ids[-1:] for row in self.rows], device=self.device)

@@ -65,6 +65,11 @@ class Slots(KVCache):
             self._move(-spare)
             self._settle()
 
+    def grow(self) -> None:
+        """Count one new token of each row as read, once every layer has them."""
+        self.length += 1
+        self.padding_mask = self._mask() if any(self.starts) else None
+
     def _move(self, columns: int) -> None:
         """Everybody to the right, or where ``columns`` is negative to the left."""
         if not columns:

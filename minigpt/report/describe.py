@@ -22,6 +22,7 @@ from minigpt.checkpoint.fitting import not_finite, only_dtype, require_fitting
 from minigpt.checkpoint.pretrained import loadable, put_norms
 from minigpt.config import GPT2Config
 from minigpt.engine import GPT2
+from minigpt.engine.kernel import path_of
 from minigpt.errors import MiniGPTError
 from minigpt.placement import DTYPES, dtype_name
 from minigpt.swap.saved import Pairs
@@ -77,6 +78,7 @@ def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
         "norm": _norm_names(checkpoint.norms),
         "norms": [_norm_ranges(site, tensors) for site in model.norm_sites()],
         "not finite": not_finite(tensors),
+        "decoding": path_of(model.to(next(iter(tensors.values())).dtype).eval()),
     }
 
 

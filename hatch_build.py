@@ -1,0 +1,71 @@
+"""Compile ``minigpt/engine/kernel.c`` when a wheel is built or installed. Without a compiler only speed is lost.
+
+The file is compiled once for every level of instructions, and the processor's own is chosen when it runs.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).parent
+SOURCE, LIBRARY = ROOT / "minigpt/engine/kernel.c", ROOT / "minigpt/engine/libminigpt.so"
+FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
+LEVELS = {
+    "portable": [],
+    "avx2": ["-march=x86-64-v3"],
+    "avx512": ["-march=x86-64-v4"],
+    "vnni": ["-march=x86-64-v4", "-mavx512vnni"],
+    "bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
+}
+
+
+class KernelBuildHook(BuildHookInterface):
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        del version
+        try:
+            build(LIBRARY)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"minigpt decodes with PyTorch alone: kernel.c was not compiled ({error})", file=sys.stderr)
+            return
+        build_data["artifacts"].append("minigpt/engine/libminigpt.so")
+        build_data["pure_python"] = False
+        tag = platform.machine() if sys.platform != "linux" else f"linux_{platform.machine()}"
+        build_data["tag"] = f"py3-none-{tag}" if sys.platform == "linux" else None
+        build_data["infer_tag"] = sys.platform != "linux"
+
+
+def build(library: Path, extra: tuple[str, ...] = ()) -> None:
+    """Compile the kernel into ``library``.
+
+    Raises:
+        OSError: if there is no C compiler.
+        subprocess.CalledProcessError: if it fails.
+    """
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise FileNotFoundError("no C compiler")
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    threads = ["-fopenmp"] if sys.platform == "linux" else ["-fopenmp-simd"]
+    with tempfile.TemporaryDirectory() as folder:
+        objects = []
+        for level, flags in LEVELS.items() if is_x86 else [("portable", [])]:
+            objects.append(f"{folder}/{level}.o")
+            dispatch = ["-DDISPATCH"] if level == "portable" else []
+            command = [compiler, *FLAGS, *threads, *flags, *extra, *dispatch, f"-DLEVEL={level}"]
+            subprocess.run([*command, "-c", str(SOURCE), "-o", objects[-1]], check=True)
+        # Linked without OpenMP's runtime: the one that PyTorch has loaded is used.
+        undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+        subprocess.run([compiler, "-shared", *undefined, *extra, *objects, "-o", str(library), "-lm"], check=True)
+
+
+if __name__ == "__main__":
+    build(LIBRARY)

@@ -1,0 +1,271 @@
+"""A decoding step as one call into ``kernel.c``: which models it suits, and how their tensors are handed over.
+
+R rows, C width of the residual stream, V vocabulary, K inputs of a product.
+"""
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, byref, c_float, c_int64, c_long, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from minigpt.engine.hooks import is_watched
+from minigpt.model.conv1d import Conv1D
+from minigpt.norms.frozen import FrozenLayerNorm
+from minigpt.norms.fused import FusedLayerNorm
+from minigpt.norms.rms import RMSNorm
+from minigpt.norms.std_eps import StdEps
+from minigpt.norms.textbook import LayerNorm
+
+BLOCK, PANEL = 64, 16  # inputs that share a scale in int8, and outputs that lie together
+MOST_ROWS = 64  # that are multiplied at a time
+COLUMNS = {torch.float32: 0, torch.bfloat16: 1}  # forms of a weight: (in, out)
+ROWS = {torch.float32: 2, torch.bfloat16: 3}  # (out, in)
+INT8 = 4
+NORMS: dict[type[nn.Module], int] = {LayerNorm: 0, FusedLayerNorm: 0, RMSNorm: 1, StdEps: 2, FrozenLayerNorm: 3}
+ACTIVATIONS = {"gelu_new": 0, "gelu_pytorch_tanh": 0, "gelu": 1, "relu": 2, "silu": 3, "swish": 3, "tanh": 4}
+LEVELS = ("bf16", "vnni", "avx512", "avx2", "portable")  # of instructions, the best first
+
+
+class Matrix(Structure):
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("inp", c_int64), ("out", c_int64), ("form", c_int64)]
+
+
+class Norm(Structure):
+    _fields_ = [
+        ("scale", c_void_p), ("shift", c_void_p), ("kind", c_int64),
+        ("eps", c_float), ("usual", c_float), ("massive", c_float), ("boundary", c_float),
+    ]  # fmt: skip
+
+
+class Layer(Structure):
+    _fields_ = [
+        ("ln_1", Norm), ("ln_2", Norm),
+        ("c_attn", Matrix), ("attn_proj", Matrix), ("c_fc", Matrix), ("mlp_proj", Matrix),
+        ("score_scale", c_float),
+    ]  # fmt: skip
+
+
+class Model(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("layers", "width", "heads", "inner", "is_half", "activation")),
+        ("wte", c_void_p), ("wpe", c_void_p), ("h", POINTER(Layer)), ("ln_f", Norm), ("head", Matrix),
+    ]  # fmt: skip
+
+
+class Rows(Structure):
+    _fields_ = [
+        ("count", c_int64),
+        *((name, c_void_p) for name in ("tokens", "positions", "starts", "ends", "cache")),
+        *((name, c_int64) for name in ("layer_stride", "value_stride", "row_stride", "head_stride")),
+        ("logits", c_void_p),
+    ]
+
+
+class Functions(NamedTuple):
+    """The functions of ``kernel.c`` at the best level that the processor has."""
+
+    level: str
+    memory: Any
+    step: Any
+    product_memory: Any
+    product: Any
+
+
+@cache
+def functions() -> Functions | None:
+    """Return the compiled functions, or None if they were not built."""
+    path = Path(os.environ.get("MINIGPT_KERNEL_LIBRARY", Path(__file__).with_name("libminigpt.so")))
+    if not path.is_file():
+        return None
+    for runtime in (Path(torch.__file__).parent / "lib").glob("libgomp*"):
+        ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)  # PyTorch's own threads, not a second pool
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    library.minigpt_supports.argtypes = [ctypes.c_char_p]
+    for level in LEVELS:
+        if hasattr(library, f"minigpt_step_{level}") and library.minigpt_supports(level.encode()):
+            signatures = {
+                "memory": ([c_void_p, c_void_p, c_long, c_long], c_long),
+                "step": ([c_void_p, c_void_p, c_long, c_long, c_void_p], None),
+                "product_memory": ([c_void_p, c_long, c_long], c_long),
+                "product": ([c_void_p, c_void_p, c_void_p, c_long, c_long, c_void_p], None),
+            }
+            found = {}
+            for name, (arguments, result) in signatures.items():
+                found[name] = getattr(library, f"minigpt_{name}_{level}")
+                found[name].argtypes, found[name].restype = arguments, result
+            return Functions(level, **found)
+    return None
+
+
+_is_on = os.environ.get("MINIGPT_KERNEL") != "0"
+
+
+def use_kernel(on: bool) -> None:
+    """Turn the decoding kernel on or off for this process. The environment variable MINIGPT_KERNEL=0 does the same."""
+    global _is_on
+    _is_on = on
+
+
+def is_at_hand() -> bool:
+    """Return True if the kernel was built and is not turned off."""
+    return _is_on and functions() is not None
+
+
+def why_not(model: nn.Module) -> str | None:
+    """Return why decoding this model takes the PyTorch path, or None if it takes the kernel."""
+    from minigpt.engine.root import GPT2
+
+    if not _is_on:
+        return "the kernel is turned off"
+    if functions() is None:
+        return "the kernel was not built; installing minigpt with a C compiler at hand builds it"
+    if type(model) is not GPT2 or model.arithmetic != "fast" or model.attention != "sdpa":
+        return 'the model is not a minigpt.GPT2 with arithmetic="fast" and attention="sdpa"'
+    if model.step is not None or model.training:
+        return "the model is in training mode" if model.training else "its steps are compiled by torch.compile"
+    dtypes = {p.dtype for p in model.parameters()}
+    if (
+        any(p.device.type not in ("cpu", "meta") for p in model.parameters())
+        or len(dtypes) > 1
+        or not dtypes <= COLUMNS.keys()
+    ):
+        return "the weights are not all on the CPU in float32, or all in bfloat16"
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on"
+    replaced = vars(model).keys() & {"hidden_states", "embed", "run", "head"}
+    if is_watched(model) or replaced or any("forward" in vars(part) for part in model.modules()):
+        return "a module has hooks or a replaced forward"
+    return next((f"{name} is a {type(part).__module__}.{type(part).__name__}"
+                 for name, part in model.named_modules() if not _is_known(part, model)), None)  # fmt: skip
+
+
+def path_of(model: nn.Module) -> str:
+    """Return which path decodes this model on the CPU, and why: "kernel (avx512)", or "PyTorch: ..."."""
+    reason, found = why_not(model), functions()
+    return f"kernel ({found.level})" if reason is None and found is not None else f"PyTorch: {reason}"
+
+
+def _is_known(part: nn.Module, model: Any) -> bool:
+    from minigpt.engine.int8 import Int8Linear
+    from minigpt.engine.parts import FastAttention, FastConv1D, FastLinear, FastMLP
+    from minigpt.model.gpt2 import Block
+
+    if type(part) in NORMS:
+        norm: Any = part
+        is_ready = not isinstance(norm, FrozenLayerNorm) or norm.calibration is not None
+        return is_ready and norm.normalized_shape == (model.config.n_embd,)
+    if type(part) in (FastLinear, nn.Linear):
+        return part.bias is None
+    known = (Block, FastAttention, FastMLP, FastConv1D, Conv1D, Int8Linear, nn.Embedding, nn.Dropout, nn.ModuleList)
+    return type(part) in (*known, type(model)) or isinstance(part, type(model.h[0].mlp.act))
+
+
+def step_of(model: nn.Module) -> "StepKernel | None":
+    """Return the kernel for decoding this model, or None if it takes the PyTorch path."""
+    return StepKernel(model) if why_not(model) is None else None
+
+
+class StepKernel:
+    """Reads one new token of each row. Holds the addresses of the model's Parameters, which must not move meanwhile."""
+
+    def __init__(self, model: Any) -> None:
+        found = functions()
+        assert found is not None
+        self.functions, self.vocabulary = found, model.config.vocab_size
+        self.held: list[Tensor] = []
+        config, c, inner = model.config, model.config.n_embd, model.config.inner_size
+        self.layers = (Layer * config.n_layer)(*(
+            Layer(
+                self._norm(block.ln_1), self._norm(block.ln_2),
+                self._affine(block.attn.c_attn, c, 3 * c), self._affine(block.attn.c_proj, c, c),
+                self._affine(block.mlp.c_fc, c, inner), self._affine(block.mlp.c_proj, inner, c),
+                block.attn.scale,
+            )
+            for block in model.h
+        ))  # fmt: skip
+        head = model.fast_head
+        self.model = Model(
+            config.n_layer, c, config.n_head, inner, model.wte.weight.dtype == torch.bfloat16,
+            ACTIVATIONS[config.activation_function],
+            self._address(model.wte.weight), self._address(model.wpe.weight), self.layers, self._norm(model.ln_f),
+            self._matrix(model.head_rows().t(), None, c, config.vocab_size) if head is None
+            else self._affine(head, c, config.vocab_size),
+        )  # fmt: skip
+        self.memory: Tensor | None = None
+
+    def __call__(self, tokens: list[int], starts: list[int], column: int, store: Tensor) -> Float[Tensor, "rows vocab"]:
+        """Return logits (R, V) after one new token a row, whose keys and values go to ``column`` of the cache.
+
+        Args:
+            tokens: the new token of each row.
+            starts: the column of each row's first token.
+            column: the column of the new tokens.
+            store: (L, 2, R, H, S, D), the keys and values of a cache.
+        """
+        rows, *strides = len(tokens), *store.stride()
+        positions, ends = [column - start for start in starts], [column + 1] * rows
+        given = torch.tensor([tokens, positions, starts, ends], device="cpu")  # (4, R)
+        logits = torch.empty(rows, self.vocabulary, dtype=torch.float32, device="cpu")
+        asked = Rows(
+            rows, *(row.data_ptr() for row in given), store.data_ptr(), *strides[:4], logits.data_ptr()
+        )  # fmt: skip
+        how = byref(self.model), byref(asked), torch.get_num_threads(), column + 1
+        self.memory, place = _room(self.memory, self.functions.memory(*how))
+        self.functions.step(*how, place)
+        return logits
+
+    def _address(self, tensor: Tensor) -> int:
+        self.held.append(tensor.detach().contiguous())
+        return self.held[-1].data_ptr()
+
+    def _vector(self, tensor: Tensor | None) -> int | None:
+        return None if tensor is None else self._address(tensor.detach().float())
+
+    def _norm(self, norm: Any) -> Norm:
+        constants = getattr(norm, "calibration", None)
+        constants = [0.0] * 3 if constants is None else constants.tolist()
+        return Norm(self._vector(norm.weight), self._vector(norm.bias), NORMS[type(norm)], norm.eps, *constants)
+
+    def _affine(self, layer: Any, inp: int, out: int) -> Matrix:
+        if hasattr(layer, "panels"):
+            return Matrix(self._address(layer.panels), self._vector(layer.bias), inp, out, INT8)
+        return self._matrix(layer.weight, layer.bias, inp, out)
+
+    def _matrix(self, weight: Tensor, bias: Tensor | None, inp: int, out: int) -> Matrix:
+        if weight.shape != (inp, out):
+            raise ValueError(f"weight must have shape ({inp}, {out}), got {tuple(weight.shape)}")
+        lies_by_rows = weight.t().is_contiguous() and not weight.is_contiguous()
+        address = self._address(weight.t() if lies_by_rows else weight)
+        return Matrix(address, self._vector(bias), inp, out, (ROWS if lies_by_rows else COLUMNS)[weight.dtype])
+
+
+def int8_product(
+    x: Float[Tensor, "rows inp"], panels: UInt8[Tensor, "panels blocks bytes"], out: int
+) -> Float[Tensor, "rows out"]:
+    """Return ``x W^T`` by the kernel; ``panels`` as ``int8.panels_of`` makes them."""
+    found = functions()
+    assert found is not None
+    x = x.contiguous()
+    y, threads = x.new_empty(len(x), out), torch.get_num_threads()
+    matrix = Matrix(panels.data_ptr(), None, x.shape[1], out, INT8)
+    memory, place = _room(None, found.product_memory(byref(matrix), min(len(x), MOST_ROWS), threads))
+    for some, result in zip(x.split(MOST_ROWS), y.split(MOST_ROWS), strict=True):
+        found.product(byref(matrix), some.data_ptr(), result.data_ptr(), len(some), threads, place)
+    del memory
+    return y
+
+
+def _room(memory: Tensor | None, size: int) -> tuple[Tensor, int]:
+    """Return memory of at least this size, and where in it a multiple of 64 is."""
+    if memory is None or len(memory) < size + 64:
+        memory = torch.empty(size + 64, dtype=torch.uint8, device="cpu")
+    return memory, -(-memory.data_ptr() // 64) * 64

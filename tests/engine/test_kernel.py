@@ -1,0 +1,203 @@
+"""The compiled decoding step: its numbers against float64, a row by itself, and which models take it."""
+
+import copy
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_same_bits, assert_within, random_ids, rms, small_model
+from torch import Tensor, nn
+
+import minigpt
+from minigpt.engine import kernel, quantize_int8, use_kernel
+from minigpt.engine.int8 import Int8Linear, rows_of
+from minigpt.engine.kernel import StepKernel, step_of, why_not
+from minigpt.swap import calibrate
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(kernel.functions() is None, reason="the kernel was not built")
+ODD: dict[str, Any] = {"vocab_size": 257, "n_positions": 40, "n_embd": 33, "n_head": 1}
+WIDE: dict[str, Any] = {"vocab_size": 100, "n_positions": 70, "n_embd": 132, "n_head": 3, "n_inner": 77}
+
+
+def decoded(model: Any, step: StepKernel, ids: Tensor, starts: list[int] | None = None) -> tuple[Tensor, Tensor]:
+    """Return logits of the last column by the kernel, and by ``model`` in float64 from the same cache."""
+    starts = starts or [0] * len(ids)
+    mask = torch.tensor([[column >= start for column in range(ids.shape[1])] for start in starts])
+    with torch.no_grad():
+        cache = model.new_cache(*ids.shape)  # the new token's place is the last one
+        model(ids[:, :-1], mask[:, :-1], cache=cache)
+        wide = copy.deepcopy(model).double()
+        truth = wide.new_cache(*ids.shape)
+        truth.store.copy_(cache.store)
+        truth.length, truth.padding_mask = cache.length, cache.padding_mask
+        given = step(ids[:, -1].tolist(), starts, ids.shape[1] - 1, cache.store)
+        return given, wide(ids[:, -1:], mask, cache=truth)[:, 0]
+
+
+@pytest.mark.parametrize("shape", [ODD, WIDE], ids=["odd", "wide"])
+@pytest.mark.parametrize("rows", [1, 7, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_against_float64(shape: dict[str, Any], rows: int, dtype: torch.dtype, by_rows: bool) -> None:
+    model = small_model(dtype=dtype, tie_word_embeddings=rows != 7, **shape)
+    if by_rows:
+        for name, part in model.named_modules():
+            if name.endswith(("c_attn", "c_fc", "c_proj")):
+                part.weight.data = part.weight.data.t().contiguous().t()  # type: ignore[union-attr]
+    step = step_of(model)
+    assert step is not None
+    starts = [r % 5 for r in range(rows)]
+    given, truth = decoded(model, step, random_ids(rows, 11, vocab=model.config.vocab_size), starts)
+    scale = rms(truth)
+    assert_within(rms(given - truth), (3e-6 if dtype == torch.float32 else 2e-2) * scale, scale, f"{rows} rows")
+
+
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu", "relu", "silu", "tanh"])
+@pytest.mark.parametrize("norm", ["fused", "textbook", "rms", "std_eps", "frozen"])
+def test_activations_norms_and_scales(activation: str, norm: str) -> None:
+    model = small_model(
+        norm, activation_function=activation, scale_attn_weights=norm != "rms", scale_attn_by_inverse_layer_idx=True
+    )
+    if norm == "frozen":
+        calibrate(model, random_ids(4, 20, vocab=model.config.vocab_size))
+    step = step_of(model)
+    assert step is not None
+    given, truth = decoded(model, step, random_ids(3, 9, vocab=model.config.vocab_size))
+    assert_within(rms(given - truth), 3e-6 * rms(truth), rms(truth), f"{activation}, {norm}")
+
+
+def test_last_place_of_the_context() -> None:
+    model = small_model(**ODD)
+    given, truth = decoded(model, StepKernel(model), random_ids(2, 40, vocab=model.config.vocab_size))
+    assert_within(rms(given - truth), 3e-6 * rms(truth), rms(truth), "position 39")
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+def test_a_row_depends_neither_on_others_nor_on_threads(kind: str) -> None:
+    model = small_model(dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32, **WIDE)
+    if kind == "int8":
+        quantize_int8(model)
+    step = StepKernel(model)
+    store = torch.randn(model.new_cache(19, 30).store.shape).to(model.wte.weight.dtype)
+    tokens, starts = list(range(19)), [r % 7 for r in range(19)]
+    together, threads = step(tokens, starts, 29, store), torch.get_num_threads()
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            assert_same_bits(step(tokens, starts, 29, store), together, f"{count} threads")
+    finally:
+        torch.set_num_threads(threads)
+    for r in (0, 3, 18):
+        assert_same_bits(step([r], [starts[r]], 29, store[:, :, r : r + 1]), together[r : r + 1], f"row {r} alone")
+
+
+@pytest.mark.parametrize("width", [33, 64, 200])
+def test_int8_product_rounds_inputs_to_sixteen_bits(width: int) -> None:
+    """Against float64 with the rounded weights; rows of very different sizes, and one of zeros."""
+    torch.manual_seed(0)
+    layer = Int8Linear(torch.randn(50, width), nn.Parameter(torch.randn(50)))
+    x = torch.randn(1, 70, width) * torch.logspace(-3, 3, 70)[:, None]
+    x[0, 5] = 0
+    with torch.no_grad():
+        given, exact = layer(x), x.double() @ rows_of(layer.panels)[:50, :width].double().t() + layer.bias
+    scale = exact.square().mean(-1).sqrt()
+    worst = ((given - exact).square().mean(-1).sqrt() / scale).max().item()
+    assert_within(worst, 5e-5, 1.0, f"relative error of a row of {width}")
+
+
+def test_int8_step_is_the_layers_own_numbers() -> None:
+    model = quantize_int8(small_model(**WIDE))
+    ids = random_ids(3, 12, vocab=model.config.vocab_size)
+    with torch.no_grad():
+        cache = model.new_cache(3, 12)
+        model(ids[:, :-1], cache=cache)
+        given = StepKernel(model)(ids[:, -1].tolist(), [0] * 3, 11, cache.store.clone())
+        wanted = model(ids[:, -1:], cache=cache)[:, 0]
+    assert_within(rms(given - wanted), 1e-4 * rms(wanted), rms(wanted), "int8")
+
+
+def test_without_the_kernel_int8_is_as_good() -> None:
+    layer, x = Int8Linear(torch.randn(50, 90), None), torch.randn(1, 4, 90)
+    with torch.no_grad():
+        given = layer(x)
+        use_kernel(False)
+        try:
+            wanted = layer(x)
+        finally:
+            use_kernel(True)
+    assert_within(rms(given - wanted), 5e-5 * rms(wanted), rms(wanted), "int8 by two ways")
+
+
+def test_rows_that_join_and_leave_write_what_they_write_alone() -> None:
+    """Prompts of different lengths through fewer places than there are of them."""
+    from minigpt.generation.decode import rows_of as rows_to_write
+    from minigpt.generation.decode import write_rows
+    from minigpt.generation.settings import parse_settings
+
+    model, chance = small_model(), random.Random(0)
+    settings = parse_settings(max_new_tokens=12, eos_token_id=[3, 5, 8], do_sample=True, seed=1)
+    prompts = [[chance.randrange(83) for _ in range(chance.randint(1, 20))] for _ in range(40)]
+    rows = rows_to_write(model, prompts, settings, None)
+    for _ in write_rows(model, rows, settings, 5):
+        pass
+    for row, again in zip(rows, rows_to_write(model, prompts, settings, None), strict=True):
+        for _ in write_rows(model, [again], settings, 1):
+            pass
+        assert row.ids == again.ids
+
+
+def test_generate_takes_the_kernel_by_itself() -> None:
+    model = small_model()
+    assert step_of(model) is not None
+    ids = random_ids(2, 8, vocab=model.config.vocab_size)
+    given = minigpt.generate(model, ids, max_new_tokens=20)
+    use_kernel(False)
+    try:
+        assert step_of(model) is None
+        assert_same_bits(given, minigpt.generate(model, ids, max_new_tokens=20), "tokens")
+    finally:
+        use_kernel(True)
+
+
+def test_models_that_it_does_not_suit_say_why() -> None:
+    def hooked() -> nn.Module:
+        model = small_model()
+        model.h[0].register_forward_hook(lambda *_: None)
+        return model
+
+    reasons = {
+        'arithmetic="fast"': small_model(arithmetic="reference"),
+        "sdpa": small_model(attention="eager"),
+        "float32": small_model(dtype=torch.float16),
+        "training": small_model().train(),
+        "hooks": hooked(),
+        "ln_1": small_model("dyt"),
+    }
+    for word, model in reasons.items():
+        assert word in (why_not(model) or ""), f"{word}: {why_not(model)}"
+
+
+@pytest.mark.thorough
+def test_sanitizers_find_nothing(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    library, checks = tmp_path / "checked.so", "-fsanitize=address,undefined"
+    hook.build(library, (checks, "-fno-sanitize-recover=undefined", "-g"))
+    asan = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    environment = os.environ | {
+        "MINIGPT_KERNEL_LIBRARY": str(library), "LD_PRELOAD": asan.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0", "PYTHONMALLOC": "malloc",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
