@@ -11,6 +11,7 @@ from minigpt.checkpoint.containers import Contents
 from minigpt.checkpoint.files import CONFIG, config_file, folder_of
 from minigpt.checkpoint.fitting import require_affordable
 from minigpt.checkpoint.formats import Format, Tensors, recognise
+from minigpt.checkpoint.frozen_norms import is_frozen, unscaled
 from minigpt.checkpoint.read import read_contents
 from minigpt.checkpoint.translate import as_ours, without_wrappers
 from minigpt.checkpoint.vocabulary import with_known_vocabulary
@@ -36,6 +37,7 @@ class Checkpoint:
     form: Format
     config: GPT2Config
     tensors: dict[str, Tensor]
+    has_frozen_norms: bool = False  # a huge eps said so; the tensors and the config are those of frozen norms already
 
 
 def open_checkpoint(place: Path, *, ignore_heads: bool = False) -> Checkpoint:
@@ -55,7 +57,11 @@ def open_checkpoint(place: Path, *, ignore_heads: bool = False) -> Checkpoint:
     require_affordable(config, tensors, place)
     config = with_known_vocabulary(config, folder_of(place))
     ours = as_ours(tensors, form, config, has_biases=has_biases, ignore_heads=ignore_heads)
-    return Checkpoint(place, form, config, ours)
+    if not is_frozen(config.layer_norm_epsilon):
+        return Checkpoint(place, form, config, ours)
+    ours = unscaled(ours, config.layer_norm_epsilon)
+    config = dataclasses.replace(config, layer_norm_epsilon=GPT2Config.layer_norm_epsilon)
+    return Checkpoint(place, form, config, ours, has_frozen_norms=True)
 
 
 def _config(place: Path, contents: Contents, form: Format, tensors: Tensors) -> tuple[GPT2Config, bool | None]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.checkpoint.fitting import only_dtype, require_finite, require_fitting
+from minigpt.checkpoint.frozen_norms import freeze_at_one
 from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.opened import open_checkpoint
 from minigpt.checkpoint.read import read_tensors
@@ -72,6 +73,8 @@ def from_pretrained(
     _install(model, checkpoint.tensors, device, dtype or only_dtype(checkpoint.tensors, place))
     if check_finite and dtype is not None and device.type != "meta":
         require_finite(dict(model.named_parameters()), place, f", once they are {dtype_name(dtype)}")
+    if checkpoint.has_frozen_norms:
+        freeze_at_one(model)
     if norm != "fused":
         swap_norms(model, norm)
     return quantize_int8(model.eval()) if quantize else model.eval()

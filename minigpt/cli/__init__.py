@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import minigpt
-from minigpt.cli import bench, convert, generate, info, norms, parity
+from minigpt.cli import bench, convert, finetune, generate, info, norms, parity, study
 from minigpt.errors import MiniGPTError
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -39,6 +39,8 @@ app.command(epilog=norms.EXAMPLES)(norms.norms)
 app.add_typer(bench.bench, name="bench")
 app.command(epilog=convert.EXAMPLES)(convert.convert)
 app.command(epilog=info.EXAMPLES)(info.info)
+app.command(epilog=finetune.EXAMPLES)(finetune.finetune)
+app.command(epilog=study.EXAMPLES)(study.study)
 
 
 def main() -> None:

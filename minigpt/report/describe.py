@@ -68,6 +68,7 @@ def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
         "parameters": sum(tensor.numel() for tensor in tensors.values()),
         "dtype": _dtypes(tensors),
         "norm eps": config.layer_norm_epsilon,
+        "frozen norms": checkpoint.has_frozen_norms,
         "norms": [_norm_ranges(site, tensors) for site in model.norm_sites()],
         "not finite": not_finite(tensors),
     }

@@ -2,11 +2,16 @@
 
 from minigpt.study.finetune import Finetuned, FinetuneSettings, finetune
 from minigpt.study.schedule import Schedule, parse_schedule
+from minigpt.study.study import Cell, Study, read_study, run_study
 
 __all__ = [
+    "Cell",
     "FinetuneSettings",
     "Finetuned",
     "Schedule",
+    "Study",
     "finetune",
     "parse_schedule",
+    "read_study",
+    "run_study",
 ]

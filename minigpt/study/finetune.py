@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class FinetuneSettings:
         model: as ``minigpt.from_pretrained`` takes it.
         norm: a norm's name, or "package.module:Name" or "path/to/file.py:Name"; None trains the norms as they are.
         schedule: as ``parse_schedule`` takes it.
+        sites: a pattern; only the sites that match it are swapped.
         text, eval_text: a text file, a .jsonl file with a "text" in each line, or the name of a Hugging Face dataset.
         lora: rank of the adapters that are trained in place of the model's weights, or None.
         block_size: tokens in a row; None is the model's context.
@@ -49,6 +51,7 @@ class FinetuneSettings:
     model: str = "demo"
     norm: str | None = None
     schedule: str | None = None
+    sites: str = "*"
     eval_text: str | None = None
     lora: int | None = None
     seed: int = 0
@@ -160,7 +163,9 @@ def checked_schedule(settings: FinetuneSettings) -> Schedule:
     with torch.device("meta"):
         sites = GPT2(config).norm_sites()
     minigpt.norms.build(settings.norm, config.n_embd, eps=config.layer_norm_epsilon)
-    return parse_schedule(settings.schedule, sites)
+    schedule = parse_schedule(settings.schedule, sites)
+    steps = {site: step for site, step in schedule.steps.items() if fnmatchcase(site, settings.sites)}
+    return dataclasses.replace(schedule, steps=steps)
 
 
 def load(source: str) -> Any:
@@ -243,9 +248,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def _arguments(
-    settings: FinetuneSettings, folder: Path, evaluates: bool, turns: dict[str, Turn]
-) -> TrainingArguments:
+def _arguments(settings: FinetuneSettings, folder: Path, evaluates: bool, turns: dict[str, Turn]) -> TrainingArguments:
     often = max(1, settings.steps // 10)
     has_more = any({*turn.after.parameters()} - {*turn.before.parameters()} for turn in turns.values())
     fields: dict[str, Any] = {

@@ -44,7 +44,9 @@ def parse_schedule(text: str | None, sites: Sequence[str]) -> Schedule:
     for stage in text.split(","):
         match = _STAGE.fullmatch(stage.strip())
         if match is None:
-            raise NormError(f"a stage of the schedule must be PATTERN@START or PATTERN@START+GAP, got {stage.strip()!r}")
+            raise NormError(
+                f"a stage of the schedule must be PATTERN@START or PATTERN@START+GAP, got {stage.strip()!r}"
+            )
         pattern, start, gap = match["pattern"], int(match["start"]), int(match["gap"] or 0)
         if pattern == FIRST:
             merge_first = start

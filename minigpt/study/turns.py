@@ -34,7 +34,7 @@ class Turn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(self.after, FrozenLayerNorm) and self.after.calibration is None and x.shape[1] > 1:
-            if self.training and not self.turned or self.average.isnan().any():
+            if (self.training and not self.turned) or self.average.isnan().any():
                 self.observe(x.detach())
             if self.turned:
                 self.after.freeze(*self.average)
