@@ -1,4 +1,4 @@
-"""Continue to train a checkpoint on text while norms are swapped in on a schedule. The loop is transformers' Trainer."""
+"""Train a checkpoint further while norms are swapped in on a schedule. The loop is transformers' Trainer."""
 
 import copy
 import dataclasses
@@ -42,7 +42,7 @@ class FinetuneSettings:
         text, eval_text: a text file, a .jsonl file with a "text" in each line, or the name of a Hugging Face dataset.
         lora: rank of the adapters that are trained in place of the model's weights, or None.
         block_size: tokens in a row; None is the model's context.
-        save_steps, eval_steps: how often a checkpoint is kept, and the held-out loss measured; None is ten times in all.
+        save_steps, eval_steps: steps between checkpoints, and between held-out losses; None is ten times in all.
         training: further fields of ``transformers.TrainingArguments``, as gradient_accumulation_steps or bf16.
     """
 
