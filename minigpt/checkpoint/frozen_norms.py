@@ -64,20 +64,14 @@ def is_frozen(eps: float) -> bool:
 
 
 def unscaled(tensors: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
-    """Return a checkpoint's tensors with the norms' weights for a division by 1."""
-    return {
-        name: tensor / eps**0.5 if name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight")) else tensor
-        for name, tensor in tensors.items()
-    }
-
-
-def freeze_at_one(model: GPT2) -> None:
-    """Put frozen norms everywhere, which divide by 1."""
-    swap_norms(model, "frozen")
-    for norm in model.norm_modules().values():
-        assert isinstance(norm, FrozenLayerNorm)
-        one = torch.ones((), device=model.wte.weight.device)
-        norm.freeze(one, one)
+    """Return the tensors of a plain form as those of frozen norms that divide by 1."""
+    plain = dict(tensors)
+    for name, weight in tensors.items():
+        site, _, parameter = name.rpartition(".")
+        if parameter == "weight" and site.rpartition(".")[2] in ("ln_1", "ln_2", "ln_f"):
+            plain[name] = weight / eps**0.5
+            plain[f"{site}.calibration"] = torch.tensor([1.0, 1.0, float("inf")], dtype=weight.dtype)
+    return plain
 
 
 def _only_deviation(site: str, norm: torch.nn.Module) -> float:

@@ -3,7 +3,7 @@
 B rows, T tokens read at once, V vocabulary.
 """
 
-from collections import deque
+import time
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -27,6 +27,7 @@ NO_TOKEN_LEFT = "the settings exclude every token there is; permit some, or ask 
 OVERHEAD = {"cpu": 32, "cuda": 1024}  # tokens that could be read in the time that a forward takes anyway
 OVERHEAD_BESIDE = {"cpu": 2, "cuda": 1024}  # the same of one text more in a forward that others need anyway
 SHORT = {"cpu": 64, "cuda": 2048}  # tokens of a text that is read sooner with others
+IDLE = 0.002  # seconds to wait before asking again for a row when none is in progress
 BLOCK = 256  # scores, of which the largest is found at once
 WASTE = 32  # columns that no row needs any more, from which on it pays to move everybody to the left
 
@@ -161,15 +162,26 @@ class Batch:
         return gone
 
 
-def write(batch: Batch, waiting: Iterable[Row]) -> Iterator[Row]:
-    """Every row each time that it has new tokens, until all have been written; ``row.end`` says which are over.
+def write(batch: Batch, waiting: Iterable[Row | None]) -> Iterator[Row]:
+    """Yield every row each time that it has new tokens, until all have been written; ``row.end`` says which are over.
 
-    A place that becomes free is taken by the next of those waiting at once.
+    A place that becomes free is taken by the next of those waiting at once. ``waiting`` is read lazily. It may yield
+    None for "nobody at the moment": the rows in progress go on, and it is asked again after their next token.
     """
-    queue = deque(waiting)
+    queue = iter(waiting)
+    over = object()
 
     def next_few() -> list[Row]:
-        return [queue.popleft() for _ in range(min(len(queue), batch.places - len(batch.rows)))]
+        few: list[Row] = []
+        while len(batch.rows) + len(few) < batch.places:
+            row = next(queue, over)
+            if isinstance(row, Row):
+                few.append(row)
+            elif row is over or few or batch.rows:
+                break
+            else:
+                time.sleep(IDLE)
+        return few
 
     batch.join(next_few())
     while batch.rows:

@@ -20,6 +20,7 @@ from minigpt.errors import ConfigError
 from minigpt.study.finetune import FinetuneSettings, checked_schedule, finetune, require_trainable
 from minigpt.study.texts import require_text
 from minigpt.swap import match_sites
+from minigpt.text_file import read_text
 
 CELLS, REPORTS, RUNS = "cells.jsonl", "reports", "runs"
 KEY = ("model", "norm", "sites", "seed")
@@ -181,7 +182,11 @@ def run_cell(study: Study, cell: Cell, out: Path, say: Say, *, file: Path | None
         result = finetune(finetune_settings(study, cell), out / RUNS / slug(cell), say)
         row |= {"losses": result.losses, "eval_losses": result.eval_losses, "swaps": result.swaps}
         if study.text is not None:
-            row["perplexity_recovered"] = _finite(file_perplexity(result.model, cell.model, study.text))
+            row["perplexity_recovered"] = _finite(
+                minigpt.perplexity(
+                    result.model, minigpt.Tokenizer.from_pretrained(cell.model), read_text(Path(study.text))
+                )
+            )
         elif result.eval_losses:
             row["perplexity_recovered"] = _finite(math.exp(result.eval_losses[-1][1]))
     return row | {"seconds": round(time.monotonic() - begin, 3), "command": command(study, cell, file)}
@@ -195,19 +200,6 @@ def command(study: Study, cell: Cell, file: Path | None) -> str:
         return shlex.join(["minigpt", "parity", *(word for pair in options.items() if pair[1] for word in pair)])
     cell_words = [str(value) for value in asdict(cell).values()]
     return shlex.join(["minigpt", "study", str(file or "FILE.toml"), "--out", "again", "--only", *cell_words])
-
-
-def file_perplexity(model: GPT2, source: str, text: str) -> float:
-    """Return the perplexity of a file, by the same windows as the judge's."""
-    from minigpt.judge.measures import perplexity
-    from minigpt.judge.perplexity import _loss, file_ids
-
-    ids, window = (
-        file_ids(text, minigpt.Tokenizer.from_pretrained(source), model.config.n_positions),
-        model.config.n_positions,
-    )
-    with torch.inference_mode():
-        return perplexity(_loss(model, ids, window, max(1, window // 2)), len(ids) - 1)
 
 
 def only(study: Study, cell: Cell) -> Study:

@@ -26,7 +26,7 @@ from transformers import (
 
 from minigpt import GenerationError
 from minigpt.generation import warp
-from minigpt.generation.processors import PROCESSORS, keep_top_k, keep_top_p
+from minigpt.generation.processors import PROCESSORS
 
 Make = Callable[[Any, int, Any], Any]  # of the value, the prompt's length and the ends
 
@@ -231,8 +231,8 @@ def test_the_order_is_that_of_transformers_generate(chosen: dict[str, Any]) -> N
 def test_the_order_matters_on_these_logits() -> None:
     """So that the equalities above are of one order: temperature first changes what top-p keeps."""
     logits = random_logits("usual", 3, 5000, seed=7)
-    assert not torch.equal(keep_top_p(logits / 2, 0.9), keep_top_p(logits, 0.9) / 2)
-    assert not torch.equal(keep_top_k(keep_top_p(logits, 0.9), 50), keep_top_p(keep_top_k(logits, 50), 0.9))
+    assert not torch.equal(warp(logits / 2, top_p=0.9), warp(logits, top_p=0.9) / 2)
+    assert not torch.equal(warp(warp(logits, top_p=0.9), top_k=50), warp(warp(logits, top_k=50), top_p=0.9))
 
 
 def test_without_settings_nothing_changes() -> None:
@@ -243,12 +243,12 @@ def test_without_settings_nothing_changes() -> None:
 
 def test_top_k_keeps_the_ties_with_the_last() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])
-    assert keep_top_k(logits, 2).isfinite().tolist() == [[False, True, True, True, False]]
+    assert warp(logits, top_k=2).isfinite().tolist() == [[False, True, True, True, False]]
 
 
 def test_top_p_keeps_the_fewest_that_reach_p() -> None:
     logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
-    kept = {p: keep_top_p(logits, p).isfinite().tolist()[0] for p in (0.01, 0.39, 0.41, 0.69, 0.71, 0.89, 0.91)}
+    kept = {p: warp(logits, top_p=p).isfinite().tolist()[0] for p in (0.01, 0.39, 0.41, 0.69, 0.71, 0.89, 0.91)}
     likeliest, two, three = [False, True, False, False], [False, True, False, True], [False, True, True, True]
     assert kept == {0.01: likeliest, 0.39: likeliest, 0.41: two, 0.69: two, 0.71: three, 0.89: three, 0.91: [True] * 4}
 
