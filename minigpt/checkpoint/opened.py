@@ -11,6 +11,7 @@ from minigpt.checkpoint.containers import Contents
 from minigpt.checkpoint.files import CONFIG, config_file, folder_of
 from minigpt.checkpoint.fitting import require_affordable
 from minigpt.checkpoint.formats import Format, Tensors, recognise
+from minigpt.checkpoint.frozen_norms import is_frozen, unscaled
 from minigpt.checkpoint.read import read_contents
 from minigpt.checkpoint.translate import as_ours, without_wrappers
 from minigpt.checkpoint.vocabulary import with_known_vocabulary
@@ -58,6 +59,9 @@ def open_checkpoint(place: Path, *, ignore_heads: bool = False) -> Checkpoint:
     require_affordable(config, tensors, place)
     config = with_known_vocabulary(config, folder_of(place))
     ours = as_ours(tensors, form, config, has_biases=has_biases, ignore_heads=ignore_heads)
+    if is_frozen(config.layer_norm_epsilon):
+        ours, norms = unscaled(ours, config.layer_norm_epsilon), [("*", "frozen")]
+        config = dataclasses.replace(config, layer_norm_epsilon=GPT2Config.layer_norm_epsilon)
     return Checkpoint(place, form, config, ours, norms)
 
 
