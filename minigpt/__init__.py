@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
     from minigpt.generation import generate, stream
     from minigpt.judge.parity import ParityReport, parity
+    from minigpt.judge.perplexity import perplexity
     from minigpt.model.cache import KVCache
     from minigpt.norms import LayerNorm
     from minigpt.swap import fold_norms, swap_norms
@@ -34,6 +35,7 @@ _HOME = {
     "generate": "minigpt.generation",
     "load_norms": "minigpt.checkpoint",
     "parity": "minigpt.judge.parity",
+    "perplexity": "minigpt.judge.perplexity",
     "save_pretrained": "minigpt.checkpoint",
     "stream": "minigpt.generation",
     "swap_norms": "minigpt.swap",
@@ -64,6 +66,7 @@ __all__ = [
     "model",
     "norms",
     "parity",
+    "perplexity",
     "save_pretrained",
     "stream",
     "swap",

@@ -17,7 +17,7 @@ import typer
 import minigpt
 from minigpt.errors import MiniGPTError
 
-COMMANDS = ("generate", "parity", "norms", "bench", "convert", "info")
+COMMANDS = ("generate", "parity", "norms", "bench", "convert", "info", "perplexity")
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 

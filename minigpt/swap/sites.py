@@ -2,17 +2,16 @@
 
 import copy
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.errors import NormError, is_several
-from minigpt.model import GPT2
-from minigpt.model.checks import check_gpt2
+from minigpt.errors import ConfigError, NormError, is_several
+from minigpt.model.checks import kind_of
 from minigpt.norms.add import own_addition
 from minigpt.norms.foreign.adapt import KEEP, SAME_EPS, AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
@@ -21,8 +20,25 @@ SITES, A_SITE = "norm sites", "h.*.ln_1"  # what patterns are of, where nothing 
 WAY_OUT = "to write it for this model, subclass minigpt.LayerNorm and override standardize(self, x)"
 
 
+@runtime_checkable
+class HasNorms(Protocol):
+    """A model whose norms can be swapped: a ``minigpt.GPT2``, or the ``transformer`` of a model of ``minigpt.hf``."""
+
+    config: Any
+    training: bool
+    wte: Any
+
+    def __call__(self, input_ids: Tensor, /) -> Any: ...
+    def norm_sites(self) -> list[str]: ...
+    def norm_modules(self) -> dict[str, nn.Module]: ...
+    def modules(self) -> Iterator[nn.Module]: ...
+    def get_submodule(self, target: str, /) -> Any: ...
+    def set_submodule(self, target: str, module: nn.Module, /) -> None: ...
+    def train(self, mode: bool = True, /) -> Any: ...
+
+
 def swap_norms(
-    model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "*", keep: Collection[str] = KEEP
+    model: HasNorms, norm: norms.NormSpec, sites: str | Iterable[str] = "*", keep: Collection[str] = KEEP
 ) -> list[str]:
     """Put ``norm`` at the matching sites, in place; return their names, in the order data meets them.
 
@@ -37,11 +53,11 @@ def swap_norms(
             takes its place later starts with scale 1 and shift 0.
 
     Raises:
-        ConfigError: if the model is not a GPT2.
+        ConfigError: if the model has no norm sites.
         NormError: if the norm is unknown, cannot be built or cannot run, one module is given to several sites, or a
             pattern matches no site. Nothing has been replaced then.
     """
-    check_gpt2(model)
+    check_has_norms(model)
     chosen = match_sites(model, sites)
     old = {name: model.get_submodule(name) for name in chosen}
     for name, module in old.items():
@@ -59,7 +75,15 @@ def swap_norms(
     return chosen
 
 
-def match_sites(model: GPT2, sites: str | Iterable[str]) -> list[str]:
+def check_has_norms(model: object) -> None:
+    """Check that a model has norm sites."""
+    if not isinstance(model, HasNorms):
+        raise ConfigError(
+            f"model must be a minigpt.GPT2, or the .transformer of a model of minigpt.hf, got {kind_of(model)}"
+        )
+
+
+def match_sites(model: HasNorms, sites: str | Iterable[str]) -> list[str]:
     """Return the norm sites that at least one pattern matches.
 
     Raises:
@@ -106,13 +130,13 @@ def require_own_parameters(name: str, module: nn.Module) -> None:
         raise NormError(f"weight or bias of {name} is not a Parameter; undo its pruning or parametrization")
 
 
-def _built(model: GPT2, norm: norms.NormSpec, old: nn.Module, keep: Collection[str]) -> nn.Module:
+def _built(model: HasNorms, norm: norms.NormSpec, old: nn.Module, keep: Collection[str]) -> nn.Module:
     weight, bias = (isinstance(getattr(old, role, None), Tensor) for role in ("weight", "bias"))
     has_shift = bias or not weight
     return norms.build(norm, model.config.n_embd, eps=model.config.layer_norm_epsilon, bias=has_shift, keep=keep)
 
 
-def _require_one_each(model: GPT2, new: list[nn.Module]) -> None:
+def _require_one_each(model: HasNorms, new: list[nn.Module]) -> None:
     """Refuse a function that returns one module again and again: it has room for the Parameters of one site."""
     taken = {id(module) for module in model.modules()}
     for norm in new:
@@ -122,7 +146,7 @@ def _require_one_each(model: GPT2, new: list[nn.Module]) -> None:
         taken.add(own)
 
 
-def _share(model: GPT2, new: nn.Module, old: nn.Module) -> None:
+def _share(model: HasNorms, new: nn.Module, old: nn.Module) -> None:
     """Let ``new`` have the Parameters of ``old``, and be where the model is."""
     with naming(new):
         new.to(model.wte.weight.device, model.wte.weight.dtype)
@@ -134,7 +158,7 @@ def _share(model: GPT2, new: nn.Module, old: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _require_runs(norm: nn.Module, model: GPT2) -> None:
+def _require_runs(norm: nn.Module, model: HasNorms) -> None:
     """Try a norm on two tokens. A copy is tried, so that the norm remembers nothing of it.
 
     Raises:

@@ -2,9 +2,8 @@
 
     python scripts/bench/hf_tools.py --model demo --norm textbook --norm rms --json docs/results/hf-tools.json
 
-Each tool runs on each: the text-generation pipeline, Trainer, a LoRA adapter of PEFT's, and lm-eval's "hf" model. With
-a norm that is a LayerNorm the figures are transformers' own up to rounding; one that is none shows. Trainer divides the
-loss of transformers' own class by all the tokens of a row, and ours by those that are predicted: by 64, and by 63.
+Each tool runs on each network: the text pipeline, Trainer, PEFT's LoRA, and lm-eval's "hf" model. With a norm
+that is a LayerNorm the figures are those of transformers' class up to rounding. Another norm changes them.
 
 Needs ``pip install 'minigpt[hf]'``, and lm-eval for the last tool; a tool that is not installed is left out.
 """

@@ -4,7 +4,7 @@ python scripts/docs/blocks.py docs/tutorial.md            # compare
 python scripts/docs/blocks.py docs/tutorial.md --write    # put what they print into the page
 python scripts/docs/blocks.py docs/tutorial.md --notebook docs/tutorial.ipynb
 
-The Python blocks of a page share one namespace, in order. A block fenced as ``output`` right behind a Python block holds
+The Python blocks of a page share one namespace, in order. A block fenced as ``output`` behind a Python block holds
 what that block prints. ``sh`` blocks are commands, a line each; ``sh no-run`` marks those that need a network, a GPU or
 somebody who presses a key.
 """

@@ -332,7 +332,7 @@ def test_parity_as_json(run: Run, folder: Path, tmp_path: Path, wrong_norm: str)
 
 
 def test_several_sites_and_prompts(run: Run, folder: Path) -> None:
-    ended = judge(run, folder, "--sites", "ln_f", "--sites", "h.0.ln_2", "--prompt", "naïve", "--json", "-")
+    ended = judge(run, folder, "--sites", "ln_f,h.0.ln_2", "--prompt", "naïve", "--json", "-")
     fields = json.loads(ended.out)
     assert fields["sites"] == ["ln_f", "h.0.ln_2"]
     assert "2" in fields["prompts"]
@@ -742,7 +742,7 @@ def test_norms_are_listed(run: Run) -> None:
 
 
 def test_a_device_is_for_a_check(run: Run) -> None:
-    assert "--device is where --check asks a norm" in complaint(run("norms", "--device", "cpu"))
+    assert "--device, --all and --html are for --check NAME" in complaint(run("norms", "--device", "cpu"))
 
 
 def test_norms_as_json(run: Run) -> None:

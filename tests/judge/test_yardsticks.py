@@ -7,8 +7,8 @@ import torch
 from checkpoints import reference, saved
 
 from minigpt.judge.contest import Contest
-from minigpt.judge.cost import cost, interleaved_ms
 from minigpt.judge.parity_report import Cost
+from minigpt.judge.yardsticks import cost, interleaved_ms
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""Mistakes of formula, told from inputs and outputs alone: of dimension, scale, shift, mean, deviation and eps."""
+"""Mistakes of formula and of precision. Each function probes a norm for one kind, and returns what it finds."""
 
 import math
 from collections.abc import Callable
@@ -8,17 +8,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.conformance.probe import NAMED_LIMIT, Probe, alike, distance, slope, standardized
+from minigpt.conformance.probe import NAMED_LIMIT, Probe, alike, distance, rescaled, slope, standardized
 from minigpt.conformance.subject import EPS
+from minigpt.conformance.truth import PRECISIONS
+from minigpt.placement import dtype_name
 
 MISPLACED = "normalizes over the wrong dimension"
 BATCH = "a row depends on its batch"
 
 WIDTH = 16
-FIT_LIMIT = 1e-4  # to believe a fit over 18 orders of magnitude; float32 arithmetic leaves 1e-6
+ROWS, LONG_WIDTH = 16, 64
+FLOAT16 = PRECISIONS[torch.float16].result  # u
+BFLOAT16 = PRECISIONS[torch.bfloat16].result
+APPROXIMATE = 16 * 2**-24  # beyond float32's own rounding
+ONE_ROUNDING = 0.58  # RMS of one rounding's error over u, for errors spread evenly: 1 / sqrt(3)
+FIT_LIMIT = 1e-4  # accept a fit over 18 orders of magnitude below this; float32 arithmetic leaves 1e-6
 Column = Float[Tensor, " rows"]
 
-# Dimensions of (batch, sequence, width) that a norm may have taken instead of the last
+# Dimensions of (batch, sequence, width) that a norm may use instead of the last
 WRONG_DIMENSIONS = {
     (1,): "the sequence",
     (0,): "the batch",
@@ -30,7 +37,7 @@ WRONG_DIMENSIONS = {
 
 
 def no_number(probe: Probe) -> list[str]:
-    """Whether it returns NaN or an infinity where nothing is remarkable about the input."""
+    """Look for NaN and infinities in the output for ordinary input."""
     y = probe(probe.normal(8, WIDTH))
     if y.isfinite().all():
         return []
@@ -38,7 +45,7 @@ def no_number(probe: Probe) -> list[str]:
 
 
 def other_without_gradients(probe: Probe) -> list[str]:
-    """Whether it computes something else where no gradients are kept, as in every other probe."""
+    """Look for values that depend on whether gradients are kept. No other probe keeps them."""
     x = probe.normal(8, WIDTH)
     if alike(probe(x), probe(x, gradients=True), FIT_LIMIT):
         return []
@@ -46,13 +53,13 @@ def other_without_gradients(probe: Probe) -> list[str]:
 
 
 def other_in_company(probe: Probe) -> list[str]:
-    """Whether a row comes out otherwise among others, by more than rounding: one alone has a formula then, if any."""
+    """Look for rows that depend on other rows, by more than rounding."""
     x = probe.normal(8, WIDTH)
     return [] if alike(probe(x), torch.cat([probe(row) for row in x.split(1)])) else [BATCH]
 
 
 def wrong_dimension(probe: Probe) -> list[str]:
-    """Whether it normalizes over other dimensions than the last, with 3-D or with 2-D input, or over parts of that."""
+    """Look for a norm over other dimensions than the last, of 3-D or 2-D input, or over parts of the last."""
     x = probe.normal(4, 6, WIDTH) * (1 + probe.normal(4, 6, 1).abs()) + probe.normal(4, 6, 1)
     y = probe(x)
     for dims, name in WRONG_DIMENSIONS.items():
@@ -69,13 +76,13 @@ def wrong_dimension(probe: Probe) -> list[str]:
 
 
 def _is_over(y: Tensor, x: Tensor, dims: tuple[int, ...]) -> bool:
-    """Whether that is ``x`` standardized over these dimensions, be the deviation by n or by n - 1."""
+    """Return True if ``y`` is ``x`` standardized over ``dims``, dividing by n or by n - 1."""
     expected, n = standardized(x, dims), math.prod(x.shape[dim] for dim in dims)
     return any(alike(y * factor, expected, 1e-2) for factor in (1.0, math.sqrt(n / (n - 1))))
 
 
 def wrong_affine(probe: Probe) -> list[str]:
-    """What became of scale and shift. Afterwards ``probe.plain`` gives the standardized row itself."""
+    """Find how scale and shift are applied. Set ``probe.plain`` to those that give the standardized row itself."""
     x, scale, shift = probe.normal(8, WIDTH), 1 + 2 * probe.normal(WIDTH), 1 + probe.normal(WIDTH)  # of either sign
     y, unit, zero, shifted = probe(x, scale, shift), probe(x, 1.0, 0.0), probe(x, 0.0, 0.0), probe(x, 0.0, 1.0)
     explanations: dict[str, tuple[Tensor, tuple[float, float]]] = {
@@ -101,14 +108,14 @@ def wrong_affine(probe: Probe) -> list[str]:
 
 
 def wrong_statistics(probe: Probe) -> list[str]:
-    """Whether mean and deviation of the row are there at all."""
+    """Find out whether the norm uses the mean and the deviation of its row."""
     if _is_elementwise(probe):
         return ["each value is computed by itself: neither the mean nor the deviation of its row enters"]
     return _wrong_mean(probe) + (_wrong_scaling(probe) or _other_deviation(probe))
 
 
 def wrong_deviation(probe: Probe) -> list[str]:
-    """What rows of variance v are divided by, from 1e-12 to 1e6: a factor for large v, a constant for small, a form."""
+    """Fit the divisor of rows of variance 1e-12 to 1e6: its factor, its eps, and where the eps is added."""
     variance = torch.logspace(-12, 6, 37, dtype=torch.float64)  # (37,)
     x = variance.sqrt()[:, None] * probe.standard_rows(1, WIDTH)  # (37, C)
     y = probe(x)
@@ -131,11 +138,11 @@ def wrong_deviation(probe: Probe) -> list[str]:
 
 
 def ignored_eps(probe: Probe) -> list[str]:
-    """Whether another eps changes nothing, in rows that eps decides."""
+    """Find out whether another eps changes nothing, in rows so small that it should."""
     if not probe.subject.takes_eps:
         return []
-    x = EPS / 10 * probe.standard_rows(8, WIDTH)  # below any eps, of the variance or of the deviation
-    y = probe(x)  # nothing can be told from zeros, to which such rows may be rounded
+    x = EPS / 10 * probe.standard_rows(8, WIDTH)  # smaller than eps, of the variance or of the deviation
+    y = probe(x)  # all zeros if such rows are rounded away; they show nothing
     return ["the eps it is given is ignored"] if y.any() and torch.equal(probe(x, eps=100 * EPS), y) else []
 
 
@@ -184,7 +191,7 @@ def _other_deviation(probe: Probe) -> list[str]:
 
 
 class _Deviation(NamedTuple):
-    """A guess at what a row of variance v is divided by, q(v), from one factor a and one constant e."""
+    """A possible divisor q(v) of a row of variance v, with a factor a and a constant e."""
 
     mistake: str
     divisor: Callable[[Column, float, float], Column]  # q of v, a, e
@@ -225,3 +232,77 @@ def _wrong_eps(eps: float, deviation: _Deviation) -> list[str]:
         return ["eps is left out"]
     found = [deviation.mistake] if deviation.mistake else []
     return found if abs(eps / EPS - 1) < 0.05 else [*found, f"eps looks like {eps:.2g}, not {EPS:g}"]
+
+
+# Precision. LayerNorm does not change if a row is shifted or stretched (arXiv 1607.06450, section 5.1). Only the
+# rounding changes, which shows in how many bits a norm computes, whatever else it does.
+
+
+def narrow_statistics(probe: Probe) -> list[str]:
+    """Look for statistics of float32 rows in fewer bits than float32 has."""
+    doubled = _off_by_doubling(probe)
+    if doubled >= FLOAT16 / 8:
+        return []
+    shifted, stretched = shift_rounding(probe, 64.0, torch.float32, of_mean=True), _stretch_rounding(probe)
+    off = max(shifted, stretched)
+    if off >= FLOAT16 / 8 and _overflows(probe):
+        return ["statistics are kept in float16"]
+    if shifted < FLOAT16 / 8:  # few bits would tell in the mean too
+        is_approximate = stretched > max(APPROXIMATE, 8 * doubled)
+        return [f"the deviation is approximate, off by some {stretched:.0e} of it"] * is_approximate
+    narrow = "bfloat16" if off > 2.8 * FLOAT16 else "11 bits, as TF32 has"
+    return [f"statistics are kept in {narrow}"] if off < 8 * BFLOAT16 else []
+
+
+def narrow_half_statistics(probe: Probe, dtype: torch.dtype) -> list[str]:
+    """Look for statistics of float16 or bfloat16 rows in that dtype."""
+    if _off_by_doubling(probe) >= FLOAT16 / 8:
+        return []
+    is_narrow = shift_rounding(probe, 64.0, dtype, of_mean=True) >= PRECISIONS[dtype].result / 8
+    return [kept_in(dtype)] if is_narrow else []
+
+
+def kept_in(dtype: torch.dtype) -> str:
+    """Return the diagnosis of statistics in the dtype of the input."""
+    return f"statistics are kept in {dtype_name(dtype)} for {dtype_name(dtype)} input"
+
+
+def cancelling_variance(probe: Probe) -> list[str]:
+    """Look for rounding that grows as the square of the shift. With two passes or Welford it grows linearly."""
+    near, far = (shift_rounding(probe, shift, torch.float32) / 2**-24 for shift in (64.0, 1024.0))
+    if far > 100 and 5 * near < far < 60 * near:
+        return ["variance is a difference of squares, E[x^2] - E[x]^2, which cancels where the mean is large"]
+    return []
+
+
+def shift_rounding(probe: Probe, shift: float, dtype: torch.dtype, *, of_mean: bool = False) -> float:
+    """Return how much a shift of the row, itself exact at ``dtype``, changes the result, relative to the shift.
+
+    With ``of_mean``, ignore changes of scale of a whole row.
+    """
+    if dtype == torch.float32:
+        spacing, steps = 2**-10, 2**10  # a deviation of 1, in steps that float32 still holds beside the shift
+    else:
+        spacing, steps = shift * torch.finfo(dtype).eps, 2  # the finest steps that this dtype holds beside the shift
+    x = spacing * (steps * probe.normal(ROWS, LONG_WIDTH)).round()
+    plain, shifted = probe(x, dtype=dtype), probe(x + shift, dtype=dtype)
+    off = distance(rescaled(shifted, plain) if of_mean else shifted, plain)
+    return off * x.std(-1, correction=0).mean().item() / shift / ONE_ROUNDING
+
+
+def _off_by_doubling(probe: Probe) -> float:
+    """Return how much doubling a row changes the result. Doubling is exact in binary, so only other mistakes show."""
+    x = 10 * probe.standard_rows(ROWS, LONG_WIDTH)
+    return distance(probe(2 * x, dtype=torch.float32), probe(x, dtype=torch.float32))
+
+
+def _stretch_rounding(probe: Probe) -> float:
+    x = 10 * probe.standard_rows(1, LONG_WIDTH).expand(ROWS, LONG_WIDTH)
+    stretched = x * torch.linspace(1, 2, ROWS, dtype=torch.float64)[:, None]
+    return distance(probe(stretched, dtype=torch.float32), probe(x, dtype=torch.float32)) / ONE_ROUNDING
+
+
+def _overflows(probe: Probe) -> bool:
+    """Return True if the result is wrong for numbers that only float16 cannot hold."""
+    x = probe.standard_rows(ROWS, LONG_WIDTH)
+    return distance(probe(1e5 * x + 1e6, dtype=torch.float32), probe(x, dtype=torch.float32)) > 0.5
