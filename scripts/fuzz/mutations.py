@@ -1,4 +1,4 @@
-"""Ways to damage a checkpoint's files, from single bytes to structures: what fuzz_checkpoints.py feeds the readers.
+"""Ways to damage a checkpoint's files, from single bytes to structures: what checkpoints.py feeds the readers.
 
 A target is the name of a small checkpoint to start from, and a mutator that damages one of its files by chance.
 """

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from gpu import decoding, norms, parity
 from jinja2 import Environment, FileSystemLoader
 
-from gpu import decoding, norms, parity
 from minigpt.judge.parity_report import MOST_NOISE
 
 Row = dict[str, Any]
