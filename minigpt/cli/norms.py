@@ -9,7 +9,6 @@ from rich.table import Table
 import minigpt
 from minigpt.cli.files import console, print_json, progress, require_name, require_writable, write
 from minigpt.cli.options import AsJson, Device
-from minigpt.placement import resolve_dtype
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt norms[/]\n\n[bold]minigpt norms --check my_norm.py:MyNorm[/]\n\n"
@@ -28,6 +27,8 @@ def norms(
     as_json: AsJson = False,
 ) -> None:
     """List the registered norms, or check whether one is a LayerNorm."""
+    from minigpt.placement import resolve_dtype
+
     if check is None:
         if device is not None or html is not None or every_case:
             raise minigpt.ConfigError("--device, --all and --html are for --check NAME")

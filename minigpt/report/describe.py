@@ -78,7 +78,7 @@ def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
         "norm": _norm_names(checkpoint.norms),
         "norms": [_norm_ranges(site, tensors) for site in model.norm_sites()],
         "not finite": not_finite(tensors),
-        "decoding": path_of(model.to(next(iter(tensors.values())).dtype).eval()),
+        "decoding": path_of(model.to(next((tensor.dtype for tensor in tensors.values()), None)).eval()),
     }
 
 

@@ -6,7 +6,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from minigpt.errors import GenerationError
 from minigpt.generation import parse_settings
-from minigpt.generation.settings import SHAPES_A_DRAW, GenerationSettings
+from minigpt.generation.processors import PROCESSORS
+from minigpt.generation.settings import GenerationSettings
 from minigpt.serve.refusal import RefusalError
 
 MOST_NEW = 65536  # tokens of one text, which a sliding window could write without end
@@ -23,6 +24,10 @@ def _prompt(given: Any) -> Any:
     if not (isinstance(given, str) or (given and (is_ids or several))):
         raise ValueError("prompt must be a string, a list of strings, a list of token ids, or a list of such lists")
     return given
+
+
+def _shapes_draw(name: str) -> bool:
+    return name in PROCESSORS and PROCESSORS[name].shapes_draw
 
 
 def _unicode(text: str) -> str:
@@ -87,7 +92,7 @@ class Sampling(BaseModel):
         given = {name: value for name in self.OURS if (value := getattr(self, name)) is not None}
         temperature = 1.0 if self.temperature is None else self.temperature
         if temperature == 0:  # the likeliest token, whatever would have shaped a draw
-            given = {name: value for name, value in given.items() if name not in SHAPES_A_DRAW}
+            given = {name: value for name, value in given.items() if not _shapes_draw(name)}
         else:
             given |= {"do_sample": True, "temperature": temperature}
         if self.stop not in (None, []):

@@ -675,7 +675,7 @@ def test_several_texts_of_a_prompt_stand_side_by_side_and_read_it_once(
     out = generate(ours, batch, mask, **SAMPLED, seed=40, num_return_sequences=3)
     assert out[:, :-20].tolist() == batch.repeat_interleave(3, 0).tolist()
     assert out[:, -20:].tolist() == expected
-    assert shapes == [batch.shape, *[(9, 1)] * 19]
+    assert shapes == [batch.shape, *[(9, 1)] * 19]  # a replaced method takes the PyTorch path
 
 
 def test_without_a_cache_the_tokens_are_the_same(ours: GPT2) -> None:

@@ -221,7 +221,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "a bias too strong": ({"logit_bias": {"3": 101}}, 400, "logit_bias"),
     "too many texts": ({"n": 100, "prompt": ["a"] * 3}, 400, "n"),
     "a top_p of 0": ({"top_p": 0}, 400, "top_p"),
-    "an empty stop": ({"stop": [""]}, 400, None),
+    "an empty stop": ({"stop": [""]}, 400, "stop"),
     "a negative seed": ({"seed": -1}, 400, "seed"),
     "nothing left to choose": ({"suppress_tokens": list(range(300))}, 400, None),
 }

@@ -1,11 +1,11 @@
 """The page in a real browser: both texts stream, and nothing but this server is asked for anything."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import find_chromium
 from live import Live, live
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    executable = find_chromium()
+    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if executable is None:
         pytest.skip("there is no Chromium; apt-get install chromium")
     with sync_api.sync_playwright() as playwright:
