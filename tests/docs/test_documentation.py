@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from docs.blocks import as_notebook, commands_of, run_command, run_python, shown_after
+from docs.speed import table
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -52,3 +53,14 @@ def test_every_link_to_a_file_or_a_heading_resolves(page: Path) -> None:
 def test_the_notebook_is_the_tutorial() -> None:
     tutorial = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
     assert json.loads((ROOT / "docs" / "tutorial.ipynb").read_text(encoding="utf-8")) == as_notebook(tutorial)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/speed.md"])
+def test_the_figures_of_speed_are_those_of_the_results(page: str) -> None:
+    assert table() in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_every_result_is_cited() -> None:
+    cited = (ROOT / "docs" / "results" / "README.md").read_text(encoding="utf-8")
+    kept = [path.name for path in (ROOT / "docs" / "results").iterdir() if path.name != "README.md"]
+    assert [name for name in kept if f"({name})" not in cited] == []
