@@ -162,7 +162,7 @@ def run_cell(study: Study, cell: Cell, out: Path, say: Say, *, file: Path | None
     reports = out / REPORTS
     reports.mkdir(exist_ok=True)
     (reports / f"{slug(cell)}.json").write_text(json.dumps(fields, indent=2) + "\n")
-    text, distribution, speed = fields.get("text_perplexity") or {}, fields["distribution"], fields.get("speed") or {}
+    text, distribution, speed = fields.get("perplexity") or {}, fields["distribution"], fields.get("speed") or {}
     row = {
         **asdict(cell),
         "verdict": fields["verdict"],
