@@ -1,6 +1,6 @@
-"""minigpt: a GPT-2 small enough to read and exact enough to trust, on a LayerNorm that anyone can swap.
+"""minigpt: a GPT-2 small enough to read and exact enough to trust, with a LayerNorm that you can swap.
 
-Names are imported where they are first used, so that ``minigpt --help`` need not wait for PyTorch.
+Names are imported when they are first used, so that ``minigpt --help`` does not wait for PyTorch.
 """
 
 import importlib
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from minigpt import engine, generation, hf, model, norms, swap, testing
+    from minigpt import engine, generation, hf, model, norms, serve, swap, testing
     from minigpt.checkpoint import from_pretrained, load_norms, save_pretrained
     from minigpt.config import GPT2Config
     from minigpt.engine import GPT2, compile_steps
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
     from minigpt.generation import generate, stream
     from minigpt.judge.parity import ParityReport, parity
+    from minigpt.judge.perplexity import perplexity
     from minigpt.model.cache import KVCache
     from minigpt.norms import LayerNorm
     from minigpt.swap import fold_norms, swap_norms
@@ -34,12 +35,13 @@ _HOME = {
     "generate": "minigpt.generation",
     "load_norms": "minigpt.checkpoint",
     "parity": "minigpt.judge.parity",
+    "perplexity": "minigpt.judge.perplexity",
     "save_pretrained": "minigpt.checkpoint",
     "stream": "minigpt.generation",
     "swap_norms": "minigpt.swap",
 } | dict.fromkeys(("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"), "minigpt.errors")
 
-_MODULES = ("engine", "generation", "hf", "model", "norms", "swap", "testing")
+_MODULES = ("engine", "generation", "hf", "model", "norms", "serve", "swap", "testing")
 
 __all__ = [
     "GPT2",
@@ -64,7 +66,9 @@ __all__ = [
     "model",
     "norms",
     "parity",
+    "perplexity",
     "save_pretrained",
+    "serve",
     "stream",
     "swap",
     "swap_norms",
@@ -72,12 +76,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"minigpt.{name}")
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'minigpt' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"minigpt.{name}")
+        if name in _HOME:
+            return getattr(importlib.import_module(_HOME[name]), name)
+        raise AttributeError(f"module 'minigpt' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

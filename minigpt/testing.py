@@ -1,11 +1,11 @@
-"""For the test suites of those who write norms and kernels for them.
+"""Assertions for the test suites of people who write norms.
 
-In a suite that already runs pytest, one test a norm::
+With pytest, one test for a norm::
 
     def test_my_norm_is_a_layer_norm():
         minigpt.testing.assert_norm_parity(MyNorm)
 
-or one test a case, so that each is reported by its name::
+or one test for each case::
 
     @pytest.mark.parametrize("case", minigpt.testing.norm_cases())
     def test_my_norm(case):
@@ -30,19 +30,19 @@ def assert_norm_parity(
     seed: int = 0,
     compile_backend: str | None = None,
 ) -> None:
-    """Nothing, if ``norm`` is a LayerNorm; see ``minigpt.conformance.check_norm`` for what is asked of it.
+    """Assert that ``norm`` is a LayerNorm at every dtype, as ``minigpt.conformance.check_norm`` judges it.
 
     Args:
-        norm: as ``minigpt.norms.build`` takes it: a class, a registered name, "package.module:Name", ...
-        cases: a shell-style pattern, or several, over the names and groups of the cases: "float16, *", "gradients".
-        device: where to run it; by default CUDA where there is one, else the CPU.
-        seed: of the rows and weights; another seed asks the same of other numbers.
-        compile_backend: of torch.compile; by default inductor where it can compile for this device, else aot_eager.
+        norm: a norm, as ``minigpt.norms.build`` takes it: a class, a registered name, "package.module:Name", ...
+        cases: one or more shell-style patterns for names and groups of cases: "float16, *", "gradients".
+        device: where to run it; CUDA by default if there is one, else the CPU.
+        seed: of the rows and weights.
+        compile_backend: of torch.compile; inductor by default if it can compile for this device, else aot_eager.
 
     Raises:
-        AssertionError: it is not one. The message names what is wrong, then each failed case with its error and bound.
-        NormError: it cannot be judged: it is not found, cannot be built or run at all, or no case matches.
-        ConfigError: the device is unknown or absent.
+        AssertionError: if it is not. The message names the mistake, then each failed case with its error and bound.
+        NormError: if the norm is not found, cannot be built or run at all, or no case matches.
+        ConfigError: if the device is unknown or absent.
     """
     __tracebackhide__ = True  # pytest then points at the line of the test
     report = check_norm(norm, cases=cases, device=device, seed=seed, compile_backend=compile_backend)
@@ -51,5 +51,5 @@ def assert_norm_parity(
 
 
 def norm_cases() -> list[str]:
-    """The name of every case, as ``cases`` takes it."""
+    """Return the names of all cases, for ``cases``."""
     return case_names()

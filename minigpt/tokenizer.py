@@ -14,6 +14,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from minigpt.checkpoint import TOKENIZER_FILES, folder_of, locate
 from minigpt.checkpoint.files import CHAT_TEMPLATE, SPECIAL_TOKENS, TOKENIZER_CONFIG
+from minigpt.checkpoint.vocabulary import MOST_BYTES
 from minigpt.errors import CheckpointError, GenerationError, is_several, listing
 from minigpt.json_file import read_object
 
@@ -167,6 +168,9 @@ def _is_panic(error: BaseException) -> bool:
 
 
 def _backend(folder: Path) -> tokenizers.Tokenizer:
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file() and (size := (folder / name).stat().st_size) > MOST_BYTES:
+            raise CheckpointError(f"{folder / name} has {size:,} bytes; more than {MOST_BYTES:,} are not read")
     if (folder / "tokenizer.json").is_file():
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         backend.no_truncation()  # a file remembers how its last text was cut and filled; ours is to come back whole

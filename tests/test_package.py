@@ -25,7 +25,7 @@ PARAMETERS = {
 }
 
 needs_demo = pytest.mark.skipif(
-    not DEMO.is_dir(), reason="the demo model is not in this checkout: train_demo.py makes it"
+    not DEMO.is_dir(), reason="the demo model is not in this checkout: scripts/demo/train.py makes it"
 )
 
 # Run where nothing of the repository is at hand but what PYTHONPATH names.

@@ -467,3 +467,15 @@ def test_the_original_files_make_a_backend_of_their_own(tiny_original: Path) -> 
     backend = byte_level_bpe(tiny_original / "vocab.json", tiny_original / "merges.txt")
     assert backend.encode(END_OF_TEXT).ids == [0]
     assert backend.decode(backend.encode("the 狗").ids) == "the 狗"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "merges.txt", "chat_template.jinja"])
+def test_a_file_too_large_for_a_vocabulary_is_not_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_bpe(300).save(str(tmp_path / "tokenizer.json"))
+    largest = (tmp_path / "tokenizer.json").stat().st_size
+    (tmp_path / name).write_text((tmp_path / "tokenizer.json").read_text() + " ")
+    monkeypatch.setattr("minigpt.tokenizer.MOST_BYTES", largest)
+    with pytest.raises(CheckpointError, match=rf"{name} has {largest + 1:,} bytes; more than {largest:,} are not read"):
+        Tokenizer.from_pretrained(tmp_path)

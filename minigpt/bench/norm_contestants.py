@@ -1,4 +1,4 @@
-"""Who is timed: how each is made, and why somebody is absent."""
+"""The norms that are timed: how to build each, and why one is left out."""
 
 import contextlib
 import importlib.util
@@ -15,7 +15,7 @@ CONTESTANTS = ("torch", "compiled", "triton", "liger")
 
 
 def module_of(make: norms.NormSpec, width: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """Random scale and shift, the same for every contestant."""
+    """Build a norm with random scale and shift, the same for every contestant."""
     module: Any = norms.build(make, width)
     generator = torch.Generator().manual_seed(width)
     with torch.no_grad():
@@ -25,7 +25,7 @@ def module_of(make: norms.NormSpec, width: int, device: torch.device, dtype: tor
 
 
 def present(contestants: list[str], device: torch.device) -> tuple[dict[str, Any], dict[str, str]]:
-    """How to make each, and why those that cannot run here are not among them."""
+    """Return how to build each contestant, and why the others cannot run here."""
     known: dict[str, Any] = {
         "torch": "fused",
         "compiled": Compiled,
@@ -46,7 +46,7 @@ def present(contestants: list[str], device: torch.device) -> tuple[dict[str, Any
 
 @contextlib.contextmanager
 def strict_compiler() -> Iterator[None]:
-    """Compiled gradients can be taken again and again; and a compiler that gives up says so, and is not timed."""
+    """Let compiled gradients be taken repeatedly, and raise an error if the compiler gives up."""
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
 
@@ -55,10 +55,10 @@ def strict_compiler() -> Iterator[None]:
 
 
 class Compiled(norms.LayerNorm):
-    """The textbook's formula, through torch.compile: once for every number of rows, and anew for every width.
+    """The textbook norm under torch.compile: compiled once for all numbers of rows, and again for each width.
 
-    Left to itself, the compiler counts widths and numbers of rows together, and past eight of them runs the formula as
-    it stands, so that something else would be timed under its name.
+    Without the reset, the compiler counts widths and numbers of rows together. After eight of them it runs eagerly, and
+    the benchmark would time something else.
     """
 
     def __init__(self, normalized_shape: int, eps: float = 1e-5, bias: bool = True) -> None:
@@ -68,7 +68,7 @@ class Compiled(norms.LayerNorm):
 
 
 def in_float64(module: Any) -> nn.Module:
-    """The library's norm with the same numbers: the truth."""
+    """Return PyTorch's norm in float64 with the same weights."""
     truth: Any = norms.build("fused", tuple(module.weight.shape)).to(module.weight.device, torch.float64)
     with torch.no_grad():
         truth.weight.copy_(module.weight)

@@ -1,8 +1,7 @@
-"""How fast is a norm? Forward, backward, and with the residual addition, beside the speed of a copy.
+"""Time norms: forward, backward, and with the residual addition.
 
-A norm that reads and writes each element once cannot be faster than the memory. So every time is also told as bytes a
-second, and as a share of what a plain copy of as many bytes as the input has reaches in the same run. Several inputs
-take turns, more than a cache holds, as far as their size allows.
+A norm cannot be faster than memory. So every time is also given in bytes a second, and as a share of the rate of a
+plain copy of the input in the same run. Several inputs take turns, so that no cache holds them.
 """
 
 import contextlib
@@ -28,18 +27,23 @@ from minigpt.placement import dtype_name, require_values, resolve_device, resolv
 WIDTHS = (768, 1024, 1280, 1600, 4096, 8192)
 ROWS = {"cuda": (1, 64, 1024, 16_384, 65_536, 262_144), "cpu": (1, 64, 1024)}
 PASSES = ("forward", "backward", "add_norm")
-COLD, MOST_INPUTS = 2**28, 16  # inputs take turns until they have this many bytes, or are this many
-# Rows. Of more, float64 copies would not fit, and on a CPU gradients of weights, summed in the dtype, would be off.
+COLD, MOST_INPUTS = 2**28, 16  # bytes and number of the inputs that take turns; the smaller limit holds
+# Rows that are checked. For more, float64 copies would not fit, and a CPU's sums over rows in the dtype would be off.
 CHECKED = {"cuda": 4096, "cpu": 64}
-STREAMS = {"forward": 2, "backward": 3, "add_norm": 4}  # tensors of the input's size that have to be read or written
-TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}  # of the largest
+STREAMS = {"forward": 2, "backward": 3, "add_norm": 4}  # tensors of the input's size that are read or written
+TOLERANCES = {
+    torch.float64: 1e-12,
+    torch.float32: 2e-5,
+    torch.bfloat16: 4e-2,
+    torch.float16: 5e-3,
+}  # relative to the largest value
 
 
 class NotTimed(NormError):
-    """A contestant whose results are wrong, of which a time would say nothing.
+    """Raised if a contestant's results are wrong.
 
     Attributes:
-        norm: its name.
+        norm: the contestant's name.
     """
 
     def __init__(self, message: str, norm: str = "") -> None:
@@ -49,10 +53,10 @@ class NotTimed(NormError):
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """One contestant at one shape. Times are medians, milliseconds; rates are 10^9 bytes a second.
+    """One contestant at one shape: median times in milliseconds, rates in 10^9 bytes a second.
 
-    ``ms`` is what the device takes; ``call_ms`` what a caller waits who makes one call after another, which on a GPU is
-    more for as long as Python cannot keep up with it.
+    ``ms`` is the device's time. ``call_ms`` is the caller's time for one of many calls in a row. On a GPU it
+    is longer if Python is slower than the device.
     """
 
     norm: str
@@ -69,16 +73,16 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class NormBench:
-    """What was measured, and on what."""
+    """The timings, and the machine."""
 
     device: str
     dtype: str
     versions: dict[str, Any]
-    absent: dict[str, str]  # contestants that could not run, and why
+    absent: dict[str, str]  # contestants that cannot run here, and why
     timings: list[Timing]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON's own types."""
+        """Return the fields as JSON types."""
         return dataclasses.asdict(self)
 
 
@@ -93,19 +97,23 @@ def bench_norms(
     repeats: int = 20,
     progress: Progress | None = None,
 ) -> NormBench:
-    """Time norms in turns, after checking that each gives LayerNorm in float64 to within the dtype's rounding.
+    """Time norms in turns, after a check that each equals LayerNorm in float64 to within the dtype's rounding.
 
     Args:
-        contestants: "torch" (its layer_norm), "compiled" (the textbook's formula through torch.compile), "liger", or
-            whatever ``norms.build`` takes. One of the four that cannot run here is left out, and ``absent`` says why.
-        rows: by default 1 to 262,144 on CUDA and fewer on a CPU.
-        passes: of "forward", "backward" and "add_norm".
-        dtype: by default bfloat16 on CUDA and float32 on a CPU.
-        repeats: rounds; each contestant is timed once a round.
+        contestants: "torch" (its layer_norm), "compiled" (the textbook norm under torch.compile), "liger", or any norm
+            that ``norms.build`` takes. "triton" and "liger" are left out if they cannot run here; ``absent`` says why.
+        widths: numbers in a row.
+        rows: numbers of rows; by default 1 to 262,144 on CUDA and fewer on a CPU.
+        passes: any of "forward", "backward" and "add_norm".
+        device: CUDA by default if there is one, else the CPU.
+        dtype: bfloat16 on CUDA by default, and float32 on a CPU.
+        repeats: rounds; each contestant is timed once in a round.
+        progress: called with the name of each step, and the share of steps done.
 
     Raises:
-        NormError: a contestant is unknown, or its results are wrong (then it is ``NotTimed``).
-        ConfigError: the device is absent, or a pass, width, number of rows or of repeats is none.
+        NormError: if a contestant is unknown.
+        NotTimed: if its results are wrong.
+        ConfigError: if the device is absent, or a pass, a width, or a number of rows or repeats is out of range.
     """
     device = resolve_device(device)
     require_values(device)
@@ -159,26 +167,26 @@ def _timing(
 
 
 def _clocked(call: Callable[[], object], device: torch.device) -> Callable[[], tuple[float, float]]:
-    """Gives seconds a call on the device, and seconds a call for the caller: means over enough calls for a clock."""
+    """Return a function that measures seconds a call for the device and for the caller, over many calls."""
     call()
     loops = max(1, min(100, math.ceil(2e-3 / max(wall_seconds(call, 1, device), 1e-7))))
 
     def clocked() -> tuple[float, float]:
         waited = wall_seconds(call, loops, device)
-        # A GPU's own clock is fine enough for fewer calls.
+        # A GPU's own clock needs fewer calls.
         return gpu_seconds(call, min(20, loops), device) if device.type == "cuda" else waited, waited
 
     return clocked
 
 
 def _in_turn(calls: list[Callable[[], object]]) -> Callable[[], object]:
-    """The next of these at every call."""
+    """Return a function that calls the next of these each time."""
     following = itertools.cycle(calls)
     return lambda: next(following)()
 
 
 def _call(computes: str, module: nn.Module, x: Tensor, other: Tensor) -> Callable[[], Any]:
-    """One pass: of ``x``; with ``other`` as the gradient that arrives; or of ``x + other``."""
+    """Return a function that runs one pass. ``other`` is the incoming gradient, or what is added to ``x``."""
     if computes == "forward":
         return torch.no_grad()(lambda: module(x))
     if computes == "add_norm":

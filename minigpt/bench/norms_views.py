@@ -1,4 +1,4 @@
-"""The timings of norms as a table and as a plot."""
+"""The timings of norms, as a table and as a plot."""
 
 from pathlib import Path
 from typing import Any
@@ -9,17 +9,17 @@ from rich.text import Text
 
 from minigpt.bench.norms import PASSES
 from minigpt.errors import MiniGPTError
-from minigpt.report.page.charts import require_matplotlib
+from minigpt.report.charts import require_matplotlib
 
 FORMATS = (".png", ".svg", ".pdf")
 
 
 def norms_table(bench: dict[str, Any]) -> RenderableType:
-    """One line for each shape and pass, one column for each contestant: median time, and share of a copy's rate."""
+    """Return a line for each shape and pass, and a column for each contestant: time, rate, share of a copy's rate."""
     names = list(dict.fromkeys(timing["norm"] for timing in bench["timings"]))
     table = Table("width", "rows", "computes", *names, box=None, pad_edge=False)
     lines: dict[tuple[int, int, str], dict[str, str]] = {}
-    is_gpu = bench["device"] != "cpu"  # on which a call from Python may take longer than its work
+    is_gpu = bench["device"] != "cpu"  # where a call from Python may take longer than its work
     for timing in bench["timings"]:
         cell = f"{timing['ms']:.4g} ms  {timing['gb_per_s']:.4g} GB/s  {timing['share_of_copy']:.2f}"
         cell += f"  {timing['call_ms']:.4g} ms a call" * is_gpu
@@ -32,23 +32,23 @@ def norms_table(bench: dict[str, Any]) -> RenderableType:
 
 
 def require_plot(file: Path | None) -> None:
-    """Refuse a plot that could not be drawn, before minutes of work are lost on it.
+    """Check that a plot can be drawn, before the benchmark runs.
 
     Raises:
-        MiniGPTError: matplotlib is missing, the ending is unknown, or there is no such folder.
+        MiniGPTError: if matplotlib is missing, the suffix is unknown, or the folder does not exist.
     """
     if file is None:
         return
     require_matplotlib()
     if file.suffix not in FORMATS or not file.absolute().parent.is_dir():
-        raise MiniGPTError(f"cannot draw {file}: it must end in {', '.join(FORMATS)} and lie in a folder that exists")
+        raise MiniGPTError(f"cannot draw {file}: its name must end in {', '.join(FORMATS)} and its folder must exist")
 
 
 def norms_plot(bench: dict[str, Any], file: Path) -> None:
-    """Share of a copy's rate over the number of rows: a panel for each pass, a line for each contestant and width.
+    """Draw the share of a copy's rate over rows: a panel for each pass, a line for each contestant and width.
 
     Raises:
-        MiniGPTError: the file cannot be written.
+        MiniGPTError: if the file cannot be written.
     """
     from matplotlib.figure import Figure
 

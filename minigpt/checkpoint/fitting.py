@@ -32,7 +32,7 @@ def require_fitting(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], p
         CheckpointError: some are missing, unexpected, of another shape, or of a dtype that no model computes in.
     """
     complaints = misfits(given, wanted)
-    known = {name: given[name].dtype for name in given.keys() & wanted.keys()}
+    known = {name: given[name].dtype for name in given.keys() & wanted.keys() if wanted[name].is_floating_point()}
     strange = [f"{name} is {dtype_name(dtype)}" for name, dtype in known.items() if not _computes_in(dtype)]
     if strange:
         complaints.append(f"of a dtype other than {', '.join(DTYPES)}: {listing(strange)}")
@@ -70,7 +70,7 @@ def only_dtype(tensors: Mapping[str, Tensor], place: Path) -> torch.dtype:
     Raises:
         CheckpointError: they have several, or there are none.
     """
-    dtypes = {tensor.dtype for tensor in tensors.values()}
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.ndim}  # a norm may count its calls
     if not dtypes:
         raise CheckpointError(f"{place} holds no tensors")
     if len(dtypes) > 1:

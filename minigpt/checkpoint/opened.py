@@ -11,12 +11,14 @@ from minigpt.checkpoint.containers import Contents
 from minigpt.checkpoint.files import CONFIG, config_file, folder_of
 from minigpt.checkpoint.fitting import require_affordable
 from minigpt.checkpoint.formats import Format, Tensors, recognise
+from minigpt.checkpoint.frozen_norms import is_frozen, unscaled
 from minigpt.checkpoint.read import read_contents
 from minigpt.checkpoint.translate import as_ours, without_wrappers
 from minigpt.checkpoint.vocabulary import with_known_vocabulary
 from minigpt.config import GPT2Config
 from minigpt.errors import ConfigError
 from minigpt.json_file import read_object
+from minigpt.swap.saved import Pairs, without_norms
 
 HPARAMS = "hparams.json"  # OpenAI's
 
@@ -30,12 +32,14 @@ class Checkpoint:
         form: the family it is of.
         config: the shape of its model.
         tensors: by our names, in our layout; whether they are all, and of the right shape, has not been asked yet.
+        norms: by patterns of sites, those that config.json names.
     """
 
     place: Path
     form: Format
     config: GPT2Config
     tensors: dict[str, Tensor]
+    norms: Pairs
 
 
 def open_checkpoint(place: Path, *, ignore_heads: bool = False) -> Checkpoint:
@@ -51,20 +55,24 @@ def open_checkpoint(place: Path, *, ignore_heads: bool = False) -> Checkpoint:
     contents = read_contents(place)
     tensors = without_wrappers(contents.tensors)
     form = recognise(tensors)
-    config, has_biases = _config(place, contents, form, tensors)
+    config, has_biases, norms = _config(place, contents, form, tensors)
     require_affordable(config, tensors, place)
     config = with_known_vocabulary(config, folder_of(place))
     ours = as_ours(tensors, form, config, has_biases=has_biases, ignore_heads=ignore_heads)
-    return Checkpoint(place, form, config, ours)
+    if is_frozen(config.layer_norm_epsilon):
+        ours, norms = unscaled(ours, config.layer_norm_epsilon), [("*", "frozen")]
+        config = dataclasses.replace(config, layer_norm_epsilon=GPT2Config.layer_norm_epsilon)
+    return Checkpoint(place, form, config, ours, norms)
 
 
-def _config(place: Path, contents: Contents, form: Format, tensors: Tensors) -> tuple[GPT2Config, bool | None]:
-    """The config, and whether it says that there are biases."""
+def _config(place: Path, contents: Contents, form: Format, tensors: Tensors) -> tuple[GPT2Config, bool | None, Pairs]:
+    """Return the config, whether it says that there are biases, and the norms that it names."""
     path, fields = _fields(place, contents, form)
+    fields, norms = without_norms(fields)
     try:
         if form.fields is not None and _is_theirs(fields, form.fields.keys() | {form.bias_field}):
-            return form.config(fields, tensors), _has_biases(fields, form.bias_field)
-        return GPT2Config.from_dict(fields), None
+            return form.config(fields, tensors), _has_biases(fields, form.bias_field), norms
+        return GPT2Config.from_dict(fields), None, norms
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 

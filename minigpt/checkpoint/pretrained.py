@@ -1,6 +1,7 @@
 """Checkpoint -> model. Strict: every parameter is written exactly once, or none is."""
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from minigpt import norms
 from minigpt.checkpoint.fitting import only_dtype, require_finite, require_fitting
 from minigpt.checkpoint.locate import locate
-from minigpt.checkpoint.opened import open_checkpoint
+from minigpt.checkpoint.opened import Checkpoint, open_checkpoint
 from minigpt.checkpoint.read import read_tensors
 from minigpt.checkpoint.translate import translate
 from minigpt.engine import GPT2
@@ -19,14 +20,17 @@ from minigpt.engine.pages import MappedFiles
 from minigpt.errors import ConfigError, NormError
 from minigpt.model.checks import check_gpt2, check_weights
 from minigpt.model.conv1d import Conv1D
+from minigpt.norms.foreign.adapt import KEEP
 from minigpt.placement import dtype_name, resolve_device, resolve_dtype
-from minigpt.swap.sites import require_own_parameters, swap_norms
+from minigpt.swap.saved import Norms, Pairs, as_pairs, is_registered, norm_at, require_registered
+from minigpt.swap.sites import require_own_parameters, require_patterns, swap_norms
 
 
 def from_pretrained(
     source: str | Path = "demo",
     *,
-    norm: norms.NormSpec = "fused",
+    norm: Norms = "fused",
+    keep: Collection[str] = KEEP,
     attention: str = "sdpa",
     arithmetic: str = "fast",
     device: str | torch.device | None = None,
@@ -46,7 +50,11 @@ def from_pretrained(
 
     Args:
         source: a directory, a file of weights with its config beside it, a Hugging Face repository id, or "demo".
-        norm, attention, arithmetic: as ``GPT2`` takes them.
+        norm: as ``GPT2`` takes it, or a dict from patterns of sites to norms. The default leaves the norms that the
+            checkpoint names. If one of those is not registered, it must be named here again, since a file never makes
+            code run; it then stands where the checkpoint has it, and nowhere else.
+        keep: as ``swap_norms`` takes it.
+        attention, arithmetic: as ``GPT2`` takes them.
         device: None is CUDA where there is one, else the CPU.
         dtype: float32, bfloat16, float16 or float64; None keeps the checkpoint's own.
         quantize: "int8" holds the weights that multiply in eight bits, a scale for each output channel, on the CPU.
@@ -58,7 +66,7 @@ def from_pretrained(
     Raises:
         CheckpointError: the source cannot be found, fetched or read, or does not hold exactly this model's tensors.
         ConfigError: the config, dtype, device, quantize, attention or arithmetic cannot be honoured.
-        NormError: the norm is unknown or does not fit.
+        NormError: if the norm is unknown or does not fit, or the checkpoint names one that is not registered.
     """
     _require_quantizable(quantize, arithmetic)
     device, dtype = resolve_device("cpu" if quantize and device is None else device), resolve_dtype(dtype)
@@ -66,15 +74,58 @@ def from_pretrained(
     checkpoint = open_checkpoint(place, ignore_heads=ignore_heads)
     with torch.device("meta"):  # shapes only: the parameters come from the file
         model = GPT2(checkpoint.config, attention=attention, arithmetic=arithmetic)
-    require_fitting(checkpoint.tensors, dict(model.named_parameters()), place)
+    asked = [] if norm == "fused" else as_pairs(norm)
+    require_patterns(pattern for pattern, _ in asked)
+    trained = put_norms(model, checkpoint, asked)
+    require_fitting(checkpoint.tensors, loadable(model, checkpoint), place)
     if check_finite:
         require_finite(checkpoint.tensors, place)
     _install(model, checkpoint.tensors, device, dtype or only_dtype(checkpoint.tensors, place))
     if check_finite and dtype is not None and device.type != "meta":
         require_finite(dict(model.named_parameters()), place, f", once they are {dtype_name(dtype)}")
-    if norm != "fused":
-        swap_norms(model, norm)
+    for site in trained:
+        model.get_submodule(site).to(device, model.wte.weight.dtype)  # what of it is not in the checkpoint
+    there = {norms.name_of(norm) for norm in trained.values()}
+    for pattern, other in asked:
+        if norms.name_of(other) not in there:
+            swap_norms(model, other, pattern, keep)
     return quantize_int8(model.eval()) if quantize else model.eval()
+
+
+def put_norms(model: GPT2, checkpoint: Checkpoint, asked: Pairs) -> dict[str, norms.NormSpec]:
+    """Build the norms that a checkpoint names, where they are not LayerNorm; return them by site.
+
+    A norm that is not registered is built as the caller names it, in ``asked``. What it keeps beside its class of the
+    model's scale and shift is what the checkpoint has.
+
+    Raises:
+        NormError: if the caller does not name it, or it cannot be built.
+    """
+    built: dict[str, norms.NormSpec] = {}
+    for site in model.norm_sites():
+        norm = norm_at(checkpoint.norms, site)
+        if norm in (None, "fused"):
+            continue
+        if not is_registered(norm):
+            norm = norm_at(asked, site) or norm
+            if not norm_at(asked, site):
+                require_registered(norm)
+        roles = {"scale": f"{site}.weight", "shift": f"{site}.bias"}
+        keep = [what for what, name in roles.items() if name in checkpoint.tensors]
+        with torch.device("cpu"):  # a class computes its first values, which are not all in the checkpoint
+            module = norms.build(
+                norm, model.config.n_embd, eps=model.config.layer_norm_epsilon, bias="shift" in keep, keep=keep
+            )
+        model.set_submodule(site, module)
+        built[site] = norm
+    return built
+
+
+def loadable(model: GPT2, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return what a checkpoint must hold for ``model``; it may hold buffers that are None until they are needed."""
+    buffers = [(f"{path}.{name}", own) for path, part in model.named_modules() for name, own in part._buffers.items()]
+    empty = [name for name, own in buffers if own is None]
+    return model.state_dict() | {name: checkpoint.tensors[name] for name in empty if name in checkpoint.tensors}
 
 
 def _require_quantizable(quantize: str | None, arithmetic: str) -> None:
@@ -99,7 +150,8 @@ def load_norms(
     """
     check_gpt2(model)
     check_weights(model, "load into", NormError)
-    require_own_parameters(model, model.norm_sites())
+    for site, norm in model.norm_modules().items():
+        require_own_parameters(site, norm)
     place = locate(source, revision=revision, local_files_only=local_files_only)
     wanted = norm_parameters(model)
     any_head = dataclasses.replace(model.config, tie_word_embeddings=False)
@@ -136,4 +188,7 @@ def _install(model: GPT2, tensors: dict[str, Tensor], device: torch.device, dtyp
         else:
             placed = tensor.to(device, dtype)
         files.give_back(tensor, placed)
-        module.register_parameter(parameter, nn.Parameter(placed))
+        if parameter in module._buffers:
+            setattr(module, parameter, placed if tensor.is_floating_point() else tensor.to(device))
+        else:
+            module.register_parameter(parameter, nn.Parameter(placed))

@@ -13,11 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from minigpt import norms
 from minigpt.checkpoint.atomic import REPLACED, replacing, resolved
 from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, INDEX, SAFETENSORS, TOKENIZER_FILES
 from minigpt.checkpoint.fitting import misfits
-from minigpt.checkpoint.pretrained import norm_parameters
 from minigpt.checkpoint.translate import PREFIX
 from minigpt.engine import GPT2
 from minigpt.engine.packed import unchanged
@@ -25,8 +23,8 @@ from minigpt.errors import CheckpointError, listing
 from minigpt.model.attention import score_scale
 from minigpt.model.checks import check_gpt2, check_weights
 from minigpt.model.mlp import activation
-from minigpt.norms.foreign.adapt import other_eps
 from minigpt.placement import dtype_name
+from minigpt.swap.saved import as_pairs, eps_unsaid, norm_at, norm_fields
 
 MAX_SHARD_BYTES = 5 * 10**9
 
@@ -48,10 +46,12 @@ def save_pretrained(
 ) -> None:
     """Write config.json, generation_config.json, model.safetensors and the tokenizer's files into ``directory``.
 
-    ``transformers.AutoModelForCausalLM`` loads it with the same logits, as far as the model's norms are LayerNorm with
-    the config's eps, and its activations and scales the config's: a checkpoint has no word for others, and where such
-    are known to be there a warning says so. A tied head is not written twice. What the folder held of an earlier
-    checkpoint is replaced at one moment, when all of the new one is on disk: see ``checkpoint/atomic.py``.
+    ``transformers.AutoModelForCausalLM`` loads it with the same logits if all norms are LayerNorm. A model with other
+    norms is saved as a "minigpt-gpt2", which transformers does not take for a GPT-2. Its config.json names the norms:
+    ``from_pretrained`` builds the registered ones again, and others if the caller names them. A warning says if an eps,
+    an activation or a scale of attention is not the config's, since a checkpoint has no field for it. A tied head is
+    not written twice. What the folder held of an earlier checkpoint is replaced at one moment, when all of the new one
+    is on disk: see ``checkpoint/atomic.py``.
 
     Args:
         model: its parameters are on any device but meta.
@@ -62,21 +62,23 @@ def save_pretrained(
         generation_config: settings for generation_config.json, beside the config's own ids of tokens.
 
     Raises:
-        ConfigError: the model is no GPT2.
-        CheckpointError: a norm has a parameter that no GPT-2 has, the model has other layers, shapes only (device
-            "meta") or weights in eight bits, the tokenizer cannot save itself, or the directory cannot be written.
+        ConfigError: if the model is not a GPT2.
+        CheckpointError: if the model has other layers, shapes only (device "meta") or weights in eight bits, the
+            tokenizer cannot save itself, or the directory cannot be written.
     """
     _require_savable(model, directory, tokenizer, max_shard_bytes)
     settings = _generation_settings(model, generation_config)
     tensors = _saved_tensors(model)
-    _require_whole(model, tensors)
-    for unsaid in (_other_norms(model), _other_eps(model), _other_functions(model)):
+    of_norms = norm_fields(model)
+    _require_whole(model, tensors, of_norms.get("norm", []))
+    for unsaid in (_other_eps(model), _other_functions(model)):
         if unsaid is not None:
             logging.getLogger("minigpt").warning("what is saved does not say %s", unsaid)
+    fields = model.config.to_dict() | {"dtype": dtype_name(model.wte.weight.dtype)} | of_norms
     try:
         with replacing(Path(directory), REPLACED + (() if tokenizer is None else TOKENIZER_FILES)) as folder:
             _write_weights(folder, tensors, max_shard_bytes)
-            _write_json(folder / CONFIG, model.config.to_dict() | {"dtype": dtype_name(model.wte.weight.dtype)})
+            _write_json(folder / CONFIG, fields)
             _write_json(folder / GENERATION_CONFIG, settings)
             if tokenizer is not None:
                 tokenizer.save(folder)
@@ -111,7 +113,6 @@ def _require_savable(model: GPT2, directory: str | Path, tokenizer: object, max_
         raise CheckpointError(f"max_shard_bytes must be a whole number, 1 or more, not {max_shard_bytes!r}")
     if not (tokenizer is None or isinstance(tokenizer, SavesItself)):
         raise CheckpointError(f"the tokenizer is a {type(tokenizer).__name__}; take minigpt.Tokenizer.from_pretrained")
-    _require_only_a_gpt2s(model)
 
 
 def _generation_settings(model: GPT2, given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -173,35 +174,22 @@ def _shards(tensors: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tens
     yield shard
 
 
-def _require_only_a_gpt2s(model: GPT2) -> None:
-    found = {f"{site}.{name}" for site, norm in model.norm_modules().items() for name in norm.state_dict()}
-    foreign = {_unwrapped(name) for name in found} - norm_parameters(model).keys()
-    if foreign:
-        raise CheckpointError(
-            f"a GPT-2 checkpoint has no place for {listing(foreign)}; swap those norms back, or keep the state_dict"
-        )
+def _require_whole(model: GPT2, tensors: Mapping[str, Tensor], named: Any) -> None:
+    """Check that the tensors are a GPT-2's of this config, except those of norms that the config has ``named``.
 
-
-def _require_whole(model: GPT2, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse what no GPT-2 of this config would be loaded from."""
+    Raises:
+        CheckpointError: the message names what is missing, unexpected or of another shape.
+    """
     with torch.device("meta"):
         wanted = {_saved_name(name): tensor for name, tensor in GPT2(model.config).state_dict().items()}
-    if complaints := misfits(tensors, wanted):
-        raise CheckpointError(f"this is no GPT-2 of its config: {'; '.join(complaints)}; keep the state_dict")
-
-
-def _other_norms(model: GPT2) -> str | None:
-    parts = {type(part) for norm in model.norm_modules().values() for part in norm.modules()}
-    known = {info.cls: (name, info.exact) for name, info in norms.available().items()}
-    nearest = [next((known[cls] for cls in part.__mro__ if cls in known), ("", True)) for part in parts]
-    others = ", ".join(sorted(name for name, exact in nearest if not exact))
-    theirs = "LayerNorm, or what from_pretrained(..., norm=...) or swap_norms is asked for"
-    return f"that norms of this model are {others}: whoever loads it gets {theirs}" if others else None
+    others = tuple(_saved_name(f"{site}.") for site in model.norm_sites() if norm_at(as_pairs(named), site))
+    both = ({name: tensor for name, tensor in one.items() if not name.startswith(others)} for one in (tensors, wanted))
+    if complaints := misfits(*both):
+        raise CheckpointError(f"the model is not a GPT-2 of its config: {'; '.join(complaints)}; keep the state_dict")
 
 
 def _other_eps(model: GPT2) -> str | None:
-    of_config = model.config.layer_norm_epsilon
-    others = {site: eps for site, norm in model.norm_modules().items() if (eps := other_eps(norm, of_config))}
+    others, of_config = eps_unsaid(model), model.config.layer_norm_epsilon
     values = ", ".join(f"{eps:g}" for eps in sorted({eps for found in others.values() for eps in found}))
     said = f"that eps is {values} at {listing(others)}: whoever loads it gets the config's, {of_config:g}"
     return said if others else None

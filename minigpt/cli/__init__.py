@@ -1,8 +1,11 @@
-"""The command line, one file a command: parse, call, print. Nothing is computed here.
+"""The command line: one file a command, which parses, calls and prints. Nothing is computed here.
 
-Nothing heavy is imported before it is needed.
+To add a command, write ``cli/NAME.py`` with a function NAME, whose parameters are the command's arguments and options,
+and a text EXAMPLES, which ends its help; then add NAME to COMMANDS. Import heavy packages inside the function, so that
+``minigpt --help`` does not wait for them.
 """
 
+import importlib
 import io
 import os
 import signal
@@ -12,8 +15,9 @@ from typing import Annotated, Any
 import typer
 
 import minigpt
-from minigpt.cli import bench, convert, generate, info, norms, parity
 from minigpt.errors import MiniGPTError
+
+COMMANDS = ("generate", "parity", "norms", "bench", "convert", "info", "perplexity", "serve", "finetune", "study")
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -33,25 +37,30 @@ def _main(
     """A GPT-2 small enough to read and exact enough to trust, on a LayerNorm that you can swap."""
 
 
-app.command(epilog=generate.EXAMPLES)(generate.generate)
-app.command(epilog=parity.EXAMPLES)(parity.parity)
-app.command(epilog=norms.EXAMPLES)(norms.norms)
-app.add_typer(bench.bench, name="bench")
-app.command(epilog=convert.EXAMPLES)(convert.convert)
-app.command(epilog=info.EXAMPLES)(info.info)
+def _add(name: str) -> None:
+    module = importlib.import_module(f"minigpt.cli.{name}")
+    command = getattr(module, name)
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
+    else:
+        app.command(epilog=module.EXAMPLES)(command)
+
+
+for _name in COMMANDS:
+    _add(_name)
 
 
 def main() -> None:
-    """Run the command line, and exit.
+    """Run the command line and exit.
 
-    The status is 0 when it is done; 1 when parity does not hold, or a norm is no LayerNorm; 2 after an error, which is
-    one line on standard error; 130 when it was interrupted.
+    The status is 0 if all is well; 1 if parity does not hold or a norm is not a LayerNorm; 2 after an error, which is
+    one line on standard error; 130 after an interrupt.
     """
     if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads our output may have seen enough: end quietly
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as head may close the pipe: end quietly
     _require_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character still shows the others
+        sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
     try:
         status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         sys.stdout.flush()
@@ -67,14 +76,14 @@ def main() -> None:
             raise
         _fail(f"there is not enough memory for this: {str(error).strip().partition(chr(10))[0] or 'none is left'}")
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would try, and fail, to write the rest at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python fails to write the rest at exit
         _fail(f"{error.filename or 'cannot write the output'}: {error.strerror}")
 
 
 def _require_streams() -> None:
-    """Refuse to work for a reader that is not there.
+    """End if standard output is closed.
 
-    A closed stream is None, and its number would be that of the next file opened, which would be written into.
+    The number of a closed stream goes to the next file that is opened, which prints would then damage.
     """
     closed = {name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None}
     while (place := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -83,16 +92,16 @@ def _require_streams() -> None:
     if "stderr" in closed:
         sys.stderr = open(2, "w", errors="replace", closefd=False)  # noqa: SIM115  (as long as the process lives)
     if "stdout" in closed:
-        _fail("standard output is closed; send it to /dev/null if nobody is to read it")
+        _fail("standard output is closed; redirect it to /dev/null to discard it")
 
 
 def _is_of_memory(error: Exception) -> bool:
-    """PyTorch has an error of its own for a GPU's memory, and none for the processor's."""
+    """PyTorch has an error class for a GPU's memory, but not for the main memory."""
     of_memory = ("out of memory", "can't allocate memory", "Cannot allocate memory")
     return isinstance(error, MemoryError) or any(words in str(error) for words in of_memory)
 
 
-_UsageError: Any = typer.BadParameter.__base__  # of click, which typer carries within itself or beside it
+_UsageError: Any = typer.BadParameter.__base__  # click's, which typer bundles or imports
 
 
 def _fail(message: str) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli import bench_norms
+from minigpt.cli import bench_norms, bench_serve
 from minigpt.cli.files import progress, require_writable, show
 from minigpt.cli.options import SOURCE, JsonFile, Quantize
 from minigpt.errors import ConfigError
@@ -63,3 +63,4 @@ def generate(
 
 
 bench.command(epilog=bench_norms.EXAMPLES)(bench_norms.norms)
+bench.command(epilog=bench_serve.EXAMPLES)(bench_serve.serve)

@@ -1,4 +1,4 @@
-"""minigpt bench norms: how fast is each, and how near to a plain copy?"""
+"""minigpt bench norms: time norms beside a plain copy."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from minigpt.cli.options import Device, JsonFile
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt bench norms[/]\n\n[bold]minigpt bench norms --width 768 --rows 1024 --json -[/]\n\n"
-    "Contestants: torch, compiled, triton, liger, or any norm that --norm takes elsewhere."
+    "Contestants: torch, compiled, triton, liger, or any norm that minigpt parity --norm takes."
 )
 
 
@@ -18,15 +18,13 @@ def norms(
     norm: Annotated[list[str] | None, typer.Option(help="A contestant; may be repeated.")] = None,
     width: Annotated[list[int] | None, typer.Option(help="Numbers in a row; may be repeated.")] = None,
     rows: Annotated[list[int] | None, typer.Option(help="Rows; may be repeated.")] = None,
-    repeats: Annotated[int, typer.Option(help="Rounds in which each is timed once; 2 or more.")] = 20,
+    repeats: Annotated[int, typer.Option(help="Rounds; each norm is timed once in a round; 2 or more.")] = 20,
     device: Device = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Of the rows; by default bfloat16 on CUDA, and float32 elsewhere.")
-    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the rows; bfloat16 on CUDA by default, else float32.")] = None,
     json_file: JsonFile = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw them here: .png, .svg or .pdf.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot to this file: .png, .svg or .pdf.")] = None,
 ) -> None:
-    """Time norms in turns: forward, backward, and with the residual addition; results are checked first."""
+    """Time norms in turns: forward, backward, and with the residual addition. Wrong results are not timed."""
     from minigpt.bench import norms as bench
     from minigpt.bench.norms_views import norms_plot, norms_table, require_plot
     from minigpt.norms.foreign.locate import file_of

@@ -8,7 +8,7 @@ import typer
 
 import minigpt
 from minigpt.cli.files import progress
-from minigpt.cli.options import SOURCE, CheckFinite, Dtype, IgnoreHeads, Revision
+from minigpt.cli.options import SOURCE, CheckFinite, Dtype, IgnoreHeads, Keep, Norm, Revision, parse_keep
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt convert out/ckpt.pt my-gpt2[/]\n\n"
@@ -19,6 +19,8 @@ EXAMPLES = (
 def convert(
     source: Annotated[str, typer.Argument(help=SOURCE)],
     directory: Annotated[str, typer.Argument(help="Where to write; an earlier checkpoint there is replaced whole.")],
+    norm: Norm = "fused",
+    keep: Keep = "scale,shift",
     dtype: Dtype = None,
     max_shard_bytes: Annotated[int, typer.Option(help="Divide the weights into files of at most so many bytes.")] = (
         5 * 10**9
@@ -39,7 +41,13 @@ def convert(
             )
         settings = generation_fields(place)
         gpt2 = minigpt.from_pretrained(
-            place, device="cpu", dtype=dtype, ignore_heads=ignore_heads, check_finite=check_finite
+            place,
+            norm=norm,
+            keep=parse_keep(keep),
+            device="cpu",
+            dtype=dtype,
+            ignore_heads=ignore_heads,
+            check_finite=check_finite,
         )
         tokenizer = minigpt.Tokenizer.from_pretrained(place) if has_tokenizer(place) else None
         say(f"writing {directory}", 0.5)

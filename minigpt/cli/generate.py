@@ -1,6 +1,5 @@
-"""minigpt generate: write on from a prompt, or from each of a file of them."""
+"""minigpt generate: continue a prompt, or each prompt of a file."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,12 +9,14 @@ import typer
 import minigpt
 from minigpt.cli.files import made_aside, print_json, read_standard_input, require_name, said_aside
 from minigpt.cli.many import tokens_at_a_time, write_many
-from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Model, Norm, Quantize, Revision
+from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Keep, Model, Norm, Quantize, Revision, parse_keep
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt generate 'Once upon a time' --seed 1[/]\n\n"
     "[bold]minigpt generate 'The dog' --model gpt2 --greedy[/]\n\n[bold]minigpt generate - < prompt.txt[/]\n\n"
-    "[bold]minigpt generate --prompts prompts.jsonl --out texts.jsonl[/]"
+    "[bold]minigpt generate --prompts prompts.jsonl --out texts.jsonl[/]\n\n"
+    "The options have the names of minigpt.generate's settings. Two defaults differ, for a reader's sake: 200 "
+    "new tokens, drawn at temperature 0.8; in Python max_new_tokens is required and do_sample is off."
 )
 
 
@@ -40,7 +41,9 @@ def generate(
     typical_p: Annotated[float | None, typer.Option(help="Draw from the most typical tokens that make up p.")] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: less of what was said before.")] = None,
     no_repeat_ngram_size: Annotated[int | None, typer.Option(help="Never write a run of so many tokens twice.")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Always the likeliest token: do_sample=False in Python.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Makes the draw repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     overflow: Annotated[
@@ -48,16 +51,21 @@ def generate(
         typer.Option(help="For texts beyond the context: refuse, or slide, which sees the last tokens that fit."),
     ] = None,
     slide_stride: Annotated[int | None, typer.Option(help="Tokens that the window forgets at a time.")] = None,
-    lookup: Annotated[
-        int | None, typer.Option(help="Copy so many tokens of the text so far as a guess, and verify them at once.")
+    prompt_lookup_num_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--prompt-lookup-num-tokens", "--lookup",
+            help="Copy so many tokens of the text so far as a guess, and verify them at once.",
+        ),
     ] = None,
-    prompts: Annotated[Path | None, typer.Option(help='File of prompts, {"prompt": ...} a line.')] = None,
-    out: Annotated[Path | None, typer.Option(help="File for the texts of --prompts; goes on where it ends.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help='File of prompts, one a line or {"prompt": ...} a line.')] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the texts of --prompts; an earlier run goes on.")] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Texts of --prompts to write at a time.  [dim]default 16[/]")
     ] = None,
     num_return_sequences: Annotated[int | None, typer.Option(help="Texts for each of --prompts.")] = None,
     norm: Norm = "fused",
+    keep: Keep = "scale,shift",
     attention: Attention = "sdpa",
     device: Device = None,
     dtype: Dtype = None,
@@ -66,32 +74,27 @@ def generate(
     revision: Revision = None,
     check_finite: CheckFinite = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
-) -> None:
-    """Write on from a prompt, or from each of a file of them."""
-    given = dict(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, seed=seed,
-        max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, repetition_penalty=repetition_penalty,
-        no_repeat_ngram_size=no_repeat_ngram_size, stop_strings=stop, overflow=overflow, slide_stride=slide_stride,
-        prompt_lookup_num_tokens=lookup, num_return_sequences=num_return_sequences,
-    )  # fmt: skip
-    asked = {name: value for name, value in given.items() if value is not None}
-    from minigpt.checkpoint import locate, read_generation_config  # here: help need not wait for PyTorch
+) -> None:  # fmt: skip
+    """Continue a prompt, or each prompt of a file."""
+    from minigpt.checkpoint import locate, read_generation_config  # not at the top: --help need not wait for PyTorch
     from minigpt.engine import lay_out
+    from minigpt.generation.settings import known_settings
     from minigpt.process import settle_memory
 
     settle_memory()
-    _require_compatible(context.params)
+    _check_options(context.params)
     require_name("--out", out)
+    asked = {name: context.params[name] for name in known_settings() if context.params.get(name) is not None}
     place = locate(model, revision=revision)  # once, so that weights, settings and tokenizer are of one commit
-    beside = read_generation_config(place)
-    settings = _settings(asked, beside, greedy)
-    theirs = {name: value for name, value in beside.items() if name not in asked}
-    _require_sense(settings, theirs, place, is_one=prompts is None)
+    from_file = read_generation_config(place)
+    settings = _settings(asked, from_file, greedy)
+    unasked = {name: value for name, value in from_file.items() if name not in asked}
+    _check_settings(settings, unasked, place, one_text=prompts is None)
     text = read_standard_input() if prompt == "-" else prompt
 
     with said_aside():
         gpt2 = minigpt.from_pretrained(
-            place, norm=norm, attention=attention, device=device, dtype=dtype, quantize=quantize,
+            place, norm=norm, keep=parse_keep(keep), attention=attention, device=device, dtype=dtype, quantize=quantize,
             check_finite=check_finite,
         )  # fmt: skip
         if compiled:
@@ -99,7 +102,9 @@ def generate(
         tokenizer = minigpt.Tokenizer.from_pretrained(place)
         if prompts is not None and out is not None:
             size = 16 if batch_size is None else batch_size
-            write_many(gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "attention": attention})
+            write_many(
+                gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "keep": keep, "attention": attention}
+            )
             return
         lay_out(gpt2, tokens_at_a_time(gpt2, settings, 1), settings["max_new_tokens"])
     pieces = made_aside(minigpt.stream(gpt2, tokenizer, text, **settings))
@@ -110,25 +115,25 @@ def generate(
 
 
 def _print(text: str, pieces: Iterator[str]) -> None:
-    first = next(pieces, "")  # before anything is shown: a norm may fail
+    first = next(pieces, "")  # an error of the model comes before any output
     print(text + first, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
 
 
-def _require_compatible(given: dict[str, Any]) -> None:
-    """Refuse options that cannot go together, or not alone; all of them in one error."""
-    from minigpt.generation.settings import SHAPES_A_DRAW
+def _check_options(given: dict[str, Any]) -> None:
+    """Check options against each other.
 
-    drawn = [f"--{name.replace('_', '-')}" for name in (*SHAPES_A_DRAW, "seed") if given[name] is not None]
+    Raises:
+        GenerationError: if some contradict or need each other; the message names all of them.
+    """
+    drawn = [f"--{name.replace('_', '-')}" for name in (*_shapes_a_draw(), "seed") if given[name] is not None]
     many, out, copies = given["prompts"] is not None, given["out"], given["num_return_sequences"]
-    batched = (given["batch_size"] or 1) > 1
-    seeded = given["temperature"] == 0 and given["seed"] is not None
+    batched, lookup = (given["batch_size"] or 1) > 1, given["prompt_lookup_num_tokens"]
     complaints = (
-        (given["greedy"] and drawn, f"--greedy leaves nothing to draw, so it cannot go with {', '.join(drawn)}"),
-        (seeded and not given["greedy"], "--temperature 0 leaves nothing to draw, so it cannot go with --seed"),
-        (given["lookup"] and many and batched, "--lookup writes one text at a time, so it cannot go with --batch-size"),
+        (given["greedy"] and drawn, f"--greedy draws nothing, so it cannot go with {', '.join(drawn)}"),
+        (lookup and many and batched, "--lookup writes one text at a time, so it cannot go with --batch-size"),
         (many and out is None, "--prompts needs --out, the file for the texts"),
         (out is not None and not many, "--out needs --prompts, the file they come from"),
         (many and given["prompt"], "--prompts cannot go with a PROMPT"),
@@ -140,34 +145,42 @@ def _require_compatible(given: dict[str, Any]) -> None:
         raise minigpt.GenerationError("; ".join(said))
 
 
-def _require_sense(settings: dict[str, Any], unasked: dict[str, Any], place: Path, is_one: bool) -> None:
-    """Refuse settings before the weights are read; of what nobody asked for here, the model's own file is named."""
+def _check_settings(settings: dict[str, Any], unasked: dict[str, Any], place: Path, one_text: bool) -> None:
+    """Check the settings before the weights are read.
+
+    Raises:
+        GenerationError: if some are wrong; for those that come from the model's generation config, it names the file.
+    """
     from minigpt.checkpoint import folder_of
-    from minigpt.generation import parse_settings
-    from minigpt.generation.decode import require_text_alone
+    from minigpt.generation.settings import complaints_about, more_than_one_text
 
-    try:
-        chosen = parse_settings(**settings)
-        if is_one:
-            require_text_alone(chosen)
-    except minigpt.GenerationError as error:
-        words = re.split(r"[\s,;:]+", re.sub("known are [^;]*", "", str(error)))
-        theirs = [name for name, value in unasked.items() if name in words and settings.get(name) == value]
-        said = f"; {', '.join(theirs)}: so says {folder_of(place) / 'generation_config.json'}" if theirs else ""
-        said += ", and --max-new-tokens goes before it" * ("max_length" in theirs)
-        raise minigpt.GenerationError(f"{error}{said}") from error
+    complaints = complaints_about(settings)
+    if one_text and not complaints:
+        complaints = more_than_one_text(settings)
+    if not complaints:
+        return
+    named = {name for names in complaints for name in names}
+    theirs = [name for name, value in unasked.items() if name in named and settings.get(name) == value]
+    said = f"; {', '.join(theirs)} from {folder_of(place) / 'generation_config.json'}" if theirs else ""
+    said += "; --max-new-tokens overrides it" * ("max_length" in theirs)
+    raise minigpt.GenerationError("; ".join(complaints.values()) + said)
 
 
-def _settings(asked: dict[str, Any], beside: dict[str, Any], greedy: bool) -> dict[str, Any]:
-    """What is asked for here, else what the model's own generation config says, else to draw at temperature 0.8."""
-    from minigpt.generation.settings import SHAPES_A_DRAW
-
-    settings = {"do_sample": True, "max_new_tokens": 200} | beside
-    if "max_new_tokens" in {**beside, **asked}:
-        settings.pop("max_length", None)  # which the other goes before, as transformers has it
-    if greedy or asked.get("temperature", beside.get("temperature")) == 0:  # what the file says of a draw is for one
-        unshaped = {name: value for name, value in settings.items() if name not in SHAPES_A_DRAW}
+def _settings(asked: dict[str, Any], from_file: dict[str, Any], greedy: bool) -> dict[str, Any]:
+    """Return the settings: those asked for, else those of the model's generation config, else temperature 0.8."""
+    shaping = _shapes_a_draw()
+    settings = {"do_sample": True, "max_new_tokens": 200} | from_file
+    if "max_new_tokens" in {**from_file, **asked}:
+        settings.pop("max_length", None)  # as in transformers, which prefers max_new_tokens
+    if greedy or asked.get("temperature", from_file.get("temperature")) == 0:  # the file's other settings shape a draw
+        unshaped = {name: value for name, value in settings.items() if name not in shaping}
         return unshaped | ({"do_sample": False} if greedy else {"temperature": 0}) | asked
-    if any(name in SHAPES_A_DRAW for name in asked):
+    if any(name in shaping for name in asked):
         settings["do_sample"] = True
     return ({"temperature": 0.8} if settings["do_sample"] else {}) | settings | asked
+
+
+def _shapes_a_draw() -> list[str]:
+    from minigpt.generation.processors import PROCESSORS
+
+    return [name for name, processor in PROCESSORS.items() if processor.shapes_draw]

@@ -11,7 +11,7 @@ from minigpt.errors import CheckpointError
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt info gpt2[/]\n\n[bold]minigpt info ./out/ckpt.pt --json[/]\n\n"
-    "Exit status: 0 it would load, 2 it would be refused, and why."
+    "Exit status: 0 it would load, 2 it would not, and why."
 )
 
 
@@ -20,7 +20,7 @@ def info(
     revision: Revision = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a checkpoint is: format, shape, parameters, dtype, norms, tokenizer, and why it would be refused."""
+    """Show what a checkpoint is: format, shape, parameters, dtype, norms, tokenizer, and why it would not load."""
     from minigpt.report.describe import describe
 
     facts = describe(model, revision=revision)

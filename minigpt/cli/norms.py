@@ -1,41 +1,55 @@
-"""minigpt norms: which there are, and whether one is a LayerNorm."""
+"""minigpt norms: list the norms, or check whether one is a LayerNorm."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 import minigpt
-from minigpt.cli.files import console, print_json, progress
+from minigpt.cli.files import console, print_json, progress, require_name, require_writable, write
 from minigpt.cli.options import AsJson, Device
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt norms[/]\n\n[bold]minigpt norms --check my_norm.py:MyNorm[/]\n\n"
-    "Exit status of --check: 0 it is a LayerNorm, 1 it is not, 2 it could not be judged."
+    "Exit status of --check: 0 the norm is a LayerNorm at --dtype, 1 it is not, 2 it could not be judged."
 )
 
 
 def norms(
     check: Annotated[str | None, typer.Option(help="Run the conformance kit on this norm; no model is needed.")] = None,
+    dtype: Annotated[
+        str, typer.Option(help="The dtype that the verdict of --check and its exit status are about.")
+    ] = "float32",
+    every_case: Annotated[bool, typer.Option("--all", help="Print every case of --check.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the report of --check to this file, as a page.")] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """List the registered norms, or check whether one is a LayerNorm."""
+    from minigpt.placement import resolve_dtype
+
     if check is None:
-        if device is not None:
-            raise minigpt.ConfigError("--device is where --check asks a norm, and there is none to ask")
+        if device is not None or html is not None or every_case:
+            raise minigpt.ConfigError("--device, --all and --html are for --check NAME")
         _list_norms(as_json)
         return
     from minigpt.conformance import check_norm
-    from minigpt.report.conformance_summary import conformance_summary
+    from minigpt.norms.foreign.locate import file_of
+    from minigpt.report.conformance_summary import conformance_cases, conformance_page, conformance_summary
 
+    resolve_dtype(dtype)
+    require_name("--html", html)
+    require_writable(html, beside=[file_of(check)])
     with progress() as say:
         report = check_norm(check, device=device, progress=say)
     if as_json:
         print_json(report.to_dict(), "-")
     else:
-        console().print(conformance_summary(report))
-    raise typer.Exit(0 if report.passed else 1)
+        console().print((conformance_cases if every_case else conformance_summary)(report, dtype))
+    if html is not None:
+        write(html, conformance_page(report, dtype))
+    raise typer.Exit({True: 0, False: 1, None: 2}[report.dtypes.get(dtype)])
 
 
 def _list_norms(as_json: bool) -> None:

@@ -16,6 +16,10 @@ CheckFinite = Annotated[
     ),
 ]
 Norm = Annotated[str, typer.Option(help="A registered norm, package.module:Name, or path/to/file.py:Name.")]
+Keep = Annotated[
+    str,
+    typer.Option(help="What of the model's norms stays beside a --norm that lacks it: scale,shift, one of them, none."),
+]
 Attention = Annotated[str, typer.Option(help="sdpa (fused) or eager (written out).")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N; by default CUDA where there is one.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64; by default the checkpoint's.")]
@@ -29,3 +33,8 @@ def options_given(context: typer.Context) -> list[str]:
     by_name = {option.name: option.opts[-1] for option in context.command.params}
     sources = {name: context.get_parameter_source(name) for name in by_name if name}
     return [by_name[name] for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+
+
+def parse_keep(keep: str) -> tuple[str, ...]:
+    """Return the words of --keep; whoever builds the norm checks them."""
+    return () if keep == "none" else tuple(keep.split(","))

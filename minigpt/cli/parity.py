@@ -1,9 +1,9 @@
 """minigpt parity: is it still the same model?"""
 
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,27 +15,41 @@ from minigpt.cli.options import (
     Device,
     Dtype,
     JsonFile,
+    Keep,
     Model,
-    Norm,
     Quantize,
     Revision,
     options_given,
+    parse_keep,
 )
-from minigpt.text_file import read_text
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt parity --norm textbook[/]\n\n"
     "[bold]minigpt parity --model gpt2 --norm my_norm.py:MyNorm --sites 'h.*.ln_1' --json -[/]\n\n"
-    "Exit status: 0 parity holds, 1 it does not, 2 it could not be judged; --compare only shows."
+    "[bold]minigpt parity --norm rms --norm dyt --sites '*' --sites ln_f[/]\n\n"
+    "[bold]minigpt parity --model ./tuned --against gpt2 --text held-out.txt[/]\n\n"
+    "[bold]minigpt parity --compare a.json b.json c.json --html page.html[/]\n\n"
+    "Exit status: 0 every verdict is a pass, 1 one is not, 2 it could not be judged; --compare only shows."
 )
 
 
 def parity(
     context: typer.Context,
+    reports: Annotated[list[Path] | None, typer.Argument(help="Reports to --compare.")] = None,
     model: Model = "demo",
-    norm: Norm = "fused",
+    norm: Annotated[
+        list[str] | None,
+        typer.Option(help="A registered norm, package.module:Name, or path/to/file.py:Name; by default fused. May be "
+                     "repeated: every norm is judged at every --sites."),
+    ] = None,
     sites: Annotated[
-        list[str] | None, typer.Option(help="Where to put it, such as 'h.*.ln_1'; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Where to put it, e.g. 'h.*.ln_1', or 'ln_f,h.0.*' for several patterns at once. May be "
+                     "repeated: every --norm is judged at each."),
+    ] = None,
+    keep: Keep = "scale,shift",
+    against: Annotated[
+        str | None, typer.Option(help="The original that the model was finetuned or quantized from.")
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Text to judge on; may be repeated.")] = None,
     attention: Attention = "sdpa",
@@ -44,45 +58,58 @@ def parity(
     quantize: Quantize = None,
     revision: Revision = None,
     check_finite: CheckFinite = False,
-    prompts: Annotated[Path | None, typer.Option(help="File of prompts to judge on, one a line.")] = None,
-    text: Annotated[Path | None, typer.Option(help="File to take the perplexity of, before and after.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="File of prompts: plain lines, or JSON lines.")] = None,
+    text: Annotated[Path | None, typer.Option(help="File to measure the perplexity of, before and after.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="File that 'frozen' norms collect deviations from.")] = None,
-    noise: Annotated[bool, typer.Option("--noise", help="Measure ordinary differences too, such as bfloat16.")] = False,
+    noise: Annotated[bool, typer.Option("--noise", help="Measure ordinary differences too, e.g. bfloat16.")] = False,
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Swap one site at a time; rank the sites.")
     ] = False,
-    bisect: Annotated[bool, typer.Option("--bisect", help="Name the swapped sites that break parity.")] = False,
+    bisect: Annotated[
+        bool, typer.Option("--bisect", help="Name the swapped sites that break parity, or the budget.")
+    ] = False,
     budget: Annotated[
         str | None,
         typer.Option(help="Limits that decide, 'kl=1e-6,perplexity=0.01%'; top1=1% lets 1 % of the tokens differ."),
     ] = None,
     json_file: JsonFile = None,
     html: Annotated[Path | None, typer.Option(help="Write the report here as one self-contained page.")] = None,
-    compare: Annotated[tuple[Path, Path] | None, typer.Option(help="Show two --json reports side by side.")] = None,
-) -> None:
-    """Prove by its logits that a model with another norm is still the same model, or show that it is not."""
-    if compare is not None:
-        if others := [option for option in options_given(context) if option not in ("--compare", "--html")]:
-            raise minigpt.ConfigError(f"--compare judges nothing anew, so it cannot go with {', '.join(others)}")
-        _require_showable(None, html, beside=compare)
-        _compare(*compare, html)
+    compare: Annotated[bool, typer.Option("--compare", help="Show --json reports side by side.")] = False,
+) -> None:  # fmt: skip
+    """Prove by its logits that a model with another norm is still the same model, or show by how much it differs."""
+    if compare:
+        _compare(context, reports or [], html)
         return
+    if reports:
+        raise minigpt.ConfigError(f"{reports[0]} is only read with --compare; --model names what to judge")
     from minigpt.checkpoint import files_at
     from minigpt.norms.foreign.locate import file_of
 
-    _require_showable(json_file, html, beside=(prompts, text, calibration, file_of(norm), *files_at(model)))
+    norms, patterns = norm or ["fused"], [one.split(",") for one in sites or ["*"]]
+    sources = [place for name in (model, against) if name is not None for place in files_at(name)]
+    _require_showable(json_file, html, beside=(prompts, text, calibration, *map(file_of, norms), *sources))
+    given, pairs = _prompts(prompt, prompts), list(product(norms, patterns))
+    judged = []
     with progress() as say:
-        report = minigpt.parity(
-            model, norm=norm, sites=sites or "*", prompts=_prompts(prompt, prompts), attention=attention, device=device,
-            dtype=dtype, quantize=quantize, revision=revision, check_finite=check_finite, noise=noise,
-            sensitivity=sensitivity, bisect=bisect, text=text, calibration=calibration, budget=budget, progress=say,
-        )  # fmt: skip
-    _show(report, json_file, html)
-    raise typer.Exit(0 if report.passed else 1)
+        for number, (name, where) in enumerate(pairs):
+            judged.append(minigpt.parity(
+                model, norm=name, sites=where, keep=parse_keep(keep), against=against, prompts=given,
+                attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision,
+                check_finite=check_finite, noise=noise, sensitivity=sensitivity, bisect=bisect, text=text,
+                calibration=calibration, budget=budget,
+                progress=_part(say, number, len(pairs), f"{name} at {','.join(where)}: " if len(pairs) > 1 else ""),
+            ))  # fmt: skip
+    _show(judged, json_file, html)
+    raise typer.Exit(0 if all(report.passed for report in judged) else 1)
+
+
+def _part(say: Callable[[str, float], None], number: int, total: int, about: str) -> Callable[[str, float], None]:
+    """Tell the progress of one judgement among several."""
+    return lambda step, done: say(f"{about}{step}", (number + done) / total)
 
 
 def _require_showable(json_file: str | None, html: Path | None, beside: Iterable[Path | None]) -> None:
-    """Refuse what could not be shown before minutes of work are lost on it."""
+    """Raise MiniGPTError if the result could not be shown, before minutes of work are lost on it."""
     require_name("--html", html)
     require_writable(json_file, html, beside=beside)
     if html is not None:
@@ -91,33 +118,48 @@ def _require_showable(json_file: str | None, html: Path | None, beside: Iterable
         require_matplotlib()
 
 
-def _show(report: "minigpt.ParityReport", json_file: str | None, html: Path | None) -> None:
+def _show(reports: "Sequence[minigpt.ParityReport]", json_file: str | None, html: Path | None) -> None:
+    from minigpt.report.comparison import reports_table
     from minigpt.report.parity_summary import parity_summary
 
-    show(parity_summary(report), report.to_dict(), json_file)
+    fields = [report.to_dict() for report in reports]
+    if len(reports) == 1:
+        show(parity_summary(reports[0]), fields[0], json_file)
+    else:
+        show(reports_table(fields), {"reports": fields}, json_file)
+    _write_page(fields, html)
+
+
+def _compare(context: typer.Context, files: list[Path], html: Path | None) -> None:
+    allowed = ("--compare", "--html", "reports")
+    if others := [option for option in options_given(context) if option not in allowed]:
+        raise minigpt.ConfigError(f"--compare judges nothing anew, so it cannot go with {', '.join(others)}")
+    if not files:
+        raise minigpt.ConfigError("--compare needs the files of two or more reports")
+    _require_showable(None, html, beside=files)
+    from minigpt.report.comparison import comparison_summary
+
+    reports = [report for file in files for report in _reports_in(read_json(file))]
+    console().print(comparison_summary(reports))
+    _write_page(reports, html)
+
+
+def _reports_in(fields: Any) -> list[Any]:
+    """One report, or the several that one command has written."""
+    several = fields.get("reports") if isinstance(fields, dict) else None
+    return several if isinstance(several, list) else [fields]
+
+
+def _write_page(reports: Sequence[dict[str, Any]], html: Path | None) -> None:
     if html is not None:
         from minigpt.report.page import report_page
 
-        write(html, report_page(report.to_dict()))
-
-
-def _compare(first: Path, second: Path, html: Path | None) -> None:
-    from minigpt.report.comparison import comparison_summary
-
-    a, b = read_json(first), read_json(second)
-    console().print(comparison_summary(a, b))
-    if html is not None:
-        from minigpt.report.page import comparison_page
-
-        write(html, comparison_page(a, b))
+        write(html, report_page(*reports))
 
 
 def _prompts(given: list[str] | None, file: Path | None) -> list[str] | None:
     if file is None:
         return given
-    lines = [line.removesuffix("\r") for line in read_text(file).split("\n") if line.strip()]
-    if not lines:
-        raise minigpt.GenerationError(f"{file} holds no prompt; write one on each line")
-    if re.match(r'\s*\{.*"prompt"\s*:', lines[0]):
-        raise minigpt.GenerationError(f"{file} holds JSON, as generate reads it; here a prompt is a line, as it is")
-    return [*(given or []), *lines]
+    from minigpt.generation.promptfile import read_prompts
+
+    return [*(given or []), *(line.prompt.text for line in read_prompts(file))]

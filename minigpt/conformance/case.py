@@ -1,4 +1,4 @@
-"""One question to a norm: what is measured, against which bound, and why that bound."""
+"""One question to a norm: what is measured, at which dtypes, against which bound, and what came out."""
 
 import dataclasses
 import math
@@ -8,16 +8,50 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minigpt.conformance.conformance_report import CaseResult
 from minigpt.conformance.subject import Candidate, Mismatch, Subject, Unsupported
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.foreign.locate import last_line
+from minigpt.placement import dtype_name
 
-EXACTLY = "the same numbers: there is nothing to round"
+EXACTLY = "the numbers must be the same: nothing is rounded"
+ROUNDING = "by rounding alone"  # begins the note of a deviation that rounding explains
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseResult:
+    """The answer to one question. The error is that of the element closest to its bound, or furthest beyond it."""
+
+    name: str
+    group: str
+    tests: str
+    error: float | None  # None if nothing was measured; the note says why
+    bound: float | None
+    reference_error: float | None  # the error of torch.nn.functional.layer_norm on the same input
+    reason: str  # for the bound
+    passed: bool
+    dtypes: dict[str, bool]  # whether it passed at each dtype; a dtype that was not judged is absent
+    note: str = ""
+
+    @property
+    def raised(self) -> bool:
+        """True if the norm failed and there is nothing to measure: it raised, or returned no such tensor."""
+        return not self.passed and self.error is None
+
+    @property
+    def failed_at(self) -> set[str]:
+        """The names of the dtypes at which it failed."""
+        return {dtype for dtype, passed in self.dtypes.items() if not passed}
+
+    def __str__(self) -> str:
+        verdict = "pass" if self.passed else "FAIL"
+        measured = "" if self.error is None else f": error {self.error:.3g}, bound {self.bound:.3g}"
+        theirs = "" if self.reference_error is None else f"; torch's own at its worst {self.reference_error:.3g}"
+        note = f" ({self.note})" if self.note else ""
+        return f"{verdict} {self.name}{measured}{theirs}{note}"
 
 
 class Measurement(NamedTuple):
-    """An error and the most it may be. NaN is never within a bound."""
+    """An error and the largest error allowed. NaN is never within a bound."""
 
     error: float
     bound: float
@@ -30,38 +64,47 @@ class Measurement(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Error over bound; infinite for NaN, and for any error where none is allowed."""
+        """Error over bound; infinite for NaN, and for any error if none is allowed."""
         if math.isnan(self.error):
             return math.inf
         return self.error / self.bound if self.bound else math.inf if self.error else 0.0
 
 
-Measure = Callable[[Subject], Measurement]
+Measure = Callable[[Subject, torch.dtype], Measurement]
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A question, and how to measure the answer."""
+    """A question, and how to measure the answer at one dtype."""
 
     name: str
     group: str
     tests: str
     reason: str  # for the bound
+    dtypes: tuple[torch.dtype, ...]
     measure: Measure
 
     def run(self, subject: Subject) -> CaseResult:
-        """Ask it. A norm that raises has failed the case; one that says it does not do this has not been judged."""
-        try:
-            found = self.measure(subject.drawing_for(self.name))
-        except Unsupported as refusal:
-            return self._result(None, passed=True, note=f"not judged: {refusal}")
-        except (Mismatch, NormError) as error:
-            return self._result(None, passed=False, note=str(error))
-        except RAISED as error:
-            return self._result(None, passed=False, note=f"it raises {last_line(error)}")
-        return self._result(found, passed=found.within, note=found.note)
-
-    def _result(self, found: Measurement | None, *, passed: bool, note: str) -> CaseResult:
+        """Ask at every dtype. A norm that raises fails; one that does not support a dtype is not judged there."""
+        measured: dict[str, Measurement] = {}
+        refused: dict[str, str] = {}
+        failed: dict[str, str] = {}
+        for dtype in self.dtypes:
+            name = dtype_name(dtype)
+            try:
+                measured[name] = self.measure(subject.drawing_for(self.name), dtype)
+            except Unsupported as refusal:
+                refused[name] = f"not judged: {refusal}"
+            except (Mismatch, NormError) as error:
+                failed[name] = str(error)
+            except RAISED as error:
+                failed[name] = f"it raises {last_line(error)}"
+        passed = {name: found.within for name, found in measured.items()} | dict.fromkeys(failed, False)
+        if failed or not measured:
+            found, note = None, next(iter((failed or refused).values()))
+        else:
+            found = worst(measured) if len(self.dtypes) > 1 else next(iter(measured.values()))
+            note = found.note
         return CaseResult(
             name=self.name,
             group=self.group,
@@ -70,18 +113,21 @@ class Case:
             bound=found.bound if found else None,
             reference_error=found.reference_error if found else None,
             reason=self.reason,
-            passed=passed,
+            passed=all(passed.values()),
+            dtypes=passed,
             note=note,
         )
 
 
-def case(name: str, group: str, *, tests: str, reason: str) -> Callable[[Measure], Case]:
-    """Decorator: the function measures the answer to this question."""
-    return lambda measure: Case(name, group, tests, reason, measure)
+def case(
+    name: str, group: str, *, tests: str, reason: str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+) -> Callable[[Measure], Case]:
+    """Decorate a function that measures the answer to this question."""
+    return lambda measure: Case(name, group, tests, reason, dtypes, measure)
 
 
 def against_truth(candidate: Candidate, x: Tensor, y: Tensor | None = None) -> Measurement:
-    """The norm of ``x`` (or ``y``, which claims to be it) against float64, and PyTorch's own layer_norm likewise."""
+    """Compare the norm of ``x``, and PyTorch's layer_norm of it, with float64. ``y`` is the norm's output if known."""
     with torch.no_grad():
         values, bound = candidate.truth(x)  # before the norm, which may write into its input
         reference = worst_element(candidate.reference(x), values, bound)
@@ -90,10 +136,10 @@ def against_truth(candidate: Candidate, x: Tensor, y: Tensor | None = None) -> M
 
 
 def require_as_finite(y: Tensor, reference: Tensor, *, hiding: bool) -> None:
-    """Each row of ``y`` is finite where that of ``reference`` is and, if ``hiding`` matters, only there.
+    """Check that each row of ``y`` is finite if that of ``reference`` is and, with ``hiding``, only then.
 
     Raises:
-        Mismatch: it is not so.
+        Mismatch: if one is not.
     """
     for found, true in zip(y, reference, strict=True):
         finite, truly_finite = bool(found.isfinite().all()), bool(true.isfinite().all())
@@ -104,7 +150,7 @@ def require_as_finite(y: Tensor, reference: Tensor, *, hiding: bool) -> None:
 
 
 def worst_element(value: Tensor, expected: Tensor, bound: Tensor) -> Measurement:
-    """Error and bound where the error is largest beside its bound; ``expected`` and ``bound`` float64 on the CPU."""
+    """Return error and bound of the element with the largest ratio; the last two are float64 on the CPU."""
     if value.numel() == 0:
         return Measurement(0.0, 0.0)
     error = difference(value, expected)  # (...)
@@ -114,19 +160,19 @@ def worst_element(value: Tensor, expected: Tensor, bound: Tensor) -> Measurement
 
 
 def same_numbers(value: Tensor, expected: Tensor) -> Measurement:
-    """The largest difference between two tensors that should not differ at all."""
+    """Return the largest difference between two tensors that must be equal."""
     return worst_element(value, expected, torch.zeros_like(expected, dtype=torch.float64, device="cpu"))
 
 
 def difference(a: Tensor, b: Tensor) -> Tensor:
-    """|a - b| in float64 on the CPU; 0 between equal infinities and between NaNs, NaN between a NaN and a number."""
+    """Return |a - b| in float64 on the CPU; 0 for equal infinities and two NaNs, NaN for a NaN and a number."""
     a, b = a.detach().cpu().double(), b.detach().cpu().double()
     return torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
 
 
 def worst(measurements: dict[str, Measurement]) -> Measurement:
-    """The one nearest to its bound or furthest beyond it, and its name as the note."""
-    name = max(measurements, key=lambda key: measurements[key].ratio)
+    """Return the one with the largest ratio, named in its note; among equals not one that rounding explains."""
+    name = max(measurements, key=lambda key: (measurements[key].ratio, ROUNDING not in measurements[key].note))
     found = measurements[name]
     if found.error == 0:
         return found

@@ -1,31 +1,82 @@
-"""The conformance kit: run the cases on one norm, and where one fails say what is wrong."""
+"""The conformance kit: run the cases on one norm and, if one fails, say what is wrong."""
 
+import dataclasses
 import warnings
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from numbers import Integral
+from typing import Any
 
 import torch
 
 from minigpt.conformance.behaviour import BEHAVIOUR_CASES
-from minigpt.conformance.case import Case
+from minigpt.conformance.case import Case, CaseResult
 from minigpt.conformance.compiling import COMPILE_CASES, always_compiling, best_backend, require_backend
-from minigpt.conformance.conformance_report import ConformanceReport
 from minigpt.conformance.diagnosis import diagnoses
 from minigpt.conformance.gradients import GRADIENT_CASES
-from minigpt.conformance.layouts import LAYOUT_CASES
-from minigpt.conformance.settings import settings_kept
-from minigpt.conformance.subject import EPS, Subject
+from minigpt.conformance.subject import EPS, WITHOUT_BIAS, Subject
 from minigpt.conformance.values import VALUE_CASES
 from minigpt.errors import ConfigError, NormError
-from minigpt.judge.reference import full_products
+from minigpt.json_file import finite
 from minigpt.measure.environment import software
+from minigpt.measure.settings import full_products, settings_kept
 from minigpt.measure.steps import Progress, Steps
 from minigpt.norms import NormSpec
-from minigpt.placement import require_values, resolve_device
-from minigpt.swap.sites import patterns_of
+from minigpt.placement import DTYPES, require_values, resolve_device
 
-CASES = [*VALUE_CASES, *LAYOUT_CASES, *BEHAVIOUR_CASES, *GRADIENT_CASES, *COMPILE_CASES]
+CASES = [*VALUE_CASES, *BEHAVIOUR_CASES, *GRADIENT_CASES, *COMPILE_CASES]
+
+
+@dataclasses.dataclass(frozen=True)
+class ConformanceReport:
+    """Every case of one norm, and the names of its mistakes."""
+
+    norm: str
+    device: str
+    eps: float
+    seed: int
+    versions: dict[str, str]
+    notes: list[str]  # remarks of its adapter, for example on an eps that cannot be set
+    cases: list[CaseResult]
+    diagnoses: list[str]  # empty if the norm passed
+
+    @property
+    def passed(self) -> bool:
+        """True if every case passed, at every dtype."""
+        return all(case.passed for case in self.cases)
+
+    @property
+    def dtypes(self) -> dict[str, bool]:
+        """Whether the norm is a LayerNorm at each dtype. A dtype that no case judged is absent."""
+        return {
+            dtype: all(case.dtypes.get(dtype, True) for case in self.cases)
+            for dtype in DTYPES
+            if any(dtype in case.dtypes for case in self.cases)
+        }
+
+    @property
+    def failures(self) -> list[CaseResult]:
+        return [case for case in self.cases if not case.passed]
+
+    @property
+    def judgement(self) -> str:
+        """The verdict, to follow the norm's name."""
+        if self.passed:
+            return "is a LayerNorm"
+        failed_at = set[str]().union(*(case.failed_at for case in self.failures))
+        return "is not a LayerNorm" + " in half precision" * (failed_at <= {"float16", "bfloat16"})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON types; a number that is not finite is null."""
+        return finite({"verdict": "pass" if self.passed else "fail", **dataclasses.asdict(self), "dtypes": self.dtypes})
+
+    def __str__(self) -> str:
+        """Return the verdict, the diagnoses and the failed cases, a line each."""
+        counted = f"{len(self.cases) - len(self.failures)} of {len(self.cases)} cases pass"
+        return "\n".join(
+            [f"{self.norm} {self.judgement} on {self.device}: {counted}"]
+            + [f"  diagnosis: {diagnosis}" for diagnosis in self.diagnoses]
+            + [f"  {case}" for case in self.failures]
+        )
 
 
 def check_norm(
@@ -39,25 +90,23 @@ def check_norm(
 ) -> ConformanceReport:
     """Judge whether ``norm`` is a LayerNorm with GPT-2's eps: (x - mean) / sqrt(var + 1e-5) * weight + bias.
 
-    No model is needed. Every case measures the norm's deviation from float64 on the very numbers it was given, against
-    a bound that follows from the rounding of a correct norm in that row. Where a case fails, further probes look for
-    the mistake; they see inputs and outputs alone. TF32 is off meanwhile.
+    Needs no model. Every case measures the norm's error against float64 on the same input. The bound is what rounding
+    can add in a correct norm. If a case fails, probes look for the mistake, by inputs and outputs only. TF32 is off.
 
     Args:
-        norm: as ``norms.build`` takes it. It is expected to fail if it is registered as inexact.
-        device: where to run it; by default CUDA where there is one, else the CPU.
-        progress: called with a few words on each group of cases as it begins, and the share of the groups done.
-        cases: a shell-style pattern, or several, over the cases' names and groups ("values", "gradients*").
-        seed: of the rows and weights, within [0, 2^63).
-        compile_backend: of torch.compile; by default inductor where it can compile for this device, else aot_eager.
+        norm: a norm, as ``norms.build`` takes it. One that is registered as inexact is expected to fail.
+        device: where to run it; CUDA by default if there is one, else the CPU.
+        progress: called with the name of each group of cases when it begins, and the share of groups done.
+        cases: one or more shell-style patterns for names and groups of cases ("values", "gradients*").
+        seed: of the rows and weights.
+        compile_backend: of torch.compile; inductor by default if it can compile for this device, else aot_eager.
 
     Raises:
-        NormError: it cannot be judged: it is unknown or unavailable, cannot be built or run at all, or no case matches.
-        ConfigError: the device is unknown or absent, or is meta, which computes nothing; the compiler is unknown; or
-            the seed is out of range.
+        NormError: if the norm is unknown or unavailable, cannot be built or run at all, or no case matches.
+        ConfigError: if the device or the compiler is unknown or absent, or the seed is out of range.
     """
-    if not isinstance(seed, Integral) or not 0 <= seed < 2**63:
-        raise ConfigError(f"seed must lie within [0, 2^63), not {seed!r:.100}")
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed must be from 0 to 2^63 - 1, got {seed}")
     device = resolve_device(device)
     require_values(device)
     chosen = _matching(cases)
@@ -67,7 +116,7 @@ def check_norm(
         require_backend(compile_backend)
     subject = Subject(norm, device, seed=seed, compile_backend=compile_backend or best_backend(device))
     with torch.inference_mode(False), full_products(), settings_kept(), always_compiling(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a variance over a row of one number warns, and is asked for here
+        warnings.simplefilter("ignore")  # the variance of a row of one number warns
         subject.require_judgeable()
         results = []
         for group in groups:
@@ -77,7 +126,7 @@ def check_norm(
         if not all(result.passed for result in results):
             begin("looking for what is wrong")
             found = diagnoses(subject, results)
-        notes = subject.notes
+        notes = subject.notes + _needs_a_bias(results)
     return ConformanceReport(
         norm=subject.name,
         device=str(device),
@@ -91,13 +140,18 @@ def check_norm(
 
 
 def case_names() -> list[str]:
-    """Every case that ``check_norm`` runs, in its order."""
+    """Return the names of all cases, in the order in which ``check_norm`` runs them."""
     return [case.name for case in CASES]
 
 
+def _needs_a_bias(results: list[CaseResult]) -> list[str]:
+    said = [result.note.partition(WITHOUT_BIAS) for result in results if result.error is None]
+    return [f"{label}{what}; it is judged with a bias" for _, label, what in said if label][:1]
+
+
 def _matching(cases: str | Iterable[str]) -> list[Case]:
-    patterns = patterns_of(cases, "cases", "gradients*")
-    for pattern in patterns:
+    patterns = [cases] if isinstance(cases, str) else list(cases)
+    for pattern in patterns or ["nothing"]:
         if not any(_matches(case, pattern) for case in CASES):
             groups = ", ".join(dict.fromkeys(case.group for case in CASES))
             raise NormError(f"no case matches {pattern!r}; the groups of cases are {groups}")

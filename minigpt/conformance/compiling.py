@@ -1,4 +1,4 @@
-"""Cases of torch.compile: the compiled norm equals the eager one, forward and backward."""
+"""Cases of torch.compile: the compiled norm equals the eager norm, forward and backward."""
 
 import contextlib
 import importlib.util
@@ -20,7 +20,7 @@ UNLIMITED = 10**6
 
 
 def best_backend(device: torch.device) -> str:
-    """inductor where it can generate code for ``device``, else aot_eager: the same trace, run by PyTorch itself."""
+    """Return inductor if it can generate code for ``device``, else aot_eager: the same trace, run by PyTorch itself."""
     if device.type == "cpu":
         compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
         return "inductor" if any(map(shutil.which, compilers)) else "aot_eager"
@@ -28,10 +28,10 @@ def best_backend(device: torch.device) -> str:
 
 
 def require_backend(name: str) -> None:
-    """Refuse a compiler that there is none of.
+    """Check the name of a compiler.
 
     Raises:
-        ConfigError: the message says which there are.
+        ConfigError: if it is unknown. The message lists the known ones.
     """
     from torch._dynamo import list_backends
 
@@ -41,9 +41,9 @@ def require_backend(name: str) -> None:
 
 @contextlib.contextmanager
 def always_compiling() -> Iterator[None]:
-    """A norm that compiles itself is never run eagerly, however many widths and dtypes it has been compiled for.
+    """Lift torch.compile's limits, for norms that compile themselves.
 
-    What it keeps for its backward it keeps for a second one too, which PyTorch leaves out by itself.
+    It then compiles for every width and dtype instead of running eagerly, and keeps what a second backward needs.
     """
     from torch._dynamo import config as tracing
     from torch._functorch import config as differentiating
@@ -60,8 +60,8 @@ def always_compiling() -> Iterator[None]:
     reason="twice the bound of float32 values, since either may be off by it",
 )
 @torch.no_grad()
-def compiled_values(subject: Subject) -> Measurement:
-    candidate, x = subject.candidate(WIDTH), _rows(subject)
+def compiled_values(subject: Subject, dtype: torch.dtype) -> Measurement:
+    candidate, x = subject.candidate(WIDTH), _rows(subject, dtype)
     bound = 2 * candidate.truth(x).bound
     eager = candidate(x.clone()).cpu().double()
     compiled = _compiled(candidate.module, subject.compile_backend)(x.clone())
@@ -74,9 +74,9 @@ def compiled_values(subject: Subject) -> Measurement:
     tests="gradients under torch.compile, traced by aot_eager",
     reason="twice the bound of float32 gradients, since either may be off by it",
 )
-def compiled_gradients(subject: Subject) -> Measurement:
-    candidate, x = subject.candidate(WIDTH), _rows(subject)
-    dy = subject.rows(len(x), WIDTH)
+def compiled_gradients(subject: Subject, dtype: torch.dtype) -> Measurement:
+    candidate, x = subject.candidate(WIDTH), _rows(subject, dtype)
+    dy = subject.rows(len(x), WIDTH, dtype=dtype)
     true = candidate.gradient_truth(x, dy)
     eager = gradients(candidate, candidate.module, x, dy)
     compiled = gradients(candidate, _compiled(candidate.module, "aot_eager"), x, dy)
@@ -86,14 +86,14 @@ def compiled_gradients(subject: Subject) -> Measurement:
 
 
 def _compiled(module: nn.Module, backend: str) -> Callable[[Tensor], Tensor]:
-    """Compiled afresh: beyond its limit of recompilations of one forward, torch.compile would run it eagerly."""
+    """Compile anew: beyond its limit of recompilations of one forward, torch.compile would run it eagerly."""
     torch.compiler.reset()
     return torch.compile(module, backend=backend, dynamic=False)
 
 
-def _rows(subject: Subject) -> Tensor:
+def _rows(subject: Subject, dtype: torch.dtype) -> Tensor:
     kinds = [make(8, WIDTH, subject.generator) for make in (ordinary, massive, constant)]
-    return subject.put(torch.cat(kinds))  # (24, WIDTH)
+    return subject.put(torch.cat(kinds), dtype)  # (24, WIDTH)
 
 
 COMPILE_CASES = [compiled_values, compiled_gradients]

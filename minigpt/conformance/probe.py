@@ -1,4 +1,4 @@
-"""Asking a norm for one answer: chosen rows, chosen scale and shift, at whatever precision it has."""
+"""Ask a norm for one answer, with chosen rows, scale and shift."""
 
 import torch
 from jaxtyping import Float
@@ -20,8 +20,8 @@ class Probe:
     """The norm as a function of rows, scale and shift.
 
     Attributes:
-        dtype: float64, or float32 for a norm that does not keep to float64.
-        plain: the scale and shift with which the standardized row itself comes out; 1 and 0 until found otherwise.
+        dtype: float64, or float32 for a norm that refuses float64.
+        plain: the scale and shift for which the norm returns the standardized row; 1 and 0 until found otherwise.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -30,7 +30,7 @@ class Probe:
         self.dtype = torch.float64
         try:
             self(torch.eye(4, dtype=torch.float64))
-        except Unanswered:  # float32 it takes
+        except Unanswered:  # every norm that is judged takes float32
             self.dtype = torch.float32
 
     def __call__(
@@ -43,10 +43,10 @@ class Probe:
         eps: float = EPS,
         gradients: bool = False,
     ) -> Float[Tensor, "*dims"]:
-        """What comes out for float64 ``x`` (..., C), in float64 on the CPU; scale and shift numbers or (C,) tensors.
+        """Return the norm of float64 ``x`` (..., C) in float64 on the CPU; scale and shift are numbers or (C,) tensors.
 
         Raises:
-            Unanswered: nothing does.
+            Unanswered: if the norm cannot be built, or raises.
         """
         blank = torch.ones(x.shape[-1], dtype=torch.float64)
         weights = (
@@ -63,36 +63,36 @@ class Probe:
             raise Unanswered from error
 
     def normal(self, *shape: int) -> Tensor:
-        """Normal numbers in float64, of a shape (..., C)."""
+        """Return normal numbers in float64 of this shape, (..., C)."""
         return torch.randn(*shape, generator=self.subject.generator, dtype=torch.float64)
 
     def standard_rows(self, rows: int, width: int) -> Rows:
-        """Rows of mean 0 and variance 1."""
+        """Return rows of mean 0 and variance 1."""
         return standardized(self.normal(rows, width), (-1,), eps=0.0)
 
 
 def standardized(x: Tensor, dims: tuple[int, ...], eps: float = EPS) -> Tensor:
-    """(x - mean) / sqrt(var + eps) over ``dims``."""
+    """Return (x - mean) / sqrt(var + eps) over ``dims``."""
     centred = x - x.mean(dims, keepdim=True)
     return centred / torch.sqrt(centred.square().mean(dims, keepdim=True) + eps)
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """RMS of the difference over RMS of ``b``; infinite where either is not finite."""
+    """Return RMS(a - b) / RMS(b); infinite if either is not finite."""
     off = ((a - b).square().mean().sqrt() / b.square().mean().sqrt().clamp(min=1e-300)).item()
     return off if off == off else float("inf")
 
 
 def alike(a: Tensor, b: Tensor, limit: float = NAMED_LIMIT) -> bool:
-    """Whether ``a`` is ``b`` to ``limit``."""
+    """Return True if ``a`` equals ``b`` to a relative accuracy of ``limit``."""
     return distance(a, b) <= limit
 
 
 def rescaled(y: Tensor, target: Tensor) -> Tensor:
-    """Each row of ``y`` times the factor that brings it nearest to that of ``target``."""
+    """Scale each row of ``y`` to fit that of ``target`` best."""
     return y * (y * target).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True)
 
 
 def slope(y: Tensor, x: Tensor) -> Tensor:
-    """The factor by which each row of ``x`` comes nearest to that of ``y``: (rows, C), (rows, C) -> (rows,)."""
+    """Return the factor for which each row of ``x`` fits that of ``y`` best: (rows, C), (rows, C) -> (rows,)."""
     return (y * x).sum(-1) / x.square().sum(-1)

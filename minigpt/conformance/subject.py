@@ -1,4 +1,4 @@
-"""The norm under check: built at any width and dtype, with weights that hide nothing."""
+"""The norm under check: build it at any width and dtype, with random weights."""
 
 import math
 import zlib
@@ -21,56 +21,62 @@ from minigpt.placement import dtype_name
 
 EPS = 1e-5  # GPT-2's
 OTHER_EPS = 1e-3
+WITHOUT_BIAS = "without a bias, "  # begins what is said of a norm that raises without one
 
 
 class Mismatch(Exception):
-    """What came out cannot be compared: another shape, dtype or device, no gradient, finite for NaN. A failed case."""
+    """The output cannot be compared: another shape, dtype or device, no gradient, finite for NaN. The case fails."""
 
 
 class Unsupported(Exception):
-    """The norm says that it does not do this, and no GPT-2 needs it. Not judged, and no failed case."""
+    """The norm does not support this, and GPT-2 does not need it. The case is not judged, and does not fail."""
 
 
 class Candidate:
-    """A norm that has been built, and what was put into it.
+    """A norm that is built, with its weights.
 
     Attributes:
         module: the norm, in eval mode.
-        weight, bias: the Parameters that it was given; bias is None where it was built without.
-        eps: the eps that it was asked for.
+        weight, bias: its Parameters; bias is None if it is built without one.
+        eps: the eps that it must have.
     """
 
-    def __init__(self, module: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None, eps: float) -> None:
-        self.module, self.weight, self.bias, self.eps = module, weight, bias, eps
+    def __init__(
+        self, module: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None, eps: float, name: str = "it"
+    ) -> None:
+        self.module, self.weight, self.bias, self.eps, self.name = module, weight, bias, eps, name
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Those of the two that it has."""
+        """Its weight and, if it has one, its bias, by name."""
         return {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
 
     def __call__(self, x: Tensor, *, dtypes: Sequence[torch.dtype] = ()) -> Tensor:
-        """The norm of ``x``: same shape and device, and of the same dtype (or of one of ``dtypes``).
+        """Return the norm of ``x``, which must have the same shape, device and dtype (or one of ``dtypes``).
 
         Raises:
-            Mismatch: it is not.
-            Unsupported: the input is float64 and the norm refuses it.
+            Mismatch: if it has not.
+            Unsupported: if the input is float64 and the norm raises.
         """
         try:
             y = self.module(x)
         except RAISED as error:
-            if isinstance(error, NormError) and error.__cause__ is None:  # it ran, but its output is not like its input
+            if _is_mismatch(error):
                 raise Mismatch(str(error)) from error
             if x.dtype == torch.float64:
                 raise Unsupported(f"it refuses float64: {described(error)}") from error
-            raise
-        _require_alike(y, x, dtypes or (x.dtype,))
+            if isinstance(error, NormError):  # the adapter has explained it
+                raise
+            given = f"an input of {tuple(x.shape)} in {dtype_name(x.dtype)}"
+            raise NormError(f"{self.name} raised {last_line(error)} on {given}") from error
+        _require_alike(self.name, y, x, dtypes or (x.dtype,))
         return y
 
     def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """What its own ``add_norm`` makes of the two: their sum, and the norm of that.
+        """Call the norm's own ``add_norm``: return the sum, and the norm of the sum.
 
         Raises:
-            Unsupported: it has none.
+            Unsupported: if it has none.
         """
         fused = own_addition(self.module)
         if fused is None:
@@ -78,33 +84,35 @@ class Candidate:
         return fused(residual, delta)
 
     def ways(self) -> dict[str, Callable[[Tensor], Tensor]]:
-        """How a model may ask for it: by itself, and where it adds the residual too, so of two parts."""
+        """Return the ways in which a model calls the norm: alone and, if it adds the residual too, through add_norm."""
         alone: dict[str, Callable[[Tensor], Tensor]] = {"": self}
         added = {", in add_norm": partial(norm_by_addition, self.add_norm)}
         return alone | (added if own_addition(self.module) else {})
 
     def reference(self, x: Tensor) -> Tensor:
-        """What PyTorch's own layer_norm makes of ``x`` with the same weights."""
-        wide = x.to(torch.promote_types(x.dtype, self.weight.dtype))  # outside autocast, CUDA's takes no two dtypes
+        """Return PyTorch's own layer_norm of ``x`` with the same weights."""
+        wide = x.to(
+            torch.promote_types(x.dtype, self.weight.dtype)
+        )  # outside autocast, CUDA's layer_norm needs one dtype
         return F.layer_norm(wide, self.weight.shape, self.weight, self.bias, self.eps).to(x.dtype)
 
     def truth(self, x: Tensor) -> Truth:
-        """LayerNorm of ``x`` with the same weights in float64, and the bound on what rounding adds; on the CPU."""
+        """Return LayerNorm of ``x`` in float64 with the same weights, and the bound on rounding; on the CPU."""
         return truth(x, self.weight, self.bias, self.eps)
 
     def gradient_truth(self, x: Tensor, dy: Tensor) -> dict[str, Truth]:
-        """The gradients that ``dy`` brings back through that, both (rows, width), by the names of what takes them."""
+        """Return the gradients of that for an incoming ``dy``, by name; both arguments are (rows, width)."""
         return gradient_truth(x, self.weight, self.bias, self.eps, dy)
 
 
 class Subject:
-    """How to build the norm under check, and where its random numbers come from.
+    """The norm under check: how to build it, and its random numbers.
 
     Attributes:
-        name: what to call it.
+        name: its name in messages.
         device: where it is built and runs.
-        generator: draws the rows and the weights; the same for the same seed.
-        compile_backend: what torch.compile is to compile it with.
+        generator: draws rows and weights, by the seed.
+        compile_backend: the compiler that torch.compile uses.
     """
 
     def __init__(
@@ -115,7 +123,7 @@ class Subject:
         self.generator = Generator().manual_seed(seed)
 
     def drawing_for(self, purpose: str) -> "Subject":
-        """The same norm with random numbers of its own, so that no case depends on which others ran before it."""
+        """Return the same norm with separate random numbers, so that no case depends on earlier cases."""
         seed = zlib.crc32(f"{self.seed} {purpose}".encode())
         return Subject(self.norm, self.device, seed=seed, compile_backend=self.compile_backend)
 
@@ -128,12 +136,12 @@ class Subject:
         bias: bool = True,
         weights: Callable[[int, Generator], Weights] = ordinary_weights,
     ) -> Candidate:
-        """The norm over ``shape`` with ``weights(width, generator)`` in it, rounded to ``dtype``.
+        """Build the norm over ``shape`` with ``weights(width, generator)``, rounded to ``dtype``.
 
-        They are put in as ``swap_norms`` puts a model's own in: as the Parameters ``weight`` and ``bias``.
+        Sets the Parameters ``weight`` and ``bias``, as ``swap_norms`` does.
 
         Raises:
-            NormError: it cannot be built.
+            NormError: if it cannot be built.
         """
         module: Any = norms.build(self.norm, shape, eps=eps, bias=bias)
         sizes = (shape,) if isinstance(shape, int) else shape
@@ -142,74 +150,85 @@ class Subject:
         module.bias = nn.Parameter(self.put(shift.view(sizes), dtype)) if bias else None
         with naming(module):
             module = module.to(device=self.device, dtype=dtype).eval()
-        return Candidate(module, module.weight, module.bias, eps)
+        return Candidate(module, module.weight, module.bias, eps, self.name)
 
     def without_bias(self, width: int) -> Candidate:
-        """The norm without a shift.
+        """Build the norm without a bias.
 
         Raises:
-            Unsupported: it cannot be built so.
+            Unsupported: if it cannot be built, or raises although it does not raise with a bias. Every GPT-2 has one.
         """
         try:
-            return self.candidate(width, bias=False)
+            candidate = self.candidate(width, bias=False)
         except NormError as error:
             raise Unsupported(f"it cannot be built without a bias: {error}") from error
+        x = self.rows(12, width)
+        error = _raised(candidate.module, x)
+        if error and not _raised(self.candidate(width).module, x):
+            raise Unsupported(f"{WITHOUT_BIAS}{described(error)}") from error
+        return candidate
 
     def rows(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Ordinary rows of this shape, (..., width), as ``put`` puts them."""
+        """Return ordinary rows of this shape, (..., width), on the device."""
         return self.put(ordinary(math.prod(shape[:-1]), shape[-1], self.generator), dtype).view(shape)
 
     def put(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A tensor drawn in float64, rounded to ``dtype`` and on the norm's device."""
+        """Round a float64 tensor to ``dtype``, and move it to the norm's device."""
         return tensor.to(device=self.device, dtype=dtype)
 
     def require_judgeable(self) -> None:
-        """Find out whether it can be made in different widths, and runs at all, on 4 rows of 64 float32 numbers.
+        """Check that the norm can be built in two widths, and runs on 4 rows of 64 float32 numbers.
 
         Raises:
-            NormError: it cannot be built, or raises.
+            NormError: if it cannot be built, or raises.
         """
         candidate, _ = self.candidate(64), self.candidate(768)
         x = self.put(torch.randn(4, 64, generator=self.generator))
         if error := _raised(candidate.module, x):
             said = described(error)
             if not _raised(candidate.module, x[None]):
-                said += "; it takes (batch, sequence, width) alone, and is judged by rows (n, width) as well"
+                said += "; it takes only (batch, sequence, width), but the check needs (rows, width) as well"
             raise NormError(f"norm {self.name!r} cannot be judged: {said}") from error
 
     @property
     def notes(self) -> list[str]:
-        """What its adapter has to say of it."""
+        """Remarks of its adapter, for example on an eps that cannot be set."""
         return list(norms.notes(norms.build(self.norm, 64, eps=EPS)))
 
     @property
     def takes_eps(self) -> bool:
-        """Whether its constructor can be told an eps."""
+        """True if its constructor takes an eps."""
         make = locate(self.norm) if isinstance(self.norm, str) else self.norm
         return construct(make, (64,), eps=EPS, bias=True).takes_eps
 
 
 def described(error: BaseException) -> str:
-    """One line: what was raised and where; of an error that the adapter explains, its explanation."""
+    """Return one line: what was raised and where, or the adapter's own explanation."""
     return str(error) if isinstance(error, NormError) else last_line(error)
 
 
 @torch.no_grad()
 def _raised(module: nn.Module, x: Tensor) -> BaseException | None:
-    """What it raises when it is called with ``x``."""
+    """Return what the norm raises for ``x``. An output unlike its input is no exception of the norm."""
     try:
         module(x)
     except RAISED as error:
-        return error
+        return None if _is_mismatch(error) else error
     return None
 
 
-def _require_alike(y: object, x: Tensor, dtypes: Sequence[torch.dtype]) -> None:
+def _is_mismatch(error: BaseException) -> bool:
+    """Return True if the norm ran, but its adapter refused its output."""
+    said = str(error)
+    return isinstance(error, NormError) and (" went in, " in said or " returns a " in said)
+
+
+def _require_alike(name: str, y: object, x: Tensor, dtypes: Sequence[torch.dtype]) -> None:
     if not isinstance(y, Tensor):
-        raise Mismatch(f"it returns a {type(y).__name__}, not a tensor")
+        raise Mismatch(f"{name} returns a {type(y).__name__}, where a norm returns one tensor")
     if y.shape != x.shape:
-        raise Mismatch(f"it returns shape {tuple(y.shape)} for an input of {tuple(x.shape)}")
-    if y.dtype not in dtypes:
-        raise Mismatch(f"it returns {dtype_name(y.dtype)} for {dtype_name(x.dtype)} input")
+        raise Mismatch(f"{name} changes the shape: {tuple(x.shape)} went in, {tuple(y.shape)} came out")
     if y.device != x.device:
-        raise Mismatch(f"it returns a tensor on {y.device} for an input on {x.device}")
+        raise Mismatch(f"{name} changes the device: {x.device} went in, {y.device} came out")
+    if y.dtype not in dtypes:
+        raise Mismatch(f"{name} changes the dtype: {x.dtype} went in, {y.dtype} came out")

@@ -1,4 +1,4 @@
-"""LayerNorm in float64, and how far rounding alone may take a correct norm from it."""
+"""LayerNorm in float64, and a bound on the rounding of a correct norm."""
 
 import math
 from typing import NamedTuple
@@ -7,46 +7,48 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# u, the unit roundoff: half the distance from 1 to the next number, so the most that one rounding is off, relatively
+# u, the unit roundoff, is the largest relative error of one rounding: half the distance from 1 to the next number
 
 
 class Precision(NamedTuple):
-    """What a norm may lose at one dtype of its input."""
+    """The precision that a norm must have at one dtype of its input."""
 
     statistics: float  # u of the arithmetic inside a row
-    result: float  # u of the dtype that comes out
-    smallest: float  # below this a result may be flushed or rounded away
+    result: float  # u of the output's dtype
+    smallest: float  # a smaller result may be rounded to 0
     why: str
 
 
 PRECISIONS = {
     torch.float64: Precision(2**-53, 2**-53, 2**-1022, "float64 throughout"),
     torch.float32: Precision(2**-24, 2**-24, 2**-126, "float32 throughout"),
-    torch.float16: Precision(2**-24, 2**-11, 2**-24, "float32 statistics, for float16 ends at 65,504; float16 result"),
-    torch.bfloat16: Precision(2**-24, 2**-8, 2**-126, "float32 statistics, for bfloat16 has 8 bits; bfloat16 result"),
+    torch.float16: Precision(
+        2**-24, 2**-11, 2**-24, "float32 statistics, since float16 ends at 65,504; float16 result"
+    ),
+    torch.bfloat16: Precision(2**-24, 2**-8, 2**-126, "float32 statistics, since bfloat16 has 8 bits; bfloat16 result"),
 }
 
 
 class Truth(NamedTuple):
-    """What LayerNorm is, and the most that a correct norm may be off, element by element; float64, on the CPU."""
+    """LayerNorm, and the largest error of a correct norm, element by element; float64 on the CPU."""
 
     values: Float[Tensor, "*dims"]
     bound: Float[Tensor, "*dims"]
 
 
 def bound_reason(dtype: torch.dtype) -> str:
-    """Why ``Truth.bound`` is what it is."""
+    """Return the reason for ``Truth.bound`` in a few words."""
     half = PRECISIONS[dtype].result > PRECISIONS[dtype].statistics
     growth = "4 + n" if half else "4 + 2 sqrt(n)"
     return f"{PRECISIONS[dtype].why}: {growth} roundings times largest value / deviation, and 3 of the result"
 
 
 def sum_growth(terms: int, *, alike: bool = False) -> float:
-    """How many u a sum of that many roundings may be off. In random order they grow as sqrt(n), not as n.
+    """Return the largest error, in u, of a sum of ``terms`` roundings. Random roundings grow as sqrt(n), not as n.
 
     Higham & Mary 2019, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41(5). The
-    factor 2 lets a plain loop over the row pass; blocked and pairwise sums stay below 3 u at any width. ``alike``: the
-    numbers repeat, and their roundings with them, as in a constant row or one of few bits; then they may grow as n.
+    factor 2 lets a plain loop over the row pass; blocked and pairwise sums stay below 3 u at any width. With ``alike``,
+    numbers repeat, as in a constant row, and so do their roundings; the error may then grow as n.
     """
     return 4.0 + (terms if alike else 2 * math.sqrt(terms))
 
@@ -54,7 +56,7 @@ def sum_growth(terms: int, *, alike: bool = False) -> float:
 def layer_norm_float64(
     x: Float[Tensor, "*dims"], weight: Float[Tensor, "*row"], bias: Float[Tensor, "*row"] | None, eps: float
 ) -> Float[Tensor, "*dims"]:
-    """LayerNorm (arXiv 1607.06450, equations 3 and 4) of float64 ``x``, exact to a few u whatever the row's mean."""
+    """Return LayerNorm (arXiv 1607.06450, equations 3 and 4) of float64 ``x``, exact to a few u for any mean."""
     centred, deviation = _moments(x, weight.ndim, eps)
     y = centred / deviation * weight
     return y if bias is None else y + bias
@@ -63,10 +65,10 @@ def layer_norm_float64(
 def truth(
     x: Float[Tensor, "*dims"], weight: Float[Tensor, "*row"], bias: Float[Tensor, "*row"] | None, eps: float
 ) -> Truth:
-    """LayerNorm of the numbers that ``x``, ``weight`` and ``bias`` hold, after whatever rounding made them.
+    """Return LayerNorm of ``x`` as it is, that is after rounding to its dtype, and the bound for a correct norm.
 
     The bound follows the conditioning: a row whose values reach ``K`` deviations from 0 loses ``K u`` in ``x - mean``
-    alone, whatever the algorithm. A difference of squares, E[x^2] - E[x]^2, loses ``K^2 u`` and exceeds it.
+    with any algorithm. A difference of squares, E[x^2] - E[x]^2, loses ``K^2 u`` and exceeds it.
     """
     precision = PRECISIONS[x.dtype]
     x, weight = _widen(x), _widen(weight)
@@ -77,7 +79,9 @@ def truth(
     growth = _growth(centred, weight.ndim, precision)  # (..., 1)
     statistics = precision.statistics * (growth * reach * (1 + standard.abs()) + 8 * standard.abs())
     result = precision.result * (1 + 4 * precision.result) * (3 * (standard * weight).abs() + shift.abs())
-    folded = 2 * precision.statistics * shift.abs()  # for those who add bias - mean / deviation * weight at one go
+    folded = (
+        2 * precision.statistics * shift.abs()
+    )  # allows norms that add (bias - mean / deviation * weight) in one step
     bound = statistics * weight.abs() + result + folded + precision.smallest * (2 + weight.abs())
     return Truth(standard * weight + shift, bound)
 
@@ -89,11 +93,11 @@ def gradient_truth(
     eps: float,
     dy: Float[Tensor, "rows row"],
 ) -> dict[str, Truth]:
-    """The gradients that ``dy`` at the output brings to "input", "weight" and, unless there is none, "bias".
+    """Return the gradients of "input", "weight" and, if there is one, "bias" for an incoming ``dy``.
 
-    By autograd in float64. The bounds: with g = dy * weight and s the standardized row, the gradient of the input is
-    (g - mean(g) - s mean(g s)) / deviation, where an error of K u in s enters twice. The gradients of weight and bias
-    are sums over the rows, each term off by its own error.
+    Autograd computes them in float64. The bounds: with g = dy * weight and s the standardized row, the gradient of the
+    input is (g - mean(g) - s mean(g s)) / deviation, where an error of K u in s enters twice. The gradients of weight
+    and bias are sums over the rows, and the errors of the terms add up.
     """
     precision = PRECISIONS[x.dtype]
     leaves = {"input": x, "weight": weight} | ({} if bias is None else {"bias": bias})
@@ -120,7 +124,7 @@ def gradient_truth(
 def _moments(
     x: Float[Tensor, "*dims"], row_ndim: int, eps: float
 ) -> tuple[Float[Tensor, "*dims"], Float[Tensor, "*stats"]]:
-    """x - mean and sqrt(var + eps). Centred twice: the second mean is what the rounding of the first left over."""
+    """Return x - mean and sqrt(var + eps). Centre twice: the second mean is the rounding error of the first."""
     row = _row_dims(row_ndim)
     centred = x - x.mean(row, keepdim=True)
     centred = centred - centred.mean(row, keepdim=True)
@@ -128,7 +132,7 @@ def _moments(
 
 
 def _growth(centred: Float[Tensor, "*dims"], row_ndim: int, precision: Precision) -> Float[Tensor, "*stats"]:
-    """``sum_growth`` of each row."""
+    """Return ``sum_growth`` of each row."""
     terms = centred.shape[-row_ndim:].numel()
     alike = (centred == 0).all(_row_dims(row_ndim), keepdim=True) | (precision.result > precision.statistics)
     return torch.where(alike, sum_growth(terms, alike=True), sum_growth(terms))

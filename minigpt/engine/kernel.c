@@ -426,21 +426,22 @@ static void int8_chunk(struct worker *me, const struct matrix *m, long from, lon
     }
 }
 
-/* Round a row to eight bits by blocks, and once more what that leaves over. */
+/* Round a row to eight bits by blocks, and once more what that leaves over. A block with NaN or infinity gives NaN. */
 static void quantize(const float *x, long count, int8_t *parts, long x_step, float *scales, int32_t *offsets) {
     for (long b = 0; b * BLOCK < x_step; b++) {
         const long n = count - b * BLOCK < BLOCK ? count - b * BLOCK : BLOCK;
-        float most = 0;
-        for (long i = 0; i < n; i++) most = fmaxf(most, fabsf(x[b * BLOCK + i]));
+        float most = 0, zero = 0;
+        for (long i = 0; i < n; i++) most = fmaxf(most, fabsf(x[b * BLOCK + i])), zero += 0 * x[b * BLOCK + i];
+        const int finite = zero == 0;
         const float factor = most > 0 ? 127 / most : 0;
         int32_t coarse_sum = 0, fine_sum = 0;
         for (long i = 0; i < BLOCK; i++) {
-            float scaled = i < n ? x[b * BLOCK + i] * factor : 0, coarse = rintf(scaled);
+            float scaled = i < n && finite ? x[b * BLOCK + i] * factor : 0, coarse = rintf(scaled);
             float fine = rintf((scaled - coarse) * 254);
             parts[b * BLOCK + i] = (int8_t)coarse, coarse_sum += (int32_t)coarse;
             if (PARTS > 1) parts[x_step + b * BLOCK + i] = (int8_t)fine, fine_sum += (int32_t)fine;
         }
-        scales[b] = most / 127;
+        scales[b] = finite ? most / 127 : NAN;
         offsets[2 * b] = -128 * coarse_sum, offsets[2 * b + 1] = -128 * fine_sum; /* weights are 128 more than they are */
     }
 }

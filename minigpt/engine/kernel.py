@@ -141,6 +141,8 @@ def why_not(model: nn.Module) -> str | None:
         return "the weights are not all on the CPU in float32, or all in bfloat16"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on"
+    if [getattr(block.attn, "layer", None) for block in model.h] != list(range(len(model.h))):
+        return "the blocks are not in the order of their layers in the cache"
     replaced = vars(model).keys() & {"hidden_states", "embed", "run", "head"}
     if is_watched(model) or replaced or any("forward" in vars(part) for part in model.modules()):
         return "a module has hooks or a replaced forward"

@@ -44,6 +44,8 @@ class GPT2(gpt2.GPT2):
         NormError: if ``norm`` is unknown.
     """
 
+    __call__: Callable[..., Float[Tensor, "batch seq vocab"]]  # for type checkers: nn.Module's returns Any
+
     def __init__(
         self,
         config: GPT2Config,

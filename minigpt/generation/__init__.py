@@ -1,19 +1,25 @@
 """Model -> tokens."""
 
-from minigpt.generation.complete import Completion, Prompt, complete
-from minigpt.generation.decode import Generated, generate, prompt_ids, stream
-from minigpt.generation.processors import warp
-from minigpt.generation.settings import GenerationSettings, parse_settings
+from minigpt.generation.complete import Completion, Piece, Prompt, complete, stream_many
+from minigpt.generation.decode import Generated, generate, stream
+from minigpt.generation.prompts import prompt_ids
+from minigpt.generation.settings import GenerationSettings, Options, Settings, TextSettings, parse_settings
+from minigpt.generation.warping import warp
 
 __all__ = [
     "Completion",
     "Generated",
     "GenerationSettings",
+    "Options",
+    "Piece",
     "Prompt",
+    "Settings",
+    "TextSettings",
     "complete",
     "generate",
     "parse_settings",
     "prompt_ids",
     "stream",
+    "stream_many",
     "warp",
 ]

@@ -3,8 +3,9 @@
 B rows, T tokens read at once, V vocabulary.
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -28,6 +29,7 @@ NO_TOKEN_LEFT = "the settings exclude every token there is; permit some, or ask 
 OVERHEAD = {"cpu": 32, "cuda": 1024}  # tokens that could be read in the time that a forward takes anyway
 OVERHEAD_BESIDE = {"cpu": 2, "cuda": 1024}  # the same of one text more in a forward that others need anyway
 SHORT = {"cpu": 64, "cuda": 2048}  # tokens of a text that is read sooner with others
+IDLE = 0.002  # seconds to wait before asking again for a row when none is in progress
 BLOCK = 256  # scores, of which the largest is found at once
 WASTE = 32  # columns that no row needs any more, from which on it pays to move everybody to the left
 
@@ -94,13 +96,17 @@ class Batch:
                 self._read_last()
         return self.join(joining)
 
+    def drop(self, rows: Container[Row]) -> None:
+        """Let rows go before they are over. Call it between ``choose`` and ``read``."""
+        self._leave([place for place, row in enumerate(self.rows) if row in rows])
+
     @property
     def reads_ragged(self) -> bool:
         """Whether new texts may be read in one forward with the tokens of the others."""
         return reads_together(self.model)
 
     def _next_tokens(self) -> list[int]:
-        return next_tokens(self.logits, self.rows, self.settings)
+        return next_tokens(self.logits, self.rows)
 
     def _read_last(self) -> None:
         if self.kernel is None:
@@ -134,7 +140,7 @@ class Batch:
         """What the row's next token may see: all, or the least that is kept and what was added since that was cut."""
         if len(row.ids) <= self.context:
             return row.ids
-        least = max(1, self.context - self.settings.slide_stride + 1)
+        least = max(1, self.context - row.settings.slide_stride + 1)
         since = len(row.ids) - max(row.prompt_length, self.context + 1)  # tokens, since it first did not hold them all
         return row.ids[-(least + since % (self.context - least + 1)) :]
 
@@ -169,15 +175,26 @@ class Batch:
         return gone
 
 
-def write(batch: Batch, waiting: Iterable[Row]) -> Iterator[Row]:
-    """Every row each time that it has new tokens, until all have been written; ``row.end`` says which are over.
+def write(batch: Batch, waiting: Iterable[Row | None]) -> Iterator[Row]:
+    """Yield every row each time that it has new tokens, until all have been written; ``row.end`` says which are over.
 
-    A place that becomes free is taken by the next of those waiting at once.
+    A place that becomes free is taken by the next of those waiting at once. ``waiting`` is read lazily. It may yield
+    None for "nobody at the moment": the rows in progress go on, and it is asked again after their next token.
     """
-    queue = deque(waiting)
+    queue = iter(waiting)
+    over = object()
 
     def next_few() -> list[Row]:
-        return [queue.popleft() for _ in range(min(len(queue), batch.places - len(batch.rows)))]
+        few: list[Row] = []
+        while len(batch.rows) + len(few) < batch.places:
+            row = next(queue, over)
+            if isinstance(row, Row):
+                few.append(row)
+            elif row is over or few or batch.rows:
+                break
+            else:
+                time.sleep(IDLE)
+        return few
 
     batch.join(next_few())
     while batch.rows:
@@ -206,13 +223,29 @@ def without_unused_ids(logits: Float[Tensor, "rows vocab"], used_vocab_size: int
     return logits.masked_fill(unused, -torch.inf)
 
 
-def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], settings: GenerationSettings) -> list[int]:
-    """The next token of each row: the likeliest, or one drawn by the row's own chance.
+def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row]) -> list[int]:
+    """Return the next token of each row: the likeliest, or one drawn by the row's own chance.
+
+    Rows whose settings choose alike are served together.
 
     Raises:
-        GenerationError: the model has computed NaN, so that no token is the likeliest, or an infinite logit where one
-            is drawn, or nothing is left to choose.
+        GenerationError: if a logit is NaN, or infinite where a token is drawn, or if no token is left to choose.
     """
+    if all(row.settings is rows[0].settings for row in rows):
+        return _next_tokens_alike(logits, rows, rows[0].settings)
+    alike: defaultdict[object, list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        alike[row.settings.choice].append(place)
+    found = {}
+    for places in alike.values():
+        some = [rows[place] for place in places]
+        found |= zip(places, _next_tokens_alike(logits[places], some, some[0].settings), strict=True)
+    return [found[place] for place in range(len(rows))]
+
+
+def _next_tokens_alike(
+    logits: Float[Tensor, "batch vocab"], rows: list[Row], settings: GenerationSettings
+) -> list[int]:
     largest = logits.amax(-1)  # (B,)
     if largest.isnan().any():  # NaN is larger than any number
         raise GenerationError(NOT_A_NUMBER)

@@ -1,24 +1,18 @@
-"""Many prompts through one model: places for some of them, and a place that is free is taken at once."""
+"""Many prompts through one model: a fixed number of places, and a free place is taken by the next prompt at once."""
 
 import dataclasses
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Unpack
 
 import torch
 
 from minigpt.engine import GPT2
 from minigpt.errors import GenerationError, is_several
-from minigpt.generation.decode import (
-    prompt_ids,
-    require_codec,
-    require_room,
-    require_writer,
-    rows_of,
-    write_rows,
-)
+from minigpt.generation.decode import rows_of_prompt, write_rows
+from minigpt.generation.prompts import prompt_ids, require_codec, require_room, require_writer
 from minigpt.generation.row import Row, TextCodec
-from minigpt.generation.settings import GenerationSettings, parse_settings
+from minigpt.generation.settings import GenerationSettings, TextSettings, parse_settings
 from minigpt.model.checks import check_known
 
 
@@ -27,10 +21,10 @@ class Prompt:
     """One of many prompts.
 
     Attributes:
-        text: what to go on from; empty starts a new document.
-        max_new_tokens, seed: its own, where they are not those of the settings. A seed is that of its first text; the
+        text: what to continue; empty starts a new document.
+        max_new_tokens, seed: this prompt's own, instead of the settings'. The seed is that of its first text; the
             others of num_return_sequences follow it.
-        origin: what an error calls it, where its number says too little.
+        origin: what an error message calls it, instead of its number.
     """
 
     text: str
@@ -47,9 +41,9 @@ class Completion:
         prompt: number of the prompt, from 0.
         number: which of its num_return_sequences, from 0.
         ids: the new tokens, the end included.
-        text: what they say, without the end or the stop string.
+        text: what they say, without the end or the stop text.
         end: "eos", "stop" or "length".
-        logprobs: of each new token, where output_logprobs asks for them.
+        logprobs: of each new token, with output_logprobs.
     """
 
     prompt: int
@@ -60,79 +54,146 @@ class Completion:
     logprobs: list[float] | None
 
 
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A piece of a text that is being written.
+
+    Attributes:
+        prompt, number: as in ``Completion``.
+        text: what the text has grown by; empty only if ``end`` says that it is finished.
+        end: "eos", "stop" or "length" in the last piece of a text, None before.
+    """
+
+    prompt: int
+    number: int
+    text: str
+    end: str | None
+
+
 def complete(
     model: GPT2,
     tokenizer: TextCodec,
-    prompts: Iterable[str | Prompt],
+    prompts: Iterable[str | Prompt | None],
     *,
     batch_size: int = 16,
     skip: Container[tuple[int, int]] = (),
-    **settings: Any,
+    output_logprobs: bool = False,
+    **settings: Unpack[TextSettings],
 ) -> Iterator[Completion]:
-    """What the model adds to each of many prompts, in the order in which they are finished.
+    """Return an iterator of what the model adds to each of many prompts, in the order in which the texts are finished.
 
-    At most ``batch_size`` are written at a time, and what is finished leaves its place to the next at once. A row's
-    tokens are those that it would get alone, up to the last bits of its logits; text j of prompt i draws with
+    At most ``batch_size`` texts are written at a time, and a finished one leaves its place to the next at once. A row's
+    tokens are those that it would get alone, up to the last bits of its logits. Text j of prompt i draws with
     seed + i * num_return_sequences + j.
 
     Args:
-        skip: (prompt, number) of texts that are not wanted; read when the first is asked for, and filled until then.
-        settings: as ``generate`` takes them.
+        prompts: a sequence is checked as a whole at the call. Any other iterable, such as a generator that reads a
+            queue, is read lazily: each prompt when a place for it is free. It may yield None for "no prompt at the
+            moment", and the texts in progress go on; one that blocks stops them meanwhile.
+        skip: (prompt, number) of texts to leave out; it may be filled until the first text is asked for.
+        settings: as in ``generate``.
 
     Raises:
-        ConfigError: at the call: the model is no GPT2, or has no values.
-        GenerationError: at the call: settings that cannot be, one text for all prompts, somebody else's tokenizer, or
-            a prompt, named by its number, that has no tokens, foreign ones or too many. And later, as ``generate``.
+        ConfigError: at the call, if the model is not a GPT2, or has no values.
+        GenerationError: at the call, if settings are invalid, prompts is a single text, the tokenizer is not ours, or a
+            prompt of a sequence (the message has its number) is empty, too long or not a text. Later, as ``generate``,
+            and for the prompts of other iterables.
+    """
+    chosen = parse_settings(**settings, output_logprobs=output_logprobs)
+    rows = _rows(model, tokenizer, prompts, chosen, batch_size)
+    return (
+        Completion(
+            row.prompt, row.number, row.new_ids, row.take_text(), row.end, row.logprobs if output_logprobs else None
+        )
+        for row in _write(model, rows, chosen, skip, batch_size)
+        if row.end
+    )
+
+
+def stream_many(
+    model: GPT2,
+    tokenizer: TextCodec,
+    prompts: Iterable[str | Prompt | None],
+    *,
+    batch_size: int = 16,
+    **settings: Unpack[TextSettings],
+) -> Iterator[Piece]:
+    """Return an iterator of pieces of text as they are decoded; otherwise like ``complete``.
+
+    Raises:
+        ConfigError, GenerationError: as ``complete``.
     """
     chosen = parse_settings(**settings)
+    rows = _rows(model, tokenizer, prompts, chosen, batch_size)
+    return (
+        Piece(row.prompt, row.number, text, row.end)
+        for row in _write(model, rows, chosen, (), batch_size)
+        if (text := row.take_text()) or row.end
+    )
+
+
+def _write(
+    model: GPT2,
+    rows: list[Row] | Iterator[Row | None],
+    settings: GenerationSettings,
+    skip: Container[tuple[int, int]],
+    places: int,
+) -> Iterator[Row]:
+    if not isinstance(rows, list):
+        wanted = (row for row in rows if row is None or (row.prompt, row.number) not in skip)
+        yield from write_rows(model, wanted, settings, places)
+    elif wanted := [row for row in rows if (row.prompt, row.number) not in skip]:
+        yield from write_rows(model, wanted, settings, places)
+
+
+def _rows(
+    model: GPT2,
+    tokenizer: TextCodec,
+    prompts: Iterable[str | Prompt | None],
+    settings: GenerationSettings,
+    batch_size: int,
+) -> list[Row] | Iterator[Row | None]:
+    """Check the arguments; return the rows, as a list if the prompts are a sequence."""
     if not isinstance(batch_size, Integral) or batch_size < 1:
         raise GenerationError(f"batch_size must be 1 or more, not {batch_size!r}")
-    if chosen.output_scores:
-        raise GenerationError("scores of so many texts are not kept; output_logprobs are")
-    require_writer(model, chosen)
+    if settings.output_scores:
+        raise GenerationError("output_scores is for generate; here only output_logprobs are kept")
+    require_writer(model, settings)
     require_codec(tokenizer)
     if isinstance(prompts, Mapping) or not is_several(prompts):
         one = "text" if isinstance(prompts, str) else type(prompts).__name__
         raise GenerationError(f"prompts must be a list of texts, not one {one}")
-    given = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-    for number, prompt in enumerate(given):
-        if not isinstance(prompt, Prompt):
-            raise GenerationError(f"prompt {number} must be a text or a Prompt, not of type {type(prompt).__name__}")
-    return _completions(model, _rows(model, tokenizer, given, chosen), chosen, batch_size, skip)
+    rows = _rows_of_each(model, tokenizer, prompts, settings)
+    return [row for row in rows if row is not None] if isinstance(prompts, Sequence) else rows
 
 
-def _completions(
-    model: GPT2, rows: list[Row], settings: GenerationSettings, places: int, skip: Container[tuple[int, int]]
-) -> Iterator[Completion]:
-    wanted = [row for row in rows if (row.prompt, row.number) not in skip]
-    if not wanted:
-        return
-    for row in write_rows(model, wanted, settings, places):
-        if row.end:
-            logprobs = row.logprobs if settings.output_logprobs else None
-            yield Completion(row.prompt, row.number, row.new_ids, row.take_text(), row.end, logprobs)
-
-
-def _rows(model: GPT2, tokenizer: TextCodec, prompts: Sequence[Prompt], settings: GenerationSettings) -> list[Row]:
-    texts = []
-    for number, prompt in enumerate(prompts):
+def _rows_of_each(
+    model: GPT2, tokenizer: TextCodec, prompts: Iterable[str | Prompt | None], settings: GenerationSettings
+) -> Iterator[Row | None]:
+    number = 0
+    for prompt in prompts:
+        if prompt is None:
+            yield None
+            continue
+        given = Prompt(prompt) if isinstance(prompt, str) else prompt
+        if not isinstance(given, Prompt):
+            raise GenerationError(f"prompt {number} must be a text or a Prompt, not of type {type(given).__name__}")
         try:
-            texts.append(_checked_ids(model, tokenizer, prompt, settings))
+            yield from _rows_of_one(model, tokenizer, number, given, settings)
         except GenerationError as error:
-            raise GenerationError(f"{prompt.origin or f'prompt {number}'}: {error}") from error
-    rows = rows_of(model, texts, settings, tokenizer)
-    for row in rows:
-        own = prompts[row.prompt]
-        row.max_new_tokens = own.max_new_tokens or settings.max_new_tokens
-        if own.seed is not None:
-            row.seed = own.seed + row.number
-    return rows
+            raise GenerationError(f"{given.origin or f'prompt {number}'}: {error}") from error
+        number += 1
 
 
-def _checked_ids(model: GPT2, tokenizer: TextCodec, prompt: Prompt, settings: GenerationSettings) -> list[int]:
+def _rows_of_one(
+    model: GPT2, tokenizer: TextCodec, number: int, prompt: Prompt, settings: GenerationSettings
+) -> list[Row]:
     own = {name: getattr(prompt, name) for name in ("max_new_tokens", "seed") if getattr(prompt, name) is not None}
-    new = dataclasses.replace(settings, **own).max_new_tokens  # which judges them
+    chosen = settings.replace(**own) if own else settings
     ids = prompt_ids(tokenizer, prompt.text)
     check_known(torch.tensor([ids], device="cpu"), model.config.vocab_size)
-    require_room(model, len(ids), new, settings.overflow)
-    return ids
+    require_room(model, len(ids), chosen.max_new_tokens, settings.overflow)
+    seed = chosen.seed
+    if seed is not None and prompt.seed is None:
+        seed += number * settings.num_return_sequences
+    return rows_of_prompt(model, number, ids, chosen, tokenizer, seed)

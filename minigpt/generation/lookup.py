@@ -62,7 +62,7 @@ class LookupBatch(Batch):
         (row,) = self.rows
         read = self.slots.length - len(self.drafted)
         for right, logits in enumerate(self.logits.split(1)):  # each (1, V)
-            row.push(*next_tokens(logits, self.rows, self.settings))
+            row.push(*next_tokens(logits, self.rows))
             if row.end or right == len(self.drafted) or row.ids[-1] != self.drafted[right]:
                 self.slots.length = read + right  # the rest of the draft is forgotten
                 break

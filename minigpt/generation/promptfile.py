@@ -1,7 +1,11 @@
-"""Prompts from a file, results to a file: one JSON object a line, and after a kill the rest of them.
+"""Prompts from a file and results to a file, so that a run that was killed goes on where it ended.
 
-A line of prompts is {"prompt": "...", "id": ..., "max_new_tokens": ..., "seed": ...}, of which only the prompt must be.
-A line of results begins with the fingerprint of its run, so that no run goes on with another's.
+A file of prompts has one prompt a line: plain text, or JSON of which only the prompt is required:
+
+    {"prompt": "...", "id": ..., "max_new_tokens": ..., "seed": ...}
+
+It is JSON if its name ends in .jsonl or its first line starts with "{". Each result begins with the fingerprint of its
+run, so that no run continues the file of another.
 """
 
 import codecs
@@ -20,36 +24,44 @@ from minigpt.generation.complete import Completion, Prompt
 from minigpt.generation.settings import RANGES
 from minigpt.json_file import parse_object
 
-SAMPLE = 1024  # values of a weight, at least, by which it is known again
+SAMPLE = 1024  # values of each weight, at least, that go into the fingerprint
 
 FIELDS = ("prompt", "id", "max_new_tokens", "seed")
 
 
 class PromptLine(NamedTuple):
-    """A prompt, and where it stands."""
+    """A prompt and its line."""
 
     line: int  # from 1
-    id: Any  # the user's own name for it, None where there is none
+    id: Any  # the user's name for it, or None
     prompt: Prompt
 
 
 def read_prompts(file: str | Path) -> list[PromptLine]:
-    """The prompts of a .jsonl file; empty lines between them are none.
+    """Return the prompts of a file, one a line, plain or JSON. Empty lines are skipped.
 
     Raises:
-        GenerationError: the file cannot be read or holds none, or a line, named with its reason, is broken.
+        GenerationError: if the file cannot be read, has no prompt, or a line is invalid; the message names the line.
     """
     try:
-        lines = Path(file).read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
+        data = Path(file).read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise GenerationError(f"cannot read {file}: {error.strerror}") from error
-    prompts = [_parsed(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not prompts:
-        raise GenerationError(f"{file} holds no prompt")
-    return prompts
+    lines = {number: line.removesuffix(b"\r") for number, line in enumerate(data.split(b"\n"), start=1) if line.strip()}
+    if not lines:
+        raise GenerationError(f"{file} holds no prompt; write one on each line")
+    is_json = str(file).endswith(".jsonl") or next(iter(lines.values())).lstrip().startswith(b"{")
+    return [(_from_json if is_json else _from_text)(file, number, line) for number, line in lines.items()]
 
 
-def _parsed(file: str | Path, number: int, line: bytes) -> PromptLine:
+def _from_text(file: str | Path, number: int, line: bytes) -> PromptLine:
+    try:
+        return PromptLine(number, None, Prompt(line.decode("utf-8"), origin=f"{file}, line {number}"))
+    except UnicodeDecodeError as error:
+        raise GenerationError(f"{file}, line {number}: not UTF-8 text: {error}") from error
+
+
+def _from_json(file: str | Path, number: int, line: bytes) -> PromptLine:
     try:
         fields = parse_object(line)
     except ValueError as error:
@@ -60,8 +72,8 @@ def _parsed(file: str | Path, number: int, line: bytes) -> PromptLine:
         fields = {}
     if reason := _fault(fields):
         raise GenerationError(f"{file}, line {number}: {reason}")
-    own = Prompt(fields["prompt"], fields.get("max_new_tokens"), fields.get("seed"), f"{file}, line {number}")
-    return PromptLine(number, fields.get("id"), own)
+    prompt = Prompt(fields["prompt"], fields.get("max_new_tokens"), fields.get("seed"), f"{file}, line {number}")
+    return PromptLine(number, fields.get("id"), prompt)
 
 
 def _fault(fields: dict[str, Any]) -> str | None:
@@ -85,30 +97,29 @@ def _written(fields: Any) -> bytes:
 
 
 def fingerprint(model: GPT2, prompts: list[PromptLine], settings: Mapping[str, Any]) -> str:
-    """What tells a run from any other: the prompts, the settings, the model's shape and a thousand values or two of
-    each of its weights, from one end to the other."""
+    """Return a hash of the run: its prompts, its settings, the model's config and a sample of each weight."""
     weights = hashlib.sha256()
     for name, tensor in model.state_dict().items():
-        some = tensor.flatten()[:: tensor.numel() // SAMPLE | 1]  # odd, so that all columns have a turn
+        some = tensor.flatten()[:: tensor.numel() // SAMPLE | 1]  # odd, so that the sample has all columns
         weights.update(f"{name} {tensor.dtype} {some.tolist()}".encode())
     what = [[list(line) for line in prompts], dict(settings), model.config.to_dict(), weights.hexdigest()]
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 class ResultFile:
-    """The results of one run, whole lines only, appended as they are finished. A context manager.
+    """The results of one run, appended as whole lines. A context manager.
 
     Args:
-        file: where they go. Results of the same run that are there already are kept.
+        file: where to write. Results of the same run that it already has are kept.
         run: the run's fingerprint.
 
     Attributes:
-        done: (line, number) of the results that are there.
-        note: what was found that a user should know, or None.
+        done: (line, number) of the results that the file has.
+        note: something that the user should know about the file, or None.
 
     Raises:
-        GenerationError: the file cannot be written, is being written, or holds anything but results of this run; it is
-            as it was then.
+        GenerationError: if the file cannot be written, another process writes it, or it has anything but results of
+            this run; the file is unchanged then.
     """
 
     def __init__(self, file: str | Path, run: str) -> None:
@@ -116,7 +127,7 @@ class ResultFile:
         self.done: set[tuple[int, int]] = set()
         self.note: str | None = None
         try:
-            # To read what a pipe holds would keep it open when its reader has gone.
+            # A pipe opened for reading too would stay open after its reader has gone.
             mode = "ab" if self.path.exists() and not self.path.is_file() else "a+b"
             self._file: BinaryIO = open(file, mode, buffering=0)  # noqa: SIM115  (closed by __exit__)
         except OSError as error:
@@ -128,10 +139,10 @@ class ResultFile:
             raise
 
     def add(self, line: PromptLine, result: Completion) -> None:
-        """Write a result: it is there whole, or not at all.
+        """Write a result, whole or not at all.
 
         Raises:
-            GenerationError: the disk is full, or whoever read it has gone; the results before are kept.
+            GenerationError: if the disk is full or the reader of a pipe has gone; earlier results are kept.
         """
         fields = {"run": self.run, "line": line.line, "number": result.number}
         fields |= {"id": line.id} if line.id is not None else {}
@@ -163,7 +174,7 @@ class ResultFile:
         return stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
 
     def _take_up(self) -> None:
-        if not self._is_regular():  # a pipe or a device: there is nothing to go on from
+        if not self._is_regular():  # a pipe or a device has no earlier results
             return
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,12 +188,12 @@ class ResultFile:
             self._cut(rest, len(whole) + 1)
 
     def _known(self, number: int, line: bytes) -> tuple[int, int]:
-        """(line, number) of a result of this run."""
+        """Return the (line, number) of a result of this run."""
         try:
             fields = json.loads(line)
             run, *of = fields["run"], fields["line"], fields["number"]
             if not all(type(place) is int for place in of):
-                raise TypeError("a place is a whole number")
+                raise TypeError("line and number must be whole numbers")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise GenerationError(
                 f"{self.path}, line {number}: not a result of this command; give another --out"
@@ -196,7 +207,7 @@ class ResultFile:
         return of[0], of[1]
 
     def _cut(self, rest: bytes, number: int) -> None:
-        """Remove the beginning of a result that was never finished."""
+        """Remove the start of a result that was cut short."""
         start = json.dumps({"run": self.run})[:-1].encode()
         if not (rest.startswith(start) or start.startswith(rest)):
             raise GenerationError(f"{self.path}, line {number}: not a result of this command; give another --out")

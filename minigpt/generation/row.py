@@ -32,7 +32,7 @@ class Row:
         ids: the prompt's tokens and the new ones.
         prompt_length: how many of them are the prompt's.
         max_new_tokens: how many may be added.
-        settings: for the stop strings that end its text.
+        settings: how its tokens are chosen, and the stop strings that end its text.
         end_ids: the tokens that end it.
         seed: of the chances that it draws by; None takes it from the system.
         tokenizer: None where nobody looks at its text.
@@ -45,17 +45,17 @@ class Row:
     number: int
     ids: list[int]
     max_new_tokens: int
-    settings: dataclasses.InitVar[GenerationSettings]
+    settings: GenerationSettings
     end_ids: tuple[int, ...]
     seed: int | None = None
     tokenizer: TextCodec | None = None
 
-    def __post_init__(self, settings: GenerationSettings) -> None:
+    def __post_init__(self) -> None:
         self.prompt_length = len(self.ids)
         self.end: str | None = None
         self.scores: list[Tensor] = []  # each (V,)
         self.logprobs: list[float] = []
-        self.text = TextAssembler(settings.stop_texts)
+        self.text = TextAssembler(self.settings.stop_texts)
         self._unread = ""
         self._drawn = torch.empty(0, dtype=torch.float64, device="cpu")
 

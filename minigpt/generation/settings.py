@@ -1,17 +1,96 @@
-"""What to generate, in the names and with the meanings of a Hugging Face generation config."""
+"""Settings of generation, in the names and with the meanings of a Hugging Face generation config.
 
-import dataclasses
-import numbers
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+``Options`` and its kinds are the keyword arguments of the public functions, for type checkers. ``GenerationSettings``
+holds their values at run time and checks them. The settings that change logits live in ``processors``.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
 
 from minigpt.config import GPT2Config
 from minigpt.errors import GenerationError
+from minigpt.generation.processors import PROCESSORS
+from minigpt.generation.values import at_least, is_flag, is_int
+
+
+class Options(TypedDict, total=False):
+    """The optional settings.
+
+    Keys:
+        do_sample: draw from the distribution; otherwise take the likeliest token (greedy).
+        temperature: divides the logits before drawing; 0 is greedy.
+        top_k: draw only from the k likeliest tokens.
+        top_p: draw only from the smallest set of tokens whose probabilities reach p, within (0, 1].
+        min_p: draw only from tokens at least min_p times as likely as the likeliest, within [0, 1].
+        typical_p: draw only from the tokens nearest to the expected surprise that reach p together, within (0, 1].
+        seed: makes the draw repeatable. Row i of a batch uses seed + i, so a row draws alike alone and in a batch.
+        min_new_tokens: tokens to add before an eos_token_id may come.
+        repetition_penalty: divides positive logits, and multiplies negative ones, of tokens already in the text.
+        presence_penalty: subtracted from the logit of every token that has been added.
+        frequency_penalty: subtracted from a token's logit for each time that it has been added.
+        logit_bias: numbers to add to the logits of ids.
+        no_repeat_ngram_size: no run of so many tokens comes twice, the prompt's included; 0 permits all.
+        bad_words_ids: runs of ids that are not to be completed; a run that is an eos_token_id alone is permitted.
+        suppress_tokens: ids that never come.
+        eos_token_id: id or ids that end a row, by default the config's; None to end none.
+        pad_token_id: fills the rows that ended; by default the config's, else the first eos.
+        stop: text or texts that end a row once they appear in what it has added.
+        stop_strings: transformers' name for ``stop``; give only one of them.
+        num_return_sequences: texts for each prompt, which is read once for all of them.
+        use_cache: keep keys and values; without it the whole text is read again for each token.
+        prompt_lookup_num_tokens: tokens to copy from the text so far as a draft, verified in one forward; 0 for none.
+        overflow: what to do where the context is too short: "refuse", or "slide": each token then sees the
+            tokens before it that fit, read anew since their positions change.
+        slide_stride: tokens that a sliding window forgets at a time; more is faster, and sees less.
+    """
+
+    do_sample: bool
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    seed: int | None
+    min_new_tokens: int | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    no_repeat_ngram_size: int | None
+    bad_words_ids: Sequence[Sequence[int]] | None
+    suppress_tokens: Sequence[int] | None
+    eos_token_id: int | Sequence[int] | None
+    pad_token_id: int | None
+    stop: str | Sequence[str] | None
+    stop_strings: str | Sequence[str] | None
+    num_return_sequences: int
+    use_cache: bool
+    prompt_lookup_num_tokens: int | None
+    overflow: str
+    slide_stride: int
+
+
+class TextSettings(Options):
+    """The settings of functions that return text: max_new_tokens, 1 or more, is required."""
+
+    max_new_tokens: int
+
+
+class Settings(TextSettings, total=False):
+    """All settings.
+
+    Keys:
+        output_scores: return the processed logits of every step.
+        output_logprobs: return each new token's log-probability in the distribution that it was taken from.
+    """
+
+    output_scores: bool
+    output_logprobs: bool
 
 
 class _OfTheConfig:
-    """Stands for "what the model's config says", which None cannot: None means that there is none."""
+    """The default of eos_token_id and pad_token_id: what the model's config says. None means that there is none."""
 
     def __repr__(self) -> str:
         return "<the config's>"
@@ -19,99 +98,82 @@ class _OfTheConfig:
 
 OF_THE_CONFIG: Any = _OfTheConfig()
 OVERFLOWS = ("refuse", "slide")
+DEFAULTS: dict[str, Any] = {  # of the settings whose default is not None
+    "do_sample": False, "temperature": 1.0, "eos_token_id": OF_THE_CONFIG, "pad_token_id": OF_THE_CONFIG,
+    "num_return_sequences": 1, "use_cache": True, "overflow": "refuse", "slide_stride": 1, "output_scores": False,
+    "output_logprobs": False,
+}  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationSettings:
-    """How to continue a prompt.
-
-    Attributes:
-        max_new_tokens: tokens to add at most, 1 or more.
-        do_sample: draw from the distribution; otherwise take the likeliest token (greedy).
-        temperature: divides the logits before drawing; 0 is greedy.
-        top_k: draw only from the k likeliest tokens.
-        top_p: draw only from the smallest set of tokens whose probabilities reach p, within (0, 1].
-        min_p: draw only from tokens at least min_p times as likely as the likeliest, within [0, 1].
-        typical_p: draw only from the tokens nearest to the expected surprise that reach p together, within (0, 1].
-        seed: makes the draw repeatable; row i of a batch uses seed + i, so a row draws alike alone and in company.
-        min_new_tokens: tokens to add before an eos_token_id may come.
-        repetition_penalty: divides positive logits, and multiplies negative ones, of tokens already in the text.
-        no_repeat_ngram_size: no run of so many tokens comes twice, the prompt's included; 0 permits all.
-        bad_words_ids: runs of ids that are not to be completed; a run that is an eos_token_id alone is permitted.
-        suppress_tokens: ids that never come.
-        eos_token_id: id or ids that end a row, by default the config's; None to end none.
-        pad_token_id: fills the rows that ended; by default the config's, else the first eos.
-        stop_strings: texts that end a row once they appear in what it has added.
-        num_return_sequences: texts for each prompt, which is read once for all of them.
-        use_cache: keep keys and values; without it the whole text is read again for each token.
-        prompt_lookup_num_tokens: tokens to copy from the text so far as a draft, verified in one forward; 0 for none.
-        overflow: what to do where the context is too short: "refuse", or "slide": each token then sees the
-            tokens before it that fit, read anew since their positions change.
-        slide_stride: tokens that a sliding window forgets at a time; more is faster, and sees less.
-        output_scores: return the processed logits of every step.
-        output_logprobs: return each new token's log-probability in the distribution that it was taken from.
+    """Valid settings of generation: ``Settings`` with the defaults filled in.
 
     Raises:
-        GenerationError: values are out of range or contradict each other; one error names all of them.
+        GenerationError: if a setting is unknown or out of range, settings contradict each other, or max_new_tokens is
+            missing; one error names all of it.
     """
 
     max_new_tokens: int
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    seed: int | None = None
-    min_new_tokens: int | None = None
-    repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    bad_words_ids: Sequence[Sequence[int]] | None = None
-    suppress_tokens: Sequence[int] | None = None
-    eos_token_id: int | Sequence[int] | None = OF_THE_CONFIG
-    pad_token_id: int | None = OF_THE_CONFIG
-    stop_strings: str | Sequence[str] | None = None
-    num_return_sequences: int = 1
-    use_cache: bool = True
-    prompt_lookup_num_tokens: int | None = None
-    overflow: str = "refuse"
-    slide_stride: int = 1
-    output_scores: bool = False
-    output_logprobs: bool = False
+    do_sample: bool
+    temperature: float
+    seed: int | None
+    min_new_tokens: int | None
+    logit_bias: Mapping[int, float] | None
+    bad_words_ids: Sequence[Sequence[int]] | None
+    suppress_tokens: Sequence[int] | None
+    eos_token_id: int | Sequence[int] | None
+    pad_token_id: int | None
+    stop: str | Sequence[str] | None
+    num_return_sequences: int
+    use_cache: bool
+    prompt_lookup_num_tokens: int | None
+    overflow: str
+    slide_stride: int
+    output_scores: bool
+    output_logprobs: bool
 
-    def __post_init__(self) -> None:
-        wrong = _out_of_range(vars(self))
-        right = {name: None if name in wrong else value for name, value in vars(self).items()}
-        if complaints := [*wrong.values(), *_contradictions(right)]:
-            raise GenerationError("; ".join(complaints))
+    def __init__(self, **settings: Unpack[Settings]) -> None:
+        if complaints := complaints_about(settings):
+            raise GenerationError("; ".join(complaints.values()))
+        vars(self).update(_filled_in(settings))
+
+    def replace(self, **changes: Any) -> "GenerationSettings":
+        """Return settings with these values changed."""
+        return GenerationSettings(**{**vars(self), **changes})
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        """The stop strings, none, one or several, as a tuple."""
-        if self.stop_strings is None:
+        """The stop texts as a tuple."""
+        if self.stop is None:
             return ()
-        return (self.stop_strings,) if isinstance(self.stop_strings, str) else tuple(self.stop_strings)
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def samples(self) -> bool:
-        """Whether chance has a say."""
+        """True if tokens are drawn at random."""
         return self.do_sample and self.temperature > 0
 
     @property
     def depends_on_row(self) -> bool:
-        """Whether a row's logits are changed by what the row has written."""
-        return any(self.active(name) is not None for name in DEPENDS_ON_ROW)
+        """True if a row's logits depend on what the row has written."""
+        return any(known.looks_back and self.active(name) is not None for name, known in PROCESSORS.items())
 
     @property
     def depends_on_tokens(self) -> bool:
-        """Whether it matters which tokens a row has written, and not just how many."""
-        runs = self.active("bad_words_ids") or ()
-        return any(self.active(name) is not None for name in DEPENDS_ON_TOKENS) or any(len(run) > 1 for run in runs)
+        """True if it matters which tokens a row has written, and not only how many."""
+        look = any(known.looks_back == "tokens" and self.active(name) is not None for name, known in PROCESSORS.items())
+        return look or any(len(run) > 1 for run in self.bad_words_ids or ())
+
+    @property
+    def choice(self) -> str:
+        """What decides how tokens are chosen. Rows of equal ``choice`` are served together."""
+        shaping = {name: self.active(name) for name in PROCESSORS}
+        return f"{self.samples} {self.output_scores} {self.output_logprobs} {shaping}"
 
     def active(self, name: str) -> Any:
-        """The value of a setting that changes logits, or None where it changes nothing."""
-        value = getattr(self, name)
-        idle = value is None or value in NEUTRAL[name] or (name in SHAPES_A_DRAW and not self.samples)
+        """Return the value of a processor's setting, or None if it changes no logits."""
+        value, known = getattr(self, name), PROCESSORS[name]
+        idle = value is None or value in known.neutral or (known.shapes_draw and not self.samples)
         return None if idle else value
 
     @property
@@ -119,31 +181,32 @@ class GenerationSettings:
         return self.prompt_lookup_num_tokens or 0
 
     def end_ids(self, config: GPT2Config) -> tuple[int, ...]:
-        """Every id that ends a row."""
+        """Return every id that ends a row."""
         return config.eos_token_ids if self.eos_token_id is OF_THE_CONFIG else self.given_end_ids
 
     @property
     def given_end_ids(self) -> tuple[int, ...]:
-        """Those that the settings themselves name."""
+        """The ids that end a row according to the settings alone."""
         ends = self.eos_token_id
         if ends is None or ends is OF_THE_CONFIG:
             return ()
         return tuple(ends) if isinstance(ends, Sequence) else (ends,)
 
     def fill_id(self, config: GPT2Config) -> int:
-        """The id that fills a row which has ended."""
+        """Return the id that fills a row after its end."""
         given = config.pad_token_id if self.pad_token_id is OF_THE_CONFIG else self.pad_token_id
         return given if given is not None else next(iter(self.end_ids(config)), 0)
 
     def require_known_ids(self, vocab_size: int) -> None:
-        """Refuse ids to exclude that no token has.
+        """Check that the ids to exclude are in the vocabulary.
 
         Raises:
-            GenerationError: all of them are named.
+            GenerationError: if some are not; the message names all of them.
         """
         named = {
             "bad_words_ids": [i for run in self.bad_words_ids or () for i in run],
             "suppress_tokens": self.suppress_tokens or (),
+            "logit_bias": list(self.logit_bias or ()),
         }
         complaints = [
             f"{name} holds {', '.join(map(str, wrong))}, outside the vocabulary of {vocab_size}"
@@ -155,140 +218,131 @@ class GenerationSettings:
 
 
 def known_settings() -> list[str]:
-    """The names of all settings."""
-    return [field.name for field in dataclasses.fields(GenerationSettings)]
+    """Return the names of all settings."""
+    return list(dict.fromkeys((*RANGES, *PROCESSORS, "stop", "stop_strings")))
 
 
 def parse_settings(**settings: Any) -> GenerationSettings:
-    """Settings by name.
+    """Return settings given by names that no type checker has seen.
 
     Raises:
-        GenerationError: names are unknown, values out of range or at odds, or max_new_tokens is missing: all of it
-            in one error.
+        GenerationError: as ``GenerationSettings``.
     """
-    known = known_settings()
-    given = {name: value for name, value in settings.items() if name in known}
-    complaints = []
-    if unknown := sorted(settings.keys() - set(known)):
-        complaints.append(f"unknown generation settings: {', '.join(unknown)}; known are {', '.join(known)}")
-    if "max_new_tokens" not in given:
-        complaints.append("max_new_tokens must be given")
-    if complaints:
-        raise GenerationError("; ".join([*complaints, *_out_of_range(given).values()]))
-    return GenerationSettings(**given)
+    return GenerationSettings(**settings)
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _at_least(least: int) -> Callable[[Any], bool]:
-    return lambda value: _is_int(value) and value >= least
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(map(_at_least(0), value))
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether it is whole characters, which a text in UTF-8 can hold."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-# what each setting must be, where it is given; None is always "not given" but for those in NEVER_NONE
+# What each setting must be that is not a processor's.
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "max_new_tokens": (_at_least(1), "be 1 or more"),
-    "do_sample": (_is_flag, "be True or False"),
-    "temperature": (
-        lambda t: _is_number(t) and (t == 0 or 1e-30 <= t <= sys.float_info.max),
-        "be 0 (greedy), or finite and not below 1e-30",
-    ),
-    "top_k": (_at_least(1), "be 1 or more"),
-    "top_p": (lambda p: _is_number(p) and 0 < p <= 1, "lie within (0, 1]"),
-    "min_p": (lambda p: _is_number(p) and 0 <= p <= 1, "lie within [0, 1]"),
-    "typical_p": (lambda p: _is_number(p) and 0 < p <= 1, "lie within (0, 1]"),
-    "seed": (lambda seed: _is_int(seed) and 0 <= seed < 2**63, "lie within [0, 2^63)"),
-    "min_new_tokens": (_at_least(0), "be 0 or more"),
-    "repetition_penalty": (lambda r: _is_number(r) and 0 < r <= sys.float_info.max, "be finite and above 0"),
-    "no_repeat_ngram_size": (_at_least(0), "be 0 or more"),
-    "bad_words_ids": (
-        lambda runs: (
-            isinstance(runs, Sequence) and len(runs) > 0 and all(_is_ids(run) and len(run) > 0 for run in runs)
-        ),
-        "be a list of lists of ids, none of them empty",
-    ),
-    "suppress_tokens": (_is_ids, "be a list of ids"),
+    "max_new_tokens": (at_least(1), "be 1 or more"),
+    "do_sample": (is_flag, "be True or False"),
+    "seed": (lambda seed: is_int(seed) and 0 <= seed < 2**63, "be within [0, 2^63)"),
     "eos_token_id": (
-        lambda end: end is OF_THE_CONFIG or _is_int(end) or (isinstance(end, Sequence) and all(map(_is_int, end))),
+        lambda end: end is OF_THE_CONFIG or is_int(end) or (isinstance(end, Sequence) and all(map(is_int, end))),
         "be an id or a list of ids",
     ),
     "pad_token_id": (
-        lambda pad: pad is OF_THE_CONFIG or (_is_int(pad) and -(2**31) <= pad < 2**31),
+        lambda pad: pad is OF_THE_CONFIG or (is_int(pad) and -(2**31) <= pad < 2**31),
         "be an id, or another number of 32 bits",
     ),
-    "num_return_sequences": (_at_least(1), "be 1 or more"),
-    "use_cache": (_is_flag, "be True or False"),
-    "prompt_lookup_num_tokens": (_at_least(0), "be 0 or more"),
+    "num_return_sequences": (at_least(1), "be 1 or more"),
+    "use_cache": (is_flag, "be True or False"),
+    "prompt_lookup_num_tokens": (at_least(0), "be 0 or more"),
     "overflow": (lambda how: isinstance(how, str) and how in OVERFLOWS, f"be one of {', '.join(OVERFLOWS)}"),
-    "slide_stride": (_at_least(1), "be 1 or more"),
-    "output_scores": (_is_flag, "be True or False"),
-    "output_logprobs": (_is_flag, "be True or False"),
+    "slide_stride": (at_least(1), "be 1 or more"),
+    "output_scores": (is_flag, "be True or False"),
+    "output_logprobs": (is_flag, "be True or False"),
 }
-NEVER_NONE = {field.name for field in dataclasses.fields(GenerationSettings) if field.default is not None}
-NEVER_NONE -= {"eos_token_id", "pad_token_id"}
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {  # the values with which a setting changes no logits
-    "temperature": (0, 1), "top_k": (), "top_p": (1,), "min_p": (0,), "typical_p": (1,), "repetition_penalty": (1,),
-    "no_repeat_ngram_size": (0,), "bad_words_ids": (), "min_new_tokens": (0,), "suppress_tokens": ([], ()),
-}  # fmt: skip
-SHAPES_A_DRAW = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-DEPENDS_ON_TOKENS = ("repetition_penalty", "no_repeat_ngram_size")
-DEPENDS_ON_ROW = (*DEPENDS_ON_TOKENS, "bad_words_ids", "min_new_tokens")
+NEVER_NONE = {"max_new_tokens", *DEFAULTS} - {"eos_token_id", "pad_token_id"}
 
 
-def _out_of_range(given: dict[str, Any]) -> dict[str, str]:
-    """What is to be said of each setting that cannot be what it is."""
+def complaints_about(settings: Settings | dict[str, Any]) -> dict[tuple[str, ...], str]:
+    """Return what is wrong with settings, as sentences by the names of the settings concerned."""
+    given, known = dict(settings), known_settings()
+    found: dict[tuple[str, ...], str] = {}
+    if unknown := sorted(given.keys() - set(known)):
+        found[tuple(unknown)] = _unknown(unknown, known)
+    if "max_new_tokens" not in given:
+        found["max_new_tokens",] = "max_new_tokens must be given"
+    is_complete = not found
+    ranges = RANGES | {name: (processor.accepts, processor.requirement) for name, processor in PROCESSORS.items()}
     wrong = {
         name: f"{name} must {requirement}, not {given[name]!r:.200}"
-        for name, (fits, requirement) in RANGES.items()
+        for name, (fits, requirement) in ranges.items()
         if name in given and (given[name] is not None or name in NEVER_NONE) and not fits(given[name])
     }
-    said = _wrong_stops(given.get("stop_strings"))
-    return wrong if said is None else wrong | {"stop_strings": said}
+    wrong |= {name: said for name in ("stop", "stop_strings") if (said := _wrong_stop(name, given.get(name)))}
+    found |= {(name,): said for name, said in wrong.items()}
+    if given.get("stop") is not None and given.get("stop_strings") is not None:
+        found["stop", "stop_strings"] = "stop and stop_strings are the same setting; give one of them"
+    if is_complete:
+        found |= _contradictions(_filled_in({name: None if name in wrong else given[name] for name in given}))
+    return found
 
 
-def _wrong_stops(stops: Any) -> str | None:
+def more_than_one_text(settings: Settings | dict[str, Any]) -> dict[tuple[str, ...], str]:
+    """Return which settings ask for more than one text, as ``complaints_about`` does."""
+    found: dict[tuple[str, ...], str] = {}
+    if settings.get("num_return_sequences", 1) > 1:
+        found["num_return_sequences",] = "a stream is one text; num_return_sequences must be 1"
+    if kept := tuple(name for name in ("output_scores", "output_logprobs") if settings.get(name)):
+        found[kept] = f"a stream returns only text; {' and '.join(kept)} must be False"
+    return found
+
+
+def _filled_in(given: Any) -> dict[str, Any]:
+    settings = dict.fromkeys(known_settings()) | DEFAULTS | dict(given)
+    stop_strings = settings.pop("stop_strings")
+    return settings | ({} if stop_strings is None else {"stop": stop_strings})
+
+
+def _unknown(names: list[str], known: list[str]) -> str:
+    meant = [near[0] for name in names if (near := difflib.get_close_matches(name, known, n=1, cutoff=0.75))]
+    hint = f"did you mean {', '.join(meant)}?" if meant else f"known are {', '.join(known)}"
+    return f"unknown generation settings: {', '.join(names)}; {hint}"
+
+
+def _wrong_stop(name: str, stops: Any) -> str | None:
     texts = [stops] if isinstance(stops, str) else [] if stops is None else stops
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        return f"stop_strings must be a text or a list of texts, not {stops!r:.200}"
+        return f"{name} must be a text or a list of texts, not {stops!r:.200}"
     if not all(texts):
-        return "a stop string must not be empty"
-    if wrong := [text for text in texts if not _is_unicode(text)]:
-        return f"a stop string must be valid Unicode, which no text matches else, not {wrong[0]!r}"
+        return f"{name} must not be an empty text"
+    if wrong := [text for text in texts if any("\ud800" <= character <= "\udfff" for character in text)]:
+        return f"{name} must be valid Unicode, or it would match no text, not {wrong[0]!r}"
     return None
 
 
-def _contradictions(given: dict[str, Any]) -> Iterator[str]:
-    """What settings say against one another; None stands for one that says nothing."""
+def _contradictions(given: dict[str, Any]) -> dict[tuple[str, ...], str]:
+    """Return the settings that contradict each other, as ``complaints_about`` does; None stands for a wrong value."""
+    found: dict[tuple[str, ...], str] = {}
     new, least = given["max_new_tokens"], given["min_new_tokens"]
     if None not in (new, least) and least > new:
-        yield f"min_new_tokens {least} is more than max_new_tokens {new}"
-    copies, samples = given["num_return_sequences"], given["do_sample"] is not False and given["temperature"] != 0
-    where = "without do_sample" if given["do_sample"] is False else "at temperature 0"
-    if copies not in (None, 1) and not samples:
-        yield f"num_return_sequences {copies} {where} would be the same text {copies} times"
-    chances = [name for name in SHAPES_A_DRAW if given[name] is not None and given[name] not in NEUTRAL[name]]
-    if chances and not samples:
-        yield f"{', '.join(chances)} shape{'s' * (len(chances) == 1)} a draw, and {where} nothing is drawn"
+        found["min_new_tokens", "max_new_tokens"] = f"min_new_tokens {least} is more than max_new_tokens {new}"
+    if given["do_sample"] is False or given["temperature"] == 0:
+        found |= _without_a_draw(given)
     if given["prompt_lookup_num_tokens"] and given["use_cache"] is False:
-        yield "prompt_lookup_num_tokens needs the cache that use_cache=False forgoes"
+        found["prompt_lookup_num_tokens", "use_cache"] = "prompt_lookup_num_tokens needs use_cache=True"
     if given["slide_stride"] not in (None, 1) and given["overflow"] == "refuse":
-        yield "slide_stride is for overflow='slide' only"
+        found["slide_stride", "overflow"] = "slide_stride is for overflow='slide' only"
+    return found
+
+
+def _without_a_draw(given: dict[str, Any]) -> dict[tuple[str, ...], str]:
+    """Return the settings that have no effect since no token is drawn at random."""
+    found: dict[tuple[str, ...], str] = {}
+    cause, where = ("temperature", "at temperature 0")
+    if given["do_sample"] is False:
+        cause, where = ("do_sample", "without do_sample")
+    if (copies := given["num_return_sequences"]) not in (None, 1):
+        said = f"num_return_sequences {copies} {where} would be the same text {copies} times"
+        found["num_return_sequences", cause] = said
+    idle = [
+        name
+        for name, processor in PROCESSORS.items()
+        if processor.shapes_draw and given[name] is not None and given[name] not in processor.neutral
+    ]
+    idle += ["seed"] if given["seed"] is not None else []
+    if idle:
+        said = f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect {where}, since nothing is drawn"
+        found[*idle, cause] = said
+    return found

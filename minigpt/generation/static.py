@@ -89,7 +89,7 @@ class StaticBatch(Batch):
         found = {} if flight is None else flight.tokens(self.rows)
         joined = [row for row in self.rows if row not in found]  # their prompts have been read, and no more
         if joined:
-            found |= zip(joined, next_tokens(self.logits, joined, self.settings), strict=True)
+            found |= zip(joined, next_tokens(self.logits, joined), strict=True)
         self.logits = self.logits[:0]
         return [found[row] for row in self.rows]
 
@@ -142,13 +142,14 @@ class StaticBatch(Batch):
 def is_static(model: GPT2, settings: GenerationSettings) -> bool:
     """Whether every step is the same: on CUDA, by norms that we know, nobody watching, and no text to look back at."""
     kept = settings.output_scores or settings.output_logprobs
+    biased = settings.active("logit_bias") is not None  # copied to the device at every step
     known = all(is_ours(type(norm)) for norm in model.norm_modules().values())
     casting = torch.is_autocast_enabled(model.wte.weight.device.type)  # which keeps copies of weights of its own
     return (
         model.wte.weight.is_cuda
         and settings.use_cache
         and known
-        and not (model.training or is_watched(model) or casting or kept or settings.depends_on_tokens)
+        and not (model.training or is_watched(model) or casting or kept or biased or settings.depends_on_tokens)
     )
 
 

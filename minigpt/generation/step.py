@@ -3,8 +3,6 @@
 B places, S columns of the cache, C embedding, V vocabulary.
 """
 
-import dataclasses
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -48,7 +46,7 @@ class Step:
         at = Situation(excluding, torch.empty(1, 0, dtype=torch.long), 0, ends)
         self.never = warp_by(nothing, at) if words or tokens else None  # (1, V): 0 and -inf
         self.no_end, self.least = forbid(nothing, ends), settings.min_new_tokens or 0
-        shaping = dataclasses.replace(settings, bad_words_ids=None, suppress_tokens=None, min_new_tokens=None)
+        shaping = settings.replace(bad_words_ids=None, suppress_tokens=None, min_new_tokens=None)
         self.at = at._replace(settings=shaping)
 
     def seat(self, rows: list[Row]) -> None:

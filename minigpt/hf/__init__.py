@@ -1,56 +1,62 @@
-"""Our blocks inside transformers' own tools: ``generate``, ``pipeline``, ``Trainer``, PEFT, lm-eval's ``hf`` model.
+"""minigpt's norms and layers inside transformers' tools: ``generate``, ``pipeline``, ``Trainer``, TRL, PEFT, lm-eval.
 
-After ``register()`` a GPT-2 that ``AutoModelForCausalLM`` loads is a ``PreTrainedModel`` on our network, with the norm
-that was asked for::
+After ``register()``, ``AutoModelForCausalLM`` loads a GPT-2 with the norm that you ask for::
 
     minigpt.hf.register()
     model = AutoModelForCausalLM.from_pretrained("gpt2", norm="textbook")
     model = AutoModelForCausalLM.from_pretrained("gpt2", norm={"h.*.ln_1": "rms"})  # at some sites
 
-What it saves is a plain GPT-2, for every program that reads one, as long as nothing is chosen. With a norm or an
-arithmetic of its own the folder's ``model_type`` is "minigpt-gpt2" and its config.json names the choice: here it is
-honoured when the folder is loaded again, and no Auto class of transformers reads it as something else; its
-``GPT2LMHeadModel.from_pretrained`` by name does, with a warning.
+The model is a subclass of transformers' own ``GPT2LMHeadModel``, and takes and returns the same. With
+``arithmetic="reference"`` its logits have the same bits.
 
-Trainer divides our loss by the tokens that are predicted, T - 1 of a row's T; that of transformers' own GPT-2 by all T.
-PEFT knows the layers of a plain GPT-2 by itself; with a choice, name them as ``target_modules``.
+With nothing chosen it saves a plain GPT-2, for every program that reads one. With a chosen norm or arithmetic, the
+folder's ``model_type`` is "minigpt-gpt2" and its config.json names the choice. Loading it here restores the choice. The
+Auto classes elsewhere refuse it; ``transformers.GPT2LMHeadModel.from_pretrained`` reads it with a warning.
+
+PEFT knows the layers of a plain GPT-2. With a choice, name them as ``target_modules``.
 """
 
+import sys
 from typing import Any
 
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config
 
-from minigpt.hf.config import Choice, MiniGPT2Config, Norms
-from minigpt.hf.model import GPT2LMHeadModel
+from minigpt.hf.config import Choice, MiniGPT2Config, RegisteredConfig
+from minigpt.hf.model import ChosenParts, GPT2LMHeadModel, GPT2Model
+from minigpt.swap.saved import ARCHITECTURE, Norms
 
-__all__ = ["GPT2LMHeadModel", "MiniGPT2Config", "register", "unregister"]
+__all__ = ["GPT2LMHeadModel", "GPT2Model", "MiniGPT2Config", "register", "unregister"]
 
 
 def register(*, norm: Norms = "fused", arithmetic: str = "fast") -> None:
-    """Let ``AutoModelForCausalLM`` answer for GPT-2 with our network, until ``unregister``.
+    """Let ``AutoModelForCausalLM`` load GPT-2 with our class, until ``unregister``.
 
-    It answers so for ``model_type`` "gpt2", in place of transformers' own class, and for "minigpt-gpt2". transformers'
-    ``GPT2LMHeadModel`` and its classes for other tasks stay what they are. A decoder that looks at an encoder too is
-    still transformers' own; with a norm or an arithmetic chosen, it is refused.
+    It does so for ``model_type`` "gpt2", in place of transformers' class, and for "minigpt-gpt2". transformers' own
+    classes, for this task and for others, stay what they are.
 
     Args:
-        norm, arithmetic: what a model gets that is loaded with neither in the call nor in its folder: as
-            ``minigpt.GPT2`` takes them, ``norm`` also as a dict from patterns of sites to norms, applied in order.
+        norm: the norm of a model if neither the call nor its folder names one. A norm as ``minigpt.GPT2`` takes it, or
+            a dict from patterns of sites to norms, applied in order.
+        arithmetic: likewise, "fast" or "reference".
     """
-    GPT2LMHeadModel.by_default = Choice(norm, arithmetic)
+    ChosenParts.by_default = Choice(norm, arithmetic)
+    CONFIG_MAPPING.register("gpt2", RegisteredConfig, exist_ok=True)
     CONFIG_MAPPING.register(MiniGPT2Config.model_type, MiniGPT2Config, exist_ok=True)
-    for config in (GPT2Config, MiniGPT2Config):  # some versions' own ``register`` passes over transformers' configs
+    setattr(sys.modules["transformers"], ARCHITECTURE, GPT2LMHeadModel)  # which `import` may have replaced since
+    for config in (GPT2Config, MiniGPT2Config):  # some versions' own ``register`` skips transformers' configs
         _registered(MODEL_FOR_CAUSAL_LM_MAPPING)[config] = GPT2LMHeadModel
 
 
 def unregister() -> None:
-    """Give GPT-2 back to transformers. Models that are loaded stay as they are."""
-    GPT2LMHeadModel.by_default = Choice()
-    _registered(CONFIG_MAPPING).pop(MiniGPT2Config.model_type, None)
+    """Give GPT-2 back to transformers. Loaded models stay as they are."""
+    ChosenParts.by_default = Choice()
+    for model_type in ("gpt2", MiniGPT2Config.model_type):
+        _registered(CONFIG_MAPPING).pop(model_type, None)
+    vars(sys.modules["transformers"]).pop(ARCHITECTURE, None)
     for config in (GPT2Config, MiniGPT2Config):
         _registered(MODEL_FOR_CAUSAL_LM_MAPPING).pop(config, None)
 
 
 def _registered(mapping: Any) -> dict[Any, Any]:
-    """What was added to one of transformers' mappings; there are no public words to take it away again."""
+    """Return what was added to one of transformers' mappings, which have no method to remove it again."""
     return mapping._extra_content

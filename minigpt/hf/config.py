@@ -1,18 +1,20 @@
-"""What can be chosen beside a GPT-2's config, and the config.json that says what was."""
+"""The choice of norms and arithmetic beside a GPT-2's config, and how config.json says it."""
 
 import copy
+import re
 from typing import Any, NamedTuple, no_type_check
 
 import transformers
-from torch import nn
 
-import minigpt
 from minigpt import norms
-from minigpt.errors import NormError
+from minigpt.errors import ConfigError
+from minigpt.swap.saved import ARCHITECTURE, MODEL_TYPE, Norms, Pairs, as_pairs, require_registered
 from minigpt.swap.sites import require_patterns
 
-Pairs = list[tuple[str, norms.NormSpec]]
-Norms = norms.NormSpec | dict[str, norms.NormSpec] | Pairs  # everywhere, or by patterns of sites
+ARITHMETICS = ("fast", "reference")
+
+# Fields of networks that call themselves GPT-2 and compute other logits, which transformers' GPT-2 would pass over.
+_OTHER_NETWORKS = re.compile(r"pruned_heads|rotary_\w+|rope_\w+|\w*alibi\w*|multi_query|position_embedding_type")
 
 
 class Choice(NamedTuple):
@@ -22,41 +24,41 @@ class Choice(NamedTuple):
     arithmetic: str = "fast"
 
     def named(self) -> "Choice":
-        """The same in the words that a config.json can hold: pairs, since the names of an object are sorted there."""
-        pairs = [[site, _name(norm)] for site, norm in self.by_site()]
+        """Return the choice in words that a config.json can hold. Pairs keep their order there, unlike an object."""
+        pairs = [[site, norms.name_of(norm)] for site, norm in self.by_site()]
         return self._replace(norm=pairs[0][1] if [site for site, _ in pairs] == ["*"] else pairs)
 
-    def by_site(self) -> list[tuple[str, norms.NormSpec]]:
-        """Patterns of sites and the norm for each, in the order in which they are applied.
+    def by_site(self) -> Pairs:
+        """Return patterns of sites and the norm for each, in the order in which they are applied.
 
         Raises:
-            NormError: a pattern is no text.
+            NormError: if a pattern is not a string.
         """
-        pairs = _pairs(self.norm)
+        pairs = as_pairs(self.norm)
         require_patterns(pattern for pattern, _ in pairs)
         return pairs
 
 
 @no_type_check  # its constructor takes any field that a config.json may have, whatever its signature says
 class MiniGPT2Config(transformers.GPT2Config):
-    """A GPT-2 whose norm or arithmetic was chosen: not to be read as one without the choice, hence the own type."""
+    """The config of a GPT-2 with a chosen norm or arithmetic. Its own type says that it is not a plain GPT-2."""
 
-    model_type = "minigpt-gpt2"
+    model_type = MODEL_TYPE
 
     norm: Any = "fused"
     arithmetic: str = "fast"
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As transformers' own, but that a choice among ``kwargs`` is left to the model, and code is not taken in.
+        """Read the fields as transformers does, and leave a choice among ``kwargs`` to the model.
 
         Raises:
-            NormError: the fields name a norm that is not registered, and ``kwargs`` none: a downloaded file does not
-                decide what is imported here.
+            NormError: if the fields name a norm that is not registered and ``kwargs`` gives none. A downloaded file
+                does not decide what is imported here.
         """
         chosen = {name: kwargs.pop(name) for name in Choice._fields if name in kwargs}
         if "norm" not in chosen:
-            _require_registered(config_dict.get("norm", "fused"))
+            require_registered(config_dict.get("norm", "fused"))
         unused = kwargs.get("return_unused_kwargs", False)
         made: Any = super().from_dict(config_dict, **kwargs)
         if unused:
@@ -67,80 +69,67 @@ class MiniGPT2Config(transformers.GPT2Config):
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, under an architecture that no other program knows either."""
-        return super().to_dict() | {"architectures": ["MiniGPT2LMHeadModel"]}
+        """Return the fields, under an architecture that no other program knows."""
+        return super().to_dict() | {"architectures": [ARCHITECTURE]}
 
 
 @no_type_check
 class FolderConfig(transformers.GPT2Config):
-    """Reads a folder's config as what it says that it is: a GPT-2's, or one with a choice of its own."""
+    """Reads a folder's config as the type that it names: a plain GPT-2's, or one with a choice."""
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
-        """As transformers' own."""
+        """Read ``source`` as transformers does."""
         fields, _ = cls.get_config_dict(source, **kwargs)
         kind: Any = MiniGPT2Config if fields.get("model_type") == MiniGPT2Config.model_type else transformers.GPT2Config
         return kind.from_pretrained(source, *args, **kwargs)
 
 
+@no_type_check
+class RegisteredConfig(transformers.GPT2Config):
+    """Reads a plain GPT-2's config.json while our class is registered for it.
+
+    Some tools, TRL among them, load the class that ``architectures`` names, past the Auto classes. Here it names ours,
+    which ``register`` adds to ``transformers``.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return transformers' own config: the Auto classes look a model up by its exact type."""
+        return transformers.GPT2Config(*args, **kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Read the fields as transformers does."""
+        if config_dict.get("architectures") == ["GPT2LMHeadModel"]:
+            config_dict = config_dict | {"architectures": [ARCHITECTURE]}
+        return transformers.GPT2Config.from_dict(config_dict, **kwargs)
+
+
 def choice(config: transformers.GPT2Config, given: dict[str, Any], by_default: Choice) -> Choice:
-    """What was chosen: in the call, else in the config, else by default."""
+    """Return what was chosen: in the call, else in the config, else by default.
+
+    Raises:
+        ConfigError: if the arithmetic is unknown, or the config is for another network.
+    """
     of_config = {name: getattr(config, name) for name in Choice._fields if isinstance(config, MiniGPT2Config)}
-    asked = {name: value for name, value in given.items() if value is not None}
-    return by_default._replace(**of_config | asked)
+    chosen = by_default._replace(**of_config | {name: value for name, value in given.items() if value is not None})
+    if chosen.arithmetic not in ARITHMETICS:
+        raise ConfigError(f"unknown arithmetic {chosen.arithmetic!r}; known are {', '.join(ARITHMETICS)}")
+    if other := sorted(name for name, value in vars(config).items() if value and _OTHER_NETWORKS.fullmatch(name)):
+        raise ConfigError(f"{other[0]} is of another network than GPT-2, whose logits would differ; remove it to load")
+    return chosen
 
 
 def config_of(config: transformers.GPT2Config, chosen: Choice) -> transformers.GPT2Config:
-    """``config`` as it says what was chosen: itself where that is nothing, else, or the other way, a copy."""
+    """Return ``config`` if it says what was chosen, else a copy that does."""
     named = chosen.named()
     kind = transformers.GPT2Config if named == Choice() else MiniGPT2Config
     if type(config) is not kind:
         config = copy.copy(config)
         for name in (*Choice._fields, "model_type"):
             vars(config).pop(name, None)
-        config.__class__ = kind  # with all that transformers keeps in a config and no file holds
+        config.__class__ = kind  # a copy keeps what transformers stores in a config and no file holds
     if kind is MiniGPT2Config:
         for name, value in named._asdict().items():
             setattr(config, name, value)
     return config
-
-
-def shape_of(config: transformers.GPT2Config) -> minigpt.GPT2Config:
-    """Our config of the same network.
-
-    Raises:
-        ConfigError: the config asks for something that our network does not do.
-    """
-    fields = config.to_dict()
-    for name in Choice._fields:
-        fields.pop(name, None)
-    return minigpt.GPT2Config.from_dict(fields | {"model_type": "gpt2"})
-
-
-def _pairs(norm: Norms) -> Pairs:
-    if isinstance(norm, dict):
-        return list(norm.items())
-    if not isinstance(norm, list | tuple):
-        return [("*", norm)]
-    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in norm):
-        raise NormError(f"{list(norm)!r} is asked for as norms, and not all of it is pairs of sites and a norm")
-    return [(site, chosen) for site, chosen in norm]
-
-
-def _name(norm: norms.NormSpec) -> str:
-    if isinstance(norm, str):
-        return norm
-    for name, known in norms.available().items():
-        if known.cls is norm:
-            return name
-    where = norm if isinstance(norm, type) and issubclass(norm, nn.Module) else type(norm)
-    return f"{getattr(norm, '__module__', where.__module__)}:{getattr(norm, '__qualname__', where.__qualname__)}"
-
-
-def _require_registered(norm: Any) -> None:
-    for _, name in _pairs(norm):
-        if not (isinstance(name, str) and name in norms.available()):
-            raise NormError(
-                f"config.json asks for the norm {name!r}, which is not a registered one, and code is not run because a "
-                f"file names it; if you trust it, ask for it yourself: from_pretrained(..., norm={norm!r})"
-            )

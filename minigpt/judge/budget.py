@@ -1,4 +1,4 @@
-"""A budget: how much a norm may cost, as a gate in somebody's checks. ``kl=1e-6,perplexity=0.01%``."""
+"""A budget: how much a norm may change the model, as a gate in automated checks: ``kl=1e-6,perplexity=0.01%``."""
 
 from collections.abc import Callable, Mapping
 from functools import reduce
@@ -18,18 +18,18 @@ QUANTITIES: dict[str, Callable[[ParityReport], float]] = {
     "ratio": lambda report: _worst(report, "ratio"),
 }
 
-SHARES = ("top1", "top5")  # of tokens that disagree; whoever writes 99% means those that agree
+SHARES = ("top1", "top5")  # of tokens that disagree; a limit of 99% would mean those that agree
 
 
 def parse_budget(text: str) -> dict[str, float]:
-    """Limits by quantity; a limit in percent is a hundredth.
+    """Parse limits by quantity; 1% is 0.01.
 
     kl, kl_max: nats. perplexity: relative change, up or down. top1, top5: share of tokens that disagree, below a half.
-    rms, max: error of the logits, on whole texts or as they are decoded, whichever is larger. ratio: RMS error over the
-    noise floor, so too.
+    rms, max: error of the logits, on whole texts or as they are decoded, whichever is larger. ratio: the same RMS error
+    over the noise floor.
 
     Raises:
-        ConfigError: it cannot be parsed; the message names the part and what there is.
+        ConfigError: if it cannot be parsed; the message names the part and the known quantities.
     """
     limits: dict[str, float] = {}
     for part in text.split(","):
@@ -45,12 +45,12 @@ def parse_budget(text: str) -> dict[str, float]:
 
 
 def spend(report: ParityReport, limits: Mapping[str, float]) -> list[BudgetLine]:
-    """What each limit allows, and what was measured."""
+    """Hold what was measured against each limit."""
     return [BudgetLine(name, limit, QUANTITIES[name](report)) for name, limit in limits.items()]
 
 
 def _worst(report: ParityReport, figure: str) -> float:
-    """The larger of a figure of the logits on whole texts, and as they are decoded."""
+    """A figure of the logits, on whole texts or as they are decoded, whichever is larger."""
     parts = [part for part in (report.logits, report.decoding) if part is not None]
     return reduce(nan_max, (getattr(part, figure) for part in parts))
 
@@ -62,6 +62,6 @@ def _limit(value: str, part: str) -> float:
         limit = -1.0
     if not 0 <= limit < float("inf"):
         raise ConfigError(
-            f"cannot read {part!r} in the budget; a limit is a number of 0 or more, such as 1e-6 or 0.01%"
+            f"cannot read {part!r} in the budget; a limit must be a number of 0 or more, e.g. 1e-6 or 0.01%"
         )
     return limit

@@ -1,42 +1,48 @@
-"""One checkpoint four times, and the texts that all four read."""
+"""The models that are compared, and the texts that all of them read."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt.checkpoint import from_pretrained
 from minigpt.config import GPT2Config
 from minigpt.engine import GPT2
-from minigpt.errors import CheckpointError, GenerationError, is_several
+from minigpt.errors import CheckpointError, ConfigError, GenerationError, is_several
 from minigpt.generation import prompt_ids
 from minigpt.judge.reference import Reference
-from minigpt.norms import NormSpec, notes
-from minigpt.swap import calibrate, swap_norms
+from minigpt.norms import NormSpec, available, notes
+from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm
+from minigpt.swap import calibrate, match_sites, swap_norms
 from minigpt.tokenizer import Tokenizer
 
+# From the world of the demo's tales, but not told as there, so that a changed model shows. Any GPT-2 can read them.
 PROMPTS = (
-    "Once upon a time there was a",
-    "The old sailor looked at the sea and said that",
-    "In the morning the village was quiet, because everyone who could walk had gone to the river. When they came back,",
-    'She opened the door. "Who is there?" she asked. Nobody answered, but',
+    "Once upon a time there was a young gardener named Tom, who found a silver coin in the forest. His sister laughed.",
+    "The old shepherd gave the lantern to the gardener, and the gardener gave it to Mara.",
+    "Then Mara came to Tom.",
+    "One Sunday, a silver coin",
 )
+
+SHAPE = ("n_layer", "n_embd", "n_positions", "vocab_size")  # must be equal for two checkpoints to be compared
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 
 class Contest:
-    """A checkpoint with the norm in question, in reference arithmetic, and twice in transformers.
+    """The candidate, the original in reference arithmetic, and the original twice in transformers.
+
+    The original is the same checkpoint, or another one if the candidate is judged ``against`` it.
 
     Attributes:
-        candidate: ours, with the norm at its sites, and its weights as ``quantize`` leaves them.
-        plain: ours, in reference arithmetic with fused norms.
-        reference: transformers at the candidate's dtype.
-        truth: transformers in float64, on the weights as rounded to that dtype.
+        candidate: ours, with the norm in question at its sites, and its weights as ``quantize`` leaves them.
+        plain: ours, the original in reference arithmetic with fused norms.
+        reference: transformers, the original at the candidate's dtype.
+        truth: transformers in float64, on the original's weights as rounded to that dtype.
         swapped: the sites that hold the norm in question.
     """
 
@@ -50,56 +56,74 @@ class Contest:
         dtype: torch.dtype | None,
         quantize: str | None = None,
         check_finite: bool = False,
+        against: Path | None = None,
+        keep: Collection[str] = KEEP,
     ) -> None:
-        self.place, self.attention, self.device, self.quantize = place, attention, device, quantize
+        self.place, self.original = place, against or place
+        self.attention, self.device, self.quantize = attention, device, quantize
         self.candidate = from_pretrained(
             place, attention=attention, device=device, dtype=dtype, quantize=quantize, check_finite=check_finite
         )
-        # Ids that stand for no text count as any other: the model is judged, and not what is drawn from it.
+        # Ids that stand for no text count like any other: the model is judged, not what is drawn from it.
         self.candidate.config = dataclasses.replace(self.candidate.config, used_vocab_size=None)
         self._weights = dict(self.candidate.named_parameters())
         self._own = self.candidate.norm_modules()
-        self.swapped = swap_norms(self.candidate, norm, sites)
+        # "fused" leaves the norms that the checkpoint was loaded with, as from_pretrained does.
+        if norm == "fused":
+            self.swapped = match_sites(self.candidate, sites)
+        else:
+            self.swapped = swap_norms(self.candidate, norm, sites, keep)
         self._new = self.candidate.norm_modules()
         self.dtype = self.candidate.wte.weight.dtype
         self.plain = self.ours(arithmetic="reference")
-        self.reference = Reference(place, attention=attention, dtype=self.dtype, device=device)
-        other = "eager" if attention == "sdpa" else "sdpa"  # so that float64 too has a noise floor to be judged by
-        self.truth = Reference(place, attention=other, dtype=self.dtype, device=device, compute=torch.float64)
+        swap_norms(self.plain, "fused")  # a checkpoint may name other norms
+        _require_same_shape(self.candidate.config, self.plain.config, place, self.original)
+        self.reference = Reference(self.original, attention=attention, dtype=self.dtype, device=device)
+        other = "eager" if attention == "sdpa" else "sdpa"  # so that float64 has a noise floor too
+        self.truth = Reference(
+            self.original, attention=other, dtype=self.dtype, device=device, compute=torch.float64
+        )  # fmt: skip
 
     @property
     def config(self) -> GPT2Config:
         return self.candidate.config
 
     def ours(self, **other: Any) -> GPT2:
-        """Our model of the same checkpoint with its own norms, in something ``other`` than the contest's conditions."""
+        """Our model of the original with its own norms, under conditions that differ in ``other``."""
         conditions: dict[str, Any] = dict(attention=self.attention, device=self.device, dtype=self.dtype)
-        model = from_pretrained(self.place, **conditions | other)
+        model = from_pretrained(self.original, **conditions | other)
+        shared = self._weights if self.original == self.place else {}
         for name, parameter in list(model.named_parameters()):
-            ours = self._weights.get(name)
+            ours = shared.get(name)
             if ours is not None and (ours.dtype, ours.stride()) == (parameter.dtype, parameter.stride()):
                 site, _, attribute = name.rpartition(".")
                 setattr(model.get_submodule(site), attribute, ours)  # the same values, held once
         return model
 
     def swap_only(self, sites: Sequence[str]) -> None:
-        """Leave the norm in question at these of its sites alone, the model's own norms elsewhere."""
+        """Put the norm in question at these of its sites only, and the model's own norms elsewhere."""
         for site in self.swapped:
             self.candidate.set_submodule(site, (self._new if site in sites else self._own)[site])
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the candidate claims to be the same model as the original."""
+        is_same = self.quantize is None and self.original == self.place
+        return is_same and all(claims_layer_norm(self._new[site]) for site in self.swapped)
+
+    @property
     def notes(self) -> list[str]:
-        """What should be known of the candidate: that its norm's class has an eps of its own, for one."""
+        """What a reader should know of the candidate, e.g. that its norm's class has another eps."""
         found = {note for site in self.swapped for note in notes(self._new[site])}
         if self.quantize is not None:
             found.add(f"The weights that multiply are {self.quantize}, with a scale for each output channel.")
         return sorted(found)
 
     def calibrate(self, ids: list[int]) -> None:
-        """Let frozen norms collect their deviations from a text, read in rows as long as the context allows.
+        """Let frozen norms collect their deviations from a text, read in rows as long as the context.
 
         Raises:
-            NormError: none of the swapped norms is frozen, or the text is too short.
+            NormError: if none of the swapped norms is frozen, or the text is too short.
         """
         length = min(len(ids), self.config.n_positions)
         rows = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
@@ -110,32 +134,50 @@ class Contest:
         return torch.tensor([ids], dtype=torch.long, device=self.device)
 
 
+def claims_layer_norm(norm: nn.Module) -> bool:
+    """Whether a norm claims to compute LayerNorm: all do, but those registered as inexact, and kinds of RMSNorm."""
+    cls = type(norm.norm if isinstance(norm, AdaptedNorm) else norm)
+    inexact = tuple(info.cls for info in available().values() if not info.exact)
+    return not issubclass(cls, (*inexact, nn.RMSNorm)) and "rms" not in cls.__name__.lower()
+
+
+def _require_same_shape(config: GPT2Config, original: GPT2Config, place: Path, against: Path) -> None:
+    differing = [name for name in SHAPE if getattr(config, name) != getattr(original, name)]
+    if differing:
+        name = differing[0]
+        raise ConfigError(
+            f"{place} and {against} must have the same shape to be compared, but {name} is {getattr(config, name)} "
+            f"and {getattr(original, name)}"
+        )
+
+
 class Judged(NamedTuple):
-    """What is read, and how that is told to a person."""
+    """The token ids that are read, with a description for people."""
 
     prompts: list[list[int]]
     described: str
     tokenizer: Tokenizer | None
 
     def piece(self, token: int) -> str:
-        """A token as a person reads it; its number where there is no tokenizer."""
+        """The text of a token, or its number without a tokenizer."""
         text = self.text([token])
         return f"#{token} " if text is None else text
 
     def text(self, ids: list[int]) -> str | None:
-        """A text; None where there is no tokenizer."""
+        """The text of tokens, or None without a tokenizer."""
         if self.tokenizer is None or max(ids, default=0) >= self.tokenizer.vocab_size:
             return None
         return self.tokenizer.decode(ids)
 
 
 def judged_prompts(place: Path, prompts: Prompts | None, config: GPT2Config) -> Judged:
-    """The prompts' token ids: of texts, as given, or, without prompts and without a tokenizer to read, at random.
+    """The prompts' token ids. By default ``PROMPTS``, or random ids without a tokenizer.
+
+    An empty text is end-of-text, with which a document starts.
 
     Raises:
-        CheckpointError: texts were given, and there is no tokenizer for them.
-        GenerationError: there is no prompt, or one is a list of no ids, too long, or outside the vocabulary. An empty
-            text is none of these: it is end-of-text, from which a document starts.
+        CheckpointError: if texts are given and there is no tokenizer for them.
+        GenerationError: if there is no prompt, or one is an empty list, too long, or outside the vocabulary.
     """
     if prompts is not None:
         prompts = _texts_or_ids(prompts)
@@ -158,22 +200,23 @@ def _as_ids(place: Path, prompts: Prompts | None, config: GPT2Config) -> Judged:
     if tokenizer is not None and isinstance(texts[0], str):
         ids = [prompt_ids(tokenizer, str(text)) for text in texts]
         if prompts is None and _faults(ids, config):
-            return Judged(_random_ids(config), "4 sequences of random ids, since our own texts do not fit it", None)
+            return Judged(_random_ids(config), "4 sequences of random ids, since the default texts do not fit it", None)
         return Judged(ids, f"{len(texts)} texts" if len(texts) > 1 else "1 text", tokenizer)
     return Judged([[int(token) for token in ids] for ids in texts], f"{len(texts)} lists of ids", tokenizer)
 
 
 def _texts_or_ids(prompts: Any) -> list[Any]:
     if isinstance(prompts, Mapping) or not is_several(prompts):
-        one = type(prompts).__name__
-        raise GenerationError(f"prompts must be a list of texts, or a list of lists of token ids, not a {one}")
+        raise GenerationError(
+            f"prompts must be a list of texts or a list of lists of token ids, got a {type(prompts).__name__}"
+        )
     prompts = list(prompts)
     if not prompts:
-        raise GenerationError("there is no prompt to judge on; give at least one")
+        raise GenerationError("prompts is empty; give at least one")
     texts = all(isinstance(prompt, str) for prompt in prompts)
     lists = all(isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt) for prompt in prompts)
     if not texts and not lists:
-        raise GenerationError("prompts must be a list of texts, or a list of lists of token ids, and not a mixture")
+        raise GenerationError("prompts must be all texts or all lists of token ids, got a mixture")
     return prompts
 
 
@@ -184,7 +227,7 @@ def _random_ids(config: GPT2Config) -> list[list[int]]:
 
 
 def _faults(prompts: list[list[int]], config: GPT2Config) -> list[str]:
-    """Why the model cannot read those of the prompts that it cannot."""
+    """A sentence for each prompt that the model cannot read."""
     return [f"prompt {i} {fault}" for i, ids in enumerate(prompts) if (fault := _fault(ids, config)) is not None]
 
 
@@ -194,5 +237,5 @@ def _fault(ids: list[int], config: GPT2Config) -> str | None:
     if len(ids) > config.n_positions:
         return f"is {len(ids)} tokens, more than the model's context of {config.n_positions}"
     if min(ids) < 0 or max(ids) >= config.vocab_size:
-        return f"holds a token id outside the model's vocabulary of {config.vocab_size}"
+        return f"has a token id outside the model's vocabulary of {config.vocab_size}"
     return None

@@ -1,4 +1,4 @@
-"""What each norm does to the activations: by itself, and after all that came before it; and the residual stream."""
+"""The error at each norm, by itself and after everything before it, and in the residual stream after each block."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -18,9 +18,9 @@ from minigpt.norms.add import has_hooks, norm_by_addition, own_addition
 
 
 class Drift:
-    """Listens to the norms and blocks of the candidate, of transformers at its dtype, and of the float64 truth.
+    """Records the norms and blocks of the candidate, of transformers at its dtype, and of the float64 truth.
 
-    Use as a context manager around the forwards, and call ``add`` each time all three have read the same tokens.
+    Use it as a context manager around the forwards, and call ``add`` each time all three have read the same tokens.
     """
 
     def __init__(self, contest: Contest) -> None:
@@ -48,20 +48,22 @@ class Drift:
         """Count what all three have just computed.
 
         Raises:
-            NormError: a norm gave NaN where the truth is a number.
+            NormError: if a norm returned NaN where the truth is a number.
         """
         for place, true_output in self.truth.outputs.items():
             if self.candidate.outputs[place].isnan().any() and not true_output.isnan().any():
-                raise NormError(f"{place} gives NaN where the reference gives numbers, so its drift cannot be measured")
+                raise NormError(
+                    f"{place} returns NaN where the reference returns numbers, so its error cannot be measured"
+                )
             self.propagated[place].add(self.candidate.outputs[place], true_output)
             self.noise[place].add(self.reference.outputs[place], true_output)
         for site, true_norm in self.true_norms.items():
-            # (1, T, C): the true input, as it can be given
+            # (1, T, C): the true input in the norm's dtype
             x = self.truth.inputs[site].to(self.candidate.outputs[site].dtype)
             self.local[site].add(self.candidate.again[site](x.clone()), exact_layer_norm(x, true_norm))
 
     def norm_sites(self, swapped: Iterable[str]) -> list[NormSite]:
-        """Every site in the order data meets them."""
+        """Every site, in the order of the forward."""
         chosen = set(swapped)
         return [
             NormSite(
@@ -92,28 +94,28 @@ class Drift:
         ]
 
 
-CALLED = {"forward", "add_norm"}  # by which a block asks its norms
+CALLED = {"forward", "add_norm"}  # the methods by which a block calls its norms
 
 
 class Listener:
-    """Keeps the last input and output of chosen modules, and how the module came from the one to the other.
+    """Keeps the last input and output of chosen modules, and a function that repeats the computation.
 
-    They are called through: hooks of ours would keep a norm from adding the residual itself, and so from computing what
-    it computes when nobody listens.
+    It wraps the modules' methods. Hooks would be simpler, but a norm with hooks no longer adds the residual itself, so
+    it would compute something else than without them.
     """
 
     def __init__(self, model: nn.Module, places: list[str]) -> None:
         self.modules: dict[str, Any] = {place: model.get_submodule(place) for place in places}
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
-        self.again: dict[str, Callable[[Tensor], Tensor]] = {}  # the same computation, for another input
+        self.again: dict[str, Callable[[Tensor], Tensor]] = {}  # the same computation for another input
 
     def start(self) -> None:
         self._own = [(module, {name: vars(module)[name] for name in CALLED & vars(module).keys()})
                      for module in self.modules.values()]  # fmt: skip
         self._hooks = []
         for place, module in self.modules.items():
-            if has_hooks(module):  # which may change the output, and keep a norm from add_norm anyway
+            if has_hooks(module):  # they may change the output, and the norm does not use add_norm anyway
                 self._hooks.append(module.register_forward_hook(self._hook(place)))
                 continue
             vars(module)["forward"] = self._heard(place, module.forward)
@@ -144,7 +146,7 @@ class Listener:
 
     def _heard_sum(self, place: str, add_norm: Callable[..., Any]) -> Callable[..., Any]:
         def heard(residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-            total, y = add_norm(residual.clone(), delta)  # it may write the sum over what a block has given
+            total, y = add_norm(residual.clone(), delta)  # it may write the sum over its argument
             self._keep(place, total, y, partial(norm_by_addition, add_norm))
             return total, y
 
@@ -152,11 +154,13 @@ class Listener:
 
     def _keep(self, place: str, x: Tensor, output: Any, again: Callable[[Tensor], Tensor]) -> None:
         self.inputs[place], self.again[place] = x, again
-        self.outputs[place] = output[0] if isinstance(output, tuple) else output  # as some versions' blocks return it
+        self.outputs[place] = (
+            output[0] if isinstance(output, tuple) else output
+        )  # blocks of some versions return a tuple
 
 
 class PositionedDistance:
-    """A distance with the first token apart from the others: it carries the massive activations (arXiv 2402.17762)."""
+    """A distance, with the first token apart: it carries the massive activations (arXiv 2402.17762)."""
 
     def __init__(self) -> None:
         self.first, self.rest = Distance(), Distance()

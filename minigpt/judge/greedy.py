@@ -1,19 +1,29 @@
-"""Greedy continuations: do candidate and transformers write the same tokens, and if not, was it a close call?"""
+"""What the candidate and transformers write greedily, and the logits as they are while it is written.
 
-from collections.abc import Iterator
+A norm may be right on whole texts and wrong there: at one token a row, in the addition it then fuses, in a batch.
+"""
+
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigpt.engine import GPT2
 from minigpt.errors import GenerationError, NormError
 from minigpt.generation import generate
+from minigpt.generation.any_length import of_any_length
 from minigpt.generation.padding import left_padded
 from minigpt.judge.contest import Contest, Judged
+from minigpt.judge.measures import Distance
 from minigpt.judge.parity_report import Divergence, Greedy
 
-BATCH = 8  # prompts read at once: a step of a batch costs hardly more than one of a single row
+BATCH = 8  # prompts read at once: a step costs hardly more for 8 rows than for one
 
 
 class Continued(NamedTuple):
-    """A prompt with the new tokens that each wrote after it."""
+    """A prompt with the new tokens that the candidate and transformers wrote after it."""
 
     prompt: list[int]
     candidate: list[int]
@@ -21,20 +31,20 @@ class Continued(NamedTuple):
 
     @property
     def text(self) -> list[int]:
-        """The prompt as transformers goes on from it: what every logit is compared on."""
+        """The prompt with what transformers wrote: every logit is compared on this text."""
         return self.prompt + self.reference
 
     @property
     def before_new(self) -> slice:
-        """The places of ``text`` at which each token that transformers wrote is foreseen."""
+        """The positions of ``text`` that predict the tokens transformers wrote."""
         return slice(len(self.prompt) - 1, len(self.text) - 1)
 
 
 def continuations(contest: Contest, prompts: list[list[int]], most: int) -> list[Continued]:
-    """Up to ``most`` new tokens after each prompt, fewer where the context ends, in the order of the prompts.
+    """Write up to ``most`` new tokens after each prompt, fewer where the context ends.
 
     Raises:
-        NormError: the candidate's logits are NaN.
+        NormError: if the candidate's logits are NaN.
     """
     room = [min(most, contest.config.n_positions - len(prompt)) for prompt in prompts]
     texts = {i: Continued(prompt, [], []) for i, prompt in enumerate(prompts)}
@@ -44,7 +54,7 @@ def continuations(contest: Contest, prompts: list[list[int]], most: int) -> list
 
 
 def batches(lengths: list[int]) -> Iterator[tuple[int, list[int]]]:
-    """Which texts are written together: those of one length above 0, and that length; by their numbers."""
+    """Group texts that are written together: a length above 0, and the numbers of up to ``BATCH`` texts of it."""
     for length in sorted(set(lengths) - {0}):
         alike = [i for i, one in enumerate(lengths) if one == length]
         yield from ((length, alike[start : start + BATCH]) for start in range(0, len(alike), BATCH))
@@ -63,16 +73,16 @@ def _continued(contest: Contest, prompts: list[list[int]], new: int) -> list[Con
 
 
 def _to_its_end(new: list[int], ends: tuple[int, ...]) -> list[int]:
-    """The new tokens of a row without what fills it after its end."""
+    """The new tokens of a row without the padding after its end."""
     last = next((i for i, token in enumerate(new) if token in ends), len(new))
     return new[: last + 1]
 
 
 def compare_greedy(texts: list[Continued], margins: list[list[float]], noise: float, judged: Judged) -> Greedy:
-    """The first difference that noise does not explain, else the first.
+    """Compare what both wrote; the report names the first difference that noise does not explain, else the first.
 
     Args:
-        margins: for each text, what parts the two best true logits before each new token.
+        margins: for each text, the distance of the two best true logits before each new token.
         noise: margins up to this are within the noise.
     """
     compared, partings = 0, []
@@ -97,5 +107,51 @@ def compare_greedy(texts: list[Continued], margins: list[list[float]], noise: fl
 
 
 def first_difference(a: list[int], b: list[int]) -> int | None:
-    """Where two sequences first differ, as far as both go."""
+    """The first index at which two sequences differ; None if one begins with the other."""
     return next((j for j, (left, right) in enumerate(zip(a, b, strict=False)) if left != right), None)
+
+
+# B texts, T tokens, V vocabulary
+
+Read = Callable[[Tensor, Tensor], Tensor]  # more ids (B, T) and the mask of all so far -> logits (B, V) after them
+Begin = Callable[[int, int], Read]  # how many texts, and the most tokens of each
+
+
+@of_any_length()
+def decoding_distance(
+    begin: Begin, texts: list[Continued], truths: list[Float[Tensor, "_seq vocab"]], device: torch.device
+) -> Distance:
+    """How far the logits are from the truth when each text is read as it was written, a token at a time.
+
+    Args:
+        begin: makes the reader of a batch: ``reader_of`` a model, or ``Reference.reading``.
+        truths: for each text the true logits (T, V) at every token.
+    """
+    found = Distance()
+    for new, batch in batches([len(text.reference) for text in texts]):
+        for step, logits in enumerate(_decoded(begin, [texts[i] for i in batch], new, device)):
+            found.add(logits, torch.stack([truths[i][texts[i].before_new][step] for i in batch]))
+    return found
+
+
+def reader_of(model: GPT2) -> Begin:
+    """Read with a model of ours."""
+
+    def begin(batch: int, longest: int) -> Read:
+        cache = model.new_cache(batch, longest)
+        return lambda ids, mask: model.head(model.hidden_states(ids, mask, cache=cache)[:, -1:])[:, 0]
+
+    return begin
+
+
+def _decoded(
+    begin: Begin, texts: list[Continued], new: int, device: torch.device
+) -> Iterator[Float[Tensor, "batch vocab"]]:
+    """Logits (B, V) before each of ``new`` tokens: after the left-padded prompts, then token by token."""
+    ids, mask = left_padded([text.prompt for text in texts], device)  # both (B, T)
+    written = torch.tensor([text.reference for text in texts], device=device)  # (B, new)
+    read = begin(len(texts), ids.shape[1] + new - 1)
+    yield read(ids, mask)
+    for step in range(new - 1):
+        mask = torch.cat([mask, mask.new_ones(len(texts), 1)], dim=1)
+        yield read(written[:, step : step + 1], mask)

@@ -6,20 +6,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minigpt.judge.parity_report import Bitwise, Distribution, Logits
+from minigpt.judge.parity_report import Distribution, Logits
 
 # T tokens, V vocabulary
 
 
 class Distance:
-    """How far tensors are from their truth. A NaN in either is never forgotten."""
+    """How far tensors are from their truth. A NaN in either shows in every figure."""
 
     def __init__(self) -> None:
         self.largest, self.count = 0.0, 0
         self.squares, self.true_squares = 0.0, 0.0
 
     def add(self, value: Tensor, truth: Tensor) -> None:
-        """Count one pair of equal shape; an empty one counts nothing."""
+        """Count a pair of equal shape; an empty one counts nothing."""
         if truth.numel() == 0:
             return
         truth = truth.double()
@@ -31,7 +31,7 @@ class Distance:
 
     @classmethod
     def sum(cls, *parts: "Distance") -> "Distance":
-        """What one distance would be that had counted all that these have."""
+        """The distance over all that these have counted."""
         total = cls()
         for part in parts:
             total.largest = nan_max(total.largest, part.largest)
@@ -59,27 +59,20 @@ class Distance:
 
 
 class LogitsMeter:
-    """The logits of a candidate, of transformers at its dtype and of our reference arithmetic, against the truth."""
+    """A candidate's logits and next-token distributions against the truth, over many texts."""
 
     def __init__(self) -> None:
-        self.candidate, self.reference, self.between = Distance(), Distance(), Distance()
+        self.distance = Distance()
         self.kl: list[Float[Tensor, " seq"]] = []  # nats, of each text
         self.top1: list[Tensor] = []
         self.top5: list[Tensor] = []
         self.true_loss, self.loss, self.targets = 0.0, 0.0, 0
 
     def add(
-        self,
-        truth: Float[Tensor, "seq vocab"],
-        candidate: Float[Tensor, "seq vocab"],
-        reference: Float[Tensor, "seq vocab"],
-        plain: Float[Tensor, "seq vocab"],
-        targets: Int[Tensor, " targets"],
+        self, truth: Float[Tensor, "seq vocab"], candidate: Float[Tensor, "seq vocab"], targets: Int[Tensor, " targets"]
     ) -> None:
         """Count one text. ``targets`` are the tokens that its first positions should have predicted."""
-        self.candidate.add(candidate, truth)
-        self.reference.add(reference, truth)
-        self.between.add(plain, reference)
+        self.distance.add(candidate, truth)
         self.top1.append(top_overlap(candidate, truth, 1))
         self.top5.append(top_overlap(candidate, truth, min(5, truth.shape[-1])))
         p, q = truth.log_softmax(-1), candidate.double().log_softmax(-1)  # (T, V)
@@ -88,12 +81,6 @@ class LogitsMeter:
         self.true_loss -= float(p[: len(targets)].gather(1, said).sum())
         self.loss -= float(q[: len(targets)].gather(1, said).sum())
         self.targets += len(targets)
-
-    def bitwise(self) -> Bitwise:
-        return Bitwise(equal=self.between.largest == 0, max_abs_error=self.between.largest)
-
-    def logits(self) -> Logits:
-        return over_floor(self.candidate, self.reference)
 
     def distribution(self) -> Distribution:
         kl = torch.cat(self.kl)
@@ -104,13 +91,13 @@ class LogitsMeter:
             kl_median=float(kl.quantile(0.5)),
             kl_p999=float(kl.quantile(0.999)),
             kl_max=float(kl.max()),
-            perplexity_reference=perplexity(self.true_loss, self.targets),
-            perplexity_candidate=perplexity(self.loss, self.targets),
+            perplexity_reference=perplexity_of(self.true_loss, self.targets),
+            perplexity_candidate=perplexity_of(self.loss, self.targets),
         )
 
 
 def over_floor(candidate: Distance, reference: Distance) -> Logits:
-    """A candidate's distance from the truth beside the reference's."""
+    """The candidate's distance from the truth beside the reference's, which is the noise floor."""
     return Logits(
         max_abs_error=candidate.largest,
         rms_error=candidate.rms,
@@ -121,7 +108,7 @@ def over_floor(candidate: Distance, reference: Distance) -> Logits:
 
 
 def kl_divergence(p: Float[Tensor, "seq vocab"], q: Float[Tensor, "seq vocab"]) -> Float[Tensor, " seq"]:
-    """KL(p || q) in nats of log probabilities; rounding may leave it just below 0, where it is 0."""
+    """KL(p || q) in nats, of log probabilities. Rounding may leave it just below 0; it is clamped to 0."""
     term = p.exp() * (p - q)
     return term.masked_fill(p == -math.inf, 0).sum(-1).clamp(min=0)
 
@@ -133,12 +120,12 @@ def top_overlap(a: Float[Tensor, "seq vocab"], b: Float[Tensor, "seq vocab"], k:
 
 
 def nan_max(a: float, b: float) -> float:
-    """The larger; NaN where either is NaN, which ``max`` would lose."""
+    """The larger; NaN if either is NaN, which ``max`` would lose."""
     return math.nan if math.isnan(a) or math.isnan(b) else max(a, b)
 
 
-def perplexity(loss: float, targets: int) -> float:
-    """exp of the mean loss in nats; NaN where there was nothing to predict, infinite where it overflows."""
+def perplexity_of(loss: float, targets: int) -> float:
+    """exp of the mean loss in nats; NaN if there was nothing to predict, infinite if it overflows."""
     if targets == 0 or math.isnan(loss):
         return math.nan
     return math.exp(loss / targets) if loss / targets < 700 else math.inf

@@ -1,7 +1,7 @@
 """Is it still the same model? A GPT-2 with its norms swapped, against transformers on the same weights."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +10,29 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.checkpoint import locate
-from minigpt.errors import GenerationError
+from minigpt.errors import GenerationError, MiniGPTError
 from minigpt.judge import search
 from minigpt.judge.budget import parse_budget, spend
 from minigpt.judge.contest import Contest, Judged, Prompts, judged_prompts
-from minigpt.judge.cost import cost, speed
-from minigpt.judge.decoding import decoding_distance, ours
 from minigpt.judge.drift import Drift
-from minigpt.judge.greedy import Continued, compare_greedy, continuations
-from minigpt.judge.measures import LogitsMeter, over_floor
-from minigpt.judge.noise import ordinary_differences
-from minigpt.judge.parity_report import Bisection, Logits, OrdinaryDifference, ParityReport, SiteSensitivity, TokenDrift
-from minigpt.judge.perplexity import file_ids, text_perplexity
+from minigpt.judge.greedy import Continued, compare_greedy, continuations, decoding_distance, reader_of
+from minigpt.judge.measures import Distance, LogitsMeter, over_floor
+from minigpt.judge.parity_report import Bitwise, Logits, OrdinaryDifference, ParityReport, TokenDrift
+from minigpt.judge.perplexity import file_ids, perplexity_of_ids, text_perplexity
 from minigpt.judge.reference import judging
+from minigpt.judge.yardsticks import cost, ordinary_differences, speed
 from minigpt.measure.environment import versions
 from minigpt.measure.steps import Progress, Steps
 from minigpt.norms import NormSpec
+from minigpt.norms.foreign.adapt import KEEP
 from minigpt.norms.foreign.construct import title
 from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
 from minigpt.swap.sites import patterns_of
 
 NEW_TOKENS = 32
+
+# A reference whose own noise is a larger share of the logits' scale computes something else than its float64 truth.
+MOST_FLOOR = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
 
 # T tokens, V vocabulary
 
@@ -40,6 +42,8 @@ def parity(
     *,
     norm: NormSpec = "fused",
     sites: str | Iterable[str] = "*",
+    keep: Collection[str] = KEEP,
+    against: str | Path | None = None,
     attention: str = "sdpa",
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
@@ -57,44 +61,49 @@ def parity(
     budget: str | None = None,
     progress: Progress | None = None,
 ) -> ParityReport:
-    """Judge a model with ``norm`` at ``sites`` against transformers with the same weights.
+    """Judge a model with ``norm`` at ``sites`` against transformers with the original's weights.
 
     The truth is transformers in float64 on the weights as rounded to ``dtype``, on every prompt and its greedy
     continuation. The noise floor is how far transformers itself is from that truth when it computes in ``dtype``. The
-    candidate passes when its RMS error is at most twice the noise floor, and at most four times where the continuations
-    are read as they are written; and its greedy tokens agree with transformers' or part only where the two best logits
-    are closer than the noise. TF32 is off meanwhile.
+    candidate passes if its RMS error is at most twice the noise floor, and at most four times when the continuations
+    are read as they are written; and if its greedy tokens agree with transformers' or part only where the two best
+    logits are closer than the noise. TF32 is off meanwhile.
 
     Args:
         source, attention, device, dtype, quantize, revision, local_files_only, check_finite: as ``from_pretrained``
             takes them.
-        norm, sites: as ``swap_norms`` takes them.
-        prompts: texts, or lists of token ids; by default four texts, or random ids where no tokenizer can be read.
+        norm, sites, keep: as ``swap_norms`` takes them.
+        against: the original that ``source`` was finetuned or quantized from; by default ``source`` itself.
+        prompts: texts, or lists of token ids; by default four texts, or random ids if there is no tokenizer.
         max_new_tokens: greedy tokens to compare after each prompt, fewer where the context ends; 0 for none.
-        noise: measure ordinary differences too, such as bfloat16 against float32, to hold the error against.
+        noise: also measure ordinary differences, such as bfloat16 against float32, for comparison.
         sensitivity: swap one site at a time, and rank the sites.
-        bisect: name the swapped sites that break parity, found as sets that pass once any one site is left out.
-        text: a UTF-8 file to take the perplexity of, before and after the swap and the quantization.
+        bisect: name the swapped sites that break parity, or the budget if there is one.
+        text: a UTF-8 file to measure the perplexity of, with the original and with the candidate.
         calibration: a UTF-8 file that frozen norms collect their deviations from.
         budget: limits that decide in place of parity, such as "kl=1e-6,perplexity=0.01%".
         progress: called with a few words on each step as it begins, and the share of the steps that are done.
 
     Raises:
-        CheckpointError, ConfigError, NormError, GenerationError: it cannot be judged; the message says why.
+        CheckpointError, ConfigError, NormError, GenerationError: if it cannot be judged; the message says why.
+        MiniGPTError: if the noise floor is so high that transformers itself cannot be trusted.
     """
-    limits = parse_budget(budget) if budget is not None else None
+    limits = parse_budget(budget) if budget is not None else {}
     patterns = patterns_of(sites)
     if type(max_new_tokens) is not int or max_new_tokens < 0:
-        raise GenerationError(f"max_new_tokens must be a whole number, 0 or more, not {max_new_tokens!r}")
+        raise GenerationError(f"max_new_tokens must be an integer of at least 0, got {max_new_tokens!r}")
     on = resolve_device("cpu" if quantize and device is None else device)
     require_values(on)
     steps = Steps(progress, total=sum((5, noise, sensitivity, bisect, 2 * (text is not None))))
     steps("loading the models")
     place = locate(source, revision=revision, local_files_only=local_files_only)
-    contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype), quantize, check_finite)
-    judged = judged_prompts(place, prompts, contest.config)
-    if limits and "perplexity" in limits and text is None and max(map(len, judged.prompts)) < 2:
-        raise GenerationError("the budget limits perplexity, and no prompt has two tokens; give longer ones, or a text")
+    original = None if against is None else locate(against, local_files_only=local_files_only)
+    contest = Contest(
+        place, norm, patterns, attention, on, resolve_dtype(dtype), quantize, check_finite, original, keep
+    )
+    judged = judged_prompts(contest.original, prompts, contest.config)
+    if "perplexity" in limits and text is None and max(map(len, judged.prompts)) < 2:
+        raise GenerationError("the budget limits perplexity, but no prompt has two tokens; give longer ones, or a text")
     text_ids = file_ids(text, judged.tokenizer, contest.config.n_positions) if text is not None else []
     if calibration is not None:
         contest.calibrate(file_ids(calibration, judged.tokenizer, contest.config.n_positions))
@@ -102,27 +111,34 @@ def parity(
     run = _Run(contest, judged, steps)
     with judging():
         run.compare(max_new_tokens)
-        found = run.findings()
+        report = ParityReport(
+            model=str(source),
+            against=None if against is None else str(against),
+            norm=norm if isinstance(norm, str) else title(norm),
+            sites=patterns,
+            device=str(contest.device),
+            dtype=dtype_name(contest.dtype),
+            attention=attention,
+            versions=versions(contest.device) | {"float32_products": "full float32 (TF32 off)"},
+            prompts=judged.described,
+            quantize=quantize,
+            exact=contest.is_exact,
+            **run.findings(),
+        )
+        extras: dict[str, Any] = {}
         if noise:
-            found["noise"] = run.noise()
+            extras["noise"] = run.noise()
         if sensitivity:
-            found["sensitivity"] = run.sensitivity()
-        if bisect:
-            found["bisect"] = run.bisection()
+            steps("swapping one site at a time")
+            extras["sensitivity"] = search.sensitivity(contest, run.longest.text, report.logits)
         if text is not None:
-            found["perplexity"] = text_perplexity(contest, text, text_ids, steps)
-    report = ParityReport(
-        model=str(source),
-        norm=norm if isinstance(norm, str) else title(norm),
-        sites=patterns,
-        device=str(contest.device),
-        dtype=dtype_name(contest.dtype),
-        attention=attention,
-        versions=versions(contest.device) | {"float32_products": "full float32 (TF32 off)"},
-        prompts=judged.described,
-        **found,
-    )
-    return report if limits is None else dataclasses.replace(report, budget=spend(report, limits))
+            extras["perplexity"] = text_perplexity(contest, text, text_ids, steps)
+        report = _spent(dataclasses.replace(report, **extras), limits)
+        if bisect:
+            steps("searching for the sites that break it")
+            fails = run.failing(report, limits, text_ids)
+            report = dataclasses.replace(report, bisect=search.bisect(contest.swapped, fails))
+    return report
 
 
 class _Run:
@@ -133,30 +149,43 @@ class _Run:
         self.texts: list[Continued] = []
         self.truths: list[Float[Tensor, "seq vocab"]] = []
         self.meter, self.drift = LogitsMeter(), Drift(contest)
+        self.floor, self.bits = Distance(), Distance()  # of transformers from the truth, and of ours from transformers
         self.decoding: Logits | None = None
 
     def compare(self, max_new_tokens: int) -> None:
-        """Continue every prompt greedily, and let all four models read the result."""
+        """Continue every prompt greedily, and let all models read the result.
+
+        Raises:
+            MiniGPTError: if the noise floor is so high that transformers itself cannot be trusted.
+        """
+        contest = self.contest
         self.begin("decoding greedily")
-        self.texts = continuations(self.contest, self.judged.prompts, max_new_tokens)
-        models = (self.contest.truth, self.contest.candidate, self.contest.reference, self.contest.plain)
+        self.texts = continuations(contest, self.judged.prompts, max_new_tokens)
+        models = (contest.truth, contest.candidate, contest.reference, contest.plain)
         with self.drift:
             for i, text in enumerate(self.texts):
                 self.begin(f"comparing logits and norms on prompt {i + 1} of {len(self.texts)}")
-                ids = self.contest.tensor(text.text)  # (1, T)
-                logits = [model(ids)[0] for model in models]  # each (T, V)
+                ids = contest.tensor(text.text)  # (1, T)
+                truth, candidate, reference, plain = (model(ids)[0] for model in models)  # each (T, V)
                 self.drift.add()
-                self.meter.add(*logits, targets=ids[0, 1 : len(text.prompt)])
-                self.truths.append(logits[0])
+                self.meter.add(truth, candidate, self._targets(text))
+                self.floor.add(reference, truth)
+                self.bits.add(plain, reference)
+                self.truths.append(truth)
+        self._require_trustworthy()
         if any(text.reference for text in self.texts):
+            self.begin("comparing logits as they are decoded")
+            floor = decoding_distance(contest.reference.reading, self.texts, self.truths, contest.device)
+            # Of few tokens the reference's error may be small by chance.
+            self.decoding_floor = max(floor, self.floor, key=lambda distance: distance.rms)
             self.decoding = self._decoding()
 
     def findings(self) -> dict[str, Any]:
-        """The blocks of the report that are always there."""
+        """The parts of the report that are always there."""
         self.begin("timing")
-        longest, logits = self._longest, self.meter.logits()
+        logits, longest = over_floor(self.meter.distance, self.floor), self.longest
         return dict(
-            bitwise=self.meter.bitwise(),
+            bitwise=Bitwise(equal=self.bits.largest == 0, max_abs_error=self.bits.largest),
             logits=logits,
             distribution=self.meter.distribution(),
             greedy=compare_greedy(self.texts, self._margins(), logits.greedy_noise, self.judged),
@@ -169,20 +198,6 @@ class _Run:
             notes=[*self.contest.notes, *self._unsteadiness(longest)],
         )
 
-    def _unsteadiness(self, text: Continued) -> list[str]:
-        ids = self.contest.tensor(text.text)  # (1, T)
-        is_steady = torch.equal(self.contest.candidate(ids), self.contest.candidate(ids))
-        said = "The candidate answers differently from call to call; these are the figures of one of its answers."
-        return [] if is_steady else [said]
-
-    def _decoding(self) -> Logits:
-        """As ``LogitsMeter.logits``, of logits as they are while the continuations are written."""
-        self.begin("comparing logits as they are decoded")
-        readers = ours(self.contest.candidate), self.contest.reference.reading
-        candidate, floor = (decoding_distance(by, self.texts, self.truths, self.contest.device) for by in readers)
-        # Of few tokens the reference's error may be small by chance.
-        return over_floor(candidate, max(floor, self.meter.reference, key=lambda distance: distance.rms))
-
     def noise(self) -> list[OrdinaryDifference]:
         """Ordinary differences, on the shortest prompt: float16 is slow on a CPU."""
         self.begin("measuring ordinary differences")
@@ -190,20 +205,72 @@ class _Run:
         prompt = self.texts[shortest].prompt
         return ordinary_differences(self.contest, prompt, self.truths[shortest][: len(prompt)])
 
-    def sensitivity(self) -> list[SiteSensitivity]:
-        """Every swapped site alone, on the longest text."""
-        self.begin("swapping one site at a time")
-        return search.sensitivity(self.contest, self._longest.text, self.meter.logits())
+    def failing(
+        self, report: ParityReport, limits: dict[str, float], text_ids: list[int]
+    ) -> Callable[[list[str]], bool]:
+        """Return the function that says whether the report would fail with the norm at some of its sites only.
 
-    def bisection(self) -> Bisection:
-        """The swapped sites that break parity."""
-        self.begin("looking for the sites that break parity")
-        verdicts = search.Verdicts(self.contest, self.texts, self.truths, self.meter.logits(), self.decoding)
-        return search.bisect(verdicts, self.contest.swapped)
+        It decides as the report does: by the budget if there is one, else by parity. Greedy decoding is not run again.
+        Up to the first difference both read the same tokens, so one forward over what transformers wrote shows it.
+        """
+
+        def fails(sites: list[str]) -> bool:
+            self.contest.swap_only(sites)
+            try:
+                partial = self._measured_again(report, limits, text_ids)
+                if partial.passed and self.decoding is not None:
+                    partial = _spent(dataclasses.replace(partial, decoding=self._decoding()), limits)
+                return not partial.passed
+            finally:
+                self.contest.swap_only(self.contest.swapped)
+
+        return fails
+
+    def _measured_again(self, report: ParityReport, limits: dict[str, float], text_ids: list[int]) -> ParityReport:
+        """The report with what decides measured anew, but for the logits as they are decoded."""
+        meter, texts = LogitsMeter(), []
+        for text, truth in zip(self.texts, self.truths, strict=True):
+            logits = self.contest.candidate(self.contest.tensor(text.text))[0]  # (T, V)
+            meter.add(truth, logits, self._targets(text))
+            texts.append(text._replace(candidate=logits[text.before_new].argmax(-1).tolist()))
+        found: dict[str, Any] = dict(
+            logits=over_floor(meter.distance, self.floor),
+            distribution=meter.distribution(),
+            greedy=compare_greedy(texts, self._margins(), report.logits.greedy_noise, self.judged),
+            decoding=None,
+        )
+        if report.perplexity is not None and "perplexity" in limits:
+            candidate = perplexity_of_ids(self.contest.candidate, text_ids)
+            found["perplexity"] = dataclasses.replace(report.perplexity, candidate=candidate)
+        return _spent(dataclasses.replace(report, **found), limits)
+
+    def _decoding(self) -> Logits:
+        """The candidate's logits as they are while the continuations are written."""
+        reader = reader_of(self.contest.candidate)
+        candidate = decoding_distance(reader, self.texts, self.truths, self.contest.device)
+        return over_floor(candidate, self.decoding_floor)
+
+    def _require_trustworthy(self) -> None:
+        most = MOST_FLOOR[self.contest.dtype] * self.floor.scale
+        if self.floor.rms > most:
+            raise MiniGPTError(
+                f"transformers at {dtype_name(self.contest.dtype)} is {self.floor.rms:.3g} from itself in float64, on "
+                f"logits of scale {self.floor.scale:.3g}, so it cannot be the reference; update transformers, or try "
+                "another --attention or --dtype"
+            )
+
+    def _unsteadiness(self, text: Continued) -> list[str]:
+        ids = self.contest.tensor(text.text)  # (1, T)
+        is_steady = torch.equal(self.contest.candidate(ids), self.contest.candidate(ids))
+        return [] if is_steady else ["The candidate's logits differ from call to call; these are those of one call."]
 
     @property
-    def _longest(self) -> Continued:
+    def longest(self) -> Continued:
         return max(self.texts, key=lambda text: len(text.text))
+
+    def _targets(self, text: Continued) -> Tensor:
+        """The tokens of the prompt that are predicted: (prompt - 1,)."""
+        return self.contest.tensor(text.prompt)[0, 1:]
 
     def _margins(self) -> list[list[float]]:
         margins = []
@@ -220,3 +287,8 @@ class _Run:
             kl=self.meter.kl[i].tolist(),
             new_from=len(text.prompt),
         )
+
+
+def _spent(report: ParityReport, limits: dict[str, float]) -> ParityReport:
+    """The report with its budget computed from its own figures."""
+    return dataclasses.replace(report, budget=spend(report, limits)) if limits else report

@@ -1,14 +1,14 @@
-"""What a parity run found, and its verdict. Every class here is a block of the report's JSON."""
+"""What a parity run found, and its verdict. Every class here is an object in the report's JSON."""
 
 import dataclasses
 import math
 import sys
-from typing import Any
+from typing import Any, Literal
 
 from minigpt.json_file import finite
 
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
-MOST_DECODING_NOISE = 4.0  # the same of tokens read one by one: of few, the floor may be small by chance
+MOST_DECODING_NOISE = 4.0  # the same for tokens read one by one: of few tokens the floor may be small by chance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Bitwise:
 
 @dataclasses.dataclass(frozen=True)
 class Logits:
-    """Distance from transformers in float64: the candidate's, and, the noise floor, transformers' own at this dtype.
+    """Distance from transformers in float64: the candidate's, and transformers' own at this dtype, the noise floor.
 
     For ``decoding`` both read a token at a time, from a cache; the floor is at least that of whole texts.
     """
@@ -38,14 +38,14 @@ class Logits:
 
     def over_noise(self, rms_error: float) -> float:
         """An RMS error as a multiple of the noise floor."""
-        floor = self.noise_floor_rms or 8 * sys.float_info.epsilon * self.scale  # the truth's own rounding, if no other
+        floor = self.noise_floor_rms or 8 * sys.float_info.epsilon * self.scale  # at least the truth's own rounding
         if floor == 0:
             return 1.0 if rms_error == 0 else math.inf
         return rms_error / floor
 
     @property
     def greedy_noise(self) -> float:
-        """Two logits this close may change places by noise: each of them may be off by the noise floor's maximum."""
+        """Noise can swap two logits this close: each may be off by the noise floor's maximum."""
         return 2 * self.noise_floor_max
 
 
@@ -54,7 +54,7 @@ class Distribution:
     """The candidate's next-token distributions against the float64 truth; KL(truth || candidate) in nats."""
 
     top1_agreement: float
-    top5_agreement: float  # the share of the five likeliest tokens that both name
+    top5_agreement: float  # share of the five likeliest tokens that both have
     kl_mean: float
     kl_median: float
     kl_p999: float
@@ -118,16 +118,16 @@ class BlockDrift:
 
 @dataclasses.dataclass(frozen=True)
 class OrdinaryDifference:
-    """What the logits of the shortest prompt change by when nobody would call it another model."""
+    """A change in the logits of the shortest prompt that nobody would call another model."""
 
     difference: str
     rms_error: float
-    share: float | None  # the candidate's RMS error on that prompt over this; None where the two do not differ at all
+    share: float | None  # the candidate's RMS error on that prompt over this; None if the two do not differ
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenDrift:
-    """KL along one prompt and its continuation, in nats; entry i is of the prediction made at token i."""
+    """KL in nats along one prompt and its continuation; entry i is of the prediction made at token i."""
 
     prompt: int
     pieces: list[str]
@@ -146,19 +146,19 @@ class SiteSensitivity:
 
 @dataclasses.dataclass(frozen=True)
 class Bisection:
-    """The swapped sites that must have their own norm back for parity to hold.
+    """The swapped sites that must have their own norm back for the verdict to be a pass.
 
-    No site where it holds, or does not hold without them either.
+    No site if it passes, or if it fails without them too.
     """
 
     sites: list[str]  # in the order data meets them
-    sets: list[list[str]]  # the same, as sets that each break parity, and no longer with any one site left out
+    sets: list[list[str]]  # the same sites, as sets that each break it and would not with any one site left out
     verdicts: int  # how many sets were tried
 
 
 @dataclasses.dataclass(frozen=True)
 class TextPerplexity:
-    """Perplexity of a text file with the model's own norms and weights (reference), and of the candidate."""
+    """Perplexity of a text file with the original (reference) and with the candidate."""
 
     file: str
     tokens: int
@@ -212,7 +212,7 @@ class BudgetLine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParityReport:
-    """Is the candidate still the same model as transformers makes of the same weights?"""
+    """Is the candidate still the same model as the original, as transformers computes it?"""
 
     model: str
     norm: str
@@ -228,9 +228,12 @@ class ParityReport:
     greedy: Greedy
     norm_sites: list[NormSite]
     speed: Speed
-    notes: list[str] = dataclasses.field(default_factory=list)  # on the candidate: an eps that its norm would not take
+    against: str | None = None  # the original, if it is another checkpoint
+    quantize: str | None = None
+    exact: bool = True  # whether the candidate claims to be the same model; an RMSNorm or int8 weights do not
+    notes: list[str] = dataclasses.field(default_factory=list)  # e.g. that the norm's class has another eps
     blocks: list[BlockDrift] = dataclasses.field(default_factory=list)
-    decoding: Logits | None = None  # None where no token was written
+    decoding: Logits | None = None  # None if no token was written
     tokens: TokenDrift | None = None
     cost: Cost | None = None
     noise: list[OrdinaryDifference] | None = None
@@ -241,19 +244,50 @@ class ParityReport:
 
     @property
     def passed(self) -> bool:
-        """Whether parity holds; where there is a budget, whether that is kept instead."""
-        return not self.reasons
+        """Whether the budget is kept; if there is none, whether parity holds."""
+        return not (self.broken_parity if self.budget is None else self.broken_budget)
+
+    @property
+    def outcome(self) -> Literal["PASS", "FAIL", "DIFFERENT"]:
+        """The verdict in a word. DIFFERENT is a fail of a candidate that does not claim to be the same model."""
+        if self.passed:
+            return "PASS"
+        return "FAIL" if self.exact or self.budget is not None else "DIFFERENT"
 
     @property
     def reasons(self) -> list[str]:
-        """Why it did not pass, a sentence each; empty where it did."""
-        return self.broken_parity if self.budget is None else self.broken_budget
+        """Why it did not pass, a sentence each; empty if it did."""
+        if self.budget is not None:
+            return self.broken_budget
+        return [self.difference, self._why_different] if self.outcome == "DIFFERENT" else self.broken_parity
+
+    @property
+    def difference(self) -> str:
+        """How different the model is, in a sentence."""
+        found, (before, after) = self.distribution, self.perplexities
+        times = after / before if before else math.nan
+        change = f"{100 * (times - 1):+.3g} %" if times < 10 else f"{times:.3g} times"
+        perplexity = "" if math.isnan(times) else f"perplexity {after:.5g} instead of {before:.5g} ({change}), "
+        return (
+            f"KL divergence {found.kl_mean:.3g} nats a token, {perplexity}"
+            f"the same likeliest token for {100 * found.top1_agreement:.3g} % of the tokens."
+        )
+
+    @property
+    def _why_different(self) -> str:
+        if self.against is not None:
+            why = f"{self.model} is another checkpoint than {self.against}"
+        elif self.quantize is not None:
+            why = f"{self.quantize} weights are other weights"
+        else:
+            why = f"{self.norm} is not a LayerNorm"
+        return f"A difference is expected, since {why}; a budget says how much is allowed."
 
     @property
     def broken_parity(self) -> list[str]:
         """Why this is not the same model, a sentence each."""
         found, logits = [], self.logits
-        if not logits.ratio <= MOST_NOISE:  # so written that NaN fails
+        if not logits.ratio <= MOST_NOISE:  # written so that NaN fails
             found.append(
                 f"The logits' RMS error is {logits.rms_error:.3g}, {logits.ratio:.3g} times the noise floor of "
                 f"{self.dtype}; at most {MOST_NOISE:g} times is parity."
@@ -281,14 +315,19 @@ class ParityReport:
         ]
 
     @property
-    def perplexity_change(self) -> float:
-        """Relative change of perplexity, up or down: of the text file where one was read, else of the prompts."""
-        before, after = self.distribution.perplexity_reference, self.distribution.perplexity_candidate
+    def perplexities(self) -> tuple[float, float]:
+        """The original's and the candidate's: on the text file if there is one, else on the prompts."""
         if self.perplexity is not None:
-            before, after = self.perplexity.reference, self.perplexity.candidate
+            return self.perplexity.reference, self.perplexity.candidate
+        return self.distribution.perplexity_reference, self.distribution.perplexity_candidate
+
+    @property
+    def perplexity_change(self) -> float:
+        """Relative change of perplexity, up or down."""
+        before, after = self.perplexities
         return abs(after / before - 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON's own types; a number that is not finite is null."""
+        """Return the report in JSON's own types; a number that is not finite is null."""
         verdict = {"verdict": "pass" if self.passed else "fail", "reasons": self.reasons}
         return finite(dataclasses.asdict(self) | verdict)

@@ -1,6 +1,6 @@
-"""Perplexity on a text file, by windows that overlap so that every token is predicted from a long past."""
+"""Perplexity on a text, by windows that overlap so that every token is predicted from a long past."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -9,27 +9,60 @@ import torch.nn.functional as F
 from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
 from minigpt.judge.contest import Contest
-from minigpt.judge.measures import perplexity
+from minigpt.judge.measures import perplexity_of
 from minigpt.judge.parity_report import TextPerplexity
+from minigpt.measure.steps import Steps
 from minigpt.text_file import read_text
 from minigpt.tokenizer import Tokenizer
 
-AT_ONCE = 128  # positions whose logits are held together: of a window of 1,024, they are 400 MB
+AT_ONCE = 128  # positions whose logits are held together: the logits of 1,024 take 400 MB
 
 
-def text_perplexity(contest: Contest, file: str | Path, ids: list[int], begin: Callable[[str], None]) -> TextPerplexity:
-    """Perplexity of a file's tokens with the model's own norms and weights, and with those in question."""
-    window = contest.config.n_positions
-    stride = max(1, window // 2)
-    perplexities = []
-    for name, model in (("the model as it was", contest.plain), ("the candidate", contest.candidate)):
+def perplexity(model: GPT2, tokenizer: Tokenizer, text: str) -> float:
+    """Return exp of the mean negative log-likelihood of a token of ``text``.
+
+    The text is read in windows as long as the model's context, which overlap by half. Each token but the first counts
+    once, and is predicted from at least half a context where the text has one. ``minigpt.parity(text=...)`` computes
+    the same.
+
+    Raises:
+        GenerationError: if the text has fewer than two tokens, or the model's context is one token.
+    """
+    ids = tokenizer.encode(text)
+    require_predictable("the text", ids, model.config.n_positions)
+    with torch.inference_mode():
+        return perplexity_of_ids(model, ids)
+
+
+def perplexity_of_ids(model: GPT2, ids: list[int]) -> float:
+    """The same for the tokens of a text."""
+    total, window = 0.0, model.config.n_positions
+    for start, first, end in windows(len(ids), window, stride_of(window)):
+        text = torch.tensor([ids[start:end]], device=model.wte.weight.device)  # (1, T)
+        hidden = model.hidden_states(text)[:, first - 1 - start : -1]  # (1, counted, C)
+        targets = text[0, first - start :]  # (counted)
+        for part, wanted in zip(hidden.split(AT_ONCE, dim=1), targets.split(AT_ONCE), strict=True):
+            logits = model.head(part)[0].double()  # (AT_ONCE, V)
+            total += float(F.cross_entropy(logits, wanted, reduction="sum"))
+    return perplexity_of(total, len(ids) - 1)
+
+
+def text_perplexity(contest: Contest, file: str | Path, ids: list[int], begin: Steps) -> TextPerplexity:
+    """Perplexity of a file's tokens with the original model and with the candidate."""
+    window, found = contest.config.n_positions, []
+    for name, model in (("the original model", contest.plain), ("the candidate", contest.candidate)):
         begin(f"perplexity of {file} with {name}")
-        perplexities.append(perplexity(_loss(model, ids, window, stride), len(ids) - 1))
-    return TextPerplexity(str(file), len(ids), window, stride, *perplexities)
+        found.append(perplexity_of_ids(model, ids))
+    return TextPerplexity(str(file), len(ids), window, stride_of(window), *found)
+
+
+def stride_of(window: int) -> int:
+    """How far a window moves."""
+    return max(1, window // 2)
 
 
 def windows(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """(start, first, end): read tokens start to end, count the loss of tokens first to end; each counts once."""
+    """(start, first, end): read tokens start to end, count the loss of tokens first to end. Each counts once."""
     first = 1  # nothing predicts the first token
     while first < tokens:
         end = min(tokens, window) if first == 1 else min(tokens, first + stride)
@@ -37,31 +70,23 @@ def windows(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, i
         first = end
 
 
-def _loss(model: GPT2, ids: list[int], window: int, stride: int) -> float:
-    """Summed loss in nats of every token but the first."""
-    total = 0.0
-    for start, first, end in windows(len(ids), window, stride):
-        text = torch.tensor([ids[start:end]], device=model.wte.weight.device)  # (1, T)
-        hidden = model.hidden_states(text)[:, first - 1 - start : -1]  # (1, counted, C)
-        targets = text[0, first - start :]  # (counted)
-        for part, wanted in zip(hidden.split(AT_ONCE, dim=1), targets.split(AT_ONCE), strict=True):
-            logits = model.head(part)[0].double()  # (AT_ONCE, V)
-            total += float(F.cross_entropy(logits, wanted, reduction="sum"))
-    return total
-
-
 def file_ids(file: str | Path, tokenizer: Tokenizer | None, context: int) -> list[int]:
-    """The tokens of a text file.
+    """Read the tokens of a text file.
 
     Raises:
-        GenerationError: the file cannot be read, or has fewer than two tokens, there is no tokenizer for it, or the
-            model's ``context`` has no room for a token and the next.
+        GenerationError: if the file cannot be read or has fewer than two tokens, the checkpoint has no tokenizer, or
+            the model's ``context`` is one token.
     """
-    if context < 2:
-        raise GenerationError(f"{file} cannot be read by a model whose context is {context} token: it predicts none")
     if tokenizer is None:
-        raise GenerationError(f"{file} cannot be read without a tokenizer, and the checkpoint has none")
+        raise GenerationError(f"{file} needs a tokenizer, and the checkpoint has none")
     ids = tokenizer.encode(read_text(Path(file), GenerationError))
-    if len(ids) < 2:
-        raise GenerationError(f"{file} has {len(ids)} tokens; at least 2 are needed")
+    require_predictable(str(file), ids, context)
     return ids
+
+
+def require_predictable(name: str, ids: list[int], context: int) -> None:
+    """Raise GenerationError if no token of a text can be predicted."""
+    if context < 2:
+        raise GenerationError(f"{name} cannot be judged by a model whose context is {context} token")
+    if len(ids) < 2:
+        raise GenerationError(f"{name} must have at least 2 tokens, got {len(ids)}")

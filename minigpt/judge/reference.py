@@ -1,4 +1,4 @@
-"""The reference: transformers on the same weights, and the conditions under which the two are compared."""
+"""The reference, transformers on the same weights, and the settings under which the two are compared."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -10,40 +10,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minigpt.checkpoint import config_file, read_tensors
+from minigpt.measure.settings import full_products
 
 
 @contextlib.contextmanager
 def judging() -> Iterator[None]:
-    """Inference mode and ``full_products`` while a verdict is computed."""
+    """Compute in inference mode with ``full_products``."""
     with full_products(), torch.inference_mode():
         yield
 
 
-@contextlib.contextmanager
-def full_products() -> Iterator[None]:
-    """Full float32 products: no TF32 on a GPU, no bfloat16 shortcuts on a CPU, and no autocast on either.
-
-    PyTorch has an older setting of that and a newer one, and refuses to read the older while they differ: both say it.
-    """
-    backends: Any = torch.backends
-    products = [backends.cuda.matmul, backends.mkldnn.matmul]
-    newer, older = [backend.fp32_precision for backend in products], None
-    with contextlib.suppress(RuntimeError):  # they differ already
-        older = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(older or ("high" if newer[0] == "tf32" else "highest"))
-        for backend, precision in zip(products, newer, strict=True):
-            backend.fp32_precision = precision
-
-
 class Reference:
-    """transformers' GPT-2 with the weights of a checkpoint, rounded to ``dtype`` and then computed with in ``compute``.
+    """transformers' GPT-2 with the weights of a checkpoint, rounded to ``dtype``, which computes in ``compute``.
 
-    It reads the checkpoint's tensors by itself, under their own names, so that a fault in our loading shows.
+    It reads the checkpoint's tensors itself, under their own names, so that a fault in our loading shows.
     """
 
     def __init__(
@@ -55,11 +35,11 @@ class Reference:
         device: torch.device,
         compute: torch.dtype | None = None,
     ) -> None:
-        from transformers import GPT2Config, GPT2LMHeadModel  # here: five seconds that only a comparison should cost
+        from transformers import GPT2Config, GPT2LMHeadModel  # imported here, since it takes five seconds
 
         config = GPT2Config.from_json_file(config_file(place))
         if (compute or dtype) == torch.float64:
-            config.reorder_and_upcast_attn = False  # it would hold float64 scores in float32
+            config.reorder_and_upcast_attn = False  # it would compute the scores in float32
         config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
         rounded = {name: tensor.to(dtype) for name, tensor in read_tensors(place).items()}
         with quiet_transformers():
@@ -69,11 +49,11 @@ class Reference:
         self.model = model.to(device).eval()
 
     def __call__(self, input_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq vocab"]:
-        """Logits (B, T, V) of a batch without padding."""
+        """Return logits (B, T, V) of a batch without padding."""
         return self.model(input_ids).logits
 
     def reading(self, _batch: int, _longest: int) -> Callable[[Tensor, Tensor], Tensor]:
-        """Reads ids (B, T) after those that it has read before, of which it has the mask (B, all); logits (B, V)."""
+        """Return a function of more ids (B, T) and the mask (B, all) of all so far; it returns logits (B, V)."""
         from transformers import DynamicCache
 
         cache = DynamicCache()
@@ -94,7 +74,7 @@ class Reference:
         max_new_tokens: int,
         eos: tuple[int, ...],
     ) -> Int[Tensor, "batch total"]:
-        """What transformers' own ``generate`` makes of the prompts: (B, T + new)."""
+        """Continue the prompts with transformers' own ``generate``: (B, T + new)."""
         return self.model.generate(
             input_ids,
             attention_mask=attention_mask,
@@ -107,6 +87,7 @@ class Reference:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
+    """Turn off the log messages and progress bars of transformers."""
     from transformers.utils import logging
 
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()

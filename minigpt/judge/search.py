@@ -1,22 +1,17 @@
-"""Which sites matter: one at a time, ranked; and the smallest sets that break parity."""
+"""Which sites matter: one at a time, ranked; and the smallest sets that break the verdict."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
-from jaxtyping import Float
-from torch import Tensor
-
 from minigpt.judge.contest import Contest
-from minigpt.judge.decoding import decoding_distance, ours
-from minigpt.judge.greedy import Continued
 from minigpt.judge.measures import Distance
-from minigpt.judge.parity_report import MOST_DECODING_NOISE, MOST_NOISE, Bisection, Logits, SiteSensitivity
+from minigpt.judge.parity_report import Bisection, Logits, SiteSensitivity
 
 # T tokens, V vocabulary
 
 
 def sensitivity(contest: Contest, text: list[int], logits: Logits) -> list[SiteSensitivity]:
-    """How much each swapped site alone moves the logits of the model with its own norms, most first."""
+    """How much each swapped site alone changes the logits of the model with its own norms, most first."""
     ids = contest.tensor(text)  # (1, T)
     contest.swap_only([])
     unswapped = contest.candidate(ids)  # (1, T, V)
@@ -30,78 +25,33 @@ def sensitivity(contest: Contest, text: list[int], logits: Logits) -> list[SiteS
     return sorted(ranked, key=lambda site: -site.rms_error)
 
 
-class Verdicts:
-    """Asks whether parity holds with the norm in question at some of its sites only, on logits of the true tokens.
+def bisect(sites: list[str], fails: Callable[[list[str]], bool]) -> Bisection:
+    """Find the sites that must have their own norm back, as minimal failing sets, until the remaining sites pass.
 
-    Greedy decoding need not be run for it: up to the first difference both read the same tokens, so the first token
-    where the candidate's likeliest differs from what transformers wrote shows in one forward over the text.
+    Nothing is found if the verdict fails without any of them, since something else breaks it.
 
     Args:
-        logits, decoding: with the noise floor of each.
+        fails: whether the verdict fails with the norm at these sites only.
     """
+    asked = 0
 
-    def __init__(
-        self,
-        contest: Contest,
-        texts: list[Continued],
-        truths: list[Float[Tensor, "_seq vocab"]],
-        logits: Logits,
-        decoding: Logits | None,
-    ) -> None:
-        self.contest, self.texts, self.truths = contest, texts, truths
-        self.logits, self.decoding = logits, decoding
-        self.asked = 0
+    def counted(tried: list[str]) -> bool:
+        nonlocal asked
+        asked += 1
+        return fails(tried)
 
-    def fails(self, sites: Sequence[str]) -> bool:
-        """Whether these sites alone break parity."""
-        self.asked += 1
-        self.contest.swap_only(sites)
-        fails = self._fails_on_whole_texts() or self._fails_in_decoding()
-        self.contest.swap_only(self.contest.swapped)
-        return fails
-
-    def _fails_on_whole_texts(self) -> bool:
-        distance, parts = Distance(), False
-        for text, truth in zip(self.texts, self.truths, strict=True):
-            logits = self.contest.candidate(self.contest.tensor(text.text))[0]  # (T, V)
-            distance.add(logits, truth)
-            parts = parts or self._parts_beyond_noise(logits, truth, text)
-        return parts or not self.logits.over_noise(distance.rms) <= MOST_NOISE
-
-    def _fails_in_decoding(self) -> bool:
-        if self.decoding is None:
-            return False
-        distance = decoding_distance(ours(self.contest.candidate), self.texts, self.truths, self.contest.device)
-        return not self.decoding.over_noise(distance.rms) <= MOST_DECODING_NOISE
-
-    def _parts_beyond_noise(
-        self, logits: Float[Tensor, "seq vocab"], truth: Float[Tensor, "seq vocab"], text: Continued
-    ) -> bool:
-        written = self.contest.tensor(text.reference)[0]  # (new,)
-        differs = logits[text.before_new].argmax(-1) != written
-        if not differs.any():
-            return False
-        best = truth[text.before_new][differs][0].topk(2).values  # (2,), at the first difference
-        return float(best[0] - best[1]) > self.logits.greedy_noise
-
-
-def bisect(verdicts: Verdicts, sites: Sequence[str]) -> Bisection:
-    """The sites that must be given back for parity to hold, found as minimal failing sets until what is left passes.
-
-    No site where it does not hold without them either, since something else breaks it.
-    """
     found: list[list[str]] = []
     remaining = list(sites)
-    while remaining and verdicts.fails(remaining):
-        if not found and verdicts.fails([]):
+    while remaining and counted(remaining):
+        if not found and counted([]):
             break
-        found.append(minimal_failing(remaining, verdicts.fails))
+        found.append(minimal_failing(remaining, counted))
         remaining = [site for site in remaining if site not in found[-1]]
-    return Bisection([site for site in sites if site not in remaining], found, verdicts.asked)
+    return Bisection([site for site in sites if site not in remaining], found, asked)
 
 
 def minimal_failing(sites: list[str], fails: Callable[[list[str]], bool]) -> list[str]:
-    """A subset that fails and from which no site can be left out (delta debugging, Zeller & Hildebrandt 2002).
+    """A failing subset from which no site can be left out (delta debugging, Zeller & Hildebrandt 2002).
 
     Args:
         sites: a set that is known to fail.

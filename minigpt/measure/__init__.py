@@ -1,1 +1,1 @@
-"""Stopwatch, environment and progress: what several rooms above need."""
+"""Stopwatch, environment, settings and progress, for the packages above."""

@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""The machine and the versions that a figure was measured on."""
 
 import os
 import platform
@@ -13,8 +13,7 @@ PACKAGES = ("transformers", "ctranslate2")
 
 
 def environment(threads: int, *packages: str) -> dict[str, Any]:
-    """Processor, its instructions as far as they matter here, threads, and how busy the machine is; and the versions of
-    Python and the packages: ours, those that are always of interest, and those named here."""
+    """Return the processor, its instructions, the threads and the load, and the versions of Python and packages."""
     return {
         "processor": processor_name(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -26,7 +25,7 @@ def environment(threads: int, *packages: str) -> dict[str, Any]:
 
 
 def software(*packages: str) -> dict[str, Any]:
-    """The versions of ours, of Python, of torch and of these packages; None for one that is not installed."""
+    """Return the versions of Python, minigpt, torch and these packages; None for one that is not installed."""
     import minigpt
 
     own = {"python": platform.python_version(), "minigpt": minigpt.__version__, "torch": torch.__version__}
@@ -34,13 +33,13 @@ def software(*packages: str) -> dict[str, Any]:
 
 
 def versions(device: torch.device) -> dict[str, Any]:
-    """What a judgement was made with, and on."""
+    """Return the versions, the hardware and the threads of a verdict."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
     return software("transformers") | {"hardware": name, "threads": torch.get_num_threads()}
 
 
 def installed(package: str) -> str | None:
-    """The version of a package; None where it is not there."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""How long something takes: by the wall's clock, by a GPU's own, and beside something else."""
+"""Time calls, by the wall clock and by a GPU's own."""
 
 import dataclasses
 import statistics
@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-HEAD_START = 2_000_000  # cycles of a GPU, about a millisecond
+HEAD_START = 2_000_000  # GPU cycles, about a millisecond
 
 Who = TypeVar("Who")
 Told = TypeVar("Told")
@@ -16,7 +16,7 @@ Told = TypeVar("Told")
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """The median of several times, and their 20th and 80th percentiles."""
+    """Median, 20th and 80th percentile of several times."""
 
     median: float
     p20: float
@@ -30,7 +30,7 @@ class Spread:
 
 
 def in_turns(contestants: Mapping[Who, Callable[[], Told]], rounds: Iterable[object]) -> dict[Who, list[Told]]:
-    """What each returns, once a round: taken in turns, a machine that is busy is busy for all."""
+    """Call each once in every round, and return the results. A busy machine then slows all of them alike."""
     found: dict[Who, list[Told]] = {who: [] for who in contestants}
     for _ in rounds:
         for who, run in contestants.items():
@@ -39,13 +39,13 @@ def in_turns(contestants: Mapping[Who, Callable[[], Told]], rounds: Iterable[obj
 
 
 def finish(device: torch.device) -> None:
-    """Wait until a device has done all that was asked of it."""
+    """Wait until a device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def wall_seconds(call: Callable[[], object], loops: int, device: torch.device) -> float:
-    """Seconds a call, of ``loops`` in a row, until the last result is there."""
+    """Return seconds per call, for ``loops`` calls in a row."""
     finish(device)
     start = time.perf_counter()
     for _ in range(loops):
@@ -55,10 +55,9 @@ def wall_seconds(call: Callable[[], object], loops: int, device: torch.device) -
 
 
 def gpu_seconds(call: Callable[[], object], loops: int, device: torch.device) -> float:
-    """What one call takes the GPU alone.
+    """Return the GPU's seconds per call, without the time of launches.
 
-    It is put to sleep until all the calls are in its queue, longer if need be, so that it waits for no launch. Calls
-    that wait for the GPU themselves never get ahead of it, and what they wait is counted.
+    The GPU sleeps until all calls are in its queue. The time of calls that wait for the GPU themselves is included.
     """
     with torch.cuda.device(device):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

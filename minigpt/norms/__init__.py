@@ -1,9 +1,21 @@
 """Every LayerNorm, one file each. They know no config and no model."""
 
 from minigpt.norms.add import add_norm
-from minigpt.norms.build import NormSpec, build
-from minigpt.norms.foreign.adapt import notes
+from minigpt.norms.build import NormSpec, build, name_of
+from minigpt.norms.foreign.adapt import is_ours, notes
 from minigpt.norms.registry import NormInfo, available, lookup, register
 from minigpt.norms.textbook import LayerNorm
 
-__all__ = ["LayerNorm", "NormInfo", "NormSpec", "add_norm", "available", "build", "lookup", "notes", "register"]
+__all__ = [
+    "LayerNorm",
+    "NormInfo",
+    "NormSpec",
+    "add_norm",
+    "available",
+    "build",
+    "is_ours",
+    "lookup",
+    "name_of",
+    "notes",
+    "register",
+]

@@ -1,41 +1,69 @@
-"""From what a user calls a norm to a module that a GPT-2 can hold."""
+"""Build a norm from what a user calls one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from torch import nn
 
-from minigpt.errors import NormError
-from minigpt.norms.foreign.adapt import adapt, is_ours
+from minigpt.errors import NormError, is_several
+from minigpt.norms.foreign.adapt import KEEP, adapt, is_ours
 from minigpt.norms.foreign.construct import construct, naming
 from minigpt.norms.foreign.locate import locate
-from minigpt.norms.textbook import row_shape
+from minigpt.norms.registry import available
 
 NormSpec = str | type[nn.Module] | Callable[..., nn.Module]
 
 
-def build(norm: NormSpec, normalized_shape: int | Sequence[int], *, eps: float = 1e-5, bias: bool = True) -> nn.Module:
-    """A norm over the trailing ``normalized_shape``, with a ``weight`` and, if ``bias``, a ``bias`` of that shape.
+def build(
+    norm: NormSpec,
+    normalized_shape: int | Sequence[int],
+    *,
+    eps: float = 1e-5,
+    bias: bool = True,
+    keep: Collection[str] = KEEP,
+) -> nn.Module:
+    """Return a norm over the trailing ``normalized_shape`` with a ``weight`` and a ``bias`` of that shape.
 
-    Somebody else's class is taken as it is written: its constructor's signature says how to call it, and its scale and
-    shift, under any name of ``adapt.SCALES`` and ``adapt.SHIFTS``, are the module's ``weight`` and ``bias``.
-    ``adapt.notes`` says what it would not take, such as an eps.
+    Somebody else's class is taken as it is written. Its constructor's signature says how to call it. Its scale and
+    shift, under any name of ``adapt.SCALES`` and ``adapt.SHIFTS``, are the module's ``weight`` and ``bias``. One that
+    the class lacks is applied to its output. ``norms.notes`` tells of that, and of an eps that the class does not take.
 
     Args:
-        norm: a registered name, "package.module:Name", "path/to/file.py:Name", a class, or any function that makes a
+        norm: a registered name, "package.module:Name", "path/to/file.py:Name", a class, or a function that makes a
             module.
-        eps: passed on where the class takes one.
-        bias: whether there is a shift; passed on where the class takes such a flag.
+        eps: passed on if the class takes one.
+        bias: whether there is a shift; passed on if the class takes such a flag.
+        keep: which of "scale" and "shift" to add to a class that lacks them.
 
     Raises:
-        NormError: the name is unknown, the class cannot be found, imported or constructed, is no ``torch.nn.Module``,
-            or its parameters are not a scale and a shift of that shape.
+        NormError: if the name is unknown, the class cannot be found, imported or constructed, or is not a
+            ``torch.nn.Module``.
     """
+    if isinstance(keep, str) or not is_several(keep) or not set(keep) <= set(KEEP):
+        raise NormError(f"keep must be a tuple with none, one or both of 'scale' and 'shift', got {keep!r:.100}")
     make = locate(norm) if isinstance(norm, str) else norm
     if not callable(make):
-        raise NormError(f"a norm is a name, a class, or a function that makes one, not {make!r:.100}")
+        raise NormError(f"norm must be a name, a class, or a function that makes a norm, got {make!r:.100}")
     if is_ours(make):
         return make(normalized_shape, eps=eps, bias=bias)
-    shape = row_shape(normalized_shape)
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     module, takes_eps = construct(make, shape, eps=eps, bias=bias)
     with naming(make):
-        return adapt(module, shape, eps=eps, bias=bias, takes_eps=takes_eps)
+        module = adapt(module, shape, eps=eps, bias=bias, keep=keep, takes_eps=takes_eps)
+    vars(module)["norm_name"] = name_of(norm)
+    return module
+
+
+def name_of(norm: object) -> str:
+    """Return the name by which ``norm`` can be asked for again: a registered one, else "package.module:Name".
+
+    ``norm`` is what ``build`` takes, or a module that stands in a model.
+    """
+    if isinstance(norm, str):
+        return norm
+    if isinstance(norm, nn.Module):
+        return vars(norm).get("norm_name") or name_of(type(norm))
+    for name, known in available().items():
+        if known.cls is norm:
+            return name
+    kind = norm if hasattr(norm, "__qualname__") else type(norm)
+    return f"{kind.__module__}:{kind.__qualname__}"  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Dynamic Tanh: no statistics at all, only a squeeze."""
+"""Dynamic Tanh: an element-wise tanh in place of statistics."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,12 @@ from minigpt.norms.textbook import LayerNorm
 
 @register("dyt", exact=False)
 class DyT(LayerNorm):
-    """Squeezes each element, tanh(alpha * x), looking at no other (Zhu et al. 2025, arXiv 2503.10622, equation 4).
+    """Squeezes each element by itself, tanh(alpha * x) (Zhu et al. 2025, arXiv 2503.10622, equation 4).
 
-    ``y = tanh(alpha * x) * weight + bias``. ``alpha`` is one learned number for each norm, a Parameter beside weight
-    and bias that a GPT-2's checkpoint has no place for. There is nothing that ``eps`` could be added to.
+    ``y = tanh(alpha * x) * weight + bias``. ``alpha`` is one learned number for each norm. ``eps`` has no effect.
 
     Args:
-        alpha: where it starts; the paper's own 0.5 is for models trained with it from the start.
+        alpha: its initial value; the paper's 0.5 is for models trained with it from the start.
     """
 
     def __init__(
@@ -30,10 +29,10 @@ class DyT(LayerNorm):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Weight, bias and alpha as they were at first."""
+        """Set weight, bias and alpha to their initial values."""
         super().reset_parameters()
         self.alpha.fill_(self.initial_alpha)
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
-        """Each element within (-1, 1)."""
+        """Return each element within (-1, 1)."""
         return torch.tanh(self.alpha * x)

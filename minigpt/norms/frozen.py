@@ -71,6 +71,16 @@ class FrozenLayerNorm(LayerNorm):
         massive = deviation[deviation >= boundary].mean() if boundary.isfinite() else usual
         self.calibration = torch.stack([usual, massive, boundary])
 
+    def freeze(self, first: Tensor, usual: Tensor) -> None:
+        """Take these averages as the constants.
+
+        Args:
+            first: the deviation of the first position. It has a constant of its own if it is massive.
+            usual: the deviation of all others.
+        """
+        boundary = torch.sqrt(first * usual) if first > MASSIVE * usual else first.new_tensor(float("inf"))
+        self.calibration = torch.stack([usual, first if boundary.isfinite() else usual, boundary])
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         if self.calibration is None and f"{prefix}calibration" in state_dict:
             self.calibration = torch.empty_like(state_dict[f"{prefix}calibration"], device=self.weight.device)

@@ -14,5 +14,4 @@ class FusedLayerNorm(LayerNorm):
 
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """Normalize ``x`` (..., *normalized_shape); same shape and dtype out."""
-        self._check_input(x)
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)

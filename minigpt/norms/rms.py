@@ -1,4 +1,4 @@
-"""RMSNorm: LayerNorm that leaves the mean where it is."""
+"""RMSNorm: LayerNorm without the mean."""
 
 import torch
 from jaxtyping import Float
@@ -16,5 +16,5 @@ class RMSNorm(LayerNorm):
     """
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
-        """The row at mean square 1."""
+        """Return the row at mean square 1."""
         return x / torch.sqrt(x.square().mean(dim=self.row_dims, keepdim=True) + self.eps)

@@ -1,6 +1,6 @@
-"""Two parity reports as a person compares them in a terminal."""
+"""Many parity reports in one table, and two of them figure by figure, as people compare them in a terminal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -8,33 +8,61 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from minigpt.report.numerals import brief, percent, precise, times
-from minigpt.report.parity_summary import verdict
-from minigpt.report.reading import Reading, caution, side_by_side
+from minigpt.report.parity_summary import outcome
+from minigpt.report.reading import Reading, caution, outcome_of, readings_of
+
+Writer = Callable[[float], str]
 
 
-def comparison_summary(a: dict[str, Any], b: dict[str, Any]) -> RenderableType:
-    """Both verdicts and the figures of two reports side by side, and in what they were not measured alike.
+def reports_table(reports: Sequence[dict[str, Any]]) -> RenderableType:
+    """One table with a row for each report.
 
     Args:
-        a, b: as ``ParityReport.to_dict`` makes them, or read from JSON files. What neither has is left out.
+        reports: as ``ParityReport.to_dict`` returns them, or read from JSON files.
 
     Raises:
-        MiniGPTError: one of them is no parity report.
+        MiniGPTError: if one of them is not a parity report.
     """
-    readings = side_by_side(a, b)
-    return Group(_verdicts(*readings), *map(Text, filter(None, [caution(*readings)])), _figures(*readings))
-
-
-def _verdicts(*readings: Reading) -> Text:
-    lines = []
+    readings = readings_of(reports)
+    figures = ("KL mean", "top-1", "perplexity", "of noise", "greedy")
+    models = ("model",) if len({reading["model"].text for reading in readings}) > 1 else ()
+    names = (*models, "norm", "sites")
+    table = Table("", "", *names, *figures, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for reading in readings:
-        about = f"{reading['model'].text} with {reading['norm'].text}: {reading['dtype'].text}"
-        said = verdict(reading["verdict"].value == "pass", about)
-        lines += [
-            Text.assemble(f"{reading.label}  ", said),
-            *(Text(f"   {reason.text}") for reason in reading["reasons"]),
-        ]
-    return Text("\n").join(lines)
+        in_file = "perplexity.candidate" if reading["perplexity"] else "distribution.perplexity_candidate"
+        table.add_row(
+            reading.label,
+            outcome(outcome_of(reading)),
+            *(Text(reading[name].text) for name in names),
+            _written(reading, "distribution.kl_mean", brief),
+            _written(reading, "distribution.top1_agreement", percent),
+            _written(reading, in_file, precise),
+            _written(reading, "logits.ratio", times),
+            _parting(reading),
+        )
+    before = {_written(r, "distribution.perplexity_reference", precise) for r in readings if not r["perplexity"]}
+    before |= {_written(r, "perplexity.reference", precise) for r in readings if r["perplexity"]}
+    table.caption = f"perplexity of the original: {', '.join(sorted(before))}"
+    table.caption_justify = "left"
+    culprits = [
+        Text(f"{reading.label} is broken by {reading['bisect.sites'].text}")
+        for reading in readings
+        if list(reading["bisect.sites"])
+    ]
+    return Group(*map(Text, filter(None, [caution(readings)])), table, *culprits)
+
+
+def comparison_summary(reports: Sequence[dict[str, Any]]) -> RenderableType:
+    """The table of all reports, the reasons of those that fail, and the figures of two reports side by side.
+
+    Raises:
+        MiniGPTError: if one of them is not a parity report.
+    """
+    readings, parts = readings_of(reports), [reports_table(reports)]
+    for reading in readings:
+        if len(readings) == 2 or outcome_of(reading) == "FAIL":
+            parts += [Text(f"{reading.label}: {reason.text}") for reason in reading["reasons"]]
+    return Group(*parts, *([_figures(*readings)] if len(readings) == 2 else []))
 
 
 def _figures(a: Reading, b: Reading) -> Table:
@@ -59,13 +87,21 @@ def _figures(a: Reading, b: Reading) -> Table:
     return table
 
 
-def _written(reading: Reading, path: str, written: Callable[[float], str]) -> str:
+def _written(reading: Reading, path: str, written: Writer) -> str:
     x = reading[path].number
     return "-" if path not in reading else "not finite" if x is None else written(x)
 
 
 def _over(b: Reading, a: Reading) -> str:
     return times(b.number / a.number) if a.number and b.number is not None else ""
+
+
+def _parting(reading: Reading) -> str:
+    """As ``_greedy``, for a narrow column."""
+    parting = reading["greedy.first_divergence"]
+    if not reading["greedy"]:
+        return "-"
+    return f"parts at {parting['token'].text}" if parting else "all agree"
 
 
 def _greedy(reading: Reading) -> str:

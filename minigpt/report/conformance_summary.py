@@ -1,19 +1,120 @@
-"""What a conformance run found, as a person reads it in a terminal."""
+"""A conformance report in a terminal, on one screen or in full, and as an HTML page."""
+
+import textwrap
+from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from minigpt.conformance.conformance_report import ConformanceReport
+from minigpt.conformance import CaseResult, ConformanceReport
+from minigpt.placement import DTYPES
+from minigpt.report.numerals import brief
 from minigpt.report.parity_summary import verdict
 
+LINES, COLUMNS = 25, 80
+MOST_DIAGNOSES = 4  # with what follows, 25 lines
 
-def conformance_summary(report: ConformanceReport) -> RenderableType:
-    """The verdict, what is wrong by name, and every case with its measured error, its bound and the bound's reason."""
-    told = "" if report.passed else f": {len(report.failures)} of {len(report.cases)} cases fail"
-    said = verdict(report.passed, f"{report.norm} on {report.device} {report.judgement}{told}")
+
+def conformance_summary(report: ConformanceReport, dtype: str = "float32") -> RenderableType:
+    """Return at most 25 lines of 80 columns: each dtype's verdict, the diagnosis, and a line for each failing group.
+
+    Args:
+        dtype: the dtype that the first line is about.
+    """
+    head = [_headline(report, dtype), *_dtype_lines(report), *_indented("note: ", report.notes[:2], 2)]
+    tail = [*_group_lines(report), Text("--all lists every case, --html FILE writes a page")]
+    room = LINES - len(head) - len(tail)
+    found = _indented("diagnosis: ", report.diagnoses[:MOST_DIAGNOSES], 2)[:room]
+    return Group(*(_fitted(line) for line in (*head, *found, *tail)))
+
+
+def conformance_cases(report: ConformanceReport, dtype: str = "float32") -> RenderableType:
+    """Return the verdicts, the diagnoses, and every case with its error, its bound and the reason for the bound."""
     table = Table("case", "error", "bound", "why this bound", "", box=None, pad_edge=False)
     for case in sorted(report.cases, key=lambda case: case.passed):
         figures = ("" if figure is None else f"{figure:.3g}" for figure in (case.error, case.bound))
         table.add_row(case.name, *figures, case.note or case.reason, "pass" if case.passed else "FAIL")
-    return Group(said, *(Text(f"  {diagnosis}") for diagnosis in report.diagnoses), table)
+    said = [f"  note: {note}" for note in report.notes] + [f"  diagnosis: {said}" for said in report.diagnoses]
+    return Group(_headline(report, dtype), *_dtype_lines(report), *map(Text, said), table)
+
+
+def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
+    """Return the report as one HTML page that needs no network."""
+    from minigpt.report.page import render
+
+    groups = dict.fromkeys(case.group for case in report.cases)
+    return render(
+        "conformance.html",
+        title=f"{report.norm}: conformance",
+        report=report,
+        headline=_headline(report, dtype).plain,
+        passed=report.dtypes.get(dtype),
+        dtypes=list(_verdicts(report)),
+        groups={group: [case for case in report.cases if case.group == group] for group in groups},
+    )
+
+
+def _headline(report: ConformanceReport, dtype: str) -> Text:
+    passed = report.dtypes.get(dtype)
+    if passed is None:
+        return Text(f"NOT JUDGED  {report.norm} at {dtype} on {report.device}: {_refusal(report, dtype)}")
+    judgement = "is a LayerNorm" if passed else "is not a LayerNorm"
+    return verdict(passed, f"{report.norm} {judgement} at {dtype} on {report.device}")
+
+
+def _verdicts(report: ConformanceReport) -> Iterator[tuple[str, str]]:
+    """Yield each dtype and its verdict."""
+    for dtype in DTYPES:
+        judged = [case.dtypes[dtype] for case in report.cases if dtype in case.dtypes]
+        if not judged:
+            yield dtype, f"not judged: {_refusal(report, dtype)}"
+        elif all(judged):
+            yield dtype, f"a LayerNorm: {len(judged)} of {len(judged)} cases pass"
+        else:
+            yield dtype, f"not a LayerNorm: {judged.count(False)} of {len(judged)} cases fail"
+
+
+def _refusal(report: ConformanceReport, dtype: str) -> str:
+    """Return why no case judged this dtype."""
+    said = [case.note for case in report.cases if case.name.startswith(f"{dtype}, ") and not case.dtypes]
+    return said[0].removeprefix("not judged: ") if said else "no case was asked at it"
+
+
+def _dtype_lines(report: ConformanceReport) -> list[Text]:
+    return [Text(f"  {dtype:10}{said}") for dtype, said in _verdicts(report)]
+
+
+def _group_lines(report: ConformanceReport) -> list[Text]:
+    """Return a line for each group with failures: how many fail, and the first of them."""
+    lines = []
+    for group in dict.fromkeys(case.group for case in report.failures):
+        cases = [case for case in report.cases if case.group == group]
+        failed = [case for case in cases if not case.passed]
+        lines.append(Text(f"  {group:10}{len(failed)} of {len(cases)} fail, first {_brief(failed[0])}"))
+    return lines
+
+
+def _brief(case: CaseResult) -> str:
+    if not case.error or not case.bound:
+        return f"{case.name!r}: {case.note}"
+    return f"{case.name!r}: {brief(case.error / case.bound)} times its bound"
+
+
+def _indented(label: str, said: list[str], most_lines: int) -> list[Text]:
+    """Wrap each sentence under its label, in at most ``most_lines`` lines."""
+    lines = []
+    for sentence in said:
+        wrapped = textwrap.wrap(
+            label + sentence, COLUMNS, initial_indent="  ", subsequent_indent="    ", max_lines=most_lines,
+            placeholder=" ...",
+        )  # fmt: skip
+        lines += map(Text, wrapped)
+    return lines
+
+
+def _fitted(line: Text) -> Text:
+    """Cut a line at 80 columns."""
+    line = line.copy()
+    line.truncate(COLUMNS, overflow="ellipsis")
+    return line

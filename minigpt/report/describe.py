@@ -19,11 +19,13 @@ from minigpt.checkpoint import (
     weight_files,
 )
 from minigpt.checkpoint.fitting import not_finite, only_dtype, require_fitting
+from minigpt.checkpoint.pretrained import loadable, put_norms
 from minigpt.config import GPT2Config
 from minigpt.engine import GPT2
 from minigpt.engine.kernel import path_of
 from minigpt.errors import MiniGPTError
 from minigpt.placement import DTYPES, dtype_name
+from minigpt.swap.saved import Pairs
 from minigpt.tokenizer import Tokenizer
 
 
@@ -57,8 +59,12 @@ def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
     config, tensors, place = checkpoint.config, checkpoint.tensors, checkpoint.place
     with torch.device("meta"):
         model = GPT2(config)
-    wanted = dict(model.named_parameters())
-    for require in (lambda: require_fitting(tensors, wanted, place), lambda: only_dtype(tensors, place)):
+
+    def require_tensors() -> None:
+        put_norms(model, checkpoint, asked=[])
+        require_fitting(tensors, loadable(model, checkpoint), place)
+
+    for require in (require_tensors, lambda: only_dtype(tensors, place)):
         try:
             require()
         except MiniGPTError as error:
@@ -69,9 +75,10 @@ def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
         "parameters": sum(tensor.numel() for tensor in tensors.values()),
         "dtype": _dtypes(tensors),
         "norm eps": config.layer_norm_epsilon,
+        "norm": _norm_names(checkpoint.norms),
         "norms": [_norm_ranges(site, tensors) for site in model.norm_sites()],
         "not finite": not_finite(tensors),
-        "decoding": path_of(model.to(next(iter(tensors.values())).dtype).eval()),
+        "decoding": path_of(model.to(next((tensor.dtype for tensor in tensors.values()), None)).eval()),
     }
 
 
@@ -119,6 +126,13 @@ def _norm_ranges(site: str, tensors: Mapping[str, Tensor]) -> str:
         if tensor is not None and tensor.numel() and tensor.dtype in DTYPES.values()
     )
     return f"{site}: {', '.join(ranges)}"
+
+
+def _norm_names(pairs: Pairs) -> str:
+    """ "layernorm", or "dyt", or "h.*.ln_1: dyt, ln_f: my_norm.py:MyNorm"."""
+    if not pairs:
+        return "layernorm"
+    return ", ".join(str(norm) if pattern == "*" else f"{pattern}: {norm}" for pattern, norm in pairs)
 
 
 def _tokenizer(folder: Path) -> str:

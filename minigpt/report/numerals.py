@@ -1,10 +1,10 @@
-"""Numbers as a person reads them, in a terminal and on the page."""
+"""Numbers as text, for the terminal and the page."""
 
 import math
 
 
 def brief(x: float | None, digits: int = 3) -> str:
-    """``digits`` significant digits: 0, 0.0123, 12.0, 12,345, 1.23e-7; None is a number that is not finite."""
+    """Format with ``digits`` significant digits: 0, 0.0123, 12.0, 12,345, 1.23e-7; None means not finite."""
     if x is None or not math.isfinite(x):
         return "not finite"
     if x == 0:
@@ -16,22 +16,22 @@ def brief(x: float | None, digits: int = 3) -> str:
 
 
 def coarse(x: float) -> str:
-    """Two significant digits, for a narrow cell."""
+    """Format with two significant digits, for a narrow cell."""
     return brief(x, 2)
 
 
 def precise(x: float) -> str:
-    """Six significant digits, for two that lie close together."""
+    """Format with six significant digits, for two close numbers."""
     return brief(x, 6)
 
 
 def times(x: float) -> str:
-    """A ratio: 0.94x."""
+    """Format a ratio: 0.94x."""
     return f"{brief(x)}\u00d7"
 
 
 def percent(x: float) -> str:
-    """A share, which reads 100% only where it is exactly that."""
+    """Format a share. It reads 100% only if it is exactly 1."""
     digits = 3
     while x != 1 and digits < 15 and float(f"{100 * x:.{digits}g}") == 100:
         digits += 1
@@ -39,10 +39,10 @@ def percent(x: float) -> str:
 
 
 def count(x: float) -> str:
-    """A whole number: 1,234."""
+    """Format a whole number: 1,234."""
     return f"{x:,.0f}"
 
 
 def plain(x: float) -> str:
-    """A whole number that names something: 1234."""
+    """Format a whole number that is a name: 1234."""
     return f"{x:.0f}"

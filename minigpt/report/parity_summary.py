@@ -1,9 +1,10 @@
-"""A report as a person reads it in a terminal."""
+"""A parity report as people read it in a terminal."""
 
 import math
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -11,100 +12,79 @@ from minigpt.judge.parity_report import NormSite, ParityReport
 from minigpt.report.numerals import percent
 
 MOST_SITES = 5
+STYLES = {"PASS": "bold green", "FAIL": "bold red", "DIFFERENT": "bold yellow"}
 
 
 def parity_summary(report: ParityReport) -> RenderableType:
-    """The verdict with its reasons, the figures, and the norm sites that are furthest off."""
+    """The verdict with its reasons, the figures, and the norm sites with the largest errors."""
+    against = f" against {report.against}" if report.against else ""
     about = (
-        f"{report.model} with {report.norm} at {', '.join(report.sites)}: {report.dtype}, {report.attention}, "
+        f"{report.model}{against} with {report.norm} at {', '.join(report.sites)}: {report.dtype}, {report.attention}, "
         f"{report.device}, {report.prompts}"
     )
-    reasons = [Text(f"  {sentence}") for sentence in (*report.reasons, *report.notes)]
-    return Group(verdict(report.passed, about), *reasons, _figures(report), _worst_sites(report.norm_sites))
+    sentences = [*report.reasons, *report.notes]
+    return Group(
+        outcome(report.outcome, about),
+        *(Padding(Text(sentence), (0, 0, 0, 2), expand=False) for sentence in sentences),
+        _figures(report),
+        _worst_sites(report.norm_sites),
+    )
 
 
 def verdict(passed: bool, about: str) -> Text:
     """PASS or FAIL, and of what."""
-    said = Text("PASS" if passed else "FAIL", style="bold green" if passed else "bold red")
-    return said.append(f"  {about}", style="not bold default")
+    return outcome("PASS" if passed else "FAIL", about)
+
+
+def outcome(word: str, about: str = "") -> Text:
+    """A verdict in its colour, and what it is about."""
+    return Text(word, style=STYLES[word]).append(f"  {about}" if about else "", style="not bold default")
 
 
 def _figures(report: ParityReport) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, figure in (*_closeness(report), *_asked_for(report), *_time(report)):
-        table.add_row(name, figure)
+    parts = (_distribution(report), _logits(report))
+    closeness = parts if report.outcome == "DIFFERENT" else reversed(parts)
+    for part in (*closeness, _decoding(report), _asked_for(report), _time(report)):
+        for name, figure in part:
+            table.add_row(name, figure)
     return table
 
 
-def _closeness(report: ParityReport) -> Iterator[tuple[str, str]]:
-    logits, distribution, bitwise = report.logits, report.distribution, report.bitwise
+def _distribution(report: ParityReport) -> Iterator[tuple[str, str]]:
+    found = report.distribution
+    yield (
+        "KL divergence",
+        f"mean {found.kl_mean:.3g}, median {found.kl_median:.3g}, 99.9 % {found.kl_p999:.3g}, "
+        f"largest {found.kl_max:.3g} nats",
+    )
+    if math.isnan(found.perplexity_reference) and math.isfinite(report.logits.scale):
+        yield "perplexity", "nothing to predict: no prompt has two tokens"
+    else:
+        yield "perplexity", f"{found.perplexity_candidate:.6g} (truth {found.perplexity_reference:.6g})"
+    yield (
+        "likeliest tokens",
+        f"same first {percent(found.top1_agreement)}, five in common {percent(found.top5_agreement)}",
+    )
+
+
+def _logits(report: ParityReport) -> Iterator[tuple[str, str]]:
+    logits = report.logits
     yield (
         "logits' RMS error",
-        (
-            f"{logits.rms_error:.3g}, {logits.ratio:.3g} times the noise floor of {logits.noise_floor_rms:.3g}, "
-            f"on logits of scale {logits.scale:.3g}"
-        ),
+        f"{logits.rms_error:.3g}, {logits.ratio:.3g} times the noise floor of {logits.noise_floor_rms:.3g}, "
+        f"on logits of scale {logits.scale:.3g}",
     )
     if (decoding := report.decoding) is not None:
         floor = f"the noise floor of {decoding.noise_floor_rms:.3g}"
         yield "as they are decoded", f"{decoding.rms_error:.3g}, {decoding.ratio:.3g} times {floor}"
     yield "largest error", f"{logits.max_abs_error:.3g} (noise floor {logits.noise_floor_max:.3g})"
-    yield (
-        "likeliest tokens",
-        f"same first {percent(distribution.top1_agreement)}, five in common {percent(distribution.top5_agreement)}",
-    )
-    yield (
-        "KL divergence",
-        (
-            f"mean {distribution.kl_mean:.3g}, median {distribution.kl_median:.3g}, 99.9 % {distribution.kl_p999:.3g}, "
-            f"largest {distribution.kl_max:.3g} nats"
-        ),
-    )
-    if math.isnan(distribution.perplexity_reference) and math.isfinite(logits.scale):
-        yield "perplexity", "nothing to predict: no prompt has two tokens"
-    else:
-        yield "perplexity", f"{distribution.perplexity_candidate:.6g} (truth {distribution.perplexity_reference:.6g})"
+
+
+def _decoding(report: ParityReport) -> Iterator[tuple[str, str]]:
     yield "greedy tokens", _greedy(report)
-    yield (
-        "reference arithmetic",
-        (
-            "equals transformers bit for bit"
-            if bitwise.equal
-            else f"differs from transformers by up to {bitwise.max_abs_error:.3g}"
-        ),
-    )
-
-
-def _asked_for(report: ParityReport) -> Iterator[tuple[str, str]]:
-    for ordinary in report.noise or []:
-        share = "no difference" if ordinary.share is None else f"this error is {ordinary.share:.3g} of it"
-        yield ordinary.difference, f"{ordinary.rms_error:.3g}: {share}"
-    if report.perplexity is not None:
-        text = report.perplexity
-        yield text.file, f"perplexity {text.candidate:.6g}, before {text.reference:.6g}; {text.tokens} tokens"
-    if report.sensitivity is not None:
-        worst = ", ".join(f"{site.site} {site.rms_error:.3g}" for site in report.sensitivity[:MOST_SITES])
-        yield "most sensitive sites", worst
-    if report.bisect is not None:
-        yield (
-            "breaks parity",
-            ", ".join(report.bisect.sites) or "no set of the swapped sites, on the texts as transformers wrote them",
-        )
-    for line in report.budget or []:
-        kept = "kept" if line.kept else "NOT kept"
-        yield f"budget {line.quantity}", f"{line.measured:.3g} of {line.limit:g}: {kept}"
-
-
-def _time(report: ParityReport) -> Iterator[tuple[str, str]]:
-    yield "one forward", f"{report.speed.candidate_ms:.3g} ms (transformers {report.speed.reference_ms:.3g} ms)"
-    if (cost := report.cost) is not None:
-        yield (
-            "norms' share of time",
-            (
-                f"prefill {cost.prefill_norm_share:.1%}, decode {cost.decode_norm_share:.1%}; norms twice as "
-                f"fast would make the whole {cost.prefill_gain:.3f} and {cost.decode_gain:.3f} times as fast"
-            ),
-        )
+    difference = f"differs from transformers by up to {report.bitwise.max_abs_error:.3g}"
+    yield "reference arithmetic", "equals transformers bit for bit" if report.bitwise.equal else difference
 
 
 def _greedy(report: ParityReport) -> str:
@@ -116,6 +96,33 @@ def _greedy(report: ParityReport) -> str:
         f"{compared} compared; prompt {parting.prompt} parts at token {parting.token}, {excuse}: "
         f"margin {parting.margin:.3g}, noise {parting.noise:.3g}"
     )
+
+
+def _asked_for(report: ParityReport) -> Iterator[tuple[str, str]]:
+    for ordinary in report.noise or []:
+        share = "no difference" if ordinary.share is None else f"this error is {ordinary.share:.3g} of it"
+        yield ordinary.difference, f"{ordinary.rms_error:.3g}: {share}"
+    if (text := report.perplexity) is not None:
+        yield text.file, f"perplexity {text.candidate:.6g}, before {text.reference:.6g}; {text.tokens} tokens"
+    if report.sensitivity is not None:
+        worst = ", ".join(f"{site.site} {site.rms_error:.3g}" for site in report.sensitivity[:MOST_SITES])
+        yield "most sensitive sites", worst
+    if report.bisect is not None:
+        what = "parity" if report.budget is None else "the budget"
+        none = "no set of the swapped sites, on the texts as transformers wrote them"
+        yield f"breaks {what}", ", ".join(report.bisect.sites) or none
+    for line in report.budget or []:
+        yield f"budget {line.quantity}", f"{line.measured:.3g} of {line.limit:g}: {'kept' if line.kept else 'NOT kept'}"
+
+
+def _time(report: ParityReport) -> Iterator[tuple[str, str]]:
+    yield "one forward", f"{report.speed.candidate_ms:.3g} ms (transformers {report.speed.reference_ms:.3g} ms)"
+    if (cost := report.cost) is not None:
+        yield (
+            "norms' share of time",
+            f"prefill {cost.prefill_norm_share:.1%}, decode {cost.decode_norm_share:.1%}; norms twice as "
+            f"fast would make the whole {cost.prefill_gain:.3f} and {cost.decode_gain:.3f} times as fast",
+        )
 
 
 def _worst_sites(sites: list[NormSite]) -> Table:

@@ -7,14 +7,14 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from minigpt.errors import NormError
-from minigpt.model import GPT2
-from minigpt.model.checks import check_gpt2, check_inputs
 from minigpt.norms.frozen import FrozenLayerNorm
-from minigpt.swap.sites import match_sites, swap_norms
+from minigpt.swap.sites import HasNorms, check_has_norms, match_sites, swap_norms
 
 
 @torch.no_grad()
-def calibrate(model: GPT2, input_ids: Int[Tensor, "batch seq"], sites: str | Iterable[str] = "*") -> dict[str, float]:
+def calibrate(
+    model: HasNorms, input_ids: Int[Tensor, "batch seq"], sites: str | Iterable[str] = "*"
+) -> dict[str, float]:
     """Give the frozen norms at ``sites`` their average deviation on ``input_ids``; return it by site.
 
     The text is read once, in eval mode, with LayerNorm in these norms' places, so that what is collected is what the
@@ -25,23 +25,23 @@ def calibrate(model: GPT2, input_ids: Int[Tensor, "batch seq"], sites: str | Ite
         sites: as for ``swap_norms``.
 
     Raises:
-        ConfigError: the model is no GPT2.
+        ConfigError: if the model has no norm sites.
         NormError: there is no frozen norm, a pattern matches no site, or the text is too short.
         GenerationError: ids outside the vocabulary, or more tokens than the context has.
     """
-    check_gpt2(model)
+    check_has_norms(model)
     chosen = {site: model.get_submodule(site) for site in match_sites(model, sites)}
     frozen = {site: norm for site, norm in chosen.items() if isinstance(norm, FrozenLayerNorm)}
     if not frozen:
         raise NormError(
             'no site holds a frozen norm to calibrate; put one there with swap_norms(model, "frozen"), or --norm frozen'
         )
-    check_inputs(model.config, input_ids, None, None, None)
     was_training = model.training
     swap_norms(model, "fused", frozen)
     hooks = [model.get_submodule(site).register_forward_pre_hook(_calibrates(norm)) for site, norm in frozen.items()]
     try:
-        model.eval().hidden_states(input_ids)
+        model.train(False)
+        model(input_ids)
     finally:
         for hook in hooks:
             hook.remove()

@@ -47,8 +47,8 @@ def fold_norms(model: GPT2) -> GPT2:
             "the head belongs to a model around this one, which ties it to the embedding; "
             "fold what minigpt.from_pretrained loads, and save it"
         )
-    require_own_parameters(model, model.norm_sites())
     for site, norm in model.norm_modules().items():
+        require_own_parameters(site, norm)
         _require_affine(norm, site)
     pairs = [pair for i in range(model.config.n_layer)
              for pair in ((f"h.{i}.ln_1", f"h.{i}.attn.c_attn"), (f"h.{i}.ln_2", f"h.{i}.mlp.c_fc"))]  # fmt: skip
@@ -56,7 +56,8 @@ def fold_norms(model: GPT2) -> GPT2:
         if not isinstance(model.get_submodule(layer), Conv1D):
             kind = type(model.get_submodule(layer)).__name__
             raise NormError(f"{layer} is a {kind}, into which no norm can be folded; fold the model before changing it")
-    require_own_parameters(model, [layer for _, layer in pairs])
+    for _, layer in pairs:
+        require_own_parameters(layer, model.get_submodule(layer))
     _require_unshared(model, {name for pair in pairs for name in pair} | {"ln_f"})
     for site, layer in pairs:
         _fold_into_conv1d(model.get_submodule(site), model.get_submodule(layer), layer)
@@ -112,8 +113,8 @@ def _require_finite(name: str, *folded: Tensor) -> None:
 
 def _require_affine(norm: Any, site: str) -> None:
     """Refuse a norm whose parameters are not a scale and a shift, one that multiplies by 1 + weight for instance."""
-    if getattr(norm, "bias", None) is None:
-        raise NormError(f"{site} is a {type(norm).__name__} without a bias, and the layer after it takes a shift too")
+    if getattr(norm, "weight", None) is None or getattr(norm, "bias", None) is None:
+        raise NormError(f"{site} ({type(norm).__name__}) must have a weight and a bias to fold")
     with naming(norm):
         bare = copy.deepcopy(norm).eval()
     generator = torch.Generator("cpu").manual_seed(0)

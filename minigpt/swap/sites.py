@@ -1,58 +1,93 @@
 """Replace norms in a model that is already loaded, sharing their Parameters."""
 
+import copy
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.config import GPT2Config
-from minigpt.errors import NormError, is_several
-from minigpt.model import GPT2
-from minigpt.model.checks import check_gpt2
-from minigpt.norms.foreign.adapt import SAME_EPS, AdaptedNorm
+from minigpt.errors import ConfigError, NormError, is_several
+from minigpt.model.checks import kind_of
+from minigpt.norms.add import own_addition
+from minigpt.norms.foreign.adapt import KEEP, SAME_EPS, AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
 
 SITES, A_SITE = "norm sites", "h.*.ln_1"  # what patterns are of, where nothing else is said, and one of them
+WAY_OUT = "to write it for this model, subclass minigpt.LayerNorm and override standardize(self, x)"
 
 
-def swap_norms(model: GPT2, norm: norms.NormSpec, sites: str | Iterable[str] = "*") -> list[str]:
+@runtime_checkable
+class HasNorms(Protocol):
+    """A model whose norms can be swapped: a ``minigpt.GPT2``, or the ``transformer`` of a model of ``minigpt.hf``."""
+
+    config: Any
+    training: bool
+    wte: Any
+
+    def __call__(self, input_ids: Tensor, /) -> Any: ...
+    def norm_sites(self) -> list[str]: ...
+    def norm_modules(self) -> dict[str, nn.Module]: ...
+    def modules(self) -> Iterator[nn.Module]: ...
+    def get_submodule(self, target: str, /) -> Any: ...
+    def set_submodule(self, target: str, module: nn.Module, /) -> None: ...
+    def train(self, mode: bool = True, /) -> Any: ...
+
+
+def swap_norms(
+    model: HasNorms, norm: norms.NormSpec, sites: str | Iterable[str] = "*", keep: Collection[str] = KEEP
+) -> list[str]:
     """Put ``norm`` at the matching sites, in place; return their names, in the order data meets them.
 
-    The new norm uses the very Parameters of the old, so nothing is copied, an optimizer goes on with what it holds, and
-    swapping back restores the model exactly, but for hooks: they go with the module they were put on. Its eps is the
-    config's; a warning says where its class has another.
+    The new norm uses the Parameters of the old. Nothing is copied, an optimizer goes on with what it holds, and
+    swapping back restores the model exactly, except for hooks: they go with the module they were put on. Its eps is the
+    config's. A warning says if its class has another, and what becomes of a scale or shift that the class lacks.
 
     Args:
         norm: as ``norms.build`` takes it: a name, a class, a function, "package.module:Name" or "path/to/file.py:Name".
         sites: a shell-style pattern, or several, over the norm modules' names: "*", "ln_f", "h.*.ln_1", "h.[0-5].ln_2".
+        keep: which of "scale" and "shift" stay beside a class that lacks them. What is not kept is lost: a norm that
+            takes its place later starts with scale 1 and shift 0.
 
     Raises:
-        ConfigError: the model is no GPT2.
-        NormError: the norm is unknown, cannot be made or does not fit, one module is given to several sites, or a
+        ConfigError: if the model has no norm sites.
+        NormError: if the norm is unknown, cannot be built or cannot run, one module is given to several sites, or a
             pattern matches no site. Nothing has been replaced then.
     """
-    check_gpt2(model)
+    check_has_norms(model)
     chosen = match_sites(model, sites)
-    require_own_parameters(model, chosen)
-    built = {name: _built(norm, model.get_submodule(name), model.config) for name in chosen}
-    _require_one_each(model, list(built.values()))
-    replacements = {name: _sharing(new, model.get_submodule(name)) for name, new in built.items()}
-    for name, module in replacements.items():
+    old = {name: model.get_submodule(name) for name in chosen}
+    for name, module in old.items():
+        require_own_parameters(name, module)
+    new = {name: _built(model, norm, old[name], keep) for name in chosen}
+    _require_one_each(model, list(new.values()))
+    for name, module in new.items():
+        _share(model, module, old[name])
+    _require_runs(next(iter(new.values())), model)
+    for name, module in new.items():
         model.set_submodule(name, module)
-    for note in sorted({note for module in replacements.values() for note in norms.notes(module)}):
+    for note in sorted({note for module in new.values() for note in norms.notes(module)}):
         if not note.endswith(SAME_EPS):
             logging.getLogger("minigpt").warning("%s", note)
     return chosen
 
 
-def match_sites(model: GPT2, sites: str | Iterable[str]) -> list[str]:
-    """The norm sites that at least one pattern matches.
+def check_has_norms(model: object) -> None:
+    """Check that a model has norm sites."""
+    if not isinstance(model, HasNorms):
+        raise ConfigError(
+            f"model must be a minigpt.GPT2, or the .transformer of a model of minigpt.hf, got {kind_of(model)}"
+        )
+
+
+def match_sites(model: HasNorms, sites: str | Iterable[str]) -> list[str]:
+    """Return the norm sites that at least one pattern matches.
 
     Raises:
-        NormError: a pattern matches none, or is no text, or there is no pattern.
+        NormError: if a pattern matches none or is not a string, or there is no pattern.
     """
     patterns, names = patterns_of(sites), model.norm_sites()
     for pattern in patterns:
@@ -62,10 +97,10 @@ def match_sites(model: GPT2, sites: str | Iterable[str]) -> list[str]:
 
 
 def patterns_of(given: str | Iterable[str], what: str = SITES, such_as: str = A_SITE) -> list[str]:
-    """One pattern, or several, as a list; ``what`` they are of and one ``such_as`` they may be, for messages.
+    """Return one pattern, or several, as a list; ``what`` they are of and one example, ``such_as``, are for messages.
 
     Raises:
-        NormError: there is none, or one is no text.
+        NormError: if there is none, or one is not a string.
     """
     patterns: list[Any] = list(given) if is_several(given) else [given]
     if not patterns:
@@ -75,22 +110,34 @@ def patterns_of(given: str | Iterable[str], what: str = SITES, such_as: str = A_
 
 
 def require_patterns(patterns: Iterable[object], what: str = SITES, such_as: str = A_SITE) -> None:
-    """Refuse patterns that are no texts.
+    """Check that every pattern is a string.
 
     Raises:
-        NormError: the message names the first.
+        NormError: the message names the first that is not.
     """
     if wrong := [pattern for pattern in patterns if not isinstance(pattern, str)]:
-        raise NormError(f"a pattern of {what} is a text such as {such_as!r}, and not {wrong[0]!r:.100}")
+        raise NormError(f"a pattern of {what} must be a string such as {such_as!r}, got {wrong[0]!r:.100}")
 
 
-def _built(norm: norms.NormSpec, old: Any, config: GPT2Config) -> nn.Module:
-    has_bias = getattr(old, "bias", None) is not None
-    return norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon, bias=has_bias)
+def require_own_parameters(name: str, module: nn.Module) -> None:
+    """Check that weight and bias are Parameters. Pruning, for one, computes them from others.
+
+    Raises:
+        NormError: one of the two is not.
+    """
+    tensors = [own for role in ("weight", "bias") if isinstance(own := getattr(module, role, None), Tensor)]
+    if not all(isinstance(own, nn.Parameter) for own in tensors):
+        raise NormError(f"weight or bias of {name} is not a Parameter; undo its pruning or parametrization")
 
 
-def _require_one_each(model: GPT2, new: list[nn.Module]) -> None:
-    """Refuse a function that hands out one module again and again: it has room for the Parameters of one site."""
+def _built(model: HasNorms, norm: norms.NormSpec, old: nn.Module, keep: Collection[str]) -> nn.Module:
+    weight, bias = (isinstance(getattr(old, role, None), Tensor) for role in ("weight", "bias"))
+    has_shift = bias or not weight
+    return norms.build(norm, model.config.n_embd, eps=model.config.layer_norm_epsilon, bias=has_shift, keep=keep)
+
+
+def _require_one_each(model: HasNorms, new: list[nn.Module]) -> None:
+    """Refuse a function that returns one module again and again: it has room for the Parameters of one site."""
     taken = {id(module) for module in model.modules()}
     for norm in new:
         own = id(norm.norm if isinstance(norm, AdaptedNorm) else norm)
@@ -99,24 +146,41 @@ def _require_one_each(model: GPT2, new: list[nn.Module]) -> None:
         taken.add(own)
 
 
-def require_own_parameters(model: GPT2, names: Iterable[str]) -> None:
-    """Refuse modules whose weight is computed from others, as by pruning: it can be neither shared nor written into.
+def _share(model: HasNorms, new: nn.Module, old: nn.Module) -> None:
+    """Let ``new`` have the Parameters of ``old``, and be where the model is."""
+    with naming(new):
+        new.to(model.wte.weight.device, model.wte.weight.dtype)
+        for role in ("weight", "bias"):
+            own, shared = getattr(new, role, None), getattr(old, role, None)
+            if isinstance(own, nn.Parameter) and isinstance(shared, nn.Parameter) and own.shape == shared.shape:
+                setattr(new, role, shared)
+        new.train(old.training)
+
+
+@torch.no_grad()
+def _require_runs(norm: nn.Module, model: HasNorms) -> None:
+    """Try a norm on two tokens. A copy is tried, so that the norm remembers nothing of it.
 
     Raises:
-        NormError: weight or bias of one is no Parameter, or it has no weight.
+        NormError: if it raises, or its output is not like its input.
     """
-    for name in names:
-        module = model.get_submodule(name)
-        weight, bias = (getattr(module, own, None) for own in ("weight", "bias"))
-        if weight is None:
-            raise NormError(f"{name} ({title(module)}) has no weight; put minigpt.LayerNorm(width) there first")
-        if not all(isinstance(own, nn.Parameter) for own in (weight, bias) if own is not None):
-            raise NormError(f"weight or bias of {name} is no Parameter of its own; undo its pruning or parametrization")
-
-
-def _sharing(new: Any, old: Any) -> nn.Module:
-    with naming(new):
-        new.weight = new.bias = None
-        new.to(old.weight.device, old.weight.dtype)  # its buffers, and any Parameter beside the two that are shared
-        new.weight, new.bias = old.weight, getattr(old, "bias", None)
-        return new.train(old.training)
+    if norms.is_ours(type(norm)) or model.wte.weight.is_meta:
+        return
+    asked, name = copy.deepcopy(norm).eval(), title(norm.norm if isinstance(norm, AdaptedNorm) else norm)
+    x = torch.arange(2.0 * model.config.n_embd).sin().view(1, 2, -1).to(model.wte.weight)
+    outputs: list[Any] = []
+    try:
+        with naming(asked.norm if isinstance(asked, AdaptedNorm) else asked), torch.random.fork_rng(devices=[]):
+            outputs.append(asked(x.clone()))
+            if (addition := own_addition(asked)) is not None:
+                outputs += addition(x.clone(), x.clone())
+    except NormError as error:
+        shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
+        raise NormError(f"{error} on an input of {shape} in {dtype}; {WAY_OUT}") from error
+    for y in outputs:
+        if not isinstance(y, Tensor):
+            raise NormError(f"{name} must return one tensor, got a {type(y).__name__}")
+        for what in ("shape", "dtype", "device"):
+            if getattr(y, what) != getattr(x, what):
+                given, found = (str(tuple(t.shape) if what == "shape" else getattr(t, what)) for t in (x, y))
+                raise NormError(f"{name} changes the {what} from {given} to {found}; {WAY_OUT}")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from gpu.models import known_norms, ours_of, theirs_of, with_norm
 from torch import Tensor
 
 import minigpt
-from gpu.models import known_norms, ours_of, theirs_of, with_norm
 from minigpt.bench.contestants import weight_bytes
 from minigpt.engine import compile_steps
 from minigpt.generation.decode import rows_of, write_rows

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from random_gpt2 import random_gpt2
+from bench.random_gpt2 import random_gpt2
 
 import minigpt
 from minigpt.judge.reference import quiet_transformers

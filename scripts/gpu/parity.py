@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from gpu.models import SIZES, known_norms, ours_of, theirs_of, with_norm
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import minigpt
-from gpu.models import SIZES, known_norms, ours_of, theirs_of, with_norm
 from minigpt.judge.parity_report import MOST_NOISE
-from minigpt.judge.reference import full_products, judging
+from minigpt.judge.reference import judging
+from minigpt.measure.settings import full_products
 from minigpt.placement import dtype_name
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -16,8 +16,8 @@ from minigpt import ConfigError, LayerNorm, NormError, norms
 from minigpt.conformance import ConformanceReport, case_names, check_norm
 from minigpt.conformance.case import Measurement, same_numbers, worst, worst_element
 from minigpt.conformance.compiling import best_backend
-from minigpt.conformance.settings import changed_settings, settings
 from minigpt.conformance.truth import PRECISIONS, gradient_truth, layer_norm_float64, truth
+from minigpt.measure.settings import changed_settings, settings
 
 # Some tests have every shape checked; the longer ones do not, nor those of torch.compile, which would trace the checks
 unchecked = pytest.mark.usefixtures("unchecked")
@@ -61,9 +61,9 @@ def test_sums_in_the_least_exact_order_pass(norm: type[nn.Module]) -> None:
 
 
 @unchecked
-@pytest.mark.parametrize("seed", ["x", -1, 2**63, 0.0], ids=str)
-def test_a_seed_that_is_none(seed: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^seed must lie within \[0, 2\^63\), not "):
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_out_of_range(seed: int) -> None:
+    with pytest.raises(ConfigError, match=r"^seed must be from 0 to 2\^63 - 1, got "):
         check("fused", seed=seed)
 
 
@@ -171,12 +171,13 @@ def test_the_report_is_stable_json() -> None:
     assert report == again
     fields = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert list(fields) == [
-        "verdict", "norm", "device", "eps", "seed", "versions", "notes", "cases", "diagnoses",
+        "verdict", "norm", "device", "eps", "seed", "versions", "notes", "cases", "diagnoses", "dtypes",
     ]  # fmt: skip
     assert (fields["verdict"], fields["norm"], fields["device"], fields["eps"]) == ("pass", "textbook", "cpu", 1e-5)
     for case in fields["cases"]:
         assert list(case) == [
-            "name", "group", "tests", "error", "bound", "reference_error", "reason", "passed", "note",
+            "name", "group", "tests", "error", "bound", "reference_error", "reason", "passed", "dtypes",
+            "note",
         ]  # fmt: skip
         assert case["tests"]
         assert case["reason"]
@@ -241,23 +242,14 @@ class RaisesInConstructor(nn.Module):
         raise RuntimeError("no such size")
 
 
-class NoParameters(nn.Module):
-    def __init__(self, size: int) -> None:
-        super().__init__()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
 @pytest.mark.parametrize(
     ("norm", "said"),
     [
         ("no_such_norm", "unknown norm 'no_such_norm'"),
         ("frozen", "has not|no deviation"),
         (RaisesInForward, "RaisesInForward.*no such kernel.*test_conformance.py"),
-        (TextsAlone, "ValueError: not enough values.*takes .batch, sequence, width. alone, and is judged by rows"),
+        (TextsAlone, "ValueError: not enough values.*takes only .batch, sequence, width., but the check needs .rows"),
         (RaisesInConstructor, "RaisesInConstructor.*no such size.*test_conformance.py"),
-        (NoParameters, "NoParameters has no scale"),
     ],
 )
 def test_what_cannot_be_judged_says_why(norm: type[nn.Module] | str, said: str) -> None:
@@ -271,11 +263,8 @@ def test_bad_requests_are_refused() -> None:
         check("fused", "shapes")
     with pytest.raises(ConfigError, match="device 'meta' holds shapes and no values"):
         check_norm("fused", device="meta")
-    with pytest.raises(NormError, match=r'^no pattern of cases was given; "\*" is all of them$'):
+    with pytest.raises(NormError, match="no case matches 'nothing'"):
         check_norm("rms", cases=[])
-    for cases in (None, 3, ["*", None]):
-        with pytest.raises(NormError, match=r"^a pattern of cases is a text such as 'gradients\*', and not (None|3)$"):
-            check_norm("rms", cases=cases)
     with pytest.raises(ConfigError, match=r"unknown compile_backend .abacus.; known are .*inductor"):
         check_norm("fused", cases="compile", compile_backend="abacus")
     with pytest.raises(ConfigError, match="unknown device 'abacus'"):

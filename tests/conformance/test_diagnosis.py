@@ -1,5 +1,6 @@
 """Every mistake is named, from outside, and a correct norm is never blamed for one."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,16 +10,19 @@ from torch import nn
 
 from minigpt.conformance import ConformanceReport, check_norm
 from minigpt.conformance.diagnosis import diagnoses
-from minigpt.conformance.formula import (
+from minigpt.conformance.mistakes import (
+    cancelling_variance,
     ignored_eps,
+    narrow_half_statistics,
+    narrow_statistics,
     wrong_affine,
     wrong_deviation,
     wrong_dimension,
     wrong_statistics,
 )
-from minigpt.conformance.precision import cancelling_variance, narrow_half_statistics, narrow_statistics
 from minigpt.conformance.probe import Probe
 from minigpt.conformance.subject import Subject
+from minigpt.placement import DTYPES
 
 # A mistake, the groups of cases or the case that must show it, and what it must be called
 MISTAKES = [
@@ -182,11 +186,39 @@ def test_what_is_raised_with_a_bias_too_is_told_once() -> None:
     assert report.diagnoses[-1].startswith("NeedsFewerRows raised ValueError: twelve rows")
 
 
-def test_what_is_raised_without_a_bias_alone_is_told_so() -> None:
-    (said,) = check(sabotages.NeedsAShift, ["values", "behaviour"]).diagnoses
-    assert said.startswith("without a bias, NeedsAShift raised AttributeError: 'NoneType' object has no attribute"), (
-        said
-    )
+def test_a_norm_that_needs_a_bias_is_told_so_and_judged_with_one() -> None:
+    report = check(sabotages.NeedsAShift, ["values", "behaviour", "gradients"])
+    assert report.passed, report
+    assert report.dtypes == dict.fromkeys(DTYPES, True)
+    (note,) = report.notes
+    assert note.startswith("without a bias, NeedsAShift raised AttributeError: 'NoneType' object has no attribute")
+    assert note.endswith("; it is judged with a bias")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda y: y.double(), "changes the dtype: torch.float32 went in, torch.float64 came out"),
+        (lambda y: y[..., :3], "changes the shape: (33, 5) went in, (33, 3) came out"),
+        (lambda y: y.to("meta"), "changes the device: cpu went in, meta came out"),
+    ],
+)
+def test_an_output_unlike_the_input_is_a_failure(change: Callable[[torch.Tensor], torch.Tensor], said: str) -> None:
+    class Changes(sabotages.LayerNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return change(super().forward(x))
+
+    report = check(Changes, ["widths", "values", "compile"])
+    assert report.dtypes["float32"] is False
+    assert report.diagnoses[0].endswith(f"Changes {said}"), report
+    assert not any("torch.compile" in diagnosis for diagnosis in report.diagnoses), report
+
+
+def test_each_dtype_has_its_verdict() -> None:
+    report = check(sabotages.StatisticsOfTheInput, ["widths", "values", "layouts"])
+    assert report.dtypes == {"float32": True, "bfloat16": False, "float16": False, "float64": True}
+    report = check(sabotages.NoFloat64, ["widths", "values"])
+    assert report.dtypes == {"float32": True, "bfloat16": True, "float16": True}
 
 
 def test_four_mistakes_are_all_named() -> None:

@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import minigpt
 from minigpt import ConfigError
 from minigpt.engine import compile_steps, packed
-from minigpt.engine.int8 import ENGINE, quantize_int8
+from minigpt.engine.int8 import quantize_int8
 from minigpt.engine.packed import pack
 from minigpt.engine.product import product
 from minigpt.processor import HALVES
@@ -96,7 +96,6 @@ def in_bfloat16(model: minigpt.GPT2) -> minigpt.GPT2:
     return pack(model.to(torch.bfloat16), 3)
 
 
-@pytest.mark.skipif(ENGINE not in torch.backends.quantized.supported_engines, reason=f"no {ENGINE} kernels here")
 @pytest.mark.parametrize("hold", [quantize_int8, pack, in_bfloat16])
 def test_weights_in_another_form_are_compiled_too_and_go_with_their_model(hold: Any) -> None:
     gc.collect()
@@ -114,7 +113,6 @@ def test_weights_in_another_form_are_compiled_too_and_go_with_their_model(hold: 
     assert len(packed._held) == before
 
 
-@pytest.mark.skipif(ENGINE not in torch.backends.quantized.supported_engines, reason=f"no {ENGINE} kernels here")
 @pytest.mark.parametrize("hold", [quantize_int8, pack])
 def test_a_copy_is_compiled_with_its_own_weights(hold: Any) -> None:
     model, ids = hold(small_model()), random_ids(1, 9)

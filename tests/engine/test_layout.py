@@ -100,6 +100,7 @@ def test_each_processor_gets_the_layout_that_it_reads_fastest(
 ) -> None:
     if laid == "packed":
         skip_unless_packable(dtype)
+    monkeypatch.setattr(layout, "why_not", lambda model: "the kernel is turned off")
     monkeypatch.setattr(layout, "PREFERS_ONEDNN", processor == "amd")
     monkeypatch.setattr(layout, "HAS_BFLOAT16", processor != "old")
     monkeypatch.setattr(layout, "SLOW_HALVES", HALVES if processor == "old" else ())
@@ -126,6 +127,7 @@ def test_a_short_text_in_float32_is_written_from_the_file(
 ) -> None:
     if is_packed:
         skip_unless_packable(dtype)
+    monkeypatch.setattr(layout, "why_not", lambda model: "the kernel is turned off")
     monkeypatch.setattr(layout, "PREFERS_ONEDNN", True)
     monkeypatch.setattr(layout, "HAS_BFLOAT16", True)
     model = lay_out(small_model(dtype=dtype), tokens, steps=steps)

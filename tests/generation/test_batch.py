@@ -1,5 +1,7 @@
 """Texts of about one length are read together, so that a long one does not make padding of the short ones."""
 
+from typing import Any
+
 import pytest
 import torch
 from helpers import random_ids, small_model
@@ -7,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minigpt import GPT2
+from minigpt.generation import generate
 from minigpt.generation.batch import Batch
 from minigpt.generation.padding import left_padded
 from minigpt.generation.reading import groups
 from minigpt.generation.row import Row
-from minigpt.generation.settings import GenerationSettings
+from minigpt.generation.settings import GenerationSettings, parse_settings
 
 
 def cost(lengths: list[int], found: list[slice], overhead: int) -> int:
@@ -73,3 +76,26 @@ def test_texts_that_end_together_begin_where_their_mask_does() -> None:
     ids, mask = left_padded([[5, 6, 7, 8, 9], [3, 4], [1, 2, 3]])
     assert ids.tolist() == [[5, 6, 7, 8, 9], [0, 0, 0, 3, 4], [0, 0, 1, 2, 3]]
     assert mask.tolist() == [[1, 1, 1, 1, 1], [0, 0, 0, 1, 1], [0, 0, 1, 1, 1]]
+
+
+def test_rows_of_different_settings_share_a_batch() -> None:
+    model = small_model(dtype=torch.float64)
+    ways: list[dict[str, Any]] = [
+        {}, {"do_sample": True, "temperature": 1.3, "seed": 5}, {"do_sample": True, "temperature": 1.3, "seed": 6},
+        {"do_sample": True, "top_k": 9, "seed": 7}, {"repetition_penalty": 1.8}, {"suppress_tokens": [1, 2, 3]},
+        {"frequency_penalty": 1.5, "presence_penalty": 0.5}, {"logit_bias": {4: 3.0, 5: -100.0}}, {},
+    ]  # fmt: skip
+    texts = [random_ids(1, 3 + number)[0].tolist() for number in range(len(ways))]
+    rows = []
+    for number, (text, how) in enumerate(zip(texts, ways, strict=True)):
+        own = parse_settings(max_new_tokens=4 + number, eos_token_id=None, **how)
+        rows.append(Row(number, 0, list(text), 4 + number, own, (), own.seed))
+    batch = Batch(model, GenerationSettings(max_new_tokens=1), len(rows), 60)
+    batch.join(rows)
+    for _ in range(4 + len(rows)):
+        if batch.rows:
+            batch.choose()
+            batch.read()
+    for row, text, how in zip(rows, texts, ways, strict=True):
+        alone = generate(model, torch.tensor([text]), max_new_tokens=row.max_new_tokens, eos_token_id=None, **how)
+        assert row.ids == alone[0].tolist(), how

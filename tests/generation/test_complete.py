@@ -1,5 +1,8 @@
 """Many prompts: each text is the one it would be alone, a free place is taken at once, errors come before work."""
 
+import queue
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +12,7 @@ from checkpoints import tiny_bpe
 from helpers import small_model
 
 from minigpt import GenerationError, Tokenizer
-from minigpt.generation import Completion, Prompt, complete, generate, stream
+from minigpt.generation import Completion, Prompt, complete, generate, stream, stream_many
 from minigpt.generation.batch import Batch
 from minigpt.generation.row import Row
 from minigpt.generation.settings import parse_settings
@@ -31,7 +34,7 @@ TEXTS = [
 MIXED = [Prompt(text, max_new_tokens=(i * 11) % 23 + 1) for i, text in enumerate(TEXTS)]
 SAMPLED = {"do_sample": True, "temperature": 1.5, "top_k": 60, "seed": 70}
 WAYS = (
-    {}, SAMPLED, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}, {"stop_strings": ["e", "\n"]},
+    {}, SAMPLED, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}, {"stop": ["e", "\n"]},
     {"min_new_tokens": 1, "eos_token_id": None}, {"use_cache": False}, {"prompt_lookup_num_tokens": 5},
 )  # fmt: skip
 
@@ -109,7 +112,7 @@ def test_texts_come_as_they_are_finished_and_no_sooner_worked_on() -> None:
 
 def test_ends_and_texts() -> None:
     how = {**SAMPLED, "max_new_tokens": 25, "temperature": 5.0, "top_k": None}
-    results = list(complete(MODEL, TOKENIZER, TEXTS, **how, stop_strings="e", output_logprobs=True))
+    results = list(complete(MODEL, TOKENIZER, TEXTS, **how, stop="e", output_logprobs=True))
     assert {result.end for result in results} >= {"eos", "length"}
     for result in results:
         body = result.ids[:-1] if result.end == "eos" else result.ids
@@ -127,12 +130,77 @@ def test_what_was_written_before_is_left_out() -> None:
     assert list(complete(MODEL, TOKENIZER, [], max_new_tokens=9)) == []
 
 
+def test_a_generator_is_read_as_places_become_free() -> None:
+    read: list[str] = []
+
+    def source() -> Iterator[str]:
+        for text in TEXTS:
+            read.append(text)
+            yield text
+
+    results = complete(MODEL, TOKENIZER, source(), batch_size=2, max_new_tokens=5, eos_token_id=None)
+    assert read == []
+    texts = {}
+    for done, result in enumerate(results):
+        assert len(read) <= done + 3, "a prompt was read before there was a place for it"
+        texts[result.prompt] = result.ids
+    assert texts == {i: alone(Prompt(text), i, max_new_tokens=5, eos_token_id=None) for i, text in enumerate(TEXTS)}
+
+
+def test_a_queue_feeds_it_while_others_write() -> None:
+    """None means "nothing at the moment": the text in progress is finished before the next prompt arrives."""
+    waiting: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def source() -> Iterator[str | None]:
+        while True:
+            try:
+                text = waiting.get_nowait()
+            except queue.Empty:
+                yield None
+                continue
+            if text is None:
+                return
+            yield text
+
+    waiting.put("the dog")
+    results = complete(MODEL, TOKENIZER, source(), batch_size=2, max_new_tokens=5, eos_token_id=None)
+    assert next(results).prompt == 0
+    threading.Timer(0.05, lambda: [waiting.put(text) for text in ("a", "x", None)]).start()
+    assert {result.prompt for result in results} == {1, 2}
+
+
+@pytest.mark.parametrize("how", [SAMPLED, {"stop": ["e", "\n"]}, {"num_return_sequences": 2, **SAMPLED}], ids=str)
+def test_pieces_of_many_texts_are_the_texts(how: dict[str, Any]) -> None:
+    whole = {
+        (done.prompt, done.number): (done.text, done.end)
+        for done in complete(MODEL, TOKENIZER, TEXTS, batch_size=3, max_new_tokens=9, **how)
+    }
+    texts, ends, interleaved = dict.fromkeys(whole, ""), {}, []
+    for piece in stream_many(MODEL, TOKENIZER, iter(TEXTS), batch_size=3, max_new_tokens=9, **how):
+        place = (piece.prompt, piece.number)
+        assert place not in ends, "a piece came after the end"
+        assert piece.text or piece.end
+        texts[place] += piece.text
+        interleaved.append(place)
+        if piece.end:
+            ends[place] = piece.end
+    assert {place: (texts[place], ends[place]) for place in whole} == whole
+    assert interleaved != sorted(interleaved), "the texts were written one after another"
+
+
+def test_a_bad_prompt_of_a_generator_is_named_when_it_is_read() -> None:
+    results = complete(MODEL, TOKENIZER, iter(["a", "x" * 70]), batch_size=1, max_new_tokens=2, eos_token_id=None)
+    assert next(results).prompt == 0
+    with pytest.raises(GenerationError, match=r"^prompt 1: the prompt is 70 tokens"):
+        next(results)
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a prompt too long": ({"prompts": ["a", "x" * 70]}, "^prompt 1: the prompt is 70 tokens"),
     "no room": ({"prompts": [Prompt("a", max_new_tokens=64)]}, "^prompt 0: a prompt of 1 tokens and 64 new ones"),
     "a prompt of its own name": ({"prompts": [Prompt("x" * 70, origin="f, line 3")]}, "^f, line 3: the prompt is 70"),
     "its own length 0": ({"prompts": ["a", Prompt("a", max_new_tokens=0)]}, "^prompt 1: max_new_tokens must be 1"),
-    "its own seed": ({"prompts": [Prompt("a", seed=-1)]}, "^prompt 0: seed must lie"),
+    "its own seed": ({"prompts": [Prompt("a", seed=-1)], "do_sample": True}, "^prompt 0: seed must be within"),
     "no text": ({"prompts": ["\ud800"]}, "^prompt 0: the text is not valid Unicode"),
     "no places": ({"batch_size": 0}, "batch_size must be 1 or more, not 0"),
     "an unknown setting": ({"beams": 2}, "unknown generation settings: beams"),
@@ -159,7 +227,7 @@ def test_the_tokenizer_of_somebody_else_is_refused() -> None:
     with pytest.raises(GenerationError, match=r"^the tokenizer is a Tokenizer; take minigpt\.Tokenizer"):
         stream(MODEL, TOKENIZER.backend, "a", max_new_tokens=4)  # type: ignore[arg-type]
     with pytest.raises(GenerationError, match=r"^the tokenizer is a Tokenizer; take minigpt\.Tokenizer"):
-        generate(MODEL, torch.tensor([[5]]), max_new_tokens=4, stop_strings="x", tokenizer=TOKENIZER.backend)
+        generate(MODEL, torch.tensor([[5]]), max_new_tokens=4, stop="x", tokenizer=TOKENIZER.backend)
 
 
 class Bare:

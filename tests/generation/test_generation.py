@@ -20,7 +20,7 @@ import minigpt
 from minigpt import GPT2, ConfigError, GenerationError, GPT2Config, Tokenizer
 from minigpt.generation import generate, prompt_ids, stream, warp
 from minigpt.generation.batch import BLOCK, drawn, likeliest
-from minigpt.generation.decode import require_fits
+from minigpt.generation.prompts import require_fits
 from minigpt.generation.settings import GenerationSettings, parse_settings
 from minigpt.model.checks import check_known
 
@@ -124,7 +124,7 @@ def test_greedy_by_whatever_name(ours: GPT2) -> None:
     greedy = generate(ours, ids, max_new_tokens=12)
     certain = ({"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0})
     for same in ({"temperature": 0.0}, *({"do_sample": True, **how} for how in certain)):
-        assert torch.equal(generate(ours, ids, max_new_tokens=12, seed=1, **same), greedy)
+        assert torch.equal(generate(ours, ids, max_new_tokens=12, **same), greedy)
 
 
 def test_generated_ids_can_be_trained_on(ours: GPT2) -> None:
@@ -450,7 +450,7 @@ def test_a_stop_string_ends_its_row(tokenizer: Tokenizer, stops: str | list[str]
     scripts = [tokenizer.encode(text) for text in ("I saw the dog there", "naïve café — señor\n\nthe", "狗犬狗狗 🐕🐕")]
     longest = max(map(len, scripts))
     scripts = [script + [1] * (longest - len(script)) for script in scripts]
-    how = {"max_new_tokens": longest, "stop_strings": stops, "tokenizer": tokenizer, "pad_token_id": 2}
+    how = {"max_new_tokens": longest, "stop": stops, "tokenizer": tokenizer, "pad_token_id": 2}
     expected = [until_stopped(tokenizer, script, [stops] if isinstance(stops, str) else stops) for script in scripts]
     assert len(set(map(len, expected))) > 1, "nothing stops early"
     assert [written(Scripted(script), **how)[0] for script in scripts] == expected
@@ -462,41 +462,41 @@ def test_a_stop_string_ends_its_row(tokenizer: Tokenizer, stops: str | list[str]
 
 def test_rows_that_a_stop_string_ended_may_be_filled_with_what_is_no_token(tokenizer: Tokenizer) -> None:
     scripts = [tokenizer.encode("!xyz"), tokenizer.encode("xy!z")]
-    how = {"max_new_tokens": 3, "stop_strings": "!", "tokenizer": tokenizer, "pad_token_id": -100}
+    how = {"max_new_tokens": 3, "stop": "!", "tokenizer": tokenizer, "pad_token_id": -100}
     assert written(Scripted(*scripts), **how) == [[scripts[0][0], -100, -100], scripts[1][:3]]
 
 
 def test_a_stop_string_in_the_prompt_stops_nothing(tokenizer: Tokenizer) -> None:
     prompt, script = tokenizer.encode("the dog d"), tokenizer.encode("og the dog")
     out = generate(
-        Scripted(script), torch.tensor([prompt]), max_new_tokens=len(script), stop_strings="dog", tokenizer=tokenizer
+        Scripted(script), torch.tensor([prompt]), max_new_tokens=len(script), stop="dog", tokenizer=tokenizer
     )
     assert out[0, len(prompt) :].tolist() == until_stopped(tokenizer, script, ["dog"])
 
 
 def test_the_end_and_a_stop_string_together(tokenizer: Tokenizer) -> None:
     script = [*tokenizer.encode("the"), 0, *tokenizer.encode(" dog")]
-    how = {"max_new_tokens": len(script), "tokenizer": tokenizer, "stop_strings": "dog"}
+    how = {"max_new_tokens": len(script), "tokenizer": tokenizer, "stop": "dog"}
     assert written(Scripted(script), **how) == [script[: script.index(0) + 1]]
     assert written(Scripted(script), **how, eos_token_id=None) == [script]
 
 
 @pytest.mark.parametrize("stops", [np.array(["a", "b"]), {"a"}, 3, ["a", 3]], ids=str)
-def test_stop_strings_that_are_no_list_of_texts(ours: GPT2, stops: Any) -> None:
-    with pytest.raises(GenerationError, match="stop_strings must be a text or a list of texts, not "):
-        generate(ours, tokens(1, 3), max_new_tokens=2, stop_strings=stops)
+def test_stop_that_is_no_list_of_texts(ours: GPT2, stops: Any) -> None:
+    with pytest.raises(GenerationError, match="stop must be a text or a list of texts, not "):
+        generate(ours, tokens(1, 3), max_new_tokens=2, stop=stops)
 
 
-def test_stop_strings_need_a_tokenizer(ours: GPT2) -> None:
-    with pytest.raises(GenerationError, match="stop_strings need the tokenizer"):
-        generate(ours, tokens(1, 3), max_new_tokens=2, stop_strings="x")
+def test_stop_needs_a_tokenizer(ours: GPT2) -> None:
+    with pytest.raises(GenerationError, match="stop needs a tokenizer"):
+        generate(ours, tokens(1, 3), max_new_tokens=2, stop="x")
 
 
 def test_a_foreign_tokenizer_is_refused_where_it_is_needed_and_only_there(ours: GPT2) -> None:
     how: dict[str, Any] = {"max_new_tokens": 2, "tokenizer": object()}
     assert generate(ours, tokens(1, 3), **how).shape == (1, 5)
     with pytest.raises(GenerationError, match=r"the tokenizer is a object; take minigpt\.Tokenizer"):
-        generate(ours, tokens(1, 3), **how, stop_strings="x")
+        generate(ours, tokens(1, 3), **how, stop="x")
 
 
 # --- stream
@@ -510,7 +510,7 @@ def ids_of(tokenizer: Tokenizer, text: str) -> Tensor:
 @given(text=st.text("ab\n狗é🐕 the", max_size=20), stops=STOPS)
 def test_pieces_join_to_the_text_before_a_stop(tokenizer: Tokenizer, text: str, stops: list[str]) -> None:
     script = [*tokenizer.encode(text), 0]
-    pieces = list(stream(Scripted(script), tokenizer, "x", max_new_tokens=len(script) + 5, stop_strings=stops or None))
+    pieces = list(stream(Scripted(script), tokenizer, "x", max_new_tokens=len(script) + 5, stop=stops or None))
     assert "".join(pieces) == until_the_first_stop(text, stops)
     assert all(pieces)
     assert "\ufffd" not in "".join(pieces)
@@ -528,14 +528,14 @@ def test_a_stream_says_what_generate_writes(ours: GPT2, tokenizer: Tokenizer, pr
 
 @pytest.mark.parametrize("kept", ["output_scores", "output_logprobs"])
 def test_a_stream_keeps_no_scores_that_nobody_could_ask_for(ours: GPT2, tokenizer: Tokenizer, kept: str) -> None:
-    with pytest.raises(GenerationError, match="a stream hands out text alone"):
+    with pytest.raises(GenerationError, match=f"a stream returns only text; {kept} must be False"):
         stream(ours, tokenizer, "the", max_new_tokens=2, **{kept: True})
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfff"])
 def test_a_stop_string_that_no_text_can_hold(ours: GPT2, text: str) -> None:
-    with pytest.raises(GenerationError, match="a stop string must be valid Unicode"):
-        generate(ours, torch.zeros(1, 2, dtype=torch.long), max_new_tokens=2, stop_strings=["b", text])
+    with pytest.raises(GenerationError, match="stop must be valid Unicode"):
+        generate(ours, torch.zeros(1, 2, dtype=torch.long), max_new_tokens=2, stop=["b", text])
 
 
 def test_a_stream_is_written_token_by_token(tokenizer: Tokenizer) -> None:
@@ -571,8 +571,8 @@ def test_half_a_character_at_the_last_token_is_shown_as_such(tokenizer: Tokenize
 
 def test_what_was_held_back_is_shown_at_the_end(tokenizer: Tokenizer) -> None:
     script = tokenizer.encode("the do")
-    assert "".join(stream(Scripted([*script, 0]), tokenizer, "x", max_new_tokens=20, stop_strings="dog")) == "the do"
-    assert "".join(stream(Scripted(script), tokenizer, "x", max_new_tokens=len(script), stop_strings="dog")) == "the do"
+    assert "".join(stream(Scripted([*script, 0]), tokenizer, "x", max_new_tokens=20, stop="dog")) == "the do"
+    assert "".join(stream(Scripted(script), tokenizer, "x", max_new_tokens=len(script), stop="dog")) == "the do"
 
 
 def test_two_streams_at_once_do_not_disturb_each_other(ours: GPT2, tokenizer: Tokenizer) -> None:
@@ -689,7 +689,7 @@ def test_without_a_cache_the_tokens_are_the_same(ours: GPT2) -> None:
 def test_scores_and_logprobs(ours: GPT2, theirs: GPT2LMHeadModel, how: dict[str, Any]) -> None:
     """The scores are transformers' own for the same text, and a logprob is the token's in their distribution."""
     ids = prompts()[4]
-    chosen = {"max_new_tokens": 8, "eos_token_id": None, "do_sample": bool(how), "seed": 2, **how}
+    chosen = {"max_new_tokens": 8, "eos_token_id": None, **({"do_sample": True, "seed": 2, **how} if how else {})}
     out = generate(ours, ids, **chosen, output_scores=True, output_logprobs=True)
     assert torch.equal(out.sequences, generate(ours, ids, **chosen))
     for step, scores in enumerate(out.scores):
@@ -812,18 +812,18 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "temperature that divides to infinity": ({"temperature": 1e-40}, "temperature must be .*, not 1e-40"),
     "top_k 0": ({"top_k": 0}, "top_k must be 1 or more, not 0"),
     "top_k -1": ({"top_k": -1}, "top_k must be 1 or more, not -1"),
-    "top_p 0": ({"top_p": 0.0}, r"top_p must lie within \(0, 1\], not 0\.0"),
-    "top_p above 1": ({"top_p": 1.0001}, r"top_p must lie within \(0, 1\], not 1\.0001"),
-    "top_p below 0": ({"top_p": -0.1}, "top_p must lie within"),
-    "top_p NaN": ({"top_p": float("nan")}, "top_p must lie within .*, not nan"),
+    "top_p 0": ({"top_p": 0.0}, r"top_p must be within \(0, 1\], not 0\.0"),
+    "top_p above 1": ({"top_p": 1.0001}, r"top_p must be within \(0, 1\], not 1\.0001"),
+    "top_p below 0": ({"top_p": -0.1}, "top_p must be within"),
+    "top_p NaN": ({"top_p": float("nan")}, "top_p must be within .*, not nan"),
     "pad beyond 32 bits": ({"pad_token_id": 2**31}, "pad_token_id must be an id, or another number of 32 bits, not"),
     "pad below 32 bits": ({"pad_token_id": -(2**31) - 1}, "pad_token_id must be an id, or another number of 32 bits"),
-    "seed -1": ({"seed": -1}, r"seed must lie within \[0, 2\^63\), not -1"),
-    "seed too large": ({"seed": 2**63}, "seed must lie within"),
-    "empty stop": ({"stop_strings": ""}, "a stop string must not be empty"),
-    "an empty stop among others": ({"stop_strings": ["a", ""]}, "a stop string must not be empty"),
-    "min_p above 1": ({"min_p": 1.5}, r"min_p must lie within \[0, 1\], not 1\.5"),
-    "typical_p 0": ({"typical_p": 0.0}, r"typical_p must lie within \(0, 1\], not 0\.0"),
+    "seed -1": ({"seed": -1}, r"seed must be within \[0, 2\^63\), not -1"),
+    "seed too large": ({"seed": 2**63}, "seed must be within"),
+    "empty stop": ({"stop": ""}, "stop must not be an empty text"),
+    "an empty stop among others": ({"stop": ["a", ""]}, "stop must not be an empty text"),
+    "min_p above 1": ({"min_p": 1.5}, r"min_p must be within \[0, 1\], not 1\.5"),
+    "typical_p 0": ({"typical_p": 0.0}, r"typical_p must be within \(0, 1\], not 0\.0"),
     "penalty 0": ({"repetition_penalty": 0.0}, "repetition_penalty must be finite and above 0"),
     "no bad words": ({"bad_words_ids": [[]]}, "bad_words_ids must be a list of lists of ids"),
     "a length that is a text": ({"max_new_tokens": "4"}, "max_new_tokens must be 1 or more, not '4'"),
@@ -831,16 +831,19 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "more at least than at most": ({"min_new_tokens": 5}, "min_new_tokens 5 is more than max_new_tokens 4"),
     "a draw without drawing": (
         {"temperature": 0.7, "min_p": 0.1},
-        "temperature, min_p shape a draw, and without do_sample nothing is drawn",
+        "temperature, min_p have no effect without do_sample, since nothing is drawn",
     ),
+    "a seed without drawing": ({"seed": 1}, "seed has no effect without do_sample, since nothing is drawn"),
+    "a misspelt setting": ({"temprature": 0.7}, r"unknown generation settings: temprature; did you mean temperature\?"),
+    "two names of one": ({"stop": "a", "stop_strings": "b"}, "stop and stop_strings are the same setting"),
     "a draw at temperature 0": (
         {"do_sample": True, "temperature": 0, "top_k": 3},
-        "top_k shapes a draw, and at temperature 0 nothing is drawn",
+        "top_k has no effect at temperature 0, since nothing is drawn",
     ),
     "greedy copies": ({"num_return_sequences": 2}, "num_return_sequences 2 without do_sample would be the same text"),
     "a draft without a cache": (
         {"prompt_lookup_num_tokens": 3, "use_cache": False},
-        "prompt_lookup_num_tokens needs the cache",
+        "prompt_lookup_num_tokens needs use_cache=True",
     ),
     "a stride without a window": ({"slide_stride": 2}, "slide_stride is for overflow='slide' only"),
     "an overflow of several": (
@@ -853,7 +856,7 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "several of each": (
         {name: torch.ones(2) for name in ("do_sample", "top_p", "use_cache", "slide_stride", "num_return_sequences")},
-        r"do_sample must .*; top_p must .*; num_return_sequences must .*; use_cache must .*; slide_stride must [^;]*$",
+        r"do_sample must .*; num_return_sequences must .*; use_cache must .*; slide_stride must .*; top_p must [^;]*$",
     ),
     "a temperature beyond all floats": (
         {"do_sample": True, "temperature": 10**400},
@@ -866,8 +869,8 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an unknown overflow": ({"overflow": "wrap"}, "overflow must be one of refuse, slide, not 'wrap'"),
     "all at once": (
-        {"top_k": 0, "top_p": 2.0, "min_new_tokens": 9, "stop_strings": "", "do_sample": True},
-        r"top_k .*, not 0; top_p .*, not 2\.0; a stop string .*; min_new_tokens 9 is more than max_new_tokens 4$",
+        {"top_k": 0, "top_p": 2.0, "min_new_tokens": 9, "stop": "", "do_sample": True},
+        r"top_k .*, not 0; top_p .*, not 2\.0; stop .*; min_new_tokens 9 is more than max_new_tokens 4$",
     ),
     "unknown and out of range": (
         {"num_beams": 4, "top_k": 0},

@@ -17,6 +17,7 @@ from transformers import (
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -26,12 +27,13 @@ from transformers import (
 
 from minigpt import GenerationError
 from minigpt.generation import warp
-from minigpt.generation.processors import PROCESSORS, keep_top_k, keep_top_p
+from minigpt.generation.processors import PROCESSORS
 
 Make = Callable[[Any, int, Any], Any]  # of the value, the prompt's length and the ends
 
 # Each of transformers' own processors, in the order in which its ``generate`` applies them.
 THEIRS: dict[str, Make] = {
+    "logit_bias": lambda value, prompt, ends: SequenceBiasLogitsProcessor({(id,): bias for id, bias in value.items()}),
     "repetition_penalty": lambda value, prompt, ends: RepetitionPenaltyLogitsProcessor(value),
     "no_repeat_ngram_size": lambda value, prompt, ends: NoRepeatNGramLogitsProcessor(value),
     "bad_words_ids": lambda value, prompt, ends: NoBadWordsLogitsProcessor(value, ends),
@@ -43,6 +45,7 @@ THEIRS: dict[str, Make] = {
     "min_p": lambda value, prompt, ends: MinPLogitsWarper(value),
     "typical_p": lambda value, prompt, ends: TypicalLogitsWarper(value),
 }
+OPENAI = ("frequency_penalty", "presence_penalty")  # transformers has neither
 NOT_APPLIED = {"top_p": 1, "typical_p": 1}  # by its ``generate``
 
 
@@ -84,6 +87,7 @@ def random_text(batch: int, seq: int, vocab: int, seed: int) -> Tensor:
 VOCAB = 40
 TOKEN = st.integers(0, VOCAB - 1)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "logit_bias": st.dictionaries(TOKEN, st.floats(-100, 100, width=32), min_size=1, max_size=5),
     "repetition_penalty": st.floats(0.1, 5),
     "no_repeat_ngram_size": st.integers(1, 4),
     "bad_words_ids": st.lists(st.lists(TOKEN, min_size=1, max_size=3), min_size=1, max_size=5),
@@ -119,10 +123,18 @@ def assert_as_in_transformers(at: dict[str, Any], chosen: dict[str, Any]) -> Non
 
 
 def test_every_processor_is_compared_in_the_order_of_transformers() -> None:
-    assert list(PROCESSORS) == list(THEIRS) == list(VALUES)
+    assert [name for name in PROCESSORS if name not in OPENAI] == list(THEIRS) == list(VALUES)
 
 
-@pytest.mark.parametrize("name", PROCESSORS)
+def test_penalties_count_what_was_added_as_the_openai_formula_does() -> None:
+    ids = torch.tensor([[1, 2, 3, 3, 4], [5, 6, 7, 8, 7]])  # two tokens of prompt
+    logits = torch.randn(2, 9)
+    count = torch.tensor([[0, 0, 0, 2, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 2, 1]])
+    out = warp(logits, ids, prompt_length=2, frequency_penalty=0.7, presence_penalty=-1.1)
+    torch.testing.assert_close(out, logits - 0.7 * count + 1.1 * (count > 0))
+
+
+@pytest.mark.parametrize("name", THEIRS)
 @settings(max_examples=25)
 @given(data=st.data(), at=SITUATIONS)
 def test_each_processor_alone_is_that_of_transformers(name: str, data: st.DataObject, at: dict[str, Any]) -> None:
@@ -231,8 +243,8 @@ def test_the_order_is_that_of_transformers_generate(chosen: dict[str, Any]) -> N
 def test_the_order_matters_on_these_logits() -> None:
     """So that the equalities above are of one order: temperature first changes what top-p keeps."""
     logits = random_logits("usual", 3, 5000, seed=7)
-    assert not torch.equal(keep_top_p(logits / 2, 0.9), keep_top_p(logits, 0.9) / 2)
-    assert not torch.equal(keep_top_k(keep_top_p(logits, 0.9), 50), keep_top_p(keep_top_k(logits, 50), 0.9))
+    assert not torch.equal(warp(logits / 2, top_p=0.9), warp(logits, top_p=0.9) / 2)
+    assert not torch.equal(warp(warp(logits, top_p=0.9), top_k=50), warp(warp(logits, top_k=50), top_p=0.9))
 
 
 def test_without_settings_nothing_changes() -> None:
@@ -243,12 +255,12 @@ def test_without_settings_nothing_changes() -> None:
 
 def test_top_k_keeps_the_ties_with_the_last() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])
-    assert keep_top_k(logits, 2).isfinite().tolist() == [[False, True, True, True, False]]
+    assert warp(logits, top_k=2).isfinite().tolist() == [[False, True, True, True, False]]
 
 
 def test_top_p_keeps_the_fewest_that_reach_p() -> None:
     logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
-    kept = {p: keep_top_p(logits, p).isfinite().tolist()[0] for p in (0.01, 0.39, 0.41, 0.69, 0.71, 0.89, 0.91)}
+    kept = {p: warp(logits, top_p=p).isfinite().tolist()[0] for p in (0.01, 0.39, 0.41, 0.69, 0.71, 0.89, 0.91)}
     likeliest, two, three = [False, True, False, False], [False, True, False, True], [False, True, True, True]
     assert kept == {0.01: likeliest, 0.39: likeliest, 0.41: two, 0.69: two, 0.71: three, 0.89: three, 0.91: [True] * 4}
 

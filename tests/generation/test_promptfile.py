@@ -62,7 +62,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a number": ({"prompt": 3}, 'as its "prompt"'),
     "an unknown name": ({"prompt": "a", "max_tokens": 3}, "unknown max_tokens; known are prompt, id, max_new_tokens"),
     "a length of 0": ({"prompt": "a", "max_new_tokens": 0}, "max_new_tokens must be 1 or more, not 0"),
-    "a seed that is a text": ({"prompt": "a", "seed": "1"}, "seed must lie within .*, not '1'"),
+    "a seed that is a text": ({"prompt": "a", "seed": "1"}, "seed must be within .*, not '1'"),
     "too deep": (b"[" * 100_000 + b"\n", "not JSON"),
     "a name twice": (b'{"prompt": "a", "prompt": "b"}\n', "the name 'prompt' stands in it twice"),
     "an id of NaN": (b'{"prompt": "a", "id": [NaN]}\n', "its id holds what JSON in UTF-8 cannot"),
@@ -74,6 +74,19 @@ BROKEN: dict[str, tuple[Any, str]] = {
 def test_a_broken_line_is_named(tmp_path: Path, line: Any, reason: str) -> None:
     with pytest.raises(GenerationError, match=rf"prompts\.jsonl, line 2: .*{reason}"):
         read_prompts(prompt_file(tmp_path, {"prompt": "a"}, line, {"prompt": "b"}))
+
+
+def test_plain_lines_are_prompts_too(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_bytes("the dog\r\n\n {a} 狗\n[1]".encode())
+    read = read_prompts(tmp_path / "p.txt")
+    assert [(line.line, line.id, line.prompt.text) for line in read] == [
+        (1, None, "the dog"), (3, None, " {a} 狗"), (4, None, "[1]"),
+    ]  # fmt: skip
+    (tmp_path / "p.txt").write_text('{"prompt": "a", "id": 7}\n')
+    assert [(line.id, line.prompt.text) for line in read_prompts(tmp_path / "p.txt")] == [(7, "a")]
+    (tmp_path / "p.txt").write_bytes(b"the dog\n\xff")
+    with pytest.raises(GenerationError, match=r"p\.txt, line 2: not UTF-8"):
+        read_prompts(tmp_path / "p.txt")
 
 
 def test_no_prompts(tmp_path: Path) -> None:

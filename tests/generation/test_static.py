@@ -94,7 +94,7 @@ def test_any_attention_and_norm(
 TOKENIZER = Tokenizer(tiny_bpe(300))
 TEXTS = ["the dog", "naïve café", "I saw the other dog there", "", "狗", "x" * 20]
 WAYS = (
-    {}, SAMPLED, SAMPLED | {"stop_strings": ["e", "\n"]}, SAMPLED | {"num_return_sequences": 3},
+    {}, SAMPLED, SAMPLED | {"stop": ["e", "\n"]}, SAMPLED | {"num_return_sequences": 3},
     SAMPLED | {"overflow": "slide", "max_new_tokens": 40}, SAMPLED | {"overflow": "slide", "slide_stride": 7},
     SAMPLED | {"min_new_tokens": 3, "top_k": 9},
 )  # fmt: skip

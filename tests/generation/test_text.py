@@ -91,7 +91,7 @@ def test_half_a_character_at_the_end_is_shown_as_such() -> None:
         (["b", "a"], ["c"], ["b", "a", ""]),
     ],
 )
-def test_stop_strings(pieces: list[str], stops: list[str], shown: list[str]) -> None:
+def test_stop(pieces: list[str], stops: list[str], shown: list[str]) -> None:
     assert assembled([piece.encode() for piece in pieces], stops) == shown
 
 

@@ -243,7 +243,7 @@ class Dithered(minigpt.LayerNorm):
 
 
 def test_what_answers_differently_from_call_to_call_is_said_to_do_so(small: Path) -> None:
-    said = "The candidate answers differently from call to call; these are the figures of one of its answers."
+    said = "The candidate's logits differ from call to call; these are those of one call."
     assert judge(small, norm=Dithered).notes == [said]
 
 
@@ -619,13 +619,13 @@ def test_prompts_may_come_in_anything_that_can_be_gone_through(talking: Path, se
 @pytest.mark.parametrize("prompts", ["the dog", 3, {"the dog": 1}], ids=str)
 def test_prompts_that_are_no_list(small: Path, prompts: Any) -> None:
     one = type(prompts).__name__
-    with pytest.raises(minigpt.GenerationError, match=f"^prompts must be a list of texts, .*, not a {one}$"):
+    with pytest.raises(minigpt.GenerationError, match=f"^prompts must be a list of texts .*, got a {one}$"):
         judge(small, prompts=prompts)
 
 
 @pytest.mark.parametrize("sites", [None, 3, ["ln_f", 3]], ids=str)
 def test_sites_that_are_no_patterns(small: Path, sites: Any) -> None:
-    with pytest.raises(minigpt.NormError, match=r"^a pattern of norm sites is a text such as"):
+    with pytest.raises(minigpt.NormError, match=r"^a pattern of norm sites must be a string such as"):
         judge(small, norm="textbook", sites=sites)
 
 
@@ -654,7 +654,7 @@ def test_texts_of_our_own_that_the_model_cannot_read(talking: Path, tmp_path: Pa
     place = saved(reference(vocab_size=300, n_positions=12), tmp_path)
     (place / "tokenizer.json").write_bytes((talking / "tokenizer.json").read_bytes())
     report = judge(place, prompts=None)
-    assert report.prompts == "4 sequences of random ids, since our own texts do not fit it"
+    assert report.prompts == "4 sequences of random ids, since the default texts do not fit it"
     assert report.passed
 
 
@@ -672,7 +672,7 @@ def test_long_and_short_prompts_together(small: Path) -> None:
 
 
 BAD_PROMPTS = {
-    "none": ([], "no prompt"),
+    "none": ([], "prompts is empty"),
     "an empty one": ([[1, 2], []], "empty"),
     "an id below 0": ([[1, -1]], "vocabulary of 61"),
     "an id beyond the vocabulary": ([[61]], "vocabulary of 61"),

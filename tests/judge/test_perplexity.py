@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minigpt
-from minigpt.judge.measures import perplexity
+from minigpt.judge.measures import perplexity_of
 from minigpt.judge.perplexity import windows
 
 TEXT = "the dog ran to the house and the cat saw the dog; the dog saw nothing. " * 8
@@ -58,6 +58,8 @@ def test_it_is_that_of_strided_windows(folder: Path) -> None:
         expected = math.exp(sum(losses) / len(losses))
         print(f"{norm}: {measured:.8g}, recomputed {expected:.8g}")
         assert measured == pytest.approx(expected, rel=1e-4)
+        tokenizer = minigpt.Tokenizer.from_pretrained(folder)
+        assert minigpt.perplexity(model, tokenizer, TEXT) == pytest.approx(expected, rel=1e-4)
     assert found.reference != found.candidate
 
 
@@ -78,7 +80,7 @@ def test_a_context_of_one_token_predicts_none(tmp_path: Path) -> None:
     tiny_bpe(300).save(str(place / "tokenizer.json"))
     (place / "text").write_text(TEXT, encoding="utf-8")
     for option in ("text", "calibration"):
-        with pytest.raises(minigpt.GenerationError, match=r"text cannot be read by a model whose context is 1 token"):
+        with pytest.raises(minigpt.GenerationError, match=r"text cannot be judged by a model whose context is 1 token"):
             minigpt.parity(place, prompts=["a"], device="cpu", **{option: place / "text"})
 
 
@@ -87,7 +89,7 @@ def test_a_context_of_one_token_predicts_none(tmp_path: Path) -> None:
     ("content", "complaint"),
     [
         (None, "cannot read .*story: No such file"), (b"caf\xe9", "story is not UTF-8 text: 'utf-8' codec"),
-        (b"", "story has 0 tokens; at least 2 are needed"), (b"\xef\xbb\xbfx", "story has 1 tokens; at least 2"),
+        (b"", "story must have at least 2 tokens, got 0"), (b"\xef\xbb\xbfx", "at least 2 tokens, got 1"),
     ],
 )  # fmt: skip
 def test_a_text_file_that_cannot_be_read(
@@ -101,12 +103,18 @@ def test_a_text_file_that_cannot_be_read(
 
 def test_a_text_file_wants_a_tokenizer(folder: Path, tmp_path: Path) -> None:
     place = saved(reference(n_layer=1, vocab_size=300), tmp_path)
-    with pytest.raises(minigpt.GenerationError, match="text cannot be read without a tokenizer"):
+    with pytest.raises(minigpt.GenerationError, match="text needs a tokenizer"):
         minigpt.parity(place, prompts=[[1, 2]], device="cpu", text=folder / "text")
 
 
 def test_what_no_exponent_holds_is_infinite() -> None:
-    assert perplexity(1e6, 10) == math.inf
-    assert math.isnan(perplexity(math.nan, 10))
-    assert math.isnan(perplexity(0.0, 0))
-    assert perplexity(math.log(7) * 3, 3) == pytest.approx(7)
+    assert perplexity_of(1e6, 10) == math.inf
+    assert math.isnan(perplexity_of(math.nan, 10))
+    assert math.isnan(perplexity_of(0.0, 0))
+    assert perplexity_of(math.log(7) * 3, 3) == pytest.approx(7)
+
+
+def test_a_text_too_short_to_predict(folder: Path) -> None:
+    model, tokenizer = minigpt.from_pretrained(folder, device="cpu"), minigpt.Tokenizer.from_pretrained(folder)
+    with pytest.raises(minigpt.GenerationError, match="the text must have at least 2 tokens, got 0"):
+        minigpt.perplexity(model, tokenizer, "")

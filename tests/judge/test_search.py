@@ -80,6 +80,27 @@ def test_a_site_that_is_wrong_only_as_tokens_are_decoded(folder: Path) -> None:
     assert f"{report.decoding.ratio:.3g} times the noise floor" in reason
 
 
+def test_the_budget_decides_where_there_is_one() -> None:
+    """Of rms at every site of the demo, one costs almost all; the others cost parity, but not the budget."""
+    report = minigpt.parity("demo", norm="rms", bisect=True, budget="kl=0.05", device="cpu")
+    assert report.bisect is not None
+    assert (report.bisect.sites, report.bisect.sets) == (["h.0.ln_1"], [["h.0.ln_1"]])
+
+
+@pytest.mark.parametrize("quantity", ["kl", "perplexity", "rms", "ratio"])
+def test_any_limit_of_a_budget_can_be_searched_by(folder: Path, quantity: str) -> None:
+    norm = wrong_at(folder, ["h.1.ln_1"], factor=2.0)
+    found = judge(folder, norm, bisect=True, budget=f"{quantity}={'1e3' if quantity == 'ratio' else '1e-3'}").bisect
+    assert found is not None
+    assert found.sites == ["h.1.ln_1"]
+
+
+def test_a_budget_that_is_kept_names_no_site(folder: Path) -> None:
+    found = judge(folder, "rms", bisect=True, budget="kl=100").bisect
+    assert found is not None
+    assert found.sites == []
+
+
 def test_where_parity_holds_no_site_is_named(folder: Path) -> None:
     found = judge(folder, "textbook", bisect=True).bisect
     assert found is not None

@@ -3,9 +3,8 @@
 import math
 
 import pytest
-import tales
 import torch
-import train_demo
+from demo import tales, train
 
 import minigpt
 from minigpt.checkpoint.locate import DEMO
@@ -30,6 +29,14 @@ def told(model: minigpt.GPT2, tokenizer: minigpt.Tokenizer) -> list[str]:
     written = minigpt.generation.complete(model, tokenizer, PROMPTS, max_new_tokens=230)
     new = {text.prompt: text.text for text in written}
     return [prompt + new[i] for i, prompt in enumerate(PROMPTS)]
+
+
+def test_it_begins_a_text_with_a_capital(model: minigpt.GPT2, tokenizer: minigpt.Tokenizer) -> None:
+    """Without a prompt, whatever is drawn."""
+    how = {"max_new_tokens": 3, "do_sample": True, "temperature": 0.8, "seed": 0, "num_return_sequences": 100}
+    starts = [text.text for text in minigpt.generation.complete(model, tokenizer, [""], batch_size=100, **how)]
+    assert all(text.lstrip('"')[0].isupper() and not text[0].isspace() for text in starts), starts
+    assert len({text.split()[0] for text in starts}) > 5
 
 
 def test_it_has_about_a_million_parameters(model: minigpt.GPT2) -> None:
@@ -81,14 +88,14 @@ def test_it_tells_a_whole_tale(told: list[str]) -> None:
 def test_it_keeps_to_its_two_people(told: list[str]) -> None:
     for text in told:
         words = set(tales.WORD.findall(text))
-        assert len(words & set(tales.WOMEN.split())) == len(words & set(tales.MEN.split())) == 1, text
+        assert len(words & set(tales.WOMEN)) == len(words & set(tales.MEN)) == 1, text
 
 
 def test_it_expects_tales_it_has_never_seen(model: minigpt.GPT2, tokenizer: minigpt.Tokenizer) -> None:
     """An untrained model's perplexity is its vocabulary, 1024. The bound is a little above what training reaches."""
-    texts = tales.tales(60, train_demo.HELD_OUT)
-    ids = torch.tensor(list(train_demo.rows(texts, tokenizer, model.config.n_positions + 1)))
+    texts = tales.tales(60, train.HELD_OUT)
+    ids = torch.tensor(list(train.rows(texts, tokenizer, model.config.n_positions + 1)))
     with torch.no_grad():
-        perplexity = math.exp(train_demo.loss_on(model, ids).item())
+        perplexity = math.exp(train.loss_on(model, ids).item())
     print(f"perplexity {perplexity:.3f}")
     assert perplexity < 1.25

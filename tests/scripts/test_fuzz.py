@@ -24,7 +24,7 @@ OF_EACH = 10
 
 @pytest.fixture(scope="module")
 def fuzz() -> ModuleType:
-    script = import_module("fuzz_checkpoints")
+    script = import_module("fuzz.checkpoints")
     sys.addaudithook(script._watch)  # which looks at nothing but what is opened while a checkpoint is read
     return script
 

@@ -8,7 +8,7 @@ from test_scripts import run
 
 def test_a_few_runs() -> None:
     pytest.importorskip("atheris", reason="fuzzing by coverage needs atheris: pip install 'minigpt[fuzz]'")
-    status, out, _ = run("fuzz_atheris.py", "--runs", 60)
+    status, out, _ = run("fuzz/by_coverage.py", "--runs", 60)
     found = json.loads(out)
     assert (status, found["executions"], found["escaped"]) == (0, 60, [])
     assert sum(found["outcomes"].values()) == 60

@@ -1,4 +1,4 @@
-"""scripts/gpu_suite.py: every part of it on the CPU, what it keeps of a run cut short, and all of it on a GPU."""
+"""scripts/gpu/suite.py: every part of it on the CPU, what it keeps of a run cut short, and all of it on a GPU."""
 
 import importlib
 import json
@@ -21,7 +21,7 @@ from minigpt.norms.triton import interpreting
 
 @pytest.fixture
 def suite() -> ModuleType:
-    return importlib.import_module("gpu_suite")
+    return importlib.import_module("gpu.suite")
 
 
 def run(suite: ModuleType, out: Path, **how: Any) -> tuple[int, dict[str, Any], str]:

@@ -89,7 +89,7 @@ def test_the_start_is_summed_up_by_medians() -> None:
         "minigpt": measured(9, 2, 1, peak_mb=950.5),
         "transformers": measured(8, 5, 4, peak_mb=1200),
     }
-    found = import_module("bench_start")._summary(runs, file_mb=474.7)
+    found = import_module("bench.start")._summary(runs, file_mb=474.7)
     assert found["medians"]["minigpt"] == {"load_s": 0.2, "first_token_s": 2, "peak_mb": 950.5}
     assert found["first_token_ratio"] == 0.4
     assert found["peak_mb_over_import_torch"] == 750.5
@@ -99,12 +99,12 @@ def test_the_start_is_summed_up_by_medians() -> None:
 
 @pytest.mark.parametrize("program", ["BARE", "MINIGPT", "TRANSFORMERS"])
 def test_the_programs_that_the_start_is_measured_with_are_python(program: str) -> None:
-    compile(getattr(import_module("bench_start"), program).replace("json_prompt", "[1]"), program, "exec")
+    compile(getattr(import_module("bench.start"), program).replace("json_prompt", "[1]"), program, "exec")
 
 
 @pytest.mark.thorough
 def test_a_load_is_measured(folder: Path) -> None:
-    bench_load = import_module("bench_load")
+    bench_load = import_module("bench.load")
     found = json.loads(
         bench_load._run(bench_load.PROGRAM.replace("HOW", bench_load.LOADS["float32, read"]), str(folder))
     )
@@ -112,7 +112,7 @@ def test_a_load_is_measured(folder: Path) -> None:
     assert found["load_s"] > 0
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.py")))
+@pytest.mark.parametrize("script", sorted(str(path.relative_to(SCRIPTS)) for path in SCRIPTS.rglob("*.py")))
 def test_every_script_says_what_it_is_for(script: str) -> None:
     text = (SCRIPTS / script).read_text(encoding="utf-8")
     compile(text, script, "exec")
@@ -124,19 +124,19 @@ def test_every_script_says_what_it_is_for(script: str) -> None:
 @pytest.mark.thorough
 def test_check_greedy_compares_every_token_of_every_prompt(tmp_path: Path) -> None:
     wanted = ("--prompts", 2, "--new-tokens", 5, "--no-full-size", "--json", tmp_path / "greedy.json")
-    status, _, _ = run("check_greedy.py", *wanted)
+    status, _, _ = run("bench/greedy.py", *wanted)
     [found] = json.loads((tmp_path / "greedy.json").read_text())["models"].values()
     assert (status, found["prompts"], found["tokens_compared"], found["explained"]) == (0, 2, 10, True)
 
 
 def test_every_preset_can_be_had_at_random() -> None:
-    model = import_module("random_gpt2").random_gpt2("demo")
+    model = import_module("bench.random_gpt2").random_gpt2("demo")
     assert model.get_parameter("h.0.mlp.c_proj.bias").abs().max() == 3000
 
 
 @pytest.mark.thorough
 def test_results_that_could_not_be_kept_are_refused_before_the_work(tmp_path: Path) -> None:
-    status, out, err = run("check_greedy.py", "--json", tmp_path / "nowhere" / "greedy.json")
+    status, out, err = run("bench/greedy.py", "--json", tmp_path / "nowhere" / "greedy.json")
     assert (status, out) == (2, "")
     assert "the folder for it does not exist" in err
 
@@ -144,7 +144,9 @@ def test_results_that_could_not_be_kept_are_refused_before_the_work(tmp_path: Pa
 def test_results_are_the_same_printed_and_kept_and_say_in_words_what_is_not_finite(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import_module("results").show({"ratio": math.inf, "runs": [math.nan, 0.5], "name": "狗"}, tmp_path / "kept.json")
+    import_module("bench.results").show(
+        {"ratio": math.inf, "runs": [math.nan, 0.5], "name": "狗"}, tmp_path / "kept.json"
+    )
     kept = (tmp_path / "kept.json").read_text(encoding="utf-8")
     assert kept == capsys.readouterr().out
     assert json.loads(kept) == {"ratio": "inf", "runs": ["nan", 0.5], "name": "狗"}

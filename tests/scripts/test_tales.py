@@ -4,12 +4,12 @@ import re
 from functools import cache
 from itertools import pairwise
 
-import tales
+from demo import tales
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 SEEDS = st.integers(0, 2**63 - 1)
-WOMEN, MEN = set(tales.WOMEN.split()), set(tales.MEN.split())
+WOMEN, MEN = set(tales.WOMEN), set(tales.MEN)
 NAME = r"([A-Z][a-z]+)"
 
 

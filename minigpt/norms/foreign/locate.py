@@ -1,4 +1,4 @@
-"""From the words that name a norm to the class that they name: registered, in a package, or in a file of one's own."""
+"""Find the class that a name stands for: registered, in a package, or in a file."""
 
 import difflib
 import functools
@@ -21,12 +21,12 @@ from minigpt.norms.registry import lookup
 
 
 def locate(norm: str) -> Callable[..., Any]:
-    """The class or function that a registered name, "package.module:Name" or "path/to/file.py:Name" stands for.
+    """Return the class or function that a registered name, "package.module:Name" or "path/to/file.py:Name" stands for.
 
-    A file is imported once for each content it has had, so that an edited one is read anew.
+    A file is imported once for each content, so an edited file is read again.
 
     Raises:
-        NormError: the name is unknown, the file or module is not there or does not import, or has no such class.
+        NormError: if the name is unknown, the file or module is not there or does not import, or has no such class.
     """
     if ":" not in norm and not _is_file(norm):
         return lookup(norm).cls
@@ -50,16 +50,16 @@ def locate(norm: str) -> Callable[..., Any]:
 
 
 def file_of(norm: str) -> Path | None:
-    """The file that "path/to/file.py:Name" speaks of; None for a name of another kind."""
+    """Return the file of "path/to/file.py:Name"; None for a name of another kind."""
     place = norm.rpartition(":")[0] or norm
     return Path(os.path.expanduser(place)) if _is_file(place) else None  # where there is no such user it stays
 
 
 def last_line(error: BaseException, file: str | None = None) -> str:
-    """The end of a traceback in one line: the error, and the file and line that it came from.
+    """Return the end of a traceback in one line: the error, and the file and line that it came from.
 
     Args:
-        file: where more than one file was on the way, the line meant is the last one of this file.
+        file: the file whose last line in the traceback is named, if it is there.
     """
     message = str(error).strip().partition("\n")[0]
     if isinstance(error, SyntaxError) and error.filename:
@@ -85,9 +85,9 @@ def _from_file(path: Path) -> ModuleType:
 
 @functools.cache
 def _run(path: Path, source: bytes) -> ModuleType:
-    """The module of that source, under a name that no other file and no other version of this one has.
+    """Run the source as a module, under a name that no other file and no other version of this one has.
 
-    It is compiled here and not by the import system, whose cached bytecode is trusted by time stamp and size.
+    The import system would trust cached bytecode by time stamp and size, so the source is compiled here.
     """
     name = f"{path.stem}_{hashlib.sha256(bytes(path) + b':' + source).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -123,10 +123,10 @@ def _from_package(place: str) -> ModuleType:
 
 
 def _classes(module: ModuleType, place: str, wanted: str) -> str:
-    """The names that could have been meant: the likest, or the module's own, or all that it holds."""
+    """Return the names that may be meant: the most similar, or the module's own, or all that it has."""
     modules = {name: cls for name, cls in vars(module).items() if isinstance(cls, type) and issubclass(cls, nn.Module)}
     own = [name for name, cls in modules.items() if cls.__module__ == module.__name__]
     if not modules:
         return f"{place} has no torch.nn.Module at all"
-    likest = ", ".join(difflib.get_close_matches(wanted, modules, n=3))
-    return f"its torch.nn.Module classes are {likest or listing(own or modules)}"
+    similar = ", ".join(difflib.get_close_matches(wanted, modules, n=3))
+    return f"its torch.nn.Module classes are {similar or listing(own or modules)}"

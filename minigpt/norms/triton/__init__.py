@@ -1,6 +1,6 @@
-"""LayerNorm on kernels of our own, written in Triton: for CUDA devices, and anywhere in Triton's interpreter.
+"""LayerNorm on custom Triton kernels: for CUDA devices, and for any device in Triton's interpreter.
 
-Triton is imported where the first of these norms is used, and not before.
+Triton is imported when the first of these norms is used.
 """
 
 import math
@@ -17,12 +17,12 @@ from minigpt.norms.textbook import LayerNorm
 
 
 def interpreting() -> bool:
-    """Whether Triton is told to interpret its kernels, which it then does on any device, slowly."""
+    """True if Triton is told to interpret its kernels: on any device, but slowly."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether the kernels of this process do; the meta device has shapes, and needs none."""
+    """True if the kernels run on ``device``. The meta device has shapes only and needs no kernel."""
     return device.type in ("cuda", "meta") or interpreting()
 
 
@@ -36,7 +36,7 @@ def _obstacle(device: torch.device | None) -> str | None:
 
 
 def _release(package: str) -> tuple[float, float]:
-    """Its first two numbers; infinite for what is installed under another name, as some builds of Triton are."""
+    """Return the first two numbers of a package's version; infinity if it is installed under another name."""
     try:
         major, minor, *_ = version(package).split(".")
     except PackageNotFoundError:
@@ -46,17 +46,17 @@ def _release(package: str) -> tuple[float, float]:
 
 @register("triton", requires="triton", obstacle=_obstacle)
 class TritonLayerNorm(LayerNorm):
-    """Kernels of our own in one pass over the input, the residual addition fused in; statistics in float32 or wider.
+    """Custom kernels in one pass over the input, the residual addition fused in; statistics in float32 or wider.
 
-    The same bits on every run, and for a row the same whatever stands beside it. Under autocast the output keeps the
-    input's dtype. There are first derivatives only.
+    The bits are the same on every run, and those of a row do not depend on the other rows. Under autocast the output
+    keeps the input's dtype. There are first derivatives only.
     """
 
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """Normalize ``x`` (..., *normalized_shape); same shape and dtype out.
 
         Raises:
-            NormError: the shape does not fit, or ``x`` is not where the kernels run.
+            NormError: if the shape does not fit, or ``x`` is not where the kernels run.
         """
         self._check(x)
         from minigpt.norms.triton.ops import layer_norm
@@ -71,10 +71,10 @@ class TritonLayerNorm(LayerNorm):
         Bit for bit what the addition and then the norm give, each in the dtype that the two promote to.
 
         Raises:
-            NormError: the shapes differ or do not fit, or one of the two is not where the kernels run.
+            NormError: if the shapes differ or do not fit, or one of the two is not where the kernels run.
         """
         if residual.shape != delta.shape:
-            raise NormError(f"{tuple(delta.shape)} cannot be added to a stream of {tuple(residual.shape)}")
+            raise NormError(f"delta must have the residual's shape {tuple(residual.shape)}, got {tuple(delta.shape)}")
         self._check(residual)
         self._check(delta)
         from minigpt.norms.triton.ops import add_layer_norm
@@ -82,7 +82,10 @@ class TritonLayerNorm(LayerNorm):
         return add_layer_norm(residual, delta, self.weight, self.bias, self.eps)
 
     def _check(self, x: Tensor) -> None:
-        self._check_input(x)
+        if not x.is_floating_point() or x.shape[-len(self.normalized_shape) :] != self.normalized_shape:
+            raise NormError(
+                f"x must be floating-point and end in {self.normalized_shape}, got {x.dtype} {tuple(x.shape)}"
+            )
         if self.weight.device != x.device:
             raise NormError(f"this norm's weights are on {self.weight.device}, but the input is on {x.device}")
         if not runs_on(x.device):

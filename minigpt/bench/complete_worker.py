@@ -1,0 +1,27 @@
+"""A process that writes on from prompts by ``complete``, whenever it is sent a line, and says how long that took."""
+
+import json
+import sys
+import time
+
+from minigpt.checkpoint import from_pretrained
+from minigpt.engine import lay_out
+from minigpt.generation import complete
+from minigpt.process import settle_memory
+from minigpt.tokenizer import Tokenizer
+
+
+def main() -> None:
+    """Print [seconds, tokens] for each line of standard input."""
+    spec, places = json.loads(sys.argv[1]), int(sys.argv[2])
+    settle_memory()
+    model = lay_out(from_pretrained(spec["folder"], device="cpu", dtype=spec["dtype"]), places)
+    tokenizer = Tokenizer.from_pretrained(spec["folder"])
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        texts = list(complete(model, tokenizer, spec["prompts"], batch_size=places, max_new_tokens=spec["new"]))
+        print(json.dumps([time.perf_counter() - began, sum(len(text.ids) for text in texts)]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

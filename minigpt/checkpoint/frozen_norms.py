@@ -1,0 +1,88 @@
+"""Frozen norms in a checkpoint that any program reads as a plain GPT-2, as arXiv 2507.02559 publishes them.
+
+A LayerNorm whose eps is far above every variance divides by sqrt(eps), a constant. So a frozen norm is a LayerNorm with
+a huge eps, whose weight is the frozen weight times sqrt(eps) / deviation.
+"""
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from minigpt.engine import GPT2
+from minigpt.errors import NormError
+from minigpt.norms.frozen import FrozenLayerNorm
+from minigpt.swap import swap_norms
+
+if TYPE_CHECKING:
+    from minigpt.checkpoint.save import SavesItself
+
+EPS = 2.0**40  # its root is a power of two, so multiplying by it rounds nothing; variances below 2**16 vanish beside it
+
+
+def save_frozen(model: GPT2, directory: str | Path, tokenizer: "SavesItself | None" = None) -> None:
+    """Write a model whose norms are all frozen so that transformers alone loads it with the same logits.
+
+    ``minigpt.from_pretrained`` loads what is written with frozen norms again.
+
+    Raises:
+        NormError: if a norm is not frozen, is not calibrated or divides the first position by a deviation of its own,
+            or a scaled weight is too large for the model's dtype.
+        CheckpointError: as ``save_pretrained``.
+    """
+    from minigpt.checkpoint.save import save_pretrained  # which imports the reading side, and so this file
+
+    plain = copy.deepcopy(model)
+    plain.config = dataclasses.replace(model.config, layer_norm_epsilon=EPS)
+    for site, norm in model.norm_modules().items():
+        scale = EPS**0.5 / _only_deviation(site, norm)
+        weight = plain.get_submodule(site).weight
+        with torch.no_grad():
+            weight.copy_(weight.double() * scale)
+        if not weight.isfinite().all():
+            raise NormError(
+                f"the scaled weight of {site} does not fit into {weight.dtype}; save in float32 or bfloat16"
+            )
+    swap_norms(plain, "fused")
+    save_pretrained(plain, directory, tokenizer)
+
+
+def can_save_frozen(model: GPT2) -> bool:
+    """True if ``save_frozen`` takes the model's norms."""
+    try:
+        return all(_only_deviation(site, norm) > 0 for site, norm in model.norm_modules().items())
+    except NormError:
+        return False
+
+
+def is_frozen(eps: float) -> bool:
+    """True if a config's layer_norm_epsilon says that its norms divide by a constant."""
+    return eps >= 2.0**20
+
+
+def unscaled(tensors: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
+    """Return the tensors of a plain form as those of frozen norms that divide by 1."""
+    plain = dict(tensors)
+    for name, weight in tensors.items():
+        site, _, parameter = name.rpartition(".")
+        if parameter == "weight" and site.rpartition(".")[2] in ("ln_1", "ln_2", "ln_f"):
+            plain[name] = weight / eps**0.5
+            plain[f"{site}.calibration"] = torch.tensor([1.0, 1.0, float("inf")], dtype=weight.dtype)
+    return plain
+
+
+def _only_deviation(site: str, norm: torch.nn.Module) -> float:
+    if not isinstance(norm, FrozenLayerNorm):
+        raise NormError(f"{site} is a {type(norm).__name__}; only a model whose norms are all frozen has a plain form")
+    if norm.calibration is None:
+        raise NormError(f"{site} is not calibrated; see minigpt.swap.calibrate")
+    usual, massive, _ = norm.calibration.tolist()
+    if usual != massive:
+        raise NormError(
+            f"{site} divides the first position by {massive:.4g} and others by {usual:.4g}, which no LayerNorm does; "
+            "end the training schedule with a stage first@STEP"
+        )
+    return usual

@@ -1,0 +1,74 @@
+"""minigpt finetune: train on, while norms are swapped in."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from minigpt.cli.files import console, progress
+from minigpt.cli.options import Device, Model
+from minigpt.errors import ConfigError
+
+EXAMPLES = (
+    "Examples:\n\n[bold]minigpt finetune --text train.txt --steps 300 --out baseline[/]\n\n"
+    "[bold]minigpt finetune --norm frozen --schedule 'h.*.ln_2@20+2, h.*.ln_1@28+2, ln_f@40, first@50' "
+    "--text train.txt --eval held.txt --steps 300 --out tuned[/]\n\n"
+    "Started again with the same settings, it goes on from its newest checkpoint."
+)
+
+
+def finetune(
+    text: Annotated[str, typer.Option(help="A text file, a .jsonl file, or owner/name of a Hugging Face dataset.")],
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")],
+    out: Annotated[Path, typer.Option(help="Folder for the trained model and the checkpoints.")],
+    model: Model = "demo",
+    norm: Annotated[str | None, typer.Option(help="The norm to swap in. Without it, norms stay as they are.")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="'PATTERN@START+GAP, ...'; first@START merges the first position's deviation.")
+    ] = None,
+    eval_text: Annotated[str | None, typer.Option("--eval", help="Held-out text, given as --text is.")] = None,
+    lora: Annotated[int | None, typer.Option(help="Train adapters of this rank only.")] = None,
+    seed: Annotated[int, typer.Option(help="For the order of the text, dropout and adapters.")] = 0,
+    learning_rate: Annotated[float, typer.Option(help="The highest; it falls linearly to 0.")] = 1e-4,
+    batch_size: Annotated[int, typer.Option(help="Rows for each device and step.")] = 8,
+    block_size: Annotated[int | None, typer.Option(help="Tokens in a row; by default the model's context.")] = None,
+    save_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints; by default a tenth.")] = None,
+    eval_steps: Annotated[int | None, typer.Option(help="Steps between held-out losses; by default a tenth.")] = None,
+    device: Device = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A field of TrainingArguments, as bf16=true; may be repeated.")
+    ] = None,
+) -> None:
+    """Continue training a checkpoint while norms are swapped in on a schedule, on transformers' Trainer."""
+    with progress() as say:
+        say("loading", 0.0)
+        from minigpt.study import FinetuneSettings
+        from minigpt.study import finetune as train
+        from minigpt.study.export import write
+        from minigpt.study.texts import require_text
+
+        for source in filter(None, (text, eval_text)):
+            require_text(source)
+        settings = FinetuneSettings(
+            text=text, steps=steps, model=model, norm=norm, schedule=schedule, eval_text=eval_text, lora=lora,
+            seed=seed, learning_rate=learning_rate, batch_size=batch_size, block_size=block_size,
+            save_steps=save_steps, eval_steps=eval_steps, device=device, training=dict(map(_field, set_ or [])),
+        )  # fmt: skip
+        result = train(settings, out, say)
+        write(result, out, model)
+    if result.losses:
+        console().print(f"loss {result.losses[-1][1]:.4f} at step {result.losses[-1][0]}")
+    if result.eval_losses:
+        console().print(f"held-out loss {result.eval_losses[0][1]:.4f} before, {result.eval_losses[-1][1]:.4f} after")
+    console().print(f"{out} holds the model")
+
+
+def _field(given: str) -> tuple[str, Any]:
+    name, equals, value = given.partition("=")
+    if not equals:
+        raise ConfigError(f"--set must be NAME=VALUE, got {given!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

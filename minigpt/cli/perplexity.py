@@ -1,0 +1,42 @@
+"""minigpt perplexity: how well a model predicts a text."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import minigpt
+from minigpt.cli.files import console, print_json, said_aside
+from minigpt.cli.options import SOURCE, AsJson, Device, Dtype, Norm, Quantize, Revision
+from minigpt.text_file import read_text
+
+EXAMPLES = (
+    "Examples:\n\n[bold]minigpt perplexity gpt2 held-out.txt[/]\n\n"
+    "[bold]minigpt perplexity ./tuned held-out.txt --norm rms --json[/]"
+)
+
+
+def perplexity(
+    model: Annotated[str, typer.Argument(help=SOURCE)],
+    text: Annotated[Path, typer.Argument(help="A text file in UTF-8.")],
+    norm: Norm = "fused",
+    sites: Annotated[str, typer.Option(help="Where to put it, e.g. 'h.*.ln_1', or 'ln_f,h.0.*'.")] = "*",
+    device: Device = None,
+    dtype: Dtype = None,
+    quantize: Quantize = None,
+    revision: Revision = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the perplexity of a text file: exp of the mean negative log-likelihood of a token."""
+    content = read_text(text, minigpt.GenerationError)
+    with said_aside():
+        loaded = minigpt.from_pretrained(model, device=device, dtype=dtype, quantize=quantize, revision=revision)
+        minigpt.swap_norms(loaded, norm, sites.split(","))
+        tokenizer = minigpt.Tokenizer.from_pretrained(model, revision=revision)
+        found = minigpt.perplexity(loaded, tokenizer, content)
+    tokens = len(tokenizer.encode(content))
+    if as_json:
+        fields = {"model": model, "norm": norm, "sites": sites.split(","), "text": str(text), "tokens": tokens}
+        print_json(fields | {"perplexity": found}, "-")
+    else:
+        console().print(f"{found:.6g}  perplexity of {text}, {tokens:,} tokens, by {model} with {norm}")

@@ -1,0 +1,82 @@
+"""minigpt serve: OpenAI's completions API, and a page on which two norms write side by side."""
+
+import json
+import os
+import shlex
+from typing import Annotated
+
+import typer
+
+from minigpt.cli.options import Device, Dtype, Model, Quantize
+from minigpt.errors import ConfigError
+
+EXAMPLES = (
+    "Examples:\n\n[bold]minigpt serve[/]\n\n[bold]minigpt serve --model gpt2 --norm fused --norm std_eps[/]\n\n"
+    "[bold]MINIGPT_API_KEY=secret minigpt serve --host 0.0.0.0[/]"
+)
+
+
+def serve(
+    model: Model = "demo",
+    norm: Annotated[
+        list[str] | None,
+        typer.Option(help="A norm to serve; may be repeated: all share the weights.  [dim]default fused[/]"),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    dtype: Dtype = None,
+    quantize: Quantize = None,
+    device: Device = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="MINIGPT_API_KEY", help="Key that clients must send as a bearer token.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(help="Texts that each model writes at a time.")] = 16,
+    max_queue: Annotated[int, typer.Option(help="Texts that may wait; beyond them the answer is 429.")] = 256,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A further name in requests' Host header; may be repeated.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="Origin of web pages that may call the server; may be repeated.")
+    ] = None,
+    grace: Annotated[int, typer.Option(help="Seconds that texts have to finish after SIGTERM.")] = 30,
+) -> None:
+    """Serve a model behind OpenAI's completions API, with a page on which two norms write side by side."""
+    from minigpt.serve import LOOPBACK, app, missing
+
+    try:
+        from minigpt.serve.run import is_loopback, listen, run
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
+    from minigpt.process import settle_memory
+    from minigpt.serve.models import load
+
+    if api_key == "":
+        raise ConfigError("the API key is empty; leave out --api-key, or unset MINIGPT_API_KEY, for none")
+    is_local = is_loopback(host)
+    if not is_local and api_key is None:
+        raise ConfigError(f"other machines can reach --host {host}, so it needs --api-key or MINIGPT_API_KEY")
+    settle_memory()
+    with listen(host, port) as listening:
+        models, tokenizer = load(
+            model, norm or ["fused"], dtype=dtype, device=device, quantize=quantize, tokens=max_batch
+        )
+        hosts = [*LOOPBACK, host, *(allow_host or [])] if is_local or allow_host else None
+        application = app(
+            models, tokenizer=tokenizer, api_key=api_key, max_batch=max_batch, max_queue=max_queue,
+            allowed_hosts=hosts, allowed_origins=allow_origin or (),
+        )  # fmt: skip
+        _announce(host, listening.getsockname()[1], next(iter(models)), api_key)
+        run(application, listening, grace)
+
+
+def _announce(host: str, port: int, model: str, api_key: str | None) -> None:
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    address = f"http://{name}:{port}"
+    body = json.dumps({"model": model, "prompt": "Once upon a time", "max_tokens": 40})
+    headers = ["-H 'Content-Type: application/json'"]
+    if api_key is not None:
+        from_environment = os.environ.get("MINIGPT_API_KEY") == api_key
+        key = '"Authorization: Bearer $MINIGPT_API_KEY"'
+        headers.append(f"-H {key if from_environment else shlex.quote(f'Authorization: Bearer {api_key}')}")
+    print(f"{address}/")
+    print(f"curl {address}/v1/completions {' '.join(headers)} -d {shlex.quote(body)}", flush=True)

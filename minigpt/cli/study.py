@@ -1,0 +1,42 @@
+"""minigpt study: a table of models x norms x sites x seeds."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minigpt.cli.files import console, progress, write
+
+EXAMPLES = (
+    "Example:\n\n[bold]minigpt study study.toml --out results --html results/study.html[/]\n\n"
+    "Started again, it runs only the cells that OUT/cells.jsonl lacks."
+)
+
+
+def study(
+    file: Annotated[Path, typer.Argument(help="The study: models, norms, sites, seeds, text, [finetune].")],
+    out: Annotated[Path, typer.Option(help="Folder for cells.jsonl, the reports and the training runs.")],
+    html: Annotated[Path | None, typer.Option(help="Write the table and the curves here as one page.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the table here.")] = None,
+    only: Annotated[
+        tuple[str, str, str, int] | None, typer.Option(help="MODEL NORM SITES SEED: run this cell only.")
+    ] = None,
+) -> None:
+    """Judge every cell of a study, train it where asked, and append one line of JSON when it is finished."""
+    with progress() as say:
+        say("checking", 0.0)
+        from minigpt.study import Cell, read_study, run_study
+        from minigpt.study import study as cells
+
+        asked = read_study(file)
+        if only is not None:
+            asked = cells.only(asked, Cell(*only))
+            cells.check_study(asked, file)
+        rows = run_study(asked, out, say, file=file)
+    from minigpt.study.table import csv_table, page, summary
+
+    console().print(summary(rows))
+    if csv is not None:
+        write(csv, csv_table(rows))
+    if html is not None:
+        write(html, page(rows, file.stem, out, html))

@@ -1,0 +1,20 @@
+import sys
+
+import torch
+
+from minigpt.generation.processors import Logits, Situation, processor
+from minigpt.generation.values import is_number
+
+
+@processor(
+    order=10,
+    accepts=lambda value: is_number(value) and 0 < value <= sys.float_info.max,
+    requirement="be finite and above 0",
+    neutral=(1,),
+    looks_back="tokens",
+)
+def repetition_penalty(logits: Logits, penalty: float, at: Situation) -> Logits:
+    """Make tokens of the text less likely, whatever the sign of their logits (Keskar et al. 2019, arXiv 1909.05858)."""
+    said = logits.gather(1, at.ids)  # (B, T)
+    penalized = torch.where(said < 0, said * float(penalty), said / float(penalty))
+    return logits.scatter(1, at.ids, penalized)

@@ -1,0 +1,60 @@
+"""GPT-2 behind OpenAI's completions API, with any norms, and a page on which two of them write side by side."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from minigpt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from minigpt.engine import GPT2
+    from minigpt.tokenizer import Tokenizer
+
+__all__ = ["app"]
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+def app(
+    models: "Mapping[str, GPT2]",
+    *,
+    tokenizer: "Tokenizer | None" = None,
+    api_key: str | None = None,
+    max_batch: int = 16,
+    max_queue: int = 256,
+    allowed_hosts: Sequence[str] | None = LOOPBACK,
+    allowed_origins: Sequence[str] = (),
+) -> "FastAPI":
+    """Return an ASGI application that serves the models.
+
+    Args:
+        models: the models by their ids. They must share one vocabulary.
+        tokenizer: of that vocabulary; by default the demo's.
+        api_key: what clients must send as ``Authorization: Bearer KEY``; None asks for none.
+        max_batch: texts that each model writes at a time.
+        max_queue: texts that may wait; a request beyond that is refused with status 429.
+        allowed_hosts: names that a request's Host header may have, without the port; None permits all. Without a key,
+            keep to the loopback's: any page in a browser could reach the server by a name that it controls.
+        allowed_origins: origins of web pages elsewhere that may call the server, such as "https://example.org".
+
+    Raises:
+        ConfigError: if FastAPI is not installed, or an argument does not fit.
+    """
+    try:
+        from minigpt.serve.routes import build
+        from minigpt.serve.service import Service
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
+    from minigpt.tokenizer import Tokenizer
+
+    tokenizer = tokenizer or Tokenizer.from_pretrained("demo")
+    service = Service(models, tokenizer, max_batch, max_queue)
+    return build(service, api_key=api_key, allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
+
+
+def missing(error: ModuleNotFoundError, extra: str = "serve") -> Exception:
+    """Return the error for a package that an extra installs; any other missing module stays what it is."""
+    if (error.name or "").partition(".")[0] == "minigpt":
+        return error
+    return ConfigError(f"{error.name} is not installed; pip install 'minigpt[{extra}]'")

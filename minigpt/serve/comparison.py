@@ -1,0 +1,154 @@
+"""Two models write on from one prompt, and each also reads what the other writes.
+
+So at every position of either text there are two distributions over the same context, and how far they are apart.
+V vocabulary.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from threading import Lock
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigpt.engine import GPT2
+from minigpt.errors import RAISED
+from minigpt.generation.batch import WASTE, Batch, next_tokens
+from minigpt.generation.row import Row
+from minigpt.generation.settings import GenerationSettings
+from minigpt.serve.channel import Channel
+from minigpt.serve.job import Failed
+
+AT_ONCE = 4  # comparisons; others wait
+
+
+class Alternative(NamedTuple):
+    """A token that could have come, with its probability by each model."""
+
+    id: int
+    probabilities: tuple[float, float]
+
+
+class Compared(NamedTuple):
+    """A new token of one of the two texts.
+
+    Attributes:
+        side: which of the two models writes this text: 0 or 1.
+        position: of the token, from 0.
+        text: characters that can be shown since this side's last event.
+        kl: Kullback-Leibler divergence of the second model's distribution from the first's here, in nats.
+        chosen: the token itself.
+        alternatives: the likeliest tokens by either model.
+        end: why the text is over; None while it is not.
+    """
+
+    side: int
+    position: int
+    text: str
+    kl: float
+    chosen: Alternative
+    alternatives: list[Alternative]
+    end: str | None
+
+
+class Comparison:
+    """A request to compare two models.
+
+    Args:
+        names: of the two models.
+        rows: the text of each, both with the same prompt.
+        alternatives: how many of the likeliest tokens by each model to report.
+    """
+
+    def __init__(self, names: tuple[str, str], rows: tuple[Row, Row], alternatives: int) -> None:
+        self.names, self.rows, self.alternatives = names, rows, alternatives
+        self.channel: Channel[Compared | Failed] = Channel(streams=True)
+        self._batches: list[Batch] = []
+
+    def step(self, models: Mapping[str, GPT2]) -> None:
+        """Add a token to each text that is not over."""
+        if not self._batches:
+            settings = GenerationSettings(max_new_tokens=1)
+            for name in self.names:
+                room = models[name].config.n_positions + WASTE
+                self._batches.append(Batch(models[name], settings, 2, room))
+                self._batches[-1].join(list(self.rows))
+        else:
+            for batch in self._batches:
+                batch.read()
+        logits = [dict(zip(batch.rows, batch.logits.split(1), strict=True)) for batch in self._batches]
+        events = [
+            self._written(side, row, [of_model[row] for of_model in logits])
+            for side, row in enumerate(self.rows)
+            if row in logits[0]
+        ]
+        over = [row for row in self.rows if row.end]
+        for batch in self._batches:
+            batch.drop(over)
+        for event in events:
+            self.channel.put(event, len(over) == 2)
+
+    def fail(self, error: BaseException) -> None:
+        self.channel.put(Failed(error), True)
+        self.channel.cancel()
+
+    @torch.inference_mode()
+    def _written(self, side: int, row: Row, logits: list[Float[Tensor, "1 vocab"]]) -> Compared:
+        (token,) = next_tokens(logits[side], [row])
+        position = len(row.new_ids)
+        row.push(token)
+        both = torch.cat([of_model.cpu() for of_model in logits]).double().log_softmax(-1)  # (2, V)
+        probabilities = both.exp()
+        kl = float(torch.where(probabilities[0] > 0, probabilities[0] * (both[0] - both[1]), 0.0).sum())
+        likeliest = probabilities.topk(self.alternatives).indices.T.flatten().tolist()  # in turn by either model
+        found = {id: Alternative(id, tuple(probabilities[:, id].tolist())) for id in [token, *likeliest]}
+        alternatives = sorted((found[id] for id in dict.fromkeys(likeliest)), key=lambda one: -sum(one.probabilities))
+        return Compared(side, position, row.take_text(), max(kl, 0.0), found[token], alternatives, row.end)
+
+
+class ComparisonLane:
+    """The comparisons, of which a few are made at a time."""
+
+    def __init__(self, models: Mapping[str, GPT2]) -> None:
+        self.models = models
+        self.active: list[Comparison] = []
+        self._waiting: deque[Comparison] = deque()
+        self._lock = Lock()
+
+    def add(self, comparison: Comparison) -> None:
+        with self._lock:
+            self._waiting.append(comparison)
+
+    @property
+    def count_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.active or self._waiting)
+
+    def step(self) -> set[Channel]:
+        """Take a step of each comparison; return whose have grown."""
+        with self._lock:
+            while self._waiting and len(self.active) < AT_ONCE:
+                self.active.append(self._waiting.popleft())
+        for comparison in self.active:
+            if not comparison.channel.cancelled:
+                try:
+                    comparison.step(self.models)
+                except RAISED as error:
+                    comparison.fail(error)
+        touched: set[Channel] = {comparison.channel for comparison in self.active}
+        self.active = [one for one in self.active if not (one.channel.cancelled or one.channel.is_over)]
+        return touched
+
+    def fail(self, error: BaseException) -> set[Channel]:
+        """Give up everything; return who is told."""
+        with self._lock:
+            jobs, self.active = [*self.active, *self._waiting], []
+            self._waiting.clear()
+        for job in jobs:
+            job.fail(error)
+        return {job.channel for job in jobs}

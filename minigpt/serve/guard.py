@@ -1,0 +1,115 @@
+"""Who may ask, how much, and how slowly: judged before a request reaches an endpoint."""
+
+import asyncio
+import hmac
+import time
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from minigpt.serve.meters import Meters
+from minigpt.serve.refusal import RefusalError
+
+MOST_BODY = 2**20  # bytes of a request
+BODY_SECONDS = 30.0  # for a client to send them
+SEND_SECONDS = 30.0  # for a client to take a part of the answer
+OPEN = ("/health", "/", "/page.css", "/page.js")  # paths that need no key: they say nothing of the models
+NEVER_CAUGHT = 499  # status, in the metrics, of a request whose client has gone
+
+
+class Guard:
+    """ASGI middleware.
+
+    It checks the Host header, so that a web page cannot reach the server by a name that it controls (DNS rebinding);
+    the Origin header, so that no page elsewhere can use it; and the key. It limits the size of a body and the time
+    that either direction takes.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, meters: Meters, api_key: str | None, hosts: Sequence[str] | None, origins: Sequence[str]
+    ) -> None:
+        self.app, self.meters = app, meters
+        self.key = None if api_key is None else api_key.encode()
+        self.hosts, self.origins = None if hosts is None else {host.lower() for host in hosts}, set(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, status = time.monotonic(), NEVER_CAUGHT
+
+        async def patiently(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", []), (b"x-content-type-options", b"nosniff")]
+            async with asyncio.timeout(SEND_SECONDS):
+                await send(message)
+
+        try:
+            self._check(scope)
+            await self.app(scope, await self._body(scope, receive), patiently)
+        except RefusalError as refusal:
+            await refusal.response()(scope, receive, patiently)
+        except TimeoutError:
+            pass  # the client does not read; returning closes its connection
+        finally:
+            route = scope.get("route")
+            path = getattr(route, "path", "other")
+            self.meters.response(path, status, time.monotonic() - began)
+
+    def _check(self, scope: Scope) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if self.hosts is not None and name not in self.hosts:
+            said = f"the Host header is {host!r:.100}, and this server answers to {', '.join(sorted(self.hosts))}"
+            raise RefusalError(403, said, code="host_not_allowed")
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if origin and origin.lower() not in (f"http://{host}", f"https://{host}") and origin not in self.origins:
+            said = f"pages of {origin!r:.100} may not use this server; start it with --allow-origin to permit them"
+            raise RefusalError(403, said, code="origin_not_allowed")
+        is_preflight = scope["method"] == "OPTIONS" and origin in self.origins
+        if self.key is None or scope["path"] in OPEN or is_preflight:
+            return
+        given = headers.get(b"authorization", b"")
+        if not hmac.compare_digest(given, b"Bearer " + self.key):
+            said = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
+            raise RefusalError(401, said, code="invalid_api_key")
+
+    async def _body(self, scope: Scope, receive: Receive) -> Receive:
+        """Return a ``receive`` for a body that has arrived whole.
+
+        Raises:
+            RefusalError: if it is too large or too slow.
+        """
+        too_large = RefusalError(413, f"the body of a request may have at most {MOST_BODY} bytes", code="too_large")
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > MOST_BODY:
+            raise too_large
+        parts, size, more = [], 0, True
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return _once(message, receive)
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > MOST_BODY:
+                        raise too_large
+                    more = message.get("more_body", False)
+        except TimeoutError as error:
+            said = f"the body of the request did not arrive within {BODY_SECONDS:g} s"
+            raise RefusalError(408, said, code="timeout") from error
+        return _once({"type": "http.request", "body": b"".join(parts), "more_body": False}, receive)
+
+
+def _once(message: Message, receive: Receive) -> Receive:
+    """Return a ``receive`` that hands out a message, and then what comes after it."""
+    waiting = [message]
+
+    async def next_message() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return next_message

@@ -1,0 +1,76 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+"""The application as a Ray Serve deployment, with replicas and autoscaling as Ray has them.
+
+Two replicas on a local Ray, at http://127.0.0.1:8000::
+
+    serve run minigpt.serve.ray:build model=demo replicas=2
+"""
+
+import os
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from minigpt.serve import LOOPBACK, app, missing
+from minigpt.serve.models import load
+
+try:
+    from ray import serve
+except ModuleNotFoundError as error:
+    raise missing(error, "ray") from error
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from ray.serve import Application  # pyright: ignore[reportMissingImports]
+
+
+class Options(BaseModel):
+    """What ``serve run minigpt.serve.ray:build NAME=VALUE ...`` takes.
+
+    Attributes:
+        model: as ``minigpt.from_pretrained`` takes it.
+        norms: the norms to serve, with commas between them.
+        replicas: how many at least.
+        max_replicas: how many at most; more than ``replicas`` lets Ray add some under load.
+        api_key: what clients must send; by default the environment's MINIGPT_API_KEY.
+        any_host: answer to any Host header, as where other machines reach Ray's proxy. It needs a key.
+        max_batch, max_queue: of each replica.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = "demo"
+    norms: str = "fused"
+    replicas: int = Field(1, ge=1)
+    max_replicas: int | None = None
+    dtype: str | None = None
+    device: str | None = None
+    quantize: str | None = None
+    api_key: str | None = Field(default_factory=lambda: os.environ.get("MINIGPT_API_KEY"))
+    any_host: bool = False
+    max_batch: int = 16
+    max_queue: int = 256
+
+
+def build(options: Options) -> "Application":
+    """Return the deployment; each replica loads the models for itself."""
+
+    def make_app() -> "FastAPI":
+        models, tokenizer = load(
+            options.model, options.norms.split(","), dtype=options.dtype, device=options.device,
+            quantize=options.quantize, tokens=options.max_batch,
+        )  # fmt: skip
+        return app(
+            models, tokenizer=tokenizer, api_key=options.api_key, max_batch=options.max_batch,
+            max_queue=options.max_queue, allowed_hosts=None if options.any_host and options.api_key else LOOPBACK,
+        )  # fmt: skip
+
+    most = max(options.max_replicas or 0, options.replicas)
+    scaling = {
+        "min_replicas": options.replicas, "max_replicas": most, "target_ongoing_requests": options.max_batch,
+    }  # fmt: skip
+    deployment = serve.deployment(
+        serve.ingress(make_app)(), name="minigpt", autoscaling_config=scaling,
+        max_ongoing_requests=options.max_batch + options.max_queue,
+    )  # fmt: skip
+    return deployment.bind()

@@ -1,0 +1,109 @@
+"""The one thread that computes: in turn it takes a step of every model that has work."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Protocol
+
+from minigpt.engine import GPT2
+from minigpt.errors import MiniGPTError
+from minigpt.serve.channel import Channel
+from minigpt.serve.comparison import Comparison, ComparisonLane
+from minigpt.serve.job import Job
+from minigpt.serve.lane import Lane
+from minigpt.serve.meters import Meters
+
+
+class BusyError(MiniGPTError):
+    """As many texts wait as may."""
+
+
+class StoppedError(MiniGPTError):
+    """The server is shutting down."""
+
+
+class _Works(Protocol):
+    @property
+    def has_work(self) -> bool: ...
+    @property
+    def count_waiting(self) -> int: ...
+    def step(self) -> set[Channel]: ...
+    def fail(self, error: BaseException) -> set[Channel]: ...
+
+
+class Scheduler:
+    """Serves the requests for several models.
+
+    Args:
+        places: texts that are written at a time, of each model.
+        max_queue: texts that may wait for a place.
+    """
+
+    def __init__(self, models: Mapping[str, GPT2], places: int, max_queue: int, meters: Meters) -> None:
+        self.lanes = {name: Lane(name, model, places, meters) for name, model in models.items()}
+        self.comparisons = ComparisonLane(models)
+        self.max_queue = max_queue
+        self._all: list[_Works] = [*self.lanes.values(), self.comparisons]
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    @property
+    def count_waiting(self) -> int:
+        return sum(lane.count_waiting for lane in self._all)
+
+    @property
+    def count_writing(self) -> int:
+        return sum(len(lane.writing) for lane in self.lanes.values()) + len(self.comparisons.active)
+
+    def submit(self, name: str, job: Job) -> None:
+        """Let a request wait for places of a model.
+
+        Raises:
+            BusyError: if too many texts wait.
+            StoppedError: if the server is shutting down.
+        """
+        self._submit(len(job.waiting), lambda: self.lanes[name].add(job))
+
+    def compare(self, comparison: Comparison) -> None:
+        """Let a comparison wait; errors as ``submit``."""
+        self._submit(1, lambda: self.comparisons.add(comparison))
+
+    def stop(self) -> None:
+        """End the thread, and tell everybody who is still waiting. Calls after the first do nothing."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+        self._fail(StoppedError("the server is shutting down"))
+
+    def _submit(self, texts: int, add) -> None:
+        with self._wake:
+            if self._stopping:
+                raise StoppedError("the server is shutting down")
+            if (waiting := self.count_waiting) + texts > self.max_queue:
+                raise BusyError(f"{waiting} texts are waiting, and at most {self.max_queue} may; try again in a moment")
+            add()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="minigpt-scheduler", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._stopping or any(lane.has_work for lane in self._all))
+                if self._stopping:
+                    return
+            try:
+                for lane in self._all:
+                    if lane.has_work:
+                        Channel.deliver(lane.step())
+            except Exception as error:  # a mistake of ours must not leave clients waiting for ever
+                logging.getLogger("minigpt").exception("a step failed")
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        for lane in self._all:
+            Channel.deliver(lane.fail(error))

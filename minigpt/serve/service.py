@@ -1,0 +1,185 @@
+"""What stands behind the endpoints: the models, their tokenizer, and the scheduler."""
+
+import asyncio
+import dataclasses
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from minigpt.engine import GPT2
+from minigpt.errors import ConfigError, GenerationError
+from minigpt.generation.row import Row
+from minigpt.generation.settings import GenerationSettings
+from minigpt.serve.comparison import Comparison
+from minigpt.serve.job import Job
+from minigpt.serve.meters import Meters
+from minigpt.serve.protocol import CompareRequest, CompletionRequest
+from minigpt.serve.refusal import RefusalError
+from minigpt.serve.scheduler import BusyError, Scheduler, StoppedError
+from minigpt.tokenizer import Tokenizer
+
+LONG = 2000  # characters, whose tokens are found in a thread of their own
+
+
+class Service:
+    """Turns requests into work for the scheduler.
+
+    Raises:
+        ConfigError: if there is no model, or the tokenizer is not the models' own, or a number is below 1.
+    """
+
+    def __init__(self, models: Mapping[str, GPT2], tokenizer: Tokenizer, max_batch: int, max_queue: int) -> None:
+        if not models:
+            raise ConfigError("models must hold at least one model")
+        for name, number in {"max_batch": max_batch, "max_queue": max_queue}.items():
+            if number < 1:
+                raise ConfigError(f"{name} must be 1 or more, got {number}")
+        for name, model in models.items():
+            known = model.config.used_vocab_size or model.config.vocab_size
+            if tokenizer.vocab_size < known:
+                raise ConfigError(
+                    f"the tokenizer has {tokenizer.vocab_size} tokens and model {name!r} has {known}; give tokenizer="
+                )
+        self.models, self.tokenizer, self.started = dict(models), tokenizer, int(time.time())
+        self.meters = Meters()
+        self.scheduler = Scheduler(models, max_batch, max_queue, self.meters)
+        self.meters.watch(lambda: self.scheduler.count_writing, lambda: self.scheduler.count_waiting)
+        self.token_text = lru_cache(maxsize=2**16)(self._token_text)
+
+    def model(self, name: str) -> GPT2:
+        """Return a model by its id.
+
+        Raises:
+            RefusalError: with status 404 if there is none.
+        """
+        if name not in self.models:
+            said = f"the model {name!r:.200} does not exist; this server has {', '.join(self.models)}"
+            raise RefusalError(404, said, "model", "model_not_found")
+        return self.models[name]
+
+    async def prompts(
+        self, model: GPT2, given: str | Sequence[str] | Sequence[int] | list[list[int]]
+    ) -> list[list[int]]:
+        """Return the ids of each prompt; an empty text is end-of-text, from which a new document starts.
+
+        Raises:
+            RefusalError: if a text is not Unicode, or an id is outside the vocabulary.
+        """
+        several = [given] if isinstance(given, str) or isinstance(given[0], int) else given
+        found = [await self.encode(one) if isinstance(one, str) else list(one) for one in several]  # type: ignore[arg-type]
+        vocabulary = model.config.used_vocab_size or model.config.vocab_size
+        for ids in found:
+            if wrong := [id for id in ids if not 0 <= id < vocabulary]:
+                said = f"token ids must be within [0, {vocabulary}), got {wrong[0]}"
+                raise RefusalError(400, said, "prompt")
+        return found
+
+    async def encode(self, text: str) -> list[int]:
+        try:
+            ids = (
+                self.tokenizer.encode(text)
+                if len(text) < LONG
+                else await asyncio.to_thread(self.tokenizer.encode, text)
+            )
+        except GenerationError as error:
+            raise RefusalError(400, str(error), "prompt") from error
+        if ids:
+            return ids
+        end = self.tokenizer.end_of_text_id
+        if end is None:
+            raise RefusalError(400, "prompt is empty, and the vocabulary has no end-of-text token", "prompt")
+        return [end]
+
+    def job(self, body: CompletionRequest, model: GPT2, prompts: list[list[int]]) -> Job:
+        """Submit the texts of a request.
+
+        Raises:
+            RefusalError: if a prompt is too long, a setting is wrong, or too many texts wait.
+        """
+        settings, new = body.settings(), body.new_tokens
+        scores = bool(body.echo) and body.logprobs is not None
+        for ids in prompts:
+            self._check(model, ids, new, settings, scored=scores)
+        if (count := len(prompts) * body.copies) > self.scheduler.max_queue:
+            said = f"a request may ask for at most {self.scheduler.max_queue} texts, got {count}"
+            raise RefusalError(400, said, "best_of" if body.best_of else "n" if body.n else "prompt")
+        rows = [
+            self._row(model, ids, prompt, copy, prompt * body.copies + copy, settings)
+            for prompt, ids in enumerate(prompts)
+            for copy in range(body.copies)
+        ]
+        alternatives = 0 if body.logprobs is None and body.copies > body.choices else body.logprobs
+        job = Job(rows, alternatives=alternatives, scores_prompts=scores, writes=new > 0, streams=bool(body.stream))
+        try:
+            self.scheduler.submit(body.model, job)
+        except (BusyError, StoppedError) as error:
+            raise _unavailable(error) from error
+        self.meters.prompt(body.model, sum(map(len, prompts)))
+        return job
+
+    async def comparison(self, body: CompareRequest) -> Comparison:
+        """Submit a comparison; errors as ``job``."""
+        left, right = body.models
+        settings, (ids,) = body.settings(), await self.prompts(self.model(left), body.prompt)
+        self._check(self.model(left), ids, body.new_tokens, settings)
+        self._check(self.model(right), ids, body.new_tokens, settings)
+        if not body.new_tokens:
+            raise RefusalError(400, "max_tokens must be 1 or more", "max_tokens")
+        if settings.seed is None:  # one for both, or they would part at the first draw
+            settings = dataclasses.replace(settings, seed=secrets.randbelow(2**31))
+        rows = tuple(self._row(self.model(name), ids, 0, 0, 0, settings) for name in (left, right))
+        comparison = Comparison((left, right), rows, body.alternatives)  # type: ignore[arg-type]
+        try:
+            self.scheduler.compare(comparison)
+        except (BusyError, StoppedError) as error:
+            raise _unavailable(error) from error
+        return comparison
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids.
+
+        Raises:
+            RefusalError: if an id is outside the vocabulary.
+        """
+        try:
+            return self.tokenizer.decode(ids)
+        except GenerationError as error:
+            raise RefusalError(400, str(error), "tokens") from error
+
+    def token_bytes(self, id: int) -> bytes:
+        return self.tokenizer.decode_bytes([id])
+
+    def _token_text(self, id: int) -> str:
+        """A token by itself: its text, or its bytes where they are not whole characters."""
+        data = self.token_bytes(id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _row(
+        self, model: GPT2, ids: list[int], prompt: int, copy: int, number: int, settings: GenerationSettings
+    ) -> Row:
+        seed = None if settings.seed is None else settings.seed + number
+        ends = settings.end_ids(model.config)
+        return Row(prompt, copy, list(ids), settings.max_new_tokens, settings, ends, seed, self.tokenizer)
+
+    def _check(self, model: GPT2, ids: list[int], new: int, settings: GenerationSettings, scored: bool = False) -> None:
+        context = model.config.n_positions
+        if len(ids) + new > context and (scored or settings.overflow == "refuse"):
+            said = (
+                f"this model's context is {context} tokens, and the request has {len(ids) + new}: "
+                f"{len(ids)} in the prompt and {new} to write; shorten the prompt or lower max_tokens"
+            )
+            raise RefusalError(400, said, "prompt", "context_length_exceeded")
+        try:
+            settings.require_known_ids(model.config.vocab_size)
+        except GenerationError as error:
+            raise RefusalError(400, str(error), str(error).partition(" ")[0]) from error
+
+
+def _unavailable(error: BusyError | StoppedError) -> RefusalError:
+    if isinstance(error, BusyError):
+        return RefusalError(429, str(error), code="queue_full")
+    return RefusalError(503, str(error), code="shutting_down")

@@ -1,0 +1,105 @@
+"""The norms of a model in the words of a config.json, and back.
+
+A model whose norms are not all LayerNorm is saved under the ``model_type`` "minigpt-gpt2", so that no program reads it
+as a plain GPT-2. The field ``norm`` then names its norms: one name, or pairs [pattern of sites, name], the last match
+deciding. A name that is not registered stands for code. A file never makes code run, so the caller has to name it too.
+"""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from minigpt import norms
+from minigpt.errors import NormError
+from minigpt.model import GPT2
+from minigpt.norms.foreign.adapt import other_eps
+
+MODEL_TYPE = "minigpt-gpt2"
+ARCHITECTURE = "MiniGPT2LMHeadModel"
+OF_OURS = ("norm", "arithmetic")  # the fields that such a config.json has beside a GPT-2's
+
+Pairs = list[tuple[str, norms.NormSpec]]
+Norms = norms.NormSpec | Mapping[str, norms.NormSpec] | Pairs  # at all sites, or by patterns of sites
+
+
+def norm_fields(model: GPT2) -> dict[str, Any]:
+    """Return the fields of config.json that name the model's norms; none if all are LayerNorm."""
+    found = {site: unwrapped(norm) for site, norm in model.norm_modules().items()}
+    pairs = [[site, norms.name_of(norm)] for site, norm in found.items() if not _is_layer_norm(norm)]
+    if not pairs:
+        return {}
+    is_one = len(pairs) == len(found) and len({name for _, name in pairs}) == 1
+    return {"model_type": MODEL_TYPE, "architectures": [ARCHITECTURE], "norm": pairs[0][1] if is_one else pairs}
+
+
+def without_norms(fields: Mapping[str, Any]) -> tuple[dict[str, Any], Pairs]:
+    """Return the fields of a config.json as a plain GPT-2's, and the norms that they name.
+
+    Raises:
+        NormError: if the norms are not a name or pairs.
+    """
+    if fields.get("model_type") != MODEL_TYPE:
+        return dict(fields), []
+    plain = {name: value for name, value in fields.items() if name not in OF_OURS}
+    return plain | {"model_type": "gpt2"}, as_pairs(fields.get("norm", "fused"))
+
+
+def as_pairs(norm: Any) -> Pairs:
+    """Return norms by patterns of sites as pairs, in the order in which they are applied.
+
+    Raises:
+        NormError: if a list is not one of pairs.
+    """
+    if isinstance(norm, Mapping):
+        return list(norm.items())
+    if not isinstance(norm, list | tuple):
+        return [("*", norm)]
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in norm):
+        raise NormError(f"norms must be a name or pairs [sites, name], got {list(norm)!r}")
+    return [(site, chosen) for site, chosen in norm]
+
+
+def norm_at(pairs: Pairs, site: str) -> norms.NormSpec | None:
+    """Return the norm of the last pattern that matches ``site``; None if there is none."""
+    return next((norm for pattern, norm in reversed(pairs) if fnmatchcase(site, pattern)), None)
+
+
+def is_registered(norm: object) -> bool:
+    """True if ``norm`` is the name of a registered norm."""
+    return isinstance(norm, str) and norm in norms.available()
+
+
+def require_registered(norm: Any) -> None:
+    """Check that every norm that a config.json names is registered.
+
+    Raises:
+        NormError: the message says how to ask for one that is not.
+    """
+    for _, name in as_pairs(norm):
+        if not is_registered(name):
+            raise NormError(
+                f"config.json asks for the norm {name!r}, which is not a registered one, and code is not run because a "
+                f"file names it; if you trust it, ask for it yourself: --norm, or from_pretrained(..., norm={norm!r})"
+            )
+
+
+def unwrapped(norm: nn.Module) -> nn.Module:
+    """Return the norm that torch.compile has wrapped, or the norm itself."""
+    return getattr(norm, "_orig_mod", norm)
+
+
+def eps_unsaid(model: GPT2) -> dict[str, list[float]]:
+    """Return the sites of registered norms whose eps is not the config's, which config.json has no field for."""
+    return {
+        site: eps
+        for site, norm in model.norm_modules().items()
+        if (_is_layer_norm(unwrapped(norm)) or is_registered(norms.name_of(unwrapped(norm))))
+        and (eps := other_eps(norm, model.config.layer_norm_epsilon))
+    }
+
+
+def _is_layer_norm(norm: nn.Module) -> bool:
+    known = {info.cls for info in norms.available().values() if info.exact}
+    return type(norm) is nn.LayerNorm or type(norm) in known

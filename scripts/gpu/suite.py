@@ -1,0 +1,134 @@
+"""Parity, decoding, norms and the kernels' memory safety on the CUDA device that is there, in less than nine minutes.
+
+python scripts/gpu/suite.py --out docs/results
+
+It writes gpu.json and gpu.md into the folder, anew after every piece of work, so that a run cut short keeps what it
+has. Weights are random at the published shapes, with massive activations: nothing is downloaded, and of this project a
+checkout is enough. ``--device cpu --quick`` goes the same ways on tiny models. A part that is run by itself may take
+all the time; SANITIZER_SECONDS is how long each tool of the sanitizer's may. The exit status is 1 where parity does
+not hold, the sanitizer finds something, or a part breaks off, and 2 where there is no device.
+"""
+
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
+
+# Said before the first attention: cuDNN's plans anew for every length, and texts that grow would wait for nothing else.
+os.environ.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+
+import torch
+import typer
+from bench.results import keep
+from gpu.decoding import decoding
+from gpu.norms import norms
+from gpu.page import goals, page
+from gpu.parity import failures, parity
+from gpu.sanitizer import sanitizer
+
+from minigpt.errors import ConfigError
+from minigpt.measure.environment import installed, versions
+from minigpt.placement import resolve_device
+
+Part = Callable[[dict[str, Any], torch.device, bool], Iterator[str]]
+
+PARTS: dict[str, tuple[Part, float]] = {  # in this order, each with the seconds after which it begins nothing more
+    "parity": (parity, 140),
+    "decoding": (decoding, 150),
+    "norms": (norms, 130),
+    "sanitizer": (sanitizer, 60),
+}
+LAST_BEGIN_S = 450.0  # seconds after which nothing is begun at all
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Folder for gpu.json and gpu.md.")] = Path("docs/results"),
+    device: Annotated[str, typer.Option(help="cuda, cuda:N, or cpu to try the suite itself.")] = "cuda",
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny models and few shapes.")] = False,
+    part: Annotated[list[str] | None, typer.Option(help="Only this part; may be repeated.")] = None,
+) -> None:
+    """Measure everything that fits in the time."""
+    try:
+        place = resolve_device(device)
+        chosen = {name: PARTS[name] for name in part or PARTS}
+    except (ConfigError, KeyError) as error:
+        said = f"unknown part {error}; known are {', '.join(PARTS)}" if isinstance(error, KeyError) else str(error)
+        print(f"error: {said}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    began = time.perf_counter()
+    results: dict[str, Any] = {"environment": environment(place, quick), "parts": {}} | {name: {} for name in PARTS}
+    out.mkdir(parents=True, exist_ok=True)
+    for name, (work, budget) in chosen.items():
+        left = LAST_BEGIN_S + began - time.perf_counter()
+        for said in pieces(name, work, results, place, quick, left if len(chosen) == 1 else min(budget, left)):
+            print(f"{time.perf_counter() - began:6.1f} s  {name}: {said}", flush=True)
+            save(results, out)
+        save(results, out)
+    for goal in goals(results):
+        print(f"{'met' if goal['met'] else 'NOT MET':8} {goal['measured']:8.4g}  {goal['goal']}")
+    raise typer.Exit(int(is_broken(results)))
+
+
+def pieces(
+    name: str, work: Part, results: dict[str, Any], device: torch.device, quick: bool, budget: float
+) -> Iterator[str]:
+    """Do a part piece by piece while there is time for it. One that raises does not take the others with it."""
+    start = time.perf_counter()
+    told = results["parts"][name] = {"seconds": 0.0, "finished": False, "stopped_before": None, "error": None}
+    try:
+        for said in work(results[name], device, quick):
+            if time.perf_counter() - start > budget:
+                told["stopped_before"] = said
+                return
+            yield said
+        told["finished"] = True
+    except Exception as error:
+        told["error"] = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+    finally:
+        told["seconds"] = time.perf_counter() - start
+
+
+def is_broken(results: dict[str, Any]) -> bool:
+    """Whether something is wrong, as opposed to slow."""
+    unclean = any(row["clean"] is False for row in results["sanitizer"].get("rows", ()))
+    return unclean or bool(failures(results["parity"])) or any(how["error"] for how in results["parts"].values())
+
+
+def environment(device: torch.device, quick: bool) -> dict[str, Any]:
+    """What it was measured on."""
+    told = versions(device) | {"device": str(device), "quick": quick, "triton": installed("triton")}
+    if device.type != "cuda":
+        return told
+    seen = torch.cuda.get_device_properties(device)
+    return told | {
+        "driver": _driver(), "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
+        "cudnn_attention_last": os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"],
+        "compute_capability": f"{seen.major}.{seen.minor}", "multiprocessors": seen.multi_processor_count,
+        "memory_gib": round(seen.total_memory / 2**30, 1),
+    }  # fmt: skip
+
+
+def save(results: dict[str, Any], out: Path) -> None:
+    """Both files, anew."""
+    keep(results, out / "gpu.json")
+    (out / "gpu.md").write_text(page(results), encoding="utf-8")
+
+
+def _driver() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
+
+
+if __name__ == "__main__":
+    typer.run(main)

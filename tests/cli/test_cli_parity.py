@@ -1,0 +1,114 @@
+# ruff: noqa: F811  (the fixture "run" is imported)
+"""minigpt parity of many pairs, against an original, and by a budget; minigpt perplexity."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import reference, saved, tiny_bpe
+from test_cli import Ended, Run, complaint, run  # noqa: F401
+
+import minigpt
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = saved(reference(std=0.3, n_layer=1, vocab_size=300, n_positions=128), tmp_path_factory.mktemp("talking"))
+    tiny_bpe(300).save(str(place / "tokenizer.json"))
+    (place / "text").write_text("the dog saw the cat and the cat ran. " * 9, encoding="utf-8")
+    return place
+
+
+def judge(run: Run, folder: Path, *words: object) -> Ended:
+    return run("parity", "--model", folder, "--device", "cpu", "--prompt", "the dog", *words)
+
+
+PAIRS = ("--norm", "textbook", "--norm", "rms", "--sites", "*", "--sites", "ln_f,h.0.ln_2")
+
+
+def test_every_pair_is_a_row_of_one_table(run: Run, folder: Path) -> None:
+    status, out, err = judge(run, folder, *PAIRS)
+    assert (status, err) == (1, "")
+    rows = [line.split() for line in out.splitlines() if line.startswith(("A", "B", "C", "D"))]
+    assert [row[:4] for row in rows] == [
+        ["A", "PASS", "textbook", "*"], ["B", "PASS", "textbook", "ln_f,"],
+        ["C", "DIFFERENT", "rms", "*"], ["D", "DIFFERENT", "rms", "ln_f,"],
+    ]  # fmt: skip
+
+
+def test_every_pair_is_a_report_of_the_json_and_of_the_page(run: Run, folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "page.html"
+    ended = judge(run, folder, *PAIRS, "--json", "-", "--html", page)
+    reports = json.loads(ended.out)["reports"]
+    assert [(report["norm"], report["sites"]) for report in reports] == [
+        ("textbook", ["*"]), ("textbook", ["ln_f", "h.0.ln_2"]), ("rms", ["*"]), ("rms", ["ln_f", "h.0.ln_2"]),
+    ]  # fmt: skip
+    assert "Four reports, side by side" in page.read_text(encoding="utf-8")
+    (tmp_path / "many.json").write_text(ended.out)
+    (tmp_path / "one.json").write_text(json.dumps(reports[0]))
+    compared = run("parity", "--compare", tmp_path / "many.json", tmp_path / "one.json", "--html", page)
+    assert (compared.status, compared.err) == (0, "")
+    assert [line[0] for line in compared.out.splitlines() if re.match("[A-E] +(PASS|DIFF)", line)] == list("ABCDE")
+    assert "Five reports, side by side" in page.read_text(encoding="utf-8")
+
+
+def test_pairs_that_all_pass(run: Run, folder: Path) -> None:
+    assert judge(run, folder, "--norm", "textbook", "--norm", "fused").status == 0
+
+
+def test_a_different_norm_is_not_called_a_failure(run: Run, folder: Path) -> None:
+    status, out, _ = judge(run, folder, "--norm", "rms")
+    assert status == 1
+    assert out.startswith("DIFFERENT")
+    assert out.splitlines()[1].strip().startswith("KL divergence")
+
+
+def test_against_an_original(run: Run, folder: Path, tmp_path: Path) -> None:
+    model = minigpt.from_pretrained(folder, device="cpu")
+    with torch.no_grad():
+        model.get_parameter("h.0.mlp.c_fc.weight").mul_(1.1)
+    minigpt.save_pretrained(model, tmp_path / "tuned", minigpt.Tokenizer.from_pretrained(folder))
+    ended = judge(run, tmp_path / "tuned", "--against", folder, "--text", folder / "text", "--json", "-")
+    fields = json.loads(ended.out)
+    assert (ended.status, fields["verdict"], fields["against"]) == (1, "fail", str(folder))
+    assert fields["perplexity"]["reference"] != fields["perplexity"]["candidate"]
+
+
+def test_a_suspect_reference_is_status_2(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.judge.parity.MOST_FLOOR", {torch.float32: 1e-12})
+    assert "so it cannot be the reference" in complaint(judge(run, folder))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["report.json"], "report.json is only read with --compare"),
+        (["--compare"], "--compare needs the files of two or more reports"),
+    ],
+    ids=str,
+)
+def test_reports_and_compare_go_together(run: Run, words: list[str], message: str) -> None:
+    assert message in complaint(run("parity", *words))
+
+
+def test_perplexity(run: Run, folder: Path) -> None:
+    text = folder / "text"
+    model, tokenizer = (
+        minigpt.from_pretrained(folder, norm="rms", device="cpu"),
+        minigpt.Tokenizer.from_pretrained(folder),
+    )
+    wanted = minigpt.perplexity(model, tokenizer, text.read_text(encoding="utf-8"))
+    ended = run("perplexity", folder, text, "--norm", "rms", "--device", "cpu", "--json")
+    fields: dict[str, Any] = json.loads(ended.out)
+    assert (ended.status, ended.err) == (0, "")
+    assert fields["perplexity"] == pytest.approx(wanted, rel=1e-6)
+    assert (fields["norm"], fields["sites"], fields["text"]) == ("rms", ["*"], str(text))
+    assert run("perplexity", folder, text, "--norm", "rms", "--device", "cpu").out.startswith(f"{wanted:.6g}"[:5])
+
+
+def test_perplexity_of_a_file_that_is_not_there(run: Run, folder: Path, tmp_path: Path) -> None:
+    assert "no-such-file" in complaint(run("perplexity", folder, tmp_path / "no-such-file"))

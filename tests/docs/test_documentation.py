@@ -1,0 +1,66 @@
+"""The documentation is true: its code runs, its commands work, its links resolve, its figures are the results' own."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from docs.blocks import as_notebook, commands_of, run_command, run_python, shown_after
+from docs.speed import table
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+NAMES = [page.name for page in PAGES]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_python_block_runs_and_prints_what_is_shown(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = page.read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for block, printed in run_python(text):
+        shown = shown_after(text, block)
+        assert printed == ("" if shown is None else shown.body), block.body
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_command_runs(page: Path, tmp_path: Path) -> None:
+    for command in commands_of(page.read_text(encoding="utf-8")):
+        done = run_command(command, tmp_path)
+        assert done.returncode in (0, 1), f"{command}: {done.stderr}"
+        assert "Traceback" not in done.stderr, f"{command}: {done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_link_to_a_file_or_a_heading_resolves(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    targets = re.findall(r"\]\((?!https?://|mailto:)([^)\s]+)\)", text) + re.findall(
+        r'src="(?!https?://)([^"]+)"', text
+    )
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if anchor and file.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert anchor in slugs, f"{page.name} links to {target}"
+
+
+def test_the_notebook_is_the_tutorial() -> None:
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    assert json.loads((ROOT / "docs" / "tutorial.ipynb").read_text(encoding="utf-8")) == as_notebook(tutorial)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/speed.md"])
+def test_the_figures_of_speed_are_those_of_the_results(page: str) -> None:
+    assert table() in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_every_result_is_cited() -> None:
+    cited = (ROOT / "docs" / "results" / "README.md").read_text(encoding="utf-8")
+    kept = [path.name for path in (ROOT / "docs" / "results").iterdir() if path.name != "README.md"]
+    assert [name for name in kept if f"({name})" not in cited] == []

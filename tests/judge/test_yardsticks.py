@@ -1,0 +1,50 @@
+"""Timing in turns, and the norms' share. How long anything takes is no matter here; what is counted is."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import reference, saved
+
+from minigpt.judge.contest import Contest
+from minigpt.judge.parity_report import Cost
+from minigpt.judge.yardsticks import cost, interleaved_ms
+
+CPU = torch.device("cpu")
+
+
+def test_contestants_take_turns_after_a_first_round_that_warms_up() -> None:
+    calls: list[str] = []
+    found = interleaved_ms(CPU, lambda: calls.append("a"), lambda: calls.append("b"), repeats=4)
+    assert calls == ["a", "b"] * 5
+    assert len(found) == 2
+    assert all(ms >= 0 for ms in found)
+
+
+def test_slow_contestants_run_three_rounds() -> None:
+    calls: list[int] = []
+    interleaved_ms(CPU, lambda: calls.append(1), repeats=50, enough_s=0.0)
+    assert len(calls) == 1 + 3
+
+
+def test_what_faster_norms_could_bring_is_amdahls_bound() -> None:
+    found = Cost(prefill_tokens=9, prefill_ms=10.0, prefill_norm_ms=2.0, decode_ms=4.0, decode_norm_ms=4.0)
+    assert (found.prefill_norm_share, found.decode_norm_share) == (0.2, 1.0)
+    assert found.prefill_gain == pytest.approx(1 / (0.8 + 0.2 / 2))
+    assert found.decode_gain == pytest.approx(2.0)
+
+
+@torch.inference_mode()
+def test_the_norms_are_timed_at_the_models_own_dtype_and_the_model_is_left_as_it_was(tmp_path: Path) -> None:
+    contest = Contest(saved(reference(), tmp_path), "textbook", ["*"], "sdpa", torch.device("cpu"), torch.bfloat16)
+    seen = set()
+    for site in contest.swapped:
+        contest.candidate.get_submodule(site).register_forward_pre_hook(
+            lambda _, args: seen.add((args[0].dtype, args[0].shape))
+        )
+    ids = [1, 2, 3, 4, 5]
+    before = contest.candidate(contest.tensor(ids))
+    found = cost(contest, ids)
+    assert seen == {(torch.bfloat16, (1, 5, 32)), (torch.bfloat16, (1, 1, 32))}
+    assert found.prefill_tokens == 5
+    assert contest.candidate(contest.tensor(ids)).equal(before)

@@ -1,0 +1,168 @@
+"""Find the class that a name stands for: registered, in a package, or in a file."""
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from minigpt import NormError, norms
+
+HEADER = "import torch\nimport torch.nn.functional as F\nfrom torch import Tensor, nn\n\n\n"
+
+
+class EmbDim(nn.Module):
+    """As books write it."""
+
+    def __init__(self, emb_dim):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(emb_dim))
+        self.shift = nn.Parameter(torch.zeros(emb_dim))
+
+
+def written(folder: Path, *classes: type, name: str = "norm_of_mine.py") -> Path:
+    """A file with the source of these classes."""
+    file = folder / name
+    file.write_text(HEADER + "\n\n".join(map(inspect.getsource, classes)), encoding="utf-8")
+    return file
+
+
+def file_with(folder: Path, body: str, name: str = "norm_of_mine.py") -> Path:
+    """A file with this text after the imports, which are five lines."""
+    file = folder / name
+    file.write_text(HEADER + body, encoding="utf-8")
+    return file
+
+
+def refused(norm: Any, size: int | tuple[int, ...] = 8, **told: Any) -> str:
+    """The sentence with which a norm is refused."""
+    with pytest.raises(NormError) as caught:
+        norms.build(norm, size, **told)
+    message = str(caught.value)
+    print(message)
+    assert "\n" not in message
+    return message
+
+
+def test_a_file_is_imported_once_and_an_edited_one_anew(tmp_path: Path) -> None:
+    body = "print('imported')\nCONSTANT = 1\n\n\nclass Mine(nn.LayerNorm):\n    constant = CONSTANT\n"
+    file = file_with(tmp_path, body)
+    first, again = norms.build(f"{file}:Mine", 8), norms.build(f"{file}:Mine", 8)
+    assert type(first) is type(again)
+    assert first.constant == 1
+    file_with(tmp_path, body.replace("CONSTANT = 1", "CONSTANT = 2"))
+    assert norms.build(f"{file}:Mine", 8).constant == 2
+    assert first.constant == 1
+    assert not (tmp_path / "__pycache__").exists()
+
+
+def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
+    for i in (1, 2):
+        (tmp_path / str(i)).mkdir()
+        file_with(tmp_path / str(i), f"class Mine(nn.LayerNorm):\n    constant = {i}\n")
+    assert [norms.build(f"{tmp_path}/{i}/norm_of_mine.py:Mine", 8).constant for i in (1, 2)] == [1, 2]
+
+
+def test_a_relative_path_and_one_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, EmbDim)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in ("norm_of_mine.py", "./norm_of_mine.py", "~/norm_of_mine.py"):
+        assert norms.build(f"{path}:EmbDim", 8).weight.shape == (8,)
+
+
+def test_a_file_may_import_its_neighbour(tmp_path: Path) -> None:
+    written(tmp_path, EmbDim, name="neighbour_of_mine.py")
+    file = file_with(tmp_path, "from neighbour_of_mine import EmbDim\n\n\nclass Mine(EmbDim):\n    pass\n")
+    path = list(sys.path)
+    assert norms.build(f"{file}:Mine", 8).weight.shape == (8,)
+    assert sys.path == path
+
+
+def test_a_neighbour_hides_no_module_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "colorsys.py").write_text("raise AssertionError('the neighbour was imported')\n")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    assert norms.build(f"{file_with(tmp_path, 'import colorsys; Mine = nn.LayerNorm')}:Mine", 8).weight.shape == (8,)
+    assert sys.modules["colorsys"].__file__ != str(tmp_path / "colorsys.py")
+
+
+def test_a_class_within_a_class(tmp_path: Path) -> None:
+    file = file_with(tmp_path, "class Outer:\n    class Inner(nn.LayerNorm):\n        pass\n")
+    assert isinstance(norms.build(f"{file}:Outer.Inner", 8), nn.LayerNorm)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    assert refused(f"{tmp_path}/none.py:Mine") == f"cannot read {tmp_path}/none.py: No such file or directory"
+    assert refused("no/folder/norm.py:Mine") == "cannot read no/folder/norm.py: No such file or directory"
+    (tmp_path / "folder.py").mkdir()
+    assert refused(f"{tmp_path}/folder.py:Mine").endswith("Is a directory")
+    (tmp_path / "norm.txt").write_text("text")
+    assert refused(f"{tmp_path}/norm.txt:Mine").endswith("norm.txt is not a Python file; its name must end in .py")
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "said"),
+    [
+        ("x = 1 / 0\n", 6, "ZeroDivisionError: division by zero"),
+        ("\nimport package_that_is_not_there\n", 7, "ModuleNotFoundError: No module named 'package_that_is_not_there'"),
+        ("def f(:\n    pass\n", 6, "SyntaxError: invalid syntax"),
+        ("raise SystemExit('bye')\n", 6, "SystemExit: bye"),
+        ("\n\ndef f():\n    raise KeyError('k')\n\n\nf()\n", 9, "KeyError: 'k'"),
+        ("F.layer_norm(torch.ones(3), (4,))\n", 6, "RuntimeError: Given normalized_shape=[4]"),
+    ],
+    ids=["division", "import", "syntax", "exit", "within", "library"],
+)
+def test_a_file_that_does_not_import(body: str, line: int, said: str, tmp_path: Path) -> None:
+    file, modules = file_with(tmp_path, body), set(sys.modules)
+    message = refused(f"{file}:Mine")
+    assert message.startswith(f"{file} does not import: {said}")
+    assert message.endswith(f"({file}, line {line})")
+    assert not [name for name in sys.modules.keys() - modules if name.startswith("norm_of_mine")]
+    file_with(tmp_path, "class Mine(nn.LayerNorm):\n    pass\n")
+    norms.build(f"{file}:Mine", 8)  # mended, it is read anew
+
+
+def test_a_name_that_a_file_does_not_have(tmp_path: Path) -> None:
+    file = file_with(tmp_path, "One = type('One', (nn.Linear,), {})\n\n\nclass Other(One):\n    pass\n\n\nN = 3\n")
+    both = "its torch.nn.Module classes are One, Other"
+    assert refused(f"{file}:Mine") == f"{file} has no 'Mine'; {both}"
+    assert refused(f"{file}:N") == f"{file}:N is of type int, not a class; {both}"
+    assert refused(f"{file}:Othr").endswith("its torch.nn.Module classes are Other")
+    for which in (f"{file}:", f"{file}"):
+        assert refused(which) == f"{which} names no class, as {file}:Name would; {both}"
+    empty = file_with(tmp_path, "", name="empty.py")
+    assert refused(f"{empty}:Mine").endswith("has no torch.nn.Module at all")
+
+
+def test_a_file_of_a_package_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "ops.py").touch()
+    said = refused(f"{file_with(tmp_path, 'from .ops import nothing')}:Mine")
+    assert said.endswith("; name it as package.module:Name, with the folder of its package on PYTHONPATH")
+
+
+def test_a_package_that_is_not_there_or_has_no_such_class() -> None:
+    hint = "a class in a file of your own is path/to/file.py:Name"
+    assert refused("nowhere:Mine") == f"there is no module 'nowhere' on Python's path; {hint}"
+    for norm in (":Mine", ".nowhere:Mine", "two words:Mine"):
+        assert refused(norm) == f"{norm!r} names no norm; write package.module:Name or path/to/file.py:Name"
+    assert refused("torch.nowhere:Mine") == f"there is no module 'torch.nowhere' on Python's path; {hint}"
+    assert "its torch.nn.Module classes are LayerNorm" in refused("torch.nn:LayrNorm")
+    assert refused("torch.nn:Zzz").endswith(" more")
+    assert refused("torch.nn:functional").startswith("torch.nn:functional is of type module, not a class")
+    assert refused("torch.nn:Parameter").endswith("Parameter is a class, but not a torch.nn.Module")
+
+
+def test_a_package_that_does_not_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file_with(tmp_path, "import package_that_is_not_there\n", name="broken_of_mine.py")
+    file_with(tmp_path, "x = 1 / 0\n", name="worse_of_mine.py")
+    missing, worse = refused("broken_of_mine:Mine"), refused("worse_of_mine:Mine")
+    assert "does not import: ModuleNotFoundError: No module named 'package_that_is_not_there'" in missing
+    assert worse.endswith(f"ZeroDivisionError: division by zero ({tmp_path}/worse_of_mine.py, line 6)")
+
+
+def test_an_unknown_name_is_no_file() -> None:
+    assert refused("texbook").startswith("unknown norm 'texbook'; registered are ")

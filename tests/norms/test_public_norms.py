@@ -1,0 +1,495 @@
+"""Norms as public model code writes them: what becomes of each in a GPT-2, and what was trained comes back."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from helpers import assert_close, assert_same_bits, random_ids, small_model
+from torch import Tensor, nn
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
+from transformers.models.mistral.modeling_mistral import MistralRMSNorm
+from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
+from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
+from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+import minigpt
+from minigpt import NormError, norms, swap_norms
+
+
+class NanoGPT(nn.Module):
+    """nanoGPT's: a shift only if asked for."""
+
+    def __init__(self, ndim, bias):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(ndim))
+        self.bias = nn.Parameter(torch.zeros(ndim)) if bias else None
+
+    def forward(self, input):
+        return F.layer_norm(input, self.weight.shape, self.weight, self.bias, 1e-5)
+
+
+class NoShift(NanoGPT):
+    """The same with bias=False, as most train it."""
+
+    def __init__(self, ndim):
+        super().__init__(ndim, bias=False)
+
+
+class Fp32LayerNorm(nn.LayerNorm):
+    """fairseq's: statistics in float32."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+    def forward(self, input):
+        output = F.layer_norm(
+            input.float(), self.normalized_shape, self.weight.float(), self.bias.float(), self.eps
+        )  # fmt: skip
+        return output.type_as(input)
+
+
+class ScaleNorm(nn.Module):
+    """Nguyen and Salazar 2019: an L2 norm with one learned gain."""
+
+    def __init__(self, dim, eps=1e-5):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(dim**0.5))
+        self.eps = eps
+
+    def forward(self, x):
+        return x * self.scale / torch.norm(x, dim=-1, keepdim=True).clamp(min=self.eps)
+
+
+class SimpleRMSNorm(nn.Module):
+    """TransNormer's: no parameters."""
+
+    def __init__(self, dim, **kwargs):
+        super().__init__()
+        self.scale = dim**0.5
+
+    def forward(self, x):
+        return F.normalize(x, dim=-1) * self.scale
+
+
+class L2Temperature(nn.Module):
+    """A QK-norm: unit rows, and one learned temperature."""
+
+    def __init__(self, dim, temperature=8.0):
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor([temperature]))
+
+    def forward(self, x):
+        return F.normalize(x, dim=-1) * self.temperature
+
+
+class NGPT(nn.Module):
+    """nGPT's: unit rows, and a scale that is stored smaller than it acts."""
+
+    def __init__(self, n_embd, base_scale=1 / 32):
+        super().__init__()
+        self.base_scale = base_scale
+        self.sz = nn.Parameter(base_scale * torch.ones(n_embd))
+
+    def forward(self, x):
+        return x / x.norm(p=2, dim=-1, keepdim=True) * (self.sz / self.base_scale)
+
+
+class DynamicTanh(nn.Module):
+    """DyT as its authors publish it, with a flag that has no default."""
+
+    def __init__(self, normalized_shape, channels_last, alpha_init_value=0.5):
+        super().__init__()
+        self.channels_last = channels_last
+        self.alpha = nn.Parameter(torch.ones(1) * alpha_init_value)
+        self.weight = nn.Parameter(torch.ones(normalized_shape))
+        self.bias = nn.Parameter(torch.zeros(normalized_shape))
+
+    def forward(self, x):
+        x = torch.tanh(self.alpha * x)
+        return x * self.weight + self.bias if self.channels_last else x * self.weight[:, None, None]
+
+
+class Derf(nn.Module):
+    """Derf: erf(alpha * x + shift), where the shift is one number."""
+
+    def __init__(self, normalized_shape):
+        super().__init__()
+        self.alpha, self.shift = nn.Parameter(torch.ones(1) * 0.5), nn.Parameter(torch.zeros(1))
+        self.gamma, self.beta = nn.Parameter(torch.ones(normalized_shape)), nn.Parameter(torch.zeros(normalized_shape))
+
+    def forward(self, x):
+        return self.gamma * torch.erf(self.alpha * x + self.shift) + self.beta
+
+
+class PRMSNorm(nn.Module):
+    """Zhang and Sennrich's pRMSNorm: the root mean square of a part of the row."""
+
+    def __init__(self, d, p=0.25, eps=1e-8, bias=False):
+        super().__init__()
+        self.eps, self.d_x, self.bias = eps, int(d * p), bias
+        self.scale = nn.Parameter(torch.ones(d))
+        if bias:
+            self.offset = nn.Parameter(torch.zeros(d))
+
+    def forward(self, x):
+        rms = x[..., : self.d_x].norm(2, dim=-1, keepdim=True) * self.d_x**-0.5
+        y = self.scale * (x / (rms + self.eps))
+        return y + self.offset if self.bias else y
+
+
+class CRMSNorm(nn.Module):
+    """Compressed RMSNorm (Jiang et al. 2023): of a zero-mean row whose last number is left out."""
+
+    def __init__(self, dim, eps=1e-6):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x):
+        squares = x.square().sum(-1, keepdim=True) + x.sum(-1, keepdim=True).square()
+        return x * torch.rsqrt(squares / (x.shape[-1] + 1) + self.eps) * self.weight
+
+
+class PowerNorm(nn.Module):
+    """In the manner of PowerNorm: divides by a running quadratic mean, a buffer."""
+
+    def __init__(self, num_features, eps=1e-5):
+        super().__init__()
+        self.eps = eps
+        self.weight, self.bias = nn.Parameter(torch.ones(num_features)), nn.Parameter(torch.zeros(num_features))
+        self.register_buffer("running_phi", torch.ones(num_features))
+
+    def forward(self, x):
+        if self.training:
+            self.running_phi.lerp_(x.detach().square().mean((0, 1)), 0.1)
+        return x / (self.running_phi + self.eps).sqrt() * self.weight + self.bias
+
+
+class LigerRMSNorm(nn.Module):
+    """With Liger's arguments; its offset is 0 for Llama and 1 for Gemma."""
+
+    def __init__(self, hidden_size, eps=1e-6, offset=0.0, casting_mode="llama", init_fn="ones", in_place=True):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size) if init_fn == "ones" else torch.zeros(hidden_size))
+        self.variance_epsilon, self.offset, self.casting_mode = eps, offset, casting_mode
+
+    def forward(self, hidden_states):
+        y = hidden_states * torch.rsqrt(hidden_states.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return y * (self.offset + self.weight)
+
+
+class NormFormer(nn.Module):
+    """A LayerNorm and a learned scale after it: two scales."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.scale = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x):
+        return self.norm(x) * self.scale
+
+
+class OneGroup(nn.Module):
+    """GroupNorm with one group, channels last."""
+
+    def __init__(self, dim, eps=1e-5):
+        super().__init__()
+        self.group = nn.GroupNorm(1, dim, eps)
+
+    def forward(self, x):
+        return self.group(x.flatten(0, -2)).view_as(x)
+
+
+class OfConfig(nn.Module):
+    """As OLMo's: all that it needs is in a config object."""
+
+    def __init__(self, config, size=None):
+        super().__init__()
+        self.eps = config.layer_norm_eps
+        self.weight = nn.Parameter(torch.ones(size or config.d_model, device=config.init_device))
+
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+
+class OfDict(nn.Module):
+    """As in books: the config is a dict."""
+
+    def __init__(self, cfg):
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(cfg["emb_dim"])), nn.Parameter(torch.zeros(cfg["emb_dim"]))
+
+    def forward(self, x):
+        return F.layer_norm(x, x.shape[-1:], self.scale, self.shift)
+
+
+class LearnedEps(nn.Module):
+    """RMSNorm with an eps that is trained."""
+
+    def __init__(self, dim, eps=1e-5):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.tensor(eps))
+
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps.abs())
+
+
+class Gated(nn.Module):
+    """A linear gate beside the norm: its bias is as long as a row, and no shift."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.gate = nn.Linear(dim, dim)
+
+    def forward(self, x):
+        return F.layer_norm(x, x.shape[-1:]) * torch.sigmoid(self.gate(x))
+
+
+class AdaLayerNorm(nn.Module):
+    """A diffusion model's: it needs a condition at every call."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.linear = nn.Linear(dim, 2 * dim)
+
+    def forward(self, x, condition):
+        scale, shift = self.linear(condition).chunk(2, dim=-1)
+        return F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift
+
+
+class Outcome(NamedTuple):
+    """What becomes of a class: its own names for the model's scale and shift (None: kept beside it), and what else is
+    trained."""
+
+    scale: str | None
+    shift: str | None
+    own: tuple[str, ...] = ()
+
+
+TABLE: dict[Any, Outcome] = {
+    nn.LayerNorm: Outcome("weight", "bias"),
+    nn.RMSNorm: Outcome("weight", None),
+    LlamaRMSNorm: Outcome("weight", None),
+    MistralRMSNorm: Outcome("weight", None),
+    T5LayerNorm: Outcome("weight", None),
+    CohereLayerNorm: Outcome("weight", None),
+    GemmaRMSNorm: Outcome(None, None, ("weight",)),  # multiplies by 1 + weight
+    NemotronLayerNorm1P: Outcome(None, None, ("weight", "bias")),  # the same
+    OlmoLayerNorm: Outcome(None, None),
+    NanoGPT: Outcome("weight", "bias"),
+    NoShift: Outcome("weight", None),
+    Fp32LayerNorm: Outcome("weight", "bias"),
+    ScaleNorm: Outcome(None, None, ("scale",)),
+    SimpleRMSNorm: Outcome(None, None),
+    L2Temperature: Outcome(None, None, ("temperature",)),
+    NGPT: Outcome(None, None, ("sz",)),
+    DynamicTanh: Outcome("weight", "bias", ("alpha",)),
+    Derf: Outcome("gamma", "beta", ("alpha", "shift")),
+    PRMSNorm: Outcome("scale", "offset"),
+    CRMSNorm: Outcome("weight", None),
+    PowerNorm: Outcome("weight", "bias"),
+    LigerRMSNorm: Outcome("weight", None),
+    NormFormer: Outcome("norm.weight", "norm.bias", ("scale",)),
+    OneGroup: Outcome("group.weight", "group.bias"),
+    OfConfig: Outcome("weight", None),
+    OfDict: Outcome("scale", "shift"),
+    LearnedEps: Outcome("weight", None, ("eps",)),
+    Gated: Outcome(None, None, ("gate.weight", "gate.bias")),
+}
+
+every_norm = pytest.mark.parametrize("cls", TABLE, ids=lambda cls: cls.__name__)
+
+
+@every_norm
+@torch.no_grad()
+def test_what_becomes_of_it(cls: type[nn.Module]) -> None:
+    """It computes its own formula with the model's scale and shift, in the formula or beside it."""
+    outcome, model = TABLE[cls], small_model()
+    before = dict(model.named_parameters())
+    swap_norms(model, cls)
+    assert all(after is before[name] for name, after in model.named_parameters() if name in before)
+    lacking = [what for what, name in (("scale", outcome.scale), ("shift", outcome.shift)) if name is None]
+    said = [note for note in norms.notes(model.ln_f) if " has no " in note]
+    assert len(said) == bool(lacking)
+    assert all(f"the model's {what} is kept beside it" in said[0] for what in lacking)
+    own = {name.removeprefix("ln_f.norm.").removeprefix("ln_f.") for name in model.state_dict().keys() - before.keys()
+           if name.startswith("ln_f.") and name in dict(model.named_parameters())}  # fmt: skip
+    assert own == set(outcome.own)
+
+    norm, x = model.ln_f, torch.randn(2, 5, model.config.n_embd)
+    alone: Any = norm.norm if hasattr(norm, "multiplies") else norm
+    with torch.no_grad():
+        y = alone(x)  # the model's scale and shift are lent to it
+    y = y if outcome.scale else y * norm.weight
+    assert_same_bits(norm(x), y if outcome.shift else y + norm.bias, "the norm")
+    for name, role in ((outcome.scale, norm.weight), (outcome.shift, norm.bias)):
+        if name:
+            holder, _, last = name.rpartition(".")
+            assert getattr(alone.get_submodule(holder), last) is role
+    assert model(random_ids(2, 9)).isfinite().all()
+
+
+@pytest.mark.parametrize("cls", [GemmaRMSNorm, NemotronLayerNorm1P, LlamaRMSNorm], ids=lambda cls: cls.__name__)
+@torch.no_grad()
+def test_the_model_s_scale_counts_once(cls: type[nn.Module]) -> None:
+    """Also in a class that multiplies by 1 + weight."""
+    norm: Any = norms.build(cls, 8)
+    norm.weight.normal_()
+    norm.bias.normal_()
+    x = torch.randn(3, 8)
+    standard = F.layer_norm(x, (8,)) if cls is NemotronLayerNorm1P else F.rms_norm(x, (8,), eps=1e-5)
+    assert_close(norm(x), standard * norm.weight + norm.bias, 1e-5, "scaled once")
+
+
+@pytest.mark.parametrize(
+    ("norm", "said"),
+    [
+        (nn.BatchNorm1d, r"^BatchNorm1d raised .* on an input of \(1, 2, 48\) in float32; to write it for this model,"),
+        (AdaLayerNorm, r"AdaLayerNorm raised TypeError: .* missing 1 required positional argument: 'condition'"),
+        (MambaRMSNormGated, "MambaRMSNormGated needs group_size beside a size"),
+        (nn.GroupNorm, "GroupNorm needs num_channels beside a size, an eps and a flag for the shift; wrap it in"),
+        (nn.Flatten, "Flatten"),
+    ],
+    ids=["batch norm", "condition", "group size", "groups", "another shape"],
+)
+def test_only_what_cannot_run_is_refused(norm: Any, said: str) -> None:
+    model = small_model()
+    before = model.norm_modules()
+    with pytest.raises(NormError, match=said):
+        swap_norms(model, norm)
+    assert model.norm_modules() == before
+
+
+@torch.no_grad()
+def test_what_is_not_kept_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    model = small_model()
+    swap_norms(model, nn.RMSNorm, "ln_f", keep=())
+    assert caplog.messages == ["RMSNorm has no shift: the model's shift is dropped"]
+    x = torch.randn(2, 48)
+    assert_same_bits(model.ln_f(x), F.rms_norm(x, (48,), model.ln_f.weight, 1e-5), "RMSNorm alone")
+    swap_norms(model, SimpleRMSNorm, "h.*", keep=["scale"])
+    assert "h.0.ln_1.weight" in model.state_dict()
+    assert "h.0.ln_1.bias" not in model.state_dict()
+    for keep in ("scale", ["gain"], None):
+        with pytest.raises(NormError, match="keep must be a tuple with none, one or both of 'scale' and 'shift'"):
+            swap_norms(model, nn.RMSNorm, keep=keep)  # type: ignore[arg-type]
+
+
+LIBRARY = [nn.RMSNorm, LlamaRMSNorm, T5LayerNorm, LearnedEps, ScaleNorm, OlmoLayerNorm, OfConfig, "dyt"]
+
+
+@pytest.mark.parametrize("keep", [("scale", "shift"), ()], ids=["kept", "dropped"])
+@pytest.mark.parametrize("norm", LIBRARY, ids=lambda norm: getattr(norm, "__name__", norm))
+def test_what_was_trained_comes_back(norm: Any, keep: tuple[str, ...], tmp_path: Path) -> None:
+    """On the demo: swap, three steps, save, read, the same logits."""
+    model = minigpt.from_pretrained("demo", norm=norm, keep=keep, device="cpu")
+    ids = torch.randint(model.config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))
+    trained(model, ids)
+    minigpt.save_pretrained(model, tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    assert (fields["model_type"], fields["norm"]) == ("minigpt-gpt2", norms.name_of(norm))
+    with pytest.raises(ValueError, match="minigpt-gpt2"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    if norm != "dyt":
+        with pytest.raises(NormError, match="code is not run because a file names it"):
+            minigpt.from_pretrained(tmp_path)
+    again = minigpt.from_pretrained(tmp_path, norm="fused" if norm == "dyt" else norm, device="cpu")
+    assert again.state_dict().keys() == model.state_dict().keys()
+    with torch.no_grad():
+        assert_same_bits(again(ids), model.eval()(ids), "the logits of what was read")
+
+
+def trained(model: minigpt.GPT2, ids: Tensor) -> None:
+    """Three steps; every parameter of a norm has moved."""
+    before = {name: own.detach().clone() for name, own in model.named_parameters() if "ln_" in name}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        optimizer.step()
+    assert not [name for name, own in model.named_parameters() if name in before and torch.equal(own, before[name])]
+
+
+def test_sites_have_each_their_own(tmp_path: Path) -> None:
+    """Registered norms come back at once, others where the checkpoint has them and nowhere else."""
+    model = minigpt.from_pretrained("demo", norm={"h.*.ln_1": "dyt", "h.0.ln_1": LearnedEps}, device="cpu")
+    ids = torch.randint(model.config.vocab_size, (1, 9), generator=torch.Generator().manual_seed(0))
+    trained(model, ids)
+    minigpt.save_pretrained(model, tmp_path)
+    pairs = dict(json.loads((tmp_path / "config.json").read_text())["norm"])
+    assert pairs["h.0.ln_1"].endswith("test_public_norms:LearnedEps")
+    assert set(pairs.values()) == {pairs["h.0.ln_1"], "dyt"}
+    assert "ln_f" not in pairs
+    again = minigpt.from_pretrained(tmp_path, norm=LearnedEps, device="cpu")
+    with torch.no_grad():
+        assert_same_bits(again(ids), model.eval()(ids), "the logits of what was read")
+    assert [type(norm) for norm in again.norm_modules().values()] == [
+        type(norm) for norm in model.norm_modules().values()
+    ]
+
+
+def test_hf_reads_what_we_save_and_we_what_it_saves(tmp_path: Path) -> None:
+    hf: Callable[..., Any] = minigpt.hf.GPT2LMHeadModel.from_pretrained
+    model = minigpt.from_pretrained("demo", norm={"h.*": "dyt", "ln_f": "rms"}, device="cpu")
+    ids = torch.randint(model.config.vocab_size, (1, 9), generator=torch.Generator().manual_seed(0))
+    trained(model, ids)
+    minigpt.save_pretrained(model.eval(), tmp_path / "ours")
+    theirs = hf(tmp_path / "ours").eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    again = minigpt.from_pretrained(tmp_path / "theirs", device="cpu")
+    with torch.no_grad():
+        assert_close(theirs(ids).logits, model(ids), 1e-6, "in transformers")
+        assert_same_bits(again(ids), model(ids), "and back")
+
+
+def test_a_calibrated_norm_comes_back(tmp_path: Path) -> None:
+    model = minigpt.from_pretrained("demo", norm="frozen", device="cpu")
+    ids = torch.randint(model.config.vocab_size, (1, 9), generator=torch.Generator().manual_seed(0))
+    minigpt.swap.calibrate(model, ids)
+    minigpt.save_pretrained(model, tmp_path)
+    with torch.no_grad():
+        assert_same_bits(minigpt.from_pretrained(tmp_path, device="cpu")(ids), model(ids), "frozen")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("norm", LIBRARY, ids=lambda norm: getattr(norm, "__name__", norm))
+def test_a_verdict_says_what_was_kept(norm: Any) -> None:
+    report = minigpt.parity("demo", norm=norm, prompts=[[5, 6, 7, 8]], max_new_tokens=0, device="cpu")
+    assert report.passed == (norm is OlmoLayerNorm)  # with the model's scale and shift beside it, a LayerNorm
+    assert report.bitwise.equal
+    kept = [note for note in report.notes if "kept beside it" in note]
+    assert len(kept) == (norm != "dyt")
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "minigpt", *words], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.thorough
+def test_the_commands_say_and_keep_what_is_asked(tmp_path: Path) -> None:
+    """A folder with a class of somebody's file is read by every command that is told the class again."""
+    (tmp_path / "mine.py").write_text("from torch import nn\n\n\nclass Mine(nn.RMSNorm):\n    pass\n")
+    mine, out = f"{tmp_path}/mine.py:Mine", str(tmp_path / "out")
+    assert command("convert", "demo", out, "--norm", mine).returncode == 0
+    writing = ["generate", "Once", "--model", out, "--max-new-tokens", "2", "--greedy"]
+    assert command(*writing, "--norm", mine).returncode == 0
+    for refused in (command(*writing), command("info", out)):
+        assert refused.returncode == 2
+        assert "which is not a registered one, and code is not run because a file names it" in refused.stderr
+        assert "Traceback" not in refused.stderr
+    judging = ["parity", "--norm", "torch.nn:RMSNorm", "--prompt", "Once", "--json", "-"]
+    judged = command(*judging, "--keep", "none")
+    assert judged.returncode == 1
+    assert "RMSNorm has no shift: the model's shift is dropped" in json.loads(judged.stdout)["notes"]
+    assert command(*judging, "--keep", "all").returncode == 2

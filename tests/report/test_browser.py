@@ -1,0 +1,103 @@
+"""The page in a browser: nothing is fetched, nothing runs, nothing is wider than the window, every figure is there.
+
+Playwright drives the system's Chromium. The tests are skipped if there is none.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reports import Report, sample_report
+from test_page import HOSTILE, assert_shows, numbers, replaced, with_budget
+
+from minigpt.report.page import report_page
+
+pytest.importorskip("matplotlib", reason="draws the charts and comes with minigpt[page]")
+playwright = pytest.importorskip("playwright.sync_api", reason="drives the browser and comes with minigpt[dev]")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+VIEWS = [(width, scheme) for width in (1280, 768, 390) for scheme in ("light", "dark")]
+
+pytestmark = pytest.mark.thorough
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine; apt-get install chromium brings one")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Report]]]:
+    """Pages on disk, each with the reports it shows by their labels."""
+    hostile = replaced(sample_report(2, passing=False), lambda leaf: leaf + HOSTILE if isinstance(leaf, str) else leaf)
+    failing = with_budget(sample_report(passing=False, norm="a_rather_long_package.of_norms:AndALongClassNameInIt"))
+    reports: dict[str, dict[str, Report]] = {
+        "12 layers": {"": sample_report()},
+        "2 layers": {"": sample_report(2)},
+        "failing": {"": failing},
+        "hostile": {"": hostile | {"verdict": "fail"}},
+        "two": {"A": sample_report(), "B": failing},
+        "four": {letter: sample_report(2, passing=letter == "A", norm=f"norm {letter}") for letter in "ABCD"},
+    }
+    folder = tmp_path_factory.mktemp("pages")
+    for name, shown in reports.items():
+        (folder / f"{name}.html").write_text(report_page(*shown.values()), encoding="utf-8")
+    return {name: (folder / f"{name}.html", shown) for name, shown in reports.items()}
+
+
+@pytest.mark.parametrize("name", ["12 layers", "2 layers", "failing", "hostile", "two", "four"])
+def test_the_page_fits_every_window_and_shows_every_figure(
+    browser: Any, pages: dict[str, tuple[Path, dict[str, Report]]], name: str
+) -> None:
+    file, reports = pages[name]
+    wanted = {label: numbers(report) for label, report in reports.items()}
+    for width, scheme in VIEWS:
+        page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
+        requests, complaints = [], []
+        page.on("request", lambda request, seen=requests: seen.append(request.url))
+        page.on("console", lambda message, seen=complaints: seen.append(message.text))
+        page.on("pageerror", lambda error, seen=complaints: seen.append(str(error)))
+        page.goto(file.as_uri())
+        assert requests == [page.url]
+        assert page.evaluate("document.scripts.length + document.images.length") == 0
+        assert page.evaluate("typeof window.entered") == "undefined"
+        for state in ("as opened", "all unfolded"):
+            right = page.evaluate("Math.max(document.documentElement.scrollWidth, window.innerWidth)")
+            assert right <= width, f"{state}: {right} CSS pixels wide in a window of {width}"
+            page.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true })")
+        shown = page.evaluate(
+            "[...document.querySelectorAll('data')]"
+            ".map(e => [e.dataset.report || '', e.dataset.field, e.value, e.textContent])"
+        )
+        for label, path, value, text in shown:
+            assert float(value) == wanted[label][path]
+            assert_shows(text, wanted[label][path])
+        assert {(label, path) for label, path, _, _ in shown} == {
+            (label, path) for label in wanted for path in wanted[label]
+        }
+        paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        assert paper == {"light": "rgb(252, 251, 249)", "dark": "rgb(18, 23, 27)"}[scheme]
+        assert complaints == []
+        page.close()
+
+
+def test_a_phone_shows_every_site_without_scrolling(
+    browser: Any, pages: dict[str, tuple[Path, dict[str, Report]]]
+) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto(pages["failing"][0].as_uri())
+    assert page.evaluate(
+        "[...document.querySelectorAll('.heat')].every(t => t.scrollWidth <= t.closest('.scroll').clientWidth)"
+    )
+    right = page.evaluate(
+        "Math.max(...[...document.querySelectorAll('.heat td')].map(e => e.getBoundingClientRect().right))"
+    )
+    assert right <= 390
+    page.close()

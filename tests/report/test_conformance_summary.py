@@ -1,0 +1,105 @@
+"""The verdict of ``minigpt norms --check``: one screen, every case, a page, and the exit status."""
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import sabotages
+from rich.console import Console
+
+from minigpt import cli
+from minigpt.conformance import ConformanceReport, check_norm
+from minigpt.report.conformance_summary import conformance_page, conformance_summary
+
+MANY = ["widths", "rows", "values", "special", "layouts", "behaviour", "gradients"]
+TUTORIAL = """
+import torch
+from torch import nn
+
+class Tutorial(nn.Module):
+    def __init__(self, features, eps=1e-5):
+        super().__init__()
+        self.gamma, self.beta = nn.Parameter(torch.ones(features)), nn.Parameter(torch.zeros(features))
+        self.eps = eps
+
+    def forward(self, x):
+        mean = x.mean(-1, keepdim=True)
+        var = x.var(-1, keepdim=True, unbiased=False)
+        return self.gamma * (x - mean) / torch.sqrt(var + self.eps) + self.beta
+"""
+Check = Callable[..., tuple[int, str]]
+
+
+def printed(report: ConformanceReport, dtype: str = "float32") -> list[str]:
+    console = Console(width=200)
+    with console.capture() as caught:
+        console.print(conformance_summary(report, dtype))
+    return caught.get().splitlines()
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "norm", ["fused", sabotages.FirstAttempt, sabotages.NoHalfWeights, sabotages.RowsOnly, sabotages.ReturnsFloat32]
+)
+def test_the_verdict_fits_a_screen(norm: str) -> None:
+    report = check_norm(norm, device="cpu", cases=MANY)
+    lines = printed(report)
+    assert len(lines) <= 25, lines
+    assert max(map(len, lines)) <= 80, lines
+    for dtype in ("float32", "bfloat16", "float16", "float64"):
+        assert any(line.startswith(f"  {dtype} ") for line in lines)
+    for group in {case.group for case in report.failures}:
+        assert any(line.startswith(f"  {group} ") for line in lines), lines
+    assert len([line for line in lines if line.startswith("  diagnosis: ")]) == min(len(report.diagnoses), 4)
+
+
+def test_a_dtype_that_was_not_judged_says_so() -> None:
+    lines = printed(check_norm(sabotages.NoFloat64, device="cpu", cases="values"), "float64")
+    assert lines[0].startswith("NOT JUDGED  NoFloat64 at float64 on cpu: it refuses float64")
+
+
+def test_the_page_escapes_and_lists_every_case() -> None:
+    report = check_norm(sabotages.DividesByNMinusOne, device="cpu", cases=["values", "special"])
+    page = conformance_page(report)
+    assert "variance divides by n - 1" in page
+    assert page.count("FAIL") >= len(report.failures)
+    assert all(case.name.replace("&", "&amp;") in page for case in report.cases)
+
+
+@pytest.fixture
+def check(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Check:
+    """Run ``minigpt norms --check`` on the formula of every tutorial, with some of the cases."""
+    (tmp_path / "tutorial.py").write_text(TUTORIAL)
+    monkeypatch.setattr("minigpt.conformance.check_norm", partial(check_norm, cases=["width 64", "values", "layouts"]))
+
+    def run(*words: object) -> tuple[int, str]:
+        given = ["minigpt", "norms", "--check", f"{tmp_path / 'tutorial.py'}:Tutorial", "--device", "cpu"]
+        monkeypatch.setattr(sys, "argv", [*given, *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [([], 0), (["--dtype", "float64"], 0), (["--dtype", "float16"], 1), (["--dtype", "bfloat16"], 1)],
+)
+def test_the_tutorials_formula_is_a_layer_norm_at_float32(check: Check, words: list[str], status: int) -> None:
+    assert check(*words)[0] == status
+
+
+def test_what_is_printed_and_written(check: Check, tmp_path: Path) -> None:
+    status, out = check("--html", tmp_path / "kit.html")
+    assert status == 0
+    assert out.startswith("PASS")
+    assert "statistics are kept in float16 for float16 input" in out
+    assert "<h1>" in (tmp_path / "kit.html").read_text()
+    assert len(check("--all")[1].splitlines()) > 50
+    fields = json.loads(check("--json")[1])
+    assert (fields["verdict"], fields["dtypes"]["float32"], fields["dtypes"]["float16"]) == ("fail", True, False)

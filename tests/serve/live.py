@@ -1,0 +1,47 @@
+"""A server of its own process, as ``minigpt serve`` starts it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+class Live(NamedTuple):
+    """A server that listens."""
+
+    url: str
+    curl: str
+    process: "subprocess.Popen[str]"
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2].strip("/"))
+
+
+@contextlib.contextmanager
+def live(*options: str, **environment: str) -> Iterator[Live]:
+    """A server on a free port of the loopback, which is gone afterwards."""
+    command = [sys.executable, "-m", "minigpt", "serve", "--port", "0", *options]
+    calm = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **calm, **environment})
+    assert process.stdout is not None
+    try:
+        yield Live(process.stdout.readline().strip().rstrip("/"), process.stdout.readline().strip(), process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        finally:
+            process.stdout.close()
+
+
+def resident_mb(process: "subprocess.Popen[Any]") -> float:
+    """The memory that a process holds now."""
+    with open(f"/proc/{process.pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

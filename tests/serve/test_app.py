@@ -1,0 +1,445 @@
+"""The application in this process: what it answers, whom it refuses, and that nobody notices anybody else."""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import tiny_bpe
+from helpers import small_model
+
+pytest.importorskip("fastapi")
+pytest.importorskip("prometheus_client")
+httpx = pytest.importorskip("httpx")
+
+import minigpt  # noqa: E402
+from minigpt import Tokenizer, generate  # noqa: E402
+from minigpt.serve.models import with_norm  # noqa: E402
+
+MODEL = small_model(dtype=torch.float64, n_positions=64, vocab_size=300, eos_token_id=[7, 20, 33, 150])
+TOKENIZER = Tokenizer(tiny_bpe(300))
+MODELS = {"demo": MODEL, "demo:std_eps": with_norm(MODEL, "std_eps")}
+TEXTS = ["the dog", "naïve café", "I saw the other dog there", "狗", "\n\n", "the the the the", "a", "1 2 3"]
+
+
+class Client:
+    """Asks an application in this process."""
+
+    def __init__(self, models: Any = MODELS, **how: Any) -> None:
+        self.app = minigpt.serve.app(models, tokenizer=TOKENIZER, **how)
+        self.scheduler = self.app.state.service.scheduler
+
+    def ask_all(self, *asked: Callable[[Any], Awaitable[Any]]) -> list[Any]:
+        async def main() -> list[Any]:
+            transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as http:
+                return await asyncio.gather(*(one(http) for one in asked))
+
+        return asyncio.run(main())
+
+    def post(self, path: str, body: Any, **how: Any) -> Any:
+        content = {"json": body} if not isinstance(body, bytes) else {"content": body}
+        return self.ask_all(lambda http: http.post(path, **content, **how))[0]
+
+    def get(self, path: str, **how: Any) -> Any:
+        return self.ask_all(lambda http: http.get(path, **how))[0]
+
+    def complete(self, prompt: Any = "the dog", **fields: Any) -> Any:
+        return self.post("/v1/completions", {"model": "demo", "prompt": prompt, **fields})
+
+
+@contextlib.contextmanager
+def serving(models: Any = MODELS, **how: Any) -> Iterator[Client]:
+    client = Client(models, **how)
+    yield client
+    client.scheduler.stop()
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with serving() as client:
+        yield client
+
+
+def alone(prompt: str, model: minigpt.GPT2 = MODEL, **how: Any) -> str:
+    """The text that ``generate`` adds to one prompt by itself."""
+    ids = TOKENIZER.encode(prompt)
+    new = generate(model, torch.tensor([ids]), tokenizer=TOKENIZER, **how)[0, len(ids) :].tolist()
+    if new[-1] in (7, 20, 33, 150):
+        del new[-1]
+    text = TOKENIZER.decode(new)
+    stops = [text.index(stop) for stop in how.get("stop_strings", []) if stop in text]
+    return text[: min(stops, default=len(text))]
+
+
+def error_of(response: Any, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+def streamed(response: Any) -> list[dict[str, Any]]:
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, done = response.text.removesuffix("\n\n").split("\n\n")
+    assert done == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+SAME = (
+    ({"temperature": 0}, {}),
+    ({"seed": 3}, {"do_sample": True, "seed": 3}),
+    ({"seed": 4, "temperature": 1.5, "top_p": 0.8}, {"do_sample": True, "seed": 4, "temperature": 1.5, "top_p": 0.8}),
+    ({"temperature": 0, "stop": ["e", "\n"]}, {"stop_strings": ["e", "\n"]}),
+    ({"temperature": 0, "logit_bias": {"5": 4.5, "9": -100}}, {"logit_bias": {5: 4.5, 9: -100}}),
+    ({"temperature": 0, "presence_penalty": 2, "frequency_penalty": 1},
+     {"presence_penalty": 2, "frequency_penalty": 1}),
+    ({"seed": 8, "top_k": 9, "min_p": 0.01}, {"do_sample": True, "seed": 8, "top_k": 9, "min_p": 0.01}),
+    ({"temperature": 0, "repetition_penalty": 1.7}, {"repetition_penalty": 1.7}),
+    ({"temperature": 0, "overflow": "slide", "max_tokens": 70}, {"overflow": "slide", "max_new_tokens": 70}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_of_all_settings_at_once_get_what_generate_gives(client: Client, stream: bool) -> None:
+    asked = [(text, *ways) for text in TEXTS[:3] for ways in SAME]
+    bodies = [
+        {"model": "demo", "prompt": text, "max_tokens": 9, "stream": stream, **fields} for text, fields, _ in asked
+    ]
+    answers = client.ask_all(*(lambda http, body=body: http.post("/v1/completions", json=body) for body in bodies))
+    for (text, _, how), answer in zip(asked, answers, strict=True):
+        chunks = streamed(answer) if stream else [answer.json()]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == alone(text, **{"max_new_tokens": 9, **how})
+        assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] in ("stop", "length")
+
+
+def test_each_norm_writes_its_own_text_on_the_same_parameters(client: Client) -> None:
+    assert {id(own) for own in MODELS["demo"].parameters()} == {id(own) for own in MODELS["demo:std_eps"].parameters()}
+    assert type(MODELS["demo"].ln_f) is not type(MODELS["demo:std_eps"].ln_f)
+    listed = client.get("/v1/models").json()
+    assert [one["id"] for one in listed["data"]] == ["demo", "demo:std_eps"]
+    assert client.get("/v1/models/demo:std_eps").json()["max_model_len"] == 64
+    for name, model in MODELS.items():
+        body = {"model": name, "prompt": "the dog", "max_tokens": 20, "temperature": 0}
+        answer = client.post("/v1/completions", body).json()
+        assert answer["model"] == name
+        assert answer["choices"][0]["text"] == alone("the dog", model, max_new_tokens=20)
+
+
+def test_several_prompts_and_choices_are_in_order_and_counted(client: Client) -> None:
+    prompts = [TOKENIZER.encode(text) for text in TEXTS[:3]]
+    answer = client.complete(prompts, n=2, seed=10, max_tokens=5).json()
+    how = {"max_new_tokens": 5, "do_sample": True}
+    wanted = [alone(text, seed=10 + 2 * i + j, **how) for i, text in enumerate(TEXTS[:3]) for j in range(2)]
+    assert [choice["text"] for choice in answer["choices"]] == wanted
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
+    assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"]
+
+
+def test_best_of_returns_the_likeliest_texts(client: Client) -> None:
+    how = {"max_tokens": 6, "seed": 3, "logprobs": 0, "eos_token_id": []}
+    every = client.complete(n=5, **how).json()["choices"]
+    mean = [sum(one["logprobs"]["token_logprobs"]) / 6 for one in every]
+    order = sorted(range(5), key=lambda i: -mean[i])
+    best = client.complete(n=2, best_of=5, **how).json()
+    assert [one["text"] for one in best["choices"]] == [every[i]["text"] for i in order[:2]]
+    assert best["usage"]["completion_tokens"] == 30
+    without = client.complete(n=2, best_of=5, **how | {"logprobs": None}).json()["choices"]
+    assert [one["text"] for one in without] == [every[i]["text"] for i in order[:2]]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 4])
+def test_echo_with_logprobs_gives_those_of_the_prompt(client: Client, max_tokens: int) -> None:
+    text = "naïve café 狗 the dog"
+    ids = TOKENIZER.encode(text)
+    answer = client.complete(text, max_tokens=max_tokens, echo=True, logprobs=3, temperature=0).json()
+    choice = answer["choices"][0]
+    found = choice["logprobs"]
+    whole = generate(MODEL, torch.tensor([ids]), max_new_tokens=max_tokens)[0].tolist() if max_tokens else ids
+    truth = MODEL(torch.tensor([whole]))[0].float().log_softmax(-1)
+    wanted = [None] + [truth[i, id].item() for i, id in enumerate(whole[1:])]
+    assert found["token_logprobs"][0] is None
+    assert found["top_logprobs"][0] is None
+    assert found["token_logprobs"][1:] == pytest.approx(wanted[1:], abs=1e-5)
+    for i, top in enumerate(found["top_logprobs"][1:]):
+        assert max(top.values()) == pytest.approx(truth[i].max().item(), abs=1e-5)
+        assert 3 <= len(top) <= 4
+    assert choice["text"] == TOKENIZER.decode([id for id in whole if id not in (7, 20, 33, 150)])
+    for i, offset in enumerate(found["text_offset"]):
+        if not found["tokens"][i].startswith("bytes:") and whole[i] not in (7, 20, 33, 150):
+            assert choice["text"][offset:].startswith(found["tokens"][i])
+    assert answer["usage"]["completion_tokens"] == len(whole) - len(ids)
+
+
+def test_a_stream_says_the_same_as_a_whole_answer(client: Client) -> None:
+    how = {"max_tokens": 7, "seed": 2, "n": 2, "logprobs": 2, "echo": True}
+    whole = client.complete(["the dog", "狗"], **how).json()
+    body = {"model": "demo", "prompt": ["the dog", "狗"], "stream": True, **how}
+    *chunks, last = streamed(
+        client.post("/v1/completions", body | {"stream_options": {"include_usage": True}})
+    )  # fmt: skip
+    assert last["choices"] == []
+    assert last["usage"] == whole["usage"]
+    assert all(chunk["usage"] is None for chunk in chunks)
+    for choice in whole["choices"]:
+        own = [one for chunk in chunks for one in chunk["choices"] if one["index"] == choice["index"]]
+        assert "".join(one["text"] for one in own) == choice["text"]
+        assert [one["finish_reason"] for one in own][-1] == choice["finish_reason"]
+        for part, values in choice["logprobs"].items():
+            joined = [value for one in own for value in one["logprobs"][part]]
+            if part in ("token_logprobs", "top_logprobs"):
+                assert str(len(joined)) == str(len(values))
+            else:
+                assert joined == values
+
+
+REFUSED: dict[str, tuple[dict[str, Any], int, str | None]] = {
+    "another model": ({"model": "../../etc/passwd"}, 404, "model"),
+    "no model": ({"model": None}, 400, "model"),
+    "a suffix": ({"suffix": "end"}, 400, "suffix"),
+    "an unknown field": ({"functions": []}, 400, "functions"),
+    "a temperature of 3": ({"temperature": 3}, 400, "temperature"),
+    "a temperature of text": ({"temperature": "1"}, 400, "temperature"),
+    "a negative max_tokens": ({"max_tokens": -1}, 400, "max_tokens"),
+    "too many tokens": ({"max_tokens": 100}, 400, "prompt"),
+    "a prompt too long": ({"prompt": [1] * 65}, 400, "prompt"),
+    "a prompt of mixed kinds": ({"prompt": ["a", 1]}, 400, "prompt"),
+    "no prompts": ({"prompt": []}, 400, "prompt"),
+    "an id outside the vocabulary": ({"prompt": [300]}, 400, "prompt"),
+    "half a character": ({"prompt": "\ud800"}, 400, "prompt"),
+    "best_of below n": ({"n": 3, "best_of": 2}, 400, "best_of"),
+    "a stream of the best": ({"best_of": 2, "stream": True}, 400, "best_of"),
+    "options of no stream": ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
+    "a bias of words": ({"logit_bias": {"the": 1}}, 400, "logit_bias"),
+    "a bias outside the vocabulary": ({"logit_bias": {"300": 1}}, 400, "logit_bias"),
+    "a bias too strong": ({"logit_bias": {"3": 101}}, 400, "logit_bias"),
+    "too many texts": ({"n": 100, "prompt": ["a"] * 3}, 400, "n"),
+    "a top_p of 0": ({"top_p": 0}, 400, "top_p"),
+    "an empty stop": ({"stop": [""]}, 400, "stop"),
+    "a negative seed": ({"seed": -1}, 400, "seed"),
+    "nothing left to choose": ({"suppress_tokens": list(range(300))}, 400, None),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_bad_request_is_refused_with_an_error_object(client: Client, case: str) -> None:
+    fields, status, param = REFUSED[case]
+    body = json.dumps({"model": "demo", "prompt": "a", **fields}).encode()
+    error = error_of(client.post("/v1/completions", body, headers={"Content-Type": "application/json"}), status)
+    assert error["param"] == param, error
+    assert error["type"] in ("invalid_request_error", "not_found_error")
+
+
+def test_other_bodies_paths_and_methods_are_refused_with_error_objects(client: Client) -> None:
+    json_type = {"Content-Type": "application/json"}
+    for body in (b"", b"{", b"[]", b"3", b"[" * 100_000, b"\xff"):
+        error_of(client.post("/v1/completions", body, headers=json_type), 400)
+    body = json.dumps({"model": "demo", "prompt": "a"}).encode()
+    assert "Content-Type" in error_of(client.post("/v1/completions", body), 400)["message"]
+    assert "chat" in error_of(client.post("/v1/chat/completions", {"model": "demo"}), 404)["message"]
+    error_of(client.get("/etc/passwd"), 404)
+    error_of(client.get("/v1/completions"), 405)
+    error_of(client.get("/v1/models/nobody"), 404)
+    large = {"model": "demo", "prompt": "a" * 2**20}
+    assert error_of(client.post("/v1/completions", large), 413)["code"] == "too_large"
+
+    async def parts() -> Any:  # of a length that is not announced
+        for _ in range(20):
+            yield b"a" * 2**16
+
+    error_of(client.ask_all(lambda http: http.post("/v1/completions", content=parts(), headers=json_type))[0], 413)
+
+
+def test_a_key_is_asked_for() -> None:
+    with serving(api_key="right") as client:
+        wrong = [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "right"}, {"Authorization": b"Bearer \xff"}]
+        for headers in wrong:
+            assert error_of(client.get("/v1/models", headers=headers), 401)["code"] == "invalid_api_key"
+            error_of(client.get("/metrics", headers=headers), 401)
+        assert client.get("/v1/models", headers={"Authorization": "Bearer right"}).status_code == 200
+        assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_hosts_and_origins_elsewhere_are_refused() -> None:
+    with serving() as client:
+        assert client.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
+        assert client.get("/", headers={"Host": "evil.example:8000"}).status_code == 403
+        for host in ("localhost:8000", "127.0.0.1", "[::1]:8000"):
+            answer = client.get("/v1/models", headers={"Host": host, "Origin": f"http://{host}"})
+            assert answer.status_code == 200
+            assert not any("access-control" in name for name in answer.headers)
+        for origin in ("https://evil.example", "null", "http://127.0.0.1.evil.example"):
+            error_of(client.get("/v1/models", headers={"Origin": origin}), 403)
+    with serving(allowed_origins=["https://good.example"], allowed_hosts=None) as client:
+        answer = client.get("/v1/models", headers={"Host": "any.example", "Origin": "https://good.example"})
+        assert answer.headers["access-control-allow-origin"] == "https://good.example"
+        error_of(client.get("/v1/models", headers={"Origin": "https://evil.example"}), 403)
+
+
+def test_tokens_come_and_go(client: Client) -> None:
+    for text in [*TEXTS, ""]:
+        found = client.post("/tokenize", {"prompt": text}).json()
+        assert found["tokens"] == TOKENIZER.encode(text)
+        assert found["count"] == len(found["tokens"])
+        assert client.post("/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": text}
+    error_of(client.post("/detokenize", {"tokens": [300]}), 400)
+
+
+def test_metrics_count() -> None:
+    with serving() as client:
+        client.complete(max_tokens=5, eos_token_id=[])
+        client.complete(temperature=9)
+        said = client.get("/metrics").text
+        assert 'minigpt_generated_tokens_total{model="demo"} 5.0' in said
+        assert 'minigpt_requests_total{path="/v1/completions",status="200"} 1.0' in said
+        assert 'minigpt_requests_total{path="/v1/completions",status="400"} 1.0' in said
+        assert "minigpt_texts_waiting 0.0" in said
+
+
+class Gate(torch.nn.Module):
+    """A norm that waits for an event, and raises at token 299."""
+
+    open = threading.Event()
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.bias = torch.nn.Parameter(torch.ones(width)), torch.nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.open.wait(30)
+        if x.abs().max() > 1e5:
+            raise ValueError("this norm has had enough")
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias)
+
+
+@pytest.fixture
+def gate() -> Iterator[type[Gate]]:
+    Gate.open.set()
+    yield Gate
+    Gate.open.set()
+
+
+def gated() -> dict[str, minigpt.GPT2]:
+    model = small_model(dtype=torch.float64, n_positions=64, vocab_size=300, tie_word_embeddings=False)
+    model.wte.weight.data[299] = 1e6
+    minigpt.swap_norms(model, Gate, "h.0.ln_1")
+    return {"demo": model}
+
+
+def test_a_full_queue_is_said_so_at_once(gate: type[Gate]) -> None:
+    with serving(gated(), max_batch=2, max_queue=3) as client:
+        gate.open.clear()
+
+        async def patient(http: Any, wait: float) -> Any:
+            await asyncio.sleep(wait)
+            return await http.post("/v1/completions", json={"model": "demo", "prompt": "a", "max_tokens": 3})
+
+        async def late(http: Any) -> Any:
+            await asyncio.sleep(1.0)
+            answer = await http.post("/v1/completions", json={"model": "demo", "prompt": "a"})
+            gate.open.set()
+            return answer
+
+        asked = [lambda http, wait=0.1 * i: patient(http, wait) for i in range(4)]
+        *answers, refused = client.ask_all(*asked, late)
+        assert [answer.status_code for answer in answers] == [200] * 4
+        assert error_of(refused, 429)["code"] == "queue_full"
+        assert int(refused.headers["retry-after"]) > 0
+
+
+def test_a_norm_that_raises_is_one_clients_error(gate: type[Gate]) -> None:
+    models = gated()
+    with serving(models) as client:
+        alone = client.complete("the dog", max_tokens=25, temperature=0, eos_token_id=[]).json()["choices"]
+        bad = {"model": "demo", "prompt": [5, 299, 5], "max_tokens": 3}
+        good = {"model": "demo", "prompt": "the dog", "max_tokens": 25, "temperature": 0, "eos_token_id": []}
+
+        async def asked(http: Any, body: Any, wait: float) -> Any:
+            await asyncio.sleep(wait)
+            return await http.post("/v1/completions", json=body)
+
+        calls = [lambda http, w=w: asked(http, good, w) for w in (0.0, 0.005, 0.01)]
+        *fine, failed, scored = client.ask_all(
+            *calls,
+            lambda http: asked(http, bad, 0.007),
+            lambda http: asked(http, bad | {"echo": True, "logprobs": 1}, 0),
+        )
+        assert [answer.json()["choices"] for answer in fine] == [alone] * 3
+        for answer in (failed, scored):
+            assert "this norm has had enough" in error_of(answer, 500)["message"]
+
+
+def test_requests_take_places_in_turn() -> None:
+    with serving(max_batch=2) as client:
+        ended = []
+
+        async def asked(http: Any, n: int, wait: float) -> None:
+            await asyncio.sleep(wait)
+            body = {"model": "demo", "prompt": "a", "max_tokens": 8, "n": n, "seed": 1, "eos_token_id": []}
+            await http.post("/v1/completions", json=body)
+            ended.append(n)
+
+        client.ask_all(lambda http: asked(http, 20, 0), lambda http: asked(http, 1, 0.01))
+        assert ended == [1, 20]
+
+
+def test_a_comparison_reads_both_texts_with_both_models(client: Client) -> None:
+    body = {"models": ["demo", "demo:std_eps"], "prompt": "the dog", "max_tokens": 12, "seed": 4, "alternatives": 4}
+    events = streamed(client.post("/compare", body))
+    for side, name in enumerate(body["models"]):
+        own = [event for event in events if event["side"] == side]
+        how = {"max_new_tokens": 12, "do_sample": True, "seed": 4}
+        assert "".join(event["text"] for event in own) == alone("the dog", MODELS[name], **how)
+        ids = TOKENIZER.encode("the dog") + [event["chosen"]["id"] for event in own]
+        truth = [model(torch.tensor([ids]))[0].detach().double().log_softmax(-1) for model in MODELS.values()]
+        for event in own:
+            p, q = (of[len(ids) - len(own) - 1 + event["position"]] for of in truth)
+            assert event["kl"] == pytest.approx((p.exp() * (p - q)).sum().item(), abs=1e-9)
+            for one in [*event["alternatives"], event["chosen"]]:
+                assert one["probabilities"] == pytest.approx([of[one["id"]].exp().item() for of in (p, q)], abs=1e-6)
+            assert len(event["alternatives"]) >= 4
+        assert own[-1]["finish_reason"] in ("stop", "length")
+    error_of(client.post("/compare", body | {"models": ["demo"]}), 400)
+    error_of(client.post("/compare", body | {"models": ["demo", "other"]}), 404)
+
+
+def test_the_page_is_served_with_a_policy_that_permits_no_other_address(client: Client) -> None:
+    for path in ("/", "/page.css", "/page.js"):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "http://" not in answer.text.replace("http://www.w3.org", "")
+
+
+def test_a_stopped_server_says_so(gate: type[Gate]) -> None:
+    client = Client(gated())
+    gate.open.clear()
+
+    async def asked(http: Any) -> Any:
+        return await http.post("/v1/completions", json={"model": "demo", "prompt": "a", "max_tokens": 30})
+
+    async def stop(http: Any) -> None:
+        await asyncio.sleep(0.2)
+        stopping = asyncio.create_task(asyncio.to_thread(client.scheduler.stop))
+        await asyncio.sleep(0.1)
+        gate.open.set()
+        await stopping
+
+    answer, _ = client.ask_all(asked, stop)
+    assert error_of(answer, 503)["code"] == "shutting_down"
+    error_of(client.complete(), 503)
+
+
+def test_models_and_tokenizer_must_fit() -> None:
+    with pytest.raises(minigpt.ConfigError, match="at least one model"):
+        minigpt.serve.app({})
+    with pytest.raises(minigpt.ConfigError, match="the tokenizer has 300 tokens"):
+        minigpt.serve.app({"demo": small_model(vocab_size=400)}, tokenizer=TOKENIZER)
+    with pytest.raises(minigpt.ConfigError, match="max_batch must be 1 or more, got 0"):
+        minigpt.serve.app(MODELS, tokenizer=TOKENIZER, max_batch=0)

@@ -1,0 +1,173 @@
+"""A server as a process: how it starts and ends, who may reach it, and clients that misbehave."""
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live import Live, live
+
+httpx = pytest.importorskip("httpx")
+pytestmark = pytest.mark.thorough
+
+SLOW = """
+import time
+from torch import nn
+class Slow(nn.LayerNorm):
+    def forward(self, x):
+        time.sleep(0.002)
+        return super().forward(x)
+"""  # 9 of them in the demo: a step takes 18 ms at least
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Live]:
+    """A server whose texts take some seconds."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    with live("--norm", f"{tmp_path / 'slow.py'}:Slow", "--grace", "20") as server:
+        yield server
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "prompt": "The dog", "eos_token_id": [], **fields}
+
+
+def written(server: Live) -> tuple[float, float]:
+    """How many texts are being written, and how many tokens have been."""
+    said = dict(line.rpartition(" ")[::2] for line in httpx.get(f"{server.url}/metrics").text.splitlines())
+    return float(said["minigpt_texts_writing"]), float(said.get('minigpt_generated_tokens_total{model="demo"}', 0))
+
+
+def refused(*options: str, **environment: str) -> str:
+    command = [sys.executable, "-m", "minigpt", "serve", "--port", "0", *options]
+    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120)
+    assert ran.returncode == 2
+    assert ran.stdout == ""
+    return ran.stderr
+
+
+def test_the_curl_line_works_when_pasted_and_sigterm_ends_it() -> None:
+    with live(MINIGPT_API_KEY="it's right") as server:
+        answer = subprocess.run(
+            ["bash", "-c", server.curl + " -s"], capture_output=True, text=True, timeout=60,
+            env={**os.environ, "MINIGPT_API_KEY": "it's right"},
+        )  # fmt: skip
+        assert json.loads(answer.stdout)["choices"][0]["text"]
+        assert httpx.get(f"{server.url}/").status_code == 200
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        assert shlex.split(server.curl)[1].startswith(server.url)
+    assert server.process.returncode == 0
+
+
+def test_what_cannot_be_served_is_one_line() -> None:
+    assert "needs --api-key" in refused("--host", "0.0.0.0")
+    assert "empty" in refused("--api-key", "")
+    assert "unknown norm" in refused("--norm", "nobody")
+    assert "given twice" in refused("--norm", "fused", "--norm", "fused")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "cannot listen on 127.0.0.1" in refused("--port", str(taken.getsockname()[1]))
+
+
+def test_a_text_whose_client_hangs_up_is_dropped_within_a_step(slow: Live) -> None:
+    for stream in (True, False):
+        before = written(slow)[1]
+        client = socket.create_connection(("127.0.0.1", slow.port))
+        data = json.dumps(body(max_tokens=250, stream=stream)).encode()
+        head = ("POST /v1/completions HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json",
+                f"Content-Length: {len(data)}", "\r\n")  # fmt: skip
+        client.sendall("\r\n".join(head).encode() + data)
+        deadline = time.monotonic() + 20
+        while written(slow)[1] < before + 5 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        client.close()
+        at_once = written(slow)[1]
+        time.sleep(0.5)
+        writing, after = written(slow)
+        assert writing == 0
+        assert at_once <= after <= at_once + 3, f"{after - at_once} tokens after the client was gone"
+        assert after < before + 200
+
+
+def test_sigterm_lets_texts_finish_and_takes_no_more(slow: Live) -> None:
+    answers = []
+    asking = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{slow.url}/v1/completions", json=body(max_tokens=100), timeout=60))
+    )
+    asking.start()
+    while not written(slow)[0]:
+        time.sleep(0.02)
+    slow.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{slow.url}/health")
+    asking.join()
+    assert answers[0].json()["usage"]["completion_tokens"] == 100
+    assert slow.process.wait(30) == 0
+
+
+def test_sigterm_waits_no_longer_than_its_grace(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW.replace("0.002", "0.02"))
+    with live("--norm", f"{tmp_path / 'slow.py'}:Slow", "--grace", "1") as server:
+        asking = threading.Thread(target=lambda: _ignoring_errors(server))
+        asking.start()
+        while not written(server)[0]:
+            time.sleep(0.02)
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+        assert time.monotonic() - began < 8
+        asking.join()
+
+
+def _ignoring_errors(server: Live) -> None:
+    with contextlib.suppress(httpx.TransportError):
+        httpx.post(f"{server.url}/v1/completions", json=body(max_tokens=240), timeout=60)
+
+
+def test_a_key_is_compared_in_the_same_time_wherever_it_differs() -> None:
+    """By the middle of many: the first byte wrong, the last byte wrong, in turns."""
+    key = "k" * 64
+    with live("--api-key", key) as server, httpx.Client(base_url=server.url) as client:
+        times: dict[str, list[float]] = {"x" + key[1:]: [], key[:-1] + "x": []}
+        for _ in range(400):
+            for wrong, found in times.items():
+                began = time.perf_counter()
+                assert client.get("/v1/models", headers={"Authorization": f"Bearer {wrong}"}).status_code == 401
+                found.append(time.perf_counter() - began)
+        first, last = (statistics.median(found) for found in times.values())
+        assert abs(first - last) < 0.1 * max(first, last), (first, last)
+
+
+def test_other_clients_do_not_notice_half_open_and_silent_ones(slow: Live) -> None:
+    silent = [socket.create_connection(("127.0.0.1", slow.port)) for _ in range(50)]
+    for one in silent[:25]:
+        one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{")
+    answer = httpx.post(f"{slow.url}/v1/completions", json=body(max_tokens=3), timeout=30)
+    assert answer.status_code == 200
+    for one in silent:
+        one.close()
+    assert httpx.get(f"{slow.url}/health").status_code == 200
+
+
+def test_no_path_reads_files(slow: Live) -> None:
+    for path in ("/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/page.css/../../../etc/passwd", "//etc/passwd",
+                 "/page/index.html", "/v1/models/..%2f..%2fetc%2fpasswd"):  # fmt: skip
+        with socket.create_connection(("127.0.0.1", slow.port)) as client:
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+            said = b"".join(iter(lambda: client.recv(65536), b""))
+            assert b" 404 " in said.splitlines()[0]
+            assert b"root:" not in said
+    for model in ("../demo", "/etc/passwd", "gpt2", "demo:/tmp/evil.py:Norm", "file:///etc/passwd"):
+        answer = httpx.post(f"{slow.url}/v1/completions", json=body(model=model))
+        assert answer.json()["error"]["code"] == "model_not_found"

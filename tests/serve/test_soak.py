@@ -1,0 +1,149 @@
+"""Minutes of clients of every kind: nothing is lost or mixed up, memory is flat, every error is an error object.
+
+MINIGPT_SOAK_SECONDS is how long; the default is ten minutes.
+"""
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from live import live, resident_mb
+
+import minigpt
+from minigpt.serve.models import load
+
+httpx = pytest.importorskip("httpx")
+pytestmark = pytest.mark.thorough
+SECONDS = float(os.environ.get("MINIGPT_SOAK_SECONDS", "600"))
+CLIENTS = 12
+MODELS, TOKENIZER = load("demo", ["fused", "std_eps"])
+
+
+def known_answers() -> list[tuple[dict[str, Any], str]]:
+    """Requests, each with the text that it must get."""
+    found = []
+    for number in range(24):
+        ids = TOKENIZER.encode("Once upon a time there was a little red dog")[: 1 + number % 9]
+        name, new = list(MODELS)[number % 2], 1 + number * 7 % 50
+        how: dict[str, Any] = {} if number % 3 else {"do_sample": True, "seed": number, "temperature": 0.7}
+        out = minigpt.generate(MODELS[name], torch.tensor([ids]), max_new_tokens=new, eos_token_id=None, **how)
+        fields = {"temperature": 0} if number % 3 else {"seed": number, "temperature": 0.7}
+        body = {"model": name, "prompt": ids, "max_tokens": new, "eos_token_id": [], **fields}
+        found.append((body, TOKENIZER.decode(out[0, len(ids) :].tolist())))
+    return found
+
+
+BAD: tuple[Any, ...] = (
+    {"model": "nobody", "prompt": "a"}, {"model": "demo", "prompt": "a", "temperature": 9}, {"prompt": "a"},
+    {"model": "demo", "prompt": [5000]}, {"model": "demo", "prompt": "a", "max_tokens": 4000},
+    {"model": "demo", "prompt": "a", "suffix": "b"}, b"{", b"[" * 5000,
+    {"model": "demo", "prompt": "a", "n": 128, "best_of": 3},
+)  # fmt: skip
+
+
+class Soak:
+    """The clients, and what has become of their requests."""
+
+    def __init__(self, url: str, port: int) -> None:
+        self.url, self.port, self.counts, self.wrong = url, port, Counter[str](), list[str]()
+        self.known = known_answers()
+
+    async def client(self, number: int, until: float) -> None:
+        chance = random.Random(number)
+        async with httpx.AsyncClient(base_url=self.url, timeout=120) as http:
+            while time.monotonic() < until:
+                kind = chance.choices(
+                    ["good", "streamed", "compared", "bad", "oversized", "hung up", "slow"], [40, 30, 3, 12, 3, 10, 2]
+                )[0]
+                self.counts[kind] += 1
+                try:
+                    await getattr(self, f"_{kind.replace(' ', '_')}")(http, chance)
+                except Exception as error:
+                    self.wrong.append(f"{kind}: {type(error).__name__}: {error}")
+
+    async def _good(self, http: Any, chance: random.Random) -> None:
+        body, wanted = chance.choice(self.known)
+        answer = (await http.post("/v1/completions", json=body)).json()
+        assert answer["choices"][0]["text"] == wanted
+
+    async def _streamed(self, http: Any, chance: random.Random) -> None:
+        body, wanted = chance.choice(self.known)
+        answer = await http.post("/v1/completions", json=body | {"stream": True, "logprobs": 1, "echo": True})
+        chunks = [json.loads(part[6:]) for part in answer.text.split("\n\n")[:-2]]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TOKENIZER.decode(body["prompt"]) + wanted
+
+    async def _compared(self, http: Any, chance: random.Random) -> None:
+        body = {"models": list(MODELS), "prompt": "The dog", "max_tokens": 10, "eos_token_id": []}
+        answer = await http.post("/compare", json=body)
+        assert len(answer.text.split("\n\n")) == 22
+
+    async def _bad(self, http: Any, chance: random.Random) -> None:
+        body = chance.choice(BAD)
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        answer = await http.post("/v1/completions", content=data, headers={"Content-Type": "application/json"})
+        assert 400 <= answer.status_code < 500
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+    async def _oversized(self, http: Any, chance: random.Random) -> None:
+        async with httpx.AsyncClient(base_url=self.url, timeout=120) as other:  # its connection is closed
+            answer = await other.post("/v1/completions", json={"model": "demo", "prompt": "a" * (2**20 + 5)})
+        assert answer.status_code == 413
+        assert answer.json()["error"]["code"] == "too_large"
+
+    async def _hung_up(self, http: Any, chance: random.Random) -> None:
+        body, _ = chance.choice(self.known)
+        data = json.dumps(body | {"max_tokens": 200, "stream": chance.random() < 0.5}).encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        await asyncio.sleep(chance.random() * 0.2)
+        writer.close()
+
+    async def _slow(self, http: Any, chance: random.Random) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        for part in (b"POST /v1/completions HTTP/1.1\r\n", b"Host: 127.0.0.1\r\n", b"Content-Length: 99\r\n\r\n", b"{"):
+            writer.write(part)
+            await asyncio.sleep(0.2)
+        writer.close()
+
+
+def test_a_soak_of_good_bad_slow_and_vanishing_clients() -> None:
+    with live("--norm", "fused", "--norm", "std_eps", "--max-batch", "8") as server:
+        soak = Soak(server.url, server.port)
+        memory: list[float] = []
+
+        async def watch(until: float) -> None:
+            while time.monotonic() < until:
+                memory.append(resident_mb(server.process))
+                await asyncio.sleep(SECONDS / 40)
+
+        async def main() -> None:
+            until = time.monotonic() + SECONDS
+            await asyncio.gather(watch(until), *(soak.client(number, until) for number in range(CLIENTS)))
+
+        asyncio.run(main())
+        print(dict(soak.counts), [round(mb) for mb in memory])
+        assert server.process.poll() is None, f"the server has ended with {server.process.returncode}; {soak.wrong[:5]}"
+        assert soak.wrong == []
+        said = dict(
+            line.rpartition(" ")[::2] for line in httpx.get(f"{server.url}/metrics").text.splitlines() if line[0] != "#"
+        )
+        assert min(soak.counts[kind] for kind in ("good", "streamed", "bad", "hung up")) > 0
+        deadline = time.monotonic() + 20
+        while said["minigpt_texts_writing"] != "0.0" and time.monotonic() < deadline:
+            time.sleep(0.5)
+            text = httpx.get(f"{server.url}/metrics").text
+            said = dict(line.rpartition(" ")[::2] for line in text.splitlines())
+        assert said["minigpt_texts_writing"] == said["minigpt_texts_waiting"] == "0.0"
+        assert not any('status="500"' in line for line in said)
+        warm = memory[len(memory) // 4 :]
+        half = len(warm) // 2
+        growth = sum(warm[half:]) / len(warm[half:]) - sum(warm[:half]) / half
+        assert growth < 0.03 * warm[0] + 4, f"memory grew by {growth:.1f} MiB from {warm[0]:.0f} MiB"
+    assert server.process.returncode == 0

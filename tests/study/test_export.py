@@ -1,0 +1,39 @@
+"""A model with frozen norms as a plain GPT-2."""
+
+import pytest
+import torch
+import transformers
+
+import minigpt
+from minigpt.checkpoint.frozen_norms import save_frozen
+from minigpt.report.describe import describe
+
+
+def test_transformers_loads_frozen_norms(tmp_path):
+    model = minigpt.from_pretrained("demo", device="cpu")
+    ids = torch.randint(0, 1000, (2, 40), generator=torch.Generator().manual_seed(0))
+    minigpt.swap_norms(model, "frozen")
+    minigpt.swap.calibrate(model, ids)
+    for norm in model.norm_modules().values():
+        norm.freeze(norm.calibration[0], norm.calibration[0])
+    save_frozen(model, tmp_path)
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    again = minigpt.from_pretrained(tmp_path, device="cpu")
+    with torch.no_grad():
+        plain, ours, loaded = theirs(ids).logits, model(ids), again(ids)
+        truth = theirs.double()(ids).logits
+    floor = (plain - truth).square().mean().sqrt()
+    for logits in (ours, loaded):
+        assert (logits - truth).square().mean().sqrt() <= 2 * floor
+    assert type(again.ln_f).__name__ == "FrozenLayerNorm"
+    assert "frozen" in describe(tmp_path)["norm"]
+
+
+def test_two_deviations_have_no_plain_form(tmp_path):
+    model = minigpt.from_pretrained("demo", device="cpu")
+    minigpt.swap_norms(model, "frozen")
+    for norm in model.norm_modules().values():
+        norm.freeze(torch.tensor(100.0), torch.tensor(2.0))
+    with pytest.raises(minigpt.NormError, match="first@STEP"):
+        save_frozen(model, tmp_path)

@@ -1,0 +1,89 @@
+"""The steps of "To add ...": one new file, and at most one line elsewhere, as the docstrings of the rooms say."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import minigpt
+from minigpt.generation import processors
+
+PACKAGE = Path(minigpt.__file__).parent
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package to write new files into."""
+    return shutil.copytree(PACKAGE, tmp_path / "minigpt", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def python(folder: Path, *words: str) -> str:
+    """What a process of the copied package prints."""
+    environment = os.environ | {"PYTHONPATH": str(folder.parent), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, *words], env=environment, cwd=folder.parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def example(docstring: str | None, start: str) -> str:
+    """The indented example of a docstring, from the line that starts so."""
+    assert docstring is not None
+    lines = docstring.partition("    " + start)[2].splitlines()
+    block = [start + lines[0], *(line[4:] for line in lines[1 : lines.index("") if "" in lines else None])]
+    return "\n".join(block)
+
+
+@pytest.mark.thorough
+def test_to_add_a_processor(package: Path) -> None:
+    """The example of its docstring, in a file of its own; the one line is for type checkers."""
+    (package / "generation/processors/top_a.py").write_text(
+        "import torch\n"
+        "from minigpt.generation.processors import processor\n"
+        "from minigpt.generation.values import between\n\n" + example(processors.__doc__, "@processor(")
+    )
+    program = (
+        "import torch, minigpt\n"
+        "from minigpt.generation import warp\n"
+        "print(warp(torch.tensor([[2.0, 1.9, -3.0]]), top_a=0.5).isfinite().tolist())\n"
+        "try: warp(torch.zeros(1, 3), top_a=2)\n"
+        "except minigpt.GenerationError as error: print(error)\n"
+    )
+    assert python(package, "-c", program) == "[[True, True, False]]\ntop_a must be within [0, 1], not 2\n"
+
+
+def test_a_processor_of_a_users_own_file_needs_no_line_at_all() -> None:
+    before = dict(processors.PROCESSORS)
+
+    @processors.processor(order=95, accepts=lambda value: value is True, requirement="be True", shapes_draw=True)
+    def odd_only(logits: torch.Tensor, _: bool, __: processors.Situation) -> torch.Tensor:
+        return logits.index_fill(-1, torch.arange(0, logits.shape[-1], 2), -torch.inf)
+
+    try:
+        assert list(processors.PROCESSORS)[-2:] == ["odd_only", "typical_p"]
+        how = {"odd_only": True}
+        out = minigpt.generation.warp(torch.zeros(1, 4), **how)
+        assert out.isfinite().tolist() == [[False, True, False, True]]
+    finally:
+        processors.PROCESSORS.clear()
+        processors.PROCESSORS.update(before)
+
+
+@pytest.mark.thorough
+def test_to_add_a_command(package: Path) -> None:
+    (package / "cli/hello.py").write_text(
+        'EXAMPLES = "Example:\\n\\nminigpt hello --name you"\n\n\n'
+        'def hello(name: str = "world") -> None:\n    """Greet."""\n    print(f"hello {name}")\n'
+    )
+    commands = package / "cli/__init__.py"
+    text = commands.read_text()
+    line = next(line for line in text.splitlines() if line.startswith("COMMANDS"))
+    commands.write_text(text.replace(line, line.replace(")", ', "hello")')))
+    assert python(package, "-m", "minigpt", "hello", "--name", "you") == "hello you\n"
+    assert "minigpt hello --name you" in python(package, "-m", "minigpt", "hello", "--help")
+    assert "Greet." in python(package, "-m", "minigpt", "--help")

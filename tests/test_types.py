@@ -1,0 +1,49 @@
+"""What a type checker makes of user code, in pyright's strict mode."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from minigpt.generation.processors import PROCESSORS
+from minigpt.generation.settings import Options, Settings, known_settings
+
+PAGE = Path(__file__).with_name("user_code.py")
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("pyright") is None, reason="pyright is not installed")
+def test_strict_pyright_finds_every_mistake_and_no_any(tmp_path: Path) -> None:
+    lines = PAGE.read_text().splitlines()
+    (tmp_path / "page.py").write_text("\n".join(lines))
+    (tmp_path / "pyrightconfig.json").write_text(
+        json.dumps({
+            "typeCheckingMode": "strict", "include": ["page.py"], "extraPaths": [str(PAGE.parents[1])],
+            "reportUnusedExpression": False,
+        })
+    )  # fmt: skip
+    done = subprocess.run(["pyright", "--outputjson"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = json.loads(done.stdout)["generalDiagnostics"]
+    errors = {each["range"]["start"]["line"]: each["message"] for each in said if each["severity"] == "error"}
+    wrong = {number for number, line in enumerate(lines) if line.endswith("# wrong")}
+    assert errors.keys() == wrong, {lines[number]: errors.get(number) for number in errors.keys() ^ wrong}
+
+    revealed = {each["range"]["start"]["line"]: each["message"] for each in said if each["severity"] == "information"}
+    asked = {number for number, line in enumerate(lines) if line.startswith("reveal_type")}
+    assert revealed.keys() == asked
+    vague = {lines[number]: said for number, said in revealed.items() if re.search(r"\b(Any|Unknown)\b", said)}
+    assert not vague
+
+
+def test_type_checkers_know_every_setting() -> None:
+    assert Settings.__annotations__.keys() == set(known_settings())
+    assert PROCESSORS.keys() <= Options.__annotations__.keys()
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    import minigpt
+
+    assert (Path(minigpt.__file__).parent / "py.typed").is_file()
