@@ -39,22 +39,7 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 typedef int32_t int_unaligned __attribute__((aligned(1), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
-enum { SLAB = 64, VECS = SLAB / LANES, CHUNK = 512, BLOCK = 64, PANEL = 16, SPINS = 4000 };
-#ifdef AHEAD
-#define FETCH(p) __builtin_prefetch((const char *)(p) + AHEAD)
-#else
-#define FETCH(p)
-#endif
-#ifndef STRIPE
-#define STRIPE 32
-#endif
-#ifndef CHUNKS
-#define CHUNKS 4
-#endif
-#ifndef PARTS
-#define PARTS 2
-#endif
-
+enum { SLAB = 64, VECS = SLAB / LANES, CHUNK = 512, BLOCK = 64, PANEL = 16, PARTS = 2, STRIPE = 16, SPINS = 4000 };
 enum form { FLOAT_COLUMNS, HALF_COLUMNS, FLOAT_ROWS, HALF_ROWS, INT8_PANELS }; /* columns: (in, out); rows: (out, in) */
 enum norm_kind { LAYER_NORM, RMS, STD_EPS, FROZEN };
 enum activation { GELU_TANH, GELU, RELU, SILU, TANH };
@@ -224,7 +209,6 @@ INLINE void float_tile(const float *x, long x_step, const void *w, long w_step, 
     for (long k = 0; k < n; k++)
         for (int v = 0; v < vecs; v++) {
             vec weights = weights_at(w, k * w_step + v * LANES, is_half);
-            FETCH((const float *)w + k * w_step + v * LANES);
             for (int r = 0; r < rows; r++) sum[r][v] += x[r * x_step + k] * weights;
         }
     for (int r = 0; r < rows; r++)
@@ -275,8 +259,6 @@ INLINE void half_tile(const uint16_t *x, long x_step, const uint16_t *w, long w_
             __m512i one = _mm512_loadu_si512(w + k * w_step + v * LANES);
             __m512i two = k + 1 < n ? _mm512_loadu_si512(w + (k + 1) * w_step + v * LANES) : _mm512_setzero_si512();
             __m512i left = _mm512_permutex2var_epi16(one, low, two), right = _mm512_permutex2var_epi16(one, high, two);
-            FETCH(w + k * w_step + v * LANES);
-            FETCH(w + (k + 1) * w_step + v * LANES);
             for (int r = 0; r < rows; r++) {
                 __m512i pair = _mm512_set1_epi32(*(const int_unaligned *)(x + r * x_step + k));
                 sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)left, (__m512bh)pair);
@@ -324,13 +306,13 @@ INLINE void dots(const void *x, long x_step, const void *w, long w_step, float *
 /* sums (R, count) = operand times the columns from a place on. Weights are read in stripes of a few inputs. */
 INLINE void columns_chunk(struct worker *me, const struct matrix *m, long from, long count, int is_half) {
     const long rows = me->step->rows->count, size = is_half ? 2 : 4, x_size = is_half && HAS_DOT ? 2 : 4;
-    const long stripe = STRIPE, x_step = padded(m->in, BLOCK);
+    const long x_step = padded(m->in, BLOCK);
     float tail[STRIPE * SLAB];
     memset(me->sums, 0, sizeof(float) * CHUNK * rows);
-    for (long k = 0; k < m->in; k += stripe)
+    for (long k = 0; k < m->in; k += STRIPE)
         for (long c = 0; c < count; c += SLAB) {
             const char *w = (const char *)m->weight + (k * m->out + from + c) * size;
-            long n = m->in - k < stripe ? m->in - k : stripe, w_step = m->out;
+            long n = m->in - k < STRIPE ? m->in - k : STRIPE, w_step = m->out;
             if (count - c < SLAB) { /* the last columns, with zeros behind them */
                 memset(tail, 0, sizeof tail);
                 for (long i = 0; i < n; i++)
@@ -404,7 +386,7 @@ INLINE void int8_tile(const int8_t *x, long x_step, const float *scales, const i
                     add_products(whole[r][fine], w[b].weight[g], x + (r * PARTS + fine) * x_step + b * BLOCK + 4 * g);
         for (int r = 0; r < rows; r++)
             for (int o = 0; o < PANEL; o++) {
-                float both = whole[r][0][o] + (PARTS > 1 ? whole[r][1][o] * (1.0f / 254) : 0);
+                float both = whole[r][0][o] + whole[r][1][o] * (1.0f / 254);
                 sum[r][o] += both * (scales[r * blocks + b] * w[b].scale[o]);
             }
     }
@@ -439,7 +421,7 @@ static void quantize(const float *x, long count, int8_t *parts, long x_step, flo
             float scaled = i < n && finite ? x[b * BLOCK + i] * factor : 0, coarse = rintf(scaled);
             float fine = rintf((scaled - coarse) * 254);
             parts[b * BLOCK + i] = (int8_t)coarse, coarse_sum += (int32_t)coarse;
-            if (PARTS > 1) parts[x_step + b * BLOCK + i] = (int8_t)fine, fine_sum += (int32_t)fine;
+            parts[x_step + b * BLOCK + i] = (int8_t)fine, fine_sum += (int32_t)fine;
         }
         scales[b] = finite ? most / 127 : NAN;
         offsets[2 * b] = -128 * coarse_sum, offsets[2 * b + 1] = -128 * fine_sum; /* weights are 128 more than they are */
