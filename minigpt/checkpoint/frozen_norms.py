@@ -39,7 +39,7 @@ def save_frozen(model: GPT2, directory: str | Path, tokenizer: "SavesItself | No
     plain.config = dataclasses.replace(model.config, layer_norm_epsilon=EPS)
     for site, norm in model.norm_modules().items():
         scale = EPS**0.5 / _only_deviation(site, norm)
-        weight = plain.get_submodule(site).weight
+        weight = plain.get_parameter(f"{site}.weight")
         with torch.no_grad():
             weight.copy_(weight.double() * scale)
         if not weight.isfinite().all():

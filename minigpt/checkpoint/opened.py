@@ -55,12 +55,14 @@ def open_checkpoint(place: Path, *, ignore_heads: bool = False) -> Checkpoint:
     contents = read_contents(place)
     tensors = without_wrappers(contents.tensors)
     form = recognise(tensors)
+    norms: Pairs
     config, has_biases, norms = _config(place, contents, form, tensors)
     require_affordable(config, tensors, place)
     config = with_known_vocabulary(config, folder_of(place))
     ours = as_ours(tensors, form, config, has_biases=has_biases, ignore_heads=ignore_heads)
     if is_frozen(config.layer_norm_epsilon):
-        ours, norms = unscaled(ours, config.layer_norm_epsilon), [("*", "frozen")]
+        ours = unscaled(ours, config.layer_norm_epsilon)
+        norms = [("*", "frozen")]
         config = dataclasses.replace(config, layer_norm_epsilon=GPT2Config.layer_norm_epsilon)
     return Checkpoint(place, form, config, ours, norms)
 

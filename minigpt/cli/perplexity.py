@@ -30,8 +30,11 @@ def perplexity(
     """Measure the perplexity of a text file: exp of the mean negative log-likelihood of a token."""
     content = read_text(text, minigpt.GenerationError)
     with said_aside():
-        loaded = minigpt.from_pretrained(model, device=device, dtype=dtype, quantize=quantize, revision=revision)
-        minigpt.swap_norms(loaded, norm, sites.split(","))
+        # "fused", the default, leaves the norms that the checkpoint names.
+        chosen = norm if norm == "fused" else dict.fromkeys(sites.split(","), norm)
+        loaded = minigpt.from_pretrained(
+            model, norm=chosen, device=device, dtype=dtype, quantize=quantize, revision=revision
+        )
         tokenizer = minigpt.Tokenizer.from_pretrained(model, revision=revision)
         found = minigpt.perplexity(loaded, tokenizer, content)
     tokens = len(tokenizer.encode(content))
@@ -39,4 +42,5 @@ def perplexity(
         fields = {"model": model, "norm": norm, "sites": sites.split(","), "text": str(text), "tokens": tokens}
         print_json(fields | {"perplexity": found}, "-")
     else:
-        console().print(f"{found:.6g}  perplexity of {text}, {tokens:,} tokens, by {model} with {norm}")
+        changed = "" if norm == "fused" else f" with {norm}"
+        console().print(f"{found:.6g}  perplexity of {text}, {tokens:,} tokens, by {model}{changed}")

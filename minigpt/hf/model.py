@@ -29,9 +29,9 @@ class FastConv1D(parts.FastConv1D, Conv1D):
 class GPT2Block(theirs.GPT2Block):
     """One layer, in which a norm may add the attention's output to the residual stream in the same pass."""
 
-    def forward(
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
-        hidden_states: Tensor,
+        hidden_states: Any,
         past_key_values: Any = None,
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
@@ -81,7 +81,8 @@ class ChosenParts(theirs.GPT2PreTrainedModel):
         Raises:
             NormError: if a norm is not the one that the config names, so that another model would be loaded.
         """
-        check_norms(self.base_model, self.chosen, self.config.layer_norm_epsilon)
+        chosen: Any = self.chosen
+        check_norms(self.base_model, chosen, self.config.layer_norm_epsilon)
         super().save_pretrained(save_directory, *args, **kwargs)
 
 

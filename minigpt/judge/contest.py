@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from minigpt.checkpoint import from_pretrained
+from minigpt.checkpoint.opened import open_checkpoint
 from minigpt.config import GPT2Config
 from minigpt.engine import GPT2
 from minigpt.errors import CheckpointError, ConfigError, GenerationError, is_several
@@ -18,6 +19,7 @@ from minigpt.judge.reference import Reference
 from minigpt.norms import NormSpec, available, notes
 from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm
 from minigpt.swap import calibrate, match_sites, swap_norms
+from minigpt.swap.saved import is_registered
 from minigpt.tokenizer import Tokenizer
 
 # From the world of the demo's tales, but not told as there, so that a changed model shows. Any GPT-2 can read them.
@@ -61,15 +63,22 @@ class Contest:
     ) -> None:
         self.place, self.original = place, against or place
         self.attention, self.device, self.quantize = attention, device, quantize
+        self._named = _named_again(place, norm)
         self.candidate = from_pretrained(
-            place, attention=attention, device=device, dtype=dtype, quantize=quantize, check_finite=check_finite
+            place,
+            norm=self._named,
+            attention=attention,
+            device=device,
+            dtype=dtype,
+            quantize=quantize,
+            check_finite=check_finite,
         )
         # Ids that stand for no text count like any other: the model is judged, not what is drawn from it.
         self.candidate.config = dataclasses.replace(self.candidate.config, used_vocab_size=None)
         self._weights = dict(self.candidate.named_parameters())
         self._own = self.candidate.norm_modules()
         # "fused" leaves the norms that the checkpoint was loaded with, as from_pretrained does.
-        if norm == "fused":
+        if norm in ("fused", self._named):
             self.swapped = match_sites(self.candidate, sites)
         else:
             self.swapped = swap_norms(self.candidate, norm, sites, keep)
@@ -91,7 +100,8 @@ class Contest:
     def ours(self, **other: Any) -> GPT2:
         """Our model of the original with its own norms, under conditions that differ in ``other``."""
         conditions: dict[str, Any] = dict(attention=self.attention, device=self.device, dtype=self.dtype)
-        model = from_pretrained(self.original, **conditions | other)
+        named = self._named if self.original == self.place else "fused"
+        model = from_pretrained(self.original, norm=named, **conditions | other)
         shared = self._weights if self.original == self.place else {}
         for name, parameter in list(model.named_parameters()):
             ours = shared.get(name)
@@ -139,6 +149,12 @@ def claims_layer_norm(norm: nn.Module) -> bool:
     cls = type(norm.norm if isinstance(norm, AdaptedNorm) else norm)
     inexact = tuple(info.cls for info in available().values() if not info.exact)
     return not issubclass(cls, (*inexact, nn.RMSNorm)) and "rms" not in cls.__name__.lower()
+
+
+def _named_again(place: Path, norm: NormSpec) -> NormSpec:
+    """Return ``norm`` if the checkpoint names a norm that is not registered, which a caller must name again."""
+    named = open_checkpoint(place).norms
+    return "fused" if all(is_registered(of_site) for _, of_site in named) else norm
 
 
 def _require_same_shape(config: GPT2Config, original: GPT2Config, place: Path, against: Path) -> None:

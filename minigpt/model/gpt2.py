@@ -174,9 +174,6 @@ class GPT2(nn.Module):
             if isinstance(module, Conv1D):
                 nn.init.zeros_(module.bias)
 
-    def extra_repr(self) -> str:
-        return f"attention={self.attention!r}"
-
 
 def _empty_embedding(rows: int, width: int) -> nn.Embedding:
     """Return an embedding without values: ``initialize`` fills it, and PyTorch's own filling is slow on meta."""

@@ -1,7 +1,6 @@
 """What stands behind the endpoints: the models, their tokenizer, and the scheduler."""
 
 import asyncio
-import dataclasses
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -126,8 +125,8 @@ class Service:
         self._check(self.model(right), ids, body.new_tokens, settings)
         if not body.new_tokens:
             raise RefusalError(400, "max_tokens must be 1 or more", "max_tokens")
-        if settings.seed is None:  # one for both, or they would part at the first draw
-            settings = dataclasses.replace(settings, seed=secrets.randbelow(2**31))
+        if settings.samples and settings.seed is None:  # one for both, or they would part at the first draw
+            settings = settings.replace(seed=secrets.randbelow(2**31))
         rows = tuple(self._row(self.model(name), ids, 0, 0, 0, settings) for name in (left, right))
         comparison = Comparison((left, right), rows, body.alternatives)  # type: ignore[arg-type]
         try:

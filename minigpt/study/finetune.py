@@ -126,8 +126,8 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
     log = trainer.state.log_history
     return Finetuned(
         as_minigpt(trained.merge_and_unload() if settings.lora else trained, settings.model),
-        [(entry["step"], entry["loss"]) for entry in log if "loss" in entry],
-        [(entry["step"], entry["eval_loss"]) for entry in log if "eval_loss" in entry],
+        [(int(entry["step"]), entry["loss"]) for entry in log if "loss" in entry],
+        [(int(entry["step"]), entry["eval_loss"]) for entry in log if "eval_loss" in entry],
         {site: step for site, step in schedule.steps.items() if step <= settings.steps},
         result.metrics["train_runtime"],
     )

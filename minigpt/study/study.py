@@ -122,7 +122,7 @@ def check_study(study: Study, file: Path) -> None:
 def finetune_settings(study: Study, cell: Cell) -> FinetuneSettings:
     """Return how a cell is trained. A schedule counts for the sites of the cell only."""
     assert study.finetune is not None
-    fields = {"eval_text": study.text} | study.finetune
+    fields: dict[str, Any] = {"eval_text": study.text} | study.finetune
     return FinetuneSettings(
         **fields, model=cell.model, norm=cell.norm, sites=cell.sites, seed=cell.seed, device=study.device
     )

@@ -26,7 +26,9 @@ def summary(rows: list[Row]) -> Table:
 def csv_table(rows: list[Row]) -> str:
     """Return the table as CSV."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, (*COLUMNS, "command"), extrasaction="ignore", lineterminator="\n")
+    writer: csv.DictWriter[str] = csv.DictWriter(
+        text, (*COLUMNS, "command"), extrasaction="ignore", lineterminator="\n"
+    )
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

@@ -17,6 +17,7 @@ import torch
 
 import minigpt
 from minigpt.engine import kernel, quantize_int8
+from minigpt.engine.int8 import Int8Linear
 from minigpt.engine.kernel import StepKernel
 
 READ = 2**28  # bytes, more than caches hold
@@ -74,7 +75,7 @@ def prepared(preset: str, kind: str, rows: int, library: str) -> tuple[Callable[
         quantize_int8(model)
     else:
         model.to(getattr(torch, kind))
-    panels = [part.panels.nbytes for part in model.modules() if hasattr(part, "panels")]
+    panels: list[int] = [part.panels.nbytes for part in model.modules() if isinstance(part, Int8Linear)]
     matrices = [p.nbytes for part in (model.h, model.ln_f) for p in part.parameters()]
     size = sum(panels) + sum(matrices) + (0 if panels else model.head_rows().nbytes)
     step, store = StepKernel(model), model.new_cache(rows, 2 * PAST).store.zero_()

@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_outputs import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 import minigpt.hf
 from minigpt.checkpoint import locate
@@ -337,7 +337,7 @@ def quantized(kind: str) -> Callable[[Load], Any]:
         elif kind == "quanto":
             settings = transformers.QuantoConfig(weights="int8")
         else:
-            settings = transformers.BitsAndBytesConfig(**{f"load_in_{kind}": True})
+            settings = transformers.BitsAndBytesConfig(load_in_4bit=kind == "4bit", load_in_8bit=kind == "8bit")
         model = load(quantization_config=settings)
         return type(model.transformer.h[0].attn.c_attn).__name__.removeprefix("Fast"), model(ids()).logits
 

@@ -91,6 +91,7 @@ def test_both_texts_stream_and_the_divergence_shows(
     assert current.locator(".row").count() >= 6
     assert "%" in current.locator(".bar").first.inner_text()
     page.keyboard.press("Escape")
+    page.mouse.move(0, 0)  # a token under the mouse shows its alternatives too
     assert not current.locator(".alternatives").is_visible()
     page.get_by_label("Alternatives under every token").check()
     assert page.locator(".first .token .alternatives").nth(2).is_visible()
