@@ -23,8 +23,7 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(config.resid_pdrop)
 
     def forward(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq embd"]:
-        """(B, T, C) -> (B, T, inner) -> (B, T, C)."""
-        return self.dropout(self.c_proj(self.act(self.c_fc(x))))
+        return self.dropout(self.c_proj(self.act(self.c_fc(x))))  # (B, T, C) -> (B, T, inner) -> (B, T, C)
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
