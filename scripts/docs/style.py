@@ -38,7 +38,6 @@ PLAIN_WORDS = {
     "nor": "and not, or",
     "anew": "again",
     "likewise": "also",
-    "upon": "on",
     "lest": "so that ... does not",
     "shall": "must, or the present tense",
     "such as": "for example, e.g.",
@@ -50,14 +49,14 @@ PLAIN_WORDS = {
     "as it lies": "in place",
     "stands for": "means",
     "at hand": "available",
-    "by hand": "manually",
 }
 IS_NO = r"(?<!there )(?<!has )\b(?:is|are|was|were|be) no (?!longer|more|less|later|earlier|smaller|larger|faster)\w+"
-LONG_SENTENCE = rf"\b[\w'-]+(?:[ \n,;:()]+[\w'/-]+){{{MOST_WORDS},}}"
+BETWEEN_WORDS = r"(?:[ ,;:()]+(?:\n[ ,;:()]*)?|\n[ ,;:()]*)"  # an empty line ends a sentence
+LONG_SENTENCE = rf"\b[\w'-]+(?:{BETWEEN_WORDS}[\w'/-]+){{{MOST_WORDS},}}"
 
 RULES = (
     Check(
-        check_type=types.PreferredFormsSimple(items=PLAIN_WORDS),
+        check_type=types.PreferredForms(items=PLAIN_WORDS),
         path="minigpt.plain_words",
         message="'{1}' is old or literary; write: {0}",
     ),
@@ -94,11 +93,12 @@ def prose_of_markdown(text: str) -> str:
 def prose_of_python(source: str) -> str:
     """Return docstrings, comments and strings of several words; everything else as blanks, so that positions stay."""
     lines = [[" "] * len(line) for line in source.splitlines()]
-    comment_ends = 0  # the line of the last comment; comments on successive lines are one text
+    last_comment = 0  # its line; comments on successive lines of their own are one text
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            _copy(token, lines, is_start=token.start[0] != comment_ends + 1)
-            comment_ends = token.end[0]
+            continues = token.line.lstrip().startswith("#") and token.start[0] == last_comment + 1
+            _copy(token, lines, is_start=not continues)
+            last_comment = token.end[0]
         elif token.type == tokenize.STRING and len(_words(token.string)) > 3:
             _copy(token, lines, is_start=True)
     text = "\n".join("".join(line) for line in lines)
