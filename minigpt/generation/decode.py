@@ -93,7 +93,7 @@ def generate(
     Raises:
         ConfigError: if the model is not a GPT2, or is on the meta device.
         GenerationError: at the call, if a setting is out of range, a prompt is empty or padded on the right, an id is
-            outside the vocabulary, or prompt and new tokens together exceed the context; later, if the logits are NaN,
+            outside the vocabulary, or prompt and new tokens together exceed the context. Later, if the logits are NaN
             or the settings exclude every token.
     """
     chosen = GenerationSettings(**settings)

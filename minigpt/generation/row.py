@@ -35,7 +35,7 @@ class Row:
         settings: how its tokens are chosen, and the stop strings that end its text.
         end_ids: the tokens that end it.
         seed: seed of its random numbers; None takes one from the system.
-        tokenizer: None if nobody needs its text.
+        tokenizer: None if its text is not needed.
         text: decodes the new tokens.
         scores, logprobs: of each new token, (V,) and a number, if the settings ask for them.
         end: the reason why it is finished: "eos", "stop" or "length"; None before.
