@@ -92,9 +92,9 @@ def generate(
 
     Raises:
         ConfigError: if the model is not a GPT2, or is on the meta device.
-        GenerationError: at the call, if a setting is out of range, a prompt is empty or padded on the right, an id is
-            outside the vocabulary, or prompt and new tokens together exceed the context. Later, if the logits are NaN
-            or the settings exclude every token.
+        GenerationError: at the call, if a setting is out of range, if a prompt is empty, padded on the right or has an
+            id outside the vocabulary, or if it exceeds the context together with its new tokens. Later, if the logits
+            are NaN or the settings exclude every token.
     """
     chosen = GenerationSettings(**settings)
     if chosen.stop_texts and tokenizer is None:

@@ -80,10 +80,6 @@ class StaticBatch(Batch):
         else:
             self.join(list(new))  # no window is full, or the step would not have been launched
 
-    @property
-    def reads_ragged(self) -> bool:
-        return False
-
     def _next_tokens(self) -> list[int]:
         flight, self.flight = self.flight, self._launched() if self._is_foreseeable() else None
         found = {} if flight is None else flight.tokens(self.rows)

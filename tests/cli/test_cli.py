@@ -705,30 +705,6 @@ def test_beyond_the_context(run: Run, tmp_path: Path, caplog: pytest.LogCaptureF
     assert run(*words, "--lookup", 8).out == plain.out
 
 
-@pytest.mark.parametrize(
-    ("words", "asked"),
-    [
-        ([], (1, 3)),
-        (["--lookup", 8], (9, 3)),
-        (["--lookup", 10**9], (256, 3)),
-        (["--batch-size", 3], (3,)),
-        (["--batch-size", 10**9], (4,)),
-        (["--batch-size", 1, "--lookup", 8], (9,)),
-    ],
-)
-def test_weights_are_laid_out_for_the_tokens_of_a_step(
-    words: list[Any], asked: tuple[int, ...], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And how many steps there may be of a single text."""
-    heard: list[tuple[int, ...]] = []
-    monkeypatch.setattr("minigpt.engine.lay_out", lambda model, *what: heard.append(what) or model)
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "The old sailor"}\n' * 4)
-    many = ["--prompts", tmp_path / "prompts.jsonl", "--out", tmp_path / "texts.jsonl"]
-    given = many if "--batch-size" in words else ["The old sailor"]
-    assert run("generate", *given, *words, "--greedy", "--max-new-tokens", 3).status == 0
-    assert heard == [asked]
-
-
 # norms and info
 
 
