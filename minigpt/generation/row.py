@@ -59,6 +59,10 @@ class Row:
         self._unread = ""
         self._drawn = torch.empty(0, dtype=torch.float64, device="cpu")
 
+    @cached_property
+    def choice(self) -> str:
+        return self.settings.choice
+
     @property
     def new_ids(self) -> list[int]:
         return self.ids[self.prompt_length :]

@@ -16,20 +16,29 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 REQUEST_SECONDS = 30  # for a new connection to send the head of its first request
+READ_SECONDS = 30  # for a client to read some of what has been sent
 SWITCH_SECONDS = 1e-4  # a step lets go of Python's lock at each of its operations, and must soon have it back
 CONNECTIONS = 1024  # at a time; beyond them the answer is 503
 
 
 class Protocol(H11Protocol):
-    """HTTP that closes a connection which is opened and sends no request."""
+    """HTTP that closes the connection of a client that sends no request, or does not read the answer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._silence = self.loop.call_later(REQUEST_SECONDS, self._close_if_silent)
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._close_if_silent)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._silence.cancel()
+        self._deadline.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._deadline = self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._deadline.cancel()
+        super().resume_writing()
 
     def _close_if_silent(self) -> None:
         if self.cycle is None:
@@ -63,7 +72,7 @@ def run(app: "ASGIApp", listening: socket.socket, grace: int) -> None:
     """Serve until SIGTERM or SIGINT; then accept no more, and let what is being written finish within ``grace`` s."""
     config = uvicorn.Config(
         app, http=Protocol, lifespan="on", log_level="warning", access_log=False, timeout_graceful_shutdown=grace,
-        limit_concurrency=CONNECTIONS, server_header=False,
+        limit_concurrency=CONNECTIONS, server_header=False, proxy_headers=False,
     )  # fmt: skip
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # which uvicorn raises again at its end

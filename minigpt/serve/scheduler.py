@@ -7,7 +7,7 @@ from typing import Protocol
 
 from minigpt.engine import GPT2
 from minigpt.errors import MiniGPTError
-from minigpt.serve.channel import Channel
+from minigpt.serve.channel import Post, deliver
 from minigpt.serve.comparison import Comparison, ComparisonLane
 from minigpt.serve.job import Job
 from minigpt.serve.lane import Lane
@@ -27,8 +27,8 @@ class _Works(Protocol):
     def has_work(self) -> bool: ...
     @property
     def count_waiting(self) -> int: ...
-    def step(self) -> set[Channel]: ...
-    def fail(self, error: BaseException) -> set[Channel]: ...
+    def step(self) -> list[Post]: ...
+    def fail(self, error: BaseException) -> list[Post]: ...
 
 
 class Scheduler:
@@ -99,11 +99,11 @@ class Scheduler:
             try:
                 for lane in self._all:
                     if lane.has_work:
-                        Channel.deliver(lane.step())
+                        deliver(lane.step())
             except Exception as error:  # a mistake of ours must not leave clients waiting for ever
                 logging.getLogger("minigpt").exception("a step failed")
                 self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         for lane in self._all:
-            Channel.deliver(lane.fail(error))
+            deliver(lane.fail(error))
