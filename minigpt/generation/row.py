@@ -11,6 +11,7 @@ from torch import Tensor
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.text import TextAssembler
 
+NOTHING = torch.empty(0, dtype=torch.float64, device="cpu")
 AT_ONCE = 1024  # random numbers: a text may end long before the last that it might need
 
 
@@ -57,7 +58,7 @@ class Row:
         self.logprobs: list[float] = []
         self.text = TextAssembler(self.settings.stop_texts)
         self._unread = ""
-        self._drawn = torch.empty(0, dtype=torch.float64, device="cpu")
+        self._drawn = NOTHING
 
     @cached_property
     def choice(self) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from minigpt.serve.comparison import Comparison, ComparisonLane
 from minigpt.serve.job import Job
 from minigpt.serve.lane import Lane
 from minigpt.serve.meters import Meters
+
+GATHER_SECONDS = 0.002  # for requests that come together to be read together
 
 
 class BusyError(MiniGPTError):
@@ -96,6 +99,8 @@ class Scheduler:
                 self._wake.wait_for(lambda: self._stopping or any(lane.has_work for lane in self._all))
                 if self._stopping:
                     return
+            if not self.count_writing:
+                time.sleep(GATHER_SECONDS)
             try:
                 for lane in self._all:
                     if lane.has_work:
