@@ -60,8 +60,7 @@ def serve(
     settle_memory()
     with listen(host, port) as listening:
         models, tokenizer = load(
-            model, norm or ["fused"], keep=parse_keep(keep), dtype=dtype, device=device, quantize=quantize,
-            tokens=max_batch,
+            model, norm or ["fused"], keep=parse_keep(keep), dtype=dtype, device=device, quantize=quantize
         )  # fmt: skip
         hosts = [*LOOPBACK, host, *(allow_host or [])] if is_local or allow_host else None
         application = app(

@@ -5,9 +5,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from minigpt.checkpoint import from_pretrained, locate
-from minigpt.engine import GPT2, lay_out
+from minigpt.engine import GPT2
 from minigpt.errors import ConfigError
-from minigpt.norms import KEEP
+from minigpt.norms.foreign.adapt import KEEP
 from minigpt.swap import swap_norms
 from minigpt.tokenizer import Tokenizer
 
@@ -20,7 +20,6 @@ def load(
     dtype: str | None = None,
     device: str | None = None,
     quantize: str | None = None,
-    tokens: int = 16,
 ) -> tuple[dict[str, GPT2], Tokenizer]:
     """Return the models by their ids, and their tokenizer.
 
@@ -28,7 +27,6 @@ def load(
 
     Args:
         keep: as ``swap_norms`` takes it.
-        tokens: how many are mostly read at a time, one of every text.
 
     Raises:
         MiniGPTError: if the checkpoint, its tokenizer or a norm cannot be loaded.
@@ -38,7 +36,6 @@ def load(
     place = locate(source)
     name = Path(source).resolve().name if Path(source).exists() else source
     first = from_pretrained(place, norm=norms[0], keep=keep, dtype=dtype, device=device, quantize=quantize)
-    lay_out(first, tokens)  # before the others share its weights
     others = {f"{name}:{norm}": with_norm(first, norm, keep) for norm in norms[1:]}
     return {name: first} | others, Tokenizer.from_pretrained(place)
 
