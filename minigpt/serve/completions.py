@@ -12,7 +12,6 @@ from minigpt.serve.job import Event, Failed, PromptRead, Written
 from minigpt.serve.logprobs import Token
 from minigpt.serve.protocol import CompletionRequest
 from minigpt.serve.refusal import RefusalError
-from minigpt.serve.scheduler import StoppedError
 from minigpt.serve.service import Service
 
 REASONS = {None: None, "eos": "stop", "stop": "stop", "length": "length"}  # Row.end -> finish_reason
@@ -144,8 +143,8 @@ class Answer:
 
 def failure(error: BaseException) -> RefusalError:
     """Return the error that a client gets if its request failed while it was computed."""
-    if isinstance(error, StoppedError):
-        return RefusalError(503, str(error), code="shutting_down")
+    if isinstance(error, RefusalError):
+        return error
     if str(error) == NO_TOKEN_LEFT:
         return RefusalError(400, str(error))
     return RefusalError(500, f"the model failed: {type(error).__name__}: {str(error)[:500]}", code="model_failed")

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 import minigpt
@@ -32,10 +33,10 @@ PAGE = {
     "/page.js": ("page.js", "text/javascript"),
 }
 PAGE_POLICY = "default-src 'none'; img-src data:; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"  # noqa: E501
-NOT_OURS = {
-    "/v1/chat/completions": "GPT-2 was trained on plain text and knows no chat; use /v1/completions",
+NOT_SUPPORTED = {
+    "/v1/chat/completions": "GPT-2 was trained on plain text, not on chats; use /v1/completions",
     "/v1/embeddings": "this server does not make embeddings; use /v1/completions",
-    "/v1/responses": "GPT-2 was trained on plain text and knows no chat; use /v1/completions",
+    "/v1/responses": "GPT-2 was trained on plain text, not on chats; use /v1/completions",
 }
 
 
@@ -87,15 +88,6 @@ def _add_completions(app: FastAPI, service: Service) -> None:
             yield answer.last_chunks()
 
         return await _stream(chunks())
-
-    def refuse(path: str) -> None:
-        async def refusing() -> Response:
-            raise RefusalError(404, NOT_OURS[path], code="not_supported")
-
-        app.add_api_route(path, refusing, methods=["POST"])
-
-    for path in NOT_OURS:
-        refuse(path)
 
 
 def _add_compare(app: FastAPI, service: Service) -> None:
@@ -159,22 +151,10 @@ def _add_information(app: FastAPI, service: Service) -> None:
 
 def _add_page(app: FastAPI) -> None:
     folder = files("minigpt.serve").joinpath("page")
-
-    def add(path: str, file: str, kind: str) -> None:
-        content = folder.joinpath(file).read_text(encoding="utf-8")
-        headers = {
-            "Content-Security-Policy": PAGE_POLICY,
-            "Cache-Control": "no-cache",
-            "Referrer-Policy": "no-referrer",
-        }
-
-        async def page() -> Response:
-            return Response(content, media_type=kind, headers=headers)
-
-        app.add_api_route(path, page, methods=["GET"], include_in_schema=False)
-
+    headers = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache", "Referrer-Policy": "no-referrer"}
     for path, (file, kind) in PAGE.items():
-        add(path, file, kind)
+        page = Response(folder.joinpath(file).read_bytes(), media_type=kind, headers=headers)
+        app.router.routes.append(Route(path, page, methods=["GET"]))
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -191,8 +171,9 @@ def _add_errors(app: FastAPI) -> None:
         return _invalid(error).response()
 
     @app.exception_handler(HTTPException)
-    async def failed(_: Request, error: HTTPException) -> Response:
+    async def failed(request: Request, error: HTTPException) -> Response:
         said = {404: "there is no such path", 405: "this path does not take that method"}
+        said[404] = NOT_SUPPORTED.get(request.url.path, said[404])
         return RefusalError(error.status_code, said.get(error.status_code, str(error.detail))).response()
 
     @app.exception_handler(Exception)
