@@ -31,6 +31,7 @@ class MyWrongKernel(MyKernel):
         return super().forward(x) - self.beta
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unchecked")  # torch.compile would trace the shape checks as well
 def test_a_layer_norm_passes() -> None:
     assert_norm_parity(MyKernel, device="cpu", compile_backend="aot_eager")

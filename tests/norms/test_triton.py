@@ -69,6 +69,7 @@ def gradients(compute: Callable[..., Tensor], norm: nn.Module, *leaves: Tensor) 
     return torch.autograd.grad((y.double() * coefficients).sum(), [*leaves, *norm.parameters()])
 
 
+@pytest.mark.thorough
 def test_passes_the_conformance_kit(device: torch.device) -> None:
     assert_norm_parity("triton", device=device, cases=KIT)
 
@@ -134,6 +135,7 @@ def test_gradients_of_add_norm(used: str, device: torch.device) -> None:
         assert_close(one, other, 1e-5, f"{used}: gradient of {what}")
 
 
+@pytest.mark.thorough
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
     st.sampled_from([(6,), (2, 3)]),
@@ -218,6 +220,7 @@ def test_the_same_bits_on_every_run(device: torch.device) -> None:
         assert_same_bits(one, other, "gradients")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_operator_is_registered_as_pytorch_wants_it(bias: bool, device: torch.device) -> None:
     x, delta, weight = (torch.randn(*shape).to(device).requires_grad_() for shape in ((3, 5, 40), (3, 5, 40), (40,)))
@@ -314,6 +317,7 @@ def test_a_block_adds_and_normalizes_at_once_unless_it_has_hooks(device: torch.d
     assert_close(logits, expected, 1e-5, "against the library's norm")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
 @pytest.mark.parametrize("of_all", [False, True], ids=["its own", "of all modules"])
 def test_hooks_of_gradients_see_a_norm_that_could_add_too(register: str, of_all: bool, device: torch.device) -> None:
