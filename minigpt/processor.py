@@ -28,11 +28,9 @@ HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_s
 
 HALVES = (torch.bfloat16, torch.float16)
 _KNOWN = {  # to oneDNN: bfloat16 with AVX-512 at least, or an equal of it
-    torch.float32: HAS_ONEDNN,
     torch.bfloat16: HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported(),
     torch.float16: HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_fp16_supported(),
 }
 _IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 # But for a few rows and a weight that lies by rows, the library takes many times float32's time for these.
 SLOW_HALVES = tuple(dtype for dtype in HALVES if _IS_X86 and not _KNOWN[dtype])
-PACKABLE = tuple(dtype for dtype in (torch.float32, torch.bfloat16) if _KNOWN[dtype])  # what oneDNN lays out anew

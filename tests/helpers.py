@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import minigpt
 from minigpt.model.conv1d import Conv1D
-from minigpt.processor import HAS_ONEDNN, PACKABLE
+from minigpt.processor import HAS_ONEDNN
 
 SMALL = {
     "vocab_size": 83, "n_positions": 128, "n_embd": 48, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0,
@@ -19,11 +19,6 @@ SMALL = {
 
 
 needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="this PyTorch has no oneDNN")
-
-
-def skip_unless_packable(dtype: torch.dtype) -> None:
-    if dtype not in PACKABLE:
-        pytest.skip(f"oneDNN packs no {dtype} for this processor")
 
 
 @torch.no_grad()

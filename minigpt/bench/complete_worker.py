@@ -5,7 +5,6 @@ import sys
 import time
 
 from minigpt.checkpoint import from_pretrained
-from minigpt.engine import lay_out
 from minigpt.generation import complete
 from minigpt.process import settle_memory
 from minigpt.tokenizer import Tokenizer
@@ -15,7 +14,7 @@ def main() -> None:
     """Print [seconds, tokens] for each line of standard input."""
     spec, places = json.loads(sys.argv[1]), int(sys.argv[2])
     settle_memory()
-    model = lay_out(from_pretrained(spec["folder"], device="cpu", dtype=spec["dtype"]), places)
+    model = from_pretrained(spec["folder"], device="cpu", dtype=spec["dtype"])
     tokenizer = Tokenizer.from_pretrained(spec["folder"])
     for _ in sys.stdin:
         began = time.perf_counter()

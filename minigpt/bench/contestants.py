@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint import from_pretrained
-from minigpt.engine import GPT2, compile_steps, lay_out
+from minigpt.engine import GPT2, compile_steps
 from minigpt.engine.kernel import path_of, use_kernel
 from minigpt.errors import ConfigError, GenerationError
 from minigpt.generation import generate
@@ -44,7 +44,7 @@ class Minigpt:
     """This project, at a dtype, or "int8"; its steps compiled where that is asked for."""
 
     def __init__(self, folder: str, prompts: Prompts, kind: str, compiled: bool = False) -> None:
-        self.model = writer(folder, kind, len(prompts))
+        self.model = writer(folder, kind)
         if compiled:
             compile_steps(self.model)
         self.decoding = path_of(self.model)
@@ -115,7 +115,7 @@ class Products:
 
     def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
         use_kernel(kind == "int8")  # the library's products, in the layout that they like best
-        model, self.rows = writer(folder, kind, len(prompts)), len(prompts)
+        model, self.rows = writer(folder, kind), len(prompts)
         blocks, (c, inner), dtype = model.h, (model.config.n_embd, model.config.inner_size), model.wte.weight.dtype
         inputs = {width: torch.randn(self.rows, 1, width).to(dtype) for width in (c, inner)}
         widths = {"attn.c_attn": c, "attn.c_proj": c, "mlp.c_fc": c, "mlp.c_proj": inner}
@@ -148,10 +148,10 @@ CONTESTANTS: dict[str, Callable[..., Contestant]] = {
 }
 
 
-def writer(folder: str, kind: str, rows: int) -> GPT2:
-    """The model as the command line has it where it writes so many rows at a time, and a hundred tokens or more."""
+def writer(folder: str, kind: str) -> GPT2:
+    """Return the model as the command line loads it."""
     how: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
-    return lay_out(from_pretrained(folder, device="cpu", **how), rows)
+    return from_pretrained(folder, device="cpu", **how)
 
 
 def convert_for_ctranslate2(folder: Path, kind: str) -> None:

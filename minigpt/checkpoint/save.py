@@ -18,7 +18,6 @@ from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, INDEX, SAFETENSO
 from minigpt.checkpoint.fitting import misfits
 from minigpt.checkpoint.translate import PREFIX
 from minigpt.engine import GPT2
-from minigpt.engine.packed import unchanged
 from minigpt.errors import CheckpointError, listing
 from minigpt.model.attention import score_scale
 from minigpt.model.checks import check_gpt2, check_weights
@@ -196,12 +195,12 @@ def _other_eps(model: GPT2) -> str | None:
 
 
 def _other_functions(model: GPT2) -> str | None:
-    ours = (unchanged, activation(model.config.activation_function))
+    act = activation(model.config.activation_function)
     blocks: Any = model.h
     others: list[str] = []
     for i, block in enumerate(blocks):
         scale = score_scale(model.config, i)
-        if getattr(block.mlp, "act", unchanged) not in ours:
+        if getattr(block.mlp, "act", act) is not act:
             others.append(f"h.{i}.mlp.act")
         if getattr(block.attn, "scale", scale) != scale:
             others.append(f"h.{i}.attn.scale")

@@ -8,7 +8,7 @@ import typer
 
 import minigpt
 from minigpt.cli.files import made_aside, print_json, read_standard_input, require_name, said_aside
-from minigpt.cli.many import tokens_at_a_time, write_many
+from minigpt.cli.many import write_many
 from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Keep, Model, Norm, Quantize, Revision, parse_keep
 
 EXAMPLES = (
@@ -77,7 +77,6 @@ def generate(
 ) -> None:  # fmt: skip
     """Continue a prompt, or each prompt of a file."""
     from minigpt.checkpoint import locate, read_generation_config  # not at the top: --help need not wait for PyTorch
-    from minigpt.engine import lay_out
     from minigpt.generation.settings import known_settings
     from minigpt.process import settle_memory
 
@@ -106,7 +105,6 @@ def generate(
                 gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "keep": keep, "attention": attention}
             )
             return
-        lay_out(gpt2, tokens_at_a_time(gpt2, settings, 1), settings["max_new_tokens"])
     pieces = made_aside(minigpt.stream(gpt2, tokenizer, text, **settings))
     if as_json:
         print_json({"model": model, "norm": norm, "prompt": text, "text": "".join(pieces), "settings": settings}, "-")

@@ -28,7 +28,6 @@ def write_many(
     Only texts of the same run are there: of the same prompts, weights, settings, tokenizer and ``identity``, such as
     the norm's name, and where that names a file, of the same source.
     """
-    from minigpt.engine import lay_out
     from minigpt.generation import complete
     from minigpt.generation.promptfile import ResultFile, fingerprint, read_prompts
 
@@ -48,7 +47,6 @@ def write_many(
             raise GenerationError(f"{out} has text {copy} of line {line}, which is none of these; give another --out")
         written |= {places[done] for done in results.done}
         _note(results.note, f"{len(written)} texts are there already" if written else None)
-        lay_out(model, tokens_at_a_time(model, settings, min(batch_size, len(places))))
         try:
             with _bar(len(places), len(written)) as done:
                 for text in texts:
@@ -71,12 +69,6 @@ def _sources(tokenizer: "minigpt.Tokenizer", identity: Mapping[str, Any]) -> dic
 def _note(*notes: str | None) -> None:
     for note in filter(None, notes):
         print(f"note: {note}", file=sys.stderr)
-
-
-def tokens_at_a_time(model: "minigpt.GPT2", settings: Mapping[str, Any], texts: int) -> int:
-    """How many a step reads: one of every text; or where it guesses, one text at a time, the guess along with it."""
-    guessed = settings.get("prompt_lookup_num_tokens")
-    return min(1 + guessed, model.config.n_positions) if guessed else texts
 
 
 @contextmanager

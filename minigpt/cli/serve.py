@@ -57,9 +57,7 @@ def serve(
         raise ConfigError(f"other machines can reach --host {host}, so it needs --api-key or MINIGPT_API_KEY")
     settle_memory()
     with listen(host, port) as listening:
-        models, tokenizer = load(
-            model, norm or ["fused"], dtype=dtype, device=device, quantize=quantize, tokens=max_batch
-        )
+        models, tokenizer = load(model, norm or ["fused"], dtype=dtype, device=device, quantize=quantize)
         hosts = [*LOOPBACK, host, *(allow_host or [])] if is_local or allow_host else None
         application = app(
             models, tokenizer=tokenizer, api_key=api_key, max_batch=max_batch, max_queue=max_queue,

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from minigpt.engine import kernel
 from minigpt.engine.kernel import BLOCK, PANEL
-from minigpt.engine.packed import affine_layers
 from minigpt.engine.pages import MappedFiles
+from minigpt.engine.parts import affine_layers
 from minigpt.engine.root import GPT2
 from minigpt.errors import ConfigError
 from minigpt.model.checks import check_gpt2
@@ -119,13 +119,13 @@ def quantize_int8(model: GPT2) -> GPT2:
     gone. A layer with hooks, or with a forward of somebody else's, stays as it is.
 
     Raises:
-        ConfigError: if the model is not a GPT2 on the CPU in "fast" arithmetic with weights as they were loaded, or a
-            weight is not finite.
+        ConfigError: if the model is not a GPT2 on the CPU in "fast" arithmetic, is quantized already, or has a weight
+            that is not finite.
     """
     check_gpt2(model)
     check_roundable(model.arithmetic)
-    if model.quantize is not None or model.fast_head is not None:
-        raise ConfigError("weights must be as they were loaded to be quantized, got packed or quantized ones")
+    if model.quantize is not None:
+        raise ConfigError("the model is quantized already")
     if not model.wte.weight.is_cpu:
         raise ConfigError(f"weights of eight bits are for the CPU, got {model.wte.weight.device}")
     files = MappedFiles()

@@ -1,45 +1,24 @@
 """The fast classes of the network's parts. A part keeps its identity, Parameters and hooks; only its class changes."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from minigpt.engine import attend_one, one_launch
+from minigpt.engine import one_launch
 from minigpt.engine.product import product
 from minigpt.errors import ConfigError
-from minigpt.model.attention import CausalSelfAttention, Keys, Queries
-from minigpt.model.cache import KVCache, LayerCache
+from minigpt.model.attention import CausalSelfAttention
+from minigpt.model.cache import LayerCache
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.mlp import MLP, gelu_new, gelu_tanh
+from minigpt.norms.add import has_hooks
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class Texts(NamedTuple):
-    """What the fast attention takes as its cache when several texts stand one after the other in its input."""
-
-    shapes: Sequence[tuple[int, ...]]  # (batch, seq) of each text
-    masks: Sequence[Tensor | None]
-    caches: Sequence[KVCache]
-
-    def mix_each(
-        self, mix: Callable[..., Tensor], qkv: Float[Tensor, "1 tokens qkv"]
-    ) -> Float[Tensor, "1 tokens embd"]:
-        """Apply ``mix`` to each text's part, with its own mask and cache."""
-        mixed = map(mix, self.split(qkv), self.masks, self.caches)
-        return torch.cat([y.flatten(0, 1) for y in mixed])[None]  # each (B, T, C)
-
-    def split(self, tokens: Float[Tensor, "1 tokens width"]) -> list[Tensor]:
-        """Return each text's own part, (batch, seq, width)."""
-        parts = tokens[0].split([batch * seq for batch, seq in self.shapes])
-        return [part.unflatten(0, shape) for part, shape in zip(parts, self.shapes, strict=True)]
-
-
 class FastConv1D(Conv1D):
-    """A ``Conv1D`` by the fastest product for this processor and the weight's layout."""
+    """A ``Conv1D`` by the fastest product for this processor."""
 
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
         return product(x, self.weight, self.bias)
@@ -62,34 +41,25 @@ class FastMLP(MLP):
 
 
 class FastAttention(CausalSelfAttention):
-    """Attention with faster kernels for one new token a row, and for several texts in one sequence."""
+    """Attention that skips idle dropout, and has a kernel for one new token a row on GPUs."""
 
     def forward(
-        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None = None, cache: LayerCache | Texts | None = None
+        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None = None, cache: LayerCache | None = None
     ) -> Float[Tensor, "batch seq embd"]:
-        qkv = self.c_attn(x)  # (B, T, 3C)
-        y = self.c_proj(cache.mix_each(self.mix, qkv) if isinstance(cache, Texts) else self.mix(qkv, mask, cache))
-        return self.resid_dropout(y) if self.training else y
-
-    def mix(
-        self, qkv: Float[Tensor, "batch seq qkv"], mask: Tensor | None, cache: LayerCache | None
-    ) -> Float[Tensor, "batch seq embd"]:
-        batch, seq, _ = qkv.shape
-        qkv = qkv.contiguous()  # some products return vectors in pieces, which no kernel takes
+        batch, seq, _ = x.shape
+        qkv = self.c_attn(x).contiguous()  # some products return vectors in pieces, which no kernel takes
         if not self.training and self.attention == "sdpa" and mask is not None and one_launch.suits(cache, qkv):
-            return one_launch.attend(qkv, cache.layers[self.layer], mask, cache.column, self.scale)
-        qkv = qkv.view(batch, seq, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # (B, T, 3C) -> (3, B, H, T, D)
-        q, k, v = qkv.unbind()
-        if cache is not None:
-            k, v = cache.update(self.layer, qkv[1:])  # each (B, H, S, D), views of the cache
-        attend = self.sdpa if self.attention == "sdpa" else self.eager
-        y = attend(q, k, v, mask)
-        return y.transpose(1, 2).reshape(batch, seq, -1).contiguous()  # (B, H, T, D) -> (B, T, C)
-
-    def sdpa(self, q: Queries, k: Keys, v: Keys, mask: Tensor | None) -> Queries:
-        if not self.training and attend_one.suits(q):
-            return attend_one.attend(q, k, v, mask, self.scale)
-        return super().sdpa(q, k, v, mask)
+            y = one_launch.attend(qkv, cache.layers[self.layer], mask, cache.column, self.scale)
+        else:
+            qkv = qkv.view(batch, seq, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # (B, T, 3C) -> (3, B, H, T, D)
+            q, k, v = qkv.unbind()
+            if cache is not None:
+                k, v = cache.update(self.layer, qkv[1:])  # each (B, H, S, D), views of the cache
+            attend = self.sdpa if self.attention == "sdpa" else self.eager
+            y = attend(q, k, v, mask)
+            y = y.transpose(1, 2).reshape(batch, seq, -1).contiguous()  # (B, H, T, D) -> (B, T, C)
+        y = self.c_proj(y)
+        return self.resid_dropout(y) if self.training else y
 
 
 FASTER: dict[type[nn.Module], type[nn.Module]] = {
@@ -121,16 +91,28 @@ def plain(model: Model) -> Model:
     """Give every part of ``model`` its plain class back, in place; return ``model``.
 
     Raises:
-        ConfigError: if the weights are packed or have eight bits: load the model again instead.
+        ConfigError: if the weights are int8: load the model again instead.
     """
     if getattr(model, "fast_head", None) is not None:
-        raise ConfigError("model must have its weights as they were loaded, got packed or int8 weights; load it again")
+        raise ConfigError("model must have its original weights, got int8 weights; load it again")
     _exchange(model, PLAINER)
     if isinstance(getattr(model, "lm_head", None), FastLinear):
         model.lm_head.__class__ = nn.Linear  # type: ignore[union-attr]
     if hasattr(model, "arithmetic"):
         vars(model)["arithmetic"] = "reference"
     return model
+
+
+def affine_layers(model: nn.Module) -> list[str]:
+    """Return the names of the affine layers that have a forward of ours and no hooks.
+
+    It returns names, not modules, so that each layer is freed when another takes its place.
+    """
+    return [
+        name
+        for name, module in model.named_modules()
+        if type(module) in (Conv1D, FastConv1D) and "forward" not in vars(module) and not has_hooks(module)
+    ]
 
 
 def _exchange(model: nn.Module, classes: dict[type[nn.Module], type[nn.Module]]) -> None:

@@ -1,20 +1,17 @@
-"""The affine product, by the library call that is fastest for this processor and the weight's layout.
+"""The affine product, by the library call that is fastest for this processor.
 
-R rows: every token of a batch is one. With few rows the time is that of reading the weights once.
+R rows: every token of a batch is one.
 """
 
 import itertools
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.processor import HAS_BFLOAT16, HAS_ONEDNN, PREFERS_ONEDNN, SLOW_HALVES
+from minigpt.processor import HAS_ONEDNN, PREFERS_ONEDNN, SLOW_HALVES
 
-DOTS = (0, 1, 2, 3)  # with so few rows, a half-precision weight that lies by rows is not worth converting
-FAST_LINEAR = (*SLOW_HALVES, torch.bfloat16) if HAS_BFLOAT16 else SLOW_HALVES  # dtypes that want ``F.linear`` itself
 PIECE = 2048  # columns of a weight whose float32 copy stays in the cache until it is multiplied
 
 linear_pointwise: Any = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None  # oneDNN's ``F.linear``
@@ -23,16 +20,14 @@ linear_pointwise: Any = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN
 def product(
     x: Float[Tensor, "batch seq inp"], weight: Float[Tensor, "inp out"], bias: Float[Tensor, " out"] | None = None
 ) -> Float[Tensor, "batch seq out"]:
-    """Return ``x W + b``. ``W`` may lie in memory as (in, out), or by rows as (out, in)."""
-    rows = x.reshape(-1, x.shape[-1])  # (R, in)
+    """Return ``x W + b``."""
     if _suits_onednn(x, weight):
         return onednn_linear(x, weight.t(), bias)
-    if _suits_float32(rows, weight):
+    if _suits_float32(x, weight):
         return in_float32(x, weight, bias)
+    rows = x.reshape(-1, x.shape[-1])  # (R, in)
     if _suits_a_compiler(x) and known_length(rows) == 1:
         y = written_out(rows, weight, bias)
-    elif weight.t().is_contiguous() and not weight.is_contiguous():
-        y = _by_rows(rows, weight.t(), bias)
     else:
         y = torch.mm(rows, weight) if bias is None else torch.addmm(bias, rows, weight)  # (R, out)
     return y.reshape(*x.shape[:-1], -1)
@@ -72,14 +67,6 @@ def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return linear_pointwise(x, weight, bias, "none", [], "")
 
 
-def _by_rows(x: Float[Tensor, "rows inp"], weight: Float[Tensor, "out inp"], bias: Tensor | None) -> Tensor:
-    """``F.linear`` with a contiguous ``weight``. For one row, a product with a vector is faster on the CPU."""
-    if not x.is_cpu or known_length(x) != 1 or x.dtype in FAST_LINEAR:
-        return F.linear(x, weight, bias)
-    y = torch.mv(weight, x[0]) if bias is None else torch.addmv(bias, weight, x[0])  # (out)
-    return y[None]
-
-
 def known_length(rows: Float[Tensor, "rows inp"]) -> int | None:
     """Return the number of rows, or None while a program for any number of rows is exported."""
     # ``is_exporting()`` is True in whatever a compiler reads before torch 2.13, exported or not.
@@ -97,10 +84,10 @@ def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
     return PREFERS_ONEDNN and may and not torch.is_autocast_enabled("cpu")
 
 
-def _suits_float32(rows: Tensor, weight: Tensor) -> bool:
+def _suits_float32(x: Tensor, weight: Tensor) -> bool:
     """Return True if the processor converts a weight of this half precision faster than it multiplies it."""
-    is_slow = rows.dtype in SLOW_HALVES and rows.dtype == weight.dtype and rows.is_cpu
-    return is_slow and only_infers(rows) and not (weight.t().is_contiguous() and known_length(rows) in DOTS)
+    is_slow = x.dtype in SLOW_HALVES and x.dtype == weight.dtype and x.is_cpu
+    return is_slow and only_infers(x)
 
 
 def _suits_a_compiler(x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The root of a fast model: the plain network, with what concerns all of it at once.
+"""The root of a fast model: the plain network with int8 head and compiled steps.
 
 B batch, T new tokens, S tokens in all, C embedding, V vocabulary.
 """
@@ -6,14 +6,13 @@ B batch, T new tokens, S tokens in all, C embedding, V vocabulary.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.config import GPT2Config
 from minigpt.engine.hooks import is_watched
-from minigpt.engine.parts import Texts, accelerate
+from minigpt.engine.parts import accelerate
 from minigpt.engine.product import product
 from minigpt.errors import ConfigError
 from minigpt.model import gpt2
@@ -58,23 +57,18 @@ class GPT2(gpt2.GPT2):
         super().__init__(config, norm=norm, attention=attention)
         self.arithmetic = arithmetic
         self.quantize: str | None = None  # set by quantize_int8
-        self.fast_head: nn.Module | None = None  # the head in another form, set by quantize_int8 and pack
+        self.fast_head: nn.Module | None = None  # the int8 head, set by quantize_int8
         self.step: CompiledStep | None = None  # set by compile_steps
         if arithmetic == "fast":
             accelerate(self)
 
     def run(
-        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | Texts | None
+        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | None
     ) -> Float[Tensor, "batch seq embd"]:
         """Return the stream (B, T, C) after every block and the last norm; one new token by the compiled step."""
-        if x.shape[1] == 1 and isinstance(cache, KVCache):
-            if self.step is not None and not is_watched(self):
-                return self.step(x, mask, cache)
-            if mask is not None and self.arithmetic == "fast" and x.dtype != torch.float16:
-                # One addition, instead of a conversion in every layer. float16's lowest number cannot hide every key.
-                lowest = torch.finfo(x.dtype).min
-                mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill(~mask, lowest)
-        return super().run(x, mask, cache)  # type: ignore[arg-type]
+        if self.step is not None and x.shape[1] == 1 and isinstance(cache, KVCache) and not is_watched(self):
+            return self.step(x, mask, cache)
+        return super().run(x, mask, cache)
 
     def head(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq vocab"]:
         """Return logits for the last norm's output. A tied head is the token embedding."""
@@ -94,7 +88,7 @@ class GPT2(gpt2.GPT2):
             return self.wte.weight
         head = self.lm_head
         if not isinstance(head, nn.Linear) or head.bias is not None or "forward" in vars(head) or is_watched(head):
-            raise ConfigError("lm_head must be a plain nn.Linear without bias or hooks to be laid out another way")
+            raise ConfigError("lm_head must be a plain nn.Linear without bias or hooks to be quantized")
         return head.weight
 
     def new_cache(self, batch_size: int, max_length: int) -> KVCache:

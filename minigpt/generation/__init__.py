@@ -1,4 +1,4 @@
-"""Model -> tokens."""
+"""Generation: from prompts to tokens and text."""
 
 from minigpt.generation.complete import Completion, Piece, Prompt, complete, stream_many
 from minigpt.generation.decode import Generated, generate, stream

@@ -1,4 +1,4 @@
-"""Attention by kernels that are ready for every length, since a text has another at every token."""
+"""Attention without kernels that prepare for each length, since a text has a new length at every token."""
 
 import contextlib
 import threading
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from torch.backends import cuda
 
 _lock = threading.Lock()
-_found: list[bool] = []  # for each that is at work, whether it found cuDNN permitted: the first is what is put back
+_found: list[bool] = []  # for each caller, whether it found cuDNN enabled; the first value is restored
 
 
 @contextlib.contextmanager
 def of_any_length() -> Iterator[None]:
-    """Without cuDNN's attention, which makes a plan for every length it meets, and takes much longer for that.
+    """Disable cuDNN's attention, which makes a slow plan for every new length.
 
-    Where nobody could take its place, as under ``sdpa_kernel`` for it alone, it stays. The setting is the process's: of
-    several threads at work, the last puts it back.
+    It stays enabled if no other kernel could replace it, as under ``sdpa_kernel`` for cuDNN alone. The setting belongs
+    to the process: the last of several threads restores it.
     """
     with _lock:
         _found.append(cuda.cudnn_sdp_enabled())

@@ -1,4 +1,4 @@
-"""Rows that write together: each joins when there is a place, stops on its own, and leaves its place to the next.
+"""A batch of rows that are decoded together: a row joins when there is a place, and leaves when it has ended.
 
 B rows, T tokens read at once, V vocabulary.
 """
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from minigpt.engine import GPT2
 from minigpt.engine.kernel import step_of
-from minigpt.engine.together import Text, read_each, reads_together
 from minigpt.errors import GenerationError
 from minigpt.generation.any_length import of_any_length
 from minigpt.generation.processors import Situation, warp_by
@@ -24,22 +23,19 @@ from minigpt.generation.slots import Slots
 from minigpt.model.cache import KVCache
 
 NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
-INFINITE = "a logit is infinite, so that no token can be drawn; a wider dtype or a higher temperature can hold it"
-NO_TOKEN_LEFT = "the settings exclude every token there is; permit some, or ask for fewer tokens"
-OVERHEAD = {"cpu": 32, "cuda": 1024}  # tokens that could be read in the time that a forward takes anyway
-OVERHEAD_BESIDE = {"cpu": 2, "cuda": 1024}  # the same of one text more in a forward that others need anyway
-SHORT = {"cpu": 64, "cuda": 2048}  # tokens of a text that is read sooner with others
+INFINITE = "a logit is infinite, so no token can be drawn; use a wider dtype or a higher temperature"
+NO_TOKEN_LEFT = "the settings exclude every token; allow some, or ask for fewer tokens"
+OVERHEAD = {"cpu": 32, "cuda": 1024}  # a forward takes as long as reading so many more tokens
 IDLE = 0.002  # seconds to wait before asking again for a row when none is in progress
-BLOCK = 256  # scores, of which the largest is found at once
-WASTE = 32  # columns that no row needs any more, from which on it pays to move everybody to the left
+BLOCK = 256  # scores whose maximum is computed at once
+WASTE = 32  # unused columns from which on it pays to move all rows to the left
 
 
 class Batch:
-    """The rows that are being written, and the logits of each one's next token.
+    """The rows in progress, and the logits of each one's next token.
 
-    ``join`` reads what new rows say, ``choose`` adds a token to every row and lets those that are over go, ``read``
-    reads the tokens added, and what new rows say along with them. Between any two of them a row may be anything from
-    its first token to its last.
+    ``join`` reads the texts of new rows. ``choose`` adds a token to every row and lets ended rows leave. ``read`` reads
+    the new tokens, and the texts of new rows.
     """
 
     def __init__(self, model: GPT2, settings: GenerationSettings, places: int, longest: int) -> None:
@@ -55,22 +51,20 @@ class Batch:
     def device(self) -> torch.device:
         return self.model.wte.weight.device
 
-    @property
-    def _device_kind(self) -> str:
-        return "cuda" if self.device.type == "cuda" else "cpu"
-
     @torch.inference_mode()
     @of_any_length()
     def join(self, rows: list[Row]) -> None:
-        """Read the texts of new rows: what rows of one prompt share once, and texts of about one length together."""
-        for reading in self._readings(rows, OVERHEAD):
-            logits = self._read_alone(reading)[reading.of_row]
+        """Read the texts of new rows, a group of similar lengths at a time."""
+        windows = {row: self._window(row) for row in rows}
+        overhead = OVERHEAD["cuda" if self.device.type == "cuda" else "cpu"]
+        for reading in readings(windows, overhead, self.device):
+            logits = self._read_texts(reading)[reading.of_row]
             self.logits = torch.cat([self.logits, logits]) if self.rows else logits
             self.rows += reading.rows
 
     @torch.inference_mode()
     def choose(self) -> list[Row]:
-        """Add a token to every row. Those that are over leave; all that have a new token are returned."""
+        """Add a token to every row, and return the rows. Those that have ended leave the batch."""
         chosen = list(self.rows)
         for row, token in zip(chosen, self._next_tokens(), strict=True):
             row.push(token)
@@ -80,92 +74,67 @@ class Batch:
     @torch.inference_mode()
     @of_any_length()
     def read(self, new: Sequence[Row] = ()) -> None:
-        """Read the token that each row has last added, and the texts of new rows; a window that is full, anew."""
-        if not self.settings.use_cache:
-            rows, self.rows = self.rows, []
-            return self.join([*rows, *new])
-        full = [place for place, start in enumerate(self.slots.starts) if self.slots.length - start >= self.context]
-        joining = [*self._leave(full), *new]
+        """Read the last token of each row, and the texts of new rows.
+
+        A row whose context is full reads its window again as a new row, and so does every row without a cache.
+        """
+        if self.settings.use_cache:
+            full = [place for place, start in enumerate(self.slots.starts) if self.slots.length - start >= self.context]
+            again = self._leave(full)
+        else:
+            again, self.rows = self.rows, []
         if self.rows:
             self.slots.trim(WASTE)
-            short = [row for row in joining if len(self._window(row)) <= SHORT[self._device_kind]]
-            if short and self.kernel is None and self.reads_ragged:
-                self._read_ragged(short)
-                joining = [row for row in joining if row not in short]
-            else:
-                self._read_last()
-        return self.join(joining)
+            self._read_last()
+        self.join([*again, *new])
 
     def drop(self, rows: Container[Row]) -> None:
-        """Let rows go before they are over. Call it between ``choose`` and ``read``."""
+        """Remove rows before they have ended. Call it between ``choose`` and ``read``."""
         self._leave([place for place, row in enumerate(self.rows) if row in rows])
-
-    @property
-    def reads_ragged(self) -> bool:
-        """Whether new texts may be read in one forward with the tokens of the others."""
-        return reads_together(self.model)
 
     def _next_tokens(self) -> list[int]:
         return next_tokens(self.logits, self.rows)
 
     def _read_last(self) -> None:
-        if self.kernel is None:
-            self.logits = last_logits(self.model, self._last(), None, self.slots)
-            return
         tokens, slots = [row.ids[-1] for row in self.rows], self.slots
+        if self.kernel is None:
+            ids = torch.tensor(tokens, device=self.device)[:, None]  # (B, 1)
+            self.logits = last_logits(self.model, ids, None, slots)
+            return
         logits = self.kernel(tokens, slots.starts, slots.length, slots.store)
         slots.grow()
         self.logits = without_unused_ids(logits, self.model.config.used_vocab_size)
 
-    def _last(self) -> Int[Tensor, "batch 1"]:
-        return torch.tensor([row.ids[-1:] for row in self.rows], device=self.device)
-
-    def _read_ragged(self, joining: list[Row]) -> None:
-        """The tokens last added and the texts of rows that join, in one forward."""
-        found = self._readings(joining, OVERHEAD_BESIDE)
-        texts = [Text(new.ids, new.mask, self.model.new_cache(*new.ids.shape)) for new in found]
-        hidden = read_each(self.model, [Text(self._last(), None, self.slots), *texts])
-        ends = torch.cat([x[:, -1:] for x in hidden])  # (B, 1, C)
-        mine, *theirs = next_logits(self.model, self.model.head(ends)[:, 0]).split([len(x) for x in hidden])
-        self.logits = torch.cat([mine, *(logits[new.of_row] for logits, new in zip(theirs, found, strict=True))])
-        for reading, text in zip(found, texts, strict=True):
-            self._seat(reading, text.cache)
-            self.rows += reading.rows
-
-    def _seat(self, reading: Reading, aside: KVCache) -> None:
-        self.slots.trim(WASTE)
-        self.slots.join(aside, reading.of_row, reading.starts)
-
     def _window(self, row: Row) -> list[int]:
-        """What the row's next token may see: all, or the least that is kept and what was added since that was cut."""
+        """Return the tokens that the row's next token sees: all, or a window of the last ones if there are too many.
+
+        A window drops ``slide_stride`` tokens when it is full, and then grows again.
+        """
         if len(row.ids) <= self.context:
             return row.ids
         least = max(1, self.context - row.settings.slide_stride + 1)
-        since = len(row.ids) - max(row.prompt_length, self.context + 1)  # tokens, since it first did not hold them all
+        since = len(row.ids) - max(row.prompt_length, self.context + 1)  # tokens since the text became too long
         return row.ids[-(least + since % (self.context - least + 1)) :]
 
-    def _readings(self, rows: list[Row], overhead: dict[str, int]) -> list[Reading]:
-        windows = {row: self._window(row) for row in rows}
-        return readings(windows, overhead[self._device_kind], self.device)
-
-    def _read_alone(self, reading: Reading) -> Float[Tensor, "batch vocab"]:
-        """Logits after each text."""
+    def _read_texts(self, reading: Reading) -> Float[Tensor, "texts vocab"]:
+        """Read whole texts into the cache, and return the logits after each."""
         ids, mask = reading.ids, reading.mask
         if not self.settings.use_cache:
             return last_logits(self.model, ids, mask, None)
         if self.rows:
             aside = self.model.new_cache(*ids.shape)
             logits = last_logits(self.model, ids, mask, aside)
-            self._seat(reading, aside)
+            self.slots.trim(WASTE)
+            self.slots.join(aside, reading.of_row, reading.starts)
             return logits
-        self.slots.read_into(reading.starts)  # nobody is to be moved, so nothing need be copied
+        self.slots.read_into(reading.starts)  # the cache is empty, so no copy is needed
         logits = last_logits(self.model, ids, mask, self.slots)
         if reading.of_row != list(range(len(ids))):
             self.slots.repeat(reading.of_row)
         return logits
 
     def _leave(self, places: list[int]) -> list[Row]:
-        """Let the rows at these places go, and return them; the last row moves to a place that is free."""
+        """Remove the rows at these places, and return them; the last row moves to a free place."""
         gone = [self.rows[place] for place in places]
         for place in reversed(places):
             if self.settings.use_cache:
@@ -176,10 +145,10 @@ class Batch:
 
 
 def write(batch: Batch, waiting: Iterable[Row | None]) -> Iterator[Row]:
-    """Yield every row each time that it has new tokens, until all have been written; ``row.end`` says which are over.
+    """Yield every row each time that it has new tokens, until all have ended; ``row.end`` is set in ended rows.
 
-    A place that becomes free is taken by the next of those waiting at once. ``waiting`` is read lazily. It may yield
-    None for "nobody at the moment": the rows in progress go on, and it is asked again after their next token.
+    The next waiting row takes a free place at once. ``waiting`` is read lazily. It may yield None for "no row at the
+    moment": the rows in progress go on, and it is asked again after their next token.
     """
     queue = iter(waiting)
     over = object()
@@ -205,18 +174,18 @@ def write(batch: Batch, waiting: Iterable[Row | None]) -> Iterator[Row]:
 def last_logits(
     model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, cache: KVCache | None
 ) -> Float[Tensor, "batch vocab"]:
-    """Logits (B, V) after the last token alone: the head, the widest product of all, is spared the others."""
+    """Return logits (B, V) of the last token only, since the head is the widest product of all."""
     hidden = model.hidden_states(input_ids, attention_mask, cache=cache)  # (B, T, C)
     return next_logits(model, model.head(hidden[:, -1:])[:, 0])
 
 
 def next_logits(model: GPT2, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-    """Logits as tokens are chosen from them: in float32, and none for ids that only fill up the vocabulary."""
+    """Return logits in float32, with -inf for ids that are padding of the vocabulary."""
     return without_unused_ids(logits.float(), model.config.used_vocab_size)
 
 
 def without_unused_ids(logits: Float[Tensor, "rows vocab"], used_vocab_size: int | None) -> Float[Tensor, "rows vocab"]:
-    """The logits with -inf for every id from ``used_vocab_size`` on; None leaves them as they are."""
+    """Return the logits with -inf for every id from ``used_vocab_size`` on; None changes nothing."""
     if used_vocab_size is None:
         return logits
     unused = torch.arange(logits.shape[-1], device=logits.device) >= used_vocab_size  # (V,)
@@ -224,9 +193,9 @@ def without_unused_ids(logits: Float[Tensor, "rows vocab"], used_vocab_size: int
 
 
 def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row]) -> list[int]:
-    """Return the next token of each row: the likeliest, or one drawn by the row's own chance.
+    """Return the next token of each row: the likeliest, or one drawn with the row's own random number.
 
-    Rows whose settings choose alike are served together.
+    Rows whose settings choose in the same way are processed together.
 
     Raises:
         GenerationError: if a logit is NaN, or infinite where a token is drawn, or if no token is left to choose.
@@ -268,10 +237,10 @@ def _next_tokens_alike(
 
 
 def likeliest(scores: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]:
-    """Of each row the token of the largest score, the first of several: ``scores.argmax(-1)``.
+    """Return ``scores.argmax(-1)``: the token with the largest score of each row, the first of several.
 
-    On the CPU the library's own reads number by number, while its maximum reads many at once: so that of each block
-    comes first, and then only one block is searched.
+    On the CPU ``argmax`` is slower than ``amax``. So ``amax`` finds the block with the largest score, and ``argmax``
+    searches that block.
     """
     vocab = scores.shape[-1]
     if not scores.is_cpu or vocab < BLOCK:
@@ -283,14 +252,14 @@ def likeliest(scores: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]:
 
 
 def drawn(scores: Float[Tensor, "batch vocab"], chances: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-    """Of each row the token whose part of [0, 1) its chance falls into, the parts being the tokens' probabilities."""
+    """Return a token for each row, drawn by inverting the cumulative distribution at the row's random number."""
     ends = scores.softmax(-1).cumsum(-1, dtype=torch.float64)  # (B, V)
     found = torch.searchsorted(ends, chances[:, None] * ends[:, -1:], right=True)[:, 0]  # (B,)
-    return found.clamp_(max=scores.shape[-1] - 1)  # of NaN, a token all the same
+    return found.clamp_(max=scores.shape[-1] - 1)  # NaN gives an id in range too
 
 
 def _scores(logits: Tensor, rows: list[Row], settings: GenerationSettings) -> Tensor:
-    if not settings.depends_on_row:  # what the rows say does not matter
+    if not settings.depends_on_row:
         return warp_by(logits, Situation(settings, torch.empty(0, 0), 0, rows[0].end_ids))
     return torch.cat([_scores_of(logits[i : i + 1], row, settings) for i, row in enumerate(rows)])
 

@@ -1,4 +1,4 @@
-"""Many prompts through one model: a fixed number of places, and a free place is taken by the next prompt at once."""
+"""Many prompts through one model: a fixed number of places, and the next prompt takes a free place at once."""
 
 import dataclasses
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ class Prompt:
     """One of many prompts.
 
     Attributes:
-        text: what to continue; empty starts a new document.
-        max_new_tokens, seed: this prompt's own, instead of the settings'. The seed is that of its first text; the
-            others of num_return_sequences follow it.
-        origin: what an error message calls it, instead of its number.
+        text: the text to continue; empty starts a new document.
+        max_new_tokens, seed: values for this prompt instead of the settings'. The seed is that of its first text; its
+            other texts use the following seeds.
+        origin: the name of the prompt in error messages, instead of its number.
     """
 
     text: str
@@ -35,13 +35,13 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """A text that is finished.
+    """A finished text.
 
     Attributes:
         prompt: number of the prompt, from 0.
-        number: which of its num_return_sequences, from 0.
+        number: number of the text among the prompt's num_return_sequences, from 0.
         ids: the new tokens, the end included.
-        text: what they say, without the end or the stop text.
+        text: their text, without the end or the stop text.
         end: "eos", "stop" or "length".
         logprobs: of each new token, with output_logprobs.
     """
@@ -56,11 +56,11 @@ class Completion:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A piece of a text that is being written.
+    """A piece of an unfinished text.
 
     Attributes:
         prompt, number: as in ``Completion``.
-        text: what the text has grown by; empty only if ``end`` says that it is finished.
+        text: the new piece; empty only if ``end`` is set.
         end: "eos", "stop" or "length" in the last piece of a text, None before.
     """
 
@@ -80,24 +80,24 @@ def complete(
     output_logprobs: bool = False,
     **settings: Unpack[TextSettings],
 ) -> Iterator[Completion]:
-    """Return an iterator of what the model adds to each of many prompts, in the order in which the texts are finished.
+    """Return an iterator of the texts that the model adds to many prompts, in the order in which they are finished.
 
-    At most ``batch_size`` texts are written at a time, and a finished one leaves its place to the next at once. A row's
-    tokens are those that it would get alone, up to the last bits of its logits. Text j of prompt i draws with
+    At most ``batch_size`` texts are written at a time; the next prompt takes the place of a finished text at once. A
+    text has the same tokens as alone, up to the last bits of the logits. Text j of prompt i draws with
     seed + i * num_return_sequences + j.
 
     Args:
-        prompts: a sequence is checked as a whole at the call. Any other iterable, such as a generator that reads a
-            queue, is read lazily: each prompt when a place for it is free. It may yield None for "no prompt at the
-            moment", and the texts in progress go on; one that blocks stops them meanwhile.
-        skip: (prompt, number) of texts to leave out; it may be filled until the first text is asked for.
+        prompts: a sequence is checked as a whole at the call. Any other iterable, e.g. a generator that reads a queue,
+            is read lazily, when a place is free. It may yield None for "no prompt at the moment"; the unfinished texts
+            then go on. An iterable that blocks stops them.
+        skip: (prompt, number) of texts to leave out; you may fill it until you request the first text.
         settings: as in ``generate``.
 
     Raises:
-        ConfigError: at the call, if the model is not a GPT2, or has no values.
-        GenerationError: at the call, if settings are invalid, prompts is a single text, the tokenizer is not ours, or a
-            prompt of a sequence (the message has its number) is empty, too long or not a text. Later, as ``generate``,
-            and for the prompts of other iterables.
+        ConfigError: at the call, if the model is not a GPT2, or is on the meta device.
+        GenerationError: at the call, if settings are invalid, prompts is a single text, the tokenizer is not a
+            minigpt.Tokenizer, or a prompt of a sequence (the message has its number) is too long or not a text. Later,
+            as ``generate``, and for the prompts of other iterables.
     """
     chosen = parse_settings(**settings, output_logprobs=output_logprobs)
     rows = _rows(model, tokenizer, prompts, chosen, batch_size)
@@ -157,7 +157,7 @@ def _rows(
     if not isinstance(batch_size, Integral) or batch_size < 1:
         raise GenerationError(f"batch_size must be 1 or more, not {batch_size!r}")
     if settings.output_scores:
-        raise GenerationError("output_scores is for generate; here only output_logprobs are kept")
+        raise GenerationError("output_scores is for generate; use output_logprobs here")
     require_writer(model, settings)
     require_codec(tokenizer)
     if isinstance(prompts, Mapping) or not is_several(prompts):

@@ -1,4 +1,4 @@
-"""From a prompt to its tokens: ``generate`` for tensors, ``stream`` for text.
+"""``generate`` for tensors, ``stream`` for text.
 
 B prompts, N texts for each, T tokens of the longest prompt, V vocabulary.
 """
@@ -23,14 +23,14 @@ Sequences = Int[Tensor, "rows total"]
 
 
 class Generated(NamedTuple):
-    """What ``generate`` returns with output_scores or output_logprobs.
+    """The result of ``generate`` with output_scores or output_logprobs.
 
-    After the end of a row that is shorter than others, its logprobs are 0 and its scores NaN.
+    After the end of a row, its logprobs are 0 and its scores NaN.
     """
 
     sequences: Sequences
     scores: tuple[Float[Tensor, "rows vocab"], ...] | None  # the processed logits of each step
-    logprobs: Float[Tensor, "rows new"]  # natural logarithm, in the distribution that each new token was taken from
+    logprobs: Float[Tensor, "rows new"]  # natural logarithm, of each new token in the distribution it was drawn from
 
 
 @overload
@@ -74,31 +74,31 @@ def generate(
     tokenizer: TextCodec | None = None,
     **settings: Unpack[Settings],
 ) -> Sequences | Generated:
-    """Return the prompts followed by what the model adds: (B * N, T + new) token ids, texts of one prompt side by side.
+    """Return the prompts followed by the new tokens: (B * N, T + new) ids, the N texts of a prompt in successive rows.
 
     Args:
-        input_ids: (B, T) prompts, padded on the left where their lengths differ.
-        attention_mask: (B, T), 0 for padding; None if there is none.
+        input_ids: (B, T) prompts, padded on the left if their lengths differ.
+        attention_mask: (B, T), 0 for padding; None if there is no padding.
         tokenizer: needed only for ``stop``.
         settings: max_new_tokens is required; ``minigpt.generation.Options`` describes the others. As in transformers,
-            do_sample is off by default, while the command line samples at temperature 0.8 unless --greedy is given.
-            A row that has ended is filled with pad_token_id; generation ends when all rows have ended. With
-            output_scores or output_logprobs, ``generate`` returns a ``Generated``.
+            do_sample is False by default; the command line samples at temperature 0.8 unless --greedy is given. Rows
+            that have ended are filled with pad_token_id; generation ends when all rows have ended. With output_scores
+            or output_logprobs, ``generate`` returns a ``Generated``.
 
     Ids from the config's ``used_vocab_size`` on are padding of the vocabulary and are never chosen.
 
-    Hooks on modules see the rows that are read together, in an order that may differ from that of the prompts: prompts
-    are grouped by length, and finished rows leave. What they see are inference tensors; clone them to use autograd.
+    Hooks on modules see the rows that are read together. Their order may differ from that of the prompts: prompts are
+    grouped by length, and finished rows leave. Hooks get inference tensors; clone them to use autograd.
 
     Raises:
-        ConfigError: if the model is not a GPT2, or has no values.
-        GenerationError: before anything is computed, if a setting is out of range, a prompt is empty or padded on the
-            right, an id is outside the vocabulary, or prompt and new tokens together exceed the context; later, if the
-            logits are NaN, or the settings exclude every token.
+        ConfigError: if the model is not a GPT2, or is on the meta device.
+        GenerationError: at the call, if a setting is out of range, if a prompt is empty, padded on the right or has an
+            id outside the vocabulary, or if it exceeds the context together with its new tokens. Later, if the logits
+            are NaN or the settings exclude every token.
     """
     chosen = GenerationSettings(**settings)
     if chosen.stop_texts and tokenizer is None:
-        raise GenerationError("stop needs a tokenizer as well, to see the text that is being written")
+        raise GenerationError("stop needs a tokenizer as well, which decodes the new tokens")
     if chosen.stop_texts:
         require_codec(tokenizer)
     require_fits(model, input_ids, attention_mask, chosen)
@@ -116,14 +116,14 @@ def generate(
 
 
 def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Unpack[TextSettings]) -> Iterator[str]:
-    """Return an iterator of what the model adds to ``prompt``, as pieces of text while they are decoded.
+    """Return an iterator of pieces of the text that the model adds to ``prompt``.
 
-    Pieces are whole characters. A stop text ends the text before it and is never shown, not even in part. An empty
-    prompt starts from end-of-text, as a new document does.
+    Pieces are whole characters. The text ends before a stop text; no part of a stop text is returned. An empty prompt
+    starts from end-of-text, as a new document does.
 
     Raises:
-        ConfigError, GenerationError: as ``generate``, and if the settings ask for more than one text. All that can be
-            checked before the first piece is checked at the call.
+        ConfigError, GenerationError: as ``generate``, and if the settings ask for more than one text. Arguments are
+            checked at the call, before the first piece.
     """
     chosen = parse_settings(**settings)
     if more := more_than_one_text(vars(chosen)):
@@ -171,17 +171,17 @@ def rows_of_prompt(
 def write_rows(
     model: GPT2, rows: list[Row] | Iterator[Row | None], settings: GenerationSettings, places: int
 ) -> Iterator[Row]:
-    """Write rows, at most ``places`` at a time, and yield each whenever it has grown.
+    """Write rows, at most ``places`` at a time, and yield each row whenever it has new tokens.
 
-    A list of rows is given no more memory than it needs. Any other iterable is read as places become free, and each of
-    its rows may need the whole context. See ``batch.write`` for None among the rows.
+    The cache for a list of rows is as small as possible. Any other iterable is read as places become free, with a cache
+    for the whole context. ``batch.write`` explains None among the rows.
 
     With prompt_lookup_num_tokens there is one place, since a draft is for one row.
     """
     room, new = model.config.n_positions, settings.max_new_tokens
     if isinstance(rows, list):
         places, new = min(places, len(rows)), max(row.left for row in rows)
-        # the last token is never read
+        # the model never reads the last new token
         room = min(room, max(len(row.ids) for row in rows) + max(row.max_new_tokens for row in rows) - 1)
     if settings.draft_tokens:
         return write(LookupBatch(model, settings, 1, room), rows)

@@ -1,4 +1,4 @@
-"""Texts of different lengths as one batch."""
+"""Pad texts of different lengths into one batch."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from torch import Tensor
 def left_padded(
     texts: Sequence[Sequence[int]], device: torch.device | str | None = None
 ) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, "batch seq"]]:
-    """Token ids (B, T) of texts that end together, and their attention mask: 0 where the shorter ones are filled up."""
+    """Return token ids (B, T), padded on the left, and their attention mask (B, T): 0 for padding."""
     longest = max(map(len, texts))
     starts = [longest - len(text) for text in texts]
     ids = torch.tensor([[0] * start + list(text) for start, text in zip(starts, texts, strict=True)], device=device)

@@ -13,10 +13,11 @@ from minigpt.placement import require_values
 
 
 def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:
-    """Return the ids of a prompt; for an empty one end-of-text, from which a new document starts.
+    """Return the ids of a prompt; for an empty one end-of-text, which starts a new document.
 
     Raises:
-        GenerationError: if the prompt is empty and the vocabulary has no end-of-text, or the tokenizer is not ours.
+        GenerationError: if the prompt is empty and the vocabulary has no end-of-text, or the tokenizer is not a
+            minigpt.Tokenizer.
     """
     require_codec(tokenizer)
     ids = tokenizer.encode(prompt)
@@ -29,13 +30,13 @@ def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:
 
 
 def require_codec(tokenizer: object) -> None:
-    """Check that a tokenizer has the methods of ours; transformers' tokenizers cannot return a token's bytes.
+    """Check that a tokenizer has the methods of minigpt.Tokenizer; those of transformers cannot return a token's bytes.
 
     Raises:
-        GenerationError: if it has not.
+        GenerationError: if it does not.
     """
     if not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode_bytes")):
-        raise GenerationError(f"the tokenizer is a {type(tokenizer).__name__}; take minigpt.Tokenizer.from_pretrained")
+        raise GenerationError(f"the tokenizer is a {type(tokenizer).__name__}; use minigpt.Tokenizer.from_pretrained")
 
 
 def require_fits(model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, settings: GenerationSettings) -> None:

@@ -1,4 +1,4 @@
-"""Which texts are read together: each once, and with others of about its length, since a shorter one is padded.
+"""Group the texts to read: equal texts are read once, and texts of similar lengths together, to save padding.
 
 B texts, T tokens of the longest.
 """
@@ -30,7 +30,7 @@ class Reading(NamedTuple):
 
 
 def readings(windows: dict[Row, list[int]], overhead: int, device: torch.device) -> list[Reading]:
-    """Rows, with what each has to read, in groups of texts; rows of one prompt that read the same share a text."""
+    """Return the rows in groups to read together; rows of one prompt with the same text share it."""
     said = {row: (row.prompt, tuple(ids)) for row, ids in windows.items()}
     texts = sorted(dict.fromkeys(said.values()), key=lambda text: -len(text[1]))
     found = []
@@ -45,12 +45,13 @@ def readings(windows: dict[Row, list[int]], overhead: int, device: torch.device)
 
 
 def groups(lengths: list[int], overhead: int) -> list[slice]:
-    """Which of these texts, the longest first, are best read together: each group is padded to its longest.
+    """Return the cheapest groups of texts, given their lengths in descending order.
 
-    What a group costs is its tokens, padding included, and ``overhead`` more, since all weights are read for it.
+    Each group is padded to its longest text. It costs its tokens, padding included, and ``overhead`` more for reading
+    all weights.
     """
     count = len(lengths)
-    best = [(0, count)] * (count + 1)  # of all texts from here on: the least cost, and where its first group ends
+    best = [(0, count)] * (count + 1)  # from each text on: the least cost, and where its first group ends
     for start in reversed(range(count)):
         ends = range(start + 1, count + 1)
         best[start] = min((lengths[start] * (end - start) + overhead + best[end][0], end) for end in ends)

@@ -11,11 +11,11 @@ from torch import Tensor
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.text import TextAssembler
 
-AT_ONCE = 1024  # random numbers: a text may end long before the last that it might need
+AT_ONCE = 1024  # random numbers to draw at once; most texts end earlier
 
 
 class TextCodec(Protocol):
-    """What text generation asks of a tokenizer. An empty prompt needs its ``end_of_text_id`` too."""
+    """The methods of a tokenizer that generation calls. An empty prompt also needs ``end_of_text_id``."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -24,21 +24,21 @@ class TextCodec(Protocol):
 
 @dataclasses.dataclass(eq=False)
 class Row:
-    """A prompt, and what has been added to it.
+    """A prompt and the tokens added to it.
 
     Attributes:
-        prompt: number of the prompt it belongs to.
-        number: which of the texts of that prompt it is.
+        prompt: number of the prompt.
+        number: number of this text among the texts of the prompt.
         ids: the prompt's tokens and the new ones.
-        prompt_length: how many of them are the prompt's.
-        max_new_tokens: how many may be added.
+        prompt_length: number of tokens of the prompt.
+        max_new_tokens: number of tokens to add at most.
         settings: how its tokens are chosen, and the stop strings that end its text.
         end_ids: the tokens that end it.
-        seed: of the chances that it draws by; None takes it from the system.
-        tokenizer: None where nobody looks at its text.
-        text: the new tokens' characters, as they become whole.
-        scores, logprobs: of each new token, (V,) and a number, where the settings ask for them.
-        end: why it is over: "eos", "stop" or "length"; None while it is not.
+        seed: seed of its random numbers; None takes one from the system.
+        tokenizer: None if its text is not needed.
+        text: decodes the new tokens.
+        scores, logprobs: of each new token, (V,) and a number, if the settings ask for them.
+        end: the reason why it is finished: "eos", "stop" or "length"; None before.
     """
 
     prompt: int
@@ -64,9 +64,10 @@ class Row:
         return self.ids[self.prompt_length :]
 
     def chances(self, count: int) -> Float[Tensor, " count"]:
-        """What its next ``count`` tokens are drawn by: uniform in [0, 1), its own whatever others do.
+        """Return the random numbers of its next ``count`` tokens, uniform in [0, 1).
 
-        They lie in main memory, so that a seed draws alike on every device; and stay below 1 after any rounding.
+        They depend on its seed alone. The CPU draws them, so a seed gives the same numbers for every device. They stay
+        below 1 after any rounding.
         """
         first = len(self.ids) - self.prompt_length
         while len(self._drawn) < first + count:
@@ -85,11 +86,11 @@ class Row:
 
     @property
     def left(self) -> int:
-        """How many tokens may still be added."""
+        """Number of tokens that may still be added."""
         return self.max_new_tokens - (len(self.ids) - self.prompt_length)
 
     def push(self, token: int) -> None:
-        """Add a token, and end where it ends the row."""
+        """Add a token, and set ``end`` if it ends the row."""
         self.ids.append(token)
         if token in self.end_ids:
             self.end = "eos"
@@ -102,6 +103,6 @@ class Row:
             self._unread += self.text.add(b"", final=True)
 
     def take_text(self) -> str:
-        """The text that can be shown since this was last asked for: whole characters, no part of a stop string."""
+        """Return the text that became ready since the last call: whole characters, no part of a stop string."""
         piece, self._unread = self._unread, ""
         return piece

@@ -23,26 +23,26 @@ class Options(TypedDict, total=False):
         top_k: draw only from the k likeliest tokens.
         top_p: draw only from the smallest set of tokens whose probabilities reach p, within (0, 1].
         min_p: draw only from tokens at least min_p times as likely as the likeliest, within [0, 1].
-        typical_p: draw only from the tokens nearest to the expected surprise that reach p together, within (0, 1].
-        seed: makes the draw repeatable. Row i of a batch uses seed + i, so a row draws alike alone and in a batch.
-        min_new_tokens: tokens to add before an eos_token_id may come.
+        typical_p: draw only from the tokens closest to the expected surprise that reach p, within (0, 1].
+        seed: makes the draw repeatable. Row i of a batch uses seed + i, so a row draws the same alone and in a batch.
+        min_new_tokens: tokens to add before an eos_token_id is allowed.
         repetition_penalty: divides positive logits, and multiplies negative ones, of tokens already in the text.
         presence_penalty: subtracted from the logit of every token that has been added.
         frequency_penalty: subtracted from a token's logit for each time that it has been added.
         logit_bias: numbers to add to the logits of ids.
-        no_repeat_ngram_size: no run of so many tokens comes twice, the prompt's included; 0 permits all.
-        bad_words_ids: runs of ids that are not to be completed; a run that is an eos_token_id alone is permitted.
-        suppress_tokens: ids that never come.
-        eos_token_id: id or ids that end a row, by default the config's; None to end none.
-        pad_token_id: fills the rows that ended; by default the config's, else the first eos.
-        stop: text or texts that end a row once they appear in what it has added.
+        no_repeat_ngram_size: no sequence of this many tokens appears twice in prompt and text; 0 allows all.
+        bad_words_ids: sequences of ids that never appear; a sequence that is only an eos_token_id is allowed.
+        suppress_tokens: ids that are never chosen.
+        eos_token_id: id or ids that end a row; by default the config's; None ends no row.
+        pad_token_id: fills the rows that have ended; by default the config's, else the first eos_token_id.
+        stop: text or texts that end a row when they appear in what it has added.
         stop_strings: transformers' name for ``stop``; give only one of them.
         num_return_sequences: texts for each prompt, which is read once for all of them.
-        use_cache: keep keys and values; without it the whole text is read again for each token.
+        use_cache: keep keys and values; without a cache the model reads the whole text again for each token.
         prompt_lookup_num_tokens: tokens to copy from the text so far as a draft, verified in one forward; 0 for none.
-        overflow: what to do where the context is too short: "refuse", or "slide": each token then sees the
-            tokens before it that fit, read anew since their positions change.
-        slide_stride: tokens that a sliding window forgets at a time; more is faster, and sees less.
+        overflow: what happens when the text exceeds the context: "refuse" raises an error, "slide" lets each token
+            see the last tokens that fit. The model reads them again, since their positions change.
+        slide_stride: tokens that a sliding window drops at a time; more is faster, and sees less.
     """
 
     do_sample: bool
@@ -82,24 +82,23 @@ class Settings(TextSettings, total=False):
 
     Keys:
         output_scores: return the processed logits of every step.
-        output_logprobs: return each new token's log-probability in the distribution that it was taken from.
+        output_logprobs: return each new token's log-probability in the distribution it was drawn from.
     """
 
     output_scores: bool
     output_logprobs: bool
 
 
-class _OfTheConfig:
-    """The default of eos_token_id and pad_token_id: what the model's config says. None means that there is none."""
+class _FromConfig:
+    """The default of eos_token_id and pad_token_id: the value of the model's config. None means no such id."""
 
     def __repr__(self) -> str:
         return "<the config's>"
 
 
-OF_THE_CONFIG: Any = _OfTheConfig()
-OVERFLOWS = ("refuse", "slide")
+FROM_CONFIG: Any = _FromConfig()
 DEFAULTS: dict[str, Any] = {  # of the settings whose default is not None
-    "do_sample": False, "temperature": 1.0, "eos_token_id": OF_THE_CONFIG, "pad_token_id": OF_THE_CONFIG,
+    "do_sample": False, "temperature": 1.0, "eos_token_id": FROM_CONFIG, "pad_token_id": FROM_CONFIG,
     "num_return_sequences": 1, "use_cache": True, "overflow": "refuse", "slide_stride": 1, "output_scores": False,
     "output_logprobs": False,
 }  # fmt: skip
@@ -109,8 +108,8 @@ class GenerationSettings:
     """Valid settings of generation: ``Settings`` with the defaults filled in.
 
     Raises:
-        GenerationError: if a setting is unknown or out of range, settings contradict each other, or max_new_tokens is
-            missing; one error names all of it.
+        GenerationError: if a setting is unknown or out of range, if settings contradict each other, or if
+            max_new_tokens is missing. One error names every setting with the same kind of mistake.
     """
 
     max_new_tokens: int
@@ -135,7 +134,7 @@ class GenerationSettings:
     def __init__(self, **settings: Unpack[Settings]) -> None:
         if complaints := complaints_about(settings):
             raise GenerationError("; ".join(complaints.values()))
-        vars(self).update(_filled_in(settings))
+        vars(self).update(_with_defaults(settings))
 
     def replace(self, **changes: Any) -> "GenerationSettings":
         """Return settings with these values changed."""
@@ -155,18 +154,18 @@ class GenerationSettings:
 
     @property
     def depends_on_row(self) -> bool:
-        """True if a row's logits depend on what the row has written."""
+        """True if a row's logits depend on the text of the row."""
         return any(known.looks_back and self.active(name) is not None for name, known in PROCESSORS.items())
 
     @property
     def depends_on_tokens(self) -> bool:
-        """True if it matters which tokens a row has written, and not only how many."""
+        """True if a row's logits depend on its tokens, and not only on their number."""
         look = any(known.looks_back == "tokens" and self.active(name) is not None for name, known in PROCESSORS.items())
         return look or any(len(run) > 1 for run in self.bad_words_ids or ())
 
     @property
     def choice(self) -> str:
-        """What decides how tokens are chosen. Rows of equal ``choice`` are served together."""
+        """A key of everything that decides how tokens are chosen. Rows with equal keys are processed together."""
         shaping = {name: self.active(name) for name in PROCESSORS}
         return f"{self.samples} {self.output_scores} {self.output_logprobs} {shaping}"
 
@@ -182,48 +181,40 @@ class GenerationSettings:
 
     def end_ids(self, config: GPT2Config) -> tuple[int, ...]:
         """Return every id that ends a row."""
-        return config.eos_token_ids if self.eos_token_id is OF_THE_CONFIG else self.given_end_ids
+        return config.eos_token_ids if self.eos_token_id is FROM_CONFIG else self.given_end_ids
 
     @property
     def given_end_ids(self) -> tuple[int, ...]:
         """The ids that end a row according to the settings alone."""
         ends = self.eos_token_id
-        if ends is None or ends is OF_THE_CONFIG:
+        if ends is None or ends is FROM_CONFIG:
             return ()
         return tuple(ends) if isinstance(ends, Sequence) else (ends,)
 
     def fill_id(self, config: GPT2Config) -> int:
         """Return the id that fills a row after its end."""
-        given = config.pad_token_id if self.pad_token_id is OF_THE_CONFIG else self.pad_token_id
+        given = config.pad_token_id if self.pad_token_id is FROM_CONFIG else self.pad_token_id
         return given if given is not None else next(iter(self.end_ids(config)), 0)
 
     def require_known_ids(self, vocab_size: int) -> None:
-        """Check that the ids to exclude are in the vocabulary.
+        """Check that the ids in the settings are in the vocabulary.
 
         Raises:
-            GenerationError: if some are not; the message names all of them.
+            GenerationError: if some are not; the message names them.
         """
         named = {
             "bad_words_ids": [i for run in self.bad_words_ids or () for i in run],
             "suppress_tokens": self.suppress_tokens or (),
-            "logit_bias": list(self.logit_bias or ()),
+            "logit_bias": self.logit_bias or (),
         }
-        complaints = [
-            f"{name} holds {', '.join(map(str, wrong))}, outside the vocabulary of {vocab_size}"
-            for name, ids in named.items()
-            if (wrong := sorted({i for i in ids if i >= vocab_size}))
-        ]
-        if complaints:
-            raise GenerationError("; ".join(complaints))
-
-
-def known_settings() -> list[str]:
-    """Return the names of all settings."""
-    return list(dict.fromkeys((*RANGES, *PROCESSORS, "stop", "stop_strings")))
+        for name, ids in named.items():
+            if wrong := sorted({i for i in ids if i >= vocab_size}):
+                said = ", ".join(map(str, wrong))
+                raise GenerationError(f"{name} holds {said}, outside the vocabulary of {vocab_size}")
 
 
 def parse_settings(**settings: Any) -> GenerationSettings:
-    """Return settings given by names that no type checker has seen.
+    """Return settings from names that no type checker has seen.
 
     Raises:
         GenerationError: as ``GenerationSettings``.
@@ -231,57 +222,55 @@ def parse_settings(**settings: Any) -> GenerationSettings:
     return GenerationSettings(**settings)
 
 
+def known_settings() -> list[str]:
+    """Return the names of all settings."""
+    return list(RANGES | PROCESSORS)
+
+
+def _is_id_or_ids(value: Any) -> bool:
+    return value is FROM_CONFIG or is_int(value) or (isinstance(value, Sequence) and all(map(is_int, value)))
+
+
+def _is_text_or_texts(value: Any) -> bool:
+    texts = [value] if isinstance(value, str) else value
+    return isinstance(texts, Sequence) and all(isinstance(text, str) and text for text in texts)
+
+
 # What each setting must be that is not a processor's.
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": (at_least(1), "be 1 or more"),
     "do_sample": (is_flag, "be True or False"),
     "seed": (lambda seed: is_int(seed) and 0 <= seed < 2**63, "be within [0, 2^63)"),
-    "eos_token_id": (
-        lambda end: end is OF_THE_CONFIG or is_int(end) or (isinstance(end, Sequence) and all(map(is_int, end))),
-        "be an id or a list of ids",
-    ),
-    "pad_token_id": (
-        lambda pad: pad is OF_THE_CONFIG or (is_int(pad) and -(2**31) <= pad < 2**31),
-        "be an id, or another number of 32 bits",
-    ),
+    "eos_token_id": (_is_id_or_ids, "be an id or a list of ids"),
+    "pad_token_id": (lambda pad: pad is FROM_CONFIG or is_int(pad), "be an id"),
     "num_return_sequences": (at_least(1), "be 1 or more"),
     "use_cache": (is_flag, "be True or False"),
     "prompt_lookup_num_tokens": (at_least(0), "be 0 or more"),
-    "overflow": (lambda how: isinstance(how, str) and how in OVERFLOWS, f"be one of {', '.join(OVERFLOWS)}"),
+    "overflow": (lambda how: isinstance(how, str) and how in ("refuse", "slide"), "be one of refuse, slide"),
     "slide_stride": (at_least(1), "be 1 or more"),
     "output_scores": (is_flag, "be True or False"),
     "output_logprobs": (is_flag, "be True or False"),
+    "stop": (_is_text_or_texts, "be a text or a list of texts, none of them empty"),
+    "stop_strings": (_is_text_or_texts, "be a text or a list of texts, none of them empty"),
 }
 NEVER_NONE = {"max_new_tokens", *DEFAULTS} - {"eos_token_id", "pad_token_id"}
 
+Complaints = dict[tuple[str, ...], str]  # sentences by the names of the settings that they are about
 
-def complaints_about(settings: Settings | dict[str, Any]) -> dict[tuple[str, ...], str]:
-    """Return what is wrong with settings, as sentences by the names of the settings concerned."""
-    given, known = dict(settings), known_settings()
-    found: dict[tuple[str, ...], str] = {}
-    if unknown := sorted(given.keys() - set(known)):
-        found[tuple(unknown)] = _unknown(unknown, known)
+
+def complaints_about(settings: Settings | dict[str, Any]) -> Complaints:
+    """Return what is wrong with settings: unknown names; if there are none, wrong values; else contradictions."""
+    given = dict(settings)
+    if unknown := sorted(given.keys() - set(known_settings())):
+        return {tuple(unknown): _unknown(unknown)}
     if "max_new_tokens" not in given:
-        found["max_new_tokens",] = "max_new_tokens must be given"
-    is_complete = not found
-    ranges = RANGES | {name: (processor.accepts, processor.requirement) for name, processor in PROCESSORS.items()}
-    wrong = {
-        name: f"{name} must {requirement}, not {given[name]!r:.200}"
-        for name, (fits, requirement) in ranges.items()
-        if name in given and (given[name] is not None or name in NEVER_NONE) and not fits(given[name])
-    }
-    wrong |= {name: said for name in ("stop", "stop_strings") if (said := _wrong_stop(name, given.get(name)))}
-    found |= {(name,): said for name, said in wrong.items()}
-    if given.get("stop") is not None and given.get("stop_strings") is not None:
-        found["stop", "stop_strings"] = "stop and stop_strings are the same setting; give one of them"
-    if is_complete:
-        found |= _contradictions(_filled_in({name: None if name in wrong else given[name] for name in given}))
-    return found
+        return {("max_new_tokens",): "max_new_tokens must be given"}
+    return _wrong_values(given) or _contradictions(given)
 
 
-def more_than_one_text(settings: Settings | dict[str, Any]) -> dict[tuple[str, ...], str]:
-    """Return which settings ask for more than one text, as ``complaints_about`` does."""
-    found: dict[tuple[str, ...], str] = {}
+def more_than_one_text(settings: Settings | dict[str, Any]) -> Complaints:
+    """Return the settings that ask for more than one text."""
+    found: Complaints = {}
     if settings.get("num_return_sequences", 1) > 1:
         found["num_return_sequences",] = "a stream is one text; num_return_sequences must be 1"
     if kept := tuple(name for name in ("output_scores", "output_logprobs") if settings.get(name)):
@@ -289,60 +278,59 @@ def more_than_one_text(settings: Settings | dict[str, Any]) -> dict[tuple[str, .
     return found
 
 
-def _filled_in(given: Any) -> dict[str, Any]:
+def _with_defaults(given: Any) -> dict[str, Any]:
     settings = dict.fromkeys(known_settings()) | DEFAULTS | dict(given)
     stop_strings = settings.pop("stop_strings")
-    return settings | ({} if stop_strings is None else {"stop": stop_strings})
+    return settings if stop_strings is None else settings | {"stop": stop_strings}
 
 
-def _unknown(names: list[str], known: list[str]) -> str:
+def _unknown(names: list[str]) -> str:
+    known = known_settings()
     meant = [near[0] for name in names if (near := difflib.get_close_matches(name, known, n=1, cutoff=0.75))]
     hint = f"did you mean {', '.join(meant)}?" if meant else f"known are {', '.join(known)}"
     return f"unknown generation settings: {', '.join(names)}; {hint}"
 
 
-def _wrong_stop(name: str, stops: Any) -> str | None:
-    texts = [stops] if isinstance(stops, str) else [] if stops is None else stops
-    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        return f"{name} must be a text or a list of texts, not {stops!r:.200}"
-    if not all(texts):
-        return f"{name} must not be an empty text"
-    if wrong := [text for text in texts if any("\ud800" <= character <= "\udfff" for character in text)]:
-        return f"{name} must be valid Unicode, or it would match no text, not {wrong[0]!r}"
-    return None
+def _wrong_values(given: dict[str, Any]) -> Complaints:
+    ranges = RANGES | {name: (processor.accepts, processor.requirement) for name, processor in PROCESSORS.items()}
+    return {
+        (name,): f"{name} must {requirement}, not {given[name]!r:.200}"
+        for name, (fits, requirement) in ranges.items()
+        if name in given and (given[name] is not None or name in NEVER_NONE) and not fits(given[name])
+    }
 
 
-def _contradictions(given: dict[str, Any]) -> dict[tuple[str, ...], str]:
-    """Return the settings that contradict each other, as ``complaints_about`` does; None stands for a wrong value."""
-    found: dict[tuple[str, ...], str] = {}
-    new, least = given["max_new_tokens"], given["min_new_tokens"]
-    if None not in (new, least) and least > new:
+def _contradictions(given: dict[str, Any]) -> Complaints:
+    """Return the settings that contradict each other; each value by itself is valid."""
+    chosen = _with_defaults(given)
+    found: Complaints = {}
+    new, least = chosen["max_new_tokens"], chosen["min_new_tokens"]
+    if least is not None and least > new:
         found["min_new_tokens", "max_new_tokens"] = f"min_new_tokens {least} is more than max_new_tokens {new}"
-    if given["do_sample"] is False or given["temperature"] == 0:
-        found |= _without_a_draw(given)
-    if given["prompt_lookup_num_tokens"] and given["use_cache"] is False:
+    if None not in (given.get("stop"), given.get("stop_strings")):
+        found["stop", "stop_strings"] = "stop and stop_strings are the same setting; give one of them"
+    if chosen["prompt_lookup_num_tokens"] and not chosen["use_cache"]:
         found["prompt_lookup_num_tokens", "use_cache"] = "prompt_lookup_num_tokens needs use_cache=True"
-    if given["slide_stride"] not in (None, 1) and given["overflow"] == "refuse":
+    if chosen["slide_stride"] != 1 and chosen["overflow"] == "refuse":
         found["slide_stride", "overflow"] = "slide_stride is for overflow='slide' only"
+    if not chosen["do_sample"]:
+        found |= _without_effect(chosen, "do_sample", "without do_sample")
+    elif chosen["temperature"] == 0:
+        found |= _without_effect(chosen, "temperature", "at temperature 0")
     return found
 
 
-def _without_a_draw(given: dict[str, Any]) -> dict[tuple[str, ...], str]:
-    """Return the settings that have no effect since no token is drawn at random."""
-    found: dict[tuple[str, ...], str] = {}
-    cause, where = ("temperature", "at temperature 0")
-    if given["do_sample"] is False:
-        cause, where = ("do_sample", "without do_sample")
-    if (copies := given["num_return_sequences"]) not in (None, 1):
-        said = f"num_return_sequences {copies} {where} would be the same text {copies} times"
-        found["num_return_sequences", cause] = said
-    idle = [
-        name
-        for name, processor in PROCESSORS.items()
-        if processor.shapes_draw and given[name] is not None and given[name] not in processor.neutral
-    ]
-    idle += ["seed"] if given["seed"] is not None else []
+def _without_effect(chosen: dict[str, Any], cause: str, where: str) -> Complaints:
+    """Return the settings that have no effect, since no token is drawn at random."""
+    found: Complaints = {}
+    if (copies := chosen["num_return_sequences"]) > 1:
+        found["num_return_sequences", cause] = (
+            f"num_return_sequences {copies} {where} would be the same text {copies} times"
+        )
+    shaping = {name: processor.neutral for name, processor in PROCESSORS.items() if processor.shapes_draw}
+    idle = [name for name in shaping if chosen[name] is not None and chosen[name] not in shaping[name]]
+    idle += ["seed"] if chosen["seed"] is not None else []
     if idle:
-        said = f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect {where}, since nothing is drawn"
-        found[*idle, cause] = said
+        verb = "has" if len(idle) == 1 else "have"
+        found[*idle, cause] = f"{', '.join(idle)} {verb} no effect {where}, since nothing is drawn"
     return found

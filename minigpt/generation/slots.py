@@ -1,4 +1,4 @@
-"""A cache whose rows come and go while the others write on.
+"""A cache whose rows join and leave while the others go on.
 
 L layers, B rows in use, H heads, S columns in use, D width of a head.
 """
@@ -10,14 +10,16 @@ from minigpt.model.cache import KVCache
 
 
 class Slots(KVCache):
-    """Rows of different lengths that all end at the same column: a new token is the same column for everybody.
+    """Rows of different lengths that all end at the same column, so that a new token has the same column in each.
 
-    A row starts where its own text does; what stands before it is masked, and finite. So a row may join with its text
-    already read, and leave again, without any other being touched. ``room`` is where they live: its batch size is the
-    most rows there can be at a time, its ``max_length`` the most columns.
+    The columns before the start of a row's text are masked, and finite. So a row can join with its text already read,
+    and leave again, without changing the others.
+
+    Args:
+        room: the memory: its batch size limits the rows, its ``max_length`` the columns.
 
     Attributes:
-        room: (L, 2, most rows, H, max_length, D) keys and values of all rows that there can be.
+        room: (L, 2, places, H, max_length, D) keys and values of all places.
         starts: the first column of each row.
     """
 
@@ -28,29 +30,29 @@ class Slots(KVCache):
         self._settle()
 
     def read_into(self, starts: list[int]) -> None:
-        """Make ready for a forward that reads the whole texts of these first rows, padded on the left, straight in."""
+        """Prepare an empty cache for a forward that reads these rows, padded on the left."""
         self.length, self.starts = 0, list(starts)
         self._settle()
 
     def repeat(self, rows: list[int]) -> None:
-        """Have these rows instead, each as often as it is named."""
-        for layer in self.room:  # (2, most rows, H, max_length, D)
+        """Replace the rows by these, each as often as it is listed."""
+        for layer in self.room:  # (2, places, H, max_length, D)
             layer[:, : len(rows), :, : self.length] = layer[:, rows, :, : self.length]
         self.starts = [self.starts[row] for row in rows]
         self._settle()
 
     def join(self, other: KVCache, rows: list[int], starts: list[int]) -> None:
-        """Add copies of these rows of another cache, each of which starts at a column of that one."""
+        """Add copies of these rows of another cache; ``starts`` has the first column of each in that cache."""
         self._move(max(0, other.length - self.length))
         count, pad = len(self.starts), self.length - other.length
         mine = self.room[:, :, count : count + len(rows)]
-        mine[:, :, :, :, :pad] = 0  # not NaN: times a weight of 0, it would be NaN
+        mine[:, :, :, :, :pad] = 0  # memory may hold NaN, and NaN times a weight of 0 is NaN
         mine[:, :, :, :, pad : self.length] = other.store[:, :, rows, :, : other.length]
         self.starts += [pad + starts[row] for row in rows]
         self._settle()
 
     def leave(self, row: int) -> None:
-        """Remove a row; the last one takes its number."""
+        """Remove a row; the last row takes its place."""
         last = len(self.starts) - 1
         if row != last:
             self.room[:, :, row, :, : self.length] = self.room[:, :, last, :, : self.length]
@@ -59,25 +61,25 @@ class Slots(KVCache):
         self._settle()
 
     def trim(self, waste: int) -> None:
-        """Give up the columns before the first row's start, if these are at least ``waste`` or no column is free."""
+        """Remove the columns before the first row's start, if they are at least ``waste`` or no column is free."""
         spare = min(self.starts, default=0)
         if spare and (spare >= waste or self.length == self.max_length):
             self._move(-spare)
             self._settle()
 
     def grow(self) -> None:
-        """Count one new token of each row as read, once every layer has them."""
+        """Count one more column, after every layer has written its keys and values there."""
         self.length += 1
         self.padding_mask = self._mask() if any(self.starts) else None
 
     def _move(self, columns: int) -> None:
-        """Everybody to the right, or where ``columns`` is negative to the left."""
+        """Move all rows to the right, or to the left if ``columns`` is negative."""
         if not columns:
             return
         kept = slice(max(0, -columns), self.length)
         moved = slice(kept.start + columns, self.length + columns)
         count = len(self.starts)
-        for layer in self.room:  # one at a time: what is copied twice is a layer, and not the whole
+        for layer in self.room:  # layer by layer, so that the temporary copy is small
             layer[:, :count, :, moved] = layer[:, :count, :, kept].clone()
             layer[:, :count, :, : moved.start] = 0
         self.length += columns

@@ -1,4 +1,4 @@
-"""Rows that write together on a GPU: a token costs one launch from the host, of a CUDA graph of the whole step."""
+"""Batched decoding on a GPU by a CUDA graph: the host launches a whole step at once."""
 
 import contextlib
 import gc
@@ -21,16 +21,16 @@ from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.step import Step
 from minigpt.norms.foreign.adapt import is_ours
 
-WORTH_A_GRAPH = 8  # new tokens; to record one costs about as much as a few steps
-ALIGNED = 8  # columns of which the room is a multiple, so that kernels of attention can read a mask as it lies
-ROOM = 2**30  # bytes that should be free before a step is recorded, since nothing cached is given back meanwhile
+WORTH_A_GRAPH = 8  # new tokens; recording a graph costs about as much as a few steps
+ALIGNED = 8  # the cache has a multiple of so many columns, so that attention kernels need no copy of the mask
+ROOM = 2**30  # bytes to have free before recording, since the allocator cannot release its cache meanwhile
 
-_recording = threading.Lock()  # of one step at a time
-_free: defaultdict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)  # that have recorded for a batch now gone
+_recording = threading.Lock()  # one recording at a time
+_free: defaultdict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)  # streams whose batch is gone
 
 
 class Flight(NamedTuple):
-    """A step that has been launched, and its report on the way to the host."""
+    """A launched step, and its report on the way to the host."""
 
     rows: list[Row]
     samples: bool
@@ -38,10 +38,10 @@ class Flight(NamedTuple):
     landed: torch.cuda.Event | None
 
     def tokens(self, rows: list[Row]) -> dict[Row, int]:
-        """The tokens taken for those of these rows that took part. This is the one wait for the device in a step.
+        """Return the new tokens of those of the rows that took part. This is a step's only wait for the device.
 
         Raises:
-            GenerationError: a logit was NaN, or infinite where a token was drawn.
+            GenerationError: if a logit is NaN, or infinite and tokens are drawn.
         """
         if self.landed is not None:
             self.landed.synchronize()
@@ -58,36 +58,32 @@ class Flight(NamedTuple):
 
 
 class StaticBatch(Batch):
-    """A batch whose steps, from the reading of a token to the taking of the next, are launched as one.
+    """A batch that launches each step, from reading a token to choosing the next, as one CUDA graph.
 
-    While nobody comes or goes, a step is launched before its predecessor's tokens are read, so that the device does not
-    wait for the host. What it takes for a row that turns out to be over is thrown away.
+    While no row joins or leaves, a step is launched before the host reads the tokens of the step before, so that the
+    device does not wait for the host. Its token for a row that has ended is discarded.
     """
 
     def __init__(self, model: GPT2, settings: GenerationSettings, places: int, longest: int) -> None:
         super().__init__(model, settings, places, -(-longest // ALIGNED) * ALIGNED)
-        self.slots.room.zero_()  # unwritten memory may hold NaN, which no mask can hide
+        self.slots.room.zero_()  # unwritten memory may hold NaN, which a mask does not remove
         self.step = Step(model, self.slots, settings, places)
         self.records = self.device.type == "cuda"
-        self.graph: torch.cuda.CUDAGraph | None = None  # the recording of a step, once there is one
+        self.graph: torch.cuda.CUDAGraph | None = None  # the recorded step
         self.flight: Flight | None = None
 
     @torch.inference_mode()
     def read(self, new: Sequence[Row] = ()) -> None:
-        """As ``Batch.read``; where a step is under way already, the tokens that were added are read by that."""
+        """As ``Batch.read``; a step that is already launched reads the new tokens itself."""
         if self.flight is None:
             super().read(new)
         else:
-            self.join(list(new))  # no window can be full: else the step would not have been foreseen
-
-    @property
-    def reads_ragged(self) -> bool:
-        return False  # a step is what it is
+            self.join(list(new))  # no window is full, or the step would not have been launched
 
     def _next_tokens(self) -> list[int]:
         flight, self.flight = self.flight, self._launched() if self._is_foreseeable() else None
         found = {} if flight is None else flight.tokens(self.rows)
-        joined = [row for row in self.rows if row not in found]  # their prompts have been read, and no more
+        joined = [row for row in self.rows if row not in found]  # only their prompts have been read
         if joined:
             found |= zip(joined, next_tokens(self.logits, joined), strict=True)
         self.logits = self.logits[:0]
@@ -98,7 +94,7 @@ class StaticBatch(Batch):
         self.flight = self._launched()
 
     def _is_foreseeable(self) -> bool:
-        """Whether the step after the one under way is known before its tokens are."""
+        """True if the next step can be launched before the tokens of the current one are known."""
         length, starts = self.slots.length, self.slots.starts
         return (
             self.flight is not None
@@ -120,15 +116,15 @@ class StaticBatch(Batch):
             return Flight(self.step.rows, self.settings.samples, *_sent(self.step.report))
 
     def _recorded(self) -> torch.cuda.CUDAGraph:
-        """The first step as it comes, which prepares what kernels need; then a recording of it, which runs nothing."""
+        """Run the first step, which prepares the kernels; then record a step without running it."""
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         with _recording, _no_collection(), torch.cuda.stream(aside := _aside(self)):
             aside.wait_stream(here)
             self.step()
             if torch.cuda.mem_get_info(self.device)[0] < ROOM:
                 torch.cuda.empty_cache()
-            # Not within ``torch.cuda.graph``, which waits for the device and empties all caches first. What this makes
-            # for the device's generator is everybody's, and must not be for inference alone.
+            # Not ``torch.cuda.graph``, which waits for the device and empties all caches first. Recording creates state
+            # of the device's generator, which all code shares; it must not be inference tensors.
             with torch.inference_mode(False):
                 graph.capture_begin(capture_error_mode="thread_local")
             try:
@@ -140,11 +136,11 @@ class StaticBatch(Batch):
 
 
 def is_static(model: GPT2, settings: GenerationSettings) -> bool:
-    """Whether every step is the same: on CUDA, by norms that we know, nobody watching, and no text to look back at."""
+    """True if every step is the same: CUDA, norms of this package, no hooks, no setting that looks at the tokens."""
     kept = settings.output_scores or settings.output_logprobs
-    biased = settings.active("logit_bias") is not None  # copied to the device at every step
+    biased = settings.active("logit_bias") is not None  # every step copies it to the device
     known = all(is_ours(type(norm)) for norm in model.norm_modules().values())
-    casting = torch.is_autocast_enabled(model.wte.weight.device.type)  # which keeps copies of weights of its own
+    casting = torch.is_autocast_enabled(model.wte.weight.device.type)  # autocast caches copies of the weights
     return (
         model.wte.weight.is_cuda
         and settings.use_cache
@@ -164,10 +160,10 @@ def _sent(report: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
 
 
 def _aside(batch: StaticBatch) -> torch.cuda.Stream:
-    """A stream to record on, this batch's as long as that lives.
+    """Return a stream to record on, which belongs to this batch as long as the batch lives.
 
-    Libraries keep some memory for every stream that they have seen, and graphs of one stream share it: so there are no
-    more streams than batches at a time, and no stream has two of them.
+    Libraries keep memory for every stream they have seen, and graphs of one stream share it. So there are no more
+    streams than batches at a time, and no two batches share one.
     """
     free = _free[batch.device]
     stream = free.pop() if free else torch.cuda.Stream(batch.device)
@@ -177,7 +173,7 @@ def _aside(batch: StaticBatch) -> torch.cuda.Stream:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage is collected meanwhile: a graph among it would end the recording of another."""
+    """Collect no garbage meanwhile: deleting a graph would end the recording of another."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""A step of decoding that is the same list of kernels every time, in memory that never moves: sampling included.
+"""A decoding step, sampling included, as a fixed sequence of kernels on fixed memory, for CUDA graphs.
 
 B places, S columns of the cache, C embedding, V vocabulary.
 """
@@ -18,14 +18,14 @@ from minigpt.generation.slots import Slots
 
 
 class Step:
-    """Reads the last token at every place, and takes the next.
+    """Reads the last token at every place and chooses the next.
 
-    Rows may come and go between steps: they are data. A place where nobody writes has a text too, which begins when the
-    rows were seated, so that it is shorter than theirs and nothing it computes is out of range.
+    Rows are data, so they may join and leave between steps. An empty place computes a text too. It starts when the rows
+    are seated, so it is shorter than theirs and stays in range.
 
     Attributes:
-        rows: who writes at the first places, since they were seated.
-        report: (2, B) the tokens taken, and the largest logit of each, which is NaN where any was.
+        rows: the rows at the first places.
+        report: (2, B) the chosen tokens, and the largest logit of each row, which is NaN if any logit is.
     """
 
     def __init__(self, model: GPT2, slots: Slots, settings: GenerationSettings, places: int) -> None:
@@ -39,7 +39,7 @@ class Step:
         self.chances = torch.zeros(places, slots.max_length, dtype=torch.float64, device=device)
         self.report = torch.zeros(2, places, dtype=torch.float64, device=device)
 
-        # What some settings exclude is the same at every step, so they are asked once, for what they do to nothing.
+        # Some settings exclude the same tokens at every step. Applied once to zeros, they give the mask to add.
         ends, nothing = settings.end_ids(config), torch.zeros(1, config.vocab_size, device=device)
         words, tokens = settings.bad_words_ids, settings.suppress_tokens
         excluding = GenerationSettings(max_new_tokens=1, bad_words_ids=words, suppress_tokens=tokens)
@@ -50,7 +50,7 @@ class Step:
         self.at = at._replace(settings=shaping)
 
     def seat(self, rows: list[Row]) -> None:
-        """From now on these rows write, each at the place of its slot, from its last token on."""
+        """Set the rows of the next steps, each at the place of its slot."""
         self.rows, idle = list(rows), self.places - len(rows)
         room, length = self.slots.max_length, self.slots.length
         starts, columns = torch.tensor(self.slots.starts + [length] * idle), torch.arange(room)
@@ -67,7 +67,7 @@ class Step:
             self.chances.copy_(chances)
 
     def __call__(self) -> None:
-        """Everything, in place, asking the host nothing."""
+        """Run the step in place, without waiting for the host."""
         model = self.model
         self.mask.index_fill_(1, self.column, 0)
         x = model.wte(self.tokens[:, None]) + model.wpe((self.column - self.starts)[:, None])  # (B, 1, C)

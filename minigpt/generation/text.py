@@ -1,14 +1,14 @@
-"""Token bytes -> text as it is written: whole characters only, and never a part of a stop string."""
+"""Token bytes to text, piece by piece: whole characters only, and never a part of a stop string."""
 
 import codecs
 from collections.abc import Sequence
 
 
 class TextAssembler:
-    """Turns a growing sequence of bytes into pieces of text that can be shown at once.
+    """Turns a growing sequence of bytes into pieces of text.
 
-    A piece never ends in half a character, and what could still become a stop string is held back until it is decided.
-    The stop string itself, and all that follows it, is never shown.
+    A piece never ends in half a character. Text that could still become a stop string is held back until that is
+    decided. The stop string and the text after it are never returned.
     """
 
     def __init__(self, stop_texts: Sequence[str] = ()) -> None:
@@ -18,12 +18,12 @@ class TextAssembler:
         self._held = ""
 
     def add(self, data: bytes, final: bool = False) -> str:
-        """The text that can be shown now; with ``final``, everything that was held back too."""
+        """Return the text that is ready; with ``final``, also the text that was held back."""
         if self.stopped:
             return ""
         text = self._held + self._characters.decode(data, final)
         ends = [(cut + len(stop), cut) for stop in self.stop_texts if (cut := text.find(stop)) >= 0]
-        if ends:  # the first to be complete, so that it does not matter in which pieces the text arrives
+        if ends:  # the first complete one, so that the pieces in which the text arrives do not matter
             self.stopped, self._held = True, ""
             return text[: min(ends)[1]]
         undecided = 0 if final else max((_overlap(text, stop) for stop in self.stop_texts), default=0)
@@ -33,5 +33,5 @@ class TextAssembler:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a beginning of ``stop``."""
+    """Return the length of the longest suffix of ``text`` that is a prefix of ``stop``."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)

@@ -1,4 +1,4 @@
-"""Checks of single values, for the ranges of settings."""
+"""Predicates on single values, for the ranges of settings."""
 
 import numbers
 import sys

@@ -20,14 +20,14 @@ def warp(
     prompt_length: int | None = None,
     **settings: Unpack[Options],
 ) -> Logits:
-    """Return the logits to draw from, after every processor that the settings name; excluded tokens are -inf.
+    """Apply every processor that the settings name, and return the logits to draw from; excluded tokens are -inf.
 
     Args:
         logits: (B, V) of the next token.
         input_ids: (B, T) the tokens so far, without padding; needed by the settings that look back at the text.
-        prompt_length: how many of them are the prompt, which min_new_tokens does not count; by default all.
-        settings: as in ``generate``. Those that shape a draw apply unless do_sample is False. min_new_tokens holds back
-            no token unless eos_token_id is given.
+        prompt_length: number of tokens of the prompt, which min_new_tokens does not count; by default all.
+        settings: as in ``generate``. Those that shape a draw apply unless do_sample is False. min_new_tokens has no
+            effect without eos_token_id.
 
     Raises:
         GenerationError: if a setting is unknown, out of range, contradicts another or needs input_ids, or if a tensor

@@ -1,5 +1,6 @@
 """The error at each norm, by itself and after everything before it, and in the residual stream after each block."""
 
+import contextlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from minigpt.engine import GPT2
 from minigpt.errors import NormError
 from minigpt.judge.contest import Contest
 from minigpt.judge.measures import Distance
@@ -27,22 +29,21 @@ class Drift:
         self.sites = contest.candidate.norm_sites()
         self.blocks = [f"h.{i}" for i in range(contest.config.n_layer)]
         places = [*self.sites, *self.blocks]
-        self.candidate = Listener(contest.candidate, places)
-        self.reference = Listener(contest.reference.model.transformer, places)
-        self.truth = Listener(contest.truth.model.transformer, places)
-        self.true_norms = {site: contest.truth.model.transformer.get_submodule(site) for site in self.sites}
+        self.norms, self.stream = RecordedNorms(contest.candidate), Recorder(contest.candidate, self.blocks)
+        self.reference = Recorder(contest.reference.model.transformer, places)
+        self.truth = Recorder(contest.truth.model.transformer, places)
         self.local = {site: PositionedDistance() for site in self.sites}
         self.propagated = {place: PositionedDistance() for place in places}
         self.noise = {place: PositionedDistance() for place in places}
 
     def __enter__(self) -> "Drift":
-        for listener in (self.candidate, self.reference, self.truth):
-            listener.start()
+        self._active = contextlib.ExitStack()
+        for part in (self.norms, self.stream, self.reference, self.truth):
+            self._active.enter_context(part)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for listener in (self.candidate, self.reference, self.truth):
-            listener.stop()
+        self._active.close()
 
     def add(self) -> None:
         """Count what all three have just computed.
@@ -50,17 +51,17 @@ class Drift:
         Raises:
             NormError: if a norm returned NaN where the truth is a number.
         """
+        outputs = {site: norm.output for site, norm in self.norms.norms.items()} | self.stream.outputs
         for place, true_output in self.truth.outputs.items():
-            if self.candidate.outputs[place].isnan().any() and not true_output.isnan().any():
+            if outputs[place].isnan().any() and not true_output.isnan().any():
                 raise NormError(
                     f"{place} returns NaN where the reference returns numbers, so its error cannot be measured"
                 )
-            self.propagated[place].add(self.candidate.outputs[place], true_output)
+            self.propagated[place].add(outputs[place], true_output)
             self.noise[place].add(self.reference.outputs[place], true_output)
-        for site, true_norm in self.true_norms.items():
-            # (1, T, C): the true input in the norm's dtype
-            x = self.truth.inputs[site].to(self.candidate.outputs[site].dtype)
-            self.local[site].add(self.candidate.again[site](x.clone()), exact_layer_norm(x, true_norm))
+        for site, norm in self.norms.norms.items():
+            x = self.truth.inputs[site].to(norm.output.dtype)  # (1, T, C): the true input in the norm's dtype
+            self.local[site].add(norm.again(x.clone()), exact_layer_norm(x, self.truth.modules[site]))
 
     def norm_sites(self, swapped: Iterable[str]) -> list[NormSite]:
         """Every site, in the order of the forward."""
@@ -94,69 +95,68 @@ class Drift:
         ]
 
 
-CALLED = {"forward", "add_norm"}  # the methods by which a block calls its norms
+class Recorder:
+    """Keeps the last input and output of chosen norms and blocks while it is active, by forward hooks."""
 
-
-class Listener:
-    """Keeps the last input and output of chosen modules, and a function that repeats the computation.
-
-    It wraps the modules' methods. Hooks would be simpler, but a norm with hooks no longer adds the residual itself, so
-    it would compute something else than without them.
-    """
-
-    def __init__(self, model: nn.Module, places: list[str]) -> None:
-        self.modules: dict[str, Any] = {place: model.get_submodule(place) for place in places}
+    def __init__(self, model: nn.Module, places: Iterable[str]) -> None:
+        self.modules = {place: model.get_submodule(place) for place in places}
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
-        self.again: dict[str, Callable[[Tensor], Tensor]] = {}  # the same computation for another input
 
-    def start(self) -> None:
-        self._own = [(module, {name: vars(module)[name] for name in CALLED & vars(module).keys()})
-                     for module in self.modules.values()]  # fmt: skip
-        self._hooks = []
-        for place, module in self.modules.items():
-            if has_hooks(module):  # they may change the output, and the norm does not use add_norm anyway
-                self._hooks.append(module.register_forward_hook(self._hook(place)))
-                continue
-            vars(module)["forward"] = self._heard(place, module.forward)
-            if (add_norm := own_addition(module)) is not None:
-                vars(module)["add_norm"] = self._heard_sum(place, add_norm)
+    def __enter__(self) -> None:
+        self._hooks = [module.register_forward_hook(self._hook(place)) for place, module in self.modules.items()]
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
-        for module, own in self._own:
-            for name in CALLED:
-                vars(module).pop(name, None)
-            vars(module).update(own)
 
     def _hook(self, place: str) -> Callable[..., None]:
-        def hook(module: Any, args: tuple[Tensor, ...], output: Any) -> None:
-            self._keep(place, args[0], output, module.forward)
+        def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+            self.inputs[place] = args[0]
+            self.outputs[place] = output if isinstance(output, Tensor) else output[0]  # blocks may return a tuple
 
-        return hook
+        return keep
 
-    def _heard(self, place: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def heard(x: Tensor, *more: Any, **named: Any) -> Any:
-            output = forward(x, *more, **named)
-            self._keep(place, x, output, forward)
-            return output
 
-        return heard
+class RecordedNorms:
+    """Puts a ``RecordedNorm`` in the place of each norm of the candidate while it is active."""
 
-    def _heard_sum(self, place: str, add_norm: Callable[..., Any]) -> Callable[..., Any]:
-        def heard(residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-            total, y = add_norm(residual.clone(), delta)  # it may write the sum over its argument
-            self._keep(place, total, y, partial(norm_by_addition, add_norm))
-            return total, y
+    def __init__(self, model: GPT2) -> None:
+        self.model = model
 
-        return heard
+    def __enter__(self) -> None:
+        self.norms = {site: RecordedNorm(norm) for site, norm in self.model.norm_modules().items()}
+        for site, norm in self.norms.items():
+            self.model.set_submodule(site, norm)
 
-    def _keep(self, place: str, x: Tensor, output: Any, again: Callable[[Tensor], Tensor]) -> None:
-        self.inputs[place], self.again[place] = x, again
-        self.outputs[place] = (
-            output[0] if isinstance(output, tuple) else output
-        )  # blocks of some versions return a tuple
+    def __exit__(self, *_: object) -> None:
+        for site, norm in self.norms.items():
+            self.model.set_submodule(site, norm.norm)
+
+
+class RecordedNorm(nn.Module):
+    """Calls a norm as the model would, and keeps its output and a function that repeats the computation.
+
+    A hook on the norm would not do: a norm with hooks no longer adds the residual itself, see ``minigpt.norms.add``.
+    """
+
+    output: Tensor
+    again: Callable[[Tensor], Tensor]
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        if (addition := own_addition(norm)) is not None and not has_hooks(norm):
+            self.add_norm = partial(self._add_norm, addition)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.output, self.again = self.norm(x), self.norm
+        return self.output
+
+    def _add_norm(self, addition: Callable[..., Any], residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        total, self.output = addition(residual.clone(), delta)  # it may write the sum over its argument
+        self.again = partial(norm_by_addition, addition)
+        return total, self.output
 
 
 class PositionedDistance:

@@ -65,9 +65,9 @@ def parity(
 
     The truth is transformers in float64 on the weights as rounded to ``dtype``, on every prompt and its greedy
     continuation. The noise floor is how far transformers itself is from that truth when it computes in ``dtype``. The
-    candidate passes if its RMS error is at most twice the noise floor, and at most four times when the continuations
-    are read as they are written; and if its greedy tokens agree with transformers' or part only where the two best
-    logits are closer than the noise. TF32 is off meanwhile.
+    candidate passes if its RMS error is at most twice the noise floor, and at most four times when it decodes the
+    continuations token by token. Its greedy tokens must also agree with those of transformers, or differ only where the
+    two best logits are closer than the noise. TF32 is off meanwhile.
 
     Args:
         source, attention, device, dtype, quantize, revision, local_files_only, check_finite: as ``from_pretrained``
@@ -76,12 +76,12 @@ def parity(
         against: the original that ``source`` was finetuned or quantized from; by default ``source`` itself.
         prompts: texts, or lists of token ids; by default four texts, or random ids if there is no tokenizer.
         max_new_tokens: greedy tokens to compare after each prompt, fewer where the context ends; 0 for none.
-        noise: also measure ordinary differences, such as bfloat16 against float32, for comparison.
+        noise: also measure ordinary differences, e.g. bfloat16 against float32, for comparison.
         sensitivity: swap one site at a time, and rank the sites.
         bisect: name the swapped sites that break parity, or the budget if there is one.
         text: a UTF-8 file to measure the perplexity of, with the original and with the candidate.
         calibration: a UTF-8 file that frozen norms collect their deviations from.
-        budget: limits that decide in place of parity, such as "kl=1e-6,perplexity=0.01%".
+        budget: limits that decide in place of parity, e.g. "kl=1e-6,perplexity=0.01%".
         progress: called with a few words on each step as it begins, and the share of the steps that are done.
 
     Raises:
@@ -227,7 +227,7 @@ class _Run:
         return fails
 
     def _measured_again(self, report: ParityReport, limits: dict[str, float], text_ids: list[int]) -> ParityReport:
-        """The report with what decides measured anew, but for the logits as they are decoded."""
+        """Measure again what decides the verdict, except the decoded logits, and return the new report."""
         meter, texts = LogitsMeter(), []
         for text, truth in zip(self.texts, self.truths, strict=True):
             logits = self.contest.candidate(self.contest.tensor(text.text))[0]  # (T, V)

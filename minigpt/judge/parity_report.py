@@ -118,7 +118,7 @@ class BlockDrift:
 
 @dataclasses.dataclass(frozen=True)
 class OrdinaryDifference:
-    """A change in the logits of the shortest prompt that nobody would call another model."""
+    """A harmless change in the logits of the shortest prompt, e.g. from another dtype."""
 
     difference: str
     rms_error: float
@@ -249,7 +249,7 @@ class ParityReport:
 
     @property
     def outcome(self) -> Literal["PASS", "FAIL", "DIFFERENT"]:
-        """The verdict in a word. DIFFERENT is a fail of a candidate that does not claim to be the same model."""
+        """The verdict. DIFFERENT is a fail of a candidate that does not claim to be the same model."""
         if self.passed:
             return "PASS"
         return "FAIL" if self.exact or self.budget is not None else "DIFFERENT"

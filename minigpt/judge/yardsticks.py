@@ -22,7 +22,7 @@ BATCH = 8
 def ordinary_differences(
     contest: Contest, text: list[int], truth: Float[Tensor, "seq vocab"]
 ) -> list[OrdinaryDifference]:
-    """RMS differences of the logits of one text that nobody would call another model.
+    """Return RMS differences of the logits of one text under harmless changes, e.g. of the dtype.
 
     Each comes with the candidate's error on the same text as a share of it.
     """

@@ -192,7 +192,7 @@ def line_chart(
     Args:
         name: must be unique on the page.
         ticks: what the horizontal axis names.
-        scale: of the vertical axis, in whole decades. Smaller values, such as zero, are drawn at its foot.
+        scale: of the vertical axis, in whole decades. Smaller values, e.g. zero, are drawn at its foot.
         about: what the chart shows, for people who cannot see it.
     """
     import matplotlib

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minigpt.checkpoint import from_pretrained, locate
-from minigpt.engine import GPT2, lay_out
+from minigpt.engine import GPT2
 from minigpt.errors import ConfigError
 from minigpt.swap import swap_norms
 from minigpt.tokenizer import Tokenizer
@@ -18,9 +18,8 @@ def load(
     dtype: str | None = None,
     device: str | None = None,
     quantize: str | None = None,
-    tokens: int = 16,
 ) -> tuple[dict[str, GPT2], Tokenizer]:
-    """Return the models by their ids, and their tokenizer. ``tokens`` are mostly read at a time, one of every text.
+    """Return the models by their ids, and their tokenizer.
 
     The id of the first norm's model is the checkpoint's name, and that of each further one is "name:norm".
 
@@ -32,7 +31,6 @@ def load(
     place = locate(source)
     name = Path(source).resolve().name if Path(source).exists() else source
     first = from_pretrained(place, norm=norms[0], dtype=dtype, device=device, quantize=quantize)
-    lay_out(first, tokens)  # before the others share its weights
     return {name: first} | {f"{name}:{norm}": with_norm(first, norm) for norm in norms[1:]}, Tokenizer.from_pretrained(
         place
     )

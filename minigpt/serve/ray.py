@@ -58,7 +58,7 @@ def build(options: Options) -> "Application":
     def make_app() -> "FastAPI":
         models, tokenizer = load(
             options.model, options.norms.split(","), dtype=options.dtype, device=options.device,
-            quantize=options.quantize, tokens=options.max_batch,
+            quantize=options.quantize,
         )  # fmt: skip
         return app(
             models, tokenizer=tokenizer, api_key=options.api_key, max_batch=options.max_batch,

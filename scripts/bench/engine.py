@@ -20,7 +20,6 @@ import torch
 import typer
 
 import minigpt
-from minigpt.engine import lay_out
 from minigpt.generation import Prompt, complete
 from minigpt.generation.padding import left_padded
 from minigpt.generation.row import TextCodec
@@ -69,10 +68,10 @@ def main(
     }
     results: dict[str, Any] = {"measured_on": environment(threads), "repeats": repeats, "engine": {}, "lookup": {}}
     for name, (model, codec) in repetitive.items():
-        results["lookup"][name] = _lookup(lay_out(model), codec, repeats)
+        results["lookup"][name] = _lookup(model, codec, repeats)
         keep(results, json_file)  # so that an end before the last measure loses little
     for name, (model, codec, count) in mixed.items():
-        results["engine"][name] = _engine(lay_out(model, PLACES), codec, _prompts(count, most_new), repeats)
+        results["engine"][name] = _engine(model, codec, _prompts(count, most_new), repeats)
         keep(results, json_file)
     show(results, json_file)
 

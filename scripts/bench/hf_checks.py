@@ -37,7 +37,7 @@ def result(check: Callable[[Load], Any], load: Load) -> Any:
     torch.manual_seed(0)
     try:
         return check(load)
-    except Exception as error:  # whatever it is, the other network has to do the same
+    except Exception as error:  # the other network must raise the same error
         return f"{type(error).__name__}: {error}".splitlines()[0]
 
 

@@ -2,11 +2,10 @@
 
 python scripts/bench/load.py --preset gpt2-xl --json docs/results/load-xl-cpu.json
 
-The checkpoint has random weights of the preset's shape, and every load is a process of its own. "read" also reads every
-value once, so that all of the mapped file has been in memory. The peak is the system's own (VmHWM in /proc, so Linux
-only): with the pages of the mapped file for as long as the process has them in its memory, and without those that only
-the system keeps, to read the file sooner another time. On a busy machine cpu_s, the processor's time, is steadier than
-load_s.
+The checkpoint has random weights of the preset's shape, and every load runs in a separate process. "read" also reads
+every value once, so that all of the mapped file has been in memory. The peak is VmHWM of /proc, so Linux only. It
+counts the pages of the mapped file that the process has in memory, and not those that only the system caches. On a busy
+machine cpu_s, the processor's time, is steadier than load_s.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 python scripts/bench/parity.py --json docs/results/parity-cpu.json
 
-The checkpoint is the random GPT-2 124M of random_gpt2.py. Each run is `minigpt parity` in a process of its own, imports
+The checkpoint is the random GPT-2 124M of random_gpt2.py. Each run is `minigpt parity` in a separate process, imports
 included, with the ordinary differences, the sensitivity, the bisection, a text's perplexity and the page.
 """
 

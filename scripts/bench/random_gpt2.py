@@ -2,8 +2,8 @@
 
 python scripts/bench/random_gpt2.py ./random-gpt2 --preset gpt2 --seed 0
 
-Its norms and biases are random too, and a few dimensions of its residual stream carry entries near 3,000 from the first
-block on, as those of the pretrained GPT-2 do (massive activations, arXiv 2402.17762). It reads and writes with the
+Its norms and biases are random too. A few dimensions of its residual stream have entries near 3,000 from the first
+block on, like those of the pretrained GPT-2 (massive activations, arXiv 2402.17762). It reads and writes with the
 demo's tokenizer, whose ids are few enough for any vocabulary.
 """
 

@@ -2,7 +2,7 @@
 
 python scripts/bench/seeded_parity.py --runs 50 --json docs/results/seeded-cpu.json
 
-Every seed takes another dtype, attention and norm, and short prompts of its own, which leave little to average over.
+Every seed takes another dtype, attention and norm, and other short prompts, which leave little to average over.
 The full-size model carries massive activations, as the pretrained GPT-2 does. The exit status is 1 where a run fails.
 """
 

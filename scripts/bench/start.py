@@ -2,7 +2,7 @@
 
 python scripts/bench/start.py --json docs/results/start-cpu.json
 
-Both load the same random checkpoint of GPT-2 124M's shape, each time in a process of its own, taking turns. Peak memory
+Both load the same random checkpoint of GPT-2 124M's shape, each time in a separate process, taking turns. Peak memory
 is over that of a process that only imports torch. Nothing is warm but the page cache, which holds the file for both.
 Linux only: the peak is read from /proc.
 """

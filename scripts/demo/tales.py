@@ -122,7 +122,7 @@ def settled(value: str | Thing, rng: random.Random) -> str | Thing:
 
 
 def people(plot: Plot, matter: Matter, rng: random.Random) -> dict[str, str | Person]:
-    """Return a hero and a friend, a she and a he in either order; nobody else in the matter has the hero's trade.
+    """Return a hero and a friend, a she and a he in either order; no one else in the matter has the hero's trade.
 
     A plot is always told of the same couple: a model this small knows a tale by its people.
     """

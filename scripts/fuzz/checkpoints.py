@@ -2,8 +2,8 @@
 
 python scripts/fuzz/checkpoints.py --mutations 100000 --json docs/results/fuzz.json
 
-Every mutation must be loaded, or refused by a MiniGPTError of one line; within five seconds; with no more memory than
-the limit below; and without opening a file outside its folder. Batches run in processes of their own, so that a crash
+Every mutation must load, or raise a MiniGPTError of one line. It must do so within five seconds and the memory limit
+below, and without opening a file outside its folder. Batches run in processes of their own, so that a crash
 is seen and counted. A mutation is made again by its number. Linux only: memory is limited and measured by the system.
 """
 
@@ -139,7 +139,7 @@ def one(number: int, folder: Path) -> tuple[str, str, str | None]:
 
 
 def watched(seed: str, place: Path) -> tuple[str, str | None]:
-    """Read what lies in ``place``: "loaded" or "refused", and what went wrong, if anything did."""
+    """Read the checkpoint in ``place``: "loaded" or "refused", and what went wrong, if anything did."""
     opened: list[str] = []
     _WATCHES.append(opened)
     signal.signal(signal.SIGALRM, _Clock())

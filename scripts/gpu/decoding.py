@@ -1,6 +1,6 @@
 """GPT-2 124M in bfloat16: ours from a graph, by each norm and compiled, against transformers by default and compiled.
 
-Whole calls in turns, every token greedy, nobody stopping early. The limit is the time of reading the weights once, at
+Whole calls in turns, every token greedy, no text ends early. The limit is the time of reading the weights once, at
 the rate of a plain copy in the same run.
 """
 

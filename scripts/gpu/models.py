@@ -18,7 +18,7 @@ def ours_of(size: str, device: torch.device, quick: bool) -> minigpt.GPT2:
 
 
 def with_norm(weights: minigpt.GPT2, norm: str, attention: str, arithmetic: str = "reference") -> minigpt.GPT2:
-    """Another model on the very tensors of ``weights``."""
+    """Another model on the same tensors as ``weights``."""
     with torch.device("meta"):
         model = minigpt.GPT2(weights.config, norm=norm, attention=attention, arithmetic=arithmetic)
     model.load_state_dict(weights.state_dict(), assign=True)

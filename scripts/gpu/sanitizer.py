@@ -39,7 +39,7 @@ def sanitizer(results: dict[str, Any], device: torch.device, quick: bool) -> Ite
 
 def checked(program: str, tool: str, device: torch.device, tests: str) -> dict[str, Any]:
     """One run: clean; not clean, which failing tests are too; or neither, where the tool did not finish or begin."""
-    # Calls that fail are no finding: libraries find out by them what a device can do.
+    # Calls that fail are not findings: libraries use them to find out what a device can do.
     how = ["--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "application-only"]
     how += ["--report-api-errors", "no"] * (tool == "memcheck")
     start = time.perf_counter()
@@ -60,7 +60,7 @@ def tests_of(device: torch.device, tests: str) -> list[str]:
 
 def ended(command: list[str]) -> tuple[int | None, str]:
     """Exit status and all that was written; no status where it had to be ended, with every process that it began."""
-    # Without the allocator's cache, every tensor is an allocation of its own, whose ends the tool can see.
+    # Without the allocator's cache, every tensor is a separate allocation, whose ends the tool can see.
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": path}
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

@@ -2,11 +2,11 @@
 
 python scripts/gpu/suite.py --out docs/results
 
-It writes gpu.json and gpu.md into the folder, anew after every piece of work, so that a run cut short keeps what it
-has. Weights are random at the published shapes, with massive activations: nothing is downloaded, and of this project a
-checkout is enough. ``--device cpu --quick`` goes the same ways on tiny models. A part that is run by itself may take
-all the time; SANITIZER_SECONDS is how long each tool of the sanitizer's may. The exit status is 1 where parity does
-not hold, the sanitizer finds something, or a part breaks off, and 2 where there is no device.
+It writes gpu.json and gpu.md into the folder, again after every piece of work, so that a run cut short keeps its
+results. Weights are random at the published shapes, with massive activations. Nothing is downloaded, and a checkout of
+the project is enough. ``--device cpu --quick`` runs the same code on tiny models. A part that runs by itself may take
+all the time; SANITIZER_SECONDS limits each tool of the sanitizer. The exit status is 1 if parity does not hold, the
+sanitizer finds something, or a part fails, and 2 if there is no device.
 """
 
 import os
@@ -21,7 +21,7 @@ from typing import Annotated, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
 
-# Said before the first attention: cuDNN's plans anew for every length, and texts that grow would wait for nothing else.
+# Must be set before the first attention: cuDNN's makes a plan for every length, which is slow for texts that grow.
 os.environ.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
 
 import torch

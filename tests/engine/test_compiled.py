@@ -18,7 +18,6 @@ from helpers import (
     random_ids,
     randomize,
     rms,
-    skip_unless_packable,
     small_model,
 )
 from torch._dynamo.utils import counters
@@ -26,9 +25,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import minigpt
 from minigpt import ConfigError
-from minigpt.engine import compile_steps, packed
+from minigpt.engine import compile_steps
 from minigpt.engine.int8 import quantize_int8
-from minigpt.engine.packed import pack
 from minigpt.engine.product import product
 from minigpt.processor import HALVES
 
@@ -91,31 +89,17 @@ def test_runs_of_other_batches_and_lengths_compile_once_more_and_never_again() -
     assert compilations() == 2
 
 
-def in_bfloat16(model: minigpt.GPT2) -> minigpt.GPT2:
-    skip_unless_packable(torch.bfloat16)
-    return pack(model.to(torch.bfloat16), 3)
-
-
-@pytest.mark.parametrize("hold", [quantize_int8, pack, in_bfloat16])
-def test_weights_in_another_form_are_compiled_too_and_go_with_their_model(hold: Any) -> None:
-    gc.collect()
-    before = len(packed._held)
-    model, ids, mask = hold(small_model()), random_ids(3, 9), left_padding((9, 4, 1), 9)
+def test_int8_weights_are_compiled_too() -> None:
+    model, ids, mask = quantize_int8(small_model()), random_ids(3, 9), left_padding((9, 4, 1), 9)
     wanted = minigpt.generate(model, ids, mask, max_new_tokens=30, eos_token_id=None)
     compile_steps(model, backend="aot_eager")
     given = minigpt.generate(model, ids, mask, max_new_tokens=30, eos_token_id=None)
     assert torch.equal(given, wanted)
     assert compilations() == 1
-    assert len(packed._held) == before + 4 * model.config.n_layer + (model.fast_head is not None)
-    del model
-    torch.compiler.reset()
-    gc.collect()
-    assert len(packed._held) == before
 
 
-@pytest.mark.parametrize("hold", [quantize_int8, pack])
-def test_a_copy_is_compiled_with_its_own_weights(hold: Any) -> None:
-    model, ids = hold(small_model()), random_ids(1, 9)
+def test_a_copy_is_compiled_with_its_own_weights() -> None:
+    model, ids = quantize_int8(small_model()), random_ids(1, 9)
     wanted = minigpt.generate(model, ids, max_new_tokens=10, eos_token_id=None)
     other = copy.deepcopy(model)
     del model

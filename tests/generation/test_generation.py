@@ -483,7 +483,7 @@ def test_the_end_and_a_stop_string_together(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("stops", [np.array(["a", "b"]), {"a"}, 3, ["a", 3]], ids=str)
 def test_stop_that_is_no_list_of_texts(ours: GPT2, stops: Any) -> None:
-    with pytest.raises(GenerationError, match="stop must be a text or a list of texts, not "):
+    with pytest.raises(GenerationError, match="stop must be a text or a list of texts, none of them empty, not "):
         generate(ours, tokens(1, 3), max_new_tokens=2, stop=stops)
 
 
@@ -495,7 +495,7 @@ def test_stop_needs_a_tokenizer(ours: GPT2) -> None:
 def test_a_foreign_tokenizer_is_refused_where_it_is_needed_and_only_there(ours: GPT2) -> None:
     how: dict[str, Any] = {"max_new_tokens": 2, "tokenizer": object()}
     assert generate(ours, tokens(1, 3), **how).shape == (1, 5)
-    with pytest.raises(GenerationError, match=r"the tokenizer is a object; take minigpt\.Tokenizer"):
+    with pytest.raises(GenerationError, match=r"the tokenizer is a object; use minigpt\.Tokenizer"):
         generate(ours, tokens(1, 3), **how, stop="x")
 
 
@@ -530,12 +530,6 @@ def test_a_stream_says_what_generate_writes(ours: GPT2, tokenizer: Tokenizer, pr
 def test_a_stream_keeps_no_scores_that_nobody_could_ask_for(ours: GPT2, tokenizer: Tokenizer, kept: str) -> None:
     with pytest.raises(GenerationError, match=f"a stream returns only text; {kept} must be False"):
         stream(ours, tokenizer, "the", max_new_tokens=2, **{kept: True})
-
-
-@pytest.mark.parametrize("text", ["\ud800", "a\udfff"])
-def test_a_stop_string_that_no_text_can_hold(ours: GPT2, text: str) -> None:
-    with pytest.raises(GenerationError, match="stop must be valid Unicode"):
-        generate(ours, torch.zeros(1, 2, dtype=torch.long), max_new_tokens=2, stop=["b", text])
 
 
 def test_a_stream_is_written_token_by_token(tokenizer: Tokenizer) -> None:
@@ -816,12 +810,10 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "top_p above 1": ({"top_p": 1.0001}, r"top_p must be within \(0, 1\], not 1\.0001"),
     "top_p below 0": ({"top_p": -0.1}, "top_p must be within"),
     "top_p NaN": ({"top_p": float("nan")}, "top_p must be within .*, not nan"),
-    "pad beyond 32 bits": ({"pad_token_id": 2**31}, "pad_token_id must be an id, or another number of 32 bits, not"),
-    "pad below 32 bits": ({"pad_token_id": -(2**31) - 1}, "pad_token_id must be an id, or another number of 32 bits"),
     "seed -1": ({"seed": -1}, r"seed must be within \[0, 2\^63\), not -1"),
     "seed too large": ({"seed": 2**63}, "seed must be within"),
-    "empty stop": ({"stop": ""}, "stop must not be an empty text"),
-    "an empty stop among others": ({"stop": ["a", ""]}, "stop must not be an empty text"),
+    "empty stop": ({"stop": ""}, "stop must be a text or a list of texts, none of them empty"),
+    "an empty stop among others": ({"stop": ["a", ""]}, "stop must be a text or a list of texts, none of them empty"),
     "min_p above 1": ({"min_p": 1.5}, r"min_p must be within \[0, 1\], not 1\.5"),
     "typical_p 0": ({"typical_p": 0.0}, r"typical_p must be within \(0, 1\], not 0\.0"),
     "penalty 0": ({"repetition_penalty": 0.0}, "repetition_penalty must be finite and above 0"),
@@ -846,35 +838,23 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         "prompt_lookup_num_tokens needs use_cache=True",
     ),
     "a stride without a window": ({"slide_stride": 2}, "slide_stride is for overflow='slide' only"),
-    "an overflow of several": (
-        {"overflow": np.array(["slide", "refuse"])},
-        "overflow must be one of refuse, slide, not",
-    ),
     "several temperatures": (
         {"do_sample": True, "temperature": torch.tensor([0.5, 0.7])},
         r"temperature must be .*, not tensor\(\[0\.5000, 0\.7000\]\)$",
-    ),
-    "several of each": (
-        {name: torch.ones(2) for name in ("do_sample", "top_p", "use_cache", "slide_stride", "num_return_sequences")},
-        r"do_sample must .*; num_return_sequences must .*; use_cache must .*; slide_stride must .*; top_p must [^;]*$",
     ),
     "a temperature beyond all floats": (
         {"do_sample": True, "temperature": 10**400},
         "temperature must be .*, not 10000",
     ),
     "a penalty beyond all floats": ({"repetition_penalty": 10**400}, "repetition_penalty must be finite and above 0"),
-    "an unknown flag and copies": (
-        {"do_sample": "yes", "temperature": 0, "num_return_sequences": 2},
-        "do_sample must be True or False, not 'yes'; num_return_sequences 2 at temperature 0 would be the same text",
-    ),
     "an unknown overflow": ({"overflow": "wrap"}, "overflow must be one of refuse, slide, not 'wrap'"),
     "all at once": (
-        {"top_k": 0, "top_p": 2.0, "min_new_tokens": 9, "stop": "", "do_sample": True},
-        r"top_k .*, not 0; top_p .*, not 2\.0; stop .*; min_new_tokens 9 is more than max_new_tokens 4$",
+        {"top_k": 0, "top_p": 2.0, "stop": "", "do_sample": True},
+        r"stop .*, not ''; top_k .*, not 0; top_p .*, not 2\.0$",
     ),
-    "unknown and out of range": (
-        {"num_beams": 4, "top_k": 0},
-        "unknown generation settings: num_beams; .*; top_k must",
+    "every contradiction": (
+        {"min_new_tokens": 9, "slide_stride": 2, "seed": 1},
+        "min_new_tokens 9 is more than max_new_tokens 4; slide_stride .*; seed has no effect without do_sample",
     ),
     "unknown": (
         {"num_beams": 4, "beam": 1},

@@ -14,7 +14,7 @@ from minigpt.generation.values import is_number
     looks_back="tokens",
 )
 def repetition_penalty(logits: Logits, penalty: float, at: Situation) -> Logits:
-    """Make tokens of the text less likely, whatever the sign of their logits (Keskar et al. 2019, arXiv 1909.05858)."""
+    """Make tokens of the text less likely, for logits of either sign (Keskar et al. 2019, arXiv 1909.05858)."""
     said = logits.gather(1, at.ids)  # (B, T)
     penalized = torch.where(said < 0, said * float(penalty), said / float(penalty))
     return logits.scatter(1, at.ids, penalized)
