@@ -1,18 +1,18 @@
 """The error at each norm, by itself and after everything before it, and in the residual stream after each block."""
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from minigpt.errors import NormError
 from minigpt.judge.contest import Contest
 from minigpt.judge.measures import Distance
 from minigpt.judge.parity_report import BlockDrift, NormSite
-from minigpt.norms.add import has_hooks, norm_by_addition, own_addition
+from minigpt.norms.add import add_norm, parts_of
 
 # T tokens, C embedding
 
@@ -24,25 +24,33 @@ class Drift:
     """
 
     def __init__(self, contest: Contest) -> None:
+        self.contest = contest
+        self.models: dict[str, Any] = {
+            "candidate": contest.candidate,
+            "reference": contest.reference.model.transformer,
+            "truth": contest.truth.model.transformer,
+        }
         self.sites = contest.candidate.norm_sites()
         self.blocks = [f"h.{i}" for i in range(contest.config.n_layer)]
         places = [*self.sites, *self.blocks]
-        self.candidate = Listener(contest.candidate, places)
-        self.reference = Listener(contest.reference.model.transformer, places)
-        self.truth = Listener(contest.truth.model.transformer, places)
-        self.true_norms = {site: contest.truth.model.transformer.get_submodule(site) for site in self.sites}
+        self.outputs: dict[str, dict[str, Tensor]] = {name: {} for name in self.models}
+        self.true_inputs: dict[str, Tensor] = {}
         self.local = {site: PositionedDistance() for site in self.sites}
         self.propagated = {place: PositionedDistance() for place in places}
         self.noise = {place: PositionedDistance() for place in places}
 
     def __enter__(self) -> "Drift":
-        for listener in (self.candidate, self.reference, self.truth):
-            listener.start()
+        self.hooks = [
+            _keep_output(model, place, self.outputs[name])
+            for name, model in self.models.items()
+            for place in self.propagated
+        ]
+        self.hooks += [_keep_input(self.models["truth"], site, site, self.true_inputs) for site in self.sites]
         return self
 
     def __exit__(self, *_: object) -> None:
-        for listener in (self.candidate, self.reference, self.truth):
-            listener.stop()
+        for hook in self.hooks:
+            hook.remove()
 
     def add(self) -> None:
         """Count what all three have just computed.
@@ -50,17 +58,20 @@ class Drift:
         Raises:
             NormError: if a norm returned NaN where the truth is a number.
         """
-        for place, true_output in self.truth.outputs.items():
-            if self.candidate.outputs[place].isnan().any() and not true_output.isnan().any():
+        for place in self.propagated:
+            candidate, reference, truth = (self.outputs[name][place] for name in self.models)
+            if candidate.isnan().any() and not truth.isnan().any():
                 raise NormError(
                     f"{place} returns NaN where the reference returns numbers, so its error cannot be measured"
                 )
-            self.propagated[place].add(self.candidate.outputs[place], true_output)
-            self.noise[place].add(self.reference.outputs[place], true_output)
-        for site, true_norm in self.true_norms.items():
-            # (1, T, C): the true input in the norm's dtype
-            x = self.truth.inputs[site].to(self.candidate.outputs[site].dtype)
-            self.local[site].add(self.candidate.again[site](x.clone()), exact_layer_norm(x, true_norm))
+            self.propagated[place].add(candidate, truth)
+            self.noise[place].add(reference, truth)
+        for site in self.sites:
+            x = self.true_inputs[site].to(self.contest.dtype)  # (1, T, C): the true input in the norm's dtype
+            norm, true_norm = (self.models[name].get_submodule(site) for name in ("candidate", "truth"))
+            # As a Block calls them: ln_2 also adds the residual.
+            y = add_norm(norm, *parts_of(x))[1] if site.endswith("ln_2") else norm(x.clone())
+            self.local[site].add(y, exact_layer_norm(x, true_norm))
 
     def norm_sites(self, swapped: Iterable[str]) -> list[NormSite]:
         """Every site, in the order of the forward."""
@@ -94,69 +105,27 @@ class Drift:
         ]
 
 
-CALLED = {"forward", "add_norm"}  # the methods by which a block calls its norms
+def _keep_output(model: nn.Module, place: str, outputs: dict[str, Tensor]) -> RemovableHandle:
+    """Keep what a norm or a block returns.
 
-
-class Listener:
-    """Keeps the last input and output of chosen modules, and a function that repeats the computation.
-
-    It wraps the modules' methods. Hooks would be simpler, but a norm with hooks no longer adds the residual itself, so
-    it would compute something else than without them.
+    For ``ln_2`` that is the input of the MLP. A hook on ``ln_2`` itself would change the model, which calls a norm with
+    hooks in place of its ``add_norm``.
     """
+    if place.endswith("ln_2"):
+        return _keep_input(model, place.replace("ln_2", "mlp"), place, outputs)
 
-    def __init__(self, model: nn.Module, places: list[str]) -> None:
-        self.modules: dict[str, Any] = {place: model.get_submodule(place) for place in places}
-        self.inputs: dict[str, Tensor] = {}
-        self.outputs: dict[str, Tensor] = {}
-        self.again: dict[str, Callable[[Tensor], Tensor]] = {}  # the same computation for another input
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        # Blocks of some versions return a tuple. An add_norm may write its sum over a block's output.
+        outputs[place] = (output[0] if isinstance(output, tuple) else output).clone()
 
-    def start(self) -> None:
-        self._own = [(module, {name: vars(module)[name] for name in CALLED & vars(module).keys()})
-                     for module in self.modules.values()]  # fmt: skip
-        self._hooks = []
-        for place, module in self.modules.items():
-            if has_hooks(module):  # they may change the output, and the norm does not use add_norm anyway
-                self._hooks.append(module.register_forward_hook(self._hook(place)))
-                continue
-            vars(module)["forward"] = self._heard(place, module.forward)
-            if (add_norm := own_addition(module)) is not None:
-                vars(module)["add_norm"] = self._heard_sum(place, add_norm)
+    return model.get_submodule(place).register_forward_hook(hook)
 
-    def stop(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        for module, own in self._own:
-            for name in CALLED:
-                vars(module).pop(name, None)
-            vars(module).update(own)
 
-    def _hook(self, place: str) -> Callable[..., None]:
-        def hook(module: Any, args: tuple[Tensor, ...], output: Any) -> None:
-            self._keep(place, args[0], output, module.forward)
+def _keep_input(model: nn.Module, module: str, place: str, inputs: dict[str, Tensor]) -> RemovableHandle:
+    def hook(_module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        inputs[place] = given[0].clone()
 
-        return hook
-
-    def _heard(self, place: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def heard(x: Tensor, *more: Any, **named: Any) -> Any:
-            output = forward(x, *more, **named)
-            self._keep(place, x, output, forward)
-            return output
-
-        return heard
-
-    def _heard_sum(self, place: str, add_norm: Callable[..., Any]) -> Callable[..., Any]:
-        def heard(residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-            total, y = add_norm(residual.clone(), delta)  # it may write the sum over its argument
-            self._keep(place, total, y, partial(norm_by_addition, add_norm))
-            return total, y
-
-        return heard
-
-    def _keep(self, place: str, x: Tensor, output: Any, again: Callable[[Tensor], Tensor]) -> None:
-        self.inputs[place], self.again[place] = x, again
-        self.outputs[place] = (
-            output[0] if isinstance(output, tuple) else output
-        )  # blocks of some versions return a tuple
+    return model.get_submodule(module).register_forward_pre_hook(hook)
 
 
 class PositionedDistance:
