@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Int
@@ -200,7 +200,7 @@ def judged_prompts(place: Path, prompts: Prompts | None, config: GPT2Config) -> 
             raise
     given = PROMPTS if prompts is None else prompts
     if tokenizer is not None and isinstance(given[0], str):
-        ids = [prompt_ids(tokenizer, str(text)) for text in given]
+        ids = [prompt_ids(tokenizer, text) for text in cast("Sequence[str]", given)]
         described = f"{len(ids)} texts" if len(ids) > 1 else "1 text"
     else:
         ids = [[int(token) for token in prompt] for prompt in given]
