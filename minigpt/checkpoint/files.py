@@ -1,5 +1,6 @@
 """The files of a checkpoint's folder: their names, and which of them hold its tensors and its config."""
 
+import os.path
 from pathlib import Path
 
 from torch import Tensor
@@ -80,6 +81,6 @@ def _shards(index: Path) -> list[Path]:
         raise CheckpointError(f"{index} must have a weight_map from tensors to files")
     names = sorted(set(map(str, weight_map.values())))
     for name in names:
-        if Path(name).name != name or not (index.parent / name).is_file():
+        if Path(name).name != name or not os.path.isfile(index.parent / name):
             raise CheckpointError(f"{index} names {name!r}, which is not a file beside it")
     return [index.parent / name for name in names]

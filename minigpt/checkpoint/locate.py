@@ -76,6 +76,7 @@ def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_
         at = f" at revision {revision!r}" if revision else ""
         raise CheckpointError(
             f"cannot get {repository!r}{at} from the Hugging Face hub; give a local folder, or one of "
-            f"{', '.join(KNOWN)}; only demo needs no network. The hub's client says: {' '.join(str(error).split())}"
+            f"{', '.join(KNOWN)}; only demo needs no network, and a private or gated repository needs HF_TOKEN. "
+            f"The hub's client says: {' '.join(str(error).split())}"
         ) from error
     return folder

@@ -32,9 +32,7 @@ def generate(
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64.")] = "float32",
     quantize: Quantize = None,
-    batch: Annotated[
-        int, typer.Option(help="Rows. Several differ in length, from half a prompt to a whole.")
-    ] = 1,
+    batch: Annotated[int, typer.Option(help="Rows. Several differ in length, from half a prompt to a whole.")] = 1,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of the longest prompt.")] = 64,
     new_tokens: Annotated[int, typer.Option(help="Tokens to write.")] = 64,
     repeats: Annotated[int, typer.Option(help="Rounds; each contestant is timed once in a round.")] = 7,

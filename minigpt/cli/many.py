@@ -45,9 +45,7 @@ def write_many(
     with ResultFile(out, run) as results:
         if strange := results.done - places.keys():
             line, copy = min(strange)
-            raise GenerationError(
-                f"{out} has text {copy} of line {line}, not one of these; give another --out"
-            )
+            raise GenerationError(f"{out} has text {copy} of line {line}, not one of these; give another --out")
         written |= {places[done] for done in results.done}
         _note(results.note, f"{len(written)} texts are there already" if written else None)
         lay_out(model, tokens_at_a_time(model, settings, min(batch_size, len(places))))

@@ -115,9 +115,7 @@ def test_an_unknown_norm_leaves_the_model_as_it_was(model: GPT2) -> None:
 def test_one_module_for_several_sites_leaves_the_model_as_it_was(model: GPT2, kind: type[nn.Module]) -> None:
     one, ids = kind(model.config.n_embd), random_ids(2, 9)
     wanted = model(ids)
-    with pytest.raises(
-        NormError, match="norm returns one module for several sites; it must make"
-    ):
+    with pytest.raises(NormError, match="norm returns one module for several sites; it must make"):
         swap_norms(model, lambda *_, **__: one)
     assert_same_bits(model(ids), wanted, "the model")
     swap_norms(model, lambda *_, **__: one, "ln_f")

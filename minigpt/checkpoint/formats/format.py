@@ -131,7 +131,7 @@ def _vocabulary(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     GPT-2's own vocabulary may be padded to 50,304 or so. Of any other, e.g. characters, no end of text is known.
     """
-    size = fields.get("vocab_size", 0)
-    if not GPT2_VOCABULARY <= size < GPT2_VOCABULARY + 256:
+    size = fields.get("vocab_size")
+    if not isinstance(size, int) or not GPT2_VOCABULARY <= size < GPT2_VOCABULARY + 256:
         return {"bos_token_id": None, "eos_token_id": None}
     return {} if size == GPT2_VOCABULARY else {"used_vocab_size": GPT2_VOCABULARY}
