@@ -9,7 +9,8 @@ from typing import Any
 from rich.table import Table
 
 COLUMNS = ("model", "norm", "sites", "seed", "verdict", "ratio", "kl_mean", "top1_agreement", "perplexity_before",
-           "perplexity_after", "perplexity_recovered", "seconds")  # fmt: skip
+           "perplexity_after", "perplexity_recovered", "kl_recovered", "top1_recovered", "decode_norm_share",
+           "seconds")  # fmt: skip
 WIDTH, HEIGHT = 640, 280  # of a plot
 
 Row = dict[str, Any]
