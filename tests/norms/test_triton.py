@@ -231,7 +231,7 @@ def test_the_operator_is_registered_as_pytorch_wants_it(bias: bool, device: torc
 
 
 def test_the_operator_lays_out_what_it_says(device: torch.device) -> None:
-    """The compiler relies on contiguous results, whatever the layout of the input."""
+    """The compiler relies on contiguous results, for every layout of the input."""
     x, weight = torch.randn(3, 2, 40).to(device).transpose(0, 1), torch.randn(40).to(device)
     norm_of(40, device=device)(torch.randn(1, 40).to(device))  # imports the operators
     given = (x, torch.randn_like(x), weight, None, 1e-5)

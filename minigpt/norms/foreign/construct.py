@@ -67,9 +67,9 @@ def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) ->
         raise NormError(f"{title(make)} is a class, but not a torch.nn.Module")
     first, errors, made = _size_parameter(make), [], []
     for size in _sizes(first, shape, eps, bias):
-        for told in _tellings(make, eps, bias):
+        for keywords in _keywords(make, eps, bias):
             try:
-                one = Constructed(_make(make, first, size, told), any(map(EPS.fullmatch, told)))
+                one = Constructed(_make(make, first, size, keywords), any(map(EPS.fullmatch, keywords)))
             except NormError as error:
                 errors.append(error)
                 continue
@@ -144,12 +144,12 @@ def _runs(module: nn.Module, shape: tuple[int, ...]) -> bool:
 def _size_parameter(make: Maker) -> Parameter:
     """Return the first parameter that is not told something else: a class may take its eps before its size."""
     for parameter in _parameters(make):
-        if not _told(parameter, 0.0, True):
+        if not _value_of(parameter, 0.0, True):
             return parameter
     raise NormError(f"{title(make)} has no parameter for the size")
 
 
-def _tellings(make: Maker, eps: float, bias: bool) -> list[dict[str, Any]]:
+def _keywords(make: Maker, eps: float, bias: bool) -> list[dict[str, Any]]:
     """Return the arguments beside the size, under the names of the signature and of what ``**kwargs`` is passed to.
 
     A class may tell its base an eps or a flag by itself. So what ``**kwargs`` takes is tried with less and less.
@@ -157,7 +157,7 @@ def _tellings(make: Maker, eps: float, bias: bool) -> list[dict[str, Any]]:
     first, parameters = _size_parameter(make), _parameters(make)
     bound = make.keywords if isinstance(make, functools.partial) else {}  # the user's own choice
     beside = [own for own in parameters if own != first and own.kind not in VARIADIC and own.name not in bound]
-    keywords = {own.name: value for own in beside for value in _told(own, eps, bias)}
+    keywords = {own.name: value for own in beside for value in _value_of(own, eps, bias)}
     if missing := [own.name for own in beside if own.default is Parameter.empty and own.name not in keywords]:
         raise NormError(
             f"{title(make)} needs {', '.join(missing)} beside a size, an eps and a flag for the shift; "
@@ -165,7 +165,7 @@ def _tellings(make: Maker, eps: float, bias: bool) -> list[dict[str, Any]]:
         )
     if not any(own.kind is Parameter.VAR_KEYWORD for own in parameters):
         return [keywords]
-    passed = {own.name: value for own in _passed_on(make) if own.name not in bound for value in _told(own, eps, bias)}
+    passed = {own.name: value for own in _passed_on(make) if own.name not in bound for value in _value_of(own, eps, bias)}
     shift = {name: value for name, value in passed.items() if SHIFT_FLAG.fullmatch(name)}
     return [more | keywords for more in (passed, shift, {})]
 
@@ -179,7 +179,7 @@ def _passed_on(make: Maker) -> list[Parameter]:
     return [own for cls in bases for own in list(inspect.signature(cls.__init__).parameters.values())[2:]]
 
 
-def _told(parameter: Parameter, eps: float, bias: bool) -> list[Any]:
+def _value_of(parameter: Parameter, eps: float, bias: bool) -> list[Any]:
     """Return the value for one parameter of a constructor, in a list; an empty list leaves it at its default."""
     default = parameter.default
     is_flag = default is Parameter.empty or default is None or isinstance(default, bool)
