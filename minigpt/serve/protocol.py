@@ -25,8 +25,8 @@ def _prompt(given: Any) -> Any:
     return given
 
 
-def _shapes_draw(name: str) -> bool:
-    return name in PROCESSORS and PROCESSORS[name].shapes_draw
+def _is_for_draws(setting: str) -> bool:
+    return setting == "seed" or (setting in PROCESSORS and PROCESSORS[setting].shapes_draw)
 
 
 def _unicode(text: str) -> str:
@@ -85,8 +85,8 @@ class Sampling(BaseModel):
         """
         given = {name: value for name in known_settings() if (value := getattr(self, name, None)) is not None}
         given["do_sample"] = self.temperature != 0
-        if not given["do_sample"]:  # then settings that shape a draw have no effect
-            given = {name: value for name, value in given.items() if not _shapes_draw(name)}
+        if not given["do_sample"]:  # the settings of draws have no effect, and clients send them all the same
+            given = {name: value for name, value in given.items() if not _is_for_draws(name)}
         try:
             return parse_settings(max_new_tokens=max(1, self.new_tokens), **given)
         except GenerationError as error:
