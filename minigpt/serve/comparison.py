@@ -1,7 +1,6 @@
-"""Two models write on from one prompt, and each also reads what the other writes.
+"""Two models continue one prompt, and each also reads the text of the other.
 
-So at every position of either text there are two distributions over the same context, and how far they are apart.
-V vocabulary.
+So every position of either text has two distributions over the same context, and their divergence. V vocabulary.
 """
 
 from collections import deque
@@ -21,11 +20,11 @@ from minigpt.generation.settings import GenerationSettings
 from minigpt.serve.channel import Channel, Post
 from minigpt.serve.job import Failed
 
-AT_ONCE = 4  # comparisons; others wait
+AT_ONCE = 4  # comparisons at a time; others wait
 
 
 class Alternative(NamedTuple):
-    """A token that could have come, with its probability by each model."""
+    """A token with its probability by each model."""
 
     id: int
     probabilities: tuple[float, float]
@@ -38,8 +37,8 @@ class Compared(NamedTuple):
         side: which of the two models writes this text: 0 or 1.
         position: of the token, from 0.
         text: characters that can be shown since this side's last event.
-        kl: Kullback-Leibler divergence of the second model's distribution from the first's here, in nats.
-        chosen: the token itself.
+        kl: Kullback-Leibler divergence of the second model's distribution from the first's, in nats.
+        chosen: the new token.
         alternatives: the likeliest tokens by either model.
         end: why the text is over; None while it is not.
     """
@@ -104,14 +103,14 @@ class Comparison:
         both = torch.cat([of_model.cpu() for of_model in logits]).double().log_softmax(-1)  # (2, V)
         probabilities = both.exp()
         kl = float(torch.where(probabilities[0] > 0, probabilities[0] * (both[0] - both[1]), 0.0).sum())
-        likeliest = probabilities.topk(self.alternatives).indices.T.flatten().tolist()  # in turn by either model
+        likeliest = probabilities.topk(self.alternatives).indices.T.flatten().tolist()  # of both models, in turn
         found = {id: Alternative(id, tuple(probabilities[:, id].tolist())) for id in [token, *likeliest]}
         alternatives = sorted((found[id] for id in dict.fromkeys(likeliest)), key=lambda one: -sum(one.probabilities))
         return Compared(side, position, row.take_text(), max(kl, 0.0), found[token], alternatives, row.end)
 
 
 class ComparisonLane:
-    """The comparisons, of which a few are made at a time."""
+    """The comparisons, a few at a time."""
 
     def __init__(self, models: Mapping[str, GPT2]) -> None:
         self.models = models

@@ -1,4 +1,4 @@
-"""Events of the scheduler -> the choices and chunks of OpenAI's completions API."""
+"""Turns the scheduler's events into answers of OpenAI's completions API."""
 
 import codecs
 import secrets
