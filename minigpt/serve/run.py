@@ -83,4 +83,6 @@ def run(app: "ASGIApp", listening: socket.socket, grace: int) -> None:
     )  # fmt: skip
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again at its end
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # or a client that hangs up would end the server
     uvicorn.Server(config).run(sockets=[listening])
