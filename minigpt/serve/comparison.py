@@ -5,7 +5,6 @@ So every position of either text has two distributions over the same context, an
 
 from collections import deque
 from collections.abc import Mapping
-from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -116,11 +115,9 @@ class ComparisonLane:
         self.models = models
         self.active: list[Comparison] = []
         self._waiting: deque[Comparison] = deque()
-        self._lock = Lock()
 
     def add(self, comparison: Comparison) -> None:
-        with self._lock:
-            self._waiting.append(comparison)
+        self._waiting.append(comparison)
 
     @property
     def count_waiting(self) -> int:
@@ -133,9 +130,8 @@ class ComparisonLane:
     def step(self) -> list[Post]:
         """Take a step of each comparison; return the reports."""
         self.active = [one for one in self.active if not (one.channel.is_left or one.is_over)]
-        with self._lock:
-            while self._waiting and len(self.active) < AT_ONCE:
-                self.active.append(self._waiting.popleft())
+        while self._waiting and len(self.active) < AT_ONCE:
+            self.active.append(self._waiting.popleft())
         posts = []
         for comparison in self.active:
             try:
@@ -146,7 +142,6 @@ class ComparisonLane:
 
     def fail(self, error: BaseException) -> list[Post]:
         """Give up everything; return the reports."""
-        with self._lock:
-            given_up, self.active = [*self.active, *self._waiting], []
-            self._waiting.clear()
+        given_up, self.active = [*self.active, *self._waiting], []
+        self._waiting.clear()
         return [comparison.failed(error) for comparison in given_up]
