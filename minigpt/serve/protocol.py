@@ -79,7 +79,7 @@ class Sampling(Body):
         """
         given = {name: value for name in known_settings() if (value := getattr(self, name, None)) is not None}
         given["do_sample"] = self.temperature != 0
-        if not given["do_sample"]:  # the settings of draws have no effect, and clients send them all the same
+        if not given["do_sample"]:  # clients send settings of draws here too; they have no effect
             given = {name: value for name, value in given.items() if not _is_for_draws(name)}
         try:
             return parse_settings(max_new_tokens=max(1, self.new_tokens), **given)

@@ -162,7 +162,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(GoneError)
     async def gone(_: Request, error: GoneError) -> Response:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # no one reads it
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
