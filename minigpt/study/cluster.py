@@ -5,6 +5,7 @@ Ray places the work, retries it when a machine is lost, and moves the data. Ever
 that a model or a norm is read from must be readable under the same path on every machine.
 """
 
+import logging
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 LOCAL = "local"  # the address of a cluster that is started on this machine for the run
 RETRIES = 3  # of work on a machine that was lost
+NONE = -1  # in a column of seeds
 
 
 def connect(address: str) -> Any:
@@ -40,6 +42,7 @@ def connect(address: str) -> Any:
             ray.init(**where, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError) as error:
             raise ConfigError(f"cannot connect to a Ray cluster at {address}: {error}") from error
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
     return ray
 
@@ -70,10 +73,18 @@ class Writer:
         self.settings, self.batch_size = settings, batch_size
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        given = [Prompt(str(text), new, seed) for text, new, seed in batch["prompt"]]
+        columns = zip(batch["prompt"].tolist(), batch["max_new_tokens"].tolist(), batch["seed"].tolist(), strict=True)
+        given = [Prompt(text, new or None, None if seed == NONE else seed) for text, new, seed in columns]
         numbers = batch["number"].tolist()
-        texts = complete(self.model, self.tokenizer, given, batch_size=self.batch_size, **self.settings)
-        return {"text": [(numbers[text.prompt], text) for text in texts]}
+        texts = list(complete(self.model, self.tokenizer, given, batch_size=self.batch_size, **self.settings))
+        return {
+            "number": [numbers[text.prompt] for text in texts],
+            "copy": [text.number for text in texts],
+            "ids": [text.ids for text in texts],
+            "text": [text.text for text in texts],
+            "end": [text.end for text in texts],
+            "logprobs": [text.logprobs or [] for text in texts],
+        }
 
 
 def complete_on_ray(
@@ -95,7 +106,12 @@ def complete_on_ray(
     ray = connect(address)
     copies = range(settings.get("num_return_sequences", 1))
     items = [
-        {"number": number, "prompt": (prompt.text, prompt.max_new_tokens, prompt.seed)}
+        {
+            "number": number,
+            "prompt": prompt.text,
+            "max_new_tokens": prompt.max_new_tokens or 0,
+            "seed": NONE if prompt.seed is None else prompt.seed,
+        }
         for number, prompt in enumerate(prompts)
         if any((number, copy) not in skip for copy in copies)
     ]
@@ -105,10 +121,11 @@ def complete_on_ray(
         Writer, fn_constructor_args=(source, dict(how), settings, batch_size), batch_size=batch_size,
         **_workers(ray, how.get("device")),
     )  # fmt: skip
+    has_logprobs = bool(settings.get("output_logprobs"))
     for row in written.iter_rows():
-        number, text = row["text"]
-        if (number, text.number) not in skip:
-            yield Completion(number, text.number, text.ids, text.text, text.end, text.logprobs)
+        if (row["number"], row["copy"]) not in skip:
+            logprobs = list(row["logprobs"]) if has_logprobs else None
+            yield Completion(row["number"], row["copy"], list(row["ids"]), row["text"], row["end"], logprobs)
 
 
 class Reader:
@@ -149,7 +166,7 @@ def _workers(ray: Any, device: str | None) -> dict[str, Any]:
     """Return the options of ``map_batches``: as many workers as the cluster has room for."""
     resources = _resources(ray, device)
     most = int(ray.cluster_resources().get("GPU" if resources["num_gpus"] else "CPU", 1))
-    return resources | {"concurrency": (1, most)}
+    return resources | {"compute": ray.data.ActorPoolStrategy(min_size=1, max_size=most)}
 
 
 def _resources(ray: Any, device: str | None) -> dict[str, int]:

@@ -17,10 +17,13 @@ Row = dict[str, Any]
 
 
 def summary(rows: list[Row]) -> Table:
-    """Return the table for the terminal."""
-    table = Table(*COLUMNS, box=None, pad_edge=False)
+    """Return the most important columns for the terminal. A model, sites or a seed that all cells share is left out."""
+    names = ["norm", *(name for name in ("model", "sites", "seed") if len({row[name] for row in rows}) > 1)]
+    figures = {"verdict": "verdict", "of noise": "ratio", "KL mean": "kl_mean", "perplexity": "perplexity_before",
+               "swapped": "perplexity_after", "recovered": "perplexity_recovered"}  # fmt: skip
+    table = Table(*names, *figures, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*(shown(row[name]) for name in COLUMNS))
+        table.add_row(*(shown(row[name]) for name in (*names, *figures.values())))
     return table
 
 
