@@ -216,7 +216,8 @@ def run_cell(
 def _judged_again(result: Finetuned, study: Study, cell: Cell, folder: Path) -> dict[str, Any]:
     """Save a trained model, and return how far it is from the original."""
     write(result, folder, cell.model)
-    report = minigpt.parity(folder, norm=cell.norm, against=cell.model, device=study.device, text=study.text)
+    norm = "fused" if cell.norm in minigpt.norms.available() else cell.norm  # "fused" leaves the norms that were saved
+    report = minigpt.parity(folder, norm=norm, against=cell.model, device=study.device, text=study.text)
     fields = report.to_dict()
     text, distribution = fields.get("perplexity") or {}, fields["distribution"]
     return {
