@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from minigpt.bench.llama import LlamaCpp
 from minigpt.checkpoint import from_pretrained
 from minigpt.engine import GPT2, compile_steps
 from minigpt.engine.kernel import path_of, use_kernel
@@ -144,6 +145,7 @@ CONTESTANTS: dict[str, Callable[..., Contestant]] = {
     "minigpt": Minigpt,
     "transformers": Transformers,
     "ctranslate2": CTranslate2,
+    "llama.cpp": LlamaCpp,
     "products": Products,
 }
 
