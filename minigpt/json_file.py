@@ -1,7 +1,4 @@
-"""JSON that came from somewhere: of a bounded size, every name in it once, and one sentence where it is not.
-
-And JSON that is to go somewhere, which has no word for infinity.
-"""
+"""Read a JSON object from a file, with one sentence if that fails. Write numbers that JSON has no word for as null."""
 
 import json
 import math
@@ -11,60 +8,38 @@ from typing import Any
 
 from minigpt.errors import MiniGPTError
 
-MOST_BYTES = 4 * 2**20  # a GPT-2 XL's own are below 0.1 MB; as Python objects JSON takes twenty times its size
 
-
-def read_object(path: Path, kind: type[MiniGPTError], most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """The JSON object in a file.
+def read_object(path: Path, kind: type[MiniGPTError]) -> dict[str, Any]:
+    """Return the JSON object in a file.
 
     Raises:
-        MiniGPTError: of the given kind; the file cannot be read, is too large, no JSON, no object, or names one thing
-            twice.
+        MiniGPTError: of the given kind, if the file cannot be read or does not contain a JSON object.
     """
     try:
-        size = path.stat().st_size
-        if size > most_bytes:
-            raise kind(f"{path} is {size:,} bytes long; more than {most_bytes:,} are not read")
-        data = path.read_bytes()
+        return parse_object(path.read_bytes())
     except OSError as error:
         raise kind(f"cannot read {path}: {error.strerror}") from error
-    try:
-        return parse_object(data)
-    except ValueError as error:
-        raise kind(f"{path} is not valid JSON: {error}") from error
-    except TypeError as error:
-        raise kind(f"{path} {error}") from error
+    except (ValueError, TypeError) as error:
+        raise kind(f"{path} is not a JSON object: {error}") from error
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """The JSON object that the bytes spell.
+    """Return the JSON object in the bytes.
 
     Raises:
-        ValueError: they are no JSON, or a name stands twice in one object.
-        TypeError: they are JSON, but no object.
+        ValueError: if they are not JSON.
+        TypeError: if they are JSON, but not an object.
     """
-    try:
-        fields = json.loads(data.decode("utf-8"), object_pairs_hook=_each_name_once)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    fields = json.loads(data)
     if not isinstance(fields, dict):
-        raise TypeError(f"holds a JSON {type(fields).__name__}, not the object that it must be")
+        raise TypeError(f"it is a {type(fields).__name__}")
     return fields
 
 
 def finite(value: Any, instead: Callable[[float], Any] = lambda number: None) -> Any:
-    """The value, in which every number that is not finite is None, or whatever stands ``instead`` of it."""
+    """Return the value with every number that is not finite replaced by ``instead`` of it, by default None."""
     if isinstance(value, dict):
         return {key: finite(item, instead) for key, item in value.items()}
     if isinstance(value, list):
         return [finite(item, instead) for item in value]
     return instead(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in fields:
-            raise ValueError(f"the name {name[:96]!r} stands in it twice")
-        fields[name] = value
-    return fields

@@ -1,4 +1,4 @@
-"""A text that came from somewhere: in UTF-8, or one sentence where it is not."""
+"""Read a text file, with one sentence if that fails."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ from minigpt.errors import MiniGPTError
 
 
 def read_text(file: Path, kind: type[MiniGPTError] = MiniGPTError) -> str:
-    """The text of a file, its line ends as they are, without a byte order mark.
+    """Return the text of a file with its line ends as they are, without a byte order mark.
 
     Raises:
-        MiniGPTError: of the given kind; the file cannot be read, or is no text in UTF-8.
+        MiniGPTError: of the given kind, if the file cannot be read or is not UTF-8 text.
     """
     try:
         return file.read_bytes().decode("utf-8-sig")

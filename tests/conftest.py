@@ -36,8 +36,8 @@ settings.load_profile("repeatable")
 
 # Files that compile, talk to servers, or search: together they take as long as all the others.
 THOROUGH = (
-    "test_bench", "test_bench_norms", "test_compiled", "test_complete", "test_diagnosis", "test_fuzz_atheris",
-    "test_gpu_parity", "test_gpu_suite", "test_hf", "test_hub", "test_memory", "test_search",
+    "test_bench", "test_bench_norms", "test_compiled", "test_complete", "test_diagnosis", "test_fuzz",
+    "test_fuzz_atheris", "test_gpu_parity", "test_gpu_suite", "test_hf", "test_hub", "test_memory", "test_search",
 )  # fmt: skip
 
 

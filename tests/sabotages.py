@@ -1,4 +1,4 @@
-"""LayerNorms with one mistake each, and correct ones written in other ways than ours."""
+"""LayerNorms with one mistake each, and correct ones that are written in other ways than ours."""
 
 from typing import Any
 
@@ -29,11 +29,6 @@ class Eps1e6(LayerNorm):
         return centred(x) / torch.sqrt(variance(x) + 1e-6)
 
 
-class Eps1e4(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / torch.sqrt(variance(x) + 1e-4)
-
-
 class EpsIgnored(LayerNorm):
     def standardize(self, x: Tensor) -> Tensor:
         return centred(x) / torch.sqrt(variance(x) + 1e-5)
@@ -44,45 +39,18 @@ class NoEps(LayerNorm):
         return centred(x) / torch.sqrt(variance(x))
 
 
-class LeastVariance(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / torch.sqrt(variance(x).clamp(min=self.eps))
-
-
-class LeastDeviation(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / variance(x).sqrt().clamp(min=self.eps)
-
-
 class EpsTwice(LayerNorm):
-    """By so little that half precision does not show it."""
+    """A mistake so small that half precision does not show it."""
 
     def standardize(self, x: Tensor) -> Tensor:
         return centred(x) / (torch.sqrt(variance(x) + self.eps) + self.eps)
 
 
-class MeanDeviation(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / (centred(x).abs().mean(-1, keepdim=True) + self.eps)
-
-
-class AnotherEpsForFloat64(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
-        eps = 1e-3 if x.dtype == torch.float64 else self.eps
-        return F.layer_norm(wide, self.normalized_shape, self.weight.to(wide), self.bias.to(wide), eps).to(x)
-
-
 class Draws(LayerNorm):
-    """Another result at every call."""
+    """Returns another result at every call."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.dropout(exact(self, x), 0.1)
-
-
-class OtherwiseInTraining(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return exact(self, x) * (1.01 if self.training else 1)
 
 
 class WritesOverItsOutput(LayerNorm):
@@ -98,20 +66,8 @@ class LouderInBfloat16(LayerNorm):
         return exact(self, x) * (1.02 if x.dtype == torch.bfloat16 else 1)
 
 
-class ClampsItsOutput(LayerNorm):
-    """Which weights that are larger than usual reach."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return exact(self, x).clamp(-10, 10)
-
-
-class ClampsItsInput(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return exact(self, x.clamp(-1000, 1000))
-
-
 class WrongSum(LayerNorm):
-    """Right by itself, and n - 1 where it adds the residual too."""
+    """Is right alone, and divides by n - 1 in add_norm."""
 
     def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         total = residual + delta
@@ -124,25 +80,9 @@ class DividesByNMinusOne(LayerNorm):
         return centred(x) / torch.sqrt(x.var(-1, keepdim=True) + self.eps)
 
 
-class DividesByNPlusOne(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        width = x.shape[-1]
-        return centred(x) / torch.sqrt(variance(x) * width / (width + 1) + self.eps)
-
-
 class HalfTheVariance(LayerNorm):
     def standardize(self, x: Tensor) -> Tensor:
         return centred(x) / torch.sqrt(variance(x) / 2 + self.eps)
-
-
-class SumOfSquares(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / torch.sqrt(centred(x).square().sum(-1, keepdim=True) + self.eps)
-
-
-class VarianceAboutZero(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / torch.sqrt(x.square().mean(-1, keepdim=True) + self.eps)
 
 
 class HalfTheMean(LayerNorm):
@@ -150,34 +90,9 @@ class HalfTheMean(LayerNorm):
         return (x - x.mean(-1, keepdim=True) / 2) / torch.sqrt(variance(x) + self.eps)
 
 
-class RootOfTheDeviation(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / (variance(x) + self.eps).sqrt().sqrt()
-
-
-class NoNorm(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return x
-
-
 class VarianceForDeviation(LayerNorm):
     def standardize(self, x: Tensor) -> Tensor:
         return centred(x) / (variance(x) + self.eps)
-
-
-class AnotherPower(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        root = (variance(x) + self.eps).sqrt().sqrt()
-        return centred(x) / (root * root.sqrt())
-
-
-class OverTheRows(LayerNorm):
-    """Right for 3-D input, over all rows of a 2-D one."""
-
-    def standardize(self, x: Tensor) -> Tensor:
-        dims = (0, 1) if x.ndim == 2 else (-1,)
-        mean = x.mean(dims, keepdim=True)
-        return (x - mean) / torch.sqrt(x.var(dims, correction=0, keepdim=True) + self.eps)
 
 
 class StdPlusEps(LayerNorm):
@@ -186,7 +101,7 @@ class StdPlusEps(LayerNorm):
 
 
 class SampleStdPlusEps(LayerNorm):
-    """Two mistakes at once, as torch.std invites to."""
+    """Two mistakes at once, which torch.std makes easy."""
 
     def standardize(self, x: Tensor) -> Tensor:
         return centred(x) / (x.std(-1, keepdim=True) + self.eps)
@@ -224,12 +139,6 @@ class Float16Throughout(LayerNorm):
         return super().standardize(x.half()).to(x.dtype)
 
 
-class Float16Statistics(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        mean = x.mean(-1, keepdim=True).half()
-        return (x - mean) / torch.sqrt(variance(x).half().to(x.dtype) + self.eps)
-
-
 class Float16Variance(LayerNorm):
     def standardize(self, x: Tensor) -> Tensor:
         return centred(x) / torch.sqrt(variance(x).half().to(x.dtype) + self.eps)
@@ -241,7 +150,7 @@ class BFloat16Throughout(LayerNorm):
 
 
 class StatisticsOfTheInput(LayerNorm):
-    """In whatever dtype the input has."""
+    """Computes in the dtype of the input."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.standardize(x) * self.weight
@@ -249,25 +158,17 @@ class StatisticsOfTheInput(LayerNorm):
 
 
 class DetachedStatisticsOfTheInput(StatisticsOfTheInput):
-    """Two mistakes, of which the first shows in half precision, and the second in gradients."""
+    """Two mistakes: one shows in half precision, the other in gradients."""
 
     def standardize(self, x: Tensor) -> Tensor:
         return centred(x) / torch.sqrt(variance(x) + self.eps).detach()
 
 
 class NoSingleTokens(StatisticsOfTheInput):
-    """Two mistakes, of which the second shows where a text is one token."""
+    """Two mistakes: one shows in half precision, the other in a text of one token."""
 
     def standardize(self, x: Tensor) -> Tensor:
         return x if x.dim() > 2 and x.shape[1] == 1 else super().standardize(x)
-
-
-class EpsOfTheLargest(LayerNorm):
-    """Rows are divided by their largest value first, so that eps is beside that."""
-
-    def standardize(self, x: Tensor) -> Tensor:
-        x = x / x.amax(-1, keepdim=True)
-        return centred(x) / torch.sqrt(variance(x) + self.eps)
 
 
 class Float32Throughout(LayerNorm):
@@ -288,13 +189,8 @@ class OverTheSequence(LayerNorm):
         return (x - mean) / torch.sqrt(x.var(-2, correction=0, keepdim=True) + self.eps)
 
 
-class SampleStdOverTheSequence(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return (x - x.mean(-2, keepdim=True)) / (x.std(-2, keepdim=True) + self.eps)
-
-
 class OverDimensionOne(LayerNorm):
-    """Right for 2-D input, over the sequence of a 3-D one."""
+    """Is right for 2-D input, and normalizes over the sequence of a 3-D one."""
 
     def standardize(self, x: Tensor) -> Tensor:
         mean = x.mean(1, keepdim=True)
@@ -327,21 +223,8 @@ class NaNForAnyRow(LayerNorm):
         return x * torch.nan
 
 
-class NaNForConstantRows(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        var = variance(x)
-        return centred(x) / torch.where(var == 0, var, torch.sqrt(var + self.eps))
-
-
-class Only4096Rows(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        y = exact(self, x).clone()
-        y.view(-1, x.shape[-1] if x.numel() else 1)[4096:] = 0
-        return y
-
-
 class Only65535Rows(LayerNorm):
-    """As a kernel whose grid counts rows where CUDA counts to 65,535."""
+    """Like a kernel with one block a row in a grid dimension that CUDA limits to 65,535."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = exact(self, x).clone()
@@ -372,20 +255,6 @@ class WrongBackward(torch.autograd.Function):
         return dx, dweight, dy.flatten(0, -2).sum(0) if ctx.has_bias else None, None
 
 
-class NoShiftInTraining(LayerNorm):
-    """Right but where its input takes a gradient, and its own gradients are right there."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = exact(self, x)
-        return y - self.bias.detach() if x.requires_grad and self.bias is not None else y
-
-
-class NoShiftThatIsFrozen(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        shift = self.bias if self.bias is not None and self.bias.requires_grad else None
-        return F.layer_norm(x, self.normalized_shape, self.weight, shift, self.eps)
-
-
 class OtherSumInTraining(LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         return exact(self, x)
@@ -414,7 +283,7 @@ class ModifiesItsInput(LayerNorm):
 
 
 class LooksAtItsBatch(LayerNorm):
-    """By less than rounding, so that only the bits tell."""
+    """Depends on its batch by less than rounding, so that only the bits show it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return exact(self, x) * (1 + 2**-23 * (x.numel() // x.shape[-1] % 2))
@@ -444,61 +313,9 @@ class IgnoresStrides(LayerNorm):
         return exact(self, x.as_strided(x.shape, contiguous) if held >= x.numel() else x)
 
 
-class LosesTheLastColumn(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return F.pad(super().standardize(x)[..., :-1], (0, 1))
-
-
-class InParts(LayerNorm):
-    """As heads are normalized."""
-
-    def standardize(self, x: Tensor) -> Tensor:
-        parts = x.unflatten(-1, (-1, 32 if x.shape[-1] % 32 == 0 else x.shape[-1]))
-        return super().standardize(parts).flatten(-2)
-
-
 class OneVarianceForAll(LayerNorm):
     def standardize(self, x: Tensor) -> Tensor:
         return centred(x) / torch.sqrt(variance(x).mean() + self.eps)
-
-
-class EverySeventhRow(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        y = super().standardize(x)
-        rows = torch.arange(y.numel() // y.shape[-1]).view(*y.shape[:-1], 1)
-        return torch.where(rows % 7 == 6, 1.01 * y, y)
-
-
-class ApproximateDeviation(LayerNorm):
-    """By exponent and mantissa, as the bit trick for 1 / sqrt has it, with one of Newton's steps."""
-
-    steps = 1
-
-    def standardize(self, x: Tensor) -> Tensor:
-        squared = (variance(x) + self.eps).float()
-        y = (0x5F3759DF - (squared.contiguous().view(torch.int32) >> 1)).view(torch.float32)
-        for _ in range(self.steps):
-            y = y * (1.5 - 0.5 * squared * y * y)
-        return centred(x) * y.to(x.dtype)
-
-
-class LittleApproximateDeviation(ApproximateDeviation):
-    """By so little that most cases do not show it."""
-
-    steps = 2
-
-
-class BlocksOf128(LayerNorm):
-    """As a kernel that leaves what no block fits as it is."""
-
-    def standardize(self, x: Tensor) -> Tensor:
-        fits = x.shape[-1] // 128 * 128
-        return torch.cat([super().standardize(x)[..., :fits], x[..., fits:]], -1)
-
-
-class OtherwiseWithoutGradients(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return super().standardize(x) * (1 if torch.is_grad_enabled() else 1.001)
 
 
 class RowsOnly(LayerNorm):
@@ -514,56 +331,15 @@ class NeedsAShift(LayerNorm):
         return super().forward(x)
 
 
-class NeedsFewerRows(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) == 12:
-            raise ValueError("twelve rows")
-        return super().forward(x)
-
-
-class HalfBeyondBatches(LayerNorm):
-    """Narrow, but of float32."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return y.half() if x.dim() == 4 else y
-
-
-class SpeaksOfHalves(LayerNorm):
-    """Its own words name the dtypes that it is right in too."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not x.is_contiguous():
-            raise ValueError("float32, bfloat16 and half of float16 want a contiguous input")
-        return super().forward(x)
-
-
 class NoHalfWeights(LayerNorm):
-    """As one that widens its input and forgets its weights."""
+    """Widens its input, but not its weights."""
 
     def forward(self, x: Tensor) -> Tensor:
         return exact(self, x.float()).to(x.dtype)
 
 
-class NoBfloat16(LayerNorm):
-    """In whatever other dtype the input has."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.bfloat16:
-            raise TypeError("no such type")
-        y = self.standardize(x) * self.weight
-        return y if self.bias is None else y + self.bias
-
-
-class Rounds(LayerNorm):
-    """To sixteenths."""
-
-    def standardize(self, x: Tensor) -> Tensor:
-        return (16 * super().standardize(x)).round() / 16
-
-
 class RemembersStatistics(LayerNorm):
-    """Of the first rows of each shape."""
+    """Uses the statistics of the first rows of each shape for all later ones."""
 
     def standardize(self, x: Tensor) -> Tensor:
         kept = vars(self).setdefault("kept", {})
@@ -571,15 +347,41 @@ class RemembersStatistics(LayerNorm):
         return (x - mean) / torch.sqrt(var + self.eps)
 
 
-class AbsoluteScale(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.normalized_shape, self.weight.abs(), self.bias, self.eps)
-
-
 class TwiceTheShift(LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         y = exact(self, x)
         return y if self.bias is None else y + self.bias
+
+
+class WrongInTraining(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return exact(self, x) * (1.002 if self.training else 1)
+
+
+class WrongForInference(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return exact(self, x) * (1.002 if torch.is_inference_mode_enabled() else 1)
+
+
+class WrongInDecoding(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return exact(self, x) * (1.01 if x.ndim == 3 and x.shape[1] == 1 < len(x) else 1)
+
+
+class WrongGradientsOfTokens(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return exact(self, torch.cat([x[:1], x[1:].detach()]) if x.ndim == 3 else x)
+
+
+class KeepsItsWeights(LayerNorm):
+    """Packs them at its first inference."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return exact(self, x)
+        if not hasattr(self, "packed"):
+            self.packed = self.weight.clone(), None if self.bias is None else self.bias.clone()
+        return F.layer_norm(x, self.normalized_shape, *self.packed, self.eps)
 
 
 class NoHalf(LayerNorm):
@@ -589,7 +391,7 @@ class NoHalf(LayerNorm):
         return exact(self, x)
 
 
-# --- Correct, each written otherwise ---
+# --- Correct norms, written in other ways ---
 
 
 class TwoPass(LayerNorm):
@@ -605,7 +407,7 @@ class VarMean(LayerNorm):
 
 
 class Welford(LayerNorm):
-    """One value at a time (Welford 1962, "Note on a method for calculating corrected sums of squares and products")."""
+    """Takes one value at a time (Welford 1962)."""
 
     def standardize(self, x: Tensor) -> Tensor:
         mean, squares = torch.zeros_like(x[..., 0]), torch.zeros_like(x[..., 0])
@@ -617,7 +419,7 @@ class Welford(LayerNorm):
 
 
 class PlainLoop(LayerNorm):
-    """Sums from the first value to the last, the least exact order."""
+    """Adds from the first value to the last, the least exact order."""
 
     def standardize(self, x: Tensor) -> Tensor:
         d = x - self.loop(x) / x.shape[-1]
@@ -631,7 +433,7 @@ class PlainLoop(LayerNorm):
 
 
 class Folded(LayerNorm):
-    """One multiplication and one addition a value: x * scale + offset."""
+    """Uses one multiplication and one addition a value: x * scale + offset."""
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -656,7 +458,7 @@ class Float64Inside(LayerNorm):
 
 
 class OneGroup(LayerNorm):
-    """Through group_norm."""
+    """Calls group_norm with one group."""
 
     def forward(self, x: Tensor) -> Tensor:
         width = self.weight.numel()
@@ -682,7 +484,7 @@ class ViewOfAnotherLayout(LayerNorm):
 
 
 class NoFloat64(LayerNorm):
-    """As a GPU kernel may be."""
+    """Takes no float64, like many GPU kernels."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float64:
@@ -691,7 +493,7 @@ class NoFloat64(LayerNorm):
 
 
 class GammaBeta(nn.Module):
-    """As the literature writes it: names of its own, a fixed eps, the last dimension; but float32 inside."""
+    """Written as in tutorials: other names, a fixed eps, the last dimension; but float32 inside."""
 
     def __init__(self, emb_dim: int) -> None:
         super().__init__()

@@ -11,6 +11,7 @@ import torch
 
 import minigpt
 from minigpt.generation import processors
+from minigpt.norms import registry
 
 PACKAGE = Path(minigpt.__file__).parent
 
@@ -72,6 +73,27 @@ def test_a_processor_of_a_users_own_file_needs_no_line_at_all() -> None:
     finally:
         processors.PROCESSORS.clear()
         processors.PROCESSORS.update(before)
+
+
+@pytest.mark.thorough
+def test_to_add_a_norm(package: Path) -> None:
+    """The example of the registry's docstring, in a file of its own. No other file changes."""
+    (package / "norms/centred.py").write_text(
+        "from minigpt.norms.registry import register\n"
+        "from minigpt.norms.textbook import LayerNorm\n\n" + example(registry.__doc__, "@register(")
+    )
+    program = (
+        "import torch, minigpt\n"
+        "print(minigpt.norms.build('centred', 3)(torch.tensor([1.0, 2.0, 6.0])).tolist())\n"
+        "print(minigpt.from_pretrained('demo', norm='centred', device='cpu').ln_f)\n"
+        "print(minigpt.norms.available()['centred'].summary)\n"
+    )
+    assert python(package, "-c", program).splitlines() == [
+        "[-2.0, -1.0, 3.0]",
+        "Centred((128,), eps=1e-05, bias=True)",
+        "Subtracts the mean of the row, and does not divide.",
+    ]
+    assert "centred" in python(package, "-m", "minigpt", "norms")
 
 
 @pytest.mark.thorough

@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import tokenizers
@@ -284,33 +283,15 @@ def test_an_id_outside_the_vocabulary_is_named(ours: Tokenizer, token_id: int) -
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\ude00\ud83d"])
 def test_a_lone_surrogate_is_no_text(ours: Tokenizer, text: str) -> None:
-    with pytest.raises(GenerationError, match="not valid Unicode") as raised:
+    with pytest.raises(GenerationError, match="must be a string of valid Unicode") as raised:
         ours.encode(text)
     assert str(raised.value).encode()  # the message itself can be printed
 
 
-@pytest.mark.parametrize("ids", [torch.tensor([[1, 2]]), torch.tensor([1.0]), [[1, 2]], ["a"], [1.0], 5, None], ids=str)
-def test_what_are_not_the_ids_of_one_text(ours: Tokenizer, ids: Any) -> None:
-    complaint = "^(an id of a text is a whole number|the ids of a text are a list of whole numbers), not "
-    with pytest.raises(GenerationError, match=complaint):
-        ours.decode(ids)
-
-
-def test_an_error_of_whoever_hands_out_the_ids_is_theirs(ours: Tokenizer) -> None:
-    with pytest.raises(ZeroDivisionError):
-        ours.decode(1 // number for number in (1, 0))
-
-
 @pytest.mark.parametrize("text", [3, None, b"the", ["the"]], ids=str)
 def test_what_is_no_text_is_not_encoded(ours: Tokenizer, text: Any) -> None:
-    with pytest.raises(GenerationError, match=rf"^only a text can be encoded, not a {type(text).__name__}$"):
+    with pytest.raises(GenerationError, match=r"^text must be a string of valid Unicode, got"):
         ours.encode(text)
-
-
-def test_a_message_holds_the_beginning_of_a_long_text(ours: Tokenizer) -> None:
-    with pytest.raises(GenerationError, match="not valid Unicode") as raised:
-        ours.encode("\ud800" + "the dog" * 100_000)
-    assert len(str(raised.value)) < 300
 
 
 def test_a_long_text_is_not_cut_and_a_short_one_not_filled(tmp_path: Path) -> None:
@@ -353,21 +334,6 @@ def test_no_token_is_added(tmp_path: Path) -> None:
 # --- files that are damaged or of another kind
 
 
-class PanicException(BaseException):
-    """Named as what the library raises where it gives up in its own language, which nobody can import."""
-
-
-@pytest.mark.parametrize("error", [PanicException("gave up"), Exception("gave up")], ids=repr)
-def test_however_the_library_gives_up(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny_bpe().save(str(tmp_path / "tokenizer.json"))
-    monkeypatch.setattr("minigpt.tokenizer._backend", Mock(side_effect=error))
-    with pytest.raises(CheckpointError, match=f"^the tokenizer files in {tmp_path} are damaged: gave up$"):
-        Tokenizer.from_pretrained(tmp_path)
-    monkeypatch.setattr("minigpt.tokenizer._backend", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        Tokenizer.from_pretrained(tmp_path)
-
-
 def test_neither_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"neither a tokenizer\.json nor a vocab\.json with a merges\.txt"):
@@ -404,7 +370,7 @@ def test_damaged_original_files(tiny_original: Path, tmp_path: Path, file: str, 
 
 
 def test_an_unknown_token_that_there_is_not(tiny: Path, tmp_path: Path) -> None:
-    """It is met only when a text is encoded, and then by an exception of the library's own."""
+    """The library only reports it when a text is encoded."""
     fields = json.loads((tiny / "tokenizer.json").read_text())
     fields["model"]["unk_token"], fields["pre_tokenizer"] = "absent", None
     (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
@@ -439,14 +405,14 @@ def splitting_at_spaces() -> tokenizers.Tokenizer:
 @pytest.mark.parametrize("make", [word_piece, without_some_bytes, lowercasing, splitting_at_spaces])
 def test_a_tokenizer_that_loses_text_is_refused(make, tmp_path: Path) -> None:
     make().save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(CheckpointError, match="not byte-level"):
+    with pytest.raises(CheckpointError, match="must be byte-level"):
         Tokenizer.from_pretrained(tmp_path)
 
 
 def test_original_files_without_some_bytes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
-    with pytest.raises(CheckpointError, match="not byte-level"):
+    with pytest.raises(CheckpointError, match="must be byte-level"):
         Tokenizer.from_pretrained(tmp_path)
 
 
@@ -467,15 +433,3 @@ def test_the_original_files_make_a_backend_of_their_own(tiny_original: Path) -> 
     backend = byte_level_bpe(tiny_original / "vocab.json", tiny_original / "merges.txt")
     assert backend.encode(END_OF_TEXT).ids == [0]
     assert backend.decode(backend.encode("the 狗").ids) == "the 狗"
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "merges.txt", "chat_template.jinja"])
-def test_a_file_too_large_for_a_vocabulary_is_not_read(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny_bpe(300).save(str(tmp_path / "tokenizer.json"))
-    largest = (tmp_path / "tokenizer.json").stat().st_size
-    (tmp_path / name).write_text((tmp_path / "tokenizer.json").read_text() + " ")
-    monkeypatch.setattr("minigpt.tokenizer.MOST_BYTES", largest)
-    with pytest.raises(CheckpointError, match=rf"{name} has {largest + 1:,} bytes; more than {largest:,} are not read"):
-        Tokenizer.from_pretrained(tmp_path)

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import random
+import re
 import signal
 import socket
 import statistics
@@ -13,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,10 +41,11 @@ class ServePlan:
 
     Attributes:
         model: a checkpoint with its tokenizer; None for random weights of the shape of ``preset``.
-        clients: that ask at once, each as soon as its last answer is there.
+        clients: how many ask at once. Each sends its next request when it has the last answer.
         requests: of each client, in a round.
         prompt_characters: of each prompt, which is random letters.
-        against: other servers, of ``OTHERS``.
+        new_tokens: of each text, unless it ends earlier. Every contestant is greedy.
+        against: other servers, from ``OTHERS``.
 
     Raises:
         ConfigError: if a number is below 1, or a server is unknown.
@@ -77,7 +78,7 @@ class ServePlan:
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """One round of a contestant: how long it took, for how many tokens, and each text's wait for its first."""
+    """One round of a contestant: how long it took, for how many tokens, and how long each text's first token took."""
 
     seconds: float
     tokens: int
@@ -87,39 +88,47 @@ class Round:
 def bench_serve(plan: ServePlan, progress: Progress | None = None) -> dict[str, Any]:
     """Time ``complete``, ``minigpt serve`` and the others, in turns; return the report as JSON's own types.
 
+    Each server has two turns in a round: one with answers that stream, one with answers that come whole.
+
     Raises:
-        CheckpointError, ConfigError: if the model cannot be had.
+        CheckpointError, ConfigError: if the model cannot be loaded.
         MiniGPTError: if a contestant does not start, or answers with an error.
     """
-    begin = Steps(progress, total=2 + len(plan.against) + plan.repeats)
+    begin = Steps(progress, total=3 + len(plan.against) + plan.repeats)
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         folder = Path(temporary)
         begin("preparing the checkpoint")
         _prepare(plan, folder)
-        begin("starting complete and minigpt serve")
-        contestants: dict[str, Any] = {
-            "complete": stack.enter_context(_complete(plan, folder)),
-            "minigpt serve": _Load(plan, stack.enter_context(_minigpt(plan, folder)), folder.name),
-        }
-        for name in plan.against:
+        begin("starting complete")
+        contestants: dict[str, Any] = {"complete": stack.enter_context(_complete(plan, folder))}
+        servers = {"minigpt": (_minigpt, folder.name), "transformers": (_transformers, str(folder))}
+        for name in ("minigpt", *plan.against):
             begin(f"starting {name} serve")
-            url = stack.enter_context(_transformers(plan, folder))
-            contestants[f"{name} serve"] = _Load(plan, url, str(folder))
-        found: dict[str, list[Round]] = {name: [] for name in contestants}
+            start, model = servers[name]
+            port = stack.enter_context(start(plan, folder))
+            contestants[f"{name} serve"] = _Load(plan, port, model, streams=True)
+            contestants[f"{name} serve, whole answers"] = _Load(plan, port, model, streams=False)
         for contestant in contestants.values():
-            contestant()  # untimed: compilers, caches
+            contestant()  # not timed: compilers, caches
+        found: dict[str, list[Round]] = {name: [] for name in contestants}
         for number in range(plan.repeats):
             begin(f"round {number + 1} of {plan.repeats}")
             for name, contestant in contestants.items():
                 found[name].append(contestant())
     speeds = {name: statistics.median(one.tokens / one.seconds for one in rounds) for name, rounds in found.items()}
-    ours = speeds["minigpt serve"]
     return {
         "plan": dataclasses.asdict(plan),
         "environment": environment(torch.get_num_threads(), "fastapi", "uvicorn"),
         "contestants": {name: _described(speeds[name], rounds) for name, rounds in found.items()},
-        "share_of_complete": ours / speeds["complete"],
-        "times_as_fast_as": {name: ours / speeds[f"{name} serve"] for name in plan.against},
+        "share_of_complete": {
+            name: speed / speeds["complete"] for name, speed in speeds.items() if name.startswith("minigpt")
+        },
+        "times_as_fast_as": {
+            name: speeds[name.replace(other, "minigpt")] / speed
+            for other in plan.against
+            for name, speed in speeds.items()
+            if name.startswith(other)
+        },
     }
 
 
@@ -137,7 +146,7 @@ def _described(tokens_per_second: float, rounds: list[Round]) -> dict[str, Any]:
 
 
 def _prepare(plan: ServePlan, folder: Path) -> None:
-    """Put a checkpoint and its tokenizer into a folder, where all contestants load them."""
+    """Put a checkpoint and its tokenizer into a folder, from which all contestants load them."""
     if plan.model is None:
         torch.manual_seed(0)
         config = dataclasses.replace(GPT2Config.preset(plan.preset), eos_token_id=None)
@@ -148,7 +157,7 @@ def _prepare(plan: ServePlan, folder: Path) -> None:
 
 
 def _any_tokenizer(vocab_size: int) -> Tokenizer:
-    """Return a byte-level tokenizer of so many tokens, in which every byte of a text is a token."""
+    """Return a byte-level tokenizer with this many tokens, in which every byte of a text is a token."""
     names = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(f"token{i}" for i in range(vocab_size - 257))]
     backend = tokenizers.Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -157,11 +166,13 @@ def _any_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 class _Load:
-    """The clients of a server."""
+    """The clients of a server. They are as light as they can be, since they share the processor with it."""
 
-    def __init__(self, plan: ServePlan, url: str, model: str) -> None:
-        self.plan, self.model = plan, model
-        self.port = int(url.rpartition(":")[2])
+    def __init__(self, plan: ServePlan, port: int, model: str, streams: bool) -> None:
+        self.plan, self.port, self.streams = plan, port, streams
+        self.fields: dict[str, Any] = {"model": model, "max_tokens": plan.new_tokens, "temperature": 0}
+        if streams:
+            self.fields |= {"stream": True, "stream_options": {"include_usage": True}}
 
     def __call__(self) -> Round:
         return asyncio.run(self._round())
@@ -172,33 +183,38 @@ class _Load:
         began = time.perf_counter()
         found = await asyncio.gather(*map(self._client, shares))
         seconds = time.perf_counter() - began
-        waits = [wait for few in found for wait, _ in few]
+        waits = [wait for few in found for wait, _ in few if wait is not None]
         return Round(seconds, sum(count for few in found for _, count in few), waits)
 
-    async def _client(self, prompts: list[str]) -> list[tuple[float, int]]:
-        return [await self._ask(prompt) for prompt in prompts]
-
-    async def _ask(self, prompt: str) -> tuple[float, int]:
-        """Stream one text; return the wait for its first token, and the number of its tokens."""
-        body = json.dumps({
-            "model": self.model, "prompt": prompt, "max_tokens": self.plan.new_tokens, "temperature": 0,
-            "stream": True, "stream_options": {"include_usage": True},
-        }).encode()  # fmt: skip
-        began, first, said = time.perf_counter(), None, b""
+    async def _client(self, prompts: list[str]) -> list[tuple[float | None, int]]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            return [await self._ask(reader, writer, prompt) for prompt in prompts]
+        finally:
+            writer.close()
+
+    async def _ask(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, prompt: str
+    ) -> tuple[float | None, int]:
+        """Ask for one text; return the seconds to its first token, if it streams, and the number of its tokens."""
+        body = json.dumps(self.fields | {"prompt": prompt}).encode()
         lines = ("POST /v1/completions HTTP/1.1", f"Host: 127.0.0.1:{self.port}", "Content-Type: application/json",
-                 f"Content-Length: {len(body)}", "Connection: close", "", "")  # fmt: skip
+                 f"Content-Length: {len(body)}", "", "")  # fmt: skip
+        began, first = time.perf_counter(), None
         writer.write("\r\n".join(lines).encode() + body)
-        while part := await reader.read(2**16):
-            said = (said + part)[-4000:]
-            if first is None and b"data: " in said:
-                first = time.perf_counter() - began
-        writer.close()
-        usage = said.rfind(b'"usage"')
-        count = said.find(b'"completion_tokens"', usage)
-        if first is None or count < 0:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if length := re.search(rb"content-length: (\d+)", head, re.IGNORECASE):
+            said = await reader.readexactly(int(length[1]))
+        else:
+            said = b""
+            while not said.endswith(b"\r\n0\r\n\r\n") and (part := await reader.read(2**16)):
+                said = (said + part)[-4000:]
+                if first is None and b"data: " in said:
+                    first = time.perf_counter() - began
+        count = re.search(rb'"completion_tokens": ?(\d+)', said)
+        if count is None:
             raise MiniGPTError(f"a server answered without tokens: {said[-300:]!r}")
-        return first, int(said[count:].split(b":")[1].split(b",")[0].strip(b" }"))
+        return first, int(count[1])
 
 
 @contextlib.contextmanager
@@ -228,37 +244,38 @@ def _complete(plan: ServePlan, folder: Path) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _minigpt(plan: ServePlan, folder: Path) -> Iterator[str]:
-    port = _free_port()
-    command = [sys.executable, "-m", "minigpt", "serve", "--model", str(folder), "--port", str(port)]
-    more = ["--max-batch", str(plan.clients), "--dtype", plan.dtype]
-    with _server([*command, *more], port) as url:
-        yield url
+def _minigpt(plan: ServePlan, folder: Path) -> Iterator[int]:
+    command = ["minigpt", "serve", "--model", str(folder), "--max-batch", str(plan.clients), "--dtype", plan.dtype]
+    with _server(command) as port:
+        yield port
 
 
 @contextlib.contextmanager
-def _transformers(plan: ServePlan, folder: Path) -> Iterator[str]:
-    port = _free_port()
-    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), "--continuous-batching"]
-    more = ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--dtype", plan.dtype]
-    with _server([*command, *more], port) as url:
-        yield url
+def _transformers(plan: ServePlan, folder: Path) -> Iterator[int]:
+    command = ["transformers.cli.transformers", "serve", str(folder), "--continuous-batching", "--host", "127.0.0.1",
+               "--device", "cpu", "--dtype", plan.dtype]  # fmt: skip
+    with _server(command) as port:
+        yield port
 
 
 @contextlib.contextmanager
-def _server(command: list[str], port: int) -> Iterator[str]:
+def _server(command: list[str]) -> Iterator[int]:
     """Start a server, wait until it is ready, and end it afterwards."""
-    url = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    name = " ".join(command[:2])
     try:
         deadline = time.monotonic() + PATIENCE
-        while not _is_ready(url):
+        while not _is_ready(port):
             if process.poll() is not None:
-                raise MiniGPTError(f"{' '.join(command[1:5])} ended with status {process.returncode}")
+                raise MiniGPTError(f"{name} ended with status {process.returncode}")
             if time.monotonic() > deadline:
-                raise MiniGPTError(f"{' '.join(command[1:5])} was not ready within {PATIENCE} s")
+                raise MiniGPTError(f"{name} was not ready within {PATIENCE} s")
             time.sleep(0.2)
-        yield url
+        yield port
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -268,14 +285,9 @@ def _server(command: list[str], port: int) -> Iterator[str]:
             process.wait()
 
 
-def _is_ready(url: str) -> bool:
+def _is_ready(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
             return answer.status == 200
-    except (urllib.error.URLError, OSError):
+    except OSError:
         return False
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]

@@ -1,11 +1,10 @@
 """Files <-> model."""
 
-from minigpt.checkpoint.files import TOKENIZER_FILES, config_file, folder_of, weight_files
+from minigpt.checkpoint.files import TOKENIZER_FILES, config_file, folder_of, read_tensors, weight_files
 from minigpt.checkpoint.generation_config import generation_fields, read_generation_config
-from minigpt.checkpoint.locate import files_at, locate
+from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.opened import Checkpoint, open_checkpoint
 from minigpt.checkpoint.pretrained import from_pretrained, load_norms
-from minigpt.checkpoint.read import read_tensors
 from minigpt.checkpoint.save import save_pretrained
 from minigpt.checkpoint.vocabulary import has_tokenizer
 
@@ -13,7 +12,6 @@ __all__ = [
     "TOKENIZER_FILES",
     "Checkpoint",
     "config_file",
-    "files_at",
     "folder_of",
     "from_pretrained",
     "generation_fields",

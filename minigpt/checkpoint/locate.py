@@ -1,9 +1,8 @@
-"""Where a checkpoint lies: a folder, a file of weights, the bundled demo, or a repository of the Hugging Face hub."""
+"""Find a checkpoint: a folder, a file of weights, the bundled demo, or a repository of the Hugging Face hub."""
 
 import os.path
 from pathlib import Path
 
-from minigpt.checkpoint import hub
 from minigpt.checkpoint.files import (
     CONFIG,
     GENERATION_CONFIG,
@@ -12,15 +11,15 @@ from minigpt.checkpoint.files import (
     SHARDS,
     TOKENIZER_FILES,
     WEIGHT_SUFFIXES,
-    folder_of,
 )
 from minigpt.errors import CheckpointError
 
 DEMO = Path(__file__).parents[1] / "demo"
 KNOWN = ("demo", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
 
-# The tokenizer's too: they tell how many ids of a vocabulary are in use, and are to be of one commit.
+# The tokenizer's files count the ids in use, and must come from the same commit.
 MODEL_FILES = (CONFIG, GENERATION_CONFIG, SAFETENSORS, INDEX, SHARDS, *TOKENIZER_FILES)
+PICKLED_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-?????-of-?????.bin")
 
 
 def locate(
@@ -30,50 +29,29 @@ def locate(
     revision: str | None = None,
     local_files_only: bool = False,
 ) -> Path:
-    """The local folder, or file of weights, that ``source`` names; a hub repository is fetched into its cache first.
+    """Return the local folder, or file of weights, that ``source`` names. Fetches a hub repository into the cache.
 
-    It is asked through huggingface_hub, so HF_HOME, HF_HUB_OFFLINE, HF_TOKEN and HF_ENDPOINT mean what they always do.
+    huggingface_hub fetches it, so HF_HOME, HF_HUB_OFFLINE, HF_TOKEN and HF_ENDPOINT have their usual meaning.
 
     Args:
         source: "demo", a directory, a file of weights (``WEIGHT_SUFFIXES``), or a repository id.
         files: shell-style patterns of the files to fetch from a repository.
         revision: branch, tag or commit of a repository.
-        local_files_only: never ask the network.
+        local_files_only: never use the network.
 
     Raises:
-        CheckpointError: there is no such thing, or it cannot be fetched.
+        CheckpointError: if there is no such thing, or it cannot be fetched.
     """
-    path = _path(source)
-    if path is not None:
-        if revision is not None:
-            raise CheckpointError(f"{source} is local, and only a repository of the hub has a revision {revision!r}")
-        return path
+    if source == "demo":
+        return DEMO
+    path = os.path.expanduser(source)
+    if os.path.isfile(path) and not path.endswith(WEIGHT_SUFFIXES):
+        raise CheckpointError(f"{source} must be a directory or a {', '.join(WEIGHT_SUFFIXES)} file")
+    if os.path.exists(path):
+        return Path(path)
     if isinstance(source, Path) or _looks_like_a_path(source):
         raise CheckpointError(f"there is no directory or file of weights {source}")
     return _fetch(source, files, revision, local_files_only)
-
-
-def files_at(source: str | Path) -> list[Path]:
-    """The files of the checkpoint that lies there; none where nothing does, as of a repository's name.
-
-    Raises:
-        CheckpointError: it is a file of another kind.
-    """
-    place = _path(source)
-    files = folder_of(place).iterdir() if place else ()
-    return [file for file in files if file.suffix in WEIGHT_SUFFIXES or any(map(file.match, MODEL_FILES))]
-
-
-def _path(source: str | Path) -> Path | None:
-    """The directory or file of weights of that name; None where there is nothing."""
-    if not isinstance(source, str | os.PathLike):
-        raise CheckpointError(f"a model is named by a text or a Path, not a {type(source).__name__}")
-    if source == "demo":
-        return DEMO
-    path = os.path.expanduser(source)  # os.path answers False where pathlib raises, as for a name that is too long
-    if os.path.isfile(path) and not path.endswith(WEIGHT_SUFFIXES):
-        raise CheckpointError(f"{source} is neither a directory nor a {', '.join(WEIGHT_SUFFIXES)} file")
-    return Path(path) if os.path.isdir(path) or os.path.isfile(path) else None
 
 
 def _looks_like_a_path(source: str) -> bool:
@@ -81,15 +59,24 @@ def _looks_like_a_path(source: str) -> bool:
 
 
 def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_files_only: bool) -> Path:
-    try:
-        return hub.fetch(
-            repository, files, revision=revision, local_files_only=local_files_only, pickled=SAFETENSORS in files
+    from huggingface_hub import snapshot_download  # imported here: a local model needs no network client
+
+    def snapshot(patterns: tuple[str, ...], revision: str | None) -> Path:
+        return Path(
+            snapshot_download(
+                repository, revision=revision, allow_patterns=list(patterns), local_files_only=local_files_only
+            )
         )
-    except CheckpointError:
-        raise
-    except Exception as error:  # the client's own errors, its transport's, and what a server that is no hub makes of it
+
+    try:
+        folder = snapshot(files, revision)
+        if SAFETENSORS in files and not any(folder.glob("model*.safetensors*")):
+            folder = snapshot(PICKLED_FILES, folder.name)  # an old repository; from the same commit
+    except Exception as error:  # the client and its transport raise many kinds
         at = f" at revision {revision!r}" if revision else ""
         raise CheckpointError(
-            f"cannot get {repository[:96]!r}{at} from the Hugging Face hub ({hub.cause(error)}); "
-            f"give a local folder, or one of {', '.join(KNOWN)}, of which demo needs no network"
+            f"cannot get {repository!r}{at} from the Hugging Face hub; give a local folder, or one of "
+            f"{', '.join(KNOWN)}; only demo needs no network, and a private or gated repository needs HF_TOKEN. "
+            f"The hub's client says: {' '.join(str(error).split())}"
         ) from error
+    return folder

@@ -1,4 +1,4 @@
-"""A checkpoint before it is a model: its config, and its tensors under our names, whatever family it is of."""
+"""A checkpoint before it is a model: its config, and its tensors under our names, for every family."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,11 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from minigpt.checkpoint.containers import Contents
-from minigpt.checkpoint.files import CONFIG, config_file, folder_of
-from minigpt.checkpoint.fitting import require_affordable
+from minigpt.checkpoint.files import CONFIG, config_file, folder_of, read_contents
 from minigpt.checkpoint.formats import Format, Tensors, recognise
 from minigpt.checkpoint.frozen_norms import is_frozen, unscaled
-from minigpt.checkpoint.read import read_contents
 from minigpt.checkpoint.translate import as_ours, without_wrappers
 from minigpt.checkpoint.vocabulary import with_known_vocabulary
 from minigpt.config import GPT2Config
@@ -29,10 +27,10 @@ class Checkpoint:
 
     Attributes:
         place: its folder or file.
-        form: the family it is of.
+        form: its family.
         config: the shape of its model.
-        tensors: by our names, in our layout; whether they are all, and of the right shape, has not been asked yet.
-        norms: by patterns of sites, those that config.json names.
+        tensors: by our names, in our layout. Whether they are exactly the model's is not checked yet.
+        norms: those that config.json names, by patterns of sites.
     """
 
     place: Path
@@ -42,24 +40,20 @@ class Checkpoint:
     norms: Pairs
 
 
-def open_checkpoint(place: Path, *, ignore_heads: bool = False) -> Checkpoint:
-    """The checkpoint in a folder or file.
-
-    Args:
-        ignore_heads: leave out the heads of classifiers and their like; otherwise they are refused.
+def open_checkpoint(place: Path) -> Checkpoint:
+    """Read the checkpoint in a folder or file.
 
     Raises:
-        CheckpointError: files are missing, damaged or hostile, or their tensors have no reading as a GPT-2's.
-        ConfigError: the config cannot be honoured.
+        CheckpointError: if files are missing or damaged.
+        ConfigError: if the config cannot be honoured.
     """
     contents = read_contents(place)
     tensors = without_wrappers(contents.tensors)
     form = recognise(tensors)
     norms: Pairs
-    config, has_biases, norms = _config(place, contents, form, tensors)
-    require_affordable(config, tensors, place)
+    config, norms = _config(place, contents, form, tensors)
     config = with_known_vocabulary(config, folder_of(place))
-    ours = as_ours(tensors, form, config, has_biases=has_biases, ignore_heads=ignore_heads)
+    ours = as_ours(tensors, form, config)
     if is_frozen(config.layer_norm_epsilon):
         ours = unscaled(ours, config.layer_norm_epsilon)
         norms = [("*", "frozen")]
@@ -67,51 +61,31 @@ def open_checkpoint(place: Path, *, ignore_heads: bool = False) -> Checkpoint:
     return Checkpoint(place, form, config, ours, norms)
 
 
-def _config(place: Path, contents: Contents, form: Format, tensors: Tensors) -> tuple[GPT2Config, bool | None, Pairs]:
-    """Return the config, whether it says that there are biases, and the norms that it names."""
+def _config(place: Path, contents: Contents, form: Format, tensors: Tensors) -> tuple[GPT2Config, Pairs]:
+    """Return the config, and the norms that it names."""
     path, fields = _fields(place, contents, form)
     fields, norms = without_norms(fields)
     try:
-        if form.fields is not None and _is_theirs(fields, form.fields.keys() | {form.bias_field}):
-            return form.config(fields, tensors), _has_biases(fields, form.bias_field), norms
-        return GPT2Config.from_dict(fields), None, norms
+        if form.fields is not None and _is_theirs(fields, {*form.fields, *form.ignored}):
+            return form.config(fields, tensors), norms
+        return GPT2Config.from_dict(fields), norms
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _plain(fields: Mapping[Any, Any]) -> Mapping[str, Any]:
-    """The fields, which have come with the tensors and may be of any kind.
-
-    Raises:
-        ConfigError: one is nothing that a config.json could hold.
-    """
-    for name, value in fields.items():
-        members = value if isinstance(value, list | tuple) else [value]
-        if not isinstance(name, str) or not all(isinstance(one, str | int | float | None) for one in members):
-            raise ConfigError(
-                f"{str(name)[:96]!r} among the config's fields is a {type(value).__name__}, as no config has"
-            )
-    return fields
-
-
-def _has_biases(fields: Mapping[str, Any], name: str | None) -> bool | None:
-    has_biases = fields.get(name or "")
-    if has_biases not in (None, False, True):  # or 0 or 1, as some write it
-        raise ConfigError(f"{name} must be true or false, not {has_biases!r:.200}")
-    return None if has_biases is None else bool(has_biases)
-
-
 def _fields(place: Path, contents: Contents, form: Format) -> tuple[Path, Mapping[str, Any]]:
-    """The config's fields and where they stand: in config.json, else in the weights' own file, else in hparams.json."""
-    beside = folder_of(place)
-    if contents.fields is not None and not (beside / CONFIG).is_file():
-        return place, _plain(contents.fields)
-    if form.fields is not None and (beside / HPARAMS).is_file() and not (beside / CONFIG).is_file():
-        return beside / HPARAMS, read_object(beside / HPARAMS, ConfigError)
+    """Return the config's fields and their file: config.json, else the weights' own file, else hparams.json."""
+    folder = folder_of(place)
+    if not (folder / CONFIG).is_file():
+        if contents.fields is not None:
+            return place, contents.fields
+        if form.fields is not None and (folder / HPARAMS).is_file():
+            return folder / HPARAMS, read_object(folder / HPARAMS, ConfigError)
     path = config_file(place)
     return path, read_object(path, ConfigError)
 
 
-def _is_theirs(fields: Mapping[str, Any], known: set[str | None]) -> bool:
+def _is_theirs(fields: Mapping[str, Any], known: set[str]) -> bool:
+    """Return True if a config has fields of the family that are not also ours."""
     ours = {field.name for field in dataclasses.fields(GPT2Config)}
     return bool(fields.keys() & known - ours)

@@ -1,6 +1,5 @@
 """Checkpoint -> model. Strict: every parameter is written exactly once, or none is."""
 
-import dataclasses
 from collections.abc import Collection
 from pathlib import Path
 
@@ -8,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.checkpoint.fitting import only_dtype, require_finite, require_fitting
+from minigpt.checkpoint.files import read_tensors
+from minigpt.checkpoint.fitting import only_dtype, require_fitting
+from minigpt.checkpoint.formats import recognise
 from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.opened import Checkpoint, open_checkpoint
-from minigpt.checkpoint.read import read_tensors
-from minigpt.checkpoint.translate import translate
+from minigpt.checkpoint.translate import without_wrappers
 from minigpt.engine import GPT2
 from minigpt.engine.int8 import check_roundable, quantize_int8
 from minigpt.engine.layout import placed as placed_by_rows
@@ -21,9 +21,9 @@ from minigpt.errors import ConfigError, NormError
 from minigpt.model.checks import check_gpt2, check_weights
 from minigpt.model.conv1d import Conv1D
 from minigpt.norms.foreign.adapt import KEEP
-from minigpt.placement import dtype_name, resolve_device, resolve_dtype
+from minigpt.placement import resolve_device, resolve_dtype
 from minigpt.swap.saved import Norms, Pairs, as_pairs, is_registered, norm_at, require_registered
-from minigpt.swap.sites import require_own_parameters, require_patterns, swap_norms
+from minigpt.swap.sites import require_own_parameters, swap_norms
 
 
 def from_pretrained(
@@ -38,15 +38,13 @@ def from_pretrained(
     quantize: str | None = None,
     revision: str | None = None,
     local_files_only: bool = False,
-    check_finite: bool = False,
-    ignore_heads: bool = False,
 ) -> GPT2:
-    """A pretrained GPT-2 in eval mode, from any of the families in ``checkpoint/formats``.
+    """Return a pretrained GPT-2 in eval mode, from any of the families in ``checkpoint/formats``.
 
     On the CPU, in the checkpoint's own dtype, the parameters of a Hugging Face checkpoint are the file itself, mapped
     into memory: nothing is copied or transposed, and a page is read when first used. The file must not be overwritten
-    in place meanwhile. Cast to another dtype in "fast" arithmetic, the affine weights have the same shapes, but lie by
-    rows, (out, in), which processors read faster; ``contiguous()`` lays them out as the checkpoint does.
+    in place meanwhile. If "fast" arithmetic casts the affine weights to another dtype, it also stores them by rows,
+    (out, in), which processors read faster. Their shapes stay; ``contiguous()`` restores the checkpoint's layout.
 
     Args:
         source: a directory, a file of weights with its config beside it, a Hugging Face repository id, or "demo".
@@ -59,32 +57,28 @@ def from_pretrained(
         dtype: float32, bfloat16, float16 or float64; None keeps the checkpoint's own.
         quantize: "int8" holds the weights that multiply in eight bits, a scale for each output channel, on the CPU.
         revision: branch, tag or commit of a repository.
-        local_files_only: never ask the network.
-        check_finite: read every value, and refuse NaN and infinity, those that ``dtype`` makes of it included.
-        ignore_heads: leave out the heads of classifiers and their like; otherwise they are refused.
+        local_files_only: never use the network.
 
     Raises:
-        CheckpointError: the source cannot be found, fetched or read, or does not hold exactly this model's tensors.
-        ConfigError: the config, dtype, device, quantize, attention or arithmetic cannot be honoured.
+        CheckpointError: if the source cannot be found, fetched or read, or does not hold exactly this model's tensors.
+        ConfigError: if the config, dtype, device, quantize, attention or arithmetic cannot be honoured.
         NormError: if the norm is unknown or does not fit, or the checkpoint names one that is not registered.
     """
-    _require_quantizable(quantize, arithmetic)
+    if quantize not in (None, "int8"):
+        raise ConfigError(f"quantize must be None or 'int8', got {quantize!r}")
+    if quantize:
+        check_roundable(arithmetic)
     device, dtype = resolve_device("cpu" if quantize and device is None else device), resolve_dtype(dtype)
     place = locate(source, revision=revision, local_files_only=local_files_only)
-    checkpoint = open_checkpoint(place, ignore_heads=ignore_heads)
+    checkpoint = open_checkpoint(place)
     with torch.device("meta"):  # shapes only: the parameters come from the file
         model = GPT2(checkpoint.config, attention=attention, arithmetic=arithmetic)
     asked = [] if norm == "fused" else as_pairs(norm)
-    require_patterns(pattern for pattern, _ in asked)
     trained = put_norms(model, checkpoint, asked)
     require_fitting(checkpoint.tensors, loadable(model, checkpoint), place)
-    if check_finite:
-        require_finite(checkpoint.tensors, place)
     _install(model, checkpoint.tensors, device, dtype or only_dtype(checkpoint.tensors, place))
-    if check_finite and dtype is not None and device.type != "meta":
-        require_finite(dict(model.named_parameters()), place, f", once they are {dtype_name(dtype)}")
     for site in trained:
-        model.get_submodule(site).to(device, model.wte.weight.dtype)  # what of it is not in the checkpoint
+        model.get_submodule(site).to(device, model.wte.weight.dtype)  # buffers that are not in the checkpoint
     there = {norms.name_of(norm) for norm in trained.values()}
     for pattern, other in asked:
         if norms.name_of(other) not in there:
@@ -128,13 +122,6 @@ def loadable(model: GPT2, checkpoint: Checkpoint) -> dict[str, Tensor]:
     return model.state_dict() | {name: checkpoint.tensors[name] for name in empty if name in checkpoint.tensors}
 
 
-def _require_quantizable(quantize: str | None, arithmetic: str) -> None:
-    if quantize not in (None, "int8"):
-        raise ConfigError(f"unknown quantize {quantize!r}; known are int8, and None for the weights as they are")
-    if quantize:
-        check_roundable(arithmetic)
-
-
 def load_norms(
     model: GPT2, source: str | Path, *, revision: str | None = None, local_files_only: bool = False
 ) -> list[str]:
@@ -143,10 +130,10 @@ def load_norms(
     The checkpoint may hold anything else besides. Values are copied into the model's own Parameters, in its dtype.
 
     Raises:
-        CheckpointError: the source cannot be found or read, or a norm parameter of the model is missing there or has
-            another shape; nothing is copied then.
-        ConfigError: the model is no GPT2.
-        NormError: a norm has no weight, or one that is computed from others, as by pruning, or the model has no values.
+        CheckpointError: if the source cannot be found or read, or a norm parameter of the model is missing there or has
+            another shape. Nothing is copied then.
+        ConfigError: if the model is not a GPT2.
+        NormError: if a norm's weight is computed from others, as by pruning, or the model has no values.
     """
     check_gpt2(model)
     check_weights(model, "load into", NormError)
@@ -154,8 +141,8 @@ def load_norms(
         require_own_parameters(site, norm)
     place = locate(source, revision=revision, local_files_only=local_files_only)
     wanted = norm_parameters(model)
-    any_head = dataclasses.replace(model.config, tie_word_embeddings=False)
-    found = translate(read_tensors(place), any_head, ignore_heads=True)
+    tensors = without_wrappers(read_tensors(place))
+    found = recognise(tensors).ours(tensors, model.config.n_layer)
     require_fitting({name: found[name] for name in found.keys() & wanted.keys()}, wanted, place)
     with torch.no_grad():
         for name, parameter in wanted.items():
@@ -164,7 +151,7 @@ def load_norms(
 
 
 def norm_parameters(model: GPT2) -> dict[str, nn.Parameter]:
-    """The weights and biases of the norms, which are all that a checkpoint holds of them."""
+    """Return the weights and biases of the norms by name."""
     return {
         f"{site}.{name}": parameter
         for site, norm in model.norm_modules().items()
@@ -174,9 +161,9 @@ def norm_parameters(model: GPT2) -> dict[str, nn.Parameter]:
 
 
 def _install(model: GPT2, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
-    """Move the tensors into the model. Of those that are copied, the originals are let go one by one.
+    """Move the tensors into the model. The original of each copied tensor is freed at once.
 
-    The largest first: while it and its copy lie side by side, there is little else.
+    The largest tensors come first, so that the peak of memory is one of them and its copy.
     """
     files = MappedFiles()
     for name in sorted(tensors, key=lambda name: -tensors[name].nbytes):

@@ -1,8 +1,8 @@
-"""The command line: one file a command, which parses, calls and prints. Nothing is computed here.
+"""The command line: one file for each command, which parses, calls and prints.
 
 To add a command, write ``cli/NAME.py`` with a function NAME, whose parameters are the command's arguments and options,
-and a text EXAMPLES, which ends its help; then add NAME to COMMANDS. Import heavy packages inside the function, so that
-``minigpt --help`` does not wait for them.
+and a string EXAMPLES, which ends its help. Then add NAME to COMMANDS. Import heavy packages inside the function, since
+``minigpt --help`` must not wait for them.
 """
 
 import importlib
@@ -57,8 +57,7 @@ def main() -> None:
     one line on standard error; 130 after an interrupt.
     """
     if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as head may close the pipe: end quietly
-    _require_streams()
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # head closes the pipe: end quietly
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
     try:
@@ -78,21 +77,6 @@ def main() -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python fails to write the rest at exit
         _fail(f"{error.filename or 'cannot write the output'}: {error.strerror}")
-
-
-def _require_streams() -> None:
-    """End if standard output is closed.
-
-    The number of a closed stream goes to the next file that is opened, which prints would then damage.
-    """
-    closed = {name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None}
-    while (place := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(place)
-    if "stderr" in closed:
-        sys.stderr = open(2, "w", errors="replace", closefd=False)  # noqa: SIM115  (as long as the process lives)
-    if "stdout" in closed:
-        _fail("standard output is closed; redirect it to /dev/null to discard it")
 
 
 def _is_of_memory(error: Exception) -> bool:

@@ -32,26 +32,25 @@ def generate(
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64.")] = "float32",
     quantize: Quantize = None,
-    batch: Annotated[int, typer.Option(help="Rows; more than one are ragged, from half a prompt to a whole.")] = 1,
+    batch: Annotated[int, typer.Option(help="Rows. Several differ in length, from half a prompt to a whole.")] = 1,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of the longest prompt.")] = 64,
     new_tokens: Annotated[int, typer.Option(help="Tokens to write.")] = 64,
-    repeats: Annotated[int, typer.Option(help="Rounds in which everybody has a turn.")] = 7,
+    repeats: Annotated[int, typer.Option(help="Rounds; each contestant is timed once in a round.")] = 7,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile our steps with torch.compile.")] = False,
     against: Annotated[
         str, typer.Option(help="Others, each NAME or NAME:KIND: transformers, ctranslate2, llama.cpp; '' for none.")
     ] = "transformers",
     json_file: JsonFile = None,
 ) -> None:
-    """Time reading a prompt and writing on, against others on the same weights in the same run, and the limit."""
+    """Time prefill and decoding against others, on the same weights in the same run, and against the limit."""
     from minigpt.bench.bench_summary import bench_summary
     from minigpt.bench.generate import BenchPlan, bench_generate
-    from minigpt.checkpoint import files_at
 
-    require_writable(json_file, beside=files_at(model) if model else ())
+    require_writable(json_file)
     if quantize and dtype != "float32":
-        raise ConfigError(f"--quantize {quantize} is timed in float32; leave out --dtype {dtype}")
+        raise ConfigError(f"--quantize {quantize} computes in float32; leave out --dtype {dtype}")
     if model is not None and preset is not None:
-        raise ConfigError(f"--preset {preset} is for random weights, and --model {model} has its own; leave out one")
+        raise ConfigError(f"--preset {preset} is for random weights; leave it out, or --model {model}")
     plan = BenchPlan(
         model=model, preset=preset or "gpt2", kind=quantize or dtype, batch=batch, prompt_tokens=prompt_tokens,
         new_tokens=new_tokens, repeats=repeats, compiled=compiled,

@@ -1,4 +1,4 @@
-"""minigpt bench norms: time norms beside a plain copy."""
+"""minigpt bench norms: time norms against a plain copy of memory."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ EXAMPLES = (
 
 def norms(
     norm: Annotated[list[str] | None, typer.Option(help="A contestant; may be repeated.")] = None,
-    width: Annotated[list[int] | None, typer.Option(help="Numbers in a row; may be repeated.")] = None,
+    width: Annotated[list[int] | None, typer.Option(help="Width of a row; may be repeated.")] = None,
     rows: Annotated[list[int] | None, typer.Option(help="Rows; may be repeated.")] = None,
     repeats: Annotated[int, typer.Option(help="Rounds; each norm is timed once in a round; 2 or more.")] = 20,
     device: Device = None,
@@ -27,9 +27,8 @@ def norms(
     """Time norms in turns: forward, backward, and with the residual addition. Wrong results are not timed."""
     from minigpt.bench import norms as bench
     from minigpt.bench.norms_views import norms_plot, norms_table, require_plot
-    from minigpt.norms.foreign.locate import file_of
 
-    require_writable(json_file, plot, beside=map(file_of, norm or ()))
+    require_writable(json_file, plot)
     require_plot(plot)
     with progress() as say:
         timed = bench.bench_norms(

@@ -1,4 +1,4 @@
-"""minigpt convert: a checkpoint of any family -> one that transformers loads."""
+"""minigpt convert: write a checkpoint of any family as one that transformers loads."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 import minigpt
 from minigpt.cli.files import progress
-from minigpt.cli.options import SOURCE, CheckFinite, Dtype, IgnoreHeads, Keep, Norm, Revision, parse_keep
+from minigpt.cli.options import SOURCE, Dtype, Keep, Norm, Revision, parse_keep
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt convert out/ckpt.pt my-gpt2[/]\n\n"
@@ -18,18 +18,16 @@ EXAMPLES = (
 
 def convert(
     source: Annotated[str, typer.Argument(help=SOURCE)],
-    directory: Annotated[str, typer.Argument(help="Where to write; an earlier checkpoint there is replaced whole.")],
+    directory: Annotated[str, typer.Argument(help="Folder to write to. An earlier checkpoint there is replaced.")],
     norm: Norm = "fused",
     keep: Keep = "scale,shift",
     dtype: Dtype = None,
-    max_shard_bytes: Annotated[int, typer.Option(help="Divide the weights into files of at most so many bytes.")] = (
+    max_shard_bytes: Annotated[int, typer.Option(help="Divide larger weights into files of at most so many bytes.")] = (
         5 * 10**9
     ),
-    ignore_heads: IgnoreHeads = False,
-    check_finite: CheckFinite = False,
     revision: Revision = None,
 ) -> None:
-    """Write a checkpoint as Hugging Face transformers has it: config.json, safetensors, the tokenizer beside them."""
+    """Write a checkpoint as Hugging Face transformers reads it: config.json, safetensors and the tokenizer."""
     from minigpt.checkpoint import generation_fields, has_tokenizer, locate
 
     with progress() as say:
@@ -37,7 +35,7 @@ def convert(
         place = locate(source, revision=revision)
         if has_tokenizer(Path(directory)) and not has_tokenizer(place):
             raise minigpt.CheckpointError(
-                f"{directory} has a tokenizer, and {source} none that would replace it; give another folder"
+                f"{directory} has a tokenizer, but {source} has none that would replace it; give another folder"
             )
         settings = generation_fields(place)
         gpt2 = minigpt.from_pretrained(
@@ -46,8 +44,6 @@ def convert(
             keep=parse_keep(keep),
             device="cpu",
             dtype=dtype,
-            ignore_heads=ignore_heads,
-            check_finite=check_finite,
         )
         tokenizer = minigpt.Tokenizer.from_pretrained(place) if has_tokenizer(place) else None
         say(f"writing {directory}", 0.5)

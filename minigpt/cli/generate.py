@@ -1,15 +1,16 @@
 """minigpt generate: continue a prompt, or each prompt of a file."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
 import minigpt
-from minigpt.cli.files import made_aside, print_json, read_standard_input, require_name, said_aside
+from minigpt.cli.files import print_json, read_standard_input, said_aside
 from minigpt.cli.many import write_many
-from minigpt.cli.options import Attention, CheckFinite, Device, Dtype, Keep, Model, Norm, Quantize, Revision, parse_keep
+from minigpt.cli.options import Attention, Device, Dtype, Keep, Model, Norm, Quantize, Revision, parse_keep
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt generate 'Once upon a time' --seed 1[/]\n\n"
@@ -72,7 +73,6 @@ def generate(
     quantize: Quantize = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the steps with torch.compile first.")] = False,
     revision: Revision = None,
-    check_finite: CheckFinite = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:  # fmt: skip
     """Continue a prompt, or each prompt of a file."""
@@ -82,20 +82,19 @@ def generate(
 
     settle_memory()
     _check_options(context.params)
-    require_name("--out", out)
     asked = {name: context.params[name] for name in known_settings() if context.params.get(name) is not None}
-    place = locate(model, revision=revision)  # once, so that weights, settings and tokenizer are of one commit
+    place = locate(model, revision=revision)  # once, so that all files come from one commit
     from_file = read_generation_config(place)
     settings = _settings(asked, from_file, greedy)
     unasked = {name: value for name, value in from_file.items() if name not in asked}
     _check_settings(settings, unasked, place, one_text=prompts is None)
     text = read_standard_input() if prompt == "-" else prompt
 
+    output = sys.stdout
     with said_aside():
         gpt2 = minigpt.from_pretrained(
-            place, norm=norm, keep=parse_keep(keep), attention=attention, device=device, dtype=dtype, quantize=quantize,
-            check_finite=check_finite,
-        )  # fmt: skip
+            place, norm=norm, keep=parse_keep(keep), attention=attention, device=device, dtype=dtype, quantize=quantize
+        )
         if compiled:
             minigpt.compile_steps(gpt2)
         tokenizer = minigpt.Tokenizer.from_pretrained(place)
@@ -105,42 +104,35 @@ def generate(
                 gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "keep": keep, "attention": attention}
             )
             return
-    pieces = made_aside(minigpt.stream(gpt2, tokenizer, text, **settings))
-    if as_json:
-        print_json({"model": model, "norm": norm, "prompt": text, "text": "".join(pieces), "settings": settings}, "-")
-        return
-    _print(text, pieces)
+        pieces = minigpt.stream(gpt2, tokenizer, text, **settings)
+        if not as_json:
+            _print(text, pieces, output)
+            return
+        written = "".join(pieces)
+    print_json({"model": model, "norm": norm, "prompt": text, "text": written, "settings": settings}, "-")
 
 
-def _print(text: str, pieces: Iterator[str]) -> None:
+def _print(text: str, pieces: Iterator[str], output: TextIO) -> None:
     first = next(pieces, "")  # an error of the model comes before any output
-    print(text + first, end="", flush=True)
+    print(text + first, end="", flush=True, file=output)
     for piece in pieces:
-        print(piece, end="", flush=True)
-    print()
+        print(piece, end="", flush=True, file=output)
+    print(file=output)
 
 
 def _check_options(given: dict[str, Any]) -> None:
     """Check options against each other.
 
     Raises:
-        GenerationError: if some contradict or need each other; the message names all of them.
+        GenerationError: if some contradict or need each other.
     """
     drawn = [f"--{name.replace('_', '-')}" for name in (*_shapes_a_draw(), "seed") if given[name] is not None]
-    many, out, copies = given["prompts"] is not None, given["out"], given["num_return_sequences"]
-    batched, lookup = (given["batch_size"] or 1) > 1, given["prompt_lookup_num_tokens"]
-    complaints = (
-        (given["greedy"] and drawn, f"--greedy draws nothing, so it cannot go with {', '.join(drawn)}"),
-        (lookup and many and batched, "--lookup writes one text at a time, so it cannot go with --batch-size"),
-        (many and out is None, "--prompts needs --out, the file for the texts"),
-        (out is not None and not many, "--out needs --prompts, the file they come from"),
-        (many and given["prompt"], "--prompts cannot go with a PROMPT"),
-        (many and given["as_json"], "--prompts writes JSON to --out, so it cannot go with --json"),
-        (copies not in (None, 1) and not many, "--num-return-sequences needs --prompts"),
-        (given["batch_size"] is not None and not many, "--batch-size needs --prompts"),
-    )
-    if said := [complaint for wrong, complaint in complaints if wrong]:
-        raise minigpt.GenerationError("; ".join(said))
+    if given["greedy"] and drawn:
+        raise minigpt.GenerationError(f"--greedy draws nothing, so it cannot go with {', '.join(drawn)}")
+    if (given["prompts"] is None) != (given["out"] is None):
+        raise minigpt.GenerationError("--prompts, a file of prompts, needs --out, a file for the texts, and vice versa")
+    if given["prompts"] is not None and (given["prompt"] or given["as_json"]):
+        raise minigpt.GenerationError("--prompts cannot go with a PROMPT or --json; it writes JSON lines to --out")
 
 
 def _check_settings(settings: dict[str, Any], unasked: dict[str, Any], place: Path, one_text: bool) -> None:

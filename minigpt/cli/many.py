@@ -1,4 +1,4 @@
-"""minigpt generate --prompts: a file of prompts to a file of texts, and the bar that shows how far it is."""
+"""minigpt generate --prompts: continue a file of prompts, with a progress bar."""
 
 import sys
 import time
@@ -23,10 +23,10 @@ def write_many(
     batch_size: int,
     identity: Mapping[str, Any],
 ) -> None:
-    """Write on from every prompt that ``out`` has no text for.
+    """Continue every prompt that ``out`` has no text for.
 
-    Only texts of the same run are there: of the same prompts, weights, settings, tokenizer and ``identity``, such as
-    the norm's name, and where that names a file, of the same source.
+    ``out`` belongs to one run: one set of prompts, weights, settings, tokenizer and ``identity``, e.g. the norm's name
+    and source.
     """
     from minigpt.generation import complete
     from minigpt.generation.promptfile import ResultFile, fingerprint, read_prompts
@@ -34,17 +34,17 @@ def write_many(
     lines = read_prompts(prompts)
     if out.exists() and out.samefile(prompts):
         raise GenerationError(f"{out} holds the prompts; give another --out")
-    written: set[tuple[int, int]] = set()  # filled once the file is open, before the first text is asked for
+    written: set[tuple[int, int]] = set()  # filled below, before the first text is written
     texts = complete(
         model, tokenizer, [line.prompt for line in lines], batch_size=batch_size, skip=written, **settings
-    )  # judges every prompt now, and writes when it is asked
+    )  # checks every prompt now, and writes lazily
     copies = range(settings.get("num_return_sequences", 1))
     places = {(line.line, copy): (number, copy) for number, line in enumerate(lines) for copy in copies}
     run = fingerprint(model, lines, {**settings, **_sources(tokenizer, identity)})
     with ResultFile(out, run) as results:
         if strange := results.done - places.keys():
             line, copy = min(strange)
-            raise GenerationError(f"{out} has text {copy} of line {line}, which is none of these; give another --out")
+            raise GenerationError(f"{out} has text {copy} of line {line}, not one of these; give another --out")
         written |= {places[done] for done in results.done}
         _note(results.note, f"{len(written)} texts are there already" if written else None)
         try:
@@ -53,12 +53,12 @@ def write_many(
                     results.add(lines[text.prompt], text)
                     done(len(text.ids))
         except KeyboardInterrupt:
-            _note(f"{len(results.done)} texts are kept in {out}; the same command goes on from there")
+            _note(f"{len(results.done)} texts are kept in {out}; the same command continues from there")
             raise
 
 
 def _sources(tokenizer: "minigpt.Tokenizer", identity: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the texts beside prompts, weights and settings: by its name, and by its source where it has one."""
+    """Return what else decides the texts: the norm by its name and the source of its file, and the tokenizer."""
     from minigpt.norms.foreign.locate import file_of
 
     file = file_of(identity["norm"])
@@ -73,7 +73,7 @@ def _note(*notes: str | None) -> None:
 
 @contextmanager
 def _bar(total: int, completed: int) -> Iterator[Callable[[int], None]]:
-    """Shows texts, tokens per second and time left on standard error, and at the end one line of it."""
+    """Show texts, tokens per second and the time left on standard error, and a summary line at the end."""
     speed = TextColumn("{task.fields[speed]:.0f} tokens/s")
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("texts"), speed, TimeRemainingColumn())
     started, tokens, texts = time.perf_counter(), 0, 0

@@ -1,6 +1,6 @@
 """minigpt parity: is it still the same model?"""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import typer
 
 import minigpt
-from minigpt.cli.files import console, progress, read_json, require_name, require_writable, show, write
+from minigpt.cli.files import console, progress, require_writable, show, write
 from minigpt.cli.options import (
     Attention,
-    CheckFinite,
     Device,
     Dtype,
     JsonFile,
@@ -19,9 +18,9 @@ from minigpt.cli.options import (
     Model,
     Quantize,
     Revision,
-    options_given,
     parse_keep,
 )
+from minigpt.json_file import read_object
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt parity --norm textbook[/]\n\n"
@@ -34,7 +33,6 @@ EXAMPLES = (
 
 
 def parity(
-    context: typer.Context,
     reports: Annotated[list[Path] | None, typer.Argument(help="Reports to --compare.")] = None,
     model: Model = "demo",
     norm: Annotated[
@@ -57,7 +55,6 @@ def parity(
     dtype: Dtype = None,
     quantize: Quantize = None,
     revision: Revision = None,
-    check_finite: CheckFinite = False,
     prompts: Annotated[Path | None, typer.Option(help="File of prompts: plain lines, or JSON lines.")] = None,
     text: Annotated[Path | None, typer.Option(help="File to measure the perplexity of, before and after.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="File that 'frozen' norms collect deviations from.")] = None,
@@ -78,16 +75,12 @@ def parity(
 ) -> None:  # fmt: skip
     """Prove by its logits that a model with another norm is still the same model, or show by how much it differs."""
     if compare:
-        _compare(context, reports or [], html)
+        _compare(reports or [], html)
         return
     if reports:
-        raise minigpt.ConfigError(f"{reports[0]} is only read with --compare; --model names what to judge")
-    from minigpt.checkpoint import files_at
-    from minigpt.norms.foreign.locate import file_of
-
+        raise minigpt.ConfigError(f"{reports[0]} is only read with --compare; give the model to judge as --model")
     norms, patterns = norm or ["fused"], [one.split(",") for one in sites or ["*"]]
-    sources = [place for name in (model, against) if name is not None for place in files_at(name)]
-    _require_showable(json_file, html, beside=(prompts, text, calibration, *map(file_of, norms), *sources))
+    _require_showable(json_file, html)
     given, pairs = _prompts(prompt, prompts), list(product(norms, patterns))
     judged = []
     with progress() as say:
@@ -95,7 +88,7 @@ def parity(
             judged.append(minigpt.parity(
                 model, norm=name, sites=where, keep=parse_keep(keep), against=against, prompts=given,
                 attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision,
-                check_finite=check_finite, noise=noise, sensitivity=sensitivity, bisect=bisect, text=text,
+                noise=noise, sensitivity=sensitivity, bisect=bisect, text=text,
                 calibration=calibration, budget=budget,
                 progress=_part(say, number, len(pairs), f"{name} at {','.join(where)}: " if len(pairs) > 1 else ""),
             ))  # fmt: skip
@@ -108,10 +101,9 @@ def _part(say: Callable[[str, float], None], number: int, total: int, about: str
     return lambda step, done: say(f"{about}{step}", (number + done) / total)
 
 
-def _require_showable(json_file: str | None, html: Path | None, beside: Iterable[Path | None]) -> None:
-    """Raise MiniGPTError if the result could not be shown, before minutes of work are lost on it."""
-    require_name("--html", html)
-    require_writable(json_file, html, beside=beside)
+def _require_showable(json_file: str | None, html: Path | None) -> None:
+    """Raise MiniGPTError if the result could not be shown, before minutes of work are spent on it."""
+    require_writable(json_file, html)
     if html is not None:
         from minigpt.report.page import require_matplotlib
 
@@ -130,24 +122,21 @@ def _show(reports: "Sequence[minigpt.ParityReport]", json_file: str | None, html
     _write_page(fields, html)
 
 
-def _compare(context: typer.Context, files: list[Path], html: Path | None) -> None:
-    allowed = ("--compare", "--html", "reports")
-    if others := [option for option in options_given(context) if option not in allowed]:
-        raise minigpt.ConfigError(f"--compare judges nothing anew, so it cannot go with {', '.join(others)}")
+def _compare(files: list[Path], html: Path | None) -> None:
     if not files:
         raise minigpt.ConfigError("--compare needs the files of two or more reports")
-    _require_showable(None, html, beside=files)
+    _require_showable(None, html)
     from minigpt.report.comparison import comparison_summary
 
-    reports = [report for file in files for report in _reports_in(read_json(file))]
+    reports = [report for file in files for report in _reports_in(file)]
     console().print(comparison_summary(reports))
     _write_page(reports, html)
 
 
-def _reports_in(fields: Any) -> list[Any]:
-    """One report, or the several that one command has written."""
-    several = fields.get("reports") if isinstance(fields, dict) else None
-    return several if isinstance(several, list) else [fields]
+def _reports_in(file: Path) -> list[dict[str, Any]]:
+    """Return the report in a file, or the several that one command has written."""
+    fields = read_object(file, minigpt.MiniGPTError)
+    return fields.get("reports", [fields])
 
 
 def _write_page(reports: Sequence[dict[str, Any]], html: Path | None) -> None:

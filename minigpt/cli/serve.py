@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli.options import Device, Dtype, Model, Quantize
+from minigpt.cli.options import Device, Dtype, Keep, Model, Quantize, parse_keep
 from minigpt.errors import ConfigError
 
 EXAMPLES = (
@@ -22,6 +22,7 @@ def serve(
         list[str] | None,
         typer.Option(help="A norm to serve; may be repeated: all share the weights.  [dim]default fused[/]"),
     ] = None,
+    keep: Keep = "scale,shift",
     host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     dtype: Dtype = None,
@@ -41,6 +42,7 @@ def serve(
     grace: Annotated[int, typer.Option(help="Seconds that texts have to finish after SIGTERM.")] = 30,
 ) -> None:
     """Serve a model behind OpenAI's completions API, with a page on which two norms write side by side."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or idle threads of PyTorch keep the event loop waiting
     from minigpt.serve import LOOPBACK, app, missing
 
     try:
@@ -57,7 +59,9 @@ def serve(
         raise ConfigError(f"other machines can reach --host {host}, so it needs --api-key or MINIGPT_API_KEY")
     settle_memory()
     with listen(host, port) as listening:
-        models, tokenizer = load(model, norm or ["fused"], dtype=dtype, device=device, quantize=quantize)
+        models, tokenizer = load(
+            model, norm or ["fused"], keep=parse_keep(keep), dtype=dtype, device=device, quantize=quantize
+        )  # fmt: skip
         hosts = [*LOOPBACK, host, *(allow_host or [])] if is_local or allow_host else None
         application = app(
             models, tokenizer=tokenizer, api_key=api_key, max_batch=max_batch, max_queue=max_queue,

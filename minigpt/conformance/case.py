@@ -8,13 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minigpt.conformance.subject import Candidate, Mismatch, Subject, Unsupported
+from minigpt.conformance.subject import Candidate, Subject, Unsupported, described
 from minigpt.errors import RAISED, NormError
-from minigpt.norms.foreign.locate import last_line
 from minigpt.placement import dtype_name
 
 EXACTLY = "the numbers must be the same: nothing is rounded"
-ROUNDING = "by rounding alone"  # begins the note of a deviation that rounding explains
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,49 +79,41 @@ class Case:
     group: str
     tests: str
     reason: str  # for the bound
-    dtypes: tuple[torch.dtype, ...]
     measure: Measure
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)
 
     def run(self, subject: Subject) -> CaseResult:
         """Ask at every dtype. A norm that raises fails; one that does not support a dtype is not judged there."""
         measured: dict[str, Measurement] = {}
-        refused: dict[str, str] = {}
-        failed: dict[str, str] = {}
+        passed: dict[str, bool] = {}
+        said = {"failed": "", "refused": ""}
         for dtype in self.dtypes:
             name = dtype_name(dtype)
             try:
                 measured[name] = self.measure(subject.drawing_for(self.name), dtype)
+                passed[name] = measured[name].within
             except Unsupported as refusal:
-                refused[name] = f"not judged: {refusal}"
-            except (Mismatch, NormError) as error:
-                failed[name] = str(error)
+                said["refused"] = f"not judged: {refusal}"
             except RAISED as error:
-                failed[name] = f"it raises {last_line(error)}"
-        passed = {name: found.within for name, found in measured.items()} | dict.fromkeys(failed, False)
-        if failed or not measured:
-            found, note = None, next(iter((failed or refused).values()))
+                passed[name] = False
+                said["failed"] = described(error) if isinstance(error, NormError) else f"it raises {described(error)}"
+        if said["failed"] or not measured:
+            error = bound = reference_error = None
+            note = said["failed"] or said["refused"]
         else:
             found = worst(measured) if len(self.dtypes) > 1 else next(iter(measured.values()))
-            note = found.note
+            error, bound, reference_error, note = found
         return CaseResult(
-            name=self.name,
-            group=self.group,
-            tests=self.tests,
-            error=found.error if found else None,
-            bound=found.bound if found else None,
-            reference_error=found.reference_error if found else None,
-            reason=self.reason,
-            passed=all(passed.values()),
-            dtypes=passed,
-            note=note,
-        )
+            self.name, self.group, self.tests, error, bound, reference_error, self.reason,
+            passed=all(passed.values()), dtypes=passed, note=note,
+        )  # fmt: skip
 
 
 def case(
     name: str, group: str, *, tests: str, reason: str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
 ) -> Callable[[Measure], Case]:
     """Decorate a function that measures the answer to this question."""
-    return lambda measure: Case(name, group, tests, reason, dtypes, measure)
+    return lambda measure: Case(name, group, tests, reason, measure, dtypes)
 
 
 def against_truth(candidate: Candidate, x: Tensor, y: Tensor | None = None) -> Measurement:
@@ -135,28 +125,14 @@ def against_truth(candidate: Candidate, x: Tensor, y: Tensor | None = None) -> M
     return worst_element(y, values, bound)._replace(reference_error=reference.error)
 
 
-def require_as_finite(y: Tensor, reference: Tensor, *, hiding: bool) -> None:
-    """Check that each row of ``y`` is finite if that of ``reference`` is and, with ``hiding``, only then.
-
-    Raises:
-        Mismatch: if one is not.
-    """
-    for found, true in zip(y, reference, strict=True):
-        finite, truly_finite = bool(found.isfinite().all()), bool(true.isfinite().all())
-        if truly_finite and not finite:
-            raise Mismatch(f"it returns {found[~found.isfinite()][0].item()} where torch's layer_norm is finite")
-        if hiding and finite and not truly_finite:
-            raise Mismatch("it returns finite numbers where torch's layer_norm returns NaN, so it hides a NaN")
-
-
 def worst_element(value: Tensor, expected: Tensor, bound: Tensor) -> Measurement:
     """Return error and bound of the element with the largest ratio; the last two are float64 on the CPU."""
     if value.numel() == 0:
         return Measurement(0.0, 0.0)
     error = difference(value, expected)  # (...)
     ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
-    worst = int(ratio.argmax())
-    return Measurement(error.flatten()[worst].item(), bound.flatten()[worst].item())
+    index = int(ratio.argmax())
+    return Measurement(error.flatten()[index].item(), bound.flatten()[index].item())
 
 
 def same_numbers(value: Tensor, expected: Tensor) -> Measurement:
@@ -171,8 +147,8 @@ def difference(a: Tensor, b: Tensor) -> Tensor:
 
 
 def worst(measurements: dict[str, Measurement]) -> Measurement:
-    """Return the one with the largest ratio, named in its note; among equals not one that rounding explains."""
-    name = max(measurements, key=lambda key: (measurements[key].ratio, ROUNDING not in measurements[key].note))
+    """Return the measurement with the largest ratio. Its note says which one it is."""
+    name = max(measurements, key=lambda key: measurements[key].ratio)
     found = measurements[name]
     if found.error == 0:
         return found

@@ -13,7 +13,6 @@ from minigpt.conformance.case import Measurement, case, worst, worst_element
 from minigpt.conformance.gradients import gradients
 from minigpt.conformance.rows import constant, massive, ordinary
 from minigpt.conformance.subject import Subject
-from minigpt.errors import ConfigError
 
 WIDTH = 768
 UNLIMITED = 10**6
@@ -27,29 +26,12 @@ def best_backend(device: torch.device) -> str:
     return "inductor" if importlib.util.find_spec("triton") else "aot_eager"
 
 
-def require_backend(name: str) -> None:
-    """Check the name of a compiler.
-
-    Raises:
-        ConfigError: if it is unknown. The message lists the known ones.
-    """
-    from torch._dynamo import list_backends
-
-    if name not in (known := list_backends(exclude_tags=())):
-        raise ConfigError(f"unknown compile_backend {name!r}; known are {', '.join(known)}")
-
-
 @contextlib.contextmanager
 def always_compiling() -> Iterator[None]:
-    """Lift torch.compile's limits, for norms that compile themselves.
+    """Lift torch.compile's limits, so that a norm that compiles itself does so for every width and dtype."""
+    from torch._dynamo import config
 
-    It then compiles for every width and dtype instead of running eagerly, and keeps what a second backward needs.
-    """
-    from torch._dynamo import config as tracing
-    from torch._functorch import config as differentiating
-
-    unlimited = tracing.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED)
-    with unlimited, differentiating.patch(donated_buffer=False):
+    with config.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED):
         yield
 
 
@@ -78,7 +60,7 @@ def compiled_gradients(subject: Subject, dtype: torch.dtype) -> Measurement:
     candidate, x = subject.candidate(WIDTH), _rows(subject, dtype)
     dy = subject.rows(len(x), WIDTH, dtype=dtype)
     true = candidate.gradient_truth(x, dy)
-    eager = gradients(candidate, candidate.module, x, dy)
+    eager = gradients(candidate, candidate, x, dy)
     compiled = gradients(candidate, _compiled(candidate.module, "aot_eager"), x, dy)
     return worst(
         {name: worst_element(compiled[name], eager[name].cpu().double(), 2 * true[name].bound) for name in true}

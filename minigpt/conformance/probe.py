@@ -20,30 +20,24 @@ class Probe:
     """The norm as a function of rows, scale and shift.
 
     Attributes:
-        dtype: float64, or float32 for a norm that refuses float64.
         plain: the scale and shift for which the norm returns the standardized row; 1 and 0 until found otherwise.
     """
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject.drawing_for("diagnosis")
         self.plain: tuple[float, float] = (1.0, 0.0)
-        self.dtype = torch.float64
-        try:
-            self(torch.eye(4, dtype=torch.float64))
-        except Unanswered:  # every norm that is judged takes float32
-            self.dtype = torch.float32
 
+    @torch.no_grad()
     def __call__(
         self,
         x: Float[Tensor, "*dims"],
         scale: float | Tensor | None = None,
         shift: float | Tensor | None = None,
         *,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype = torch.float32,
         eps: float = EPS,
-        gradients: bool = False,
     ) -> Float[Tensor, "*dims"]:
-        """Return the norm of float64 ``x`` (..., C) in float64 on the CPU; scale and shift are numbers or (C,) tensors.
+        """Return the norm of ``x`` (..., C) in float64 on the CPU; scale and shift are numbers or (C,) tensors.
 
         Raises:
             Unanswered: if the norm cannot be built, or raises.
@@ -53,12 +47,9 @@ class Probe:
             blank * (self.plain[0] if scale is None else scale),
             blank * (self.plain[1] if shift is None else shift),
         )
-        dtype = dtype or self.dtype
         try:
             candidate = self.subject.candidate(x.shape[-1], dtype, eps=eps, weights=lambda width, generator: weights)
-            with torch.set_grad_enabled(gradients):
-                y = candidate(self.subject.put(x, dtype).clone())  # a clone, since it may be written into
-            return y.detach().cpu().double()
+            return candidate(self.subject.put(x, dtype).clone()).cpu().double()  # a clone: it may be written into
         except RAISED as error:
             raise Unanswered from error
 
@@ -86,11 +77,6 @@ def distance(a: Tensor, b: Tensor) -> float:
 def alike(a: Tensor, b: Tensor, limit: float = NAMED_LIMIT) -> bool:
     """Return True if ``a`` equals ``b`` to a relative accuracy of ``limit``."""
     return distance(a, b) <= limit
-
-
-def rescaled(y: Tensor, target: Tensor) -> Tensor:
-    """Scale each row of ``y`` to fit that of ``target`` best."""
-    return y * (y * target).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True)
 
 
 def slope(y: Tensor, x: Tensor) -> Tensor:

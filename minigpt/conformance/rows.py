@@ -11,10 +11,9 @@ Rows = Float[Tensor, "rows width"]
 Weights = tuple[Float[Tensor, " width"], Float[Tensor, " width"]]
 
 CONSTANTS = (0.0, 1.0, -2.5, 0.1, 10.0)
-# Values whose squares overflow the input's dtype but not the statistics; vanish beside eps; overflow the statistics too
+# Values whose squares overflow the input's dtype but not the statistics; values whose squares vanish beside eps
 HUGE = {torch.float64: 1e100, torch.float32: 1e15, torch.bfloat16: 1e15, torch.float16: 6e4}
 TINY = {torch.float64: 1e-160, torch.float32: 1e-20, torch.bfloat16: 1e-20, torch.float16: 1e-6}
-OVERFLOWING = {torch.float64: 1e160, torch.float32: 1e20, torch.bfloat16: 1e20}  # float16 holds no such value
 
 
 def ordinary(rows: int, width: int, generator: Generator) -> Rows:

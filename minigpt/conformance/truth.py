@@ -22,10 +22,8 @@ class Precision(NamedTuple):
 PRECISIONS = {
     torch.float64: Precision(2**-53, 2**-53, 2**-1022, "float64 throughout"),
     torch.float32: Precision(2**-24, 2**-24, 2**-126, "float32 throughout"),
-    torch.float16: Precision(
-        2**-24, 2**-11, 2**-24, "float32 statistics, since float16 ends at 65,504; float16 result"
-    ),
-    torch.bfloat16: Precision(2**-24, 2**-8, 2**-126, "float32 statistics, since bfloat16 has 8 bits; bfloat16 result"),
+    torch.float16: Precision(2**-24, 2**-11, 2**-24, "float32 statistics, since float16 ends at 65,504"),
+    torch.bfloat16: Precision(2**-24, 2**-8, 2**-126, "float32 statistics, since bfloat16 has 8 bits"),
 }
 
 
@@ -54,18 +52,18 @@ def sum_growth(terms: int, *, alike: bool = False) -> float:
 
 
 def layer_norm_float64(
-    x: Float[Tensor, "*dims"], weight: Float[Tensor, "*row"], bias: Float[Tensor, "*row"] | None, eps: float
-) -> Float[Tensor, "*dims"]:
+    x: Float[Tensor, "*rows width"], weight: Float[Tensor, " width"], bias: Float[Tensor, " width"] | None, eps: float
+) -> Float[Tensor, "*rows width"]:
     """Return LayerNorm (arXiv 1607.06450, equations 3 and 4) of float64 ``x``, exact to a few u for any mean."""
-    centred, deviation = _moments(x, weight.ndim, eps)
+    centred, deviation = _moments(x, eps)
     y = centred / deviation * weight
     return y if bias is None else y + bias
 
 
 def truth(
-    x: Float[Tensor, "*dims"], weight: Float[Tensor, "*row"], bias: Float[Tensor, "*row"] | None, eps: float
+    x: Float[Tensor, "*rows width"], weight: Float[Tensor, " width"], bias: Float[Tensor, " width"] | None, eps: float
 ) -> Truth:
-    """Return LayerNorm of ``x`` as it is, that is after rounding to its dtype, and the bound for a correct norm.
+    """Return LayerNorm of ``x``, whose numbers are taken as exact, and the bound for a correct norm.
 
     The bound follows the conditioning: a row whose values reach ``K`` deviations from 0 loses ``K u`` in ``x - mean``
     with any algorithm. A difference of squares, E[x^2] - E[x]^2, loses ``K^2 u`` and exceeds it.
@@ -73,25 +71,23 @@ def truth(
     precision = PRECISIONS[x.dtype]
     x, weight = _widen(x), _widen(weight)
     shift = torch.zeros_like(weight) if bias is None else _widen(bias)
-    centred, deviation = _moments(x, weight.ndim, eps)
-    standard = centred / deviation  # (..., *row)
-    reach = x.abs().amax(_row_dims(weight.ndim), keepdim=True) / deviation  # (..., 1): K
-    growth = _growth(centred, weight.ndim, precision)  # (..., 1)
+    centred, deviation = _moments(x, eps)
+    standard = centred / deviation  # (..., C)
+    reach = x.abs().amax(-1, keepdim=True) / deviation  # (..., 1): K
+    growth = _growth(centred, precision)  # (..., 1)
     statistics = precision.statistics * (growth * reach * (1 + standard.abs()) + 8 * standard.abs())
     result = precision.result * (1 + 4 * precision.result) * (3 * (standard * weight).abs() + shift.abs())
-    folded = (
-        2 * precision.statistics * shift.abs()
-    )  # allows norms that add (bias - mean / deviation * weight) in one step
+    folded = 2 * precision.statistics * shift.abs()  # norms may add (bias - mean / deviation * weight) in one step
     bound = statistics * weight.abs() + result + folded + precision.smallest * (2 + weight.abs())
     return Truth(standard * weight + shift, bound)
 
 
 def gradient_truth(
-    x: Float[Tensor, "rows row"],
-    weight: Float[Tensor, " row"],
-    bias: Float[Tensor, " row"] | None,
+    x: Float[Tensor, "rows width"],
+    weight: Float[Tensor, " width"],
+    bias: Float[Tensor, " width"] | None,
     eps: float,
-    dy: Float[Tensor, "rows row"],
+    dy: Float[Tensor, "rows width"],
 ) -> dict[str, Truth]:
     """Return the gradients of "input", "weight" and, if there is one, "bias" for an incoming ``dy``.
 
@@ -107,11 +103,11 @@ def gradient_truth(
         y = layer_norm_float64(leaves["input"], leaves["weight"], leaves.get("bias"), eps)
         true = torch.autograd.grad(y, list(leaves.values()), wide_dy)
 
-    centred, deviation = _moments(wide, 1, eps)
-    standard = (centred / deviation).abs()  # (rows, row)
+    centred, deviation = _moments(wide, eps)
+    standard = (centred / deviation).abs()  # (rows, C)
     reach = wide.abs().amax(-1, keepdim=True) / deviation  # (rows, 1)
     largest = (wide_dy * _widen(weight)).abs().amax(-1, keepdim=True)  # (rows, 1)
-    statistics = precision.statistics * _growth(centred, 1, precision) * (1 + reach)  # (rows, 1)
+    statistics = precision.statistics * _growth(centred, precision) * (1 + reach)  # (rows, 1)
     summing = precision.result * sum_growth(len(x))  # in the dtype of the weights, as PyTorch's own kernel on a CPU
     off = {
         "input": largest / deviation * (statistics * (1 + standard).square() + 3 * precision.result * (2 + standard)),
@@ -121,25 +117,18 @@ def gradient_truth(
     return {name: Truth(gradient, off[name] + precision.smallest) for name, gradient in zip(leaves, true, strict=True)}
 
 
-def _moments(
-    x: Float[Tensor, "*dims"], row_ndim: int, eps: float
-) -> tuple[Float[Tensor, "*dims"], Float[Tensor, "*stats"]]:
+def _moments(x: Float[Tensor, "*rows width"], eps: float) -> tuple[Float[Tensor, "*rows width"], Tensor]:
     """Return x - mean and sqrt(var + eps). Centre twice: the second mean is the rounding error of the first."""
-    row = _row_dims(row_ndim)
-    centred = x - x.mean(row, keepdim=True)
-    centred = centred - centred.mean(row, keepdim=True)
-    return centred, torch.sqrt(centred.square().mean(row, keepdim=True) + eps)  # (..., *row), (..., 1)
+    centred = x - x.mean(-1, keepdim=True)
+    centred = centred - centred.mean(-1, keepdim=True)
+    return centred, torch.sqrt(centred.square().mean(-1, keepdim=True) + eps)  # (..., C), (..., 1)
 
 
-def _growth(centred: Float[Tensor, "*dims"], row_ndim: int, precision: Precision) -> Float[Tensor, "*stats"]:
-    """Return ``sum_growth`` of each row."""
-    terms = centred.shape[-row_ndim:].numel()
-    alike = (centred == 0).all(_row_dims(row_ndim), keepdim=True) | (precision.result > precision.statistics)
+def _growth(centred: Float[Tensor, "*rows width"], precision: Precision) -> Tensor:
+    """Return ``sum_growth`` of each row, (..., 1)."""
+    terms = centred.shape[-1]
+    alike = (centred == 0).all(-1, keepdim=True) | (precision.result > precision.statistics)
     return torch.where(alike, sum_growth(terms, alike=True), sum_growth(terms))
-
-
-def _row_dims(row_ndim: int) -> tuple[int, ...]:
-    return tuple(range(-row_ndim, 0))
 
 
 def _widen(tensor: Tensor) -> Tensor:

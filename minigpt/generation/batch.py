@@ -200,11 +200,11 @@ def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row]) -> list[i
     Raises:
         GenerationError: if a logit is NaN, or infinite where a token is drawn, or if no token is left to choose.
     """
-    if all(row.settings is rows[0].settings for row in rows):
+    if len({row.choice for row in rows}) == 1:
         return _next_tokens_alike(logits, rows, rows[0].settings)
     alike: defaultdict[object, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
-        alike[row.settings.choice].append(place)
+        alike[row.choice].append(place)
     found = {}
     for places in alike.values():
         some = [rows[place] for place in places]

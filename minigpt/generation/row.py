@@ -11,6 +11,7 @@ from torch import Tensor
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.text import TextAssembler
 
+NOTHING = torch.empty(0, dtype=torch.float64, device="cpu")
 AT_ONCE = 1024  # random numbers to draw at once; most texts end earlier
 
 
@@ -57,7 +58,11 @@ class Row:
         self.logprobs: list[float] = []
         self.text = TextAssembler(self.settings.stop_texts)
         self._unread = ""
-        self._drawn = torch.empty(0, dtype=torch.float64, device="cpu")
+        self._drawn = NOTHING
+
+    @cached_property
+    def choice(self) -> str:
+        return self.settings.choice
 
     @property
     def new_ids(self) -> list[int]:

@@ -1,9 +1,9 @@
 """The models that are compared, and the texts that all of them read."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Int
@@ -13,7 +13,7 @@ from minigpt.checkpoint import from_pretrained
 from minigpt.checkpoint.opened import open_checkpoint
 from minigpt.config import GPT2Config
 from minigpt.engine import GPT2
-from minigpt.errors import CheckpointError, ConfigError, GenerationError, is_several
+from minigpt.errors import CheckpointError, ConfigError, GenerationError
 from minigpt.generation import prompt_ids
 from minigpt.judge.reference import Reference
 from minigpt.norms import NormSpec, available, notes
@@ -57,7 +57,6 @@ class Contest:
         device: torch.device,
         dtype: torch.dtype | None,
         quantize: str | None = None,
-        check_finite: bool = False,
         against: Path | None = None,
         keep: Collection[str] = KEEP,
     ) -> None:
@@ -65,13 +64,7 @@ class Contest:
         self.attention, self.device, self.quantize = attention, device, quantize
         self._named = _named_again(place, norm)
         self.candidate = from_pretrained(
-            place,
-            norm=self._named,
-            attention=attention,
-            device=device,
-            dtype=dtype,
-            quantize=quantize,
-            check_finite=check_finite,
+            place, norm=self._named, attention=attention, device=device, dtype=dtype, quantize=quantize
         )
         # Ids that stand for no text count like any other: the model is judged, not what is drawn from it.
         self.candidate.config = dataclasses.replace(self.candidate.config, used_vocab_size=None)
@@ -187,7 +180,7 @@ class Judged(NamedTuple):
 
 
 def judged_prompts(place: Path, prompts: Prompts | None, config: GPT2Config) -> Judged:
-    """The prompts' token ids. By default ``PROMPTS``, or random ids without a tokenizer.
+    """Return the prompts' token ids. By default ``PROMPTS``, or random ids if there is no tokenizer.
 
     An empty text is end-of-text, with which a document starts.
 
@@ -195,15 +188,9 @@ def judged_prompts(place: Path, prompts: Prompts | None, config: GPT2Config) -> 
         CheckpointError: if texts are given and there is no tokenizer for them.
         GenerationError: if there is no prompt, or one is an empty list, too long, or outside the vocabulary.
     """
-    if prompts is not None:
-        prompts = _texts_or_ids(prompts)
-    judged = _as_ids(place, prompts, config)
-    if faults := _faults(judged.prompts, config):
-        raise GenerationError(faults[0])
-    return judged
-
-
-def _as_ids(place: Path, prompts: Prompts | None, config: GPT2Config) -> Judged:
+    if isinstance(prompts, str) or (prompts is not None and len(prompts) == 0):
+        raise GenerationError(f"prompts must be a list of texts, or of lists of token ids, got {prompts!r}")
+    tokenizer = None
     try:
         tokenizer = Tokenizer.from_pretrained(place)
     except CheckpointError as error:
@@ -211,29 +198,19 @@ def _as_ids(place: Path, prompts: Prompts | None, config: GPT2Config) -> Judged:
             return Judged(_random_ids(config), f"4 sequences of random ids, since {error}", None)
         if isinstance(prompts[0], str):
             raise
-        tokenizer = None
-    texts = PROMPTS if prompts is None else prompts
-    if tokenizer is not None and isinstance(texts[0], str):
-        ids = [prompt_ids(tokenizer, str(text)) for text in texts]
-        if prompts is None and _faults(ids, config):
-            return Judged(_random_ids(config), "4 sequences of random ids, since the default texts do not fit it", None)
-        return Judged(ids, f"{len(texts)} texts" if len(texts) > 1 else "1 text", tokenizer)
-    return Judged([[int(token) for token in ids] for ids in texts], f"{len(texts)} lists of ids", tokenizer)
-
-
-def _texts_or_ids(prompts: Any) -> list[Any]:
-    if isinstance(prompts, Mapping) or not is_several(prompts):
-        raise GenerationError(
-            f"prompts must be a list of texts or a list of lists of token ids, got a {type(prompts).__name__}"
-        )
-    prompts = list(prompts)
-    if not prompts:
-        raise GenerationError("prompts is empty; give at least one")
-    texts = all(isinstance(prompt, str) for prompt in prompts)
-    lists = all(isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt) for prompt in prompts)
-    if not texts and not lists:
-        raise GenerationError("prompts must be all texts or all lists of token ids, got a mixture")
-    return prompts
+    given = PROMPTS if prompts is None else prompts
+    if tokenizer is not None and isinstance(given[0], str):
+        ids = [prompt_ids(tokenizer, text) for text in cast("Sequence[str]", given)]
+        described = f"{len(ids)} texts" if len(ids) > 1 else "1 text"
+    else:
+        ids = [[int(token) for token in prompt] for prompt in given]
+        described = f"{len(ids)} lists of ids"
+    faults = [f"prompt {i} {fault}" for i, prompt in enumerate(ids) if (fault := _fault(prompt, config)) is not None]
+    if faults and prompts is not None:
+        raise GenerationError(faults[0])
+    if faults:
+        return Judged(_random_ids(config), "4 sequences of random ids, since the default texts do not fit it", None)
+    return Judged(ids, described, tokenizer)
 
 
 def _random_ids(config: GPT2Config) -> list[list[int]]:
@@ -242,12 +219,8 @@ def _random_ids(config: GPT2Config) -> list[list[int]]:
     return torch.randint(config.vocab_size, (4, seq), generator=generator).tolist()
 
 
-def _faults(prompts: list[list[int]], config: GPT2Config) -> list[str]:
-    """A sentence for each prompt that the model cannot read."""
-    return [f"prompt {i} {fault}" for i, ids in enumerate(prompts) if (fault := _fault(ids, config)) is not None]
-
-
 def _fault(ids: list[int], config: GPT2Config) -> str | None:
+    """Return why the model cannot read a prompt; None if it can."""
     if not ids:
         return "is empty; give at least one token"
     if len(ids) > config.n_positions:

@@ -52,7 +52,6 @@ def parity(
     max_new_tokens: int = NEW_TOKENS,
     revision: str | None = None,
     local_files_only: bool = False,
-    check_finite: bool = False,
     noise: bool = False,
     sensitivity: bool = False,
     bisect: bool = False,
@@ -70,8 +69,7 @@ def parity(
     two best logits are closer than the noise. TF32 is off meanwhile.
 
     Args:
-        source, attention, device, dtype, quantize, revision, local_files_only, check_finite: as ``from_pretrained``
-            takes them.
+        source, attention, device, dtype, quantize, revision, local_files_only: as ``from_pretrained`` takes them.
         norm, sites, keep: as ``swap_norms`` takes them.
         against: the original that ``source`` was finetuned or quantized from; by default ``source`` itself.
         prompts: texts, or lists of token ids; by default four texts, or random ids if there is no tokenizer.
@@ -90,17 +88,13 @@ def parity(
     """
     limits = parse_budget(budget) if budget is not None else {}
     patterns = patterns_of(sites)
-    if type(max_new_tokens) is not int or max_new_tokens < 0:
-        raise GenerationError(f"max_new_tokens must be an integer of at least 0, got {max_new_tokens!r}")
     on = resolve_device("cpu" if quantize and device is None else device)
     require_values(on)
     steps = Steps(progress, total=sum((5, noise, sensitivity, bisect, 2 * (text is not None))))
     steps("loading the models")
     place = locate(source, revision=revision, local_files_only=local_files_only)
     original = None if against is None else locate(against, local_files_only=local_files_only)
-    contest = Contest(
-        place, norm, patterns, attention, on, resolve_dtype(dtype), quantize, check_finite, original, keep
-    )
+    contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype), quantize, original, keep)
     judged = judged_prompts(contest.original, prompts, contest.config)
     if "perplexity" in limits and text is None and max(map(len, judged.prompts)) < 2:
         raise GenerationError("the budget limits perplexity, but no prompt has two tokens; give longer ones, or a text")

@@ -38,7 +38,7 @@ def build(
         NormError: if the name is unknown, the class cannot be found, imported or constructed, or is not a
             ``torch.nn.Module``.
     """
-    if isinstance(keep, str) or not is_several(keep) or not set(keep) <= set(KEEP):
+    if not is_several(keep) or not set(keep) <= set(KEEP):
         raise NormError(f"keep must be a tuple with none, one or both of 'scale' and 'shift', got {keep!r:.100}")
     make = locate(norm) if isinstance(norm, str) else norm
     if not callable(make):

@@ -1,4 +1,4 @@
-"""LayerNorm that divides by a constant: the step between a norm and none."""
+"""LayerNorm that divides by a constant, a step between a norm and none."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,25 +11,24 @@ from minigpt.errors import NormError
 from minigpt.norms.registry import register
 from minigpt.norms.textbook import LayerNorm
 
-MASSIVE = 4.0  # times the usual: from here on the first position's deviation counts as another kind
+MASSIVE = 4.0  # the first position has a constant of its own if its deviation is more than this times the usual
 
 
 @register("frozen", exact=False)
 class FrozenLayerNorm(LayerNorm):
     """Divides by an average deviation, collected from calibration text (Heimersheim 2024, arXiv 2409.13710).
 
-    ``y = (x - mean) / deviation * weight + bias``, which is linear in x: what is left is a matrix.
+    ``y = (x - mean) / deviation * weight + bias`` is linear in x, so it is a matrix.
 
-    In a trained GPT-2 the first position carries massive activations, whose deviation is many times that of the others,
-    and one constant cannot serve both. The paper gives that position a constant of its own. A norm is not told which
-    position a row stands at, and with a cache or padding it cannot count; so a massive row is told by its own
-    deviation: it is beyond ``boundary``, the geometric mean of the two kinds. Where calibration finds only one kind,
-    there is one constant and no boundary.
+    In a trained GPT-2 the first position has massive activations. Their deviation is many times that of the others, so
+    the paper gives that position a constant of its own. A norm does not know the position of a row, and with a cache or
+    padding it cannot count. It recognizes a massive row by its deviation: it is beyond ``boundary``, the geometric mean
+    of the two constants. If calibration finds only one kind of row, the boundary is infinite.
 
     Buffer ``calibration``: (usual deviation, massive deviation, boundary), or None until ``calibrate``.
 
     Raises:
-        NormError: (in forward) it has not been calibrated.
+        NormError: in forward, if it has not been calibrated.
     """
 
     calibration: Float[Tensor, "3"] | None
@@ -39,10 +38,10 @@ class FrozenLayerNorm(LayerNorm):
         self.register_buffer("calibration", None)
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
-        """The row at mean 0, divided by the average deviation of its kind."""
+        """Return the row at mean 0, divided by the average deviation of its kind."""
         if self.calibration is None:
             raise NormError(
-                "this frozen norm has no deviation to divide by yet; collect it from text, with "
+                "this frozen norm has no deviation to divide by yet; collect it from text by "
                 "minigpt.swap.calibrate(model, input_ids) or minigpt parity --calibration FILE"
             )
         usual, massive, boundary = self.calibration.to(x.dtype)
@@ -50,24 +49,23 @@ class FrozenLayerNorm(LayerNorm):
         return (x - mean) / torch.where(self.deviation(x) < boundary, usual, massive)
 
     def deviation(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*rows"]:
-        """What LayerNorm divides each row of ``x`` by, sqrt(var + eps): (..., 1)."""
+        """Return sqrt(var + eps) of each row of ``x``, (..., 1)."""
         return torch.sqrt(x.var(dim=self.row_dims, correction=0, keepdim=True) + self.eps)
 
     def calibrate(self, x: Float[Tensor, "batch seq *row"]) -> None:
-        """Take the constants from the inputs (B, T, ...) that this norm has in a model, position 0 first.
+        """Take the constants from this norm's inputs (B, T, ...) in a model, position 0 first.
 
         Raises:
-            NormError: fewer than two positions, or values that are not finite.
+            NormError: if there are fewer than two positions, or values that are not finite.
         """
         if x.shape[1] < 2:
-            raise NormError(f"calibration needs texts of two tokens or more, not of {x.shape[1]}")
-        deviation = self.deviation(x.detach().to(torch.promote_types(x.dtype, torch.float32)))
-        deviation = deviation.flatten(1)  # (B, T)
+            raise NormError(f"calibration needs texts of two tokens or more, got {x.shape[1]}")
+        deviation = self.deviation(x.detach().to(torch.promote_types(x.dtype, torch.float32))).flatten(1)  # (B, T)
         first, typical = deviation[:, 0].mean(), deviation[:, 1:].median()
-        boundary = torch.sqrt(first * typical) if first > MASSIVE * typical else first.new_tensor(float("inf"))
+        boundary = _boundary(first, typical)
         usual = deviation[deviation < boundary].mean()
         if not usual.isfinite():
-            raise NormError("calibration met activations that are not finite, and so have no average deviation")
+            raise NormError("calibration needs activations that are finite; some are NaN or infinite")
         massive = deviation[deviation >= boundary].mean() if boundary.isfinite() else usual
         self.calibration = torch.stack([usual, massive, boundary])
 
@@ -78,10 +76,15 @@ class FrozenLayerNorm(LayerNorm):
             first: the deviation of the first position. It has a constant of its own if it is massive.
             usual: the deviation of all others.
         """
-        boundary = torch.sqrt(first * usual) if first > MASSIVE * usual else first.new_tensor(float("inf"))
+        boundary = _boundary(first, usual)
         self.calibration = torch.stack([usual, first if boundary.isfinite() else usual, boundary])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         if self.calibration is None and f"{prefix}calibration" in state_dict:
             self.calibration = torch.empty_like(state_dict[f"{prefix}calibration"], device=self.weight.device)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _boundary(first: Tensor, usual: Tensor) -> Tensor:
+    """Return the deviation that separates the two kinds of row; infinity if there is only one kind."""
+    return torch.sqrt(first * usual) if first > MASSIVE * usual else first.new_tensor(float("inf"))

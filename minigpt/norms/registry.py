@@ -1,7 +1,12 @@
 """The registered norms: a name, a class, and whether it claims to be LayerNorm exactly.
 
-One file a norm. Every module of this package is imported at the first look-up and registers what it holds, so a new
-norm is a new file here and nothing else.
+To add a norm, add a file here with a class under ``@register``. The first look-up imports every module::
+
+    @register("centred", exact=False)
+    class Centred(LayerNorm):
+        \"\"\"Subtracts the mean of the row, and does not divide.\"\"\"
+        def standardize(self, x):
+            return x - x.mean(dim=self.row_dims, keepdim=True)
 """
 
 import functools
@@ -18,36 +23,36 @@ from minigpt.errors import NormError
 
 
 class NormInfo(NamedTuple):
-    """What is known of a registered norm without building it."""
+    """Facts about a registered norm, which need no building of it."""
 
     cls: type[nn.Module]
-    exact: bool  # claims to compute LayerNorm; an inexact norm is expected to drift, not to pass parity
-    requires: str | None  # the optional package that it runs on
-    obstacle: Callable[[torch.device | None], str | None] | None = None  # what else keeps it from running, see register
+    exact: bool  # claims to compute LayerNorm; an inexact norm is expected to drift and fail parity
+    requires: str | None  # the optional package that it needs
+    obstacle: Callable[[torch.device | None], str | None] | None = None  # see register
 
     @property
     def available(self) -> bool:
-        """Whether it can run here; nothing is imported to find out."""
+        """True if it can run here. Imports nothing to find out."""
         return self.reason is None
 
     @property
     def reason(self) -> str | None:
-        """Why it is not available, with the way out; None where it is."""
+        """Why it is not available, and what to do; None if it is."""
         return self.reason_on(None)
 
     def reason_on(self, device: torch.device | None) -> str | None:
-        """Why it cannot run on that device; with None, on any of this machine."""
+        """Return why it cannot run on ``device``, or, for None, on any device here; None if it can."""
         if self.requires is not None and importlib.util.find_spec(self.requires) is None:
             return f"needs {self.requires}: pip install 'minigpt[{self.requires}]'"
         return self.obstacle(device) if self.obstacle else None
 
     @property
     def summary(self) -> str:
-        """The first line of its class's documentation."""
+        """The first line of its class's docstring."""
         return (self.cls.__doc__ or "").strip().partition("\n")[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON's own types."""
+        """Return the facts as JSON types."""
         return {"exact": self.exact, "available": self.available, "reason": self.reason, "summary": self.summary}
 
 
@@ -67,20 +72,20 @@ def register(
 
     Args:
         exact: whether it claims to be LayerNorm.
-        requires: the optional package that it runs on, which is also the name of our extra that installs it.
-        obstacle: asked what else keeps it from running on a device, or with None on any of this machine; its answer
-            is None where nothing does.
+        requires: the optional package that it needs, which is also the name of our extra that installs it.
+        obstacle: a function of a device, or of None for all devices here. It returns why the norm cannot run there, or
+            None.
 
     Raises:
-        NormError: another class already has that name, it is no name, or ``cls`` is no ``torch.nn.Module`` class.
+        NormError: if another class has that name, the name looks like a file or package, or ``cls`` is not a
+            ``torch.nn.Module`` class.
     """
-    is_name = isinstance(name, str) and name.isprintable() and name == name.strip() != ""
-    if not is_name or any(sign in name for sign in ":/\\") or name.endswith(".py"):
-        raise NormError(f"{name!r} cannot be the name of a norm: it would be looked for in a file or a package")
+    if not name.strip() or any(sign in name for sign in ":/\\") or name.endswith(".py"):
+        raise NormError(f"{name!r} cannot name a norm: it would be read as a file or a package")
 
     def add(cls: NormClass) -> NormClass:
         if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-            raise NormError(f"what is registered as {name!r} must be a torch.nn.Module class, not {cls!r}")
+            raise NormError(f"what is registered as {name!r} must be a torch.nn.Module class, got {cls!r}")
         taken = _REGISTRY.get(name)
         if taken is not None and (taken.cls.__module__, taken.cls.__qualname__) != (cls.__module__, cls.__qualname__):
             raise NormError(f"the norm name {name!r} is taken by {taken.cls.__module__}.{taken.cls.__qualname__}")
@@ -91,22 +96,22 @@ def register(
 
 
 def available() -> dict[str, NormInfo]:
-    """Every registered norm by name, those that cannot run here included (``.available`` is False)."""
+    """Return every registered norm by name. ``.available`` is False for those that cannot run here."""
     _import_every_norm()
     return dict(_REGISTRY)
 
 
 def lookup(name: str) -> NormInfo:
-    """The registered norm of that name.
+    """Return the registered norm of that name.
 
     Raises:
-        NormError: there is none, or it cannot run here.
+        NormError: if there is none, or it cannot run here.
     """
     norms = available()
     if name not in norms:
         raise NormError(
             f"unknown norm {name!r}; registered are {', '.join(sorted(norms))}, "
-            "and a class of your own is package.module:Name or path/to/file.py:Name"
+            "your own class is package.module:Name or path/to/file.py:Name"
         )
     if not norms[name].available:
         raise NormError(f"norm {name!r} {norms[name].reason}")

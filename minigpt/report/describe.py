@@ -1,4 +1,4 @@
-"""What a checkpoint is, and what of it would be refused, told without making a model of it."""
+"""Describe a checkpoint, and why it would not load, without building its model."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,29 +30,23 @@ from minigpt.tokenizer import Tokenizer
 
 
 def describe(source: str | Path, *, revision: str | None = None) -> dict[str, Any]:
-    """Where it lies, its format, shape, parameters, dtype, tokenizer, and the range of every norm's weight and bias.
+    """Return its files, format, shape, parameters, dtype, tokenizer, and the range of every norm's weight and bias.
 
-    ``refused`` lists why ``from_pretrained`` would refuse it, and is empty where it would not. What could not be read
-    for that reason is left out. Every value is read, so that NaN and infinity are found.
+    ``refused`` lists why ``from_pretrained`` would refuse it; it is empty if it would load. Facts that cannot be read
+    are left out. Every value is read, to find NaN and infinity.
 
     Raises:
-        CheckpointError: it cannot be found.
+        CheckpointError: if it cannot be found.
     """
     place = locate(source, revision=revision)
     refused: list[str] = []
-    checkpoint = _opened(place, refused)
     facts = {"model": str(source), "files": str(place), "tokenizer": _tokenizer(folder_of(place))}
-    facts |= _parts(place) if checkpoint is None else _facts(checkpoint, refused)
+    try:
+        facts |= _facts(open_checkpoint(place), refused)
+    except MiniGPTError as error:
+        refused.append(str(error))
+        facts |= _parts(place)
     return facts | {"refused": refused}
-
-
-def _opened(place: Path, refused: list[str]) -> Checkpoint | None:
-    for ignore_heads in (False, True):  # other heads are a reason to refuse it, and not to say nothing else
-        try:
-            return open_checkpoint(place, ignore_heads=ignore_heads)
-        except MiniGPTError as error:
-            refused += [str(error)] if str(error) not in refused else []
-    return None
 
 
 def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
@@ -83,7 +77,7 @@ def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
 
 
 def _parts(place: Path) -> dict[str, Any]:
-    """What can be told of a checkpoint that cannot be opened: its config, or its tensors, if one of them is whole."""
+    """Return facts about a checkpoint that cannot be opened: about its config, or its tensors, if one is whole."""
     facts: dict[str, Any] = {}
     with suppress(MiniGPTError):
         facts |= _shape(GPT2Config.from_json_file(config_file(place)))
@@ -109,8 +103,7 @@ def _shape(config: GPT2Config) -> dict[str, Any]:
 
 def _files(place: Path) -> str:
     files = weight_files(place)
-    names = sorted({file.name for file in (files if isinstance(files, list) else files.values())})
-    return names[0] if len(names) == 1 else f"{len(names)} files from {names[0]} to {names[-1]}"
+    return files[0].name if len(files) == 1 else f"{len(files)} files from {files[0].name} to {files[-1].name}"
 
 
 def _dtypes(tensors: Mapping[str, Tensor]) -> str:

@@ -2,72 +2,80 @@
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
+
+from starlette.requests import Request
 
 Event = TypeVar("Event")
 
 
-class Post(NamedTuple, Generic[Event]):
-    """Events that arrive together; after the last post comes no other."""
-
-    events: list[Event]
-    is_last: bool
+class GoneError(Exception):
+    """The client has hung up."""
 
 
 class Channel(Generic[Event]):
-    """Events for one client. As a context manager it is cancelled at the end.
-
-    The scheduler puts events and delivers them once a step; the client receives. Create it in the client's coroutine.
-
-    Args:
-        streams: deliver events as they come; otherwise all of them at the end.
+    """Events for one client. Create it in the client's coroutine.
 
     Attributes:
-        cancelled: the client has gone, so its work is to be dropped.
-        is_over: the last event has been put.
+        is_left: nobody receives any more.
+        opened: when the request came, by ``time.monotonic``.
     """
 
-    def __init__(self, streams: bool) -> None:
-        self.streams, self.cancelled, self.is_over = streams, False, False
-        self.opened = time.monotonic()
-        self._loop = asyncio.get_running_loop()
-        self._posts: asyncio.Queue[Post[Event]] = asyncio.Queue()
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.opened, self.is_left = time.monotonic(), False
         self._events: list[Event] = []
+        self._is_over = False
+        self._news = asyncio.Event()
 
-    def put(self, event: Event, is_last: bool = False) -> None:
+    async def receive(self, request: Request) -> AsyncIterator[list[Event]]:
+        """Yield the events that have arrived since the last time, until the last.
+
+        Raises:
+            GoneError: if the client hangs up.
+        """
+        watch = asyncio.create_task(self._watch(request))
+        try:
+            while self._events or not self._is_over:
+                await self._news.wait()
+                if self.is_left:
+                    raise GoneError
+                self._news.clear()
+                events, self._events = self._events, []
+                yield events
+        finally:
+            self.is_left = True
+            watch.cancel()
+
+    def add(self, event: Event, is_last: bool) -> None:
         self._events.append(event)
-        self.is_over = is_last
+        self._is_over |= is_last
+        self._news.set()
 
-    def cancel(self) -> None:
-        self.cancelled = True
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None:
-        self.cancel()
-
-    async def receive(self) -> Post[Event]:
-        """Wait for the next post."""
-        return await self._posts.get()
-
-    @staticmethod
-    def deliver(channels: "Iterable[Channel[Event]]") -> None:
-        """Send what has been put, with one wake-up for each event loop."""
-        posts: defaultdict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Post[Event]], Post[Event]]]]
-        posts = defaultdict(list)
-        for channel in channels:
-            if channel._events and (channel.streams or channel.is_over):
-                post = Post(channel._events, channel.is_over)
-                channel._events = []
-                posts[channel._loop].append((channel._posts, post))
-        for loop, few in posts.items():
-            with suppress(RuntimeError):  # the loop is closed, and so nobody is waiting
-                loop.call_soon_threadsafe(_hand_over, few)
+    async def _watch(self, request: Request) -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        self.is_left = True
+        self._news.set()
 
 
-def _hand_over(posts: list[tuple[asyncio.Queue[Post[Event]], Post[Event]]]) -> None:
-    for queue, post in posts:
-        queue.put_nowait(post)
+class Post(NamedTuple):
+    """An event on its way to a channel."""
+
+    channel: Channel
+    event: object
+    is_last: bool
+
+
+def deliver(posts: list[Post]) -> None:
+    """Send events to their channels, with one wake-up for each event loop. Any thread may call this."""
+    for loop in {post.channel.loop for post in posts}:
+        with suppress(RuntimeError):  # the loop is closed, so nobody is waiting
+            loop.call_soon_threadsafe(_hand_over, [post for post in posts if post.channel.loop is loop])
+
+
+def _hand_over(posts: Iterable[Post]) -> None:
+    for post in posts:
+        post.channel.add(post.event, post.is_last)

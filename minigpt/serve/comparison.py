@@ -18,7 +18,7 @@ from minigpt.errors import RAISED
 from minigpt.generation.batch import WASTE, Batch, next_tokens
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
-from minigpt.serve.channel import Channel
+from minigpt.serve.channel import Channel, Post
 from minigpt.serve.job import Failed
 
 AT_ONCE = 4  # comparisons; others wait
@@ -64,11 +64,12 @@ class Comparison:
 
     def __init__(self, names: tuple[str, str], rows: tuple[Row, Row], alternatives: int) -> None:
         self.names, self.rows, self.alternatives = names, rows, alternatives
-        self.channel: Channel[Compared | Failed] = Channel(streams=True)
+        self.channel: Channel[Compared | Failed] = Channel()
+        self.is_over = False
         self._batches: list[Batch] = []
 
-    def step(self, models: Mapping[str, GPT2]) -> None:
-        """Add a token to each text that is not over."""
+    def step(self, models: Mapping[str, GPT2]) -> list[Post]:
+        """Add a token to each text that is not over; return the reports."""
         if not self._batches:
             settings = GenerationSettings(max_new_tokens=1)
             for name in self.names:
@@ -87,12 +88,13 @@ class Comparison:
         over = [row for row in self.rows if row.end]
         for batch in self._batches:
             batch.drop(over)
-        for event in events:
-            self.channel.put(event, len(over) == 2)
+        self.is_over = len(over) == 2
+        return [Post(self.channel, event, self.is_over) for event in events]
 
-    def fail(self, error: BaseException) -> None:
-        self.channel.put(Failed(error), True)
-        self.channel.cancel()
+    def failed(self, error: BaseException) -> Post:
+        """Stop, and return the report of the error."""
+        self.is_over = True
+        return Post(self.channel, Failed(error), True)
 
     @torch.inference_mode()
     def _written(self, side: int, row: Row, logits: list[Float[Tensor, "1 vocab"]]) -> Compared:
@@ -129,26 +131,23 @@ class ComparisonLane:
     def has_work(self) -> bool:
         return bool(self.active or self._waiting)
 
-    def step(self) -> set[Channel]:
-        """Take a step of each comparison; return whose have grown."""
+    def step(self) -> list[Post]:
+        """Take a step of each comparison; return the reports."""
+        self.active = [one for one in self.active if not (one.channel.is_left or one.is_over)]
         with self._lock:
             while self._waiting and len(self.active) < AT_ONCE:
                 self.active.append(self._waiting.popleft())
+        posts = []
         for comparison in self.active:
-            if not comparison.channel.cancelled:
-                try:
-                    comparison.step(self.models)
-                except RAISED as error:
-                    comparison.fail(error)
-        touched: set[Channel] = {comparison.channel for comparison in self.active}
-        self.active = [one for one in self.active if not (one.channel.cancelled or one.channel.is_over)]
-        return touched
+            try:
+                posts += comparison.step(self.models)
+            except RAISED as error:
+                posts.append(comparison.failed(error))
+        return posts
 
-    def fail(self, error: BaseException) -> set[Channel]:
-        """Give up everything; return who is told."""
+    def fail(self, error: BaseException) -> list[Post]:
+        """Give up everything; return the reports."""
         with self._lock:
-            jobs, self.active = [*self.active, *self._waiting], []
+            given_up, self.active = [*self.active, *self._waiting], []
             self._waiting.clear()
-        for job in jobs:
-            job.fail(error)
-        return {job.channel for job in jobs}
+        return [comparison.failed(error) for comparison in given_up]

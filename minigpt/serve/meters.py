@@ -1,6 +1,5 @@
 """What ``GET /metrics`` counts."""
 
-import time
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -42,8 +41,8 @@ class Meters:
     def prompt(self, model: str, count: int) -> None:
         self._prompts.labels(model).inc(count)
 
-    def first_token(self, model: str, since: float) -> None:
-        self._first.labels(model).observe(time.monotonic() - since)
+    def first_token(self, model: str, seconds: float) -> None:
+        self._first.labels(model).observe(seconds)
 
     def response(self, path: str, status: int, seconds: float) -> None:
         self._requests.labels(path, str(status)).inc()

@@ -1,12 +1,13 @@
-"""The models to serve: one checkpoint, and as many norms as are asked for, on the same Parameters."""
+"""The models to serve: one checkpoint with any number of norms, all on the same Parameters."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from minigpt.checkpoint import from_pretrained, locate
 from minigpt.engine import GPT2
 from minigpt.errors import ConfigError
+from minigpt.norms.foreign.adapt import KEEP
 from minigpt.swap import swap_norms
 from minigpt.tokenizer import Tokenizer
 
@@ -15,6 +16,7 @@ def load(
     source: str,
     norms: Sequence[str],
     *,
+    keep: Collection[str] = KEEP,
     dtype: str | None = None,
     device: str | None = None,
     quantize: str | None = None,
@@ -23,6 +25,9 @@ def load(
 
     The id of the first norm's model is the checkpoint's name, and that of each further one is "name:norm".
 
+    Args:
+        keep: as ``swap_norms`` takes it.
+
     Raises:
         MiniGPTError: if the checkpoint, its tokenizer or a norm cannot be loaded.
     """
@@ -30,16 +35,15 @@ def load(
         raise ConfigError(f"--norm {twice} is given twice")
     place = locate(source)
     name = Path(source).resolve().name if Path(source).exists() else source
-    first = from_pretrained(place, norm=norms[0], dtype=dtype, device=device, quantize=quantize)
-    return {name: first} | {f"{name}:{norm}": with_norm(first, norm) for norm in norms[1:]}, Tokenizer.from_pretrained(
-        place
-    )
+    first = from_pretrained(place, norm=norms[0], keep=keep, dtype=dtype, device=device, quantize=quantize)
+    others = {f"{name}:{norm}": with_norm(first, norm, keep) for norm in norms[1:]}
+    return {name: first} | others, Tokenizer.from_pretrained(place)
 
 
-def with_norm(model: GPT2, norm: str) -> GPT2:
+def with_norm(model: GPT2, norm: str, keep: Collection[str] = KEEP) -> GPT2:
     """Return a second model with another norm at every site.
 
-    It shares the first one's Parameters, and the very modules that are neither norms nor made of modules.
+    It shares the first one's Parameters, and the modules that neither are norms nor contain modules.
     """
     sites = set(model.norm_sites())
     shared: dict[int, object] = {id(own): own for own in (*model.parameters(), *model.buffers())}
@@ -48,5 +52,5 @@ def with_norm(model: GPT2, norm: str) -> GPT2:
         if not is_norm and not list(module.children()):
             shared[id(module)] = module
     other = copy.deepcopy(model, shared)
-    swap_norms(other, norm)
+    swap_norms(other, norm, keep=keep)
     return other

@@ -1,4 +1,4 @@
-"""The bodies of requests, judged: OpenAI's fields for completions, and our own beside them."""
+"""The bodies of requests: OpenAI's fields for completions, and our own."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -7,15 +7,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from minigpt.errors import GenerationError
 from minigpt.generation import parse_settings
 from minigpt.generation.processors import PROCESSORS
-from minigpt.generation.settings import GenerationSettings
+from minigpt.generation.settings import GenerationSettings, known_settings
 from minigpt.serve.refusal import RefusalError
 
-MOST_NEW = 65536  # tokens of one text, which a sliding window could write without end
-NAMES = {"max_new_tokens": "max_tokens", "stop_strings": "stop"}  # of our settings, as the API calls them
+MOST_NEW = 65536  # tokens of one text; with a sliding window there is no other limit
 
 
 def _prompt(given: Any) -> Any:
-    """Check a prompt by hand, since the error for a union of types names them all."""
+    """Check a prompt. The type checker's own error for a union of types would be unreadable."""
     is_ids = isinstance(given, list) and all(type(id) is int for id in given)
     several = isinstance(given, list) and (
         all(isinstance(text, str) for text in given)
@@ -56,10 +55,10 @@ class Sampling(BaseModel):
     stop: str | list[str] | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: int | None = None
 
-    # Ours, in the names of GenerationSettings.
+    # Not OpenAI's: as in GenerationSettings.
     top_k: int | None = None
     min_p: float | None = None
     typical_p: float | None = None
@@ -73,11 +72,6 @@ class Sampling(BaseModel):
     slide_stride: int | None = None
 
     default_max_tokens: ClassVar[int] = 16
-    OURS: ClassVar[tuple[str, ...]] = (
-        "top_p", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p", "typical_p", "min_new_tokens",
-        "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "eos_token_id", "overflow",
-        "slide_stride",
-    )  # fmt: skip
 
     @property
     def new_tokens(self) -> int:
@@ -89,29 +83,16 @@ class Sampling(BaseModel):
         Raises:
             RefusalError: if they contradict each other or are out of range.
         """
-        given = {name: value for name in self.OURS if (value := getattr(self, name)) is not None}
-        temperature = 1.0 if self.temperature is None else self.temperature
-        if temperature == 0:  # the likeliest token, whatever would have shaped a draw
+        given = {name: value for name in known_settings() if (value := getattr(self, name, None)) is not None}
+        given["do_sample"] = self.temperature != 0
+        if not given["do_sample"]:  # then settings that shape a draw have no effect
             given = {name: value for name, value in given.items() if not _shapes_draw(name)}
-        else:
-            given |= {"do_sample": True, "temperature": temperature}
-        if self.stop not in (None, []):
-            given["stop_strings"] = self.stop
-        if self.logit_bias:
-            given["logit_bias"] = self._bias(self.logit_bias)
         try:
             return parse_settings(max_new_tokens=max(1, self.new_tokens), **given)
         except GenerationError as error:
-            said = str(error)
-            for ours, theirs in NAMES.items():
-                said = said.replace(ours, theirs)
+            said = str(error).replace("max_new_tokens", "max_tokens")
             param = next((name for name in type(self).model_fields if said.startswith(f"{name} ")), None)
             raise RefusalError(400, said, param) from error
-
-    def _bias(self, bias: dict[str, float]) -> dict[int, float]:
-        if wrong := [id for id in bias if not (id.isascii() and id.isdecimal())]:
-            raise RefusalError(400, f"the keys of logit_bias must be token ids, got {wrong[0]!r:.50}", "logit_bias")
-        return {int(id): value for id, value in bias.items()}
 
 
 class CompletionRequest(Sampling):
@@ -149,7 +130,9 @@ class CompletionRequest(Sampling):
             said = f"best_of must not be less than n, got {self.best_of} and {self.choices}"
             raise RefusalError(400, said, "best_of")
         if self.stream and self.copies > self.choices:
-            raise RefusalError(400, "best_of cannot be streamed: the best text is known when all are over", "best_of")
+            raise RefusalError(
+                400, "best_of cannot be streamed: the best text is only known when all texts are over", "best_of"
+            )
         if self.stream_options is not None and not self.stream:
             raise RefusalError(400, "stream_options needs stream to be true", "stream_options")
 

@@ -1,45 +1,43 @@
 """The endpoints."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 import minigpt
+from minigpt.serve.channel import GoneError
 from minigpt.serve.comparison import Alternative, Compared
-from minigpt.serve.completions import Answer, failure
+from minigpt.serve.completions import REASONS, Answer, failure
 from minigpt.serve.guard import Guard
 from minigpt.serve.job import Failed
 from minigpt.serve.protocol import CompareRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from minigpt.serve.refusal import RefusalError
 from minigpt.serve.service import Service
 
-Got = TypeVar("Got")
 PAGE = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
 PAGE_POLICY = "default-src 'none'; img-src data:; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"  # noqa: E501
-NOT_OURS = {
-    "/v1/chat/completions": "GPT-2 was trained on plain text and knows no chat; use /v1/completions",
+NOT_SUPPORTED = {
+    "/v1/chat/completions": "GPT-2 was trained on plain text, not on chats; use /v1/completions",
     "/v1/embeddings": "this server does not make embeddings; use /v1/completions",
-    "/v1/responses": "GPT-2 was trained on plain text and knows no chat; use /v1/completions",
+    "/v1/responses": "GPT-2 was trained on plain text, not on chats; use /v1/completions",
 }
-
-
-class GoneError(Exception):
-    """The client has hung up."""
 
 
 def build(
@@ -78,36 +76,18 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         model = service.model(body.model)
         body.check()
         prompts = await service.prompts(model, body.prompt)
-        job = service.job(body, model, prompts)
-        answer, channel = Answer(service, body, prompts), job.channel
-        try:
-            first = await _unless_gone(request, channel.receive())
-            if not body.stream:
-                return JSONResponse(answer.whole(first.events))
-            chunks = answer.chunks(first.events)
-        except BaseException:
-            channel.cancel()
-            raise
+        job, answer = service.job(body, model, prompts), Answer(service, body, prompts)
+        reports = job.channel.receive(request)
+        if not body.stream:
+            whole = answer.whole([event async for events in reports for event in events])
+            return Response(to_json(whole), media_type="application/json")
 
-        async def pieces() -> AsyncIterator[str]:
-            with channel:
-                yield _sent(chunks)
-                is_last = first.is_last
-                while not is_last:
-                    events, is_last = await channel.receive()
-                    yield _sent(answer.chunks(events))
-                yield _sent(answer.last_chunks()) + "data: [DONE]\n\n"
+        async def chunks() -> AsyncIterator[list[dict[str, Any]]]:
+            async for events in reports:
+                yield answer.chunks(events)
+            yield answer.last_chunks()
 
-        return _stream(pieces())
-
-    def refuse(path: str) -> None:
-        async def refusing() -> Response:
-            raise RefusalError(404, NOT_OURS[path], code="not_supported")
-
-        app.add_api_route(path, refusing, methods=["POST"])
-
-    for path in NOT_OURS:
-        refuse(path)
+        return await _stream(chunks())
 
 
 def _add_compare(app: FastAPI, service: Service) -> None:
@@ -116,44 +96,21 @@ def _add_compare(app: FastAPI, service: Service) -> None:
         for name in body.models:
             service.model(name)
         comparison = await service.comparison(body)
-        channel = comparison.channel
-        try:
-            first = await _unless_gone(request, channel.receive())
-            _require_compared(first.events)
-        except BaseException:
-            channel.cancel()
-            raise
-
-        async def pieces() -> AsyncIterator[str]:
-            with channel:
-                post = first
-                while True:
-                    yield _sent(_compared(service, event) for event in _require_compared(post.events))
-                    if post.is_last:
-                        break
-                    post = await channel.receive()
-                yield "data: [DONE]\n\n"
-
-        return _stream(pieces())
+        reports = comparison.channel.receive(request)
+        return await _stream([_compared(service, event) for event in events] async for events in reports)
 
 
-def _require_compared(events: list[Compared | Failed]) -> list[Compared]:
-    found = []
-    for event in events:
-        if isinstance(event, Failed):
-            raise failure(event.error)
-        found.append(event)
-    return found
+def _compared(service: Service, event: Compared | Failed) -> dict[str, Any]:
+    if isinstance(event, Failed):
+        raise failure(event.error)
 
-
-def _compared(service: Service, event: Compared) -> dict[str, Any]:
     def shown(one: Alternative) -> dict[str, Any]:
         return {"id": one.id, "token": service.token_text(one.id), "probabilities": list(one.probabilities)}
 
     return {
         "side": event.side, "position": event.position, "text": event.text, "kl": event.kl,
         "chosen": shown(event.chosen), "alternatives": [shown(one) for one in event.alternatives],
-        "finish_reason": {None: None, "length": "length"}.get(event.end, "stop"),
+        "finish_reason": REASONS[event.end],
     }  # fmt: skip
 
 
@@ -194,22 +151,10 @@ def _add_information(app: FastAPI, service: Service) -> None:
 
 def _add_page(app: FastAPI) -> None:
     folder = files("minigpt.serve").joinpath("page")
-
-    def add(path: str, file: str, kind: str) -> None:
-        content = folder.joinpath(file).read_text(encoding="utf-8")
-        headers = {
-            "Content-Security-Policy": PAGE_POLICY,
-            "Cache-Control": "no-cache",
-            "Referrer-Policy": "no-referrer",
-        }
-
-        async def page() -> Response:
-            return Response(content, media_type=kind, headers=headers)
-
-        app.add_api_route(path, page, methods=["GET"], include_in_schema=False)
-
+    headers = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache", "Referrer-Policy": "no-referrer"}
     for path, (file, kind) in PAGE.items():
-        add(path, file, kind)
+        page = Response(folder.joinpath(file).read_bytes(), media_type=kind, headers=headers)
+        app.router.routes.append(Route(path, page, methods=["GET"]))
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -226,8 +171,9 @@ def _add_errors(app: FastAPI) -> None:
         return _invalid(error).response()
 
     @app.exception_handler(HTTPException)
-    async def failed(_: Request, error: HTTPException) -> Response:
+    async def failed(request: Request, error: HTTPException) -> Response:
         said = {404: "there is no such path", 405: "this path does not take that method"}
+        said[404] = NOT_SUPPORTED.get(request.url.path, said[404])
         return RefusalError(error.status_code, said.get(error.status_code, str(error.detail))).response()
 
     @app.exception_handler(Exception)
@@ -253,42 +199,35 @@ def _invalid(error: RequestValidationError) -> RefusalError:
     return RefusalError(400, said, field)
 
 
-async def _unless_gone(request: Request, waiting: Awaitable[Got]) -> Got:
-    """Wait for something, but no longer than the client does.
+async def _stream(parts: AsyncIterator[list[dict[str, Any]]]) -> Response:
+    """Return a stream of server-sent events. It starts when the first part is known, so an early error has its status.
 
     Raises:
-        GoneError: if the client has hung up.
+        RefusalError, GoneError: if the first part cannot be had.
     """
-    result = asyncio.ensure_future(waiting)
-    gone = asyncio.ensure_future(_hung_up(request))
-    try:
-        await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not result.done():
-            raise GoneError
-        return result.result()
-    finally:
-        result.cancel()
-        gone.cancel()
+    first = await anext(parts)
 
-
-async def _hung_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _sent(chunks: Iterable[dict[str, Any]]) -> str:
-    """Chunks as server-sent events."""
-    return "".join(f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n" for chunk in chunks)
-
-
-def _stream(pieces: AsyncIterator[str]) -> StreamingResponse:
-    async def with_errors() -> AsyncIterator[str]:
-        try:
-            async for piece in pieces:
-                if piece:
-                    yield piece
-        except RefusalError as error:  # the status has been sent already
-            yield _sent([error.to_dict()])
+    async def pieces() -> AsyncIterator[bytes]:
+        with suppress(GoneError):
+            try:
+                yield _sent(first)
+                async for part in parts:
+                    yield _sent(part)
+                yield b"data: [DONE]\n\n"
+            except RefusalError as error:  # the status has been sent already
+                yield _sent([error.to_dict()])
 
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(with_errors(), media_type="text/event-stream", headers=headers)
+    return _Stream(pieces(), media_type="text/event-stream", headers=headers)
+
+
+def _sent(chunks: list[dict[str, Any]]) -> bytes:
+    """Return chunks as server-sent events."""
+    return b"".join(b"data: %b\n\n" % to_json(chunk) for chunk in chunks)
+
+
+class _Stream(StreamingResponse):
+    """A stream whose channel notices that the client hangs up, so that Starlette need not watch for it as well."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.stream_response(send)

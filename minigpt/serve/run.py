@@ -4,11 +4,10 @@ import asyncio
 import ipaddress
 import signal
 import socket
-import sys
 from typing import TYPE_CHECKING
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from minigpt.errors import ConfigError
 
@@ -16,20 +15,37 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 REQUEST_SECONDS = 30  # for a new connection to send the head of its first request
-SWITCH_SECONDS = 1e-4  # a step lets go of Python's lock at each of its operations, and must soon have it back
+READ_SECONDS = 30  # for a client to read some of what has been sent
+MOST_HEAD = 2**16  # bytes of a request before its body
 CONNECTIONS = 1024  # at a time; beyond them the answer is 503
 
 
-class Protocol(H11Protocol):
-    """HTTP that closes a connection which is opened and sends no request."""
+class Protocol(HttpToolsProtocol):
+    """HTTP that closes the connection of a client that sends no request or too large a head, or does not read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._silence = self.loop.call_later(REQUEST_SECONDS, self._close_if_silent)
+        self._head = 0
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._close_if_silent)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._silence.cancel()
+        self._deadline.cancel()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        is_head = self.cycle is None or self.cycle.response_complete
+        self._head = self._head + len(data) if is_head else 0
+        if self._head > MOST_HEAD:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._deadline = self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._deadline.cancel()
+        super().resume_writing()
 
     def _close_if_silent(self) -> None:
         if self.cycle is None:
@@ -63,9 +79,8 @@ def run(app: "ASGIApp", listening: socket.socket, grace: int) -> None:
     """Serve until SIGTERM or SIGINT; then accept no more, and let what is being written finish within ``grace`` s."""
     config = uvicorn.Config(
         app, http=Protocol, lifespan="on", log_level="warning", access_log=False, timeout_graceful_shutdown=grace,
-        limit_concurrency=CONNECTIONS, server_header=False,
+        limit_concurrency=CONNECTIONS, server_header=False, proxy_headers=False,
     )  # fmt: skip
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # which uvicorn raises again at its end
-    sys.setswitchinterval(SWITCH_SECONDS)
     uvicorn.Server(config).run(sockets=[listening])

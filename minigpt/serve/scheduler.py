@@ -1,34 +1,19 @@
-"""The one thread that computes: in turn it takes a step of every model that has work."""
+"""The one thread that computes. It takes a step of each model that has work, in turn."""
 
 import logging
 import threading
-from collections.abc import Mapping
-from typing import Protocol
+import time
+from collections.abc import Callable, Mapping
 
 from minigpt.engine import GPT2
-from minigpt.errors import MiniGPTError
-from minigpt.serve.channel import Channel
+from minigpt.serve.channel import deliver
 from minigpt.serve.comparison import Comparison, ComparisonLane
 from minigpt.serve.job import Job
 from minigpt.serve.lane import Lane
 from minigpt.serve.meters import Meters
+from minigpt.serve.refusal import RefusalError
 
-
-class BusyError(MiniGPTError):
-    """As many texts wait as may."""
-
-
-class StoppedError(MiniGPTError):
-    """The server is shutting down."""
-
-
-class _Works(Protocol):
-    @property
-    def has_work(self) -> bool: ...
-    @property
-    def count_waiting(self) -> int: ...
-    def step(self) -> set[Channel]: ...
-    def fail(self, error: BaseException) -> set[Channel]: ...
+GATHER_SECONDS = 0.002  # for requests that come together to be read together
 
 
 class Scheduler:
@@ -43,7 +28,7 @@ class Scheduler:
         self.lanes = {name: Lane(name, model, places, meters) for name, model in models.items()}
         self.comparisons = ComparisonLane(models)
         self.max_queue = max_queue
-        self._all: list[_Works] = [*self.lanes.values(), self.comparisons]
+        self._all: list[Lane | ComparisonLane] = [*self.lanes.values(), self.comparisons]
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -60,8 +45,7 @@ class Scheduler:
         """Let a request wait for places of a model.
 
         Raises:
-            BusyError: if too many texts wait.
-            StoppedError: if the server is shutting down.
+            RefusalError: if too many texts wait, or the server is shutting down.
         """
         self._submit(len(job.waiting), lambda: self.lanes[name].add(job))
 
@@ -70,20 +54,21 @@ class Scheduler:
         self._submit(1, lambda: self.comparisons.add(comparison))
 
     def stop(self) -> None:
-        """End the thread, and tell everybody who is still waiting. Calls after the first do nothing."""
+        """End the thread, and report an error to everybody who still waits. Calls after the first do nothing."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
         if self._thread is not None:
             self._thread.join()
-        self._fail(StoppedError("the server is shutting down"))
+        self._fail(_shutting_down())
 
-    def _submit(self, texts: int, add) -> None:
+    def _submit(self, texts: int, add: Callable[[], None]) -> None:
         with self._wake:
             if self._stopping:
-                raise StoppedError("the server is shutting down")
+                raise _shutting_down()
             if (waiting := self.count_waiting) + texts > self.max_queue:
-                raise BusyError(f"{waiting} texts are waiting, and at most {self.max_queue} may; try again in a moment")
+                said = f"{waiting} texts are waiting, and at most {self.max_queue} may; try again in a moment"
+                raise RefusalError(429, said, code="queue_full")
             add()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="minigpt-scheduler", daemon=True)
@@ -96,14 +81,20 @@ class Scheduler:
                 self._wake.wait_for(lambda: self._stopping or any(lane.has_work for lane in self._all))
                 if self._stopping:
                     return
+            if not self.count_writing:
+                time.sleep(GATHER_SECONDS)
             try:
                 for lane in self._all:
                     if lane.has_work:
-                        Channel.deliver(lane.step())
-            except Exception as error:  # a mistake of ours must not leave clients waiting for ever
+                        deliver(lane.step())
+            except Exception as error:  # a bug of ours must not leave clients waiting
                 logging.getLogger("minigpt").exception("a step failed")
                 self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         for lane in self._all:
-            Channel.deliver(lane.fail(error))
+            deliver(lane.fail(error))
+
+
+def _shutting_down() -> RefusalError:
+    return RefusalError(503, "the server is shutting down", code="shutting_down")

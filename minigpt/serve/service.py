@@ -1,4 +1,4 @@
-"""What stands behind the endpoints: the models, their tokenizer, and the scheduler."""
+"""What the endpoints use: the models, their tokenizer, and the scheduler."""
 
 import asyncio
 import secrets
@@ -15,17 +15,17 @@ from minigpt.serve.job import Job
 from minigpt.serve.meters import Meters
 from minigpt.serve.protocol import CompareRequest, CompletionRequest
 from minigpt.serve.refusal import RefusalError
-from minigpt.serve.scheduler import BusyError, Scheduler, StoppedError
+from minigpt.serve.scheduler import Scheduler
 from minigpt.tokenizer import Tokenizer
 
-LONG = 2000  # characters, whose tokens are found in a thread of their own
+LONG = 2000  # characters; a longer text is encoded in another thread, since that takes a while
 
 
 class Service:
     """Turns requests into work for the scheduler.
 
     Raises:
-        ConfigError: if there is no model, or the tokenizer is not the models' own, or a number is below 1.
+        ConfigError: if there is no model, the tokenizer does not fit the models, or a number is below 1.
     """
 
     def __init__(self, models: Mapping[str, GPT2], tokenizer: Tokenizer, max_batch: int, max_queue: int) -> None:
@@ -60,10 +60,10 @@ class Service:
     async def prompts(
         self, model: GPT2, given: str | Sequence[str] | Sequence[int] | list[list[int]]
     ) -> list[list[int]]:
-        """Return the ids of each prompt; an empty text is end-of-text, from which a new document starts.
+        """Return the ids of each prompt. An empty text becomes the end-of-text token, which starts a new document.
 
         Raises:
-            RefusalError: if a text is not Unicode, or an id is outside the vocabulary.
+            RefusalError: if a text is not valid Unicode, or an id is outside the vocabulary.
         """
         several = [given] if isinstance(given, str) or isinstance(given[0], int) else given
         found = [await self.encode(one) if isinstance(one, str) else list(one) for one in several]  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ class Service:
         """Submit the texts of a request.
 
         Raises:
-            RefusalError: if a prompt is too long, a setting is wrong, or too many texts wait.
+            RefusalError: if a prompt is too long, a setting is wrong, too many texts wait, or the server shuts down.
         """
         settings, new = body.settings(), body.new_tokens
         scores = bool(body.echo) and body.logprobs is not None
@@ -110,10 +110,7 @@ class Service:
         ]
         alternatives = 0 if body.logprobs is None and body.copies > body.choices else body.logprobs
         job = Job(rows, alternatives=alternatives, scores_prompts=scores, writes=new > 0, streams=bool(body.stream))
-        try:
-            self.scheduler.submit(body.model, job)
-        except (BusyError, StoppedError) as error:
-            raise _unavailable(error) from error
+        self.scheduler.submit(body.model, job)
         self.meters.prompt(body.model, sum(map(len, prompts)))
         return job
 
@@ -125,14 +122,11 @@ class Service:
         self._check(self.model(right), ids, body.new_tokens, settings)
         if not body.new_tokens:
             raise RefusalError(400, "max_tokens must be 1 or more", "max_tokens")
-        if settings.samples and settings.seed is None:  # one for both, or they would part at the first draw
+        if settings.samples and settings.seed is None:  # both must draw alike
             settings = settings.replace(seed=secrets.randbelow(2**31))
         rows = tuple(self._row(self.model(name), ids, 0, 0, 0, settings) for name in (left, right))
         comparison = Comparison((left, right), rows, body.alternatives)  # type: ignore[arg-type]
-        try:
-            self.scheduler.compare(comparison)
-        except (BusyError, StoppedError) as error:
-            raise _unavailable(error) from error
+        self.scheduler.compare(comparison)
         return comparison
 
     def decode(self, ids: list[int]) -> str:
@@ -150,7 +144,7 @@ class Service:
         return self.tokenizer.decode_bytes([id])
 
     def _token_text(self, id: int) -> str:
-        """A token by itself: its text, or its bytes where they are not whole characters."""
+        """Return the text of one token, or its bytes if they are not whole characters."""
         data = self.token_bytes(id)
         try:
             return data.decode()
@@ -176,9 +170,3 @@ class Service:
             settings.require_known_ids(model.config.vocab_size)
         except GenerationError as error:
             raise RefusalError(400, str(error), str(error).partition(" ")[0]) from error
-
-
-def _unavailable(error: BusyError | StoppedError) -> RefusalError:
-    if isinstance(error, BusyError):
-        return RefusalError(429, str(error), code="queue_full")
-    return RefusalError(503, str(error), code="shutting_down")

@@ -173,7 +173,7 @@ def load(source: str) -> Any:
     ours = minigpt.from_pretrained(source, device="cpu", dtype="float32")
     import transformers
 
-    fields = ours.config.to_dict()
+    fields = ours.config.to_dict() | {"loss_type": "ForCausalLM"}  # transformers warns if it is not named
     model = hf.GPT2LMHeadModel(transformers.GPT2Config(**fields))
     own = {f"transformer.{name}": tensor for name, tensor in ours.state_dict().items() if name != "lm_head.weight"}
     own["lm_head.weight"] = ours.state_dict().get("lm_head.weight", ours.wte.weight)

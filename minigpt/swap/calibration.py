@@ -1,4 +1,4 @@
-"""Collect what frozen norms divide by: the deviations that text has in a model whose norms still are norms."""
+"""Collect what frozen norms divide by: the deviations of a text in the model before its norms are frozen."""
 
 from collections.abc import Callable, Iterable
 
@@ -17,8 +17,8 @@ def calibrate(
 ) -> dict[str, float]:
     """Give the frozen norms at ``sites`` their average deviation on ``input_ids``; return it by site.
 
-    The text is read once, in eval mode, with LayerNorm in these norms' places, so that what is collected is what the
-    model has before they are frozen. Frozen norms elsewhere stay as they are, as the paper freezes one after the other.
+    The text is read once, in eval mode, with LayerNorm in place of these norms, so that the deviations are those of the
+    model before they are frozen. Frozen norms elsewhere stay, as the paper freezes one norm after the other.
 
     Args:
         input_ids: (B, T) token ids without padding, of two tokens or more; position 0 counts as a text's first.
@@ -26,8 +26,8 @@ def calibrate(
 
     Raises:
         ConfigError: if the model has no norm sites.
-        NormError: there is no frozen norm, a pattern matches no site, or the text is too short.
-        GenerationError: ids outside the vocabulary, or more tokens than the context has.
+        NormError: if there is no frozen norm, a pattern matches no site, or the text is too short.
+        GenerationError: if an id is outside the vocabulary, or there are more tokens than the context has.
     """
     check_has_norms(model)
     chosen = {site: model.get_submodule(site) for site in match_sites(model, sites)}

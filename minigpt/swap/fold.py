@@ -1,8 +1,7 @@
-"""Move the norms' learned scales and shifts into the layers that follow them. The network computes what it did."""
+"""Move the norms' learned scales and shifts into the layers that follow them. The logits do not change."""
 
 import copy
 import dataclasses
-from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -24,28 +23,27 @@ from minigpt.swap.sites import require_own_parameters
 def fold_norms(model: GPT2) -> GPT2:
     """Fold every norm's scale and shift into the next layer, in place; return ``model``, whose logits are unchanged.
 
-    A norm hands on ``s * weight + bias`` with ``s`` the standardized row, and the layer after it is affine, so::
+    A norm returns ``s * weight + bias`` with ``s`` the standardized row, and the next layer is affine, so::
 
         (s * weight + bias) W + b  =  s (weight[:, None] * W) + (bias W + b)
 
-    The products are rounded to the model's dtype, and nothing else is lost. Afterwards every ``ln_1`` and ``ln_2`` has
-    weight 1 and bias 0. ``ln_f`` has weight 1, its scale being in the head, which is untied from the token embedding
-    for that. A GPT-2's head has no bias that could take a shift, so ``ln_f`` keeps its own, divided by the scale: the
-    folded model is still a GPT-2, and ``save_pretrained`` writes it. A dimension of ``ln_f`` whose scale is 0, or too
-    small to divide the shift by, keeps scale and shift.
+    The only error is rounding to the model's dtype. Afterwards every ``ln_1`` and ``ln_2`` has weight 1 and bias 0.
+    ``ln_f`` has weight 1: its scale is in the head, which is untied from the token embedding. A GPT-2's head has no
+    bias that could take a shift, so ``ln_f`` keeps its own, divided by the scale. The folded model is still a GPT-2,
+    and ``save_pretrained`` writes it. A dimension of ``ln_f`` whose scale is 0, or too small to divide the shift by,
+    keeps scale and shift.
 
     Raises:
-        ConfigError: the model is no GPT2.
-        NormError: a norm is not ``s * weight + bias``, the layer after it is not GPT-2's own, the head is another
-            model's, two modules share a weight or bias, or there are no values (nothing has been changed then), or a
-            folded weight is too large for the dtype (what has been folded by then is exact).
+        ConfigError: if the model is not a GPT2.
+        NormError: if a norm is not ``s * weight + bias``, the next layer is not a Conv1D, the head belongs to another
+            model, or the model has no values (nothing is changed then), or a folded weight is too large for the dtype.
     """
     check_gpt2(model)
     check_weights(model, "fold", NormError)
     if model.config.tie_word_embeddings and hasattr(model, "lm_head"):
         raise NormError(
-            "the head belongs to a model around this one, which ties it to the embedding; "
-            "fold what minigpt.from_pretrained loads, and save it"
+            "model must have a head of its own, but its head belongs to the model around it; "
+            "fold a model from minigpt.from_pretrained"
         )
     for site, norm in model.norm_modules().items():
         require_own_parameters(site, norm)
@@ -53,27 +51,15 @@ def fold_norms(model: GPT2) -> GPT2:
     pairs = [pair for i in range(model.config.n_layer)
              for pair in ((f"h.{i}.ln_1", f"h.{i}.attn.c_attn"), (f"h.{i}.ln_2", f"h.{i}.mlp.c_fc"))]  # fmt: skip
     for _, layer in pairs:
-        if not isinstance(model.get_submodule(layer), Conv1D):
-            kind = type(model.get_submodule(layer)).__name__
-            raise NormError(f"{layer} is a {kind}, into which no norm can be folded; fold the model before changing it")
-    for _, layer in pairs:
-        require_own_parameters(layer, model.get_submodule(layer))
-    _require_unshared(model, {name for pair in pairs for name in pair} | {"ln_f"})
+        module = model.get_submodule(layer)
+        if not isinstance(module, Conv1D):
+            raise NormError(f"{layer} must be a Conv1D to fold a norm into it, got a {type(module).__name__}")
+        require_own_parameters(layer, module)
     for site, layer in pairs:
         _fold_into_conv1d(model.get_submodule(site), model.get_submodule(layer), layer)
     _untie(model)
     _fold_scale_into_head(model.ln_f, model.lm_head)
     return model
-
-
-def _require_unshared(model: GPT2, names: Collection[str]) -> None:
-    """Refuse a weight or bias that two of these modules have: what is folded for the one would be for the other too."""
-    owners: dict[int, str] = {}
-    for name in sorted(names):
-        module: Any = model.get_submodule(name)
-        for own in (module.weight, module.bias):
-            if own is not None and owners.setdefault(id(own), name) != name:
-                raise NormError(f"{name} shares its weight or bias with {owners[id(own)]}; give each its own to fold")
 
 
 def _fold_into_conv1d(norm: Any, layer: Any, name: str) -> None:
@@ -87,7 +73,7 @@ def _fold_into_conv1d(norm: Any, layer: Any, name: str) -> None:
 
 
 def _untie(model: GPT2) -> None:
-    """Give the head a copy of the token embedding for its own."""
+    """Give the head its own copy of the token embedding."""
     if not model.config.tie_word_embeddings:
         return
     model.config = dataclasses.replace(model.config, tie_word_embeddings=False)
@@ -112,7 +98,7 @@ def _require_finite(name: str, *folded: Tensor) -> None:
 
 
 def _require_affine(norm: Any, site: str) -> None:
-    """Refuse a norm whose parameters are not a scale and a shift, one that multiplies by 1 + weight for instance."""
+    """Check that a norm scales by its weight and shifts by its bias. Some multiply by 1 + weight, for example."""
     if getattr(norm, "weight", None) is None or getattr(norm, "bias", None) is None:
         raise NormError(f"{site} ({type(norm).__name__}) must have a weight and a bias to fold")
     with naming(norm):
@@ -127,4 +113,4 @@ def _require_affine(norm: Any, site: str) -> None:
     scaled = standard * norm.weight.double()
     rounding = 8 * torch.finfo(rows.dtype).eps * (scaled.abs() + shift.abs())
     if not ((whole - (scaled + shift)).abs() <= rounding).all():
-        raise NormError(f"{site} is a {type(norm).__name__} that does not scale by its weight and shift by its bias")
+        raise NormError(f"{site} ({type(norm).__name__}) must scale by its weight and shift by its bias to fold")

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.errors import ConfigError, NormError, is_several
+from minigpt.errors import ConfigError, NormError
 from minigpt.model.checks import kind_of
 from minigpt.norms.add import own_addition
 from minigpt.norms.foreign.adapt import KEEP, SAME_EPS, AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
 
-SITES, A_SITE = "norm sites", "h.*.ln_1"  # what patterns are of, where nothing else is said, and one of them
 WAY_OUT = "to write it for this model, subclass minigpt.LayerNorm and override standardize(self, x)"
 
 
@@ -87,7 +86,7 @@ def match_sites(model: HasNorms, sites: str | Iterable[str]) -> list[str]:
     """Return the norm sites that at least one pattern matches.
 
     Raises:
-        NormError: if a pattern matches none or is not a string, or there is no pattern.
+        NormError: if a pattern matches none, or there is no pattern.
     """
     patterns, names = patterns_of(sites), model.norm_sites()
     for pattern in patterns:
@@ -96,34 +95,23 @@ def match_sites(model: HasNorms, sites: str | Iterable[str]) -> list[str]:
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def patterns_of(given: str | Iterable[str], what: str = SITES, such_as: str = A_SITE) -> list[str]:
-    """Return one pattern, or several, as a list; ``what`` they are of and one example, ``such_as``, are for messages.
+def patterns_of(sites: str | Iterable[str]) -> list[str]:
+    """Return one pattern, or several, as a list.
 
     Raises:
-        NormError: if there is none, or one is not a string.
+        NormError: if there is none.
     """
-    patterns: list[Any] = list(given) if is_several(given) else [given]
+    patterns = [sites] if isinstance(sites, str) else list(sites)
     if not patterns:
-        raise NormError(f'no pattern of {what} was given; "*" is all of them')
-    require_patterns(patterns, what, such_as)
+        raise NormError('sites is empty; give at least one pattern, e.g. "*" for all norm sites')
     return patterns
 
 
-def require_patterns(patterns: Iterable[object], what: str = SITES, such_as: str = A_SITE) -> None:
-    """Check that every pattern is a string.
-
-    Raises:
-        NormError: the message names the first that is not.
-    """
-    if wrong := [pattern for pattern in patterns if not isinstance(pattern, str)]:
-        raise NormError(f"a pattern of {what} must be a string such as {such_as!r}, got {wrong[0]!r:.100}")
-
-
 def require_own_parameters(name: str, module: nn.Module) -> None:
-    """Check that weight and bias are Parameters. Pruning, for one, computes them from others.
+    """Check that weight and bias are Parameters. Pruning, for example, computes them from others.
 
     Raises:
-        NormError: one of the two is not.
+        NormError: if one of the two is not.
     """
     tensors = [own for role in ("weight", "bias") if isinstance(own := getattr(module, role, None), Tensor)]
     if not all(isinstance(own, nn.Parameter) for own in tensors):
@@ -137,17 +125,17 @@ def _built(model: HasNorms, norm: norms.NormSpec, old: nn.Module, keep: Collecti
 
 
 def _require_one_each(model: HasNorms, new: list[nn.Module]) -> None:
-    """Refuse a function that returns one module again and again: it has room for the Parameters of one site."""
+    """Check that every site has a module of its own, since a module holds the Parameters of one site."""
     taken = {id(module) for module in model.modules()}
     for norm in new:
         own = id(norm.norm if isinstance(norm, AdaptedNorm) else norm)
         if own in taken:
-            raise NormError("the same module is given to several sites; make a new one at every call")
+            raise NormError("norm returns one module for several sites; it must make a new one at every call")
         taken.add(own)
 
 
 def _share(model: HasNorms, new: nn.Module, old: nn.Module) -> None:
-    """Let ``new`` have the Parameters of ``old``, and be where the model is."""
+    """Give ``new`` the Parameters of ``old``, and move it to the model's device and dtype."""
     with naming(new):
         new.to(model.wte.weight.device, model.wte.weight.dtype)
         for role in ("weight", "bias"):
@@ -159,7 +147,7 @@ def _share(model: HasNorms, new: nn.Module, old: nn.Module) -> None:
 
 @torch.no_grad()
 def _require_runs(norm: nn.Module, model: HasNorms) -> None:
-    """Try a norm on two tokens. A copy is tried, so that the norm remembers nothing of it.
+    """Try a copy of a norm on two tokens.
 
     Raises:
         NormError: if it raises, or its output is not like its input.

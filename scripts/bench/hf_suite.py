@@ -121,8 +121,10 @@ class Recorder:
         self.outcomes: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the worst outcome of a test's phases and subtests."""
-        test = report.nodeid.rpartition("::")[2]
+        """Keep the worst outcome of a test's phases and subtests. Leave out skipped subtests."""
+        if report.skipped and hasattr(report, "context"):
+            return
+        test = report.nodeid.partition("::")[2]
         if self.outcomes.get(test, "passed") == "passed":
             self.outcomes[test] = report.outcome
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minigpt.cli.files import print_json, require_name, require_writable
+from minigpt.cli.files import print_json, require_writable
 from minigpt.errors import MiniGPTError
 from minigpt.json_file import finite
 
@@ -13,7 +13,6 @@ from minigpt.json_file import finite
 def _writable(file: Path | None) -> Path | None:
     """The file, unless it could not be written once the work is done."""
     try:
-        require_name("--json", file)
         require_writable(file)
     except MiniGPTError as error:
         raise typer.BadParameter(str(error)) from error

@@ -3,9 +3,11 @@
 A tale has a hero and a companion, a thing that returns by name, a trouble, and a consequence that follows from it. The
 material is in tales.toml, whose first lines describe its notation.
 
-    tale(0)              the tale of seed 0
-    tales(1000, 0)       a thousand tales, the same ones every time
-    vocabulary()         every word that a tale can use
+    python scripts/demo/tales.py 6000 1 > train.txt
+
+- ``tale(0)``: the tale of seed 0.
+- ``tales(1000, 0)``: a thousand tales, the same ones every time.
+- ``vocabulary()``: every word that a tale can use.
 
 Hero and companion are always a she and a he, so a pronoun always says who is meant.
 """
@@ -17,7 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 MATERIAL = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 WOMEN, MEN, KIN = (MATERIAL[name].split() for name in ("women", "men", "kin"))
@@ -184,5 +188,10 @@ def _texts(material: object) -> Iterator[str]:
             yield from _texts(part)
 
 
+def main(count: Annotated[int, typer.Argument()] = 3, seed: Annotated[int, typer.Argument()] = 0) -> None:
+    """Print COUNT tales of SEED, with GPT-2's end-of-text token between them."""
+    print(*tales(count, seed), sep="<|endoftext|>", end="")
+
+
 if __name__ == "__main__":
-    print(*tales(3, 0), sep="\n\n---\n\n")
+    typer.run(main)

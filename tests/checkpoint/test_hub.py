@@ -2,13 +2,8 @@
 
 import hashlib
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -45,12 +40,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.commits: dict[tuple[str, str], Path] = {}  # (repository, revision or commit) -> its folder
-        self.moved: dict[str, str] = {}  # repository -> its name of today
         self.private: set[str] = set()
-        self.gated: set[str] = set()
-        self.trouble = ""  # a way not to answer
-        self.accidents: dict[str, list[str]] = {}  # file name -> what happens to it on its way, time after time
-        self.patience = threading.Event()  # set when the test is over: what stalls may go on
         self.requests: list[Request] = []
 
     @property
@@ -100,9 +90,7 @@ class Answer(BaseHTTPRequestHandler):
         token = self.headers.get("authorization")
         start = int(self.headers.get("range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
         self.server.requests.append(Request(self.command, self.path, token and token.removeprefix("Bearer "), start))
-        if self.server.trouble:
-            self.misbehave(self.server.trouble)
-        elif self.path.startswith("/api/models/"):
+        if self.path.startswith("/api/models/"):
             self.answer_about_a_repository(self.path.removeprefix("/api/models/").partition("?")[0])
         elif "/resolve/" in self.path:
             self.answer_with_a_file()
@@ -114,12 +102,9 @@ class Answer(BaseHTTPRequestHandler):
     def answer_about_a_repository(self, path: str) -> None:
         question = "/revision/" if "/revision/" in path else "/tree/"
         repository, _, revision = path.partition(question)
-        if repository in self.server.moved:
-            new = self.path.replace(repository, self.server.moved[repository], 1)
-            self.reply(307, headers={"Location": self.server.address + new})
-        elif (folder := self.find(repository, revision)) is None:
+        if (folder := self.find(repository, revision)) is None:
             return
-        elif question == "/revision/":
+        if question == "/revision/":
             commit = next(name for (repo, name), path in self.server.commits.items()
                           if repo == repository and path == folder and len(name) == 40)  # fmt: skip
             self.reply(200, json.dumps({"id": repository, "sha": commit, "siblings": []}).encode())
@@ -129,60 +114,24 @@ class Answer(BaseHTTPRequestHandler):
 
     def answer_with_a_file(self) -> None:
         repository, _, rest = self.path.removeprefix("/").partition("/resolve/")
-        repository = self.server.moved.get(repository, repository)
         commit, _, name = rest.partition("/")
         if (folder := self.find(repository, commit)) is not None:
             data = (folder / name).read_bytes()
             headers = {"ETag": f'"{published_hash(folder / name)}"', "X-Repo-Commit": commit}
-            accidents = self.server.accidents.get(name, [])
-            if self.command == "GET" and accidents:
-                self.have_an_accident(accidents.pop(0), data, headers)
-            else:
-                self.send_from(self.server.requests[-1].start, data, headers)
-
-    def send_from(self, start: int, data: bytes, headers: dict[str, str]) -> None:
-        if start:
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        self.reply(206 if start else 200, data[start:], headers)
-
-    def have_an_accident(self, kind: str, data: bytes, headers: dict[str, str]) -> None:
-        start = self.server.requests[-1].start
-        middle = (start + len(data)) // 2
-        if kind == "damaged":
-            self.send_from(start, data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :], headers)
-        elif kind == "too long":
-            self.send_from(start, data + b"more", headers)
-        else:  # half of it, and then nothing, or nothing for long
-            self.reply(206 if start else 200, data[start:middle], headers | {"Content-Length": str(len(data) - start)})
-            if kind == "stalls":
-                self.server.patience.wait(30)
-            self.close_connection = True
+            self.reply(200, data, headers)
 
     def find(self, repository: str, revision: str) -> Path | None:
         """The folder of a revision; where there is none, or it is private, that has been answered."""
         authorized = self.headers.get("authorization") == f"Bearer {TOKEN}"
         if repository in self.server.private and not authorized:
             self.reply(401, b'{"error": "Invalid username or password."}')
-        elif (repository, revision) in self.server.commits and repository not in self.server.gated:
+        elif (repository, revision) in self.server.commits:
             return self.server.commits[repository, revision]
-        elif repository in self.server.gated:
-            self.reply(403, headers={"X-Error-Code": "GatedRepo"})
         elif any(repository == known for known, _ in self.server.commits):
             self.reply(404, headers={"X-Error-Code": "RevisionNotFound"})
         else:
             self.reply(404, headers={"X-Error-Code": "RepoNotFound"})
         return None
-
-    def misbehave(self, how: str) -> None:
-        if how == "closes":
-            self.close_connection = True
-        elif how == "is no web server":
-            self.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n")
-            self.close_connection = True
-        elif how.isdigit():
-            self.reply(int(how))
-        else:
-            self.reply(200, how.encode())
 
     def reply(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -214,7 +163,6 @@ def hub(checkpoint: Path) -> Iterator[Hub]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     yield server
-    server.patience.set()
     server.shutdown()
     server.server_close()
 
@@ -247,13 +195,6 @@ def load(repository: str = REPOSITORY, **how: Any) -> minigpt.GPT2:
 def logits(model: Any) -> torch.Tensor:
     out = model(tokens(2, 9))
     return out if isinstance(out, torch.Tensor) else out.logits
-
-
-def one_sentence(raised: pytest.ExceptionInfo[CheckpointError]) -> str:
-    message = str(raised.value)
-    assert "\n" not in message
-    assert "give a local folder, or one of demo, gpt2" in message
-    return message
 
 
 @pytest.mark.usefixtures("client")
@@ -298,38 +239,11 @@ def test_what_is_cached_loads_without_the_network(hub: Hub, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("client")
-def test_what_is_cached_loads_while_the_hub_is_down(hub: Hub) -> None:
-    load()
-    hub.trouble = "503"
-    assert torch.equal(logits(load()), logits(reference()))
-
-
-@pytest.mark.usefixtures("client")
 def test_local_files_only_never_asks(hub: Hub) -> None:
     for fetch in (load, Tokenizer.from_pretrained):
-        with pytest.raises(CheckpointError, match=rf"cannot get '{REPOSITORY}' from the Hugging Face hub") as raised:
+        with pytest.raises(CheckpointError, match=rf"cannot get '{REPOSITORY}' from the Hugging Face hub"):
             fetch(REPOSITORY, local_files_only=True)
-        one_sentence(raised)
     assert not hub.requests
-
-
-@pytest.mark.usefixtures("client")
-def test_a_cached_tokenizer_without_its_model_says_so(hub: Hub) -> None:
-    Tokenizer.from_pretrained(REPOSITORY)
-    hub.requests.clear()
-    with pytest.raises(CheckpointError) as raised:
-        load(local_files_only=True)
-    assert "config.json" in one_sentence(raised)
-    assert not hub.requests
-
-
-@pytest.mark.usefixtures("client")
-def test_ids_without_a_token_are_known_as_a_folder_s_are(hub: Hub, tmp_path: Path) -> None:
-    padded = saved(reference(vocab_size=320), tmp_path / "padded")
-    Tokenizer(tiny_bpe(300)).save(padded)
-    hub.publish(padded, "someone/padded")
-    assert load("someone/padded").config == load(str(padded)).config
-    assert load("someone/padded").config.used_vocab_size == 300
 
 
 @pytest.mark.usefixtures("client")
@@ -368,155 +282,29 @@ def test_a_revision_is_its_own_checkpoint(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("client")
-def test_a_name_of_old_leads_to_the_repository_of_today(hub: Hub, checkpoint: Path) -> None:
-    hub.publish(checkpoint, "openai-community/gpt2")
-    hub.moved["gpt2"] = "openai-community/gpt2"
-    assert torch.equal(logits(load("gpt2")), logits(reference()))
-
-
-@pytest.mark.usefixtures("client")
 def test_a_repository_that_is_not_there(hub: Hub) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot get 'someone/else' from the Hugging Face hub \(.*404") as raised:
+    with pytest.raises(CheckpointError, match=r"cannot get 'someone/else' from the Hugging Face hub; .*404"):
         load("someone/else")
-    one_sentence(raised)
     assert not hub.downloaded()
 
 
 @pytest.mark.usefixtures("client")
 def test_a_revision_that_is_not_there() -> None:
-    with pytest.raises(CheckpointError, match=rf"cannot get '{REPOSITORY}' at revision 'v9' .*404") as raised:
+    with pytest.raises(CheckpointError, match=rf"cannot get '{REPOSITORY}' at revision 'v9' .*404"):
         load(revision="v9")
-    one_sentence(raised)
 
 
 @pytest.mark.usefixtures("client")
 def test_a_private_repository_needs_the_token_and_gets_it(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.private.add(REPOSITORY)
-    with pytest.raises(CheckpointError, match=r"401.*give a token that may read it in HF_TOKEN") as raised:
+    with pytest.raises(CheckpointError, match=r"private or gated repository needs HF_TOKEN.*401"):
         load()
-    one_sentence(raised)
     assert {request.token for request in hub.requests} == {None}
 
     hub.requests.clear()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert torch.equal(logits(load()), logits(reference()))
     assert {request.token for request in hub.requests} == {TOKEN}
-
-
-@pytest.mark.usefixtures("client")
-def test_a_token_that_is_wrong_is_refused_and_not_shown(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.private.add(REPOSITORY)
-    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    with pytest.raises(CheckpointError, match="401") as raised:
-        load()
-    assert "hf_wrong" not in one_sentence(raised)
-
-
-@pytest.mark.parametrize(
-    "trouble", ["500", "503", "429", "403", "closes", "is no web server", "<html>Please sign in</html>", "{}", "[]"]
-)
-@pytest.mark.usefixtures("client")
-def test_a_hub_in_trouble_is_one_sentence(hub: Hub, trouble: str) -> None:
-    hub.trouble = trouble
-    with pytest.raises(
-        CheckpointError, match=r"cannot get 'someone/tiny-gpt2' from the Hugging Face hub \(\S"
-    ) as raised:
-        load()
-    one_sentence(raised)
-
-
-@pytest.mark.usefixtures("client")
-@pytest.mark.parametrize(("accident", "patience"), [("cut", 10), ("stalls", 1)])  # more than a busy machine takes
-def test_a_download_that_breaks_off_half_way_is_resumed_there(
-    hub: Hub, accident: str, patience: float, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", patience)
-    monkeypatch.setattr(
-        "huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 4096
-    )  # what is kept is a whole number of these
-    hub.accidents["model.safetensors"] = [accident, accident]
-    assert torch.equal(logits(load()), logits(reference()))
-    size = (checkpoint / "model.safetensors").stat().st_size
-    starts = [start for _, name, start in hub.downloads() if name == "model.safetensors"]
-    assert starts[0] == 0
-    assert 0 < starts[1] <= size // 2
-    assert starts == sorted(starts)  # a busy machine may keep less of a part than was sent
-    assert starts[-1] < size
-    assert len(starts) == 3
-
-
-@pytest.mark.parametrize("accident", ["cut", "stalls"])
-def test_a_download_that_never_ends_leaves_no_checkpoint(
-    hub: Hub, client: Path, accident: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What has arrived whole stays; offline, half a snapshot is none; later the rest alone is fetched."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.05)
-    hub.accidents["model.safetensors"] = [accident] * 40
-    with pytest.raises(CheckpointError) as raised:
-        load()
-    assert ("set HF_HUB_DOWNLOAD_TIMEOUT to more seconds" in one_sentence(raised)) == (accident == "stalls")
-    assert not list(client.rglob("*.incomplete"))
-    with pytest.raises(CheckpointError, match="get the rest of it with the network on") as raised:
-        load(local_files_only=True)
-    one_sentence(raised)
-    hub.requests.clear()
-    hub.accidents.clear()
-    assert torch.equal(logits(load()), logits(reference()))
-    assert hub.downloaded() == {"model.safetensors"}
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_file_that_arrives_damaged_is_refused_and_not_kept(hub: Hub, client: Path, name: str) -> None:
-    hub.accidents[name] = ["damaged"]
-    with pytest.raises(CheckpointError, match=rf"{name} of '{REPOSITORY}' arrived damaged, of another hash") as raised:
-        load()
-    assert "\n" not in str(raised.value)
-    assert not [path for path in client.rglob(name) if path.is_symlink()]
-    hub.requests.clear()
-    assert torch.equal(logits(load()), logits(reference()))
-    assert hub.downloaded() == {name}
-
-
-@pytest.mark.usefixtures("client")
-def test_a_damaged_file_is_not_kept_where_another_never_arrives(hub: Hub) -> None:
-    hub.accidents |= {"config.json": ["damaged"], "model.safetensors": ["cut"] * 40}
-    with pytest.raises(CheckpointError):
-        load()
-    hub.accidents.clear()
-    assert torch.equal(logits(load()), logits(reference()))
-
-
-@pytest.mark.usefixtures("client")
-def test_a_file_of_another_size_is_refused(hub: Hub) -> None:
-    hub.accidents["model.safetensors"] = ["too long"]
-    with pytest.raises(CheckpointError, match="should be of size") as raised:
-        load()
-    one_sentence(raised)
-    assert torch.equal(logits(load()), logits(reference()))
-
-
-@pytest.mark.usefixtures("client")
-def test_a_broken_shard_is_fetched_again_alone(hub: Hub, tmp_path: Path) -> None:
-    shards = saved(reference(), tmp_path / "shards", max_shard_size="40KB")
-    hub.publish(shards, "someone/sharded")
-    name = sorted(path.name for path in shards.glob("model-*"))[1]
-    hub.accidents[name] = ["damaged"]
-    with pytest.raises(CheckpointError, match=f"{name} .*damaged"):
-        load("someone/sharded")
-    hub.requests.clear()
-    hub.accidents[name] = ["cut"]
-    assert torch.equal(logits(load("someone/sharded")), logits(reference()))
-    assert hub.downloaded() == {name}
-
-
-@pytest.mark.usefixtures("client")
-def test_a_gated_repository_says_what_to_do(hub: Hub) -> None:
-    hub.gated.add(REPOSITORY)
-    with pytest.raises(
-        CheckpointError, match=r"403.*accept its terms on its page, and give your token in HF_TOKEN"
-    ) as raised:
-        load()
-    one_sentence(raised)
 
 
 # --- repositories of before safetensors
@@ -551,117 +339,7 @@ def test_pytorch_s_own_files_are_fetched_where_there_is_nothing_else(
     assert not hub.downloaded()
 
 
-@pytest.mark.usefixtures("client")
-def test_they_are_those_of_the_same_commit(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the branch moves while they are fetched."""
-    old = hub.publish(pickled(tmp_path / "old", PICKLED[0]), "someone/old", "v1")
-    hub.commits["someone/old", "main"] = hub.commits["someone/old", "v1"]
-    answer = Answer.answer_with_a_file
-
-    def moves(self: Answer) -> None:
-        answer(self)
-        hub.publish(hub.commits[REPOSITORY, "main"], "someone/old", "main")
-
-    monkeypatch.setattr(Answer, "answer_with_a_file", moves)
-    locate("someone/old")
-    assert {commit for commit, _, _ in hub.downloads()} == {old}
-    assert "pytorch_model.bin" in hub.downloaded()
-
-
-@pytest.mark.usefixtures("client")
-@pytest.mark.parametrize("name", ["a--b", "two words", "-gpt2", "gpt2-", "x" * 200, "naïve"])
-def test_a_name_that_is_no_repository_is_never_asked_for(hub: Hub, name: str) -> None:
-    with pytest.raises(CheckpointError) as raised:
-        load(name)
-    one_sentence(raised)
-    assert not hub.requests
-
-
-@pytest.mark.usefixtures("client")
-def test_no_network_and_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{closed_port()}")
-    with pytest.raises(CheckpointError, match=rf"cannot get '{REPOSITORY}' from the Hugging Face hub \(\S") as raised:
-        load()
-    one_sentence(raised)
-
-
-def closed_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
 # --- the client's own variables, in processes of their own
-
-SCRIPT = """
-import sys
-from minigpt import MiniGPTError
-from minigpt.checkpoint import locate
-for source in sys.argv[1:]:
-    try:
-        print(locate(source))
-    except MiniGPTError as error:
-        print(f"{type(error).__name__}: {error}")
-"""
-
-
-def only(**variables: str) -> dict[str, str]:
-    """An environment with these variables of the client's, and no other of them."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-    return kept | {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1", **variables}
-
-
-def located(*sources: str, **variables: str) -> tuple[list[str], str]:
-    """What a process with these variables says of each source, its place or the error; and its standard error."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *sources], env=only(**variables), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines(), done.stderr
-
-
-def test_the_client_s_variables_mean_what_they_always_do(hub: Hub, tmp_path: Path) -> None:
-    """HF_ENDPOINT, HF_HOME and HF_TOKEN with an empty cache, and then HF_HUB_OFFLINE with what is in it."""
-    hub.private.add(REPOSITORY)
-    home = str(tmp_path / "home")
-    (place,), shown = located(REPOSITORY, HF_HOME=home, HF_ENDPOINT=hub.address, HF_TOKEN=TOKEN)
-    assert Path(place).is_relative_to(home)
-    assert "Fetching" in shown or "Downloading" in shown, "progress is told on standard error, and nowhere else"
-    assert torch.equal(logits(load(place)), logits(reference()))
-
-    hub.requests.clear()
-    (again, refused), _ = located(REPOSITORY, "someone/else", HF_HOME=home, HF_ENDPOINT=hub.address, HF_HUB_OFFLINE="1")
-    assert again == place
-    assert refused.startswith("CheckpointError: cannot get 'someone/else' from the Hugging Face hub")
-    assert "give a local folder, or one of demo, gpt2" in refused
-    assert not hub.requests
-
-
-def files_in(place: Path) -> list[tuple[str, str]]:
-    """Folder and name of each file, while another process moves them about."""
-    return [(folder, name) for folder, _, names in os.walk(place) for name in names]
-
-
-def test_a_process_killed_while_it_fetches_leaves_what_another_completes(hub: Hub, client: Path) -> None:
-    hub.accidents["model.safetensors"] = ["stalls"]
-    variables = only(HF_HUB_CACHE=str(client), HF_ENDPOINT=hub.address)
-    with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, REPOSITORY], env=variables, stderr=subprocess.DEVNULL
-    ) as process:
-        while not (
-            "model.safetensors" in hub.downloaded()
-            and any(name.endswith(".incomplete") for _, name in files_in(client))
-            and sum("snapshots" in folder for folder, _ in files_in(client)) == 4  # all others have arrived
-        ):
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.kill()
-    with pytest.raises(CheckpointError, match="get the rest of it with the network on"):
-        load(local_files_only=True)
-    hub.requests.clear()
-    assert torch.equal(logits(load()), logits(reference()))
-    assert {(name, start) for _, name, start in hub.downloads()} == {("model.safetensors", 0)}
-    assert load(local_files_only=True).config == load().config
 
 
 @pytest.mark.usefixtures("client")

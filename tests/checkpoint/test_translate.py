@@ -6,10 +6,16 @@ from checkpoints import TINY, reference, without_prefix
 from torch import Tensor
 
 from minigpt import GPT2, CheckpointError, GPT2Config
-from minigpt.checkpoint.translate import translate
+from minigpt.checkpoint.formats import recognise
+from minigpt.checkpoint.translate import as_ours, without_wrappers
 
 TIED = GPT2Config.from_dict(TINY)
 UNTIED = GPT2Config.from_dict({**TINY, "tie_word_embeddings": False})
+
+
+def translate(tensors: dict[str, Tensor], config: GPT2Config) -> dict[str, Tensor]:
+    bare = without_wrappers(tensors)
+    return as_ours(bare, recognise(bare), config)
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +35,6 @@ def test_both_key_styles_become_the_names_of_the_model(theirs: dict[str, Tensor]
 def test_tensors_are_passed_on_and_not_copied(theirs: dict[str, Tensor]) -> None:
     ours = translate(theirs, TIED)
     assert all(ours[name.removeprefix("transformer.")] is tensor for name, tensor in theirs.items())
-
-
-def test_a_name_with_and_without_prefix_is_refused(theirs: dict[str, Tensor]) -> None:
-    with pytest.raises(CheckpointError, match=r"ln_f\.weight is in the file twice"):
-        translate(theirs | {"ln_f.weight": theirs["transformer.ln_f.weight"]}, TIED)
 
 
 def test_the_prefix_is_removed_once_and_at_the_front_only() -> None:
@@ -72,12 +73,9 @@ def test_a_tied_head_may_be_in_the_file_or_not(theirs: dict[str, Tensor]) -> Non
     assert translate(with_head, TIED).keys() == translate(theirs, TIED).keys()
 
 
-@pytest.mark.parametrize("change", ["one bit", "shape", "dtype"])
-def test_a_head_that_differs_from_what_it_is_tied_to_is_refused(theirs: dict[str, Tensor], change: str) -> None:
+def test_a_head_that_differs_from_what_it_is_tied_to_is_refused(theirs: dict[str, Tensor]) -> None:
     head = theirs["transformer.wte.weight"].clone()
-    if change == "one bit":
-        head.view(torch.int32)[-1, -1] ^= 1
-    head = {"one bit": head, "shape": head[:-1], "dtype": head.bfloat16()}[change]
+    head.view(torch.int32)[-1, -1] ^= 1  # one bit
     with pytest.raises(
         CheckpointError, match=r"lm_head\.weight differs from wte\.weight.*\"tie_word_embeddings\": false"
     ):

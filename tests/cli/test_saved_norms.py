@@ -41,6 +41,6 @@ def test_parity_judges_a_foreign_norm_that_is_named_again(tmp_path: Path) -> Non
     folder = saved(tmp_path / "rms", "torch.nn:RMSNorm")
     with pytest.raises(minigpt.NormError, match="not a registered one"):
         minigpt.parity(folder, device="cpu")
-    again = minigpt.parity(folder, norm=torch.nn.RMSNorm, device="cpu")
-    fresh = minigpt.parity("demo", norm=torch.nn.RMSNorm, device="cpu")
+    how = {"norm": torch.nn.RMSNorm, "device": "cpu", "prompts": ["Once upon"], "max_new_tokens": 4}
+    again, fresh = minigpt.parity(folder, **how), minigpt.parity("demo", **how)
     assert again.distribution.kl_mean == pytest.approx(fresh.distribution.kl_mean, rel=1e-3)

@@ -114,6 +114,12 @@ def loaded(norm: str | None, **how: Any) -> Any:
 
 
 def assert_same_losses(found: list[float], wanted: list[float]) -> None:
+    """Compare relatively, to 1e-5; TRL's losses near 0 absolutely.
+
+    transformers' class repeats its own losses bit for bit, and ours has them too with ``norm="fused"`` and
+    ``arithmetic="reference"``. Another norm and fast arithmetic round in another order. Over five steps with two
+    processes that was up to 8e-7 of the loss, or 1.5e-5 of a loss of 13.
+    """
     print(f"losses {found}, transformers' {wanted}")
     assert len(found) == STEPS
     assert all(map(math.isfinite, found))
@@ -190,16 +196,8 @@ def test_accelerate_launches_two_processes(tmp_path: Path) -> None:
     found = []
     for norm in ("", "textbook"):
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-        launch += [
-            "--num_machines",
-            "1",
-            "--mixed_precision",
-            "no",
-            "--dynamo_backend",
-            "no",
-            "--main_process_port",
-            "0",
-        ]
+        launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+        launch += ["--main_process_port", "0"]
         subprocess.run(
             [*launch, str(tmp_path / "train.py"), DEMO, norm, str(tmp_path / "losses.json")],
             check=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -97,8 +96,8 @@ SABOTAGES = {
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("norm", ["fused", "textbook"])
-def test_a_correct_norm_passes(folder: Path, norm: str, dtype: str, attention: str) -> None:
+def test_a_correct_norm_passes(folder: Path, dtype: str, attention: str) -> None:
+    norm = "fused" if dtype == "float64" else "textbook"
     report = judge(folder, norm=norm, dtype=dtype, attention=attention)
     print(f"ratio {report.logits.ratio:.3g} of at most 2, scale {report.logits.scale:.3g}")
     assert report.passed
@@ -109,7 +108,7 @@ def test_a_correct_norm_passes(folder: Path, norm: str, dtype: str, attention: s
     assert 0 < report.logits.noise_floor_rms < 0.02 * report.logits.scale
 
 
-@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(9))])
 def test_no_correct_norm_is_failed_by_noise(tmp_path: Path, seed: int) -> None:
     """Other weights, dtypes, attentions and lengths, of which the shortest leave the least to average over."""
     place = saved(reference(seed, std=0.3), tmp_path)
@@ -121,14 +120,7 @@ def test_no_correct_norm_is_failed_by_noise(tmp_path: Path, seed: int) -> None:
     assert report.bitwise.equal
 
 
-@pytest.mark.parametrize("norm", ["fused", "textbook"])
-def test_float64_has_a_noise_floor_wherever_it_is_judged(small: Path, norm: str) -> None:
-    """Of one token, which looks at itself alone, two kinds of attention make the very same."""
-    report = judge(small, norm=norm, dtype="float64", prompts=[[5]], max_new_tokens=0)
-    assert report.passed, report.reasons
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_massive_activations_are_no_fault(tmp_path: Path, dtype: str) -> None:
     """Real GPT-2 has residual entries near 3,000 in a few dimensions, from the first block on."""
     model = reference(std=0.3)
@@ -145,12 +137,10 @@ def test_massive_activations_are_no_fault(tmp_path: Path, dtype: str) -> None:
         ("sdpa", {"reorder_and_upcast_attn": True}),
         ("eager", {"reorder_and_upcast_attn": True}),
         ("sdpa", {"scale_attn_by_inverse_layer_idx": True}),
-        ("eager", {"scale_attn_by_inverse_layer_idx": True}),
         ("sdpa", {"tie_word_embeddings": False}),
         ("eager", {"scale_attn_weights": False}),
         ("sdpa", {"n_inner": 50, "activation_function": "relu", "n_head": 2}),
-        ("sdpa", {"layer_norm_epsilon": 0.1}),
-        ("sdpa", {"eos_token_id": None}),
+        ("sdpa", {"layer_norm_epsilon": 0.1, "eos_token_id": None}),
     ],
     ids=str,
 )
@@ -173,10 +163,7 @@ def test_scores_in_float32_at_every_dtype(tmp_path: Path, dtype: str) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"output_hidden_states": True},
-        {"output_attentions": True},
-        {"return_dict": False},
-        {"use_cache": False},
+        {"output_hidden_states": True, "output_attentions": True, "return_dict": False, "use_cache": False},
         {"num_beams": 4, "repetition_penalty": 1.5, "suppress_tokens": list(range(40))},
     ],
     ids=lambda fields: next(iter(fields)),
@@ -198,10 +185,10 @@ def test_several_ends_of_text(folder: Path, tmp_path: Path) -> None:
     assert report.greedy.tokens_compared == continuation(folder, PROMPTS[0], 8).index(third) + 1
 
 
-@pytest.mark.parametrize("form", ["string", "file", "sharded"])
+@pytest.mark.parametrize("form", ["file", "sharded"])
 def test_every_form_of_a_source(folder: Path, plain: minigpt.ParityReport, tmp_path: Path, form: str) -> None:
     sharded = saved(reference(std=0.3), tmp_path, max_shard_size="40KB")
-    source = {"string": str(folder), "file": folder / "model.safetensors", "sharded": sharded}[form]
+    source = {"file": folder / "model.safetensors", "sharded": sharded}[form]
     report = judge(source)
     assert (report.logits, report.bitwise, report.greedy) == (plain.logits, plain.bitwise, plain.greedy)
     assert report.model == str(source)
@@ -215,20 +202,13 @@ def test_on_every_device(folder: Path, device: torch.device) -> None:
     assert report.bitwise.equal
 
 
-def test_a_report_is_repeatable(folder: Path, plain: minigpt.ParityReport) -> None:
-    again = judge(folder)
-    for part in ("bitwise", "logits", "distribution", "greedy", "norm_sites", "prompts", "reasons"):
-        assert getattr(again, part) == getattr(plain, part)
-
-
-@pytest.mark.parametrize("kind", ["class", "factory"])
-def test_what_a_norm_is_given_as(small: Path, kind: str) -> None:
+def test_a_norm_may_be_a_function(small: Path) -> None:
     def factory(*args: Any, **options: Any) -> minigpt.LayerNorm:
         return minigpt.LayerNorm(*args, **options)
 
-    report = judge(small, norm=minigpt.LayerNorm if kind == "class" else factory)
+    report = judge(small, norm=factory)
     assert report.passed
-    assert ("LayerNorm" if kind == "class" else "factory") in report.norm
+    assert "factory" in report.norm
     assert report.notes == []
 
 
@@ -247,7 +227,12 @@ def test_what_answers_differently_from_call_to_call_is_said_to_do_so(small: Path
     assert judge(small, norm=Dithered).notes == [said]
 
 
-@pytest.mark.parametrize("sabotage", SABOTAGES)
+COMMON = ("eps 1e-3", "n - 1", "no mean", "one scale 1 % off", "wrong in the last row alone")
+
+
+@pytest.mark.parametrize(
+    "sabotage", [*COMMON, *(pytest.param(name, marks=pytest.mark.thorough) for name in SABOTAGES if name not in COMMON)]
+)
 def test_a_sabotaged_norm_fails_and_the_reason_names_numbers(folder: Path, sabotage: str) -> None:
     report = judge(folder, norm=norm_that(SABOTAGES[sabotage]))
     print(report.reasons)
@@ -259,7 +244,7 @@ def test_a_sabotaged_norm_fails_and_the_reason_names_numbers(folder: Path, sabot
     assert min(site.local_error for site in report.norm_sites if site.site != "ln_f") > 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
 def test_autocast_around_a_judgement_does_not_reach_it(
     folder: Path, plain: minigpt.ParityReport, dtype: torch.dtype
 ) -> None:
@@ -295,14 +280,12 @@ def test_a_norm_that_is_wrong_only_as_tokens_are_decoded(folder: Path, norm: typ
     )
 
 
-@pytest.mark.parametrize(
-    ("sabotage", "dtype"), [("no shift", "bfloat16"), ("no mean", "float16"), ("over the sequence", "bfloat16")]
-)
+@pytest.mark.parametrize(("sabotage", "dtype"), [("no shift", "bfloat16"), ("no mean", "float16")])
 def test_half_precision_hides_no_gross_fault(folder: Path, sabotage: str, dtype: str) -> None:
     assert not judge(folder, norm=norm_that(SABOTAGES[sabotage]), dtype=dtype).passed
 
 
-@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("site", ["h.0.ln_2", "h.1.ln_1"])
 def test_a_sabotage_at_one_site_shows_there_and_from_there_on(folder: Path, site: str) -> None:
     report = judge(folder, norm=norm_that(SABOTAGES["scale 1 % off"]), sites=site)
     found = {one.site: one for one in report.norm_sites}
@@ -331,9 +314,8 @@ NOT_A_NUMBER = {
 
 
 @pytest.mark.parametrize("where", NOT_A_NUMBER)
-@pytest.mark.parametrize("sites", ["*", "ln_f"])
-def test_nan_never_passes(small: Path, where: str, sites: str) -> None:
-    assert "nan" in complaint(small, norm=norm_that(NOT_A_NUMBER[where]), sites=sites).lower()
+def test_nan_never_passes(small: Path, where: str) -> None:
+    assert "nan" in complaint(small, norm=norm_that(NOT_A_NUMBER[where])).lower()
 
 
 def complaint(place: Path, **how: Any) -> str:
@@ -608,25 +590,9 @@ def test_one_token_predicts_nothing_in_its_prompt(small: Path) -> None:
     json.dumps(fields, allow_nan=False)
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("several", [tuple, np.array, iter], ids=lambda several: several.__name__)
-def test_prompts_may_come_in_anything_that_can_be_gone_through(talking: Path, several: Any) -> None:
-    given = ["the dog", "a cat"]
-    found, wanted = (judge(talking, prompts=prompts, max_new_tokens=0) for prompts in (several(given), given))
-    assert found.logits == wanted.logits
-
-
-@pytest.mark.parametrize("prompts", ["the dog", 3, {"the dog": 1}], ids=str)
-def test_prompts_that_are_no_list(small: Path, prompts: Any) -> None:
-    one = type(prompts).__name__
-    with pytest.raises(minigpt.GenerationError, match=f"^prompts must be a list of texts .*, got a {one}$"):
-        judge(small, prompts=prompts)
-
-
-@pytest.mark.parametrize("sites", [None, 3, ["ln_f", 3]], ids=str)
-def test_sites_that_are_no_patterns(small: Path, sites: Any) -> None:
-    with pytest.raises(minigpt.NormError, match=r"^a pattern of norm sites must be a string such as"):
-        judge(small, norm="textbook", sites=sites)
+def test_one_text_is_not_a_list_of_prompts(small: Path) -> None:
+    with pytest.raises(minigpt.GenerationError, match=r"^prompts must be a list of texts, .*, got 'the dog'$"):
+        judge(small, prompts="the dog")
 
 
 def test_a_vocabulary_of_one_token(tmp_path: Path) -> None:
@@ -672,16 +638,12 @@ def test_long_and_short_prompts_together(small: Path) -> None:
 
 
 BAD_PROMPTS = {
-    "none": ([], "prompts is empty"),
+    "none": ([], "prompts must be a list"),
     "an empty one": ([[1, 2], []], "empty"),
     "an id below 0": ([[1, -1]], "vocabulary of 61"),
     "an id beyond the vocabulary": ([[61]], "vocabulary of 61"),
     "longer than the context": ([[1] * 49], "49 tokens.*48"),
     "a text without a tokenizer": (["the dog"], "tokenizer"),
-    "ids and texts": ([[1, 2], "the dog"], "."),
-    "texts and ids": (["the dog", [1, 2]], "."),
-    "bare ids": ([1, 2, 3], "."),
-    "numbers that are no ids": ([[1.5, 2.0]], "."),
 }
 
 
@@ -693,21 +655,6 @@ def test_prompts_that_cannot_be_read(small: Path, fault: str) -> None:
         judge(small, prompts=prompts)
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("prompts", [["the dog", [1, 2]], [[1, 2], "the dog"]])
-def test_texts_and_ids_are_not_mixed(talking: Path, prompts: list[Any]) -> None:
-    """A list of ids must not be judged as the text of itself."""
-    with pytest.raises(MiniGPTError):
-        judge(talking, prompts=prompts)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("most", [-1, 2.5])
-def test_a_number_of_new_tokens_that_is_none(small: Path, most: Any) -> None:
-    with pytest.raises(MiniGPTError, match="max_new_tokens"):
-        judge(small, max_new_tokens=most)
-
-
 # Sites
 
 
@@ -715,10 +662,7 @@ def test_a_number_of_new_tokens_that_is_none(small: Path, most: Any) -> None:
     ("sites", "swapped"),
     [
         ("*", SITES),
-        ("h.*.ln_1", ["h.0.ln_1", "h.1.ln_1"]),
-        ("h.[1-9].*", ["h.1.ln_1", "h.1.ln_2"]),
         (["ln_f", "h.0.ln_?"], ["h.0.ln_1", "h.0.ln_2", "ln_f"]),
-        (("h.0.*", "h.0.ln_1"), ["h.0.ln_1", "h.0.ln_2"]),
     ],
 )
 def test_sites_are_patterns_over_the_names_of_modules(folder: Path, sites: Any, swapped: list[str]) -> None:
@@ -804,7 +748,7 @@ def test_global_state_is_left_as_it_was(folder: Path, unusual_state: Callable[[]
     assert unusual_state() == before
 
 
-@pytest.mark.parametrize("calls", [0, 1, 3, 30])
+@pytest.mark.parametrize("calls", [0, 30])
 def test_global_state_is_left_as_it_was_by_an_error(
     folder: Path, unusual_state: Callable[[], tuple[Any, ...]], calls: int
 ) -> None:
@@ -822,9 +766,3 @@ def test_global_state_is_left_as_it_was_by_an_error(
     with pytest.raises((ZeroDivisionError, NormError), match="so it was written"):
         judge(folder, norm=norm_that(raises))
     assert unusual_state() == before
-
-
-def test_the_checkpoint_is_left_as_it_was(folder: Path) -> None:
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    judge(folder, norm="textbook")
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -307,14 +307,14 @@ def test_a_name_is_taken_once() -> None:
     assert norms.lookup("textbook").cls is LayerNorm
 
 
-@pytest.mark.parametrize("name", ["", "a:b", "a/b", "a\\b", "mine.py", " mine"])
+@pytest.mark.parametrize("name", ["", "a:b", "a/b", "a\\b", "mine.py"])
 def test_a_name_that_would_never_be_found_is_no_name(name: str) -> None:
-    with pytest.raises(NormError, match="cannot be the name of a norm"):
+    with pytest.raises(NormError, match="cannot name a norm"):
         norms.register(name)
 
 
 def test_what_is_no_module_is_not_registered() -> None:
-    with pytest.raises(NormError, match=r"'whole' must be a torch\.nn\.Module class, not <class 'int'>"):
+    with pytest.raises(NormError, match=r"'whole' must be a torch\.nn\.Module class, got <class 'int'>"):
         norms.register("whole")(int)  # type: ignore[type-var]
     assert "whole" not in norms.available()
 

@@ -1,12 +1,11 @@
-"""The Triton norm: in the interpreter where there is no GPU, compiled for one all the same, and on one where there is.
+"""The Triton norm: interpreted without a GPU, compiled for one without running, and run on one if there is one.
 
-What a LayerNorm has to be is the conformance kit's to say; here it is asked, and then what is this norm's own: the
-fused addition, long rows, strange layouts, offsets beyond 32 bits, the operator's registration, and refusals.
+The conformance kit says whether it is a LayerNorm. Other tests are about what only this norm has: the fused addition,
+unusual layouts, offsets beyond 32 bits, the operator's registration, and its errors.
 """
 
 import importlib.util
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from helpers import assert_close, assert_same_bits, max_abs, random_ids, small_m
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from minigpt import NormError, norms
 from minigpt.norms import registry
@@ -36,9 +34,9 @@ DTYPES = (torch.float64, torch.float32, *HALVES)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 # What the interpreter does in a few seconds; all of it is asked where a GPU runs the kernels.
-KIT = ("width [135]", "width 1001", "[01] rows", "*16, ordinary rows", "float64, *sqrt(eps)", "*32, massive*",
+KIT = ("width [23]", "width 1001", "[01] rows", "*16, ordinary rows", "float64, *sqrt(eps)", "*32, massive*",
        "special", "input*", "decoding*", "*eps", "no bias", "weights*", "autocast*", "gradients, dy*",
-       "gradients, no bias", "gradients, frozen*", "gradients, finite*")  # fmt: skip
+       "gradients, frozen*")  # fmt: skip
 
 
 @pytest.fixture
@@ -71,6 +69,7 @@ def gradients(compute: Callable[..., Tensor], norm: nn.Module, *leaves: Tensor) 
     return torch.autograd.grad((y.double() * coefficients).sum(), [*leaves, *norm.parameters()])
 
 
+@pytest.mark.thorough
 def test_passes_the_conformance_kit(device: torch.device) -> None:
     assert_norm_parity("triton", device=device, cases=KIT)
 
@@ -120,9 +119,9 @@ def test_add_norm_promotes_as_an_addition_does(width: int, device: torch.device)
     assert all(gradient.isfinite().all() and max_abs(gradient) > 0 for gradient in found)
 
 
-@pytest.mark.parametrize("width", [48, 9000])
 @pytest.mark.parametrize("used", ["both", "the sum alone"])
-def test_gradients_of_add_norm(used: str, width: int, device: torch.device) -> None:
+def test_gradients_of_add_norm(used: str, device: torch.device) -> None:
+    width = 48
     norm = norm_of(width, device=device)
     truth = truth_of(norm)
     residual, delta = torch.randn(2, 3, width).to(device), torch.randn(3, 2, width).to(device).transpose(0, 1)
@@ -136,20 +135,7 @@ def test_gradients_of_add_norm(used: str, width: int, device: torch.device) -> N
         assert_close(one, other, 1e-5, f"{used}: gradient of {what}")
 
 
-@pytest.mark.parametrize(("width", "dtype", "bound", "bias"), [
-    (9000, torch.float32, 1e-5, True), (9000, torch.bfloat16, 2e-2, False), (5000, torch.float64, 1e-13, True),
-])  # fmt: skip
-def test_rows_too_long_for_one_program(
-    width: int, dtype: torch.dtype, bound: float, bias: bool, device: torch.device
-) -> None:
-    norm = norm_of(width, dtype=dtype, device=device, bias=bias)
-    truth = truth_of(norm)
-    x = (torch.randn(3, width) * 2 + 0.7).to(device, dtype)
-    assert_close(norm(x), truth(x.double()), bound, "values")
-    for one, other in zip(gradients(norm, norm, x), gradients(truth, truth, x.double()), strict=True):
-        assert_close(one, other, bound, "gradients")
-
-
+@pytest.mark.thorough
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
     st.sampled_from([(6,), (2, 3)]),
@@ -234,6 +220,7 @@ def test_the_same_bits_on_every_run(device: torch.device) -> None:
         assert_same_bits(one, other, "gradients")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_operator_is_registered_as_pytorch_wants_it(bias: bool, device: torch.device) -> None:
     x, delta, weight = (torch.randn(*shape).to(device).requires_grad_() for shape in ((3, 5, 40), (3, 5, 40), (40,)))
@@ -244,14 +231,13 @@ def test_the_operator_is_registered_as_pytorch_wants_it(bias: bool, device: torc
 
 
 def test_the_operator_lays_out_what_it_says(device: torch.device) -> None:
-    """The compiler relies on it: strange layouts in, rows too long for one program too, contiguous results out."""
-    for width in (40, 9000):
-        x, weight = torch.randn(3, 2, width).to(device).transpose(0, 1), torch.randn(width).to(device)
-        norm_of(40, device=device)(torch.randn(1, 40).to(device))  # imports the operators
-        given = (x, torch.randn_like(x), weight, None, 1e-5)
-        assert not given[1].is_contiguous()
-        torch.library.opcheck(torch.ops.minigpt.layer_norm, given, test_utils=("test_schema", "test_faketensor"))
-        assert all(made.is_contiguous() for made in torch.ops.minigpt.layer_norm(*given))
+    """The compiler relies on contiguous results, whatever the layout of the input."""
+    x, weight = torch.randn(3, 2, 40).to(device).transpose(0, 1), torch.randn(40).to(device)
+    norm_of(40, device=device)(torch.randn(1, 40).to(device))  # imports the operators
+    given = (x, torch.randn_like(x), weight, None, 1e-5)
+    assert not given[1].is_contiguous()
+    torch.library.opcheck(torch.ops.minigpt.layer_norm, given, test_utils=("test_schema", "test_faketensor"))
+    assert all(made.is_contiguous() for made in torch.ops.minigpt.layer_norm(*given))
 
 
 def test_a_single_row_is_told_as_several_are() -> None:
@@ -279,18 +265,6 @@ def test_second_derivatives_are_refused(device: torch.device) -> None:
         first.sum().backward()
 
 
-def test_forward_mode_derivatives_are_refused(device: torch.device) -> None:
-    norm, x = norm_of(8, device=device), torch.randn(2, 8).to(device)
-    for asked in (norm, lambda x: norm.add_norm(x, x)[1], lambda x: norm.add_norm(torch.zeros_like(x), x)[1]):
-        with pytest.raises(NormError, match="no forward-mode derivatives"):
-            torch.func.jvp(asked, (x,), (torch.ones_like(x),))
-    with torch.no_grad(), forward_ad.dual_level(), pytest.raises(NormError, match="no forward-mode derivatives"):
-        torch.func.functional_call(norm, {"bias": forward_ad.make_dual(norm.bias, torch.ones_like(norm.bias))}, (x,))
-    with forward_ad.dual_level():
-        assert norm(x).shape == x.shape
-        assert_close(torch.vmap(norm)(x), norm(x), 1e-6, "under vmap, where nothing has a tangent")
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_what_it_cannot_take_is_refused(device: torch.device) -> None:
     norm = norm_of(8, device=device)
@@ -300,6 +274,8 @@ def test_what_it_cannot_take_is_refused(device: torch.device) -> None:
         norm(torch.ones(2, 8, device="meta"))
     with pytest.raises(NormError, match="delta must have the residual's shape"):
         norm.add_norm(torch.ones(2, 8, device=device), torch.ones(8, device=device))
+    with pytest.raises(NormError, match="takes rows of at most 8,192 numbers, got 9,000"):
+        norm_of(9000, device=device)(torch.ones(2, 9000, device=device))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -319,13 +295,7 @@ def test_says_why_it_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NormError, match="norm 'triton' needs a CUDA device, and PyTorch sees none; TRITON_INTERPRET=1"):
         norms.build("triton", 8)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr("minigpt.norms.triton.version", {"triton": "3.6.0", "numpy": "2.4.6"}.__getitem__)
-    assert "needs triton 3.7, or an older numpy" in (info.reason or "")
-    for versions in ({"triton": "3.6.0", "numpy": "2.3.1rc1"}, {"numpy": "2.4.6"}):
-        monkeypatch.setattr(
-            "minigpt.norms.triton.version", lambda name, known=versions: known.get(name) or version(name + "?")
-        )
-        assert info.available
+    assert info.available
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
     assert info.reason == "needs triton: pip install 'minigpt[triton]'"
 
@@ -347,6 +317,7 @@ def test_a_block_adds_and_normalizes_at_once_unless_it_has_hooks(device: torch.d
     assert_close(logits, expected, 1e-5, "against the library's norm")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
 @pytest.mark.parametrize("of_all", [False, True], ids=["its own", "of all modules"])
 def test_hooks_of_gradients_see_a_norm_that_could_add_too(register: str, of_all: bool, device: torch.device) -> None:
@@ -366,7 +337,7 @@ import json, re
 import torch
 from gpu_code import compiled, needed
 from minigpt.norms.triton import kernels
-from minigpt.norms.triton.ops import BACKWARD_BYTES, BUSY, FORWARD_BYTES, LONG_BLOCK, SUM_BLOCK, SUM_ROWS, tile
+from minigpt.norms.triton.ops import BACKWARD_BYTES, BUSY, FORWARD_BYTES, SUM_BLOCK, SUM_ROWS, tile
 
 POINTERS = "x delta weight bias total y dy dtotal dx dweight dbias".split()
 
@@ -378,10 +349,6 @@ def cases():
                 WIDTH=width, ROWS=forward.rows, BLOCK=forward.block, EPS=1e-5)
             yield "backward_rows", narrow, "fp32", backward.warps, rounds | dict(
                 WIDTH=width, ROWS=backward.rows, BLOCK=backward.block)
-    long = dict(WIDTH=9001, BLOCK=LONG_BLOCK)
-    yield "forward_long", "fp16", "fp32", 8, long | dict(EPS=1e-5)
-    yield "backward_long", "fp64", "fp64", 8, long
-    yield "backward_long_weights", "fp32", "fp32", 8, long | dict(ROWS=1)
     yield "sum_partials", "fp16", "fp32", 8, dict(WIDTH=1600, ROWS=SUM_ROWS, BLOCK=SUM_BLOCK)
 
 def code(name, narrow, wide, warps, constants):
@@ -412,7 +379,7 @@ def on_a_gpu() -> list[dict[str, Any]]:
 @pytest.mark.thorough
 def test_the_kernels_keep_a_gpu_busy(on_a_gpu: list[dict[str, Any]]) -> None:
     """The warps for that fit into a multiprocessor's 65,536 registers, of which none are spilt."""
-    assert len({kernel["kernel"] for kernel in on_a_gpu}) == 6
+    assert len({kernel["kernel"] for kernel in on_a_gpu}) == 3
     assert all(kernel["spilt"] == 0 for kernel in on_a_gpu)
     for kernel in on_a_gpu:
         if kernel["kernel"].endswith("rows"):

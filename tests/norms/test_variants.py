@@ -387,7 +387,7 @@ def test_calibration_that_fails_leaves_the_model_as_it_was() -> None:
     before = model.norm_modules()
     with pytest.raises(GenerationError, match="outside the vocabulary"):
         calibrate(model, torch.full((2, 4), 83))
-    with pytest.raises(NormError, match="texts of two tokens or more, not of 1"):
+    with pytest.raises(NormError, match="texts of two tokens or more, got 1"):
         calibrate(model, random_ids(4, 1))
     assert model.norm_modules() == before
     assert not any(model.get_submodule(site)._forward_pre_hooks for site in before)
@@ -402,5 +402,5 @@ def test_text_whose_activations_are_not_finite() -> None:
     model = small_model("frozen")
     with torch.no_grad():
         model.wte.weight[0] = float("nan")
-    with pytest.raises(NormError, match="not finite"):
+    with pytest.raises(NormError, match="needs activations that are finite"):
         calibrate(model, torch.zeros(2, 4, dtype=torch.long))

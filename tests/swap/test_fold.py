@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import minigpt
-from minigpt import GPT2, LayerNorm, NormError, from_pretrained, save_pretrained, swap_norms
+from minigpt import LayerNorm, NormError, from_pretrained, save_pretrained, swap_norms
 from minigpt.processor import HALVES
 from minigpt.swap import calibrate, fold_norms
 
@@ -211,7 +210,7 @@ def test_a_norm_that_does_not_scale_by_its_weight(site: str) -> None:
     model, ids = small_model(), random_ids(2, 9)
     swap_norms(model, OnePlus, site)
     wanted = model(ids)
-    with pytest.raises(NormError, match=rf"^{site} is a OnePlus that does not scale by its weight and shift by"):
+    with pytest.raises(NormError, match=rf"^{site} \(OnePlus\) must scale by its weight and shift by its bias"):
         fold_norms(model)
     assert_same_bits(model(ids), wanted, "the model")
     assert model.config.tie_word_embeddings
@@ -225,7 +224,7 @@ class SumsWithoutItsWeight(LayerNorm):
 @pytest.mark.parametrize(
     ("norm", "said"),
     [
-        (SumsWithoutItsWeight, "^h.0.ln_2 is a SumsWithoutItsWeight that does not scale by its weight"),
+        (SumsWithoutItsWeight, "^h.0.ln_2 .SumsWithoutItsWeight. must scale by its weight"),
     ],
 )
 @torch.no_grad()
@@ -254,7 +253,7 @@ def test_a_layer_of_another_kind() -> None:
     model = small_model()
     model.h[1].mlp.c_fc = nn.Linear(48, 192)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(NormError, match=r"h\.1\.mlp\.c_fc is a Linear, into which no norm can be folded"):
+    with pytest.raises(NormError, match=r"h\.1\.mlp\.c_fc must be a Conv1D to fold a norm into it, got a Linear"):
         fold_norms(model)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
@@ -278,25 +277,3 @@ def test_a_weight_that_is_computed_cannot_be_folded_into(name: str) -> None:
     with pytest.raises(NormError, match=f"weight or bias of {name} is not a Parameter"):
         fold_norms(model)
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
-
-
-def share_a_norms_weight(model: GPT2) -> None:
-    model.h[0].ln_2.weight = model.h[0].ln_1.weight
-
-
-def share_a_layer(model: GPT2) -> None:
-    model.h[1].attn.c_attn = model.h[0].attn.c_attn
-
-
-def share_a_norm(model: GPT2) -> None:
-    model.h[1].ln_1 = model.h[0].ln_1
-
-
-@pytest.mark.parametrize("share", [share_a_norms_weight, share_a_layer, share_a_norm])
-def test_what_two_modules_share_is_not_folded_for_one(share: Callable[[GPT2], None]) -> None:
-    model, ids = small_model(), random_ids(1, 9)
-    share(model)
-    before = model(ids)
-    with pytest.raises(NormError, match=r"h\.\d\.\S+ shares its weight or bias with h\.0\.\S+; give each its own"):
-        fold_norms(model)
-    assert_same_bits(model(ids), before, "nothing has been changed")

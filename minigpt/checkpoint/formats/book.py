@@ -1,6 +1,6 @@
-"""The names of "Build a Large Language Model (From Scratch)" and its children: scale and shift, W_query, trf_blocks.
+"""The names of the book "Build a Large Language Model (From Scratch)": trf_blocks, W_query, scale and shift.
 
-Queries, keys and values are three linear layers there, each (out, in), with or without a bias.
+Queries, keys and values are three linear layers, each (out, in), with or without a bias.
 """
 
 import re
@@ -34,7 +34,6 @@ BOOK = Format(
     },
     buffers=(f"{_BLOCK}.att.mask",),
     may_lack=re.compile(r"h\.\d+\.attn\.c_attn\.bias"),
-    bias_field="qkv_bias",
     fields={
         "vocab_size": ("vocab_size",),
         "context_length": ("n_positions",),
@@ -43,5 +42,6 @@ BOOK = Format(
         "n_layers": ("n_layer",),
         "drop_rate": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     },
-    tied=None,  # its head has a tensor of its own, and GPT-2's embedding is copied into it
+    ignored=("qkv_bias",),
+    tied=None,  # it has a tensor for the head, and GPT-2's embedding is copied into it
 )

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: names, layouts and config are ours, for we have taken them from there. Nothing to do."""
+"""Hugging Face transformers. Our names, layouts and config fields are taken from it."""
 
 from minigpt.checkpoint.formats.format import CAUSAL_MASKS, Format
 

@@ -1,6 +1,6 @@
-"""nanoGPT and minGPT: Hugging Face's names, but linear layers are stored (out, in), and biases may be left out.
+"""nanoGPT and minGPT: Hugging Face's names, but linear layers are stored (out, in), and biases may be missing.
 
-nanoGPT's GELU is the exact one. A model trained before it was (June 2023), or by minGPT, needs a config.json beside it.
+nanoGPT uses the exact GELU. A model trained before June 2023, or by minGPT, needs a config.json beside it.
 """
 
 import re
@@ -11,7 +11,7 @@ FIRST = "h.0.attn.c_attn.weight"
 
 
 def _recognises(tensors: Tensors) -> bool:
-    """Queries, keys and values side by side are never square, so their shape tells which way they lie."""
+    """Return True if c_attn is stored (out, in). Its shape tells, since it is never square."""
     shape = tensors[FIRST].shape if FIRST in tensors else ()
     return len(shape) == 2 and shape[0] == 3 * shape[1]
 
@@ -22,7 +22,6 @@ NANOGPT = Format(
     rows={f"h.{{i}}.{linear}.weight": transposed(f"h.{{i}}.{linear}.weight") for linear in LINEARS},
     buffers=CAUSAL_MASKS,
     may_lack=re.compile(r"(.*\.)?(c_attn|c_proj|c_fc|ln_1|ln_2|ln_f)\.bias"),
-    bias_field="bias",
     fields={
         "block_size": ("n_positions",),
         "vocab_size": ("vocab_size",),
@@ -31,5 +30,6 @@ NANOGPT = Format(
         "n_embd": ("n_embd",),
         "dropout": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     },
+    ignored=("bias",),
     fixed={"activation_function": "gelu"},
 )

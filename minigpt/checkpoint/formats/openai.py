@@ -1,4 +1,4 @@
-"""OpenAI's own names, as the TensorFlow checkpoint has them: model/h0/ln_1/g. Linear layers are (1, in, out)."""
+"""The names of OpenAI's TensorFlow checkpoint: model/h0/ln_1/g. Linear layers are (1, in, out)."""
 
 from minigpt.checkpoint.formats.format import LINEARS, Format, convolved, same
 

@@ -102,9 +102,10 @@ class AdaptedNorm(nn.LayerNorm):
         self._loans: list[tuple[nn.Module, str, str]] = []  # a module, its name for what it borrows, and ours
         self.multiplies, self.adds = "scale" in beside, "shift" in beside
         like = torch.empty(0, device=next((own.device for own in norm.parameters()), None))
-        first, second = like.new_ones(shape) if self.multiplies else None, like.new_zeros(shape) if self.adds else None
-        self.register_parameter("weight", _first(norm, scale, first))
-        self.register_parameter("bias", _first(norm, shift, second))
+        ones = nn.Parameter(like.new_ones(shape)) if self.multiplies else None
+        zeros = nn.Parameter(like.new_zeros(shape)) if self.adds else None
+        self.register_parameter("weight", norm.get_parameter(scale[0]) if scale else ones)
+        self.register_parameter("bias", norm.get_parameter(shift[0]) if shift else zeros)
         self.norm = norm
         loans = [
             (norm.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], role)
@@ -199,19 +200,11 @@ def _find(module: nn.Module, names: tuple[str, ...], shape: tuple[int, ...]) -> 
     return []
 
 
-def _first(norm: nn.Module, paths: Paths, otherwise: Tensor | None) -> nn.Parameter | None:
-    if paths:
-        return norm.get_parameter(paths[0])
-    return None if otherwise is None else nn.Parameter(otherwise)
-
-
 def _keep_notes(module: nn.Module, lacking: list[str], keep: Collection[str]) -> tuple[str, ...]:
     """Say in one line what becomes of the model's scale and shift where the module lacks them."""
     if not lacking:
         return ()
-    kept, dropped = [what for what in lacking if what in keep], [what for what in lacking if what not in keep]
-    said = [f"the model's {what} is kept beside it" for what in kept]
-    said += [f"the model's {what} is dropped" for what in dropped]
+    said = [f"the model's {what} is {'kept beside it' if what in keep else 'dropped'}" for what in lacking]
     return (f"{title(module)} has no {' and no '.join(lacking)}: {', '.join(said)}",)
 
 

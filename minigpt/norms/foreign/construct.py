@@ -52,10 +52,6 @@ class NormConfig:
     def __getitem__(self, name: str) -> int | float | bool | None:
         return getattr(self, name)
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return what ``name`` stands for, else ``default``."""
-        return getattr(self, name, default)
-
 
 def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) -> Constructed:
     """Call ``make`` with the size, and with eps and the flag of the shift under the names of its signature.
@@ -170,10 +166,8 @@ def _tellings(make: Maker, eps: float, bias: bool) -> list[dict[str, Any]]:
     if not any(own.kind is Parameter.VAR_KEYWORD for own in parameters):
         return [keywords]
     passed = {own.name: value for own in _passed_on(make) if own.name not in bound for value in _told(own, eps, bias)}
-    flags = {name: value for name, value in passed.items() if not EPS.fullmatch(name)}
-    only_eps = {name: value for name, value in passed.items() if EPS.fullmatch(name)}
-    shift = {name: value for name, value in flags.items() if SHIFT_FLAG.fullmatch(name)}
-    return [more | keywords for more in (passed, flags, shift, only_eps, {})]
+    shift = {name: value for name, value in passed.items() if SHIFT_FLAG.fullmatch(name)}
+    return [more | keywords for more in (passed, shift, {})]
 
 
 def _passed_on(make: Maker) -> list[Parameter]:
@@ -199,11 +193,8 @@ def _told(parameter: Parameter, eps: float, bias: bool) -> list[Any]:
 
 
 def _parameters(make: Maker) -> list[Parameter]:
-    """Return the parameters of a function, or of a class's constructor without self: at least one."""
+    """Return the parameters of a function, or of a class's constructor without self."""
     try:
-        parameters = list(inspect.signature(make).parameters.values())
+        return list(inspect.signature(make).parameters.values())
     except (TypeError, ValueError) as error:
         raise NormError(f"{title(make)} has no signature to read; wrap it in a function (size, eps, bias)") from error
-    if not parameters:
-        raise NormError(f"{title(make)} takes no arguments, but a norm must be told its size")
-    return parameters

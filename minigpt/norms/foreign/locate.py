@@ -1,4 +1,4 @@
-"""Find the class that a name stands for: registered, in a package, or in a file."""
+"""Find the class that a name stands for: a registered norm, or a class in a package or a file."""
 
 import difflib
 import functools
@@ -32,15 +32,10 @@ def locate(norm: str) -> Callable[..., Any]:
         return lookup(norm).cls
     place, _, name = norm.rpartition(":") if ":" in norm else (norm, "", "")
     file = file_of(norm)
-    if file is None and not all(part.isidentifier() for part in place.split(".")):
-        raise NormError(f"{norm!r} names no norm; write package.module:Name or path/to/file.py:Name")
     module = _from_package(place) if file is None else _from_file(file)
     found: Any = module
-    try:
-        for part in name.split("."):
-            found = getattr(found, part, None)
-    except RAISED as error:  # a module may have a __getattr__ of its own
-        raise NormError(f"asked for {name!r}, {place} raised {last_line(error)}") from error
+    for part in name.split("."):
+        found = getattr(found, part, None)
     if not callable(found):
         wrong = f"{norm} is of type {type(found).__name__}, not a class"
         if found is None:
@@ -52,7 +47,7 @@ def locate(norm: str) -> Callable[..., Any]:
 def file_of(norm: str) -> Path | None:
     """Return the file of "path/to/file.py:Name"; None for a name of another kind."""
     place = norm.rpartition(":")[0] or norm
-    return Path(os.path.expanduser(place)) if _is_file(place) else None  # where there is no such user it stays
+    return Path(os.path.expanduser(place)) if _is_file(place) else None  # "~nobody" stays as it is
 
 
 def last_line(error: BaseException, file: str | None = None) -> str:
@@ -85,7 +80,7 @@ def _from_file(path: Path) -> ModuleType:
 
 @functools.cache
 def _run(path: Path, source: bytes) -> ModuleType:
-    """Run the source as a module, under a name that no other file and no other version of this one has.
+    """Run the source as a module. Its name is unique to the file and to this version of it.
 
     The import system would trust cached bytecode by time stamp and size, so the source is compiled here.
     """
@@ -94,17 +89,15 @@ def _run(path: Path, source: bytes) -> ModuleType:
     if spec is None:
         raise NormError(f"{path} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
-    linecache.checkcache(str(path))  # a kernel's compiler asks for the source of what it compiles
+    linecache.checkcache(str(path))  # Triton reads the source of a kernel from there
     sys.modules[name] = module
     folder = str(path.parent)
-    sys.path.append(folder)  # its neighbours can be imported, as when it is run; at the end, so as to hide nothing
+    sys.path.append(folder)  # it can import its neighbours; at the end, so that they hide no other module
     try:
         exec(compile(source, path, "exec"), vars(module))
     except RAISED as error:
         del sys.modules[name]
-        is_relative = isinstance(error, ImportError) and "relative import" in str(error)
-        hint = "; name it as package.module:Name, with the folder of its package on PYTHONPATH" if is_relative else ""
-        raise NormError(f"{path} does not import: {last_line(error, str(path))}{hint}") from error
+        raise NormError(f"{path} does not import: {last_line(error, str(path))}") from error
     finally:
         sys.path.remove(folder)
     return module
@@ -113,17 +106,15 @@ def _run(path: Path, source: bytes) -> ModuleType:
 def _from_package(place: str) -> ModuleType:
     try:
         return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name and f"{place}.".startswith(f"{error.name}."):
-            hint = "a class in a file of your own is path/to/file.py:Name"
+    except RAISED as error:
+        if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
+            hint = "a class in your own file is path/to/file.py:Name"
             raise NormError(f"there is no module {error.name!r} on Python's path; {hint}") from error
         raise NormError(f"{place} does not import: {last_line(error)}") from error
-    except RAISED as error:
-        raise NormError(f"{place!r} does not import: {last_line(error)}") from error
 
 
 def _classes(module: ModuleType, place: str, wanted: str) -> str:
-    """Return the names that may be meant: the most similar, or the module's own, or all that it has."""
+    """Return the most similar names, or the module's own, or all that it has."""
     modules = {name: cls for name, cls in vars(module).items() if isinstance(cls, type) and issubclass(cls, nn.Module)}
     own = [name for name, cls in modules.items() if cls.__module__ == module.__name__]
     if not modules:

@@ -3,9 +3,7 @@
 Triton is imported when the first of these norms is used.
 """
 
-import math
 import os
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from jaxtyping import Float
@@ -28,20 +26,10 @@ def runs_on(device: torch.device) -> bool:
 
 def _obstacle(device: torch.device | None) -> str | None:
     if interpreting():
-        can_count = _release("triton") >= (3, 7) or _release("numpy") < (2, 4)
-        return None if can_count else "needs triton 3.7, or an older numpy, to be interpreted: pip install 'numpy<2.4'"
+        return None
     if torch.cuda.is_available():
         return None if device is None or runs_on(device) else f"runs on CUDA, not on {device.type}"
     return "needs a CUDA device, and PyTorch sees none; TRITON_INTERPRET=1 interprets its kernels without one, slowly"
-
-
-def _release(package: str) -> tuple[float, float]:
-    """Return the first two numbers of a package's version; infinity if it is installed under another name."""
-    try:
-        major, minor, *_ = version(package).split(".")
-    except PackageNotFoundError:
-        return math.inf, math.inf
-    return int(major), int(minor)
 
 
 @register("triton", requires="triton", obstacle=_obstacle)
@@ -49,14 +37,14 @@ class TritonLayerNorm(LayerNorm):
     """Custom kernels in one pass over the input, the residual addition fused in; statistics in float32 or wider.
 
     The bits are the same on every run, and those of a row do not depend on the other rows. Under autocast the output
-    keeps the input's dtype. There are first derivatives only.
+    keeps the input's dtype. It has first derivatives only, and takes rows of at most 8,192 float32 numbers.
     """
 
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """Normalize ``x`` (..., *normalized_shape); same shape and dtype out.
 
         Raises:
-            NormError: if the shape does not fit, or ``x`` is not where the kernels run.
+            NormError: if the shape does not fit, or the kernels do not run on the device of ``x``.
         """
         self._check(x)
         from minigpt.norms.triton.ops import layer_norm
@@ -66,12 +54,12 @@ class TritonLayerNorm(LayerNorm):
     def add_norm(
         self, residual: Float[Tensor, "*dims"], delta: Float[Tensor, "*dims"]
     ) -> tuple[Float[Tensor, "*dims"], Float[Tensor, "*dims"]]:
-        """``residual + delta`` and the norm of that sum, both of shape (..., *normalized_shape), from one kernel.
+        """Return ``residual + delta`` and the norm of that sum, both (..., *normalized_shape), from one kernel.
 
-        Bit for bit what the addition and then the norm give, each in the dtype that the two promote to.
+        The bits are those of the addition and then the norm, each in the dtype that the two promote to.
 
         Raises:
-            NormError: if the shapes differ or do not fit, or one of the two is not where the kernels run.
+            NormError: if the shapes differ or do not fit, or the kernels do not run on the device.
         """
         if residual.shape != delta.shape:
             raise NormError(f"delta must have the residual's shape {tuple(residual.shape)}, got {tuple(delta.shape)}")
@@ -90,6 +78,6 @@ class TritonLayerNorm(LayerNorm):
             raise NormError(f"this norm's weights are on {self.weight.device}, but the input is on {x.device}")
         if not runs_on(x.device):
             raise NormError(
-                f"the triton norm runs on CUDA, but the input is on {x.device}; take norm 'fused' there, "
+                f"the triton norm runs on CUDA, but the input is on {x.device}; use norm 'fused' there, "
                 "or set TRITON_INTERPRET=1 before Python starts to interpret its kernels, slowly"
             )

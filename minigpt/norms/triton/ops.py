@@ -1,7 +1,7 @@
-"""The kernels as operators of PyTorch's, with shapes for its compiler and derivatives for autograd."""
+"""The kernels as PyTorch operators, with shapes for the compiler and derivatives for autograd."""
 
 # pyright: reportCallIssue=false
-# A launch takes num_warps beside what the kernel itself does.
+# A launch takes num_warps beside the arguments of the kernel.
 
 import functools
 from typing import Any, NamedTuple
@@ -10,51 +10,32 @@ import torch
 import triton  # pyright: ignore[reportMissingImports]
 from jaxtyping import Float
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_batchedtensor
-from torch.autograd import forward_ad
 
 from minigpt.errors import NormError
 from minigpt.norms.triton import interpreting, kernels
 
-REGISTERS = 32 * 1024  # bytes of one row, as its statistics are kept, that a program may hold; longer rows go in pieces
-LONG_BLOCK = 2048  # elements of one piece
-FORWARD_BYTES, BACKWARD_BYTES = 4096, 2048  # of a row, for each warp: the fewer warps, the less they exchange to sum
-BUSY = 16  # warps that keep a multiprocessor busy, since rows are asked for ahead
-SUM_ROWS, SUM_BLOCK = 512, 16  # of partial sums that are added up at a time: few turns, by many programs
+REGISTERS = 32 * 1024  # the most bytes of one row, in the dtype of the sums, that a program holds
+FORWARD_BYTES, BACKWARD_BYTES = 4096, 2048  # of a row for each warp; fewer warps exchange less for a sum
+BUSY = 16  # warps that keep a multiprocessor busy
+SUM_ROWS, SUM_BLOCK = 512, 16  # partial sums that a program adds up at a time: few turns, many programs
 
 Stream = Float[Tensor, "*dims"]
 Row = Float[Tensor, "*row"]
 
 
 def layer_norm(x: Stream, weight: Row, bias: Row | None, eps: float) -> Stream:
-    """LayerNorm of ``x`` over the dimensions of ``weight``; differentiable once."""
-    _require_no_tangent(x, weight, bias)
+    """Return LayerNorm of ``x`` over the dimensions of ``weight``; differentiable once."""
     return torch.ops.minigpt.layer_norm(x, None, weight, bias, eps)[0]
 
 
 def add_layer_norm(residual: Stream, delta: Stream, weight: Row, bias: Row | None, eps: float) -> tuple[Stream, Stream]:
-    """``residual + delta``, and LayerNorm of that sum."""
-    _require_no_tangent(residual, delta, weight, bias)
+    """Return ``residual + delta``, and LayerNorm of that sum."""
     y, total, _ = torch.ops.minigpt.layer_norm(residual, delta, weight, bias, eps)
     return total, y
 
 
-def _require_no_tangent(*given: Tensor | None) -> None:
-    """Refuse forward-mode derivatives, which would be lost in an operator that has none."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
-        return
-    if any(tensor is not None and forward_ad.unpack_dual(_unbatched(tensor)).tangent is not None for tensor in given):
-        raise NormError("the triton norm has no forward-mode derivatives; for those take norm 'fused' or 'textbook'")
-
-
-def _unbatched(tensor: Tensor) -> Tensor:
-    while is_batchedtensor(tensor):  # by vmap, which cannot be asked for a tangent
-        tensor = get_unwrapped(tensor)
-    return tensor
-
-
 class Rows(NamedTuple):
-    """Where the rows of a tensor lie: its elements, and how to find row i (see ``kernels``)."""
+    """The elements of a tensor, and where row i starts (see ``kernels``)."""
 
     data: Tensor
     inner: int
@@ -67,7 +48,7 @@ class Rows(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """How much one program holds at a time, and how many warps share it: by width and dtype alone."""
+    """How much one program holds at a time, and how many warps share it. Depends on width and dtype alone."""
 
     rows: int
     block: int
@@ -75,10 +56,10 @@ class Tile(NamedTuple):
 
 
 def rows_of(x: Tensor, row_ndim: int) -> Rows:
-    """The rows as they lie, where two strides can find them; of a stranger layout, a contiguous copy's.
+    """Return the rows of ``x``, or of a contiguous copy if two strides cannot describe where its rows start.
 
-    Where one stride is enough, ``inner`` is 1, which is compiled in and spares the kernels a division. A single row has
-    the stride that several would have, so that one program serves both and the row comes out the same in any company.
+    If one stride is enough, ``inner`` is 1. That is compiled in and saves the kernels a division. A single row has the
+    stride that several would have, so that the same program serves both and gives the same bits.
     """
     x = x if row_ndim == 1 else x.flatten(-row_ndim)
     *leading, width = x.shape
@@ -99,11 +80,15 @@ def rows_of(x: Tensor, row_ndim: int) -> Rows:
 
 
 @functools.cache
-def tile(width: int, wide: torch.dtype, of_warp: int) -> Tile | None:
-    """For rows of ``width``, ``of_warp`` bytes for each warp; None where a row does not fit into registers."""
+def tile(width: int, wide: torch.dtype, of_warp: int) -> Tile:
+    """Return the tile for rows of ``width`` numbers, with ``of_warp`` bytes for each warp.
+
+    Raises:
+        NormError: if a row does not fit into the registers of a program.
+    """
     block = max(16, triton.next_power_of_2(width))
     if block * wide.itemsize > REGISTERS:
-        return None
+        raise NormError(f"the triton norm takes rows of at most {REGISTERS // wide.itemsize:,} numbers, got {width:,}")
     least = 64 * 1024 if interpreting() else 1024  # interpreted, a program costs the same for few rows as for many
     rows = max(1, least // block)
     return Tile(rows, block, warps=min(16, max(1, rows * block * wide.itemsize // of_warp)))
@@ -112,29 +97,22 @@ def tile(width: int, wide: torch.dtype, of_warp: int) -> Tile | None:
 def _forward(
     x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``y``, ``total`` (empty without a ``delta``), and the rows' means and reciprocal deviations (2, ...)."""
+    """Return ``y``, ``total`` (empty without a ``delta``), and means and reciprocal deviations of the rows (2, ...)."""
     width, held = weight.numel(), tile(weight.numel(), _wide(_sum_dtype(x, delta)), FORWARD_BYTES)
-    if delta is not None and (held is None or delta.dtype != x.dtype):  # of two dtypes, sums would take another order
+    if delta is not None and delta.dtype != x.dtype:  # in one kernel, two dtypes would change the order of the sums
         total = (x + delta).contiguous()
         y, _, stats = _forward(total, None, weight, bias, eps)
         return y, total, stats
     y, total, stats = _forward_shapes(x, delta, weight, bias, eps)
     rows = stats.numel() // 2
-    source, weight, bias = rows_of(x, weight.ndim), weight.contiguous(), None if bias is None else bias.contiguous()
-    added = Rows(x, 1, 0, 0) if delta is None else rows_of(delta, weight.ndim)
-    with torch.cuda.device_of(x):  # a kernel starts on the current device and its current stream
-        if not rows:
-            pass
-        elif held is None:
-            kernels.forward_long[rows,](
-                source.data, weight, bias, y, stats, rows, *source.place,
-                WIDTH=width, EPS=eps, BLOCK=LONG_BLOCK, num_warps=8,
-            )  # fmt: skip
-        else:
-            blocks = -(-rows // held.rows)
-            programs = min(blocks, _programs(x.device, held.warps))
+    source, added = rows_of(x, weight.ndim), _rows_or_none(delta, x, weight.ndim)
+    if rows:
+        blocks = -(-rows // held.rows)
+        programs = min(blocks, _programs(x.device, held.warps))
+        with torch.cuda.device_of(x):  # a kernel starts on the current device and its current stream
             kernels.forward_rows[programs,](
-                source.data, None if delta is None else added.data, weight, bias, total, y, stats, rows,
+                source.data, None if delta is None else added.data, weight.contiguous(),
+                None if bias is None else bias.contiguous(), total, y, stats, rows,
                 -(-blocks // programs), *source.place, *added.place,
                 WIDTH=width, EPS=eps, ROWS=held.rows, BLOCK=held.block, num_warps=held.warps,
             )  # fmt: skip
@@ -154,32 +132,22 @@ def _forward_shapes(
 def _backward(
     dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the sum ``x`` (what went into the norm), of the weight and of the bias."""
+    """Return the gradients of the norm's input ``x``, of the weight and of the bias."""
     dx, dweight, dbias = _backward_shapes(dy, dtotal, x, weight, bias_dtype, stats)
     width, rows, held = weight.numel(), stats.numel() // 2, tile(weight.numel(), stats.dtype, BACKWARD_BYTES)
     source, above = rows_of(x, weight.ndim), rows_of(dy, weight.ndim)
-    beside = Rows(x, 1, 0, 0) if dtotal is None else rows_of(dtotal, weight.ndim)
-    piece = held or Tile(1, LONG_BLOCK, 8)
-    blocks = -(-rows // piece.rows)
-    programs = min(blocks, _programs(x.device, piece.warps))
+    beside = _rows_or_none(dtotal, x, weight.ndim)
+    blocks = -(-rows // held.rows)
+    programs = min(blocks, _programs(x.device, held.warps))
     partials = x.new_empty(2, programs, width, dtype=stats.dtype)
-    given = (above.data, None if dtotal is None else beside.data, source.data, weight.contiguous(), stats, dx)
-    places = (*above.place, *beside.place, *source.place)
     with torch.cuda.device_of(x):
-        if not rows:
-            pass
-        elif held is not None:
+        if rows:
             kernels.backward_rows[programs,](
-                *given, partials, rows, -(-blocks // programs), *places,
+                above.data, None if dtotal is None else beside.data, source.data, weight.contiguous(), stats, dx,
+                partials, rows, -(-blocks // programs), *above.place, *beside.place, *source.place,
                 WIDTH=width, ROWS=held.rows, BLOCK=held.block, num_warps=held.warps,
             )  # fmt: skip
-        else:
-            kernels.backward_long[rows,](*given, rows, *places, WIDTH=width, BLOCK=LONG_BLOCK, num_warps=8)
-            kernels.backward_long_weights[programs, -(-width // LONG_BLOCK)](
-                above.data, source.data, stats, partials, rows, -(-blocks // programs), *above.place, *source.place,
-                WIDTH=width, ROWS=1, BLOCK=LONG_BLOCK, num_warps=8,
-            )  # fmt: skip
-        columns = LONG_BLOCK if interpreting() else SUM_BLOCK
+        columns = 2048 if interpreting() else SUM_BLOCK
         kernels.sum_partials[-(-width // columns), 2](
             partials, dweight, dbias, programs, WIDTH=width, ROWS=SUM_ROWS, BLOCK=columns, num_warps=8
         )
@@ -212,7 +180,12 @@ def _gradients(ctx: Any, dy: Tensor | None, dtotal: Tensor | None, dstats: None)
 
 
 def _refuse(ctx: Any, *gradients: Tensor | None) -> None:
-    raise NormError("the triton norm has first derivatives only; for second ones take norm 'fused' or 'textbook'")
+    raise NormError("the triton norm has first derivatives only; for second ones use norm 'fused' or 'textbook'")
+
+
+def _rows_or_none(tensor: Tensor | None, like: Tensor, row_ndim: int) -> Rows:
+    """Return ``rows_of(tensor)``. The kernels do not read the place of a missing one."""
+    return Rows(like, 1, 0, 0) if tensor is None else rows_of(tensor, row_ndim)
 
 
 def _sum_dtype(x: Tensor, delta: Tensor | None) -> torch.dtype:
@@ -225,7 +198,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 @functools.cache
 def _programs(device: torch.device, warps: int) -> int:
-    """How many programs keep the device busy."""
+    """Return how many programs keep the device busy."""
     if device.type != "cuda":
         return 4
     return torch.cuda.get_device_properties(device).multi_processor_count * max(1, BUSY // warps)
