@@ -1,4 +1,4 @@
-"""minigpt against others on one checkpoint and the same prompts, taking turns, each in a process of its own."""
+"""Time minigpt against others on one checkpoint and the same prompts, in turns, each in a separate process."""
 
 import dataclasses
 import importlib.util
@@ -41,7 +41,7 @@ class BenchPlan:
         compiled: whether our steps are compiled.
 
     Raises:
-        ConfigError: a number, a kind or a contestant is out of range or named twice, or a package is missing.
+        ConfigError: if a number, a kind or a contestant is out of range or named twice, or a package is missing.
     """
 
     model: str | None = None
@@ -74,7 +74,7 @@ class BenchPlan:
         return [("minigpt", self.kind)] + [(name, kind or self.kind_of(name)) for name, _, kind in theirs]
 
     def prompts(self, vocabulary: int) -> list[list[int]]:
-        """Random ids, the same for everybody."""
+        """Return random ids, the same for all contestants."""
         shortest = self.prompt_tokens if self.batch == 1 else max(1, self.prompt_tokens // 2)
         lengths = torch.linspace(shortest, self.prompt_tokens, self.batch).round().int().tolist()
         generator = torch.Generator().manual_seed(0)
@@ -91,8 +91,8 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> BenchRe
     """Time every contestant and the limit ``plan.repeats`` times, in turns.
 
     Raises:
-        CheckpointError, ConfigError: the model cannot be had, or its context is too short.
-        MiniGPTError: a contestant's process failed.
+        CheckpointError, ConfigError: if the model cannot be loaded, or its context is too short.
+        MiniGPTError: if a contestant's process failed.
     """
     plans = [("products", plan.kind), *plan.contestants]
     begin = Steps(progress, total=1 + len(plans) * (1 + plan.repeats))
@@ -133,7 +133,7 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> BenchRe
 
 
 def _prepared(plan: BenchPlan, folder: Path) -> GPT2:
-    """The model, and in the folder a checkpoint of it in float32 that everybody can load."""
+    """Return the model, and write it to ``folder`` as a float32 checkpoint that all contestants can load."""
     if plan.model is None:
         torch.manual_seed(0)
         model = GPT2(GPT2Config.preset(plan.preset))
@@ -149,7 +149,7 @@ def _prepared(plan: BenchPlan, folder: Path) -> GPT2:
 
 
 class _Process:
-    """A contestant at work elsewhere, and what it has measured."""
+    """A contestant in another process, and what it has measured."""
 
     def __init__(self, spec: dict[str, Any], pipes: subprocess.Popen[str], told: IO[str]) -> None:
         self.name, self.kind, self.pipes, self.told = spec["name"], spec["kind"], pipes, told
@@ -163,7 +163,7 @@ class _Process:
         self.runs.append(self._answer())
 
     def end(self) -> dict[str, float]:
-        """What it said first and last."""
+        """End the process; return its first and last answers."""
         assert self.pipes.stdin is not None
         self.pipes.stdin.close()
         return self.ready | self._answer()
@@ -177,7 +177,7 @@ class _Process:
         return answer
 
     def _end(self) -> str:
-        """How its process ended, and the last that it said."""
+        """Return how the process ended, and the last line that it printed."""
         status = self.pipes.wait()
         self.told.seek(0)
         said = [line.strip() for line in self.told if line.strip()]

@@ -1,4 +1,4 @@
-"""A decoding step as one call into ``kernel.c``: which models it suits, and how their tensors are handed over.
+"""A decoding step as one call into ``kernel.c``: which models it suits, and how their tensors are passed.
 
 R rows, C width of the residual stream, V vocabulary, K inputs of a product.
 """
@@ -128,7 +128,7 @@ def why_not(model: nn.Module) -> str | None:
     if not _is_on:
         return "the kernel is turned off"
     if functions() is None:
-        return "the kernel was not built; installing minigpt with a C compiler at hand builds it"
+        return "the kernel was not built; installing minigpt where there is a C compiler builds it"
     if type(model) is not GPT2 or model.arithmetic != "fast" or model.attention != "sdpa":
         return 'the model is not a minigpt.GPT2 with arithmetic="fast" and attention="sdpa"'
     if model.step is not None or model.training:
