@@ -20,7 +20,7 @@ from minigpt.generation.padding import left_padded
 from minigpt.judge.reference import quiet_transformers
 
 Prompts = list[list[int]]
-READ, TIMES = 2**28, 4  # bytes read to measure the speed of memory, more than caches hold; and how often
+READ, TIMES = 2**28, 16  # bytes read to measure the speed of memory, more than caches hold; and how often
 
 
 class Contestant(Protocol):

@@ -194,7 +194,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     hook = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hook)
     library, checks = tmp_path / "checked.so", "-fsanitize=address,undefined"
-    hook.build(library, (checks, "-fno-sanitize-recover=undefined", "-g"))
+    hook.build(library, (checks, "-fno-sanitize-recover=undefined", "-g", "-O1"))
     # libstdc++ must be loaded before the sanitizer looks for it, or it cannot follow the exceptions of PyTorch.
     asked = [["gcc", f"-print-file-name={name}"] for name in ("libasan.so", "libstdc++.so.6")]
     preload = [subprocess.run(one, capture_output=True, text=True, check=True).stdout.strip() for one in asked]
