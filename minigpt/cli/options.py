@@ -33,7 +33,7 @@ def with_ray_address(words: list[str]) -> list[str]:
     followed = [*words[1:], "-"]
     return [
         "--ray=local" if word == "--ray" and after.startswith("-") else word
-        for word, after in zip(words, followed, strict=True)
+        for word, after in zip(words, followed, strict=False)
     ]
 
 
