@@ -66,9 +66,7 @@ def _refuse_other_models(fields: Mapping[str, Any]) -> None:
     for name, neutral in _NEUTRAL.items():
         if name in fields and fields[name] not in neutral:
             wanted = " or ".join(json.dumps(value) for value in neutral if value is not None) or "null"
-            way_out = (
-                "; AutoModelForCausalLM reads it, with norms or arithmetic of its own, after minigpt.hf.register()"
-            )
+            way_out = "; AutoModelForCausalLM reads it, with its norms and arithmetic, after minigpt.hf.register()"
             raise ConfigError(
                 f"{name}={json.dumps(fields[name], default=str)} is not supported, only {wanted}"
                 + way_out * (fields[name] == "minigpt-gpt2")

@@ -1,13 +1,13 @@
-"""What can be wrong with what a user gives us. Every message is one sentence: the thing, and the way out."""
+"""Errors about a user's input. Every message is one sentence: what is wrong, and what to do."""
 
 from collections.abc import Iterable
 
 MOST_NAMES = 8  # in one message
-RAISED = (Exception, SystemExit)  # what somebody else's code may raise; whether the program ends is not its to say
+RAISED = (Exception, SystemExit)  # that foreign code may raise; it must not end the program either
 
 
 class MiniGPTError(ValueError):
-    """Base of every error this project raises about its input. The message is always one line, and all of it shows."""
+    """Base of every error about input. The message is one line, with unprintable characters escaped."""
 
     def __init__(self, message: str = "") -> None:
         line = " ".join(message.splitlines())
@@ -15,23 +15,23 @@ class MiniGPTError(ValueError):
 
 
 class ConfigError(MiniGPTError):
-    """A configuration, preset, dtype or device that cannot be honoured."""
+    """A configuration, preset, dtype or device that cannot be used."""
 
 
 class CheckpointError(MiniGPTError):
-    """Weights or tokenizer files that are absent, damaged or of another model."""
+    """Weights or tokenizer files that are missing, damaged or from another model."""
 
 
 class NormError(MiniGPTError):
-    """A norm that is unknown, unavailable or does not fit, or a pattern of sites that matches none."""
+    """A norm that is unknown, unavailable or does not fit, or a pattern that matches no site."""
 
 
 class GenerationError(MiniGPTError):
-    """Tokens or settings that cannot be generated from."""
+    """Invalid tokens or settings of generation."""
 
 
 def is_several(given: object) -> bool:
-    """Whether it can be gone through as a list can, and is no text."""
+    """Return True for an iterable that is not a string or bytes."""
     try:
         iter(given)  # type: ignore[call-overload]
     except TypeError:
@@ -40,7 +40,7 @@ def is_several(given: object) -> bool:
 
 
 def listing(names: Iterable[str]) -> str:
-    """For a message: "a, b and 3 more"."""
+    """Return names for a message: "a, b and 3 more"."""
     shown = (name[:96] for name in names)
     names = sorted(name if name.isprintable() else repr(name) for name in shown)  # a damaged file's may not be
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""

@@ -59,10 +59,10 @@ def require_values(device: torch.device) -> None:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Whether a program may look at its numbers and go on by what it finds.
+    """Return True if a program may read the tensor's values and branch on them.
 
-    Not on meta, not while a compiler or ``torch.func.vmap`` follows what is done with a tensor that has none, and not
-    while it is recorded, by ``torch.jit.trace`` or as a CUDA graph, to be done with other numbers.
+    False on the meta device, under a compiler or ``torch.func.vmap``, and while ``torch.jit.trace`` or a CUDA graph
+    records the program to repeat it with other values.
     """
     if torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor | FunctionalTensor):
         return False

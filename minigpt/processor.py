@@ -9,7 +9,7 @@ INFO = Path("/proc/cpuinfo")
 
 
 def processor_fact(name: str) -> str | None:
-    """What the system says of the processor by that name, such as "model name"; None where it says nothing."""
+    """Return a field of /proc/cpuinfo, e.g. "model name"; None if there is none."""
     lines = INFO.read_text().splitlines() if INFO.exists() else []
     facts = (line.partition(":") for line in lines)
     return next((value.strip() for key, _, value in facts if key.strip() == name), None)

@@ -137,7 +137,7 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return byte_level_bpe(folder / "vocab.json", folder / "merges.txt")
     raise CheckpointError(
-        f"{folder.resolve()} has neither a tokenizer.json nor a vocab.json with a merges.txt; put there those that the "
+        f"{folder.resolve()} has no tokenizer.json, and no vocab.json with a merges.txt; add the files that the "
         "model was trained with"
     )
 
@@ -172,9 +172,9 @@ def _typed(value: Any) -> Any:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the printable character that stands for each byte in a byte-level vocabulary, with that byte.
+    """Return the bytes of a byte-level vocabulary by the printable characters that represent them.
 
-    A printable byte stands for itself. The others follow from U+0100 on, in order (GPT-2's encoder does the same).
+    A printable byte represents itself. The others follow from U+0100 on, in order (GPT-2's encoder does the same).
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -29,8 +29,8 @@ def save_frozen(model: GPT2, directory: str | Path, tokenizer: "SavesItself | No
     ``minigpt.from_pretrained`` loads what is written with frozen norms again.
 
     Raises:
-        NormError: if a norm is not frozen, is not calibrated or divides the first position by a deviation of its own,
-            or a scaled weight is too large for the model's dtype.
+        NormError: if a norm is not frozen or not calibrated, or divides the first position by another deviation. Also
+            if a scaled weight is too large for the model's dtype.
         CheckpointError: as ``save_pretrained``.
     """
     from minigpt.checkpoint.save import save_pretrained  # which imports the reading side, and so this file

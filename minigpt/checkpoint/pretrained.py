@@ -42,15 +42,15 @@ def from_pretrained(
     """Return a pretrained GPT-2 in eval mode, from any of the families in ``checkpoint/formats``.
 
     On the CPU, in the checkpoint's own dtype, the parameters of a Hugging Face checkpoint are the file itself, mapped
-    into memory: nothing is copied or transposed, and a page is read when first used. The file must not be overwritten
-    in place meanwhile. If "fast" arithmetic casts the affine weights to another dtype, it also stores them by rows,
+    into memory. Nothing is copied or transposed, and a page is read when first used. Do not overwrite the file in place
+    meanwhile. If "fast" arithmetic casts the affine weights to another dtype, it also stores them by rows,
     (out, in), which processors read faster. Their shapes stay; ``contiguous()`` restores the checkpoint's layout.
 
     Args:
         source: a directory, a file of weights with its config beside it, a Hugging Face repository id, or "demo".
         norm: as ``GPT2`` takes it, or a dict from patterns of sites to norms. The default leaves the norms that the
-            checkpoint names. If one of those is not registered, it must be named here again, since a file never makes
-            code run; it then stands where the checkpoint has it, and nowhere else.
+            checkpoint names. If one of those is not registered, name it here again, since a file never makes code run.
+            It is then used at the checkpoint's sites for it only.
         keep: as ``swap_norms`` takes it.
         attention, arithmetic: as ``GPT2`` takes them.
         device: None is CUDA where there is one, else the CPU.

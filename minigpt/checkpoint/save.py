@@ -51,7 +51,7 @@ def save_pretrained(
         directory: created if it does not exist.
         tokenizer: is saved beside the model.
         max_shard_bytes: larger weights are divided into files of at most so many bytes, with an index; a larger tensor
-            has a file of its own.
+            has a separate file.
         generation_config: settings for generation_config.json, beside the config's ids of tokens.
 
     Raises:

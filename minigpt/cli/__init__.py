@@ -54,8 +54,8 @@ for _name in COMMANDS:
 def main() -> None:
     """Run the command line and exit.
 
-    The status is 0 if all is well; 1 if parity does not hold or a norm is not a LayerNorm; 2 after an error, which is
-    one line on standard error; 130 after an interrupt.
+    The status is 0 on success, and 1 if parity does not hold or a norm is not a LayerNorm. After an error, which is one
+    line on standard error, it is 2. After an interrupt it is 130.
     """
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # head closes the pipe: end quietly

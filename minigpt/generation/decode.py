@@ -92,9 +92,8 @@ def generate(
 
     Raises:
         ConfigError: if the model is not a GPT2, or is on the meta device.
-        GenerationError: at the call, if a setting is out of range, if a prompt is empty, padded on the right or has an
-            id outside the vocabulary, or if it exceeds the context together with its new tokens. Later, if the logits
-            are NaN or the settings exclude every token.
+        GenerationError: at the call, if a setting is out of range, or a prompt is empty, padded on the right, too long
+            or has an id outside the vocabulary. Later, if the logits are NaN or the settings exclude every token.
     """
     chosen = GenerationSettings(**settings)
     if chosen.stop_texts and tokenizer is None:

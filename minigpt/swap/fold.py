@@ -36,13 +36,13 @@ def fold_norms(model: GPT2) -> GPT2:
     Raises:
         ConfigError: if the model is not a GPT2.
         NormError: if a norm is not ``s * weight + bias``, the next layer is not a Conv1D, the head belongs to another
-            model, or the model has no values (nothing is changed then), or a folded weight is too large for the dtype.
+            model, or the model is on meta. Nothing is changed then. Also if a folded weight is too large for the dtype.
     """
     check_gpt2(model)
     check_weights(model, "fold", NormError)
     if model.config.tie_word_embeddings and hasattr(model, "lm_head"):
         raise NormError(
-            "model must have a head of its own, but its head belongs to the model around it; "
+            "model must own its head, but its head belongs to the model around it; "
             "fold a model from minigpt.from_pretrained"
         )
     for site, norm in model.norm_modules().items():

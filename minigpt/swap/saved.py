@@ -2,7 +2,7 @@
 
 A model whose norms are not all LayerNorm is saved under the ``model_type`` "minigpt-gpt2", so that no program reads it
 as a plain GPT-2. The field ``norm`` then names its norms: one name, or pairs [pattern of sites, name], the last match
-deciding. A name that is not registered stands for code. A file never makes code run, so the caller has to name it too.
+deciding. A name that is not registered means code. A file never makes code run, so the caller has to name it too.
 """
 
 from collections.abc import Mapping

@@ -125,7 +125,7 @@ def _built(model: HasNorms, norm: norms.NormSpec, old: nn.Module, keep: Collecti
 
 
 def _require_one_each(model: HasNorms, new: list[nn.Module]) -> None:
-    """Check that every site has a module of its own, since a module holds the Parameters of one site."""
+    """Check that every site has a separate module, since a module holds the Parameters of one site."""
     taken = {id(module) for module in model.modules()}
     for norm in new:
         own = id(norm.norm if isinstance(norm, AdaptedNorm) else norm)

@@ -2,7 +2,7 @@
 
 python scripts/bench/load.py --preset gpt2-xl --json docs/results/load-xl-cpu.json
 
-The checkpoint has random weights of the preset's shape, and every load is a process of its own. The peak is the
+The checkpoint has random weights of the preset's shape, and every load runs in a separate process. The peak is the
 system's own (VmHWM in /proc, so Linux only). It counts the pages of the mapped file that the process has in memory, not
 those that only the system caches. On a busy machine cpu_s, the processor's time, is steadier than load_s.
 """
