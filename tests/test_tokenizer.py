@@ -336,7 +336,7 @@ def test_no_token_is_added(tmp_path: Path) -> None:
 
 def test_neither_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"neither a tokenizer\.json nor a vocab\.json with a merges\.txt"):
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json, and no vocab\.json with a merges\.txt"):
         Tokenizer.from_pretrained(tmp_path)
 
 

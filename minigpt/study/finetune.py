@@ -112,7 +112,7 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
     trained = _with_adapters(model, settings.lora) if settings.lora else model
     trainer = PlainTrainer(
         model=trained,
-        args=_arguments(settings, checkpoints, held is not None, turns),
+        args=arguments(settings, checkpoints, held is not None, turns),
         train_dataset=train,
         eval_dataset=held,
         callbacks=[calls, Report(progress)],
@@ -124,6 +124,9 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
         calls.call(int(last.name.rpartition("-")[2]))
     result = trainer.train(resume_from_checkpoint=None if last is None else str(last))
     log = trainer.state.log_history
+    trainer.accelerator.free_memory()  # gradients and the optimizer's state, before the model is loaded again
+    trainer.optimizer = None
+    trained.zero_grad()
     return Finetuned(
         as_minigpt(trained.merge_and_unload() if settings.lora else trained, settings.model),
         _by_step(log, "loss"),
@@ -248,7 +251,14 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def _arguments(settings: FinetuneSettings, folder: Path, evaluates: bool, turns: dict[str, Turn]) -> TrainingArguments:
+def arguments(
+    settings: FinetuneSettings, folder: str | Path, evaluates: bool, turns: Mapping[str, Turn]
+) -> TrainingArguments:
+    """Return Trainer's arguments.
+
+    Raises:
+        ConfigError: if a field of ``settings.training`` is unknown or invalid.
+    """
     often = max(1, settings.steps // 10)
     has_more = any({*turn.after.parameters()} - {*turn.before.parameters()} for turn in turns.values())
     fields: dict[str, Any] = {
