@@ -186,15 +186,32 @@ def test_models_that_it_does_not_suit_say_why() -> None:
         assert word in (why_not(model) or ""), f"{word}: {why_not(model)}"
 
 
-@pytest.mark.thorough
-def test_sanitizers_find_nothing(tmp_path: Path) -> None:
+def build_module() -> Any:
+    """Return hatch_build.py of the repository as a module."""
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None
     assert spec.loader is not None
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_installing_without_a_compiler_builds_a_pure_python_wheel(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("hatchling", reason="hatchling is not installed")
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    hook = object.__new__(build_module().KernelBuildHook)
+    wheel: dict[str, Any] = {"artifacts": []}
+    hook.initialize("standard", wheel)
+    assert wheel == {"artifacts": []}
+    assert "the kernel was not compiled" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     library, checks = tmp_path / "checked.so", "-fsanitize=address,undefined"
-    hook.build(library, (checks, "-fno-sanitize-recover=undefined", "-g", "-O1"))
+    build_module().build(library, (checks, "-fno-sanitize-recover=undefined", "-g", "-O1"))
     # libstdc++ must be loaded before the sanitizer looks for it, or it cannot follow the exceptions of PyTorch.
     asked = [["gcc", f"-print-file-name={name}"] for name in ("libasan.so", "libstdc++.so.6")]
     preload = [subprocess.run(one, capture_output=True, text=True, check=True).stdout.strip() for one in asked]
