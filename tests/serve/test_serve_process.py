@@ -161,6 +161,7 @@ def test_other_clients_do_not_notice_half_open_and_silent_ones(slow: Live) -> No
 
 
 def test_writing_to_a_client_that_has_gone_does_not_end_the_server(slow: Live) -> None:
+    assert httpx.get(f"{slow.url}/health").status_code == 200  # it has started
     slow.process.send_signal(signal.SIGPIPE)  # what the system sends then
     assert httpx.get(f"{slow.url}/health").status_code == 200
 
