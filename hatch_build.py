@@ -1,6 +1,7 @@
-"""Compile ``minigpt/engine/kernel.c`` when a wheel is built or installed. Without a compiler only speed is lost.
+"""Compile the decoding kernel, ``minigpt/engine/kernel.c``, when a wheel is built or installed.
 
-The file is compiled once for every level of instructions, and the processor's own is chosen when it runs.
+Without a compiler only speed is lost. The file is compiled once for each level of instructions, and the best level of
+the processor is chosen at run time.
 """
 
 import os
@@ -34,7 +35,7 @@ class KernelBuildHook(BuildHookInterface):
         try:
             build(LIBRARY)
         except (OSError, subprocess.CalledProcessError) as error:
-            print(f"minigpt decodes with PyTorch alone: kernel.c was not compiled ({error})", file=sys.stderr)
+            print(f"minigpt decodes with PyTorch alone: the kernel was not compiled ({error})", file=sys.stderr)
             return
         build_data["artifacts"].append("minigpt/engine/libminigpt.so")
         build_data["pure_python"] = False

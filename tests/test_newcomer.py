@@ -45,7 +45,7 @@ def example(docstring: str | None, start: str) -> str:
 
 @pytest.mark.thorough
 def test_to_add_a_processor(package: Path) -> None:
-    """The example of its docstring, in a file of its own; the one line is for type checkers."""
+    """The example of its docstring, in a new file. The one line elsewhere is for type checkers."""
     (package / "generation/processors/top_a.py").write_text(
         "import torch\n"
         "from minigpt.generation.processors import processor\n"
@@ -80,7 +80,7 @@ def test_a_processor_of_a_users_own_file_needs_no_line_at_all() -> None:
 
 @pytest.mark.thorough
 def test_to_add_a_norm(package: Path) -> None:
-    """The example of the registry's docstring, in a file of its own. No other file changes."""
+    """The example of the registry's docstring, in a new file. No other file changes."""
     (package / "norms/centred.py").write_text(
         "from minigpt.norms.registry import register\n"
         "from minigpt.norms.textbook import LayerNorm\n\n" + example(registry.__doc__, "@register(")

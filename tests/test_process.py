@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from minigpt.process import CACHED_SHAPES, settle_memory
+from minigpt.process import ENVIRONMENT, settle_memory
 
 
 @pytest.fixture(autouse=True)
@@ -14,16 +14,16 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """What glibc's allocator is told, in place of telling it: this process is the tests' own."""
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=lambda *what: told.append(what)))
-    for capacity in CACHED_SHAPES:
-        monkeypatch.setenv(capacity, "0")  # so that it is put back
-        monkeypatch.delenv(capacity)
+    for name in ENVIRONMENT:
+        monkeypatch.setenv(name, "0")  # so that it is put back
+        monkeypatch.delenv(name)
     return told
 
 
 def test_no_piece_is_so_large_that_it_is_given_back(allocator: list[tuple[int, int]]) -> None:
     settle_memory()
     assert allocator == [(-1, 2**30), (-3, 2**30)]
-    assert {os.environ[capacity] for capacity in CACHED_SHAPES} == {"32"}
+    assert {name: os.environ[name] for name in ENVIRONMENT} == ENVIRONMENT
 
 
 def test_what_the_environment_says_is_left_at_that(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,4 +35,4 @@ def test_what_the_environment_says_is_left_at_that(monkeypatch: pytest.MonkeyPat
 def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
     settle_memory()
-    assert {os.environ[capacity] for capacity in CACHED_SHAPES} == {"32"}, "the rest is done all the same"
+    assert {name: os.environ[name] for name in ENVIRONMENT} == ENVIRONMENT, "the rest is done all the same"

@@ -1,4 +1,4 @@
-"""Times as medians with their spread, and what they come to."""
+"""Times as medians with their spread, and the speeds that follow from them."""
 
 import dataclasses
 import statistics
@@ -20,10 +20,10 @@ class Measured:
         prefill_ms: reading the prompts once.
         first_token_ms: from the call to the first token.
         total_ms: from the call to the last token.
-        total_cpu_ms: the processor's time for that, of all threads; with one thread, a busy machine spoils it least.
-        tokens_per_second: all new tokens of all rows over ``total_ms``.
-        decode_tokens_per_second: all but the first of each row, over the time after that.
-        memory_mb: most that its process held, less what ``import torch`` alone takes; files that it maps are counted.
+        total_cpu_ms: the processor time of all threads for that; a busy machine changes it least.
+        tokens_per_second: new tokens of all rows, divided by ``total_ms``.
+        decode_tokens_per_second: new tokens without the first of each row, divided by the time after the first.
+        memory_mb: the peak of its process less that of ``import torch`` alone, with the files that it maps.
         compilations: by ``torch.compile``, in all runs.
     """
 
@@ -42,7 +42,7 @@ class Measured:
     def of(
         cls, name: str, kind: str, runs: list[dict[str, float]], ends: dict[str, Any], batch: int, new: int
     ) -> "Measured":
-        """From the answers of its process."""
+        """Return the figures from the answers of its process."""
         times = {phase: Spread.of([run[phase] for run in runs]) for phase in PHASES}
         after_first = [run["total_ms"] - run["first_token_ms"] for run in runs]
         return cls(
@@ -58,13 +58,13 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limit:
-    """What the machine allows in tokens a second, in all rows.
+    """The most tokens a second that the machine allows, in all rows.
 
     Attributes:
         bandwidth_gb_s: of reading memory: sums over much more than caches hold.
-        bytes_per_step: of the weights as ours holds them; every step must read them once.
+        bytes_per_step: of the weights in minigpt; every step must read them once.
         by_memory: a step taking these bytes at that bandwidth.
-        by_products: a step taking its matrix products with the same weights by the same calls, and nothing else.
+        by_products: a step that computes its matrix products by PyTorch, and nothing else.
     """
 
     bandwidth_gb_s: float
@@ -86,7 +86,7 @@ class Limit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """What was timed, on what, and how it came out; ours is the first of the contestants."""
+    """What was timed, on which machine, and the results; minigpt is the first of the contestants."""
 
     plan: dict[str, Any]
     environment: dict[str, Any]
@@ -94,11 +94,11 @@ class BenchReport:
     limit: Limit
 
     def ratio(self, other: Measured, phase: str = "total_ms") -> float:
-        """How many times as fast as ``other`` ours is, by medians."""
+        """Return how many times as fast as ``other`` minigpt is, by medians."""
         return getattr(other, phase).median / getattr(self.contestants[0], phase).median
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON's own types."""
+        """Return the report in types that JSON has."""
         ours, *others = self.contestants
         ratios = {
             f"{other.name}:{other.kind}": {phase: self.ratio(other, phase) for phase in PHASES} for other in others

@@ -1,4 +1,4 @@
-"""Times as a person reads them in a terminal."""
+"""The report of ``minigpt bench generate`` for a terminal."""
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,7 +10,7 @@ SHOWN = PHASES[:3]
 
 
 def bench_summary(report: BenchReport) -> RenderableType:
-    """The times of all, with what they come to, and the limit."""
+    """Return the times of all contestants, their speeds, and the limit."""
     table = Table("", "prefill ms", "first token ms", "total ms", "tokens/s", "ours", "MiB",
                   box=None, pad_edge=False)  # fmt: skip
     for measured in report.contestants:

@@ -1,4 +1,4 @@
-"""Who is timed: each loads one checkpoint, and continues the same prompts greedily by as many tokens as it is told.
+"""The contestants: each loads one checkpoint, and continues the same prompts greedily by a given number of tokens.
 
 B rows, T tokens of the longest prompt.
 """
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from minigpt.bench.llama import LlamaCpp
 from minigpt.checkpoint import from_pretrained
 from minigpt.engine import GPT2, compile_steps
 from minigpt.engine.kernel import path_of, use_kernel
@@ -19,14 +20,14 @@ from minigpt.generation.padding import left_padded
 from minigpt.judge.reference import quiet_transformers
 
 Prompts = list[list[int]]
-READ, TIMES = 2**28, 4  # bytes that are read to learn how fast memory is, more than caches hold; and how often
+READ, TIMES = 2**28, 16  # bytes read to measure the speed of memory, more than caches hold; and how often
 
 
 class Contestant(Protocol):
     """What the clock needs.
 
     Attributes:
-        decoding: by which path ours decodes, and why; the name of somebody else's.
+        decoding: the path by which minigpt decodes, and why; for the others, their name.
     """
 
     decoding: str
@@ -36,12 +37,12 @@ class Contestant(Protocol):
         ...
 
     def generate(self, new: int) -> int:
-        """Continue every prompt by ``new`` tokens; return how many there are now of them, in all rows."""
+        """Continue every prompt by ``new`` tokens; return how many were written in all rows."""
         ...
 
 
 class Minigpt:
-    """This project, at a dtype, or "int8"; its steps compiled where that is asked for."""
+    """This project in a dtype or in "int8", with compiled steps if asked."""
 
     def __init__(self, folder: str, prompts: Prompts, kind: str, compiled: bool = False) -> None:
         self.model = writer(folder, kind)
@@ -69,7 +70,7 @@ class Transformers:
         from transformers import AutoModelForCausalLM
 
         if kind == "int8":
-            raise ConfigError("transformers has no int8 of its own for the CPU; compare with transformers:float32")
+            raise ConfigError("transformers has no int8 for the CPU; compare with transformers:float32")
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, attn_implementation="sdpa")
         self.model = model.eval()
         self.model.generation_config.eos_token_id = None
@@ -108,13 +109,16 @@ class CTranslate2:
 
 
 class Products:
-    """No contestant but the limit: a step's matrix products one after the other, over the same weights by the same
-    calls, and no more; and for the limit that memory sets, the reading of ``READ`` bytes ``TIMES`` times."""
+    """Not a contestant but the limits.
+
+    ``generate`` computes a step's matrix products one after another with the same weights, by PyTorch, and nothing
+    else. ``prefill`` reads ``READ`` bytes ``TIMES`` times, for the limit that memory sets.
+    """
 
     decoding = "products"
 
     def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
-        use_kernel(kind == "int8")  # the library's products, in the layout that they like best
+        use_kernel(kind == "int8")  # other kinds by PyTorch's products
         model, self.rows = writer(folder, kind), len(prompts)
         blocks, (c, inner), dtype = model.h, (model.config.n_embd, model.config.inner_size), model.wte.weight.dtype
         inputs = {width: torch.randn(self.rows, 1, width).to(dtype) for width in (c, inner)}
@@ -126,12 +130,12 @@ class Products:
         self.memory = torch.ones(READ // 4)
 
     def prefill(self) -> object:
-        """Nothing is read ahead here: memory is read."""
+        """Read memory; there are no prompts here."""
         return [self.memory.sum() for _ in range(TIMES)]
 
     @torch.inference_mode()
     def step(self) -> list[Tensor]:
-        """What every new token must wait for."""
+        """Return the products that every new token needs."""
         return [product(x) for product, x in self.products]  # each (B, 1, out)
 
     def generate(self, new: int) -> int:
@@ -144,6 +148,7 @@ CONTESTANTS: dict[str, Callable[..., Contestant]] = {
     "minigpt": Minigpt,
     "transformers": Transformers,
     "ctranslate2": CTranslate2,
+    "llama.cpp": LlamaCpp,
     "products": Products,
 }
 
@@ -155,12 +160,12 @@ def writer(folder: str, kind: str) -> GPT2:
 
 
 def convert_for_ctranslate2(folder: Path, kind: str) -> None:
-    """The checkpoint in CTranslate2's format, beside it.
+    """Write the checkpoint in CTranslate2's format beside it.
 
-    Its converter asks for a tokenizer, of which it needs the number of tokens: they are t0, t1, t2 and so on.
+    CTranslate2's converter needs a tokenizer, to count the tokens: they are t0, t1, t2 and so on.
 
     Raises:
-        ConfigError: it does not compute in that kind here.
+        ConfigError: if CTranslate2 does not compute in that kind on this processor.
     """
     import ctranslate2  # pyright: ignore[reportMissingImports]
     from ctranslate2.converters import TransformersConverter  # pyright: ignore[reportMissingImports]
@@ -179,15 +184,15 @@ def convert_for_ctranslate2(folder: Path, kind: str) -> None:
 
 
 def require_all(made: int, asked: int, name: str) -> None:
-    """Refuse to time a contestant that stopped early.
+    """Check that a contestant wrote all tokens.
 
     Raises:
-        GenerationError: it wrote another number of tokens than it was asked for.
+        GenerationError: if it wrote more or fewer tokens than it was asked for.
     """
     if made != asked:
         raise GenerationError(f"{name} wrote {made} tokens where {asked} were asked for, so its time says nothing")
 
 
 def weight_bytes(model: GPT2) -> int:
-    """Bytes of the weights that every new token reads: all matrices, the head included, and no embedding as such."""
+    """Return the bytes of the weights that every new token reads: all matrices with the head, without embeddings."""
     return model.head_rows().nbytes + sum(p.nbytes for part in (model.h, model.ln_f) for p in part.parameters())

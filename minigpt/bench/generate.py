@@ -1,4 +1,4 @@
-"""minigpt against others on one checkpoint and the same prompts, taking turns, each in a process of its own."""
+"""Time minigpt against others on one checkpoint and the same prompts, in turns, each in a separate process."""
 
 import dataclasses
 import importlib.util
@@ -15,6 +15,7 @@ import torch
 
 from minigpt.bench.bench_report import BenchReport, Limit, Measured
 from minigpt.bench.contestants import convert_for_ctranslate2, weight_bytes
+from minigpt.bench.llama import GGML_TYPES, write_gguf
 from minigpt.checkpoint import from_pretrained, save_pretrained
 from minigpt.config import GPT2Config
 from minigpt.engine import GPT2
@@ -23,7 +24,7 @@ from minigpt.measure.environment import environment
 from minigpt.measure.steps import Progress, Steps
 from minigpt.placement import DTYPES
 
-OTHERS = ("transformers", "ctranslate2")
+OTHERS = {"transformers": "transformers", "ctranslate2": "ctranslate2", "llama.cpp": "llama_cpp"}  # name: module
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,12 +35,13 @@ class BenchPlan:
         model: a checkpoint, as ``from_pretrained`` takes it; None for random weights of the shape of ``preset``.
         preset: as ``GPT2Config.preset`` takes it.
         kind: "float32", "bfloat16", "float16", "float64" or "int8", what ours computes in.
-        against: other contestants, each a name or name:kind, such as "transformers:float32" or "ctranslate2:int8".
+        against: other contestants, each NAME or NAME:KIND, for example "transformers:float32", "ctranslate2:int8" or
+            "llama.cpp:q8_0". llama.cpp's kinds are f32, f16, bf16 and q8_0.
         batch: rows; more than one are ragged, from half of ``prompt_tokens`` to all of them.
         compiled: whether our steps are compiled.
 
     Raises:
-        ConfigError: a number, a kind or a contestant is out of range or named twice, or a package is missing.
+        ConfigError: if a number, a kind or a contestant is out of range or named twice, or a package is missing.
     """
 
     model: str | None = None
@@ -56,9 +58,10 @@ class BenchPlan:
         for name, least in {"batch": 1, "prompt_tokens": 1, "new_tokens": 2, "repeats": 1}.items():
             if (given := getattr(self, name)) < least:
                 raise ConfigError(f"{name} is {given}; it must be {least} or more")
-        for _, kind in self.contestants:
-            if kind not in (*DTYPES, "int8"):
-                raise ConfigError(f"unknown kind {kind!r}; known are {', '.join(DTYPES)} and int8")
+        for name, kind in self.contestants:
+            known = tuple(GGML_TYPES.values()) if name == "llama.cpp" else (*DTYPES, "int8")
+            if kind not in known:
+                raise ConfigError(f"the kind of {name} must be one of {', '.join(known)}, got {kind!r}")
         for name, _ in self.contestants[1:]:
             _require_installed(name)
         if twice := [one for one in self.contestants if self.contestants.count(one) > 1]:
@@ -68,16 +71,19 @@ class BenchPlan:
     def contestants(self) -> list[tuple[str, str]]:
         """(name, kind) of all, ours first."""
         theirs = [entry.partition(":") for entry in self.against]
-        return [("minigpt", self.kind)] + [(name, kind or self._same_kind(name)) for name, _, kind in theirs]
+        return [("minigpt", self.kind)] + [(name, kind or self.kind_of(name)) for name, _, kind in theirs]
 
     def prompts(self, vocabulary: int) -> list[list[int]]:
-        """Random ids, the same for everybody."""
+        """Return random ids, the same for all contestants."""
         shortest = self.prompt_tokens if self.batch == 1 else max(1, self.prompt_tokens // 2)
         lengths = torch.linspace(shortest, self.prompt_tokens, self.batch).round().int().tolist()
         generator = torch.Generator().manual_seed(0)
         return [torch.randint(vocabulary, (length,), generator=generator).tolist() for length in lengths]
 
-    def _same_kind(self, name: str) -> str:
+    def kind_of(self, name: str) -> str:
+        """Return the kind of a contestant that names none: ours, in its own words."""
+        if name == "llama.cpp":
+            return GGML_TYPES.get(self.kind, self.kind)
         return "float32" if name == "transformers" and self.kind == "int8" else self.kind
 
 
@@ -85,8 +91,8 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> BenchRe
     """Time every contestant and the limit ``plan.repeats`` times, in turns.
 
     Raises:
-        CheckpointError, ConfigError: the model cannot be had, or its context is too short.
-        MiniGPTError: a contestant's process failed.
+        CheckpointError, ConfigError: if the model cannot be loaded, or its context is too short.
+        MiniGPTError: if a contestant's process failed.
     """
     plans = [("products", plan.kind), *plan.contestants]
     begin = Steps(progress, total=1 + len(plans) * (1 + plan.repeats))
@@ -96,13 +102,18 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> BenchRe
         model = _prepared(plan, folder)
         prompts = plan.prompts(model.config.vocab_size)
         common = dict(folder=str(folder), prompts=prompts, new=plan.new_tokens)
+        how = {
+            "minigpt": {"compiled": plan.compiled},
+            "llama.cpp": {"room": plan.prompt_tokens + plan.new_tokens},
+        }
         running = []
         for name, kind in plans:
             begin(f"loading {name} at {kind}")
             if name == "ctranslate2":
                 convert_for_ctranslate2(folder, kind)
-            how = dict(compiled=plan.compiled) if name == "minigpt" else {}
-            spec = dict(common, name=name, kind=kind, how=how)
+            if name == "llama.cpp":
+                write_gguf(folder, kind)
+            spec = dict(common, name=name, kind=kind, how=how.get(name, {}))
             running.append(processes.enter_context(_process(spec)))
         for round_ in range(plan.repeats):
             for process in running:
@@ -114,14 +125,15 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> BenchRe
         ]
     return BenchReport(
         plan=dataclasses.asdict(plan),
-        environment=environment(running[0].ready["threads"]) | {"decoding": running[1].ready["decoding"]},
+        environment=environment(running[0].ready["threads"], "llama-cpp-python")
+        | {"decoding": running[1].ready["decoding"]},
         contestants=contestants,
         limit=Limit.of(products, weight_bytes(model), plan.kind, plan.batch),
     )
 
 
 def _prepared(plan: BenchPlan, folder: Path) -> GPT2:
-    """The model, and in the folder a checkpoint of it in float32 that everybody can load."""
+    """Return the model, and write it to ``folder`` as a float32 checkpoint that all contestants can load."""
     if plan.model is None:
         torch.manual_seed(0)
         model = GPT2(GPT2Config.preset(plan.preset))
@@ -137,7 +149,7 @@ def _prepared(plan: BenchPlan, folder: Path) -> GPT2:
 
 
 class _Process:
-    """A contestant at work elsewhere, and what it has measured."""
+    """A contestant in another process, and what it has measured."""
 
     def __init__(self, spec: dict[str, Any], pipes: subprocess.Popen[str], told: IO[str]) -> None:
         self.name, self.kind, self.pipes, self.told = spec["name"], spec["kind"], pipes, told
@@ -151,7 +163,7 @@ class _Process:
         self.runs.append(self._answer())
 
     def end(self) -> dict[str, float]:
-        """What it said first and last."""
+        """End the process; return its first and last answers."""
         assert self.pipes.stdin is not None
         self.pipes.stdin.close()
         return self.ready | self._answer()
@@ -165,7 +177,7 @@ class _Process:
         return answer
 
     def _end(self) -> str:
-        """How its process ended, and the last that it said."""
+        """Return how the process ended, and the last line that it printed."""
         status = self.pipes.wait()
         self.told.seek(0)
         said = [line.strip() for line in self.told if line.strip()]
@@ -187,5 +199,6 @@ def _process(spec: dict[str, Any]) -> Iterator[_Process]:
 def _require_installed(name: str) -> None:
     if name not in OTHERS:
         raise ConfigError(f"unknown contestant {name!r}; known are {', '.join(OTHERS)}")
-    if importlib.util.find_spec(name) is None:
-        raise ConfigError(f"{name} is not installed; pip install 'minigpt[bench]', or leave it out of --against")
+    if importlib.util.find_spec(OTHERS[name]) is None:
+        extra = "llama" if name == "llama.cpp" else "bench"
+        raise ConfigError(f"{name} is not installed; pip install 'minigpt[{extra}]', or leave it out of --against")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import os
 import random
 import re
 import signal
@@ -33,6 +34,7 @@ from minigpt.tokenizer import END_OF_TEXT, Tokenizer
 
 OTHERS = ("transformers",)
 PATIENCE = 180  # seconds for a server to be ready
+CALM = {"OMP_WAIT_POLICY": "PASSIVE"}  # for each contestant: threads that wait leave the processor to the clients
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,7 +223,9 @@ class _Load:
 def _complete(plan: ServePlan, folder: Path) -> Iterator[Any]:
     spec = json.dumps({"folder": str(folder), "dtype": plan.dtype, "prompts": plan.prompts, "new": plan.new_tokens})
     command = [sys.executable, "-m", "minigpt.bench.complete_worker", spec, str(plan.clients)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **CALM}
+    )
     asked, answered = process.stdin, process.stdout
     assert asked is not None
     assert answered is not None
@@ -264,8 +268,9 @@ def _server(command: list[str]) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", *command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+        [sys.executable, "-m", *command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, **CALM},
+    )  # fmt: skip
     name = " ".join(command[:2])
     try:
         deadline = time.monotonic() + PATIENCE

@@ -1,8 +1,8 @@
-"""One contestant in a process of its own, so that its memory is its own: python -m minigpt.bench.worker SPEC.
+"""Run one contestant in a separate process, which measures its memory too: python -m minigpt.bench.worker SPEC.
 
-SPEC is JSON: name, kind, folder, prompts, new and, for ours, how it is to be. It answers "ready" once it has loaded,
-then to every line of its standard input with what it measured, and at the end of that with its peak memory: each answer
-is a line of JSON.
+SPEC is JSON: name, kind, folder, prompts, new and how, the arguments of that contestant alone. Each answer is a line of
+JSON. The first says "ready" after loading. Then every line of standard input is answered with a measurement. When the
+input ends, the last answer is the peak memory.
 """
 
 import json
@@ -18,7 +18,7 @@ OURS = ("minigpt", "products")
 def main() -> None:
     from minigpt.errors import MiniGPTError
 
-    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print too
     try:
         for answer in _answers(json.loads(sys.argv[1])):
             print(json.dumps(answer), file=answers, flush=True)
@@ -34,7 +34,7 @@ def _answers(spec: dict[str, Any]) -> Any:
     from minigpt.process import settle_memory
 
     if spec["name"] in OURS:
-        settle_memory()  # as our command line does, when all is imported
+        settle_memory()  # as the command line does
     contestant = CONTESTANTS[spec["name"]](spec["folder"], spec["prompts"], spec["kind"], **spec["how"])
     rows, new = len(spec["prompts"]), spec["new"]
     contestant.generate(2)  # warm
@@ -52,7 +52,7 @@ def _answers(spec: dict[str, Any]) -> Any:
 
 
 def peak_mb() -> float:
-    """Most memory that this process has held, mapped files that it read included."""
+    """Return the most memory that this process has used, with the mapped files that it read."""
     if (status := Path("/proc/self/status")).exists():  # where getrusage would count the parent's memory in
         return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

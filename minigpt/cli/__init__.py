@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import minigpt
+from minigpt.cli.options import with_ray_address
 from minigpt.errors import MiniGPTError
 
 COMMANDS = ("generate", "parity", "norms", "bench", "convert", "info", "perplexity", "serve", "finetune", "study")
@@ -61,7 +62,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
     try:
-        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        status = app(with_ray_address(sys.argv[1:]) or ["--help"], standalone_mode=False)
         sys.stdout.flush()
         sys.exit(status)
     except MiniGPTError as error:

@@ -11,7 +11,7 @@ from minigpt.errors import ConfigError
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt bench generate[/]\n\n[bold]minigpt bench generate --quantize int8 "
-    "--against transformers:float32,ctranslate2:int8[/]\n\n[bold]minigpt bench generate --batch 16 --json -[/]"
+    "--against ctranslate2:int8,llama.cpp:q8_0[/]\n\n[bold]minigpt bench generate --batch 16 --json -[/]"
 )
 
 bench = typer.Typer(help="Measure speed.")
@@ -38,7 +38,7 @@ def generate(
     repeats: Annotated[int, typer.Option(help="Rounds; each contestant is timed once in a round.")] = 7,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile our steps with torch.compile.")] = False,
     against: Annotated[
-        str, typer.Option(help="Others, each NAME or NAME:KIND: transformers, ctranslate2; '' for none.")
+        str, typer.Option(help="Others, each NAME or NAME:KIND: transformers, ctranslate2, llama.cpp; '' for none.")
     ] = "transformers",
     json_file: JsonFile = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""minigpt bench serve: how many tokens a second reach the clients of a server, and how soon the first?"""
+"""minigpt bench serve: tokens a second that reach the clients of a server, and the time to the first token."""
 
 from typing import Annotated
 
@@ -17,11 +17,11 @@ def serve(
     model: Annotated[str | None, typer.Option(help=SOURCE)] = None,
     preset: Annotated[str, typer.Option(help="Without --model: random weights of this shape.")] = "gpt2",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64.")] = "float32",
-    clients: Annotated[int, typer.Option(help="Clients that ask at once; as many places has each contestant.")] = 16,
+    clients: Annotated[int, typer.Option(help="Clients that ask at once; also the places of each contestant.")] = 16,
     requests: Annotated[int, typer.Option(help="Requests of each client in a round.")] = 2,
     prompt_characters: Annotated[int, typer.Option(help="Random letters of each prompt.")] = 32,
     new_tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 48,
-    repeats: Annotated[int, typer.Option(help="Rounds in which everybody has a turn.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Rounds; each contestant has a turn in each.")] = 3,
     against: Annotated[str, typer.Option(help="Other servers: transformers; '' for none.")] = "transformers",
     json_file: JsonFile = None,
 ) -> None:

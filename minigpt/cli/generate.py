@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -10,7 +11,7 @@ import typer
 import minigpt
 from minigpt.cli.files import print_json, read_standard_input, said_aside
 from minigpt.cli.many import write_many
-from minigpt.cli.options import Attention, Device, Dtype, Keep, Model, Norm, Quantize, Revision, parse_keep
+from minigpt.cli.options import Attention, Device, Dtype, Keep, Model, Norm, Quantize, Ray, Revision, parse_keep
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt generate 'Once upon a time' --seed 1[/]\n\n"
@@ -59,8 +60,13 @@ def generate(
             help="Copy so many tokens of the text so far as a guess, and verify them at once.",
         ),
     ] = None,
-    prompts: Annotated[Path | None, typer.Option(help='File of prompts, one a line or {"prompt": ...} a line.')] = None,
-    out: Annotated[Path | None, typer.Option(help="File for the texts of --prompts; an earlier run goes on.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help='File of prompts, one a line or {"prompt": ...} a line; or a quoted pattern of files.'),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the texts of --prompts, or folder for a pattern; resumes.")
+    ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Texts of --prompts to write at a time.  [dim]default 16[/]")
     ] = None,
@@ -73,6 +79,7 @@ def generate(
     quantize: Quantize = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the steps with torch.compile first.")] = False,
     revision: Revision = None,
+    ray: Ray = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:  # fmt: skip
     """Continue a prompt, or each prompt of a file."""
@@ -92,17 +99,23 @@ def generate(
 
     output = sys.stdout
     with said_aside():
-        gpt2 = minigpt.from_pretrained(
-            place, norm=norm, keep=parse_keep(keep), attention=attention, device=device, dtype=dtype, quantize=quantize
-        )
+        how: dict[str, Any] = {
+            "norm": norm, "keep": parse_keep(keep), "attention": attention, "device": device, "dtype": dtype,
+            "quantize": quantize,
+        }  # fmt: skip
+        gpt2 = minigpt.from_pretrained(place, **how)
         if compiled:
             minigpt.compile_steps(gpt2)
         tokenizer = minigpt.Tokenizer.from_pretrained(place)
         if prompts is not None and out is not None:
             size = 16 if batch_size is None else batch_size
-            write_many(
-                gpt2, tokenizer, prompts, out, settings, size, {"norm": norm, "keep": keep, "attention": attention}
-            )
+            identity = {"norm": norm, "keep": keep, "attention": attention}
+            complete = None
+            if ray is not None:
+                from minigpt.study.cluster import complete_on_ray
+
+                complete = partial(complete_on_ray, ray, place, how)
+            write_many(gpt2, tokenizer, prompts, out, settings, size, identity, complete)
             return
         pieces = minigpt.stream(gpt2, tokenizer, text, **settings)
         if not as_json:
@@ -131,6 +144,8 @@ def _check_options(given: dict[str, Any]) -> None:
         raise minigpt.GenerationError(f"--greedy draws nothing, so it cannot go with {', '.join(drawn)}")
     if (given["prompts"] is None) != (given["out"] is None):
         raise minigpt.GenerationError("--prompts, a file of prompts, needs --out, a file for the texts, and vice versa")
+    if given["ray"] is not None and (given["prompts"] is None or given["compiled"]):
+        raise minigpt.GenerationError("--ray is for --prompts, without --compile")
     if given["prompts"] is not None and (given["prompt"] or given["as_json"]):
         raise minigpt.GenerationError("--prompts cannot go with a PROMPT or --json; it writes JSON lines to --out")
 

@@ -1,17 +1,25 @@
 """minigpt generate --prompts: continue a file of prompts, with a progress bar."""
 
+import dataclasses
+import glob
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 import minigpt
 from minigpt.cli.files import bar
 from minigpt.errors import GenerationError
+
+if TYPE_CHECKING:
+    from minigpt.generation import Completion, Prompt
+
+    Complete = Callable[..., Iterator[Completion]]
 
 
 def write_many(
@@ -22,39 +30,86 @@ def write_many(
     settings: Mapping[str, Any],
     batch_size: int,
     identity: Mapping[str, Any],
+    complete: "Complete | None" = None,
 ) -> None:
-    """Continue every prompt that ``out`` has no text for.
+    """Continue every prompt of the files that ``out`` has no text for.
 
-    ``out`` belongs to one run: one set of prompts, weights, settings, tokenizer and ``identity``, e.g. the norm's name
-    and source.
+    A file of texts belongs to one run: one file of prompts, weights, settings, tokenizer and ``identity``, e.g. the
+    norm's name and source.
+
+    Args:
+        prompts: a file; or a pattern of files, and then ``out`` is a folder that gets a file of the same name for each.
+        complete: what writes the texts, in place of ``minigpt.generation.complete`` with this model.
     """
-    from minigpt.generation import complete
+    from minigpt import generation
     from minigpt.generation.promptfile import ResultFile, fingerprint, read_prompts
 
-    lines = read_prompts(prompts)
-    if out.exists() and out.samefile(prompts):
-        raise GenerationError(f"{out} holds the prompts; give another --out")
+    files = _files(prompts, out)
+    asked = {file: read_prompts(file) for file in files}
+    copies = settings.get("num_return_sequences", 1)
+    each = [
+        (file, line, _seeded(line.prompt, settings.get("seed"), number * copies))
+        for file, lines in asked.items()
+        for number, line in enumerate(lines)
+    ]
     written: set[tuple[int, int]] = set()  # filled below, before the first text is written
-    texts = complete(
-        model, tokenizer, [line.prompt for line in lines], batch_size=batch_size, skip=written, **settings
+    texts = (complete or partial(generation.complete, model, tokenizer))(
+        [prompt for _, _, prompt in each], batch_size=batch_size, skip=written, **settings
     )  # checks every prompt now, and writes lazily
-    copies = range(settings.get("num_return_sequences", 1))
-    places = {(line.line, copy): (number, copy) for number, line in enumerate(lines) for copy in copies}
-    run = fingerprint(model, lines, {**settings, **_sources(tokenizer, identity)})
-    with ResultFile(out, run) as results:
-        if strange := results.done - places.keys():
-            line, copy = min(strange)
-            raise GenerationError(f"{out} has text {copy} of line {line}, not one of these; give another --out")
-        written |= {places[done] for done in results.done}
-        _note(results.note, f"{len(written)} texts are there already" if written else None)
+    places = {
+        (file, line.line, copy): (number, copy) for number, (file, line, _) in enumerate(each) for copy in range(copies)
+    }
+    what = {**settings, **_sources(tokenizer, identity)}
+    with ExitStack() as stack:
+        results = {
+            file: stack.enter_context(ResultFile(files[file], fingerprint(model, lines, what)))
+            for file, lines in asked.items()
+        }
+        for file, found in results.items():
+            if strange := {(file, *place) for place in found.done} - places.keys():
+                _, line, copy = min(strange)
+                raise GenerationError(
+                    f"{files[file]} has text {copy} of line {line}, not one of these; give another --out"
+                )
+            written |= {places[file, *place] for place in found.done}
+            _note(found.note)
+        _note(f"{len(written)} texts are there already" if written else None)
         try:
             with _bar(len(places), len(written)) as done:
                 for text in texts:
-                    results.add(lines[text.prompt], text)
+                    file, line, _ = each[text.prompt]
+                    results[file].add(line, text)
                     done(len(text.ids))
         except KeyboardInterrupt:
-            _note(f"{len(results.done)} texts are kept in {out}; the same command continues from there")
+            kept = sum(len(found.done) for found in results.values())
+            _note(f"{kept} texts are kept in {out}; the same command continues from there")
             raise
+
+
+def _files(prompts: Path, out: Path) -> dict[Path, Path]:
+    """Return the file of texts for each file of prompts.
+
+    Raises:
+        GenerationError: if a file would be written over its prompts, or two files have the same name.
+    """
+    if prompts.exists() or not glob.has_magic(str(prompts)):
+        found = {prompts: out}
+    else:
+        found = {Path(file): out / Path(file).name for file in sorted(glob.glob(str(prompts), recursive=True))}
+        if not found:
+            raise GenerationError(f"no file matches {prompts}")
+        out.mkdir(parents=True, exist_ok=True)
+    for file, result in found.items():
+        if result.exists() and file.exists() and result.samefile(file):
+            raise GenerationError(f"{result} holds the prompts; give another --out")
+        if list(found.values()).count(result) > 1:
+            raise GenerationError(f"two files of {prompts} are named {result.name}; give one at a time")
+    return found
+
+
+def _seeded(prompt: "Prompt", seed: int | None, number: int) -> "Prompt":
+    """Return the prompt with the seed of its place in its file, if it has none."""
+    return prompt if seed is None or prompt.seed is not None else dataclasses.replace(prompt, seed=seed + number)
 
 
 def _sources(tokenizer: "minigpt.Tokenizer", identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,22 @@ JsonFile = Annotated[str | None, typer.Option("--json", help="Write the report h
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Quantize = Annotated[str | None, typer.Option(help="int8: weights in eight bits, for the CPU; norms stay exact.")]
 
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[ADDRESS]", help="Run on the Ray cluster at this address; without one, on a cluster on this machine."
+    ),
+]
+
+
+def with_ray_address(words: list[str]) -> list[str]:
+    """Return the command line with an address after every ``--ray`` that has none. Typer needs a value."""
+    followed = [*words[1:], "-"]
+    return [
+        "--ray=local" if word == "--ray" and after.startswith("-") else word
+        for word, after in zip(words, followed, strict=False)
+    ]
+
 
 def parse_keep(keep: str) -> tuple[str, ...]:
     """Return the words of --keep. ``norms.build`` checks them."""

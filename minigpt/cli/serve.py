@@ -1,4 +1,4 @@
-"""minigpt serve: OpenAI's completions API, and a page on which two norms write side by side."""
+"""minigpt serve: OpenAI's completions API, and a page that shows two norms side by side."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def serve(
     ] = None,
     grace: Annotated[int, typer.Option(help="Seconds that texts have to finish after SIGTERM.")] = 30,
 ) -> None:
-    """Serve a model behind OpenAI's completions API, with a page on which two norms write side by side."""
+    """Serve a model behind OpenAI's completions API, with a page that shows two norms side by side."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or idle threads of PyTorch keep the event loop waiting
     from minigpt.serve import LOOPBACK, app, missing
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from minigpt.cli.files import console, progress, write
+from minigpt.cli.options import Ray
 
 EXAMPLES = (
     "Example:\n\n[bold]minigpt study study.toml --out results --html results/study.html[/]\n\n"
@@ -21,6 +22,7 @@ def study(
     only: Annotated[
         tuple[str, str, str, int] | None, typer.Option(help="MODEL NORM SITES SEED: run this cell only.")
     ] = None,
+    ray: Ray = None,
 ) -> None:
     """Judge every cell of a study, train it where asked, and append one line of JSON when it is finished."""
     with progress() as say:
@@ -32,7 +34,7 @@ def study(
         if only is not None:
             asked = cells.only(asked, Cell(*only))
             cells.check_study(asked, file)
-        rows = run_study(asked, out, say, file=file)
+        rows = run_study(asked, out, say, file=file, ray=ray)
     from minigpt.study.table import csv_table, page, summary
 
     console().print(summary(rows))

@@ -68,7 +68,7 @@ def compiled_gradients(subject: Subject, dtype: torch.dtype) -> Measurement:
 
 
 def _compiled(module: nn.Module, backend: str) -> Callable[[Tensor], Tensor]:
-    """Compile anew: beyond its limit of recompilations of one forward, torch.compile would run it eagerly."""
+    """Forget earlier programs and compile: beyond its limit of recompilations torch.compile would run eagerly."""
     torch.compiler.reset()
     return torch.compile(module, backend=backend, dynamic=False)
 

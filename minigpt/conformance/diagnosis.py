@@ -14,14 +14,14 @@ Failures = dict[str, CaseResult]
 
 UNSTEADY = "same input, same output"  # a norm that fails this case cannot be probed
 
-# Mistakes whatever the formula is, by the cases that show them
+# Mistakes beside the formula, by the cases that show them
 SYMPTOMS = {
     "input left as it was": "it modifies its input",
     "output left as it was": "its next call writes over its output",
     "weights that change": "it keeps its weights: it computes with them after they have changed",
     "a row in any company": BATCH,
 }
-# Mistakes in some kinds of input, by the cases that fail; "{}" stands for what "*" matches
+# Mistakes in some kinds of input, by the cases that fail; "{}" is what "*" matches
 PARTS = {
     "*, constant rows": "wrong only for constant rows",
     "*, massive activations": "wrong only for rows with massive activations",

@@ -36,7 +36,7 @@ def wrong_formula(probe: Probe) -> list[str]:
     if found := _first(probe, no_number, wrong_dimension):
         return found
     affine = _first(probe, wrong_affine)
-    # Without mean or deviation, or in few bits, neither the divisor nor its eps shows
+    # Without mean or deviation, or in few bits, the divisor and its eps do not show
     if found := _first(probe, other_in_company, wrong_statistics, narrow_statistics):
         return affine + found
     for look in (wrong_divisor, ignored_eps, narrow_half_statistics):
@@ -107,7 +107,7 @@ def wrong_statistics(probe: Probe) -> list[str]:
     y, shifted, stretched, moved = probe(x), probe(x + 2), probe(4 * x), x.clone()
     moved[:, 0] += 3
     if torch.equal(probe(moved)[:, 1:], y[:, 1:]):
-        return ["each value is computed by itself: neither the mean nor the deviation of its row enters"]
+        return ["each value is computed by itself, without the mean and the deviation of its row"]
     found = []
     if not alike(shifted, y, 0.05):
         is_rms = alike(shifted, standardized_about_zero(x + 2))
@@ -132,7 +132,7 @@ def wrong_divisor(probe: Probe) -> list[str]:
     divisor = 1 / slope(y, x)  # (37,)
     deviation = variance.sqrt()[:, None]  # (37, 1)
     if not alike(y * divisor[:, None] / deviation, x / deviation):
-        return ["the result is no multiple of the centred row"]
+        return ["the result is not a multiple of the centred row"]
     factor = (divisor[-1].square() / variance[-1]).item()
     least = (factor * variance[0]).item()
     inside = max(divisor[0].item() ** 2 - least, 0.0)
@@ -169,7 +169,7 @@ def ignored_eps(probe: Probe) -> list[str]:
 
 
 # Precision. LayerNorm does not change if a row is shifted or stretched (arXiv 1607.06450, section 5.1). Only the
-# rounding changes, which shows in how many bits a norm computes, whatever else it does.
+# rounding changes, which shows in how many bits a norm computes.
 
 
 def narrow_statistics(probe: Probe) -> list[str]:

@@ -91,9 +91,9 @@ def gradient_truth(
 ) -> dict[str, Truth]:
     """Return the gradients of "input", "weight" and, if there is one, "bias" for an incoming ``dy``.
 
-    Autograd computes them in float64. The bounds: with g = dy * weight and s the standardized row, the gradient of the
-    input is (g - mean(g) - s mean(g s)) / deviation, where an error of K u in s enters twice. The gradients of weight
-    and bias are sums over the rows, and the errors of the terms add up.
+    Autograd computes them in float64. With g = dy * weight and s the standardized row, the gradient of the input is
+    (g - mean(g) - s mean(g s)) / deviation. An error of K u in s enters twice, so it is twice in the bound. The
+    gradients of weight and bias are sums over the rows, and the errors of the terms add up.
     """
     precision = PRECISIONS[x.dtype]
     leaves = {"input": x, "weight": weight} | ({} if bias is None else {"bias": bias})

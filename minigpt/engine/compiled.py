@@ -38,11 +38,11 @@ def read_fixed(model: GPT2, x: Tensor, mask: Tensor, cache: FixedCache) -> Float
 def compile_steps(model: GPT2, **options: Any) -> GPT2:
     """Compile the reading of one new token a row, from the next step on; return ``model``.
 
-    A step is given all the room of a cache, with the unwritten part masked, so its shapes stay the same: a run compiles
-    once, and once more when another batch or length makes the shapes variable. Prompts are read as before. The first
-    step takes the compiler's time, about half a minute for GPT-2's 12 layers. Make caches after this call. On a GPU in
-    fast arithmetic the affine weights are copied, in place, to lie by rows. ``generate`` records a CUDA graph of the
-    step and the choice of the token, so the compiler makes none.
+    A step gets the whole cache, with its unwritten part masked, so its shapes stay the same. A run compiles once, and
+    once more when another batch or length makes the shapes variable. Prompts are read as before. The first step takes
+    the compiler's time, about half a minute for GPT-2's 12 layers. Make caches after this call. On a GPU in fast
+    arithmetic, the affine weights are stored by rows from then on. ``generate`` records a CUDA graph of the step and
+    the choice of the token, so the compiler makes none.
 
     Args:
         options: those of ``torch.compile``.
@@ -77,7 +77,7 @@ class CompiledStep:
         self.read = torch.compile(read, **without_graphs(options))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy belongs to the model's copy, and is compiled anew; so does one from a pickle."""
+        """A copy belongs to the model's copy, and is compiled again; so does one from a pickle."""
         return CompiledStep, (self.model, self.options)
 
     def __call__(

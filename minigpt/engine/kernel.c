@@ -1,10 +1,13 @@
 /* One decoding step of GPT-2 in one call: token ids in, logits out, for rows of different lengths.
  *
- * Every phase of a step (a product, attention) is divided into chunks of outputs. Threads take chunks as they come,
- * so a thread that the system has suspended delays one chunk and not the whole phase. A sum is never divided, and its
- * order does not depend on the number of rows: results are the same for any batch and any number of threads.
+ * A step is a sequence of phases, for example a product or attention. Threads take chunks of a phase one at a time, so a
+ * thread that the system has suspended delays one chunk and not the whole phase. How a sum is divided depends only on its
+ * length, so results are the same for any batch and any number of threads.
  *
- * engine/kernel.py mirrors the structs. The file is compiled once for every level of instructions, under other names.
+ * Decoding takes as long as reading the weights, and memory is fastest when it is read in one sequence: a chunk reads a
+ * contiguous piece of a weight, and asks for the next lines of that piece while it computes.
+ *
+ * engine/kernel.py mirrors the structs. The file is compiled once for each level of instructions, under different names.
  *
  * R rows, C width of the residual stream, H heads, D = C / H, K inputs of a product.
  */
@@ -34,16 +37,17 @@ enum { LANES = 8 };
 #else
 enum { LANES = 4 };
 #endif
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t int_unaligned __attribute__((aligned(1), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
-enum { SLAB = 64, VECS = SLAB / LANES, CHUNK = 512, BLOCK = 64, PANEL = 16, PARTS = 2, STRIPE = 16, SPINS = 4000 };
+enum { SLAB = 64, VECS = SLAB / LANES, STRIPE = 16, PARTS = 8, PIECE = 512, LINE = 64, SPINS = 4000 };
+enum { BLOCK = 64, PANEL = 16, PAIR = 2 }; /* of int8 */
 enum form { FLOAT_COLUMNS, HALF_COLUMNS, FLOAT_ROWS, HALF_ROWS, INT8_PANELS }; /* columns: (in, out); rows: (out, in) */
 enum norm_kind { LAYER_NORM, RMS, STD_EPS, FROZEN };
 enum activation { GELU_TANH, GELU, RELU, SILU, TANH };
-enum after { STORE, ADD, ACTIVATE };
+enum after { STORE, ADD, ACTIVATE, LOGITS }; /* LOGITS: out is (R, padded), and takes the sums as they are */
 
 struct matrix {
     const void *weight;
@@ -72,7 +76,7 @@ struct rows {
     const int64_t *tokens, *positions, *starts, *ends; /* a row's keys are columns start to end, the new one included */
     void *cache;
     int64_t layer_stride, value_stride, row_stride, head_stride; /* in values */
-    float *logits; /* (R, V) */
+    float *logits; /* (R, V padded to a multiple of SLAB) */
 };
 
 struct int8_block { /* of PANEL outputs and BLOCK inputs, in groups of four inputs */
@@ -89,6 +93,7 @@ struct step {
     long threads;
     struct counter *counters;
     float *x, *qkv, *mixed, *hidden; /* (R, C), (R, 3C), (R, C), (R, inner) */
+    float *partial;                  /* (PARTS, R, outputs): sums of a product before they are added up */
 };
 struct worker { /* a thread's own memory */
     const struct step *step;
@@ -96,7 +101,6 @@ struct worker { /* a thread's own memory */
     int is_prepared;
     float *row;      /* one normalized row */
     float *scores;   /* of one head */
-    float *sums;     /* (R, CHUNK) */
     char *operand;   /* (R, padded K), as the product's form wants it */
     float *scales;   /* (R, blocks) of int8 */
     int32_t *offsets; /* (R, 2, blocks) of int8 */
@@ -180,7 +184,7 @@ INLINE void pause_briefly(void) {
 #endif
 }
 
-/* Run all chunks of a phase with the other threads, and return when all are done. */
+/* Run all chunks of a phase together with the other threads, and return when all are done. */
 static void together(struct worker *me, long chunks, chunk_function *run, const void *job) {
     struct counter *counter = &me->step->counters[me->phase++];
     long done = 0;
@@ -193,295 +197,7 @@ static void together(struct worker *me, long chunks, chunk_function *run, const 
     }
 }
 
-/* Products. ------------------------------------------------------------------------------------------------------ */
-
-INLINE vec weights_at(const void *w, long i, int is_half) {
-    if (!is_half) return *(const vec *)((const float *)w + i);
-    return (vec)(__builtin_convertvector(*(const hvec *)((const uint16_t *)w + i), ivec) << 16);
-}
-
-/* sums (rows, vecs) += x (rows, n) times w (n, vecs). Inlined with constant rows and vecs, so sums stay in registers. */
-INLINE void float_tile(const float *x, long x_step, const void *w, long w_step, float *sums, long n, int rows, int vecs,
-                       int is_half) {
-    vec sum[8][VECS];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++) sum[r][v] = (vec){0};
-    for (long k = 0; k < n; k++)
-        for (int v = 0; v < vecs; v++) {
-            vec weights = weights_at(w, k * w_step + v * LANES, is_half);
-            for (int r = 0; r < rows; r++) sum[r][v] += x[r * x_step + k] * weights;
-        }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++) *(vec *)(sums + r * CHUNK + v * LANES) += sum[r][v];
-}
-
-INLINE float total_of(vec sum) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)sum);
-#else
-    float total = 0;
-    for (int i = 0; i < LANES; i++) total += sum[i];
-    return total;
-#endif
-}
-
-/* y (rows, 4) = x (rows, n) times four rows of w; the same for weights that lie by rows. */
-INLINE void float_dots(const float *x, long x_step, const void *w, long w_step, float *y, long y_step, long n, int rows,
-                       int outs, int is_half) {
-    vec sum[4][4] = {0};
-    long whole = n / LANES * LANES;
-    for (long k = 0; k < whole; k += LANES)
-        for (int o = 0; o < outs; o++) {
-            vec weights = weights_at(w, o * w_step + k, is_half);
-            for (int r = 0; r < rows; r++) sum[r][o] += *(const vec *)(x + r * x_step + k) * weights;
-        }
-    for (int r = 0; r < rows; r++)
-        for (int o = 0; o < outs; o++) {
-            float total = total_of(sum[r][o]);
-            for (long k = whole; k < n; k++) total += x[r * x_step + k] * value_at(w, o * w_step + k, is_half);
-            y[r * y_step + o] = total;
-        }
-}
-
-#if defined(__AVX512BF16__)
-enum { HAS_DOT = 1 }; /* of pairs of bfloat16: x is bfloat16 too */
-
-INLINE void half_tile(const uint16_t *x, long x_step, const uint16_t *w, long w_step, float *sums, long n, int rows,
-                      int vecs) {
-    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
-                                         5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    __m512 sum[8][VECS];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++) sum[r][v] = _mm512_setzero_ps();
-    for (long k = 0; k < n; k += 2)
-        for (int v = 0; v < vecs; v += 2) {
-            __m512i one = _mm512_loadu_si512(w + k * w_step + v * LANES);
-            __m512i two = k + 1 < n ? _mm512_loadu_si512(w + (k + 1) * w_step + v * LANES) : _mm512_setzero_si512();
-            __m512i left = _mm512_permutex2var_epi16(one, low, two), right = _mm512_permutex2var_epi16(one, high, two);
-            for (int r = 0; r < rows; r++) {
-                __m512i pair = _mm512_set1_epi32(*(const int_unaligned *)(x + r * x_step + k));
-                sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)left, (__m512bh)pair);
-                sum[r][v + 1] = _mm512_dpbf16_ps(sum[r][v + 1], (__m512bh)right, (__m512bh)pair);
-            }
-        }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++) *(vec *)(sums + r * CHUNK + v * LANES) += (vec)sum[r][v];
-}
-
-INLINE void half_dots(const uint16_t *x, long x_step, const uint16_t *w, long w_step, float *y, long y_step, long n,
-                      int rows, int outs) {
-    __m512 sum[4][4] = {0};
-    for (long k = 0; k < n; k += 32) {
-        __mmask32 there = n - k < 32 ? (1u << (n - k)) - 1 : ~0u;
-        for (int o = 0; o < outs; o++) {
-            __m512bh weights = (__m512bh)_mm512_maskz_loadu_epi16(there, w + o * w_step + k);
-            for (int r = 0; r < rows; r++)
-                sum[r][o] = _mm512_dpbf16_ps(sum[r][o], weights, (__m512bh)_mm512_loadu_si512(x + r * x_step + k));
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int o = 0; o < outs; o++) y[r * y_step + o] = _mm512_reduce_add_ps(sum[r][o]);
-}
-#else
-enum { HAS_DOT = 0 };
-#define half_tile(x, x_step, w, w_step, sums, n, rows, vecs) \
-    float_tile((const float *)(x), x_step, w, w_step, sums, n, rows, vecs, 1)
-#define half_dots(x, x_step, w, w_step, y, y_step, n, rows, outs) \
-    float_dots((const float *)(x), x_step, w, w_step, y, y_step, n, rows, outs, 1)
-#endif
-
-INLINE void tile(const void *x, long x_step, const void *w, long w_step, float *sums, long n, int rows, int vecs,
-                 int is_half) {
-    if (is_half) half_tile(x, x_step, w, w_step, sums, n, rows, vecs);
-    else float_tile(x, x_step, w, w_step, sums, n, rows, vecs, 0);
-}
-
-INLINE void dots(const void *x, long x_step, const void *w, long w_step, float *y, long y_step, long n, int rows,
-                 int outs, int is_half) {
-    if (is_half) half_dots(x, x_step, w, w_step, y, y_step, n, rows, outs);
-    else float_dots(x, x_step, w, w_step, y, y_step, n, rows, outs, 0);
-}
-
-/* sums (R, count) = operand times the columns from a place on. Weights are read in stripes of a few inputs. */
-INLINE void columns_chunk(struct worker *me, const struct matrix *m, long from, long count, int is_half) {
-    const long rows = me->step->rows->count, size = is_half ? 2 : 4, x_size = is_half && HAS_DOT ? 2 : 4;
-    const long x_step = padded(m->in, BLOCK);
-    float tail[STRIPE * SLAB];
-    memset(me->sums, 0, sizeof(float) * CHUNK * rows);
-    for (long k = 0; k < m->in; k += STRIPE)
-        for (long c = 0; c < count; c += SLAB) {
-            const char *w = (const char *)m->weight + (k * m->out + from + c) * size;
-            long n = m->in - k < STRIPE ? m->in - k : STRIPE, w_step = m->out;
-            if (count - c < SLAB) { /* the last columns, with zeros behind them */
-                memset(tail, 0, sizeof tail);
-                for (long i = 0; i < n; i++)
-                    memcpy((char *)tail + i * SLAB * size, w + i * w_step * size, (count - c) * size);
-                w = (const char *)tail, w_step = SLAB;
-            }
-            for (long r = 0; r < rows;) {
-                const char *x = me->operand + (r * x_step + k) * x_size;
-                float *sums = me->sums + r * CHUNK + c;
-                if (rows - r >= 8) {
-                    for (int v = 0; v < VECS; v += VECS / 2)
-                        tile(x, x_step, w + v * LANES * size, w_step, sums + v * LANES, n, 8, VECS / 2, is_half);
-                    r += 8;
-                } else if (rows - r >= 4) {
-                    tile(x, x_step, w, w_step, sums, n, 4, VECS, is_half);
-                    r += 4;
-                } else {
-                    tile(x, x_step, w, w_step, sums, n, 1, VECS, is_half);
-                    r += 1;
-                }
-            }
-        }
-}
-
-/* The same where weights lie by rows. */
-INLINE void rows_chunk(struct worker *me, const struct matrix *m, long from, long count, int is_half) {
-    const long rows = me->step->rows->count, size = is_half ? 2 : 4, x_size = is_half && HAS_DOT ? 2 : 4;
-    const long x_step = padded(m->in, BLOCK);
-    for (long o = 0; o < count;) {
-        const char *w = (const char *)m->weight + (from + o) * m->in * size;
-        const int outs = count - o >= 4 ? 4 : 1;
-        for (long r = 0; r < rows;) {
-            const char *x = me->operand + r * x_step * x_size;
-            float *y = me->sums + r * CHUNK + o;
-            const int many = rows - r >= 4 ? 4 : 1;
-            if (outs == 4 && many == 4) dots(x, x_step, w, m->in, y, CHUNK, m->in, 4, 4, is_half);
-            else if (outs == 4) dots(x, x_step, w, m->in, y, CHUNK, m->in, 1, 4, is_half);
-            else if (many == 4) dots(x, x_step, w, m->in, y, CHUNK, m->in, 4, 1, is_half);
-            else dots(x, x_step, w, m->in, y, CHUNK, m->in, 1, 1, is_half);
-            r += many;
-        }
-        o += outs;
-    }
-}
-
-/* A group of four inputs: sums (PANEL) += x times weights, in whole numbers. */
-INLINE void add_products(int32_t sums[PANEL], const uint8_t weight[PANEL][4], const int8_t *x) {
-#if defined(__AVX512VNNI__)
-    __m512i inputs = _mm512_set1_epi32(*(const int_unaligned *)x);
-    *(__m512i *)sums = _mm512_dpbusd_epi32(*(__m512i *)sums, _mm512_loadu_si512(weight), inputs);
-#else
-    for (int o = 0; o < PANEL; o++)
-        for (int i = 0; i < 4; i++) sums[o] += weight[o][i] * x[i];
-#endif
-}
-
-/* y (rows, PANEL) = x times a panel; x is coarse steps and fine ones, 254 to a coarse one. */
-INLINE void int8_tile(const int8_t *x, long x_step, const float *scales, const int32_t *offsets, long blocks,
-                      const struct int8_block *w, float *y, int rows) {
-    float sum[4][PANEL] __attribute__((aligned(64))) = {0};
-    for (long b = 0; b < blocks; b++) {
-        int32_t whole[4][2][PANEL] __attribute__((aligned(64)));
-        for (int r = 0; r < rows; r++)
-            for (int o = 0; o < PANEL; o++) {
-                whole[r][0][o] = offsets[2 * (r * blocks + b)];
-                whole[r][1][o] = offsets[2 * (r * blocks + b) + 1];
-            }
-        for (int g = 0; g < BLOCK / 4; g++)
-            for (int r = 0; r < rows; r++)
-                for (int fine = 0; fine < PARTS; fine++)
-                    add_products(whole[r][fine], w[b].weight[g], x + (r * PARTS + fine) * x_step + b * BLOCK + 4 * g);
-        for (int r = 0; r < rows; r++)
-            for (int o = 0; o < PANEL; o++) {
-                float both = whole[r][0][o] + whole[r][1][o] * (1.0f / 254);
-                sum[r][o] += both * (scales[r * blocks + b] * w[b].scale[o]);
-            }
-    }
-    for (int r = 0; r < rows; r++) memcpy(y + r * CHUNK, sum[r], sizeof sum[r]);
-}
-
-static void int8_chunk(struct worker *me, const struct matrix *m, long from, long count) {
-    const long rows = me->step->rows->count, blocks = padded(m->in, BLOCK) / BLOCK, x_step = blocks * BLOCK;
-    for (long c = 0; c < count; c += PANEL) {
-        const struct int8_block *w = (const struct int8_block *)m->weight + (from + c) / PANEL * blocks;
-        for (long r = 0; r < rows;) {
-            const int8_t *x = (const int8_t *)me->operand + r * PARTS * x_step;
-            const float *scales = me->scales + r * blocks;
-            const int32_t *offsets = me->offsets + 2 * r * blocks;
-            if (rows - r >= 4) int8_tile(x, x_step, scales, offsets, blocks, w, me->sums + r * CHUNK + c, 4);
-            else int8_tile(x, x_step, scales, offsets, blocks, w, me->sums + r * CHUNK + c, 1);
-            r += rows - r >= 4 ? 4 : 1;
-        }
-    }
-}
-
-/* Round a row to eight bits by blocks, and once more what that leaves over. A block with NaN or infinity gives NaN. */
-static void quantize(const float *x, long count, int8_t *parts, long x_step, float *scales, int32_t *offsets) {
-    for (long b = 0; b * BLOCK < x_step; b++) {
-        const long n = count - b * BLOCK < BLOCK ? count - b * BLOCK : BLOCK;
-        float most = 0, zero = 0;
-        for (long i = 0; i < n; i++) most = fmaxf(most, fabsf(x[b * BLOCK + i])), zero += 0 * x[b * BLOCK + i];
-        const int finite = zero == 0;
-        const float factor = most > 0 ? 127 / most : 0;
-        int32_t coarse_sum = 0, fine_sum = 0;
-        for (long i = 0; i < BLOCK; i++) {
-            float scaled = i < n && finite ? x[b * BLOCK + i] * factor : 0, coarse = rintf(scaled);
-            float fine = rintf((scaled - coarse) * 254);
-            parts[b * BLOCK + i] = (int8_t)coarse, coarse_sum += (int32_t)coarse;
-            parts[x_step + b * BLOCK + i] = (int8_t)fine, fine_sum += (int32_t)fine;
-        }
-        scales[b] = finite ? most / 127 : NAN;
-        offsets[2 * b] = -128 * coarse_sum, offsets[2 * b + 1] = -128 * fine_sum; /* weights are 128 more than they are */
-    }
-}
-
-struct product {
-    const struct matrix *matrix;
-    const struct norm *norm; /* of the input, or NULL */
-    const float *in;         /* (R, K) */
-    float *out;              /* (R, out) */
-    int64_t after, chunk;
-};
-
-/* Normalize all rows and bring them into the form of the product. Every thread does so for itself: it is sooner done
- * than told. */
-static void prepare(struct worker *me, const struct product *p) {
-    const struct matrix *m = p->matrix;
-    const long x_step = padded(m->in, BLOCK), blocks = x_step / BLOCK;
-    for (long r = 0; r < me->step->rows->count; r++) {
-        const float *x = p->in + r * m->in;
-        if (p->norm) normalize(p->norm, x, me->row, m->in), x = me->row;
-        if (m->form == INT8_PANELS)
-            quantize(x, m->in, (int8_t *)me->operand + r * PARTS * x_step, x_step, me->scales + r * blocks,
-                     me->offsets + 2 * r * blocks);
-        else if (HAS_DOT && (m->form == HALF_COLUMNS || m->form == HALF_ROWS)) {
-            uint16_t *halves = (uint16_t *)me->operand + r * x_step;
-            for (long i = 0; i < m->in; i++) halves[i] = to_half(x[i]);
-            memset(halves + m->in, 0, 2 * (x_step - m->in));
-        } else memcpy((float *)me->operand + r * x_step, x, sizeof(float) * m->in);
-    }
-    me->is_prepared = 1;
-}
-
-static void product_chunk(struct worker *me, const void *job, long chunk) {
-    const struct product *p = job;
-    const struct matrix *m = p->matrix;
-    const long from = chunk * p->chunk, count = m->out - from < p->chunk ? m->out - from : p->chunk;
-    if (!me->is_prepared) prepare(me, p);
-    if (m->form == FLOAT_COLUMNS) columns_chunk(me, m, from, count, 0);
-    else if (m->form == HALF_COLUMNS) columns_chunk(me, m, from, count, 1);
-    else if (m->form == FLOAT_ROWS) rows_chunk(me, m, from, count, 0);
-    else if (m->form == HALF_ROWS) rows_chunk(me, m, from, count, 1);
-    else int8_chunk(me, m, from, count);
-    for (long r = 0; r < me->step->rows->count; r++) {
-        float *sums = me->sums + r * CHUNK, *out = p->out + r * m->out + from;
-        if (m->bias)
-            for (long i = 0; i < count; i++) sums[i] += m->bias[from + i];
-        if (p->after == ACTIVATE) activate(sums, count, me->step->model->activation);
-        for (long i = 0; i < count; i++) out[i] = p->after == ADD ? out[i] + sums[i] : sums[i];
-    }
-}
-
-static void multiply(struct worker *me, const struct matrix *m, const struct norm *norm, const float *in, float *out,
-                     enum after after) {
-    long chunk = padded((m->out + 4 * me->step->threads - 1) / (4 * me->step->threads), SLAB);
-    chunk = chunk > CHUNK ? CHUNK : chunk;
-    struct product p = {m, norm, in, out, after, chunk};
-    together(me, (m->out + chunk - 1) / chunk, product_chunk, &p);
-}
+#include "products.h"
 
 /* Attention. ----------------------------------------------------------------------------------------------------- */
 
@@ -552,7 +268,7 @@ static void run_step(struct worker *me) {
         multiply(me, &layer->c_fc, &layer->ln_2, step->x, step->hidden, ACTIVATE);
         multiply(me, &layer->mlp_proj, NULL, step->hidden, step->x, ADD);
     }
-    multiply(me, &model->head, &model->ln_f, step->x, step->rows->logits, STORE);
+    multiply(me, &model->head, &model->ln_f, step->x, step->rows->logits, LOGITS);
 }
 
 /* Memory: a part for all, then one for each thread. Returns its size where there is none yet. */
@@ -564,7 +280,7 @@ static char *take(char **memory, long bytes) {
 
 static long place(struct step *step, struct worker *me, long number, char *memory, long longest) {
     const struct model *model = step->model;
-    const long rows = step->rows->count, phases = 5 * model->layers + 2, float_row = sizeof(float) * rows;
+    const long rows = step->rows->count, phases = 9 * model->layers + 2, float_row = sizeof(float) * rows;
     const long widest = padded(model->width > model->inner ? model->width : model->inner, BLOCK);
     char *start = memory;
     step->counters = (struct counter *)take(&memory, sizeof(struct counter) * phases);
@@ -572,11 +288,11 @@ static long place(struct step *step, struct worker *me, long number, char *memor
     step->qkv = (float *)take(&memory, float_row * 3 * model->width);
     step->mixed = (float *)take(&memory, float_row * model->width);
     step->hidden = (float *)take(&memory, float_row * model->inner);
+    step->partial = (float *)take(&memory, PARTS * float_row * padded(3 * model->width > model->inner ? 3 * model->width : model->inner, SLAB));
     for (long i = 0; i <= number; i++) {
         *me = (struct worker){.step = step};
         me->row = (float *)take(&memory, sizeof(float) * widest);
         me->scores = (float *)take(&memory, sizeof(float) * longest);
-        me->sums = (float *)take(&memory, float_row * CHUNK);
         me->operand = take(&memory, float_row * widest);
         me->scales = (float *)take(&memory, float_row * (widest / BLOCK));
         me->offsets = (int32_t *)take(&memory, 2 * float_row * (widest / BLOCK));
@@ -601,7 +317,7 @@ static long thread_number(void) {
 
 void NAMED(minigpt_step, LEVEL)(const struct model *model, const struct rows *rows, long threads, long longest,
                                 char *memory) {
-    memset(memory, 0, sizeof(struct counter) * (5 * model->layers + 2));
+    memset(memory, 0, sizeof(struct counter) * (9 * model->layers + 2));
 #pragma omp parallel num_threads(threads)
     {
         struct step step = {.model = model, .rows = rows, .threads = threads};
@@ -628,7 +344,7 @@ void NAMED(minigpt_product, LEVEL)(const struct matrix *matrix, const float *in,
         struct step step = {.model = &model, .rows = &rows, .threads = threads};
         struct worker me;
         place(&step, &me, thread_number(), memory, 0);
-        multiply(&me, matrix, NULL, in, out, STORE);
+        multiply(&me, matrix, NULL, in, out, LOGITS);
     }
 }
 

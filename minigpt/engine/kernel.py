@@ -1,4 +1,4 @@
-"""A decoding step as one call into ``kernel.c``: which models it suits, and how their tensors are handed over.
+"""A decoding step as one call into ``kernel.c``: which models it suits, and how their tensors are passed.
 
 R rows, C width of the residual stream, V vocabulary, K inputs of a product.
 """
@@ -23,6 +23,7 @@ from minigpt.norms.std_eps import StdEps
 from minigpt.norms.textbook import LayerNorm
 
 BLOCK, PANEL = 64, 16  # inputs that share a scale in int8, and outputs that lie together
+SLAB = 64  # the outputs of a row are padded to a multiple of it
 MOST_ROWS = 64  # that are multiplied at a time
 COLUMNS = {torch.float32: 0, torch.bfloat16: 1}  # forms of a weight: (in, out)
 ROWS = {torch.float32: 2, torch.bfloat16: 3}  # (out, in)
@@ -127,7 +128,7 @@ def why_not(model: nn.Module) -> str | None:
     if not _is_on:
         return "the kernel is turned off"
     if functions() is None:
-        return "the kernel was not built; installing minigpt with a C compiler at hand builds it"
+        return "the kernel was not built; installing minigpt where there is a C compiler builds it"
     if type(model) is not GPT2 or model.arithmetic != "fast" or model.attention != "sdpa":
         return 'the model is not a minigpt.GPT2 with arithmetic="fast" and attention="sdpa"'
     if model.step is not None or model.training:
@@ -199,7 +200,7 @@ class StepKernel:
             config.n_layer, c, config.n_head, inner, model.wte.weight.dtype == torch.bfloat16,
             ACTIVATIONS[config.activation_function],
             self._address(model.wte.weight), self._address(model.wpe.weight), self.layers, self._norm(model.ln_f),
-            self._matrix(model.head_rows().t(), None, c, config.vocab_size) if head is None
+            self._head(model.head_rows()) if head is None
             else self._affine(head, c, config.vocab_size),
         )  # fmt: skip
         self.memory: Tensor | None = None
@@ -216,14 +217,14 @@ class StepKernel:
         rows, *strides = len(tokens), *store.stride()
         positions, ends = [column - start for start in starts], [column + 1] * rows
         given = torch.tensor([tokens, positions, starts, ends], device="cpu")  # (4, R)
-        logits = torch.empty(rows, self.vocabulary, dtype=torch.float32, device="cpu")
+        logits = torch.empty(rows, _padded(self.vocabulary), dtype=torch.float32, device="cpu")
         asked = Rows(
             rows, *(row.data_ptr() for row in given), store.data_ptr(), *strides[:4], logits.data_ptr()
         )  # fmt: skip
         how = byref(self.model), byref(asked), torch.get_num_threads(), column + 1
         self.memory, place = _room(self.memory, self.functions.memory(*how))
         self.functions.step(*how, place)
-        return logits
+        return logits[:, : self.vocabulary]
 
     def _address(self, tensor: Tensor) -> int:
         self.held.append(tensor.detach().contiguous())
@@ -242,6 +243,9 @@ class StepKernel:
             return Matrix(self._address(layer.panels), self._vector(layer.bias), inp, out, INT8)
         return self._matrix(layer.weight, layer.bias, inp, out)
 
+    def _head(self, rows: Float[Tensor, "vocab embd"]) -> Matrix:
+        return Matrix(self._address(rows), None, rows.shape[1], len(rows), ROWS[rows.dtype])
+
     def _matrix(self, weight: Tensor, bias: Tensor | None, inp: int, out: int) -> Matrix:
         if weight.shape != (inp, out):
             raise ValueError(f"weight must have shape ({inp}, {out}), got {tuple(weight.shape)}")
@@ -257,13 +261,18 @@ def int8_product(
     found = functions()
     assert found is not None
     x = x.contiguous()
-    y, threads = x.new_empty(len(x), out), torch.get_num_threads()
+    y, threads = x.new_empty(len(x), _padded(out)), torch.get_num_threads()
     matrix = Matrix(panels.data_ptr(), None, x.shape[1], out, INT8)
     memory, place = _room(None, found.product_memory(byref(matrix), min(len(x), MOST_ROWS), threads))
     for some, result in zip(x.split(MOST_ROWS), y.split(MOST_ROWS), strict=True):
         found.product(byref(matrix), some.data_ptr(), result.data_ptr(), len(some), threads, place)
     del memory
-    return y
+    return y[:, :out]
+
+
+def _padded(outputs: int) -> int:
+    """Return the columns that the kernel writes for so many outputs."""
+    return -(-outputs // SLAB) * SLAB
 
 
 def _room(memory: Tensor | None, size: int) -> tuple[Tensor, int]:

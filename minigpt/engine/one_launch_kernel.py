@@ -23,10 +23,10 @@ def attend_newest(
     qkv, room, mask, column, y, heads, kind_stride, row_stride, head_stride, mask_stride,
     SCALE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row a program. Each of PLACES has a softmax of its own, over every so many columns.
+    """Attend with one head of one row in each program. Each of PLACES has a separate softmax over some columns.
 
-    So nothing is exchanged until the end, where these are put together with the new token's own (Rabe and Staats 2021,
-    arXiv 2112.05682, section 2).
+    Nothing is exchanged until the end. There these are combined with the new token's (Rabe and Staats 2021, arXiv
+    2112.05682, section 2).
     """
     wide = tl.float64 if room.dtype.element_ty == tl.float64 else tl.float32
     row, head = (tl.program_id(0) // heads).to(tl.int64), (tl.program_id(0) % heads).to(tl.int64)

@@ -1,6 +1,6 @@
-"""Pages of mapped files, given back once they have been copied: so that a file and its copy need not fit side by side.
+"""Give back the pages of a mapped file once they have been copied, so that file and copy are not in memory together.
 
-On Linux. Elsewhere nothing is given back, and it is left to the system to take such pages when it runs out of others.
+This works on Linux. Elsewhere the system takes such pages when it runs out of others.
 """
 
 import ctypes
@@ -20,12 +20,12 @@ MAPPED = re.compile(
 
 
 class MappedFiles:
-    """The files that lie in this process's memory, as of the first question; ask of no tensor made since."""
+    """The files that are mapped into this process, as of the first call; later tensors must not be passed."""
 
     def give_back(self, original: Tensor, copy: Tensor | None = None) -> None:
-        """Let go of the pages of a tensor that lies in a file, as that has it, unless ``copy`` lies there too.
+        """Give back the pages of a tensor that is part of a file, unless ``copy`` shares them.
 
-        A later look at the original reads them again. A file whose memory somebody has written to is left as it is.
+        A later access to the original reads them again. Pages that were written to stay.
         """
         lies_at, size = original.untyped_storage().data_ptr(), original.untyped_storage().nbytes()
         start, end = -(-lies_at // mmap.PAGESIZE) * mmap.PAGESIZE, (lies_at + size) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -69,12 +69,12 @@ def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def known_length(rows: Float[Tensor, "rows inp"]) -> int | None:
     """Return the number of rows, or None while a program for any number of rows is exported."""
-    # ``is_exporting()`` is True in whatever a compiler reads before torch 2.13, exported or not.
+    # ``is_exporting()`` is True in all that a compiler reads before torch 2.13, exported or not.
     return None if torch.compiler._is_exporting_flag else len(rows)
 
 
 def only_infers(x: Tensor) -> bool:
-    """Return True if nobody asks for a derivative, nor for another dtype than that of ``x``."""
+    """Return True if no derivative is asked for, and no dtype other than that of ``x``."""
     return not (torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type))
 
 

@@ -35,9 +35,9 @@ def register(*, norm: Norms = "fused", arithmetic: str = "fast") -> None:
     classes, for this task and for others, stay what they are.
 
     Args:
-        norm: the norm of a model if neither the call nor its folder names one. A norm as ``minigpt.GPT2`` takes it, or
+        norm: the norm of a model if the call and its folder name none. A norm as ``minigpt.GPT2`` takes it, or
             a dict from patterns of sites to norms, applied in order.
-        arithmetic: likewise, "fast" or "reference".
+        arithmetic: "fast" or "reference", if the call and the folder name none.
     """
     ChosenParts.by_default = Choice(norm, arithmetic)
     CONFIG_MAPPING.register("gpt2", RegisteredConfig, exist_ok=True)

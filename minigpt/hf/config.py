@@ -32,7 +32,7 @@ class Choice(NamedTuple):
         return as_pairs(self.norm)
 
 
-@no_type_check  # its constructor takes any field that a config.json may have, whatever its signature says
+@no_type_check  # its constructor takes any field that a config.json may have, not only those of its signature
 class MiniGPT2Config(transformers.GPT2Config):
     """The config of a GPT-2 with a chosen norm or arithmetic. Its own type says that it is not a plain GPT-2."""
 

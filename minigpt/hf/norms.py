@@ -16,8 +16,8 @@ from minigpt.swap import match_sites
 def install_norms(body: Any, chosen: Choice) -> None:
     """Build the chosen norms into ``body``. Each keeps a copy of the values that it was built with.
 
-    They are built on the CPU even if the model is on the meta device until its checkpoint is read: a norm may have
-    values of its own, which the checkpoint lacks.
+    They are built on the CPU even if the model is on the meta device. A norm may have values that the checkpoint
+    lacks, and on the meta device they would be lost.
     """
     device = body.wte.weight.device
     for site, norm in norm_by_site(body, chosen).items():

@@ -30,21 +30,26 @@ def perplexity(model: GPT2, tokenizer: Tokenizer, text: str) -> float:
     """
     ids = tokenizer.encode(text)
     require_predictable("the text", ids, model.config.n_positions)
-    with torch.inference_mode():
-        return perplexity_of_ids(model, ids)
+    return perplexity_of_ids(model, ids)
 
 
 def perplexity_of_ids(model: GPT2, ids: list[int]) -> float:
-    """The same for the tokens of a text."""
-    total, window = 0.0, model.config.n_positions
-    for start, first, end in windows(len(ids), window, stride_of(window)):
-        text = torch.tensor([ids[start:end]], device=model.wte.weight.device)  # (1, T)
-        hidden = model.hidden_states(text)[:, first - 1 - start : -1]  # (1, counted, C)
-        targets = text[0, first - start :]  # (counted)
-        for part, wanted in zip(hidden.split(AT_ONCE, dim=1), targets.split(AT_ONCE), strict=True):
-            logits = model.head(part)[0].double()  # (AT_ONCE, V)
-            total += float(F.cross_entropy(logits, wanted, reduction="sum"))
-    return perplexity_of(total, len(ids) - 1)
+    """Return the perplexity of the tokens of a text."""
+    losses = [window_loss(model, ids, *window) for window in windows_of(len(ids), model.config.n_positions)]
+    return perplexity_of(sum(losses), len(ids) - 1)
+
+
+@torch.inference_mode()
+def window_loss(model: GPT2, ids: list[int], start: int, first: int, end: int) -> float:
+    """Return the loss in nats of tokens ``first`` to ``end``, when the model reads tokens ``start`` to ``end``."""
+    text = torch.tensor([ids[start:end]], device=model.wte.weight.device)  # (1, T)
+    hidden = model.hidden_states(text)[:, first - 1 - start : -1]  # (1, counted, C)
+    targets = text[0, first - start :]  # (counted)
+    loss = 0.0
+    for part, wanted in zip(hidden.split(AT_ONCE, dim=1), targets.split(AT_ONCE), strict=True):
+        logits = model.head(part)[0].double()  # (AT_ONCE, V)
+        loss += float(F.cross_entropy(logits, wanted, reduction="sum"))
+    return loss
 
 
 def text_perplexity(contest: Contest, file: str | Path, ids: list[int], begin: Steps) -> TextPerplexity:
@@ -59,6 +64,11 @@ def text_perplexity(contest: Contest, file: str | Path, ids: list[int], begin: S
 def stride_of(window: int) -> int:
     """How far a window moves."""
     return max(1, window // 2)
+
+
+def windows_of(tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
+    """Return the windows of a text for a model of this context."""
+    return windows(tokens, context, stride_of(context))
 
 
 def windows(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:

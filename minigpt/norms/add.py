@@ -31,7 +31,7 @@ def parts_of(x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, "*dims"], Float[T
 
 
 def norm_by_addition(addition: Callable[..., Any], x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
-    """Return the norm of ``x`` by an ``add_norm`` that is given ``x`` in two parts."""
+    """Return the norm of ``x`` by an ``add_norm`` that gets ``x`` in two parts."""
     return addition(*parts_of(x))[1]
 
 
@@ -42,16 +42,16 @@ def own_addition(norm: nn.Module) -> Callable[..., Any] | None:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """True if hooks fire when the module is called: its own, or those on all modules."""
+    """Return True if hooks fire when the module is called: its own, or those on all modules."""
     return has_own_hooks(module) or hooks_of_all()
 
 
 def has_own_hooks(module: nn.Module) -> bool:
-    """True if hooks were put on this module."""
+    """Return True if this module has hooks."""
     forward = module._forward_hooks or module._forward_pre_hooks
     return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def hooks_of_all() -> bool:
-    """True if there are hooks on all modules at once."""
+    """Return True if there are hooks on all modules at once."""
     return bool(of_all._has_any_global_hook())

@@ -11,7 +11,7 @@ from minigpt.errors import NormError
 from minigpt.norms.registry import register
 from minigpt.norms.textbook import LayerNorm
 
-MASSIVE = 4.0  # the first position has a constant of its own if its deviation is more than this times the usual
+MASSIVE = 4.0  # the first position has its own constant if its deviation is more than this times the usual
 
 
 @register("frozen", exact=False)
@@ -21,7 +21,7 @@ class FrozenLayerNorm(LayerNorm):
     ``y = (x - mean) / deviation * weight + bias`` is linear in x, so it is a matrix.
 
     In a trained GPT-2 the first position has massive activations. Their deviation is many times that of the others, so
-    the paper gives that position a constant of its own. A norm does not know the position of a row, and with a cache or
+    the paper gives that position its own constant. A norm does not know the position of a row, and with a cache or
     padding it cannot count. It recognizes a massive row by its deviation: it is beyond ``boundary``, the geometric mean
     of the two constants. If calibration finds only one kind of row, the boundary is infinite.
 
@@ -73,7 +73,7 @@ class FrozenLayerNorm(LayerNorm):
         """Take these averages as the constants.
 
         Args:
-            first: the deviation of the first position. It has a constant of its own if it is massive.
+            first: the deviation of the first position. It has its own constant if it is massive.
             usual: the deviation of all others.
         """
         boundary = _boundary(first, usual)

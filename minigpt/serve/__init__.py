@@ -1,4 +1,4 @@
-"""GPT-2 behind OpenAI's completions API, with any norms, and a page on which two of them write side by side."""
+"""GPT-2 behind OpenAI's completions API, with any norms, and a page that shows two of them side by side."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -30,16 +30,16 @@ def app(
 
     Args:
         models: the models by their ids. They must share one vocabulary.
-        tokenizer: of that vocabulary; by default the demo's.
-        api_key: what clients must send as ``Authorization: Bearer KEY``; None asks for none.
+        tokenizer: must have that vocabulary; by default the demo's.
+        api_key: what clients must send as ``Authorization: Bearer KEY``; with None they need no key.
         max_batch: texts that each model writes at a time.
-        max_queue: texts that may wait; a request beyond that is refused with status 429.
+        max_queue: texts that may wait; beyond that a request gets status 429.
         allowed_hosts: names that a request's Host header may have, without the port; None permits all. Without a key,
-            keep to the loopback's: any page in a browser could reach the server by a name that it controls.
-        allowed_origins: origins of web pages elsewhere that may call the server, such as "https://example.org".
+            permit only loopback names: a web page could otherwise reach the server by a name that it controls.
+        allowed_origins: origins of other web pages that may call the server, e.g. "https://example.org".
 
     Raises:
-        ConfigError: if FastAPI is not installed, or an argument does not fit.
+        ConfigError: if FastAPI is not installed, or an argument is out of range.
     """
     try:
         from minigpt.serve.routes import build
@@ -53,8 +53,6 @@ def app(
     return build(service, api_key=api_key, allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
 
 
-def missing(error: ModuleNotFoundError, extra: str = "serve") -> Exception:
-    """Return the error for a package that an extra installs; any other missing module stays what it is."""
-    if (error.name or "").partition(".")[0] == "minigpt":
-        return error
+def missing(error: ModuleNotFoundError, extra: str = "serve") -> ConfigError:
+    """Return the error for a missing package that an extra installs."""
     return ConfigError(f"{error.name} is not installed; pip install 'minigpt[{extra}]'")

@@ -19,7 +19,7 @@ class Channel(Generic[Event]):
     """Events for one client. Create it in the client's coroutine.
 
     Attributes:
-        is_left: nobody receives any more.
+        is_left: no one receives any more.
         opened: when the request came, by ``time.monotonic``.
     """
 
@@ -72,7 +72,7 @@ class Post(NamedTuple):
 def deliver(posts: list[Post]) -> None:
     """Send events to their channels, with one wake-up for each event loop. Any thread may call this."""
     for loop in {post.channel.loop for post in posts}:
-        with suppress(RuntimeError):  # the loop is closed, so nobody is waiting
+        with suppress(RuntimeError):  # the loop is closed, so no one is waiting
             loop.call_soon_threadsafe(_hand_over, [post for post in posts if post.channel.loop is loop])
 
 

@@ -1,12 +1,10 @@
-"""Two models write on from one prompt, and each also reads what the other writes.
+"""Two models continue one prompt, and each also reads the text of the other.
 
-So at every position of either text there are two distributions over the same context, and how far they are apart.
-V vocabulary.
+So every position of either text has two distributions over the same context, and their divergence. V vocabulary.
 """
 
 from collections import deque
 from collections.abc import Mapping
-from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -21,11 +19,11 @@ from minigpt.generation.settings import GenerationSettings
 from minigpt.serve.channel import Channel, Post
 from minigpt.serve.job import Failed
 
-AT_ONCE = 4  # comparisons; others wait
+AT_ONCE = 4  # comparisons at a time; others wait
 
 
 class Alternative(NamedTuple):
-    """A token that could have come, with its probability by each model."""
+    """A token with its probability by each model."""
 
     id: int
     probabilities: tuple[float, float]
@@ -38,8 +36,8 @@ class Compared(NamedTuple):
         side: which of the two models writes this text: 0 or 1.
         position: of the token, from 0.
         text: characters that can be shown since this side's last event.
-        kl: Kullback-Leibler divergence of the second model's distribution from the first's here, in nats.
-        chosen: the token itself.
+        kl: Kullback-Leibler divergence of the second model's distribution from the first's, in nats.
+        chosen: the new token.
         alternatives: the likeliest tokens by either model.
         end: why the text is over; None while it is not.
     """
@@ -104,24 +102,22 @@ class Comparison:
         both = torch.cat([of_model.cpu() for of_model in logits]).double().log_softmax(-1)  # (2, V)
         probabilities = both.exp()
         kl = float(torch.where(probabilities[0] > 0, probabilities[0] * (both[0] - both[1]), 0.0).sum())
-        likeliest = probabilities.topk(self.alternatives).indices.T.flatten().tolist()  # in turn by either model
+        likeliest = probabilities.topk(self.alternatives).indices.T.flatten().tolist()  # of both models, in turn
         found = {id: Alternative(id, tuple(probabilities[:, id].tolist())) for id in [token, *likeliest]}
         alternatives = sorted((found[id] for id in dict.fromkeys(likeliest)), key=lambda one: -sum(one.probabilities))
         return Compared(side, position, row.take_text(), max(kl, 0.0), found[token], alternatives, row.end)
 
 
 class ComparisonLane:
-    """The comparisons, of which a few are made at a time."""
+    """The comparisons, a few at a time."""
 
     def __init__(self, models: Mapping[str, GPT2]) -> None:
         self.models = models
         self.active: list[Comparison] = []
         self._waiting: deque[Comparison] = deque()
-        self._lock = Lock()
 
     def add(self, comparison: Comparison) -> None:
-        with self._lock:
-            self._waiting.append(comparison)
+        self._waiting.append(comparison)
 
     @property
     def count_waiting(self) -> int:
@@ -134,9 +130,8 @@ class ComparisonLane:
     def step(self) -> list[Post]:
         """Take a step of each comparison; return the reports."""
         self.active = [one for one in self.active if not (one.channel.is_left or one.is_over)]
-        with self._lock:
-            while self._waiting and len(self.active) < AT_ONCE:
-                self.active.append(self._waiting.popleft())
+        while self._waiting and len(self.active) < AT_ONCE:
+            self.active.append(self._waiting.popleft())
         posts = []
         for comparison in self.active:
             try:
@@ -147,7 +142,6 @@ class ComparisonLane:
 
     def fail(self, error: BaseException) -> list[Post]:
         """Give up everything; return the reports."""
-        with self._lock:
-            given_up, self.active = [*self.active, *self._waiting], []
-            self._waiting.clear()
+        given_up, self.active = [*self.active, *self._waiting], []
+        self._waiting.clear()
         return [comparison.failed(error) for comparison in given_up]

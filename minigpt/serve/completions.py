@@ -1,6 +1,7 @@
-"""Events of the scheduler -> the choices and chunks of OpenAI's completions API."""
+"""Turns the scheduler's events into answers of OpenAI's completions API."""
 
 import codecs
+import dataclasses
 import secrets
 import statistics
 import time
@@ -100,7 +101,7 @@ class Answer:
         is_first, choice.count = choice.count == 0, event.count
         if is_first and self.body.echo:
             tokens = self.scored.get(prompt, []) + event.tokens
-            return event._replace(text=self._echo(prompt) + event.text, tokens=tokens)
+            return dataclasses.replace(event, text=self._echo(prompt) + event.text, tokens=tokens)
         return event
 
     def _echo(self, prompt: int) -> str:

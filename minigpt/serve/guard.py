@@ -1,4 +1,4 @@
-"""Who may ask, how much, and how slowly: judged before a request reaches an endpoint."""
+"""Checks of a request before it reaches an endpoint: who sends it, how large it is, and how slow."""
 
 import asyncio
 import hmac
@@ -12,15 +12,15 @@ from minigpt.serve.refusal import RefusalError
 
 MOST_BODY = 2**20  # bytes of a request
 BODY_SECONDS = 30.0  # for a client to send them
-OPEN = ("/health", "/", "/page.css", "/page.js")  # paths that need no key: they say nothing of the models
+OPEN = ("/health", "/", "/page.css", "/page.js")  # paths that need no key
 GONE = 499  # status, in the metrics, of a request whose client has hung up
 
 
 class Guard:
-    """ASGI middleware.
+    """ASGI middleware that checks who sends a request, and limits the size of its body and the time it takes.
 
-    It checks the Host header, so that a web page cannot reach the server by a name that it controls (DNS rebinding);
-    the Origin header, so that no page elsewhere can use it; and the key. It limits the size of a body and its time.
+    The Host header must be known, so that a web page cannot reach the server by a name that it controls (DNS
+    rebinding). The Origin header must be the server's own or allowed, so that other pages cannot use the server.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Guard:
             raise RefusalError(401, said, code="invalid_api_key")
 
     async def _body(self, scope: Scope, receive: Receive) -> Receive:
-        """Return a ``receive`` for a body that has arrived whole.
+        """Wait for the whole body, and return a ``receive`` for it.
 
         Raises:
             RefusalError: if it is too large or too slow.
@@ -101,7 +101,7 @@ class Guard:
 
 
 def _once(message: Message, receive: Receive) -> Receive:
-    """Return a ``receive`` that hands out a message, and then what comes after it."""
+    """Return a ``receive`` that returns this message first."""
     waiting = [message]
 
     async def next_message() -> Message:

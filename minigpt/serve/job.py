@@ -16,7 +16,8 @@ class PromptRead(NamedTuple):
     tokens: list[Token]
 
 
-class Written(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Written:
     """A text has grown.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Log-probabilities as a client asks for them: the model's own, before any setting changes the logits.
+"""The model's own log-probabilities, before any setting changes the logits.
 
 R tokens, V vocabulary.
 """
@@ -12,8 +12,8 @@ from torch import Tensor
 from minigpt.engine import GPT2
 from minigpt.generation.batch import next_logits
 
-LOWEST = -9999.0  # in place of -inf, which JSON does not have
-AT_ONCE = 128  # positions of a prompt whose logits are in memory together
+LOWEST = -9999.0  # instead of -inf, which JSON does not have
+AT_ONCE = 128  # positions of a prompt whose logits are computed at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Token:
     """A token of a prompt or of a completion.
 
     Attributes:
-        logprob: natural logarithm of its probability; None for the first token of a prompt, which follows nothing.
+        logprob: natural logarithm of its probability; None for the first token of a prompt, which has no context.
         top: the likeliest ids at its position with their log-probabilities, the likeliest first.
     """
 
@@ -44,7 +44,7 @@ def tokens_of(logits: Float[Tensor, "rows vocab"], ids: list[int], alternatives:
 
 @torch.inference_mode()
 def prompt_tokens(model: GPT2, ids: list[int], alternatives: int) -> list[Token]:
-    """Return every token of a prompt, which is read in one forward."""
+    """Return the tokens of a prompt with their log-probabilities, from one forward."""
     hidden = model.hidden_states(torch.tensor([ids], device=model.wte.weight.device))[:, :-1]  # (1, T - 1, C)
     tokens = [Token(ids[0], None, [])]
     for part in hidden.split(AT_ONCE, dim=1):

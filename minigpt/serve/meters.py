@@ -28,7 +28,7 @@ class Meters:
         )  # fmt: skip
 
     def watch(self, writing: Callable[[], int], waiting: Callable[[], int]) -> None:
-        """Show these two numbers as they are when they are asked for."""
+        """Show the values of these functions at the time of a request."""
         for name, said, value in (
             ("minigpt_texts_writing", "Texts that are being written.", writing),
             ("minigpt_texts_waiting", "Texts that wait for a place.", waiting),

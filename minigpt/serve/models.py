@@ -43,7 +43,7 @@ def load(
 def with_norm(model: GPT2, norm: str, keep: Collection[str] = KEEP) -> GPT2:
     """Return a second model with another norm at every site.
 
-    It shares the first one's Parameters, and the modules that neither are norms nor contain modules.
+    It shares the first one's Parameters, and the modules that are not norms and contain no modules.
     """
     sites = set(model.norm_sites())
     shared: dict[int, object] = {id(own): own for own in (*model.parameters(), *model.buffers())}

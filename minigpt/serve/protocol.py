@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from minigpt.errors import GenerationError
 from minigpt.generation import parse_settings
@@ -25,29 +25,23 @@ def _prompt(given: Any) -> Any:
     return given
 
 
-def _shapes_draw(name: str) -> bool:
-    return name in PROCESSORS and PROCESSORS[name].shapes_draw
-
-
-def _unicode(text: str) -> str:
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("must be valid Unicode, got a lone surrogate")
-    return text
+def _is_for_draws(setting: str) -> bool:
+    return setting == "seed" or (setting in PROCESSORS and PROCESSORS[setting].shapes_draw)
 
 
 Prompt = Annotated[str | list[str] | list[int] | list[list[int]], BeforeValidator(_prompt)]
-Text = Annotated[str, AfterValidator(_unicode)]
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class StreamOptions(Body):
     include_usage: bool = False
 
 
-class Sampling(BaseModel):
+class Sampling(Body):
     """The settings of generation that every request may have."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     max_tokens: int | None = Field(None, ge=0, le=MOST_NEW)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -85,8 +79,8 @@ class Sampling(BaseModel):
         """
         given = {name: value for name in known_settings() if (value := getattr(self, name, None)) is not None}
         given["do_sample"] = self.temperature != 0
-        if not given["do_sample"]:  # then settings that shape a draw have no effect
-            given = {name: value for name, value in given.items() if not _shapes_draw(name)}
+        if not given["do_sample"]:  # clients send settings of draws here too; they have no effect
+            given = {name: value for name, value in given.items() if not _is_for_draws(name)}
         try:
             return parse_settings(max_new_tokens=max(1, self.new_tokens), **given)
         except GenerationError as error:
@@ -141,22 +135,20 @@ class CompareRequest(Sampling):
     """The body of ``POST /compare``: two models write on from one prompt."""
 
     models: Annotated[list[str], Field(min_length=2, max_length=2)]
-    prompt: Text = ""
+    prompt: str = ""
     alternatives: int = Field(5, ge=1, le=20)
     default_max_tokens: ClassVar[int] = 64
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """The body of ``POST /tokenize``."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     model: str | None = None
-    prompt: Text
+    prompt: str
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """The body of ``POST /detokenize``."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     model: str | None = None
     tokens: list[int]

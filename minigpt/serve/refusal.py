@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API sends them."""
+"""Error objects of OpenAI's API."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
 
 
 class RefusalError(Exception):
-    """A request that gets an error for an answer.
+    """The error that a client gets as the answer to its request.
 
     Args:
-        status: of HTTP.
+        status: the HTTP status.
         message: one sentence: what is wrong and what would be right.
         param: the field that is wrong.
-        code: a word for programs.
+        code: a word that programs can test for.
     """
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
@@ -22,7 +22,7 @@ class RefusalError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
 
     def to_dict(self) -> dict[str, Any]:
-        """The error object."""
+        """Return the error object."""
         kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 

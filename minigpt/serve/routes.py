@@ -93,8 +93,6 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 def _add_compare(app: FastAPI, service: Service) -> None:
     @app.post("/compare")
     async def compare(body: CompareRequest, request: Request) -> Response:
-        for name in body.models:
-            service.model(name)
         comparison = await service.comparison(body)
         reports = comparison.channel.receive(request)
         return await _stream([_compared(service, event) for event in events] async for events in reports)
@@ -164,7 +162,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(GoneError)
     async def gone(_: Request, error: GoneError) -> Response:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # no one reads it
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:

@@ -1,4 +1,4 @@
-"""The application on a socket, until a signal ends it."""
+"""Runs the application on a socket until a signal ends it."""
 
 import asyncio
 import ipaddress
@@ -57,7 +57,7 @@ def is_loopback(host: str) -> bool:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"--host {host} is no address of this machine: {error.strerror}") from error
+        raise ConfigError(f"--host {host} is not an address of this machine: {error.strerror}") from error
     return all(ipaddress.ip_address(address[4][0]).is_loopback for address in found)
 
 
@@ -65,7 +65,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; port 0 takes a free one.
 
     Raises:
-        ConfigError: if the address cannot be had.
+        ConfigError: if the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -76,11 +76,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def run(app: "ASGIApp", listening: socket.socket, grace: int) -> None:
-    """Serve until SIGTERM or SIGINT; then accept no more, and let what is being written finish within ``grace`` s."""
+    """Serve until SIGTERM or SIGINT. Then accept no more requests, and give those in progress ``grace`` seconds."""
     config = uvicorn.Config(
         app, http=Protocol, lifespan="on", log_level="warning", access_log=False, timeout_graceful_shutdown=grace,
         limit_concurrency=CONNECTIONS, server_header=False, proxy_headers=False,
     )  # fmt: skip
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # which uvicorn raises again at its end
+        signal.signal(number, lambda *_: None)  # uvicorn raises the signal again at its end
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # or a client that hangs up would end the server
     uvicorn.Server(config).run(sockets=[listening])

@@ -13,7 +13,7 @@ from minigpt.serve.lane import Lane
 from minigpt.serve.meters import Meters
 from minigpt.serve.refusal import RefusalError
 
-GATHER_SECONDS = 0.002  # for requests that come together to be read together
+PAUSE, MOST_PAUSES = 0.001, 10  # seconds to wait for the next of several requests, and how often
 
 
 class Scheduler:
@@ -81,8 +81,7 @@ class Scheduler:
                 self._wake.wait_for(lambda: self._stopping or any(lane.has_work for lane in self._all))
                 if self._stopping:
                     return
-            if not self.count_writing:
-                time.sleep(GATHER_SECONDS)
+            self._gather()
             try:
                 for lane in self._all:
                     if lane.has_work:
@@ -90,6 +89,15 @@ class Scheduler:
             except Exception as error:  # a bug of ours must not leave clients waiting
                 logging.getLogger("minigpt").exception("a step failed")
                 self._fail(error)
+
+    def _gather(self) -> None:
+        """Before the first step, wait while further requests come in: it is faster to read them together."""
+        before = 0
+        for _ in range(MOST_PAUSES):
+            if self.count_writing or (waiting := self.count_waiting) == before:
+                return
+            before = waiting
+            time.sleep(PAUSE)
 
     def _fail(self, error: BaseException) -> None:
         for lane in self._all:

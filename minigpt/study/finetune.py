@@ -126,8 +126,8 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
     log = trainer.state.log_history
     return Finetuned(
         as_minigpt(trained.merge_and_unload() if settings.lora else trained, settings.model),
-        [(int(entry["step"]), entry["loss"]) for entry in log if "loss" in entry],
-        [(int(entry["step"]), entry["eval_loss"]) for entry in log if "eval_loss" in entry],
+        _by_step(log, "loss"),
+        _by_step(log, "eval_loss"),  # a resumed run evaluates the step at which it resumes again
         {site: step for site, step in schedule.steps.items() if step <= settings.steps},
         result.metrics["train_runtime"],
     )
@@ -173,8 +173,8 @@ def load(source: str) -> Any:
     ours = minigpt.from_pretrained(source, device="cpu", dtype="float32")
     import transformers
 
-    fields = ours.config.to_dict() | {"loss_type": "ForCausalLM"}  # transformers warns if it is not named
-    model = hf.GPT2LMHeadModel(transformers.GPT2Config(**fields))
+    model = hf.GPT2LMHeadModel(transformers.GPT2Config(**ours.config.to_dict()))
+    model.loss_type = "ForCausalLM"  # transformers warns if it is not named
     own = {f"transformer.{name}": tensor for name, tensor in ours.state_dict().items() if name != "lm_head.weight"}
     own["lm_head.weight"] = ours.state_dict().get("lm_head.weight", ours.wte.weight)
     model.load_state_dict(own)
@@ -275,6 +275,11 @@ def _arguments(settings: FinetuneSettings, folder: Path, evaluates: bool, turns:
         return TrainingArguments(output_dir=str(folder), **fields | dict(settings.training))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"transformers.TrainingArguments does not take these settings: {error}") from error
+
+
+def _by_step(log: list[dict[str, float]], name: str) -> list[tuple[int, float]]:
+    """Return the logged values of this name, one for each step."""
+    return list({int(entry["step"]): entry[name] for entry in log if name in entry}.items())
 
 
 def _with_adapters(model: Any, rank: int) -> Any:

@@ -1,5 +1,6 @@
 """A study: models x norms x sites x seeds, each cell judged and appended to a file as it is finished."""
 
+import importlib.util
 import itertools
 import json
 import math
@@ -17,10 +18,11 @@ import minigpt
 from minigpt.checkpoint import locate, open_checkpoint
 from minigpt.engine import GPT2
 from minigpt.errors import ConfigError
-from minigpt.study.finetune import FinetuneSettings, checked_schedule, finetune, require_trainable
+from minigpt.study.export import save_model, write
+from minigpt.study.finetune import Finetuned, FinetuneSettings, checked_schedule, finetune, require_trainable
+from minigpt.study.tasks import check_tasks, swapped, task_scores
 from minigpt.study.texts import require_text
 from minigpt.swap import match_sites
-from minigpt.text_file import read_text
 
 CELLS, REPORTS, RUNS = "cells.jsonl", "reports", "runs"
 KEY = ("model", "norm", "sites", "seed")
@@ -51,6 +53,7 @@ class Study:
     calibration: str | None = None
     device: str | None = None
     finetune: dict[str, Any] | None = None
+    tasks: list[str] = field(default_factory=list)
 
     def cells(self) -> list[Cell]:
         """Return the cells in the order of the file."""
@@ -73,13 +76,13 @@ def read_study(file: Path) -> Study:
     except ValueError as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
     known = {"models": list, "norms": list, "sites": list, "seeds": list, "text": str, "calibration": str,
-             "device": str, "finetune": dict}  # fmt: skip
+             "device": str, "finetune": dict, "tasks": list}  # fmt: skip
     for name, value in fields.items():
         if name not in known:
             raise ConfigError(f"{file}: unknown field {name!r}; known are {', '.join(known)}")
         if not isinstance(value, known[name]) or value == []:
             raise ConfigError(f"{file}: {name} must be a {known[name].__name__} that is not empty, got {value!r:.100}")
-    for name in ("models", "norms", "sites"):
+    for name in ("models", "norms", "sites", "tasks"):
         if not all(isinstance(one, str) for one in fields.get(name, [])):
             raise ConfigError(f"{file}: {name} must be a list of strings, got {fields[name]!r:.100}")
     for name in ("models", "norms"):
@@ -95,6 +98,8 @@ def check_study(study: Study, file: Path) -> None:
     for text in filter(None, (study.text, study.calibration)):
         if not Path(text).is_file():
             raise minigpt.GenerationError(f"{file}: there is no file {text}")
+    if study.tasks:
+        check_tasks(study.tasks)
     tuning = study.finetune
     if tuning is not None:
         if unknown := tuning.keys() - {*FINETUNE}:
@@ -129,40 +134,54 @@ def finetune_settings(study: Study, cell: Cell) -> FinetuneSettings:
 
 
 def run_study(
-    study: Study, out: Path, progress: Say = lambda *_: None, *, file: Path | None = None
+    study: Study, out: Path, progress: Say = lambda *_: None, *, file: Path | None = None, ray: str | None = None
 ) -> list[dict[str, Any]]:
     """Run the cells that are missing in ``out``/cells.jsonl; return all of them in the order of the study.
 
     Args:
         file: the study file, for the commands that reproduce a cell.
+        ray: the address of a Ray cluster to run the cells on, or "local" for one on this machine.
     """
     out.mkdir(parents=True, exist_ok=True)
     done = finished(out)
     todo = [cell for cell in study.cells() if key(asdict(cell)) not in done]
+    if ray is None:
+        rows = _one_by_one(study, todo, out, progress, file)
+    else:
+        from minigpt.study.cluster import cells_on_ray
+
+        rows = cells_on_ray(ray, study, todo, out, file)
+    for number, row in enumerate(rows, start=1):
+        append(out, row)
+        done[key(row)] = row
+        if ray is not None:
+            progress(f"{number} of {len(todo)} cells", number / len(todo))
+    return [done[key(asdict(cell))] for cell in study.cells()]
+
+
+def _one_by_one(
+    study: Study, todo: list[Cell], out: Path, progress: Say, file: Path | None
+) -> Iterator[dict[str, Any]]:
     begin = time.monotonic()
     for number, cell in enumerate(todo):
         spent = time.monotonic() - begin
         left = f", {_minutes(spent / number * (len(todo) - number))} left" if number else ""
         name = f"cell {number + 1} of {len(todo)}: {cell.model} {cell.norm} {cell.sites}{left}"
-        row = run_cell(study, cell, out, lambda what, _, name=name, number=number: progress(
+        yield run_cell(study, cell, out, lambda what, _, name=name, number=number: progress(
             f"{name}: {what}", number / len(todo)), file=file)  # fmt: skip
-        append(out, row)
-        done[key(row)] = row
-    return [done[key(asdict(cell))] for cell in study.cells()]
 
 
-def run_cell(study: Study, cell: Cell, out: Path, say: Say, *, file: Path | None = None) -> dict[str, Any]:
-    """Judge one cell, and train it where the study says so; return its row."""
+def run_cell(
+    study: Study, cell: Cell, out: Path, say: Say = lambda *_: None, *, file: Path | None = None
+) -> dict[str, Any]:
+    """Judge one cell, train it and judge it again if the study says so; return its row."""
     begin = time.monotonic()
     report = minigpt.parity(
         cell.model, norm=cell.norm, sites=cell.sites, device=study.device, text=study.text,
         calibration=_calibration(study, cell), progress=say,
     )  # fmt: skip
     fields = report.to_dict()
-    reports = out / REPORTS
-    reports.mkdir(exist_ok=True)
-    (reports / f"{slug(cell)}.json").write_text(json.dumps(fields, indent=2) + "\n")
-    text, distribution, speed = fields.get("perplexity") or {}, fields["distribution"], fields.get("speed") or {}
+    text, distribution = fields.get("perplexity") or {}, fields["distribution"]
     row = {
         **asdict(cell),
         "verdict": fields["verdict"],
@@ -172,8 +191,11 @@ def run_cell(study: Study, cell: Cell, out: Path, say: Say, *, file: Path | None
         "perplexity_before": _finite(text.get("reference", distribution["perplexity_reference"])),
         "perplexity_after": _finite(text.get("candidate", distribution["perplexity_candidate"])),
         "perplexity_recovered": None,
-        "candidate_ms": speed.get("candidate_ms"),
-        "report": f"{REPORTS}/{slug(cell)}.json",
+        "decode_norm_share": fields["cost"]["decode_norm_share"],
+        "kl_recovered": None,
+        "top1_recovered": None,
+        "tasks": {},
+        "report": _keep_report(report, out, slug(cell)),
         "losses": [],
         "eval_losses": [],
         "swaps": {},
@@ -181,15 +203,41 @@ def run_cell(study: Study, cell: Cell, out: Path, say: Say, *, file: Path | None
     if study.finetune is not None:
         result = finetune(finetune_settings(study, cell), out / RUNS / slug(cell), say)
         row |= {"losses": result.losses, "eval_losses": result.eval_losses, "swaps": result.swaps}
-        if study.text is not None:
-            row["perplexity_recovered"] = _finite(
-                minigpt.perplexity(
-                    result.model, minigpt.Tokenizer.from_pretrained(cell.model), read_text(Path(study.text))
-                )
-            )
-        elif result.eval_losses:
-            row["perplexity_recovered"] = _finite(math.exp(result.eval_losses[-1][1]))
+        row |= _judged_again(result, study, cell, out / RUNS / slug(cell) / "model")
+    if study.tasks:
+        say("running lm-eval", 1.0)
+        folder = out / RUNS / slug(cell) / "model"
+        if study.finetune is None:
+            save_model(swapped(cell.model, cell.norm, cell.sites, _calibration(study, cell)), folder, cell.model)
+        row["tasks"] = task_scores(study.tasks, folder, cell.norm, cell.sites)
     return row | {"seconds": round(time.monotonic() - begin, 3), "command": command(study, cell, file)}
+
+
+def _judged_again(result: Finetuned, study: Study, cell: Cell, folder: Path) -> dict[str, Any]:
+    """Save a trained model, and return how far it is from the original."""
+    write(result, folder, cell.model)
+    norm = "fused" if cell.norm in minigpt.norms.available() else cell.norm  # "fused" leaves the norms that were saved
+    report = minigpt.parity(folder, norm=norm, against=cell.model, device=study.device, text=study.text)
+    fields = report.to_dict()
+    text, distribution = fields.get("perplexity") or {}, fields["distribution"]
+    return {
+        "perplexity_recovered": _finite(text.get("candidate", distribution["perplexity_candidate"])),
+        "kl_recovered": _finite(distribution["kl_mean"]),
+        "top1_recovered": distribution["top1_agreement"],
+    }
+
+
+def _keep_report(report: minigpt.ParityReport, out: Path, name: str) -> str:
+    """Write a parity report, as a page if matplotlib is installed and as JSON in any case; return its place in out."""
+    from minigpt.report.page import report_page
+
+    folder, fields = out / REPORTS, report.to_dict()
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(fields, indent=2) + "\n")
+    if importlib.util.find_spec("matplotlib") is None:
+        return f"{REPORTS}/{name}.json"
+    (folder / f"{name}.html").write_text(report_page(fields), encoding="utf-8")
+    return f"{REPORTS}/{name}.html"
 
 
 def command(study: Study, cell: Cell, file: Path | None) -> str:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from minigpt.bench.llama import GGML_TYPES
+
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 ROWS = {
     "one text, float32": "generate-cpu-zen4-float32.json",
@@ -16,8 +18,9 @@ ROWS = {
     "16 texts, bfloat16": "generate-cpu-zen4-bfloat16-16.json",
 }
 HEAD = (
-    "| tokens a second, prompt included | minigpt | transformers | CTranslate2 | decoding, share of memory's limit |\n"
-    "| --- | --- | --- | --- | --- |"
+    "| tokens a second, prompt included | minigpt | transformers | CTranslate2 | llama.cpp "
+    "| decoding, share of memory's limit |\n"
+    "| --- | --- | --- | --- | --- | --- |"
 )
 
 
@@ -28,7 +31,8 @@ def tokens_a_second(report: dict[str, Any], name: str) -> str:
         return ""
     plan = report["plan"]
     speed = plan["batch"] * plan["new_tokens"] / found["total_ms"]["median"] * 1000
-    kind = "" if found["kind"] == plan["kind"] else f" ({found['kind']})"
+    is_same = found["kind"] in (plan["kind"], GGML_TYPES[plan["kind"]])
+    kind = "" if is_same else f" ({found['kind']})"
     return f"{speed:.1f}{kind}"
 
 
@@ -37,7 +41,7 @@ def table() -> str:
     lines = [HEAD]
     for label, file in ROWS.items():
         report = json.loads((RESULTS / file).read_text(encoding="utf-8"))
-        speeds = [tokens_a_second(report, name) for name in ("minigpt", "transformers", "ctranslate2")]
+        speeds = [tokens_a_second(report, name) for name in ("minigpt", "transformers", "ctranslate2", "llama.cpp")]
         lines.append(f"| {label} | {' | '.join(speeds)} | {report['share_of_limit']['by_memory']:.0%} |")
     return "\n".join(lines)
 

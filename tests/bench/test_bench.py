@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import reference, saved
+from helpers import assert_within, rms
 from rich.console import Console
 
 import minigpt
@@ -28,6 +29,7 @@ from minigpt.bench.contestants import (
     weight_bytes,
 )
 from minigpt.bench.generate import BenchPlan, bench_generate
+from minigpt.bench.llama import LlamaCpp, write_gguf
 from minigpt.cli import app
 from minigpt.measure.stopwatch import Spread
 
@@ -73,6 +75,21 @@ def test_ctranslate2_writes_what_it_is_asked_for(tmp_path: Path) -> None:
         convert_for_ctranslate2(place, "float64")
 
 
+@pytest.mark.parametrize("kind", ["f32", "q8_0"])
+def test_llama_cpp_computes_our_logits(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    torch.manual_seed(0)
+    model = minigpt.GPT2(minigpt.GPT2Config(vocab_size=300, n_positions=64, n_embd=64, n_layer=2, n_head=4)).eval()
+    minigpt.save_pretrained(model, tmp_path)
+    write_gguf(tmp_path, kind)
+    contestant = LlamaCpp(str(tmp_path), PROMPTS, kind, room=32)
+    given = contestant.prefill()
+    with torch.no_grad():
+        wanted = torch.stack([model(torch.tensor([prompt]))[0, -1] for prompt in PROMPTS])
+    assert_within(rms(given - wanted), 2e-2 * rms(wanted), rms(wanted), f"llama.cpp at {kind}")
+    assert contestant.generate(6) == 3 * 6
+
+
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 def test_the_limit_reads_every_matrix_once(folder: Path, kind: str) -> None:
     products = Products(str(folder), PROMPTS, kind)
@@ -105,7 +122,7 @@ def test_figures_follow_from_the_times() -> None:
     assert limit.by_memory == pytest.approx(2 * limit.bandwidth_gb_s * 1e9 / 10_000_000)  # 2 rows every 10 MB
     assert limit.by_products == pytest.approx(200)
     plan = dataclasses.asdict(BenchPlan(batch=2, new_tokens=8))
-    environment = {"threads": 2, "processor": "a [processor]", "load_average": 0.5}
+    environment = {"threads": 2, "processor": "a [processor]", "load_average": 0.5, "decoding": "kernel (avx512)"}
     report = BenchReport(plan=plan, environment=environment, contestants=[ours, theirs], limit=limit)
     found = json.loads(json.dumps(report.to_dict()))
     assert found["times_as_fast_as"]["transformers:float32"]["total_ms"] == pytest.approx(1.5)
@@ -132,6 +149,7 @@ def test_prompts_are_ragged_in_a_batch_and_the_same_every_time() -> None:
 def test_kinds_are_as_asked_or_the_same_as_ours() -> None:
     plan = BenchPlan(kind="int8", against=("transformers", "transformers:bfloat16"))
     assert plan.contestants == [("minigpt", "int8"), ("transformers", "float32"), ("transformers", "bfloat16")]
+    assert BenchPlan(kind="int8").kind_of("llama.cpp") == "q8_0"
 
 
 @pytest.mark.parametrize(
@@ -139,9 +157,10 @@ def test_kinds_are_as_asked_or_the_same_as_ours() -> None:
     [
         ({"batch": 0}, "batch is 0; it must be 1 or more"),
         ({"new_tokens": 1}, "new_tokens is 1; it must be 2 or more"),
-        ({"kind": "int4"}, "unknown kind 'int4'; known are float32"),
-        ({"against": ("transformers:fp32",)}, "unknown kind 'fp32'"),
-        ({"against": ("llama.cpp",)}, "unknown contestant 'llama.cpp'; known are transformers, ctranslate2"),
+        ({"kind": "int4"}, "the kind of minigpt must be one of float32.* got 'int4'"),
+        ({"against": ("transformers:fp32",)}, "the kind of transformers must be one of float32.* got 'fp32'"),
+        ({"against": ("llama.cpp:int8",)}, "the kind of llama.cpp must be one of f32, f16, bf16, q8_0, got 'int8'"),
+        ({"against": ("vllm",)}, "unknown contestant 'vllm'; known are transformers, ctranslate2, llama.cpp"),
         ({"against": ("transformers", "transformers:float32")}, "transformers at float32 is named twice; name each"),
     ],
 )

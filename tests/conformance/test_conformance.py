@@ -1,4 +1,4 @@
-"""Correct norms pass whatever the seed, the truth is true, and the report says what was measured."""
+"""Correct norms pass with every seed, the truth is true, and the report says what was measured."""
 
 import json
 import math

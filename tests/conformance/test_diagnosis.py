@@ -143,7 +143,7 @@ def test_an_output_of_another_shape_is_a_failure() -> None:
     [
         ("std_eps", "eps is added to the deviation"),
         ("rms", "the mean is not subtracted"),
-        ("dyt", "neither the mean nor the deviation"),
+        ("dyt", "without the mean and the deviation"),
     ],
 )
 def test_inexact_registered_norms_are_named_for_what_they_are(name: str, mistake: str) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from docs.blocks import as_notebook, commands_of, run_command, run_python, shown_after
-from docs.speed import table
+
+from docs import recover, speed
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -57,7 +58,11 @@ def test_the_notebook_is_the_tutorial() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/speed.md"])
 def test_the_figures_of_speed_are_those_of_the_results(page: str) -> None:
-    assert table() in (ROOT / page).read_text(encoding="utf-8")
+    assert speed.table() in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_the_figures_of_recovery_are_those_of_the_results() -> None:
+    assert recover.table() in (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
 
 
 def test_every_result_is_cited() -> None:

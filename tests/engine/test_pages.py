@@ -7,11 +7,11 @@ import pytest
 import torch
 from checkpoints import reference, saved
 from helpers import needs_onednn
-from minigpt.checkpoint.read import read_tensors
 from safetensors.torch import save_file
 from torch import Tensor
 
 import minigpt
+from minigpt.checkpoint.files import read_tensors
 from minigpt.engine.layout import lay_by_rows
 from minigpt.engine.pages import MAPS, MappedFiles
 

@@ -201,7 +201,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a prompt of its own name": ({"prompts": [Prompt("x" * 70, origin="f, line 3")]}, "^f, line 3: the prompt is 70"),
     "its own length 0": ({"prompts": ["a", Prompt("a", max_new_tokens=0)]}, "^prompt 1: max_new_tokens must be 1"),
     "its own seed": ({"prompts": [Prompt("a", seed=-1)], "do_sample": True}, "^prompt 0: seed must be within"),
-    "no text": ({"prompts": ["\ud800"]}, "^prompt 0: the text is not valid Unicode"),
+    "no text": ({"prompts": ["\ud800"]}, "^prompt 0: text must be a string of valid Unicode"),
     "no places": ({"batch_size": 0}, "batch_size must be 1 or more, not 0"),
     "an unknown setting": ({"beams": 2}, "unknown generation settings: beams"),
     "one text": ({"prompts": "abc"}, "prompts must be a list of texts, not one text"),
@@ -222,11 +222,11 @@ def test_what_cannot_be_is_said_at_the_call(wrong: dict[str, Any], complaint: st
 
 
 def test_the_tokenizer_of_somebody_else_is_refused() -> None:
-    with pytest.raises(GenerationError, match=r"^the tokenizer is a Tokenizer; take minigpt\.Tokenizer"):
+    with pytest.raises(GenerationError, match=r"^the tokenizer is a Tokenizer; use minigpt\.Tokenizer"):
         complete(MODEL, TOKENIZER.backend, ["a"], max_new_tokens=4)  # type: ignore[arg-type]
-    with pytest.raises(GenerationError, match=r"^the tokenizer is a Tokenizer; take minigpt\.Tokenizer"):
+    with pytest.raises(GenerationError, match=r"^the tokenizer is a Tokenizer; use minigpt\.Tokenizer"):
         stream(MODEL, TOKENIZER.backend, "a", max_new_tokens=4)  # type: ignore[arg-type]
-    with pytest.raises(GenerationError, match=r"^the tokenizer is a Tokenizer; take minigpt\.Tokenizer"):
+    with pytest.raises(GenerationError, match=r"^the tokenizer is a Tokenizer; use minigpt\.Tokenizer"):
         generate(MODEL, torch.tensor([[5]]), max_new_tokens=4, stop="x", tokenizer=TOKENIZER.backend)
 
 

@@ -78,7 +78,7 @@ class ParameterShape(nn.Module):
 
 
 class EmbDim(nn.Module):
-    """(emb_dim), with an eps of its own."""
+    """(emb_dim), with its own eps."""
 
     def __init__(self, emb_dim):
         super().__init__()
@@ -93,7 +93,7 @@ class EmbDim(nn.Module):
 
 
 class Kernel(nn.Module):
-    """A kernel's module: eps under its own name, a flag whose default is no shift, and buffers."""
+    """A kernel's module: eps under its own name, a flag for the shift that is off by default, and buffers."""
 
     def __init__(self, hidden_size, eps=1e-6, bias=False, init_fn="ones"):
         super().__init__()
@@ -126,7 +126,7 @@ class Affine(nn.Module):
 
 
 class Wide(nn.LayerNorm):
-    """Passes on whatever it is given."""
+    """Passes on all arguments."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -618,7 +618,7 @@ def test_an_error_leaves_the_model_as_it_was(model: GPT2) -> None:
 
 
 def test_no_pattern_at_all(model: GPT2) -> None:
-    with pytest.raises(NormError, match=r'^no pattern of norm sites was given; "\*" is all of them$'):
+    with pytest.raises(NormError, match=r"^sites is empty; give at least one pattern"):
         swap_norms(model, EmbDim, [])
 
 

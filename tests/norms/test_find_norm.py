@@ -1,4 +1,4 @@
-"""Find the class that a name stands for: registered, in a package, or in a file."""
+"""Find the class of a name: registered, in a package, or in a file."""
 
 import inspect
 import sys
@@ -122,7 +122,7 @@ def test_a_file_that_does_not_import(body: str, line: int, said: str, tmp_path: 
     assert message.endswith(f"({file}, line {line})")
     assert not [name for name in sys.modules.keys() - modules if name.startswith("norm_of_mine")]
     file_with(tmp_path, "class Mine(nn.LayerNorm):\n    pass\n")
-    norms.build(f"{file}:Mine", 8)  # mended, it is read anew
+    norms.build(f"{file}:Mine", 8)  # it is read again after the change
 
 
 def test_a_name_that_a_file_does_not_have(tmp_path: Path) -> None:

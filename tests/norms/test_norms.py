@@ -1,4 +1,4 @@
-"""Every exact norm against float64 on the same rounded inputs, the textbook's worked examples, and the registry."""
+"""The exact norms against float64, examples worked by hand, and the registry. The conformance kit checks hard rows."""
 
 import sys
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from minigpt.processor import HALVES
 
 EXACT = ("fused", "textbook")
 DTYPES = (torch.float64, torch.float32, *HALVES)
-SHAPES = [1, 2, 3, 7, 64, 101, 768, 1600, (5,), (3, 7), (1, 3), (2, 3, 5)]
+SHAPES = [1, 7, 768, (3, 7), (2, 3, 5)]
 
 every_norm = pytest.mark.parametrize("name", EXACT)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -49,11 +49,11 @@ def formula(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 def rounding(norm: nn.Module, x: Tensor) -> Tensor:
-    """How far from the truth rounding alone may bring each element of the output.
+    """Return the largest error of each element of the output that rounding explains.
 
-    One unit in the last place of the output itself, whose terms may cancel, or the least step a float16 can take. To
-    that, what the statistics lose: they are kept in float32 or wider, where the mean is off by a few units in the last
-    place of the row's largest element, and that is then divided by the row's deviation.
+    It is one unit in the last place of the output, whose terms may cancel, or the smallest float16. The statistics add
+    their own error. They are in float32 or wider, so the mean is off by a few units in the last place of the row's
+    largest element. That error is divided by the row's deviation.
     """
     row, own = tuple(range(-norm.weight.ndim, 0)), torch.finfo(x.dtype)
     wide = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
@@ -83,54 +83,6 @@ def test_is_the_formula(name: str, shape: int | tuple[int, ...], dtype: torch.dt
         norm = random_norm(name, shape, bias=bias, dtype=dtype, device=device)
         assert (norm.bias is None) == (not bias)
         assert_is_layer_norm(norm, x, f"bias={bias}")
-
-
-@every_dtype
-@every_norm
-@pytest.mark.parametrize(("mean", "deviation"), [(1000.0, 1.0), (-1000.0, 1.0), (1.0, 1e-3), (0.0, 1e-4), (0.0, 1e4)])
-def test_is_the_formula_on_rows_far_from_standard(
-    mean: float, deviation: float, name: str, dtype: torch.dtype, device: torch.device
-) -> None:
-    x = (torch.randn(6, 96) * deviation + mean).to(device, dtype)
-    assert_is_layer_norm(random_norm(name, 96, dtype=dtype, device=device), x, f"mean {mean}, deviation {deviation}")
-
-
-@every_dtype
-@every_norm
-@pytest.mark.parametrize("value", [0.0, 1.0, -3.7, 1000.0])
-def test_is_the_formula_on_constant_rows(value: float, name: str, dtype: torch.dtype, device: torch.device) -> None:
-    norm = random_norm(name, 33, dtype=dtype, device=device)
-    assert_is_layer_norm(norm, torch.full((3, 33), value, dtype=dtype, device=device), f"rows of {value}")
-
-
-@every_dtype
-@every_norm
-def test_is_the_formula_on_one_massive_activation(name: str, dtype: torch.dtype, device: torch.device) -> None:
-    x = torch.randn(5, 96)
-    x[:, 17], x[2, 40] = 3000.0, -2500.0  # as the residual stream of a trained GPT-2 has them
-    assert_is_layer_norm(random_norm(name, 96, dtype=dtype, device=device), x.to(device, dtype), "massive activation")
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_statistics_of_float16_rows_are_wider_than_float16(name: str, device: torch.device) -> None:
-    x = (torch.randn(4, 768) * 300).to(device, torch.float16)
-    assert x.square().sum(-1).isinf().all(), "the sums of squares are meant to overflow float16"
-    assert_is_layer_norm(random_norm(name, 768, dtype=torch.float16, device=device), x, "rows of deviation 300")
-
-
-@every_norm
-def test_is_the_formula_at_another_eps(name: str) -> None:
-    for eps in (0.0, 1e-12, 1e-6, 1e-3, 1.0):
-        assert_is_layer_norm(random_norm(name, 24, eps=eps, dtype=torch.float64), torch.randn(5, 24).double(), f"{eps}")
-
-
-@every_norm
-def test_a_non_contiguous_input(name: str, device: torch.device) -> None:
-    wide = torch.randn(6, 4, 20, device=device)
-    norm = random_norm(name, 10, device=device)
-    for x in (wide[..., ::2], wide.transpose(0, 1)[..., 5:15], wide[:1, :, :10].expand(3, -1, -1)):
-        assert not x.is_contiguous()
-        assert_is_layer_norm(norm, x, f"strides {x.stride()}")
 
 
 @every_norm
@@ -169,13 +121,6 @@ def test_gradients_of_input_scale_and_shift(name: str, bias: bool) -> None:
     assert torch.autograd.gradcheck(lambda x, *_: norm(x), (x, *norm.parameters()))
 
 
-@every_norm
-def test_keeps_the_input_s_dtype_when_the_parameters_are_wider(name: str) -> None:
-    norm = random_norm(name, 64)
-    for dtype in HALVES:
-        assert_is_layer_norm(norm, torch.randn(4, 64).to(dtype), f"{dtype} input, float32 parameters")
-
-
 def test_fused_is_the_library_s_own_bits(device: torch.device) -> None:
     for dtype in DTYPES:
         norm = random_norm("fused", (3, 7), eps=1e-4, dtype=dtype, device=device)
@@ -198,13 +143,6 @@ def test_two_rows_worked_by_hand(name: str) -> None:
 
 
 @every_norm
-def test_the_same_rows_over_the_last_two_dimensions(name: str) -> None:
-    x = torch.tensor([[[0.2, 0.1, 0.3]], [[0.5, 0.1, 0.1]]])  # (2, 1, 3)
-    wanted = torch.tensor([[[0.0, -1.2238, 1.2238]], [[1.4140, -0.7070, -0.7070]]])
-    torch.testing.assert_close(norms.build(name, (1, 3))(x).detach(), wanted, atol=5e-5, rtol=0)
-
-
-@every_norm
 def test_over_the_last_two_dimensions_they_share_one_mean_and_one_deviation(name: str) -> None:
     x = torch.randn(4, 3, 5) * 3 + 2
     flat = norms.build(name, 15)(x.flatten(1)).view_as(x)
@@ -219,29 +157,6 @@ def test_a_row_of_integers_worked_by_hand(name: str) -> None:
     assert x.std(correction=0).item() == pytest.approx(17.00, abs=5e-3)
     torch.testing.assert_close(norms.build(name, 3)(x).detach(), torch.tensor([-0.9806, 1.3728, -0.3922]),
                                atol=5e-5, rtol=0)  # fmt: skip
-
-
-def test_eps_added_to_the_deviation_is_another_norm() -> None:
-    """(x - mean) / (std + eps) is off by more than float32's rounding and less than anybody sees: 1e-5 to 1e-4."""
-
-    class StdEps(LayerNorm):
-        def standardize(self, x: Tensor) -> Tensor:
-            std, mean = torch.std_mean(x, dim=-1, correction=0, keepdim=True)
-            return (x - mean) / (std + self.eps)
-
-    x = torch.rand(4, 20)
-    library = nn.LayerNorm(20)(x)
-    difference = max_abs(StdEps(20)(x) - library)
-    assert 1e-5 < difference < 1e-4, f"difference {difference:.3g}"
-    for name in EXACT:
-        assert_within(max_abs(norms.build(name, 20)(x) - library), 1e-6, max_abs(library), f"{name}, by contrast")
-
-
-def test_n_minus_one_in_the_variance_is_another_norm() -> None:
-    x = torch.rand(4, 20)
-    unbiased = (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True) + 1e-5)
-    for name in EXACT:
-        assert max_abs(norms.build(name, 20)(x) - unbiased) > 1e-2
 
 
 # The registry.
@@ -263,21 +178,12 @@ def test_the_built_in_norms_are_exact_and_available() -> None:
         assert isinstance(norms.build(name, 4), LayerNorm)
 
 
-def test_minigpt_s_layer_norm_is_the_textbook_s() -> None:
-    assert norms.lookup("textbook").cls is LayerNorm
-
-
 def test_a_registered_class_is_built_by_its_name() -> None:
     assert norms.register("doubling", exact=False)(Doubling) is Doubling
     assert not norms.available()["doubling"].exact
     norm = norms.build("doubling", (2, 3), eps=1e-3, bias=False)
     assert type(norm) is Doubling
     assert (norm.normalized_shape, norm.eps, norm.bias) == ((2, 3), 1e-3, None)
-
-
-def test_what_another_test_registered_is_gone() -> None:
-    assert "doubling" not in norms.available()
-    assert set(EXACT) <= norms.available().keys()
 
 
 def test_a_class_and_a_factory_are_built_as_they_are() -> None:
@@ -342,7 +248,7 @@ def test_a_norm_whose_package_is_there_is_available() -> None:
 
 @pytest.fixture
 def folder_of_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that counts as part of minigpt.norms, scanned anew."""
+    """A folder that counts as part of minigpt.norms, scanned again."""
     monkeypatch.setattr(norms, "__path__", [*norms.__path__, str(tmp_path)])
     registry._import_every_norm.cache_clear()
     yield tmp_path

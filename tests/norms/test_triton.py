@@ -1,7 +1,7 @@
 """The Triton norm: interpreted without a GPU, compiled for one without running, and run on one if there is one.
 
 The conformance kit says whether it is a LayerNorm. Other tests are about what only this norm has: the fused addition,
-unusual layouts, offsets beyond 32 bits, the operator's registration, and its errors.
+unusual layouts, more than 2^31 elements, the operator's registration, and its errors.
 """
 
 import importlib.util
@@ -160,14 +160,6 @@ def test_any_layout_of_any_leading_dimensions(leading: list[int], row: tuple[int
         assert_close(one, other, 1e-5, "gradients")
 
 
-def test_offsets_beyond_32_bits(device: torch.device) -> None:
-    """Three rows 2^30 + 7 elements apart: of four gigabytes, three pages are touched."""
-    norm = norm_of(32, device=device)
-    x = torch.empty(2**31 + 128, dtype=torch.float16, device=device).as_strided((3, 32), (2**30 + 7, 1))
-    x.copy_(torch.randn(3, 32))
-    assert_same_bits(norm(x), norm(x.clone(memory_format=torch.contiguous_format)), "far apart and side by side")
-
-
 @pytest.mark.gpu
 def test_more_than_2_31_elements() -> None:
     norm = norm_of(1024, device=torch.device("cuda"), dtype=torch.float16)
@@ -231,25 +223,13 @@ def test_the_operator_is_registered_as_pytorch_wants_it(bias: bool, device: torc
 
 
 def test_the_operator_lays_out_what_it_says(device: torch.device) -> None:
-    """The compiler relies on contiguous results, whatever the layout of the input."""
+    """The compiler relies on contiguous results, for every layout of the input."""
     x, weight = torch.randn(3, 2, 40).to(device).transpose(0, 1), torch.randn(40).to(device)
     norm_of(40, device=device)(torch.randn(1, 40).to(device))  # imports the operators
     given = (x, torch.randn_like(x), weight, None, 1e-5)
     assert not given[1].is_contiguous()
     torch.library.opcheck(torch.ops.minigpt.layer_norm, given, test_utils=("test_schema", "test_faketensor"))
     assert all(made.is_contiguous() for made in torch.ops.minigpt.layer_norm(*given))
-
-
-def test_a_single_row_is_told_as_several_are() -> None:
-    """So that one program serves both: what it is compiled for is the stride, and that one stride is enough."""
-    from minigpt.norms.triton.ops import rows_of
-
-    many = rows_of(torch.randn(6, 20), 1)
-    for one in (torch.randn(20), torch.randn(1, 20), torch.randn(1, 1, 1, 20), torch.randn(20, 1).t(),
-                torch.randn(1, 40)[:, ::2]):  # fmt: skip
-        assert rows_of(one, 1).place == many.place == (1, 20, 0)
-    assert rows_of(torch.randn(6, 40)[:, :20], 1).place == (1, 40, 0)
-    assert rows_of(torch.randn(3, 2, 20).transpose(0, 1), 1).place == (3, 20, 40)
 
 
 def test_on_meta_there_are_shapes() -> None:
@@ -353,7 +333,6 @@ def cases():
 
 def code(name, narrow, wide, warps, constants):
     kernel = getattr(kernels, name)
-    constants = constants | {given: 1 for given in kernel.arg_names if given.endswith("inner")}  # tensors in one piece
     types = dict.fromkeys(kernel.arg_names, "i32") | dict.fromkeys(POINTERS, "*" + narrow)
     return compiled(kernel, types | dict.fromkeys(("stats", "partials"), "*" + wide), constants, warps)
 

@@ -93,6 +93,7 @@ def streamed(response: Any) -> list[dict[str, Any]]:
 
 SAME = (
     ({"temperature": 0}, {}),
+    ({"temperature": 0, "seed": 3, "top_p": 0.5, "stop": []}, {}),
     ({"seed": 3}, {"do_sample": True, "seed": 3}),
     ({"seed": 4, "temperature": 1.5, "top_p": 0.8}, {"do_sample": True, "seed": 4, "temperature": 1.5, "top_p": 0.8}),
     ({"temperature": 0, "stop": ["e", "\n"]}, {"stop_strings": ["e", "\n"]}),

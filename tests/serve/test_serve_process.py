@@ -160,6 +160,11 @@ def test_other_clients_do_not_notice_half_open_and_silent_ones(slow: Live) -> No
     assert httpx.get(f"{slow.url}/health").status_code == 200
 
 
+def test_writing_to_a_client_that_has_gone_does_not_end_the_server(slow: Live) -> None:
+    slow.process.send_signal(signal.SIGPIPE)  # what the system sends then
+    assert httpx.get(f"{slow.url}/health").status_code == 200
+
+
 def test_no_path_reads_files(slow: Live) -> None:
     for path in ("/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/page.css/../../../etc/passwd", "//etc/passwd",
                  "/page/index.html", "/v1/models/..%2f..%2fetc%2fpasswd"):  # fmt: skip

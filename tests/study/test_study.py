@@ -13,7 +13,8 @@ ROW = {
     "model": "demo", "norm": "rms", "sites": "*", "seed": 0, "verdict": "fail", "ratio": 2.5, "kl_mean": 0.1,
     "top1_agreement": 0.9, "perplexity_before": 2.0, "perplexity_after": 3.0, "perplexity_recovered": None,
     "seconds": 1.0, "command": "minigpt parity", "report": "reports/a.json", "losses": [],
-    "eval_losses": [[0, 2.0], [10, 1.0]], "swaps": {"ln_f": 5},
+    "eval_losses": [[0, 2.0], [10, 1.0]], "swaps": {"ln_f": 5}, "kl_recovered": None, "top1_recovered": None,
+    "decode_norm_share": 0.1, "tasks": {},
 }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Make a norm of a GPT-2 from somebody else's module.
 
-A GPT-2's norm has a scale, ``weight``, and a shift, ``bias``. A module with Parameters of these names stands in the
-model as it is. Any other module is held by an ``AdaptedNorm``, which owns the two. It lends them to the module under
-the module's own names, and applies to the module's output what the module has no place for.
+A GPT-2's norm has a scale, ``weight``, and a shift, ``bias``. A module with Parameters of these names is used as it is.
+An ``AdaptedNorm`` wraps any other module, and owns the two. It gives them to the module under its own names. If
+the module lacks one of them, the wrapper applies that one to the module's output.
 """
 
 import copy
@@ -30,12 +30,12 @@ Paths = list[str]  # the names that one Parameter has in a module; tied Paramete
 def adapt(
     module: nn.Module, shape: tuple[int, ...], *, eps: float, bias: bool, keep: Collection[str], takes_eps: bool
 ) -> nn.Module:
-    """Return ``module``, or an ``AdaptedNorm`` that holds it, as a norm over ``shape``.
+    """Return ``module``, or an ``AdaptedNorm`` around it, as a norm over ``shape``.
 
     Args:
         bias: whether the model's norm has a shift.
-        keep: what of "scale" and "shift" to add beside a module that has none.
-        takes_eps: whether the module's constructor was told ``eps``.
+        keep: which of "scale" and "shift" to add if the module has none.
+        takes_eps: whether the module's constructor took ``eps``.
     """
     notes = _eps_notes(module, eps, takes_eps)
     if not isinstance(module, LayerNorm):
@@ -53,7 +53,7 @@ def adapt(
 
 
 def is_ours(cls: object) -> bool:
-    """True if ``cls`` is a norm of this package."""
+    """Return True if ``cls`` is a norm of this package."""
     is_layer_norm = isinstance(cls, type) and issubclass(cls, LayerNorm)
     return is_layer_norm and cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
@@ -118,7 +118,7 @@ class AdaptedNorm(nn.LayerNorm):
         self._lend()
 
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return what the module makes of ``x`` (..., *normalized_shape), scaled and shifted if the module does not."""
+        """Return the module's output for ``x`` (..., *normalized_shape), with the scale and shift that it lacks."""
         self._lend()
         return self._scaled_and_shifted(self.norm(x))
 
@@ -131,9 +131,9 @@ class AdaptedNorm(nn.LayerNorm):
         return "; ".join((f"{self.normalized_shape}, eps={self.eps}, bias={self.bias is not None}", *notes(self)))
 
     def _lend(self) -> None:
-        """Give the module today's weight and bias: torch.func, for one, replaces them for a call."""
+        """Give the module the present weight and bias, which torch.func may replace for one call."""
         for borrower, name, role in self._loans:
-            borrower.__dict__[name] = getattr(self, role)  # not registered: a checkpoint would have it twice
+            borrower.__dict__[name] = getattr(self, role)  # not registered, or a checkpoint would have it twice
 
     def _scaled_and_shifted(self, y: Tensor) -> Tensor:
         dtype = y.dtype
@@ -145,7 +145,7 @@ class AdaptedNorm(nn.LayerNorm):
 
 
 class AdaptedAddNorm(AdaptedNorm):
-    """The same for a module that adds to the residual stream by itself."""
+    """An ``AdaptedNorm`` for a module with its own ``add_norm``."""
 
     def add_norm(
         self, residual: Float[Tensor, "*dims"], delta: Float[Tensor, "*dims"]
@@ -160,8 +160,8 @@ class AdaptedAddNorm(AdaptedNorm):
 def _scale(module: nn.Module, shape: tuple[int, ...]) -> Paths:
     """Return the names of the module's scale.
 
-    Some classes multiply by 1 + weight, as Gemma's does. The model's scale would be wrong there, so that weight stays
-    the module's own. It starts at 0, where it changes nothing.
+    Some classes multiply by 1 + weight, for example Gemma's. The model's scale would be wrong there. That weight stays
+    the module's own, and starts at 0, where it changes nothing.
     """
     paths = _find(module, SCALES, shape)
     if paths and _multiplies_by_more(module, [*paths[:1], *_find(module, SHIFTS, shape)[:1]], shape):
@@ -172,7 +172,7 @@ def _scale(module: nn.Module, shape: tuple[int, ...]) -> Paths:
 
 @torch.no_grad()
 def _multiplies_by_more(module: nn.Module, paths: Paths, shape: tuple[int, ...]) -> bool:
-    """True if the module's output is not 0 with its scale and shift at 0. If it does not run here: if both are 0."""
+    """Return True if the output is not 0 with scale and shift at 0, or, if the module does not run, if both are 0."""
     parameters = [module.get_parameter(path) for path in paths]
     if any(parameter.is_meta for parameter in parameters):
         return False
@@ -201,7 +201,7 @@ def _find(module: nn.Module, names: tuple[str, ...], shape: tuple[int, ...]) -> 
 
 
 def _keep_notes(module: nn.Module, lacking: list[str], keep: Collection[str]) -> tuple[str, ...]:
-    """Say in one line what becomes of the model's scale and shift where the module lacks them."""
+    """Say in one line whether a scale and shift that the module lacks are kept or dropped."""
     if not lacking:
         return ()
     said = [f"the model's {what} is {'kept beside it' if what in keep else 'dropped'}" for what in lacking]
@@ -209,7 +209,7 @@ def _keep_notes(module: nn.Module, lacking: list[str], keep: Collection[str]) ->
 
 
 def _eps_notes(module: nn.Module, eps: float, takes_eps: bool) -> tuple[str, ...]:
-    """Say whether the module adds another eps than the model's."""
+    """Say whether the module's eps differs from the model's."""
     if others := ", ".join(f"{value:g}" for value in other_eps(module, eps)):
         return (f"eps is {others} in {title(module)}, where the model's is {eps:g}",)
     if takes_eps:

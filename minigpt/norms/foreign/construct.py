@@ -1,4 +1,4 @@
-"""Call somebody else's constructor with what a norm can be told: a size, an eps, and whether there is a shift."""
+"""Call somebody else's constructor with the arguments of a norm: a size, an eps, and whether there is a shift."""
 
 import contextlib
 import copy
@@ -26,7 +26,7 @@ Maker = Callable[..., Any]
 
 
 class Constructed(NamedTuple):
-    """A norm, and whether its constructor was told an eps."""
+    """A norm, and whether its constructor took an eps."""
 
     module: nn.Module
     takes_eps: bool
@@ -56,10 +56,10 @@ class NormConfig:
 def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) -> Constructed:
     """Call ``make`` with the size, and with eps and the flag of the shift under the names of its signature.
 
-    The size is an int or a shape: the first with which the class can be called and then run.
+    The size is an int or a shape: the first form with which the norm can be built and runs.
 
     Raises:
-        NormError: if it cannot be called so, raises, or does not make a ``torch.nn.Module``.
+        NormError: if ``make`` cannot be called so, raises, or does not return a ``torch.nn.Module``.
     """
     if isinstance(make, nn.Module):
         raise NormError(f"norm must be a class or a function that makes one, got a module: {title(make)}")
@@ -67,9 +67,9 @@ def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) ->
         raise NormError(f"{title(make)} is a class, but not a torch.nn.Module")
     first, errors, made = _size_parameter(make), [], []
     for size in _sizes(first, shape, eps, bias):
-        for told in _tellings(make, eps, bias):
+        for keywords in _keywords(make, eps, bias):
             try:
-                one = Constructed(_make(make, first, size, told), any(map(EPS.fullmatch, told)))
+                one = Constructed(_make(make, first, size, keywords), any(map(EPS.fullmatch, keywords)))
             except NormError as error:
                 errors.append(error)
                 continue
@@ -77,7 +77,7 @@ def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) ->
                 return one._replace(takes_eps=one.takes_eps or isinstance(size, NormConfig))
             made.append(one)
     if made:
-        return made[0]  # it may run elsewhere, as a CUDA kernel does
+        return made[0]  # it may run on another device, like a CUDA kernel
     raise errors[0]
 
 
@@ -121,7 +121,7 @@ def _make(make: Maker, first: Parameter, size: Any, keywords: dict[str, Any]) ->
 
 
 def _sizes(first: Parameter, shape: tuple[int, ...], eps: float, bias: bool) -> list[Any]:
-    """Return the forms that the size can be given in, the likeliest first."""
+    """Return the forms of the size, the most likely first."""
     if CONFIG.fullmatch(first.name) and first.kind not in VARIADIC:
         return [NormConfig(shape[-1], eps, bias)]
     as_shape = [torch.Size(shape), list(shape)]
@@ -132,7 +132,7 @@ def _sizes(first: Parameter, shape: tuple[int, ...], eps: float, bias: bool) -> 
 
 
 def _runs(module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """True if it returns two rows in their own shape. A copy is asked, so that the module remembers nothing of it."""
+    """Return True if a copy of the module returns two rows in the shape of its input."""
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             y = copy.deepcopy(module)(torch.randn(1, 2, *shape))
@@ -142,22 +142,23 @@ def _runs(module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 
 def _size_parameter(make: Maker) -> Parameter:
-    """Return the first parameter that is not told something else: a class may take its eps before its size."""
+    """Return the first parameter that is not the eps or a flag. A class may take its eps before its size."""
     for parameter in _parameters(make):
-        if not _told(parameter, 0.0, True):
+        if not _value_of(parameter, 0.0, True):
             return parameter
     raise NormError(f"{title(make)} has no parameter for the size")
 
 
-def _tellings(make: Maker, eps: float, bias: bool) -> list[dict[str, Any]]:
-    """Return the arguments beside the size, under the names of the signature and of what ``**kwargs`` is passed to.
+def _keywords(make: Maker, eps: float, bias: bool) -> list[dict[str, Any]]:
+    """Return the keyword arguments to try, in order: those of the signature, and more for ``**kwargs``.
 
-    A class may tell its base an eps or a flag by itself. So what ``**kwargs`` takes is tried with less and less.
+    ``**kwargs`` may go to a base class that takes an eps and flags. The class may pass some of them itself, and would
+    then raise if it got them twice. So all are tried first, then the flag of the shift alone, then none.
     """
     first, parameters = _size_parameter(make), _parameters(make)
-    bound = make.keywords if isinstance(make, functools.partial) else {}  # the user's own choice
+    bound = make.keywords if isinstance(make, functools.partial) else {}  # chosen by the user
     beside = [own for own in parameters if own != first and own.kind not in VARIADIC and own.name not in bound]
-    keywords = {own.name: value for own in beside for value in _told(own, eps, bias)}
+    keywords = {own.name: value for own in beside for value in _value_of(own, eps, bias)}
     if missing := [own.name for own in beside if own.default is Parameter.empty and own.name not in keywords]:
         raise NormError(
             f"{title(make)} needs {', '.join(missing)} beside a size, an eps and a flag for the shift; "
@@ -165,13 +166,15 @@ def _tellings(make: Maker, eps: float, bias: bool) -> list[dict[str, Any]]:
         )
     if not any(own.kind is Parameter.VAR_KEYWORD for own in parameters):
         return [keywords]
-    passed = {own.name: value for own in _passed_on(make) if own.name not in bound for value in _told(own, eps, bias)}
+    passed = {
+        own.name: value for own in _passed_on(make) if own.name not in bound for value in _value_of(own, eps, bias)
+    }
     shift = {name: value for name, value in passed.items() if SHIFT_FLAG.fullmatch(name)}
     return [more | keywords for more in (passed, shift, {})]
 
 
 def _passed_on(make: Maker) -> list[Parameter]:
-    """Return the parameters that ``**kwargs`` may hold: those of the base classes, or, of a function, our own two."""
+    """Return the parameters that ``**kwargs`` may hold: those of the base classes, or eps and bias for a function."""
     if not isinstance(make, type):
         has_eps = any(EPS.fullmatch(own.name) for own in _parameters(make))
         return [Parameter(name, Parameter.KEYWORD_ONLY) for name in ("eps", "bias")[has_eps:]]
@@ -179,15 +182,15 @@ def _passed_on(make: Maker) -> list[Parameter]:
     return [own for cls in bases for own in list(inspect.signature(cls.__init__).parameters.values())[2:]]
 
 
-def _told(parameter: Parameter, eps: float, bias: bool) -> list[Any]:
-    """Return the value for one parameter of a constructor, in a list; an empty list leaves it at its default."""
+def _value_of(parameter: Parameter, eps: float, bias: bool) -> list[Any]:
+    """Return a list with the value for one parameter of a constructor, or an empty list to keep its default."""
     default = parameter.default
     is_flag = default is Parameter.empty or default is None or isinstance(default, bool)
     if EPS.fullmatch(parameter.name):
         return [eps]
     if is_flag and SHIFT_FLAG.fullmatch(parameter.name):
         return [bias]
-    if is_flag and (SCALE_FLAG.fullmatch(parameter.name) or parameter.name == "channels_last"):  # DyT's flag
+    if is_flag and (SCALE_FLAG.fullmatch(parameter.name) or parameter.name == "channels_last"):  # a flag of DyT's
         return [True]
     return []
 

@@ -1,4 +1,4 @@
-"""Find the class that a name stands for: a registered norm, or a class in a package or a file."""
+"""Find the class of a name: a registered norm, or a class in a package or a file."""
 
 import difflib
 import functools
@@ -21,7 +21,7 @@ from minigpt.norms.registry import lookup
 
 
 def locate(norm: str) -> Callable[..., Any]:
-    """Return the class or function that a registered name, "package.module:Name" or "path/to/file.py:Name" stands for.
+    """Return the class or function of a registered name, "package.module:Name" or "path/to/file.py:Name".
 
     A file is imported once for each content, so an edited file is read again.
 
@@ -47,7 +47,7 @@ def locate(norm: str) -> Callable[..., Any]:
 def file_of(norm: str) -> Path | None:
     """Return the file of "path/to/file.py:Name"; None for a name of another kind."""
     place = norm.rpartition(":")[0] or norm
-    return Path(os.path.expanduser(place)) if _is_file(place) else None  # "~nobody" stays as it is
+    return Path(os.path.expanduser(place)) if _is_file(place) else None  # "~" of an unknown user stays as it is
 
 
 def last_line(error: BaseException, file: str | None = None) -> str:

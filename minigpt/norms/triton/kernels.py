@@ -1,8 +1,7 @@
-"""The kernels. Arguments in lower case are pointers, sizes and strides. Those in upper case are compiled in.
+"""The kernels. Arguments in lower case are pointers to contiguous tensors, and sizes. Upper case is compiled in.
 
-Row i of an input starts at ``i // inner * outer_stride + i % inner * inner_stride``, counted in 64 bits. Outputs are
-contiguous. ``stats`` holds the mean of every row, then the reciprocal deviation of every row, in the dtype of the sums.
-The order of a row's sums depends on its width alone, so its bits do not depend on the other rows.
+Offsets have 64 bits. ``stats`` holds the mean of every row, then the reciprocal deviation of every row, in the dtype of
+the sums. The order of a row's sums depends on its width alone, so its bits do not depend on the other rows.
 """
 
 # pyright: reportMissingImports=false
@@ -17,12 +16,6 @@ from minigpt.norms.triton import interpreting
 INTERPRETED = tl.constexpr(interpreting())
 COUNTS = ("rows", "programs")  # Triton compiles no version for 1 of these. For one round it does, without a loop
 STAGES = tl.constexpr(2)  # turns of a loop in flight: one is computed while the rows of the next are loaded
-
-
-@triton.jit
-@no_type_check
-def row_start(row, inner, outer_stride, inner_stride):
-    return row // inner * outer_stride + row % inner * inner_stride
 
 
 @triton.jit
@@ -51,7 +44,6 @@ def rounded(value, pointer):
 @no_type_check
 def forward_rows(
     x, delta, weight, bias, total, y, stats, rows, rounds,
-    x_inner, x_outer_stride, x_inner_stride, delta_inner, delta_outer_stride, delta_inner_stride,
     WIDTH: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Normalize ``rounds`` times ROWS rows a program. Registers hold whole rows: read once, sum twice, write once."""
@@ -63,15 +55,13 @@ def forward_rows(
     for turn in tl.range(0, rounds, num_stages=STAGES):
         row = rows_of_turn(turn, ROWS)  # (ROWS, 1)
         inside = (row < rows) & (column < WIDTH)  # (ROWS, BLOCK)
-        out = row * WIDTH + column
+        place = row * WIDTH + column
 
-        start = row_start(row, x_inner, x_outer_stride, x_inner_stride)
-        value = tl.load(x + start + column, mask=inside, other=0.0).to(wide)
+        value = tl.load(x + place, mask=inside, other=0.0).to(wide)
         if delta is not None:
-            start = row_start(row, delta_inner, delta_outer_stride, delta_inner_stride)
-            value += tl.load(delta + start + column, mask=inside, other=0.0).to(wide)
+            value += tl.load(delta + place, mask=inside, other=0.0).to(wide)
             kept = rounded(value, total)
-            tl.store(total + out, kept, mask=inside)
+            tl.store(total + place, kept, mask=inside)
             value = kept.to(wide)  # normalize the sum as it was rounded
 
         mean = tl.sum(value, axis=1, keep_dims=True) / WIDTH  # (ROWS, 1)
@@ -83,15 +73,13 @@ def forward_rows(
         result = centred * rstd * scale
         if bias is not None:
             result += shift
-        tl.store(y + out, rounded(result, y), mask=inside)
+        tl.store(y + place, rounded(result, y), mask=inside)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def backward_rows(
     dy, dtotal, x, weight, stats, dx, partials, rows, rounds,
-    dy_inner, dy_outer_stride, dy_inner_stride, dtotal_inner, dtotal_outer_stride, dtotal_inner_stride,
-    x_inner, x_outer_stride, x_inner_stride,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute dx of ``rounds`` times ROWS rows a program, and a row of partial sums for weight and for bias.
@@ -112,26 +100,24 @@ def backward_rows(
         inside = (row < rows) & (column < WIDTH)  # (ROWS, BLOCK)
         mean = tl.load(stats + row, mask=row < rows, other=0.0)
         rstd = tl.load(stats + rows + row, mask=row < rows, other=0.0)
-        start = row_start(row, x_inner, x_outer_stride, x_inner_stride)
-        value = tl.load(x + start + column, mask=inside, other=0.0).to(wide)
-        start = row_start(row, dy_inner, dy_outer_stride, dy_inner_stride)
-        gradient = tl.load(dy + start + column, mask=inside, other=0.0).to(wide)
+        place = row * WIDTH + column
+        value = tl.load(x + place, mask=inside, other=0.0).to(wide)
+        gradient = tl.load(dy + place, mask=inside, other=0.0).to(wide)
         standard = tl.where(inside, (value - mean) * rstd, 0.0)
         scaled = gradient * scale
         along_mean = tl.sum(scaled, axis=1, keep_dims=True) / WIDTH
         along_row = tl.sum(scaled * standard, axis=1, keep_dims=True) / WIDTH
         result = (scaled - along_mean - standard * along_row) * rstd
         if dtotal is not None:
-            start = row_start(row, dtotal_inner, dtotal_outer_stride, dtotal_inner_stride)
-            result += tl.load(dtotal + start + column, mask=inside, other=0.0).to(wide)
-        tl.store(dx + row * WIDTH + column, rounded(result, dx), mask=inside)
+            result += tl.load(dtotal + place, mask=inside, other=0.0).to(wide)
+        tl.store(dx + place, rounded(result, dx), mask=inside)
         dweight += gradient * standard
         dbias += gradient
 
     columns = tl.arange(0, BLOCK)
-    place = partials + program * WIDTH + columns
-    tl.store(place, tl.sum(dweight, axis=0), mask=columns < WIDTH)
-    tl.store(place + tl.num_programs(0).to(tl.int64) * WIDTH, tl.sum(dbias, axis=0), mask=columns < WIDTH)
+    partials += program * WIDTH + columns
+    tl.store(partials, tl.sum(dweight, axis=0), mask=columns < WIDTH)
+    tl.store(partials + tl.num_programs(0).to(tl.int64) * WIDTH, tl.sum(dbias, axis=0), mask=columns < WIDTH)
 
 
 @triton.jit(do_not_specialize=COUNTS)

@@ -34,49 +34,12 @@ def add_layer_norm(residual: Stream, delta: Stream, weight: Row, bias: Row | Non
     return total, y
 
 
-class Rows(NamedTuple):
-    """The elements of a tensor, and where row i starts (see ``kernels``)."""
-
-    data: Tensor
-    inner: int
-    outer_stride: int
-    inner_stride: int
-
-    @property
-    def place(self) -> tuple[int, int, int]:
-        return self.inner, self.outer_stride, self.inner_stride
-
-
 class Tile(NamedTuple):
     """How much one program holds at a time, and how many warps share it. Depends on width and dtype alone."""
 
     rows: int
     block: int
     warps: int
-
-
-def rows_of(x: Tensor, row_ndim: int) -> Rows:
-    """Return the rows of ``x``, or of a contiguous copy if two strides cannot describe where its rows start.
-
-    If one stride is enough, ``inner`` is 1. That is compiled in and saves the kernels a division. A single row has the
-    stride that several would have, so that the same program serves both and gives the same bits.
-    """
-    x = x if row_ndim == 1 else x.flatten(-row_ndim)
-    *leading, width = x.shape
-    if x.is_contiguous():
-        return Rows(x, 1, width, 0)
-    dims: list[tuple[int, int]] = []
-    for size, stride in zip(leading, x.stride(), strict=False):
-        if size == 1:
-            continue
-        if dims and dims[-1][1] == size * stride:
-            dims[-1] = (dims[-1][0] * size, stride)
-        else:
-            dims.append((size, stride))
-    if len(dims) > 2 or (width > 1 and x.stride(-1) != 1):
-        return Rows(x.contiguous(), 1, width, 0)
-    (_, outer_stride), (inner, inner_stride) = [*dims, (1, 0)][:2]
-    return Rows(x, inner, outer_stride, inner_stride)
 
 
 @functools.cache
@@ -105,15 +68,13 @@ def _forward(
         return y, total, stats
     y, total, stats = _forward_shapes(x, delta, weight, bias, eps)
     rows = stats.numel() // 2
-    source, added = rows_of(x, weight.ndim), _rows_or_none(delta, x, weight.ndim)
     if rows:
         blocks = -(-rows // held.rows)
         programs = min(blocks, _programs(x.device, held.warps))
         with torch.cuda.device_of(x):  # a kernel starts on the current device and its current stream
             kernels.forward_rows[programs,](
-                source.data, None if delta is None else added.data, weight.contiguous(),
-                None if bias is None else bias.contiguous(), total, y, stats, rows,
-                -(-blocks // programs), *source.place, *added.place,
+                x.contiguous(), _contiguous(delta), weight.contiguous(), _contiguous(bias), total, y, stats,
+                rows, -(-blocks // programs),
                 WIDTH=width, EPS=eps, ROWS=held.rows, BLOCK=held.block, num_warps=held.warps,
             )  # fmt: skip
     return y, total, stats
@@ -135,16 +96,14 @@ def _backward(
     """Return the gradients of the norm's input ``x``, of the weight and of the bias."""
     dx, dweight, dbias = _backward_shapes(dy, dtotal, x, weight, bias_dtype, stats)
     width, rows, held = weight.numel(), stats.numel() // 2, tile(weight.numel(), stats.dtype, BACKWARD_BYTES)
-    source, above = rows_of(x, weight.ndim), rows_of(dy, weight.ndim)
-    beside = _rows_or_none(dtotal, x, weight.ndim)
     blocks = -(-rows // held.rows)
     programs = min(blocks, _programs(x.device, held.warps))
     partials = x.new_empty(2, programs, width, dtype=stats.dtype)
     with torch.cuda.device_of(x):
         if rows:
             kernels.backward_rows[programs,](
-                above.data, None if dtotal is None else beside.data, source.data, weight.contiguous(), stats, dx,
-                partials, rows, -(-blocks // programs), *above.place, *beside.place, *source.place,
+                dy.contiguous(), _contiguous(dtotal), x.contiguous(), weight.contiguous(), stats, dx,
+                partials, rows, -(-blocks // programs),
                 WIDTH=width, ROWS=held.rows, BLOCK=held.block, num_warps=held.warps,
             )  # fmt: skip
         columns = 2048 if interpreting() else SUM_BLOCK
@@ -183,9 +142,8 @@ def _refuse(ctx: Any, *gradients: Tensor | None) -> None:
     raise NormError("the triton norm has first derivatives only; for second ones use norm 'fused' or 'textbook'")
 
 
-def _rows_or_none(tensor: Tensor | None, like: Tensor, row_ndim: int) -> Rows:
-    """Return ``rows_of(tensor)``. The kernels do not read the place of a missing one."""
-    return Rows(like, 1, 0, 0) if tensor is None else rows_of(tensor, row_ndim)
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
 
 
 def _sum_dtype(x: Tensor, delta: Tensor | None) -> torch.dtype:

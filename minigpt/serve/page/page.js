@@ -157,7 +157,7 @@ function label(event) {
 function alternatives(event) {
   const box = element("div", "alternatives");
   const head = element("div", "row head");
-  head.append(element("span", "", "Could have come"), element("span", "", sides[0].name.textContent), element("span", "", sides[1].name.textContent));
+  head.append(element("span", "", "Alternative"), element("span", "", sides[0].name.textContent), element("span", "", sides[1].name.textContent));
   box.append(head);
   const isAmong = event.alternatives.some((one) => one.id === event.chosen.id);
   for (const one of isAmong ? event.alternatives : [...event.alternatives, event.chosen]) {

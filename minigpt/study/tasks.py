@@ -1,0 +1,65 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+"""lm-eval tasks as columns of a study, through the transformers class of ``minigpt.hf``."""
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import minigpt
+from minigpt.engine import GPT2
+from minigpt.errors import ConfigError, GenerationError
+from minigpt.swap import calibrate
+from minigpt.text_file import read_text
+
+
+def check_tasks(tasks: Sequence[str]) -> None:
+    """Check that lm-eval is installed and knows the tasks. A task is a name, or the path of a YAML file.
+
+    Raises:
+        ConfigError: if lm-eval is not installed, or has no such task.
+    """
+    try:
+        from lm_eval.tasks import TaskManager
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"tasks need lm-eval: {error.name} is not installed; pip install 'lm-eval[hf]'") from error
+    known = TaskManager().all_tasks
+    if unknown := [task for task in tasks if not Path(task).is_file() and task not in known]:
+        raise ConfigError(f"lm-eval has no task {unknown[0]!r}")
+
+
+def task_scores(tasks: Sequence[str], folder: Path, norm: str, sites: str) -> dict[str, float]:
+    """Return the scores of a saved model by task and metric, e.g. {"lambada_openai acc": 0.41}."""
+    from transformers import AutoTokenizer
+
+    from minigpt import hf
+
+    lm_eval: Any = importlib.import_module("lm_eval")
+    wrapper: Any = importlib.import_module("lm_eval.models.huggingface").HFLM
+
+    named: dict[str, Any] = {} if norm in minigpt.norms.available() else {"norm": {sites: norm}}
+    model = hf.GPT2LMHeadModel.from_pretrained(folder, **named).eval()
+    judged = wrapper(
+        pretrained=model, tokenizer=AutoTokenizer.from_pretrained(folder), max_length=model.config.n_positions
+    )
+    found = lm_eval.simple_evaluate(model=judged, tasks=list(tasks), bootstrap_iters=0, log_samples=False)
+    return {
+        f"{task} {metric.partition(',')[0]}": float(value)
+        for task, scores in found["results"].items()
+        for metric, value in scores.items()
+        if isinstance(value, float) and "stderr" not in metric
+    }
+
+
+def swapped(source: str, norm: str, sites: str, calibration: str | None) -> GPT2:
+    """Return a model with a norm at some sites; frozen norms collect their deviations from a text file."""
+    model = minigpt.from_pretrained(source, norm={sites: norm}, device="cpu")
+    if norm == "frozen":
+        if calibration is None:
+            raise ConfigError("a frozen norm needs a text to collect its deviations from; give text or calibration")
+        ids = minigpt.Tokenizer.from_pretrained(source).encode(read_text(Path(calibration), GenerationError))
+        length = min(len(ids), model.config.n_positions)
+        calibrate(model, torch.tensor(ids[: len(ids) // length * length]).view(-1, length))
+    return model
