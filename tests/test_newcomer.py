@@ -4,12 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import minigpt
+from minigpt.checkpoint import formats
 from minigpt.generation import processors
 from minigpt.norms import registry
 
@@ -94,6 +97,29 @@ def test_to_add_a_norm(package: Path) -> None:
         "Subtracts the mean of the row, and does not divide.",
     ]
     assert "centred" in python(package, "-m", "minigpt", "norms")
+
+
+@pytest.mark.thorough
+def test_to_add_a_checkpoint_family(package: Path, tmp_path: Path) -> None:
+    """The example of its docstring, in a file of its own; the one line names it."""
+    code = textwrap.dedent(str(formats.__doc__).partition("::\n")[2])
+    (package / "checkpoint/formats/mine.py").write_text(code)
+    families = package / "checkpoint/formats/__init__.py"
+    families.write_text(families.read_text().replace("FAMILIES = (", 'FAMILIES = ("mine", '))
+
+    model = minigpt.from_pretrained("demo", device="cpu")
+    minigpt.save_pretrained(model, tmp_path / "mine")
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    linears = [name for name in tensors if name.split(".")[-2] in ("c_attn", "c_proj", "c_fc") and "weight" in name]
+    tensors |= {name: tensors[name].T.contiguous() for name in linears} | {"embed.weight": tensors.pop("wte.weight")}
+    save_file(tensors, tmp_path / "mine" / "model.safetensors")
+    program = (
+        "import sys, minigpt\n"
+        "one, other = (minigpt.from_pretrained(source, device='cpu').state_dict() for source in sys.argv[1:])\n"
+        "print(one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one))\n"
+    )
+    assert python(package, "-c", program, "demo", str(tmp_path / "mine")) == "True\n"
+    assert "mine, model.safetensors" in python(package, "-m", "minigpt", "info", str(tmp_path / "mine"))
 
 
 @pytest.mark.thorough

@@ -1,25 +1,28 @@
 """Families of checkpoints, one table a file.
 
-To add a family, write ``formats/NAME.py`` with a ``Format``, and add it to FORMATS::
+To add a family, write ``formats/NAME.py`` with a ``Format`` called NAME in capitals, and add its name to FAMILIES. A
+tensor that is in no row keeps its name, so a family that names GPT-2's parts as we do needs rows for the others only::
 
-    from minigpt.checkpoint.formats.format import Format, same, transposed
+    from minigpt.checkpoint.formats.format import LINEARS, Format, same, transposed
 
     MINE = Format(
         name="mine",
         recognises=lambda tensors: "embed.weight" in tensors,
-        rows={"wte.weight": same("embed.weight"), "h.{i}.mlp.c_fc.weight": transposed("blocks.{i}.up.weight")},
+        rows={
+            "wte.weight": same("embed.weight"),
+            **{f"h.{{i}}.{name}.weight": transposed(f"h.{{i}}.{name}.weight") for name in LINEARS},
+        },
     )
 """
 
-from minigpt.checkpoint.formats.book import BOOK
+import importlib
+
 from minigpt.checkpoint.formats.format import Format, Tensors
-from minigpt.checkpoint.formats.hugging_face import HUGGING_FACE
-from minigpt.checkpoint.formats.nanogpt import NANOGPT
-from minigpt.checkpoint.formats.openai import OPENAI
 
-FORMATS = (OPENAI, BOOK, NANOGPT, HUGGING_FACE)  # the first that recognises the tensors is used
+FAMILIES = ("openai", "book", "nanogpt", "hugging_face")  # the first that recognises the tensors is used
+FORMATS: list[Format] = [getattr(importlib.import_module(f"{__name__}.{name}"), name.upper()) for name in FAMILIES]
 
-__all__ = ["BOOK", "FORMATS", "Format", "Tensors", "recognise"]
+__all__ = ["FORMATS", "Format", "Tensors", "recognise"]
 
 
 def recognise(tensors: Tensors) -> Format:
