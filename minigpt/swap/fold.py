@@ -55,11 +55,22 @@ def fold_norms(model: GPT2) -> GPT2:
         if not isinstance(module, Conv1D):
             raise NormError(f"{layer} must be a Conv1D to fold a norm into it, got a {type(module).__name__}")
         require_own_parameters(layer, module)
+    _require_unshared(model, [name for pair in pairs for name in pair] + ["ln_f"])
     for site, layer in pairs:
         _fold_into_conv1d(model.get_submodule(site), model.get_submodule(layer), layer)
     _untie(model)
     _fold_scale_into_head(model.ln_f, model.lm_head)
     return model
+
+
+def _require_unshared(model: GPT2, names: list[str]) -> None:
+    """Check that no two modules share a weight or bias: folding one would silently change the other."""
+    owners: dict[int, str] = {}
+    for name in names:
+        module: Any = model.get_submodule(name)
+        for own in (module.weight, module.bias):
+            if own is not None and owners.setdefault(id(own), name) != name:
+                raise NormError(f"{name} must not share its weight or bias with {owners[id(own)]} to be folded")
 
 
 def _fold_into_conv1d(norm: Any, layer: Any, name: str) -> None:

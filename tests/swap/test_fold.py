@@ -277,3 +277,10 @@ def test_a_weight_that_is_computed_cannot_be_folded_into(name: str) -> None:
     with pytest.raises(NormError, match=f"weight or bias of {name} is not a Parameter"):
         fold_norms(model)
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
+def test_layers_that_share_a_weight_are_refused() -> None:
+    model = small_model()
+    model.h[1].mlp.c_fc.weight = model.h[0].mlp.c_fc.weight
+    with pytest.raises(NormError, match=r"h\.1\.mlp\.c_fc must not share its weight or bias with h\.0\.mlp\.c_fc"):
+        minigpt.fold_norms(model)
