@@ -74,6 +74,16 @@ def unscaled(tensors: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
     return plain
 
 
+def is_plain_form(model: GPT2) -> bool:
+    """True if the model's norms are frozen and were read from a plain form, so that they divide by 1."""
+    norms = model.norm_modules().values()
+    return all(isinstance(norm, FrozenLayerNorm) and _divides_by_one(norm) for norm in norms)
+
+
+def _divides_by_one(norm: FrozenLayerNorm) -> bool:
+    return norm.calibration is not None and norm.calibration.tolist() == [1.0, 1.0, float("inf")]
+
+
 def _only_deviation(site: str, norm: torch.nn.Module) -> float:
     if not isinstance(norm, FrozenLayerNorm):
         raise NormError(f"{site} is a {type(norm).__name__}; only a model whose norms are all frozen has a plain form")

@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from minigpt.checkpoint import from_pretrained
+from minigpt.checkpoint.frozen_norms import is_plain_form
 from minigpt.checkpoint.opened import open_checkpoint
 from minigpt.config import GPT2Config
 from minigpt.engine import GPT2
@@ -42,7 +43,8 @@ class Contest:
 
     Attributes:
         candidate: ours, with the norm in question at its sites, and its weights as ``quantize`` leaves them.
-        plain: ours, the original in reference arithmetic with fused norms.
+        plain: ours, the original in reference arithmetic with fused norms, or with frozen ones if a plain GPT-2 holds
+            them by a huge eps.
         reference: transformers, the original at the candidate's dtype.
         truth: transformers in float64, on the original's weights as rounded to that dtype.
         swapped: the sites that hold the norm in question.
@@ -78,7 +80,8 @@ class Contest:
         self._new = self.candidate.norm_modules()
         self.dtype = self.candidate.wte.weight.dtype
         self.plain = self.ours(arithmetic="reference")
-        swap_norms(self.plain, "fused")  # a checkpoint may name other norms
+        if not is_plain_form(self.plain):
+            swap_norms(self.plain, "fused")  # a checkpoint may name other norms
         _require_same_shape(self.candidate.config, self.plain.config, place, self.original)
         self.reference = Reference(self.original, attention=attention, dtype=self.dtype, device=device)
         other = "eager" if attention == "sdpa" else "sdpa"  # so that float64 has a noise floor too

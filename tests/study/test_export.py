@@ -30,6 +30,23 @@ def test_transformers_loads_frozen_norms(tmp_path):
     assert "frozen" in describe(tmp_path)["norm"]
 
 
+def test_parity_judges_the_plain_form_as_its_own_original(tmp_path):
+    model, tokenizer = minigpt.from_pretrained("demo", device="cpu"), minigpt.Tokenizer.from_pretrained("demo")
+    text = tmp_path / "text.txt"
+    text.write_text("The old sailor told Mara a tale of the sea. " * 20)
+    minigpt.swap_norms(model, "frozen")
+    minigpt.swap.calibrate(model, torch.tensor([tokenizer.encode(text.read_text())[:100]]))
+    for norm in model.norm_modules().values():
+        norm.freeze(norm.calibration[0], norm.calibration[0])
+    save_frozen(model, tmp_path / "plain", tokenizer)
+
+    report = minigpt.parity(tmp_path / "plain", device="cpu", text=text)
+    assert report.to_dict()["verdict"] == "pass"
+    assert report.bitwise.max_abs_error < 1e-3 * report.logits.scale  # ours of the original is the same network
+    assert report.perplexity is not None
+    assert report.perplexity.candidate == pytest.approx(report.perplexity.reference, rel=1e-4)
+
+
 def test_two_deviations_have_no_plain_form(tmp_path):
     model = minigpt.from_pretrained("demo", device="cpu")
     minigpt.swap_norms(model, "frozen")
