@@ -27,6 +27,9 @@ TIMINGS = ("seconds", "decode_norm_share")
 TEXT = "The old sailor told Mara a tale of the sea. One morning the bell rang, and no one came. " * 20
 
 
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # as many as a worker of Ray has: the sums are the same bytes
+
+
 def command(*more: str) -> list[str]:
     return [sys.executable, "-m", "minigpt", "study", "study.toml", *more]
 
@@ -43,7 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
     (folder / "study.toml").write_text(STUDY)
     (folder / "text.txt").write_text(TEXT)
-    subprocess.run(command("--out", "whole"), cwd=folder, check=True, timeout=600, capture_output=True)
+    subprocess.run(command("--out", "whole"), cwd=folder, env=ONE_THREAD, check=True, timeout=600, capture_output=True)
     assert len(table(folder / "whole")) == CELLS
     return folder
 
@@ -55,7 +58,9 @@ def finished(file: Path) -> int:
 def test_a_study_that_is_killed_three_times_ends_with_the_same_table(place: Path) -> None:
     chance, cells = random.Random(0), place / "cut" / "cells.jsonl"
     for most in (2, 5, 9):
-        run = subprocess.Popen(command("--out", "cut"), cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        run = subprocess.Popen(
+            command("--out", "cut"), cwd=place, env=ONE_THREAD, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + 300
         while finished(cells) < most and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -63,20 +68,16 @@ def test_a_study_that_is_killed_three_times_ends_with_the_same_table(place: Path
         os.kill(run.pid, signal.SIGKILL)
         run.wait()
         assert finished(cells) < CELLS
-    subprocess.run(command("--out", "cut"), cwd=place, check=True, timeout=600, capture_output=True)
+    subprocess.run(command("--out", "cut"), cwd=place, env=ONE_THREAD, check=True, timeout=600, capture_output=True)
     assert table(place / "cut") == table(place / "whole")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed; pip install 'minigpt[ray]'")
 def test_a_study_on_ray_ends_with_the_same_table(place: Path) -> None:
-    subprocess.run(command("--out", "ray", "--ray"), cwd=place, check=True, timeout=900, capture_output=True)
-    found, wanted = table(place / "ray"), table(place / "whole")
-    assert [(row["norm"], row["sites"], row["verdict"]) for row in found] == [
-        (row["norm"], row["sites"], row["verdict"]) for row in wanted
-    ]
-    for row, other in zip(found, wanted, strict=True):  # another number of threads may round in another order
-        for name in ("kl_mean", "top1_agreement", "perplexity_before", "perplexity_after"):
-            assert row[name] == pytest.approx(other[name], rel=1e-4, abs=1e-9), (row["norm"], name)
+    subprocess.run(
+        command("--out", "ray", "--ray"), cwd=place, env=ONE_THREAD, check=True, timeout=900, capture_output=True
+    )
+    assert table(place / "ray") == table(place / "whole")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed; pip install 'minigpt[ray]'")
@@ -96,7 +97,7 @@ def test_texts_and_perplexity_on_ray_are_the_same_bytes(place: Path) -> None:
     found = [
         json.loads(subprocess.run(
             [sys.executable, "-m", "minigpt", "perplexity", "demo", "text.txt", "--json", "--device", "cpu", *more],
-            cwd=place, check=True, timeout=300, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+            cwd=place, check=True, timeout=300, capture_output=True, env=ONE_THREAD,
         ).stdout)["perplexity"]
         for more in ([], ["--ray"])
     ]  # fmt: skip
