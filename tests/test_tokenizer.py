@@ -179,16 +179,6 @@ def test_what_we_save_loads_with_the_same_ids(gpt2: Tokenizer, tmp_path: Path) -
         assert again.encode(text) == theirs(text)["input_ids"] == gpt2.encode(text)
 
 
-@pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
-def test_merges_that_are_cut_off_are_refused(gpt2: Tokenizer, kept: float, tmp_path: Path) -> None:
-    for name in ("vocab.json", "merges.txt"):
-        shutil.copy(gpt2_vocabulary() / name, tmp_path / name)
-    lines = (tmp_path / "merges.txt").read_text(encoding="utf-8").splitlines(keepends=True)
-    (tmp_path / "merges.txt").write_text("".join(lines[: 1 + int(kept * len(lines))]), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"merges\.txt makes no token .*, which the vocabulary has"):
-        Tokenizer.from_pretrained(tmp_path)
-
-
 def test_what_people_add_to_a_vocabulary_needs_no_merge(gpt2: Tokenizer, tmp_path: Path) -> None:
     vocab = json.loads((gpt2_vocabulary() / "vocab.json").read_text(encoding="utf-8"))
     added = {"<pad>": 50257, "[SEP]": 50258, "madeupword0000": 50259, "<|im|>x": 50260}
