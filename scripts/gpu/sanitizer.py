@@ -15,7 +15,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("memcheck", "racecheck")
 PLACES = ("/usr/local/cuda/bin/compute-sanitizer", "/usr/local/cuda/compute-sanitizer/compute-sanitizer")
-FILES = ("tests/test_triton.py", "tests/test_one_launch.py")
+FILES = ("tests/norms/test_triton.py", "tests/engine/test_one_launch.py")
 TESTS = "add_norm_has_the_bits or gradients_of_add_norm or too_long or any_company or no_rows or new_column"
 LIMIT_S = float(os.environ.get("SANITIZER_SECONDS", "55"))  # for each; kernels that are not compiled yet take more
 FOUND = 86  # the exit status for errors that the tool finds

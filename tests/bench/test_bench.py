@@ -204,7 +204,7 @@ def test_the_command_measures_ours_and_the_limit(folder: Path, capsys: pytest.Ca
 
 
 def test_int8_and_a_dtype_contradict() -> None:
-    with pytest.raises(ConfigError, match="--quantize int8 is timed in float32"):
+    with pytest.raises(ConfigError, match="--quantize int8 computes in float32"):
         app(["bench", "generate", "--quantize", "int8", "--dtype", "bfloat16"], standalone_mode=False)
 
 

@@ -106,7 +106,7 @@ def test_the_programs_that_the_start_is_measured_with_are_python(program: str) -
 def test_a_load_is_measured(folder: Path) -> None:
     bench_load = import_module("bench.load")
     found = json.loads(
-        bench_load._run(bench_load.PROGRAM.replace("HOW", bench_load.LOADS["float32, read"]), str(folder))
+        bench_load._run(bench_load.PROGRAM.replace("HOW", bench_load.LOADS["float32"]), str(folder))
     )
     assert found.keys() == {"load_s", "cpu_s", "peak_mb_over_imports"}
     assert found["load_s"] > 0
@@ -138,7 +138,7 @@ def test_every_preset_can_be_had_at_random() -> None:
 def test_results_that_could_not_be_kept_are_refused_before_the_work(tmp_path: Path) -> None:
     status, out, err = run("bench/greedy.py", "--json", tmp_path / "nowhere" / "greedy.json")
     assert (status, out) == (2, "")
-    assert "the folder for it does not exist" in err
+    assert "its folder does not exist" in err
 
 
 def test_results_are_the_same_printed_and_kept_and_say_in_words_what_is_not_finite(
