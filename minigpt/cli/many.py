@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +52,11 @@ def write_many(
         for number, line in enumerate(lines)
     ]
     written: set[tuple[int, int]] = set()  # filled below, before the first text is written
-    texts = (complete or partial(generation.complete, model, tokenizer))(
-        [prompt for _, _, prompt in each], batch_size=batch_size, skip=written, **settings
-    )  # checks every prompt now, and writes lazily
+    how: dict[str, Any] = {"batch_size": batch_size, "skip": written, **settings}
+    given = [prompt for _, _, prompt in each]
+    texts = generation.complete(model, tokenizer, given, **how)  # checks every prompt now, and writes lazily
+    if complete is not None:
+        texts = complete(given, **how)
     places = {
         (file, line.line, copy): (number, copy) for number, (file, line, _) in enumerate(each) for copy in range(copies)
     }

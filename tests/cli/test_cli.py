@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 import minigpt
 from minigpt.cli import main
+from minigpt.cli.options import with_ray_address
 
 COMMANDS = ("generate", "parity", "norms", "info", "convert")
 
@@ -465,6 +466,27 @@ BAD_MANY = {
     "no file": (["--prompts", "no/such.jsonl", "--out", "OUT"], r"cannot read no/such\.jsonl"),
     "no places": ([*MANY, "--batch-size", "0"], "batch_size must be 1 or more"),
 }  # fmt: skip
+
+
+def test_a_pattern_of_prompt_files_gives_a_file_of_texts_for_each(run: Run, folder: Path, tmp_path: Path) -> None:
+    """The texts are those of each file alone, seeds included."""
+    how = ("--model", folder, "--max-new-tokens", 5, "--seed", 3)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(f"the {name} dog\nthe {name} cat\n")
+    assert run("generate", "--prompts", tmp_path / "?.txt", "--out", tmp_path / "all", *how).status == 0
+    for name in ("a", "b"):
+        alone = tmp_path / f"{name}.jsonl"
+        assert run("generate", "--prompts", tmp_path / f"{name}.txt", "--out", alone, *how).status == 0
+        texts, wanted = (sorted(file.read_text().splitlines()) for file in (tmp_path / "all" / f"{name}.txt", alone))
+        assert len(texts) == 2
+        assert texts == wanted
+    assert "no file matches" in complaint(run("generate", "--prompts", tmp_path / "no*.txt", "--out", tmp_path / "x"))
+
+
+def test_a_ray_without_an_address_is_local() -> None:
+    assert with_ray_address(["study", "s.toml", "--ray"]) == ["study", "s.toml", "--ray=local"]
+    assert with_ray_address(["study", "--ray", "--out", "x"]) == ["study", "--ray=local", "--out", "x"]
+    assert with_ray_address(["study", "--ray", "auto"]) == ["study", "--ray", "auto"]
 
 
 @pytest.mark.parametrize("fault", BAD_MANY)

@@ -105,9 +105,7 @@ def test_the_programs_that_the_start_is_measured_with_are_python(program: str) -
 @pytest.mark.thorough
 def test_a_load_is_measured(folder: Path) -> None:
     bench_load = import_module("bench.load")
-    found = json.loads(
-        bench_load._run(bench_load.PROGRAM.replace("HOW", bench_load.LOADS["float32"]), str(folder))
-    )
+    found = json.loads(bench_load._run(bench_load.PROGRAM.replace("HOW", bench_load.LOADS["float32"]), str(folder)))
     assert found.keys() == {"load_s", "cpu_s", "peak_mb_over_imports"}
     assert found["load_s"] > 0
 
