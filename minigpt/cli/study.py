@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli.files import console, progress, write
+from minigpt.cli.files import console, progress, require_writable, write
 from minigpt.cli.options import Ray
 
 EXAMPLES = (
     "Example:\n\n[bold]minigpt study study.toml --out results --html results/study.html[/]\n\n"
-    "Started again, it runs only the cells that OUT/cells.jsonl lacks."
+    "Started again, it runs only the cells that OUT/cells.jsonl lacks. A cell whose text, norm, model or settings have "
+    "changed runs again."
 )
 
 
@@ -20,21 +21,20 @@ def study(
     html: Annotated[Path | None, typer.Option(help="Write the table and the curves here as one page.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the table here.")] = None,
     only: Annotated[
-        tuple[str, str, str, int] | None, typer.Option(help="MODEL NORM SITES SEED: run this cell only.")
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only cells with this value; may be repeated.")
     ] = None,
     ray: Ray = None,
 ) -> None:
     """Judge every cell of a study, train it where asked, and append one line of JSON when it is finished."""
     with progress() as say:
         say("checking", 0.0)
-        from minigpt.study import Cell, read_study, run_study
-        from minigpt.study import study as cells
+        from minigpt.study import read_study, run_study
+        from minigpt.study.study import only as cells_with
 
         asked = read_study(file)
-        if only is not None:
-            asked = cells.only(asked, Cell(*only))
-            cells.check_study(asked, file)
-        rows = run_study(asked, out, say, file=file, ray=ray)
+        out.mkdir(parents=True, exist_ok=True)
+        require_writable(html, csv)
+        rows = run_study(asked, out, say, file=file, ray=ray, cells=cells_with(asked, only or []))
     from minigpt.study.table import csv_table, page, summary
 
     console().print(summary(rows))

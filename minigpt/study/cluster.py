@@ -48,7 +48,7 @@ def connect(address: str) -> Any:
 
 
 def cells_on_ray(
-    address: str, study: "Study", todo: Sequence["Cell"], out: Path, file: Path | None
+    address: str, study: "Study", todo: Mapping[str, "Cell"], out: Path, file: Path | None
 ) -> Iterator[dict[str, Any]]:
     """Run each cell as a Ray task, and yield its row when it is finished."""
     from minigpt.study.study import run_cell
@@ -56,7 +56,7 @@ def cells_on_ray(
     ray = connect(address)
     task = ray.remote(run_cell).options(**_resources(ray, study.device), max_retries=RETRIES)
     shared = out.resolve()  # tasks have another working directory
-    waiting = [task.remote(study, cell, shared, file=file) for cell in todo]
+    waiting = [task.remote(study, cell, print_, shared, file=file) for print_, cell in todo.items()]
     while waiting:
         (done,), waiting = ray.wait(waiting)
         yield ray.get(done)

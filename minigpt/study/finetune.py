@@ -2,29 +2,28 @@
 
 import copy
 import dataclasses
+import importlib.util
 import json
+import logging
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
+from torch import nn
 
 import minigpt
 from minigpt import hf
 from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.pretrained import norm_parameters
 from minigpt.engine import GPT2
-from minigpt.errors import ConfigError
-from minigpt.placement import resolve_device
-from minigpt.study.schedule import Schedule, parse_schedule
+from minigpt.errors import ConfigError, NormError
+from minigpt.study.fingerprint import contents
+from minigpt.study.schedule import Schedule, parse_schedule, site_of
 from minigpt.study.texts import blocks
-from minigpt.study.turns import CallTurns, Turn, install_turns
+from minigpt.study.turns import Turn, Turns
 
-WEIGHTS = "model.safetensors"
 SETTINGS = "settings.json"
 
 Say = Callable[[str, float], None]  # what goes on, and the part that is done
@@ -40,6 +39,9 @@ class FinetuneSettings:
         schedule: as ``parse_schedule`` takes it.
         sites: a pattern; only the sites that match it are swapped.
         text, eval_text: a text file, a .jsonl file with a "text" in each line, or the name of a Hugging Face dataset.
+        distill: train towards the original's distribution (KL divergence, temperature 1) in place of the text.
+        train: "all", or "norms" to train the Parameters of the norm sites only.
+        residual_loss: weight of a loss that evens out the deviations of the residual stream (``training.unevenness``).
         lora: rank of the adapters that are trained in place of the model's weights, or None.
         block_size: tokens in a row; None is the model's context.
         save_steps, eval_steps: steps between checkpoints, and between held-out losses; None is ten times in all.
@@ -53,6 +55,9 @@ class FinetuneSettings:
     schedule: str | None = None
     sites: str = "*"
     eval_text: str | None = None
+    distill: bool = False
+    train: str = "all"
+    residual_loss: float = 0.0
     lora: int | None = None
     seed: int = 0
     learning_rate: float = 1e-4
@@ -99,29 +104,40 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
     """
     require_trainable(settings)
     schedule = checked_schedule(settings)
+    from transformers import PrinterCallback, set_seed
+
+    from minigpt.study import training
+
     checkpoints = Path(out) / "checkpoints"
     _require_same_settings(settings, checkpoints)
     tokenizer = minigpt.Tokenizer.from_pretrained(settings.model)
     set_seed(settings.seed)
     model = load(settings.model)
-    context = model.config.n_positions
+    context, end = model.config.n_positions, tokenizer.encode("<|endoftext|>")
     train = blocks(settings.text, tokenizer, settings.block_size or context)
     held = blocks(settings.eval_text, tokenizer, settings.block_size or context) if settings.eval_text else None
-    turns = install_turns(model.transformer, settings.norm, schedule)
-    calls = CallTurns(turns, schedule)
+    end_of_text = end[0] if len(end) == 1 else None
+    turns = Turns(model.transformer, settings.norm, schedule, end_of_text)
     trained = _with_adapters(model, settings.lora) if settings.lora else model
-    trainer = PlainTrainer(
+    turns.split_attention(model.transformer)
+    if settings.train == "norms":
+        sites = tuple(f"transformer.{site}." for site in model.transformer.norm_sites())
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.startswith(sites))
+    trainer = training.SwapTrainer(
         model=trained,
-        args=arguments(settings, checkpoints, held is not None, turns),
+        args=training.arguments(settings, checkpoints, held is not None, turns),
         train_dataset=train,
         eval_dataset=held,
-        callbacks=[calls, Report(progress)],
+        callbacks=[training.CallTurns(turns), training.Report(progress)],
     )
     trainer.remove_callback(PrinterCallback)
-    calls.call(0)  # so that a first evaluation sees what the first step will
-    last = newest_checkpoint(checkpoints)
+    trainer.end_of_text = end_of_text
+    original = load(settings.model) if settings.distill else None
+    trainer.aim(original, settings.residual_loss, model.transformer.ln_f)
+    last = training.newest_checkpoint(checkpoints)
     if last is not None:
-        calls.call(int(last.name.rpartition("-")[2]))
+        turns.call(int(last.name.rpartition("-")[2]))
     result = trainer.train(resume_from_checkpoint=None if last is None else str(last))
     log = trainer.state.log_history
     trainer.accelerator.free_memory()  # gradients and the optimizer's state, before the model is loaded again
@@ -137,19 +153,33 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
 
 
 def require_trainable(settings: FinetuneSettings) -> None:
-    """Check the numbers.
+    """Check that training is possible here and the settings fit together.
 
     Raises:
-        ConfigError: the message names the setting.
+        ConfigError: the message names the package or the setting.
     """
+    if importlib.util.find_spec("accelerate") is None:
+        raise ConfigError("training needs accelerate, which is not installed; pip install 'minigpt[hf]'")
+    if settings.lora is not None and importlib.util.find_spec("peft") is None:
+        raise ConfigError("lora needs peft, which is not installed; pip install 'minigpt[hf]'")
     for name in ("steps", "batch_size", "lora", "block_size", "save_steps", "eval_steps"):
         value = getattr(settings, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be 1 or more, got {value}")
+        if value is not None and not (isinstance(value, int) and value >= 1):
+            raise ConfigError(f"{name} must be a whole number of 1 or more, got {value!r}")
     if not 0 < settings.learning_rate < float("inf"):
         raise ConfigError(f"learning_rate must be a positive number, got {settings.learning_rate}")
+    if not 0 <= settings.residual_loss < float("inf"):
+        raise ConfigError(f"residual_loss must be 0 or a positive number, got {settings.residual_loss}")
+    if settings.train not in ("all", "norms"):
+        raise ConfigError(f"train must be 'all' or 'norms', got {settings.train!r}")
+    if settings.train == "norms" and settings.lora is not None:
+        raise ConfigError("lora trains adapters and train='norms' the norms only; give one of the two")
     if settings.schedule is not None and settings.norm is None:
         raise ConfigError("a schedule needs a norm to swap in; give one with --norm")
+    if settings.lora is not None and settings.norm == "frozen":
+        logging.getLogger("minigpt").warning(
+            "adapters of rank %d may not recover what frozen norms cost; all weights recover more", settings.lora
+        )
 
 
 def checked_schedule(settings: FinetuneSettings) -> Schedule:
@@ -167,7 +197,10 @@ def checked_schedule(settings: FinetuneSettings) -> Schedule:
         sites = GPT2(config).norm_sites()
     minigpt.norms.build(settings.norm, config.n_embd, eps=config.layer_norm_epsilon)
     schedule = parse_schedule(settings.schedule, sites)
-    steps = {site: step for site, step in schedule.steps.items() if fnmatchcase(site, settings.sites)}
+    steps = {turn: step for turn, step in schedule.steps.items() if fnmatchcase(site_of(turn), settings.sites)}
+    halves = {turn: step for turn, step in steps.items() if turn != site_of(turn)} | schedule.merges
+    if late := [name for name, step in halves.items() if step > settings.steps and name != "first"]:
+        raise NormError(f"schedule: {late[0]} has its turn at step {halves[late[0]]}, after the last, {settings.steps}")
     return dataclasses.replace(schedule, steps=steps)
 
 
@@ -205,98 +238,14 @@ def now(norm: nn.Module) -> nn.Module:
     return (norm.after if norm.turned else norm.before) if isinstance(norm, Turn) else norm
 
 
-class PlainTrainer(Trainer):
-    """Trainer whose checkpoints hold the state_dict as it is: norms in the middle of a schedule, and adapters."""
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        folder = Path(output_dir or self.args.output_dir or ".")
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors: dict[str, Tensor] = {}
-        places: set[int] = set()
-        for name, tensor in (state_dict or self.accelerator.unwrap_model(self.model).state_dict()).items():
-            if tensor.data_ptr() not in places:
-                tensors[name] = tensor.contiguous()
-            places.add(tensor.data_ptr())
-        save_file(tensors, folder / WEIGHTS)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        tensors = load_file(Path(resume_from_checkpoint) / WEIGHTS)
-        self.accelerator.unwrap_model(model or self.model).load_state_dict(tensors, strict=False)
-
-
-class Report(TrainerCallback):
-    """Says the step and the losses."""
-
-    def __init__(self, say: Say) -> None:
-        self.say, self.losses = say, ""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        loss = {name: value for name, value in (logs or {}).items() if name in ("loss", "eval_loss")}
-        for name, value in loss.items():
-            self.losses = f"{'held-out loss' if name == 'eval_loss' else 'loss'} {float(value):.4f}"
-            self.on_step_end(args, state, control)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.say(f"step {state.global_step} of {state.max_steps} {self.losses}", state.global_step / state.max_steps)
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint that was written to its end. Its last file is trainer_state.json."""
-    for place in sorted(folder.glob("checkpoint-*"), key=lambda place: -int(place.name.rpartition("-")[2])):
-        try:
-            json.loads((place / "trainer_state.json").read_text())
-        except (OSError, ValueError):
-            continue
-        return place
-    return None
-
-
-def arguments(
-    settings: FinetuneSettings, folder: str | Path, evaluates: bool, turns: Mapping[str, Turn]
-) -> TrainingArguments:
-    """Return Trainer's arguments.
-
-    Raises:
-        ConfigError: if a field of ``settings.training`` is unknown or invalid.
-    """
-    often = max(1, settings.steps // 10)
-    has_more = any({*turn.after.parameters()} - {*turn.before.parameters()} for turn in turns.values())
-    fields: dict[str, Any] = {
-        "max_steps": settings.steps,
-        "learning_rate": settings.learning_rate,
-        "per_device_train_batch_size": settings.batch_size,
-        "per_device_eval_batch_size": settings.batch_size,
-        "seed": settings.seed,
-        "data_seed": settings.seed,
-        "save_steps": settings.save_steps or often,
-        "save_total_limit": 2,
-        "eval_strategy": "steps" if evaluates else "no",
-        "eval_steps": settings.eval_steps or often,
-        "eval_on_start": evaluates,
-        "prediction_loss_only": True,
-        "logging_steps": often,
-        "use_cpu": resolve_device(settings.device).type == "cpu",
-        "disable_tqdm": True,
-        "report_to": [],
-        "dataloader_pin_memory": False,
-        "ddp_find_unused_parameters": has_more or None,
-    }
-    try:
-        return TrainingArguments(output_dir=str(folder), **fields | dict(settings.training))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"transformers.TrainingArguments does not take these settings: {error}") from error
-
-
 def _by_step(log: list[dict[str, float]], name: str) -> list[tuple[int, float]]:
     """Return the logged values of this name, one for each step."""
     return list({int(entry["step"]): entry[name] for entry in log if name in entry}.items())
 
 
 def _with_adapters(model: Any, rank: int) -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise ConfigError("lora needs peft: pip install 'minigpt[hf]'") from error
+    import peft
+
     return peft.get_peft_model(
         model,
         peft.LoraConfig(
@@ -307,14 +256,19 @@ def _with_adapters(model: Any, rank: int) -> Any:
 
 
 def _require_same_settings(settings: FinetuneSettings, folder: Path) -> None:
+    """Check that a run in ``folder`` was begun with these settings, on the same text, norm and weights."""
     file, fields = folder / SETTINGS, json.loads(json.dumps(dataclasses.asdict(settings)))
+    fields["contents"] = contents(settings.model, settings.norm, (settings.text, settings.eval_text))
     if file.is_file():
         before = json.loads(file.read_text())
-        if other := [name for name in fields if before.get(name) != fields[name]]:
+        way_out = "give the same settings to go on, or another --out"
+        if other := [name for name in fields if name != "contents" and before.get(name) != fields[name]]:
             raise ConfigError(
-                f"{folder} holds a run with {other[0]} {before.get(other[0])!r}, got {fields[other[0]]!r}; "
-                "give the same settings to go on, or another --out"
+                f"{folder} holds a run with {other[0]} {before.get(other[0])!r}, got {fields[other[0]]!r}; {way_out}"
             )
+        known = before.get("contents", {})
+        if other := [name for name, digest in fields["contents"].items() if known.get(name) != digest]:
+            raise ConfigError(f"{folder} holds a run from before {other[0]} changed; undo that, or give another --out")
         return
     folder.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")

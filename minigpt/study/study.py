@@ -1,14 +1,15 @@
-"""A study: models x norms x sites x seeds, each cell judged and appended to a file as it is finished."""
+"""A study: models x norms x sites x settings x seeds, each cell judged and appended to a file as it is finished."""
 
 import importlib.util
 import itertools
 import json
 import math
+import re
 import shlex
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +19,42 @@ import minigpt
 from minigpt.checkpoint import locate, open_checkpoint
 from minigpt.engine import GPT2
 from minigpt.errors import ConfigError
+from minigpt.placement import resolve_device
 from minigpt.study.export import save_model, write
 from minigpt.study.finetune import Finetuned, FinetuneSettings, checked_schedule, finetune, require_trainable
+from minigpt.study.fingerprint import contents, fingerprint, versions
 from minigpt.study.tasks import check_tasks, swapped, task_scores
 from minigpt.study.texts import require_text
 from minigpt.swap import match_sites
 
 CELLS, REPORTS, RUNS = "cells.jsonl", "reports", "runs"
-KEY = ("model", "norm", "sites", "seed")
-FINETUNE = ("text", "eval_text", "steps", "schedule", "learning_rate", "batch_size", "block_size", "lora", "eval_steps")
+BASELINE = "fused"  # trained as long as the others, it is what they are compared with
+FINETUNE = ("text", "eval_text", "steps", "schedule", "learning_rate", "batch_size", "block_size", "distill", "train",
+            "residual_loss", "lora", "eval_steps")  # fmt: skip
+FIELDS = {"models": list, "norms": list, "sites": list, "seeds": list, "text": str, "calibration": str,
+          "device": str, "finetune": dict, "tasks": list}  # fmt: skip
 
 Say = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One model with one norm at some sites, and one seed."""
+    """One model with one norm at some sites, one seed, and one value of each setting.
+
+    Attributes:
+        finetune: how it is trained, a value for each field of [finetune]; None if it is not.
+    """
 
     model: str
     norm: str
-    sites: str
-    seed: int
+    sites: str = "*"
+    seed: int = 0
+    finetune: dict[str, Any] | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """Return what tells this cell from others of its study."""
+        fields = asdict(self)
+        return fields | (fields.pop("finetune") or {})
 
 
 @dataclass(frozen=True)
@@ -56,8 +72,25 @@ class Study:
     tasks: list[str] = field(default_factory=list)
 
     def cells(self) -> list[Cell]:
-        """Return the cells in the order of the file."""
-        return [Cell(*key) for key in itertools.product(self.models, self.norms, self.sites, self.seeds)]
+        """Return the cells in the order of the file. A trained study has the baseline in any case."""
+        norms = self.norms if self.finetune is None or BASELINE in self.norms else [BASELINE, *self.norms]
+        every = itertools.product(self.models, norms, self.sites, self._trainings(), self.seeds)
+        found = [Cell(model, norm, sites, seed, tuning) for model, norm, sites, tuning, seed in every]
+        return list({json.dumps(asdict(cell)): cell for cell in map(_as_baseline, found)}.values())
+
+    def _trainings(self) -> list[dict[str, Any] | None]:
+        """Return [finetune] with one value for each field: a field may list several."""
+        if self.finetune is None:
+            return [None]
+        lists = [value if isinstance(value, list) else [value] for value in self.finetune.values()]
+        return [dict(zip(self.finetune, values, strict=True)) for values in itertools.product(*lists)]
+
+
+def _as_baseline(cell: Cell) -> Cell:
+    """Return the baseline without what makes no difference to it, so that a study trains it once."""
+    if cell.norm != BASELINE or cell.finetune is None:
+        return cell
+    return Cell(cell.model, cell.norm, "*", cell.seed, {k: v for k, v in cell.finetune.items() if k != "schedule"})
 
 
 def read_study(file: Path) -> Study:
@@ -75,13 +108,11 @@ def read_study(file: Path) -> Study:
         raise ConfigError(f"{file}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
-    known = {"models": list, "norms": list, "sites": list, "seeds": list, "text": str, "calibration": str,
-             "device": str, "finetune": dict, "tasks": list}  # fmt: skip
     for name, value in fields.items():
-        if name not in known:
-            raise ConfigError(f"{file}: unknown field {name!r}; known are {', '.join(known)}")
-        if not isinstance(value, known[name]) or value == []:
-            raise ConfigError(f"{file}: {name} must be a {known[name].__name__} that is not empty, got {value!r:.100}")
+        if name not in FIELDS:
+            raise ConfigError(f"{file}: unknown field {name!r}; known are {', '.join(FIELDS)}")
+        if not isinstance(value, FIELDS[name]) or value == []:
+            raise ConfigError(f"{file}: {name} must be a {FIELDS[name].__name__} that is not empty, got {value!r:.100}")
     for name in ("models", "norms", "sites", "tasks"):
         if not all(isinstance(one, str) for one in fields.get(name, [])):
             raise ConfigError(f"{file}: {name} must be a list of strings, got {fields[name]!r:.100}")
@@ -100,15 +131,11 @@ def check_study(study: Study, file: Path) -> None:
             raise minigpt.GenerationError(f"{file}: there is no file {text}")
     if study.tasks:
         check_tasks(study.tasks)
-    tuning = study.finetune
-    if tuning is not None:
-        if unknown := tuning.keys() - {*FINETUNE}:
+    if study.finetune is not None:
+        if unknown := study.finetune.keys() - {*FINETUNE}:
             raise ConfigError(f"{file}: unknown field {min(unknown)!r} in [finetune]; known are {', '.join(FINETUNE)}")
-        if missing := [name for name in ("text", "steps") if name not in tuning]:
+        if missing := [name for name in ("text", "steps") if study.finetune.get(name, []) == []]:
             raise ConfigError(f"{file}: {missing[0]} is missing in [finetune]")
-        for name in ("text", "eval_text"):
-            if name in tuning:
-                require_text(tuning[name])
     for model in study.models:
         config = open_checkpoint(locate(model)).config
         with torch.device("meta"):
@@ -117,34 +144,57 @@ def check_study(study: Study, file: Path) -> None:
             minigpt.norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon)
         for pattern in study.sites:
             match_sites(shape, pattern)
-    if tuning is not None:
-        for cell in study.cells():
+    for cell in study.cells():
+        if cell.finetune is not None:
             settings = finetune_settings(study, cell)
             require_trainable(settings)
             checked_schedule(settings)
+            for source in filter(None, (settings.text, settings.eval_text)):
+                require_text(source)
 
 
 def finetune_settings(study: Study, cell: Cell) -> FinetuneSettings:
     """Return how a cell is trained. A schedule counts for the sites of the cell only."""
-    assert study.finetune is not None
-    fields: dict[str, Any] = {"eval_text": study.text} | study.finetune
+    fields: dict[str, Any] = {"eval_text": study.text} | (cell.finetune or {})
+    norm = None if cell.norm == BASELINE else cell.norm
     return FinetuneSettings(
-        **fields, model=cell.model, norm=cell.norm, sites=cell.sites, seed=cell.seed, device=study.device
+        **fields, model=cell.model, norm=norm, sites=cell.sites, seed=cell.seed, device=study.device
     )
 
 
+def fingerprint_of(study: Study, cell: Cell) -> str:
+    """Return the fingerprint of all that decides a cell's row."""
+    calibration, tuning = _calibration(study, cell), cell.finetune or {}
+    files = (study.text, calibration, tuning.get("text"), tuning.get("eval_text"), *study.tasks)
+    return fingerprint({
+        "cell": asdict(cell), "text": study.text, "calibration": calibration, "tasks": study.tasks,
+        "device": str(resolve_device(study.device)), "contents": contents(cell.model, cell.norm, files),
+        "versions": versions(),
+    })  # fmt: skip
+
+
 def run_study(
-    study: Study, out: Path, progress: Say = lambda *_: None, *, file: Path | None = None, ray: str | None = None
+    study: Study,
+    out: Path,
+    progress: Say = lambda *_: None,
+    *,
+    file: Path | None = None,
+    ray: str | None = None,
+    cells: list[Cell] | None = None,
 ) -> list[dict[str, Any]]:
-    """Run the cells that are missing in ``out``/cells.jsonl; return all of them in the order of the study.
+    """Run the cells that ``out``/cells.jsonl lacks; return all of them in the order of the study.
+
+    A row counts for a cell if it was made from the same settings, texts, code, weights and versions.
 
     Args:
         file: the study file, for the commands that reproduce a cell.
         ray: the address of a Ray cluster to run the cells on, or "local" for one on this machine.
+        cells: some of the study's cells; by default all.
     """
     out.mkdir(parents=True, exist_ok=True)
+    asked = {fingerprint_of(study, cell): cell for cell in cells or study.cells()}
     done = finished(out)
-    todo = [cell for cell in study.cells() if key(asdict(cell)) not in done]
+    todo = {print_: cell for print_, cell in asked.items() if print_ not in done}
     if ray is None:
         rows = _one_by_one(study, todo, out, progress, file)
     else:
@@ -153,29 +203,36 @@ def run_study(
         rows = cells_on_ray(ray, study, todo, out, file)
     for number, row in enumerate(rows, start=1):
         append(out, row)
-        done[key(row)] = row
+        done[row["fingerprint"]] = row
         if ray is not None:
             progress(f"{number} of {len(todo)} cells", number / len(todo))
-    return [done[key(asdict(cell))] for cell in study.cells()]
+    return [done[print_] for print_ in asked]
 
 
 def _one_by_one(
-    study: Study, todo: list[Cell], out: Path, progress: Say, file: Path | None
+    study: Study, todo: dict[str, Cell], out: Path, progress: Say, file: Path | None
 ) -> Iterator[dict[str, Any]]:
     begin = time.monotonic()
-    for number, cell in enumerate(todo):
+    for number, (print_, cell) in enumerate(todo.items()):
         spent = time.monotonic() - begin
         left = f", {_minutes(spent / number * (len(todo) - number))} left" if number else ""
         name = f"cell {number + 1} of {len(todo)}: {cell.model} {cell.norm} {cell.sites}{left}"
-        yield run_cell(study, cell, out, lambda what, _, name=name, number=number: progress(
+        yield run_cell(study, cell, print_, out, lambda what, _, name=name, number=number: progress(
             f"{name}: {what}", number / len(todo)), file=file)  # fmt: skip
 
 
 def run_cell(
-    study: Study, cell: Cell, out: Path, say: Say = lambda *_: None, *, file: Path | None = None
+    study: Study, cell: Cell, print_: str, out: Path, say: Say = lambda *_: None, *, file: Path | None = None
 ) -> dict[str, Any]:
-    """Judge one cell, train it and judge it again if the study says so; return its row."""
+    """Judge one cell, train it and judge it again if the study says so; return its row.
+
+    Args:
+        print_: the cell's fingerprint. Its report and its training run are kept under it, so that another's are not
+            continued.
+    """
     begin = time.monotonic()
+    name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', cell.norm)[-60:]}-{print_}"
+    folder = out / RUNS / name / "model"
     report = minigpt.parity(
         cell.model, norm=cell.norm, sites=cell.sites, device=study.device, text=study.text,
         calibration=_calibration(study, cell), progress=say,
@@ -183,31 +240,34 @@ def run_cell(
     fields = report.to_dict()
     text, distribution = fields.get("perplexity") or {}, fields["distribution"]
     row = {
-        **asdict(cell),
+        **cell.columns(),
         "verdict": fields["verdict"],
+        "outcome": report.outcome,
         "ratio": _finite(fields["logits"]["ratio"]),
         "kl_mean": _finite(distribution["kl_mean"]),
+        "kl_median": _finite(distribution["kl_median"]),
         "top1_agreement": distribution["top1_agreement"],
         "perplexity_before": _finite(text.get("reference", distribution["perplexity_reference"])),
         "perplexity_after": _finite(text.get("candidate", distribution["perplexity_candidate"])),
         "perplexity_recovered": None,
         "decode_norm_share": fields["cost"]["decode_norm_share"],
         "kl_recovered": None,
+        "kl_median_recovered": None,
         "top1_recovered": None,
         "tasks": {},
-        "report": _keep_report(report, out, slug(cell)),
+        "report": _keep_report(report, out, name),
         "losses": [],
         "eval_losses": [],
         "swaps": {},
+        "fingerprint": print_,
     }
-    if study.finetune is not None:
-        result = finetune(finetune_settings(study, cell), out / RUNS / slug(cell), say)
+    if cell.finetune is not None:
+        result = finetune(finetune_settings(study, cell), folder.parent, say)
         row |= {"losses": result.losses, "eval_losses": result.eval_losses, "swaps": result.swaps}
-        row |= _judged_again(result, study, cell, out / RUNS / slug(cell) / "model")
+        row |= _judged_again(result, study, cell, folder)
     if study.tasks:
         say("running lm-eval", 1.0)
-        folder = out / RUNS / slug(cell) / "model"
-        if study.finetune is None:
+        if cell.finetune is None:
             save_model(swapped(cell.model, cell.norm, cell.sites, _calibration(study, cell)), folder, cell.model)
         row["tasks"] = task_scores(study.tasks, folder, cell.norm, cell.sites)
     return row | {"seconds": round(time.monotonic() - begin, 3), "command": command(study, cell, file)}
@@ -223,6 +283,7 @@ def _judged_again(result: Finetuned, study: Study, cell: Cell, folder: Path) -> 
     return {
         "perplexity_recovered": _finite(text.get("candidate", distribution["perplexity_candidate"])),
         "kl_recovered": _finite(distribution["kl_mean"]),
+        "kl_median_recovered": _finite(distribution["kl_median"]),
         "top1_recovered": distribution["top1_agreement"],
     }
 
@@ -242,26 +303,32 @@ def _keep_report(report: minigpt.ParityReport, out: Path, name: str) -> str:
 
 def command(study: Study, cell: Cell, file: Path | None) -> str:
     """Return the command that runs this cell again."""
-    if study.finetune is None:
+    if cell.finetune is None:
         options = {"--model": cell.model, "--norm": cell.norm, "--sites": cell.sites, "--text": study.text,
                    "--calibration": _calibration(study, cell), "--device": study.device}  # fmt: skip
         return shlex.join(["minigpt", "parity", *(word for pair in options.items() if pair[1] for word in pair)])
-    cell_words = [str(value) for value in asdict(cell).values()]
-    return shlex.join(["minigpt", "study", str(file or "FILE.toml"), "--out", "again", "--only", *cell_words])
+    varied = [name for name, value in (study.finetune or {}).items() if isinstance(value, list)]
+    wanted = [f"{name}={cell.columns().get(name)}" for name in ("model", "norm", "sites", "seed", *varied)]
+    only = [word for one in wanted for word in ("--only", one)]
+    return shlex.join(["minigpt", "study", str(file or "FILE.toml"), "--out", "again", *only])
 
 
-def only(study: Study, cell: Cell) -> Study:
-    """Return the study of one cell."""
-    return replace(study, models=[cell.model], norms=[cell.norm], sites=[cell.sites], seeds=[cell.seed])
+def only(study: Study, wanted: list[str]) -> list[Cell]:
+    """Return the cells that have the values of every NAME=VALUE.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    cells, pairs = study.cells(), [one.partition("=") for one in wanted]
+    chosen = [cell for cell in cells if all(str(cell.columns().get(name)) == value for name, _, value in pairs)]
+    if not chosen:
+        names = ", ".join(cells[0].columns())
+        raise ConfigError(f"no cell has {' and '.join(wanted)}; --only takes NAME=VALUE with a name of {names}")
+    return chosen
 
 
-def key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what tells one cell from another."""
-    return tuple(row[name] for name in KEY)
-
-
-def finished(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Return the rows of finished cells. A last line that was torn by a kill is cut off the file."""
+def finished(out: Path) -> dict[str, dict[str, Any]]:
+    """Return the rows of finished cells by their fingerprints. A last line that a kill has torn is cut off the file."""
     file = out / CELLS
     if not file.is_file():
         return {}
@@ -270,7 +337,7 @@ def finished(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
     if kept != whole:
         with file.open("r+b") as stream:
             stream.truncate(len(kept))
-    return {key(row): row for row in map(json.loads, kept.decode().splitlines())}
+    return {row.get("fingerprint", ""): row for row in map(json.loads, kept.decode().splitlines())}
 
 
 def append(out: Path, row: dict[str, Any]) -> None:
@@ -279,22 +346,10 @@ def append(out: Path, row: dict[str, Any]) -> None:
         stream.write(json.dumps(row, allow_nan=False) + "\n")
 
 
-def slug(cell: Cell) -> str:
-    """Return a file name for a cell."""
-
-    def words() -> Iterator[str]:
-        for value in asdict(cell).values():
-            yield "".join(
-                sign if sign.isalnum() or sign in "._-" else "~" + format(ord(sign), "x") for sign in str(value)
-            )
-
-    return ",".join(words())
-
-
 def _calibration(study: Study, cell: Cell) -> str | None:
     if cell.norm != "frozen":
         return None
-    return study.calibration or (study.finetune or {}).get("text") or study.text
+    return study.calibration or (cell.finetune or {}).get("text") or study.text
 
 
 def _finite(value: float | None) -> float | None:

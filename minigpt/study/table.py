@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-COLUMNS = ("model", "norm", "sites", "seed", "verdict", "ratio", "kl_mean", "top1_agreement", "perplexity_before",
-           "perplexity_after", "perplexity_recovered", "kl_recovered", "top1_recovered", "decode_norm_share",
-           "seconds")  # fmt: skip
+COLUMNS = ("model", "norm", "sites", "seed", "verdict", "outcome", "ratio", "kl_mean", "top1_agreement",
+           "perplexity_before", "perplexity_after", "perplexity_recovered", "kl_recovered", "top1_recovered",
+           "decode_norm_share", "seconds")  # fmt: skip
 WIDTH, HEIGHT = 640, 280  # of a plot
 
 Row = dict[str, Any]
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 def summary(rows: list[Row]) -> Table:
     """Return the most important columns for the terminal. A model, sites or a seed that all cells share is left out."""
     names = ["norm", *(name for name in ("model", "sites", "seed") if len({row[name] for row in rows}) > 1)]
-    figures = {"verdict": "verdict", "of noise": "ratio", "KL mean": "kl_mean", "perplexity": "perplexity_before",
+    figures = {"verdict": "outcome", "of noise": "ratio", "KL mean": "kl_mean", "perplexity": "perplexity_before",
                "swapped": "perplexity_after", "recovered": "perplexity_recovered"}  # fmt: skip
     table = Table(*names, *figures, box=None, pad_edge=False)
     for row in rows:

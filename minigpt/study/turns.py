@@ -1,27 +1,34 @@
-"""A norm that another one replaces at its turn, and the callback of Trainer that calls the turns."""
+"""A norm that another one replaces at its turn."""
 
 import logging
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
 
 from minigpt.norms.frozen import FrozenLayerNorm
-from minigpt.study.schedule import Schedule
+from minigpt.study.schedule import Schedule, site_of
 from minigpt.swap import swap_norms
 
 MOMENTUM = 0.1  # weight of the newest batch in the running average
+FIRST, USUAL, EOT = range(3)  # the kinds of rows that a frozen norm may divide by a deviation of their own
 
 
 class Turn(nn.Module):
-    """The norm ``before`` until its turn, then the norm ``after``, on the same weight and bias.
+    """The norm ``before`` until its turn, then the norm ``after``.
 
     Both are there from the first step, so an optimizer, a checkpoint and distributed training always see the same
     parameters. Which one computes depends on the step alone, so nothing has to be restored when training resumes.
 
-    Buffer ``average``: a running average of the deviation of the first position and of all others. Only a frozen norm
-    needs it. It is NaN until the first batch.
+    Buffer ``average``: a running average of the deviations of the first position, of the usual rows, and of end-of-text
+    tokens. Only a frozen norm needs it. It is NaN until the first batch with such rows.
+
+    Attributes:
+        turned: whether the output is the new norm's.
+        values_turned: whether the values of the attention are computed from the new norm's output.
+        values: what they are computed from if that is another norm's than the output, until the attention reads it.
+        ends: where the batch has end-of-text tokens (B, T), if they have a deviation of their own; else None.
     """
 
     average: Tensor
@@ -29,60 +36,99 @@ class Turn(nn.Module):
     def __init__(self, before: nn.Module, after: nn.Module) -> None:
         super().__init__()
         self.before, self.after = before, after
-        self.turned = False
-        self.register_buffer("average", torch.full((2,), float("nan"), device=next(after.parameters()).device))
+        self.turned = self.values_turned = False
+        self.values: Tensor | None = None
+        self.ends: Tensor | None = None
+        self.register_buffer("average", torch.full((3,), float("nan"), device=next(after.parameters()).device))
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(self.after, FrozenLayerNorm) and self.after.calibration is None and x.shape[1] > 1:
-            if (self.training and not self.turned) or self.average.isnan().any():
+            is_due = self.turned or self.values_turned
+            if (self.training and not is_due) or self.average[:EOT].isnan().any():
                 self.observe(x.detach())
-            if self.turned:
-                self.after.freeze(*self.average)
-        return self.after(x) if self.turned else self.before(x)
+            if is_due:
+                self.after.freeze(self.average[FIRST], self.average[USUAL])
+        if self.turned != self.values_turned:
+            self.values = self.replaced(x) if self.values_turned else self.before(x)
+        return self.replaced(x) if self.turned else self.before(x)
+
+    def replaced(self, x: Tensor) -> Tensor:
+        """Return the new norm's output. End-of-text tokens are divided by their own deviation if they have one."""
+        y = self.after(x)
+        if self.ends is None or self.average[EOT].isnan() or not isinstance(self.after, FrozenLayerNorm):
+            return y
+        scaled = (x - x.mean(-1, keepdim=True)) / self.average[EOT] * self.after.weight
+        return torch.where(self.ends[..., None], scaled if self.after.bias is None else scaled + self.after.bias, y)
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
         """Move the running average towards the deviations of ``x`` (B, T, C)."""
         assert isinstance(self.after, FrozenLayerNorm)
         deviation = self.after.deviation(x.float()).squeeze(-1)  # (B, T)
-        batch = torch.stack([deviation[:, 0].mean(), deviation[:, 1:].mean()])
-        self.average.copy_(torch.where(self.average.isnan(), batch, self.average.lerp(batch, MOMENTUM)))
+        usual, ends = deviation[:, 1:], deviation.new_empty(0)
+        if self.ends is not None:
+            usual, ends = usual[~self.ends[:, 1:]], deviation[self.ends]
+        batch = torch.stack([deviation[:, 0].mean(), usual.mean(), ends.mean()])
+        moved = torch.where(self.average.isnan(), batch, self.average.lerp(batch, MOMENTUM))
+        self.average.copy_(torch.where(batch.isnan(), self.average, moved))
 
 
-def install_turns(body: Any, norm: Any, schedule: Schedule) -> dict[str, Turn]:
-    """Put a Turn at every scheduled site of ``body``, a GPT2; return them by site."""
-    before = {site: body.get_submodule(site) for site in schedule.steps}
-    if not before:
-        return {}
-    swap_norms(body, norm, list(before))
-    turns = {site: Turn(old, body.get_submodule(site)) for site, old in before.items()}
-    for site, turn in turns.items():
-        body.set_submodule(site, turn)
-        if isinstance(turn.after, FrozenLayerNorm):
-            turn.after.calibration = None
-    return turns
+class Turns:
+    """The turns of a model, by site, and the schedule that calls them."""
 
+    def __init__(self, body: Any, norm: Any, schedule: Schedule, end_of_text: int | None = None) -> None:
+        """Put a Turn at every scheduled site of ``body``, a GPT-2 of transformers' layout."""
+        before = {site: body.get_submodule(site) for site in map(site_of, schedule.steps)}
+        if before:
+            swap_norms(body, norm, list(before))
+        self.schedule = schedule
+        self.of = {site: Turn(old, body.get_submodule(site)) for site, old in before.items()}
+        for site, turn in self.of.items():
+            body.set_submodule(site, turn)
+            if isinstance(turn.after, FrozenLayerNorm):
+                turn.after.calibration = None
+        self.end_of_text = end_of_text
+        if "eot" in schedule.merges and end_of_text is not None:
+            body.register_forward_pre_hook(self._mark, with_kwargs=True)
+        self.call(0)  # so that a first evaluation sees what the first step will
 
-class CallTurns(TrainerCallback):
-    """Calls each site's turn before its step."""
-
-    def __init__(self, turns: dict[str, Turn], schedule: Schedule) -> None:
-        self.turns, self.schedule = turns, schedule
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.call(state.global_step)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.call(state.global_step)
+    def split_attention(self, body: Any) -> None:
+        """Let the attention's values be computed from another norm's output, where they have another turn."""
+        for site, turn in self.of.items():
+            if f"{site}.v" in self.schedule.steps:
+                layer = body.get_submodule(f"{site.removesuffix('.ln_1')}.attn.c_attn")
+                layer.register_forward_hook(lambda layer, _, qkv, turn=turn: _with_values(layer, qkv, turn))
 
     def call(self, step: int) -> None:
         """Call the turns that are due at ``step``."""
-        for site, turn in self.turns.items():
-            if not turn.turned and step >= self.schedule.steps[site]:
-                turn.turned = True
-                logging.getLogger("minigpt").info("step %d: %s is swapped", step, site)
-        if self.schedule.merge_first is not None and step >= self.schedule.merge_first:
-            for turn in self.turns.values():
-                if isinstance(turn.after, FrozenLayerNorm) and turn.after.calibration is not None:
-                    usual = turn.after.calibration[0]
-                    turn.after.freeze(usual, usual)
+        for name, start in self.schedule.steps.items():
+            turn = self.of[site_of(name)]
+            for flag, suffix in (("turned", ".v"), ("values_turned", ".qk")):
+                if step >= start and not name.endswith(suffix) and not getattr(turn, flag):
+                    setattr(turn, flag, True)
+                    logging.getLogger("minigpt").info("step %d: %s is swapped", step, name)
+        merges = self.schedule.merges
+        self.ends_apart = step < merges.get("eot", 0)
+        for turn in self.of.values():
+            if not self.ends_apart:
+                turn.ends = None
+            if step >= merges.get("first", math.inf) and isinstance(turn.after, FrozenLayerNorm):
+                calibration = turn.after.calibration
+                if calibration is not None:
+                    turn.after.freeze(calibration[0], calibration[0])
+
+    def _mark(self, _: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        if self.ends_apart:
+            ends = (args[0] if args else given["input_ids"]) == self.end_of_text
+            ends[:, 0] = False  # the first position is another kind
+            for turn in self.of.values():
+                turn.ends = ends
+
+
+def _with_values(layer: nn.Module, qkv: Tensor, turn: Turn) -> Tensor:
+    """Return ``qkv`` (B, T, 3C) with the values of ``turn.values``; the layer reads them a second time."""
+    if turn.values is None:
+        return qkv
+    values, turn.values = turn.values, None
+    width = qkv.shape[-1] // 3
+    return torch.cat([qkv[..., : 2 * width], layer.forward(values)[..., 2 * width :]], dim=-1)

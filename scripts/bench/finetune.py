@@ -45,7 +45,8 @@ finetune(settings, out, lambda what, share: times.setdefault(share, time.perf_co
 THEIRS = """
 import transformers
 import minigpt
-from minigpt.study.finetune import FinetuneSettings, arguments
+from minigpt.study import FinetuneSettings
+from minigpt.study.training import arguments
 from minigpt.study.texts import blocks
 
 class Mark(transformers.TrainerCallback):
@@ -56,7 +57,7 @@ settings = FinetuneSettings(text=text, steps=steps, batch_size=rows, save_steps=
 train = blocks(text, minigpt.Tokenizer.from_pretrained(folder), block)
 trainer = transformers.Trainer(
     model=transformers.GPT2LMHeadModel.from_pretrained(folder, dtype="float32"),
-    args=arguments(settings, out, False, {}), train_dataset=train, callbacks=[Mark()],
+    args=arguments(settings, out, False), train_dataset=train, callbacks=[Mark()],
 )
 trainer.train()
 """

@@ -9,9 +9,14 @@ SITES = ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
 
 
 def test_stages_give_each_site_its_step():
-    schedule = parse_schedule("h.*.ln_2@20+2, h.*.ln_1@28+3, ln_f@40, first@50", SITES)
+    schedule = parse_schedule("h.*.ln_2@20+2, h.*.ln_1@28+3, ln_f@40, eot@45, first@50", SITES)
     assert schedule.steps == {"h.0.ln_2": 20, "h.1.ln_2": 22, "h.0.ln_1": 28, "h.1.ln_1": 31, "ln_f": 40}
-    assert schedule.merge_first == 50
+    assert schedule.merges == {"eot": 45, "first": 50}
+
+
+def test_queries_and_keys_have_another_turn_than_values():
+    schedule = parse_schedule("h.*.ln_1.qk@3+1, h.*.ln_1.v@8+2", SITES)
+    assert schedule.steps == {"h.0.ln_1.qk": 3, "h.1.ln_1.qk": 4, "h.0.ln_1.v": 8, "h.1.ln_1.v": 10}
 
 
 def test_no_schedule_swaps_all_at_once():
@@ -23,7 +28,11 @@ def test_no_schedule_swaps_all_at_once():
     [
         ("ln_f", "PATTERN@START"),
         ("h.9.ln_1@2", "no norm site matches 'h.9.ln_1'"),
+        ("h.*.ln_2.qk@2", "no norm site matches 'h.\\*.ln_2.qk'"),
         ("*@0, ln_f@2", "ln_f has two turns"),
+        ("h.0.ln_1@0, h.*.ln_1.v@2", "h.0.ln_1 has two turns"),
+        ("h.*.ln_1.v@2, h.*.ln_1@0", "h.0.ln_1 has two turns"),
+        ("h.*.ln_1.v@2", "both one"),
     ],
 )
 def test_wrong_schedules(text, message):
