@@ -22,7 +22,7 @@ HALVES = (torch.bfloat16, torch.float16)
 @case(
     "a row in any company",
     "behaviour",
-    tests="a row alone, among 9 or 2,000, at any place: the same bits",
+    tests="the same bits for a row alone, among 9 to 2,000 rows, in a prompt, in pieces of it, and decoded",
     reason="a row is computed from itself alone; rounding is allowed only on a device whose own torch.mean sums a row "
     "in another order among others",
     dtypes=BOTH,
@@ -40,9 +40,11 @@ def _company(subject: Subject, width: int, dtype: torch.dtype) -> Measurement:
         "alone": torch.cat([norm(row.clone()).clone() for row in x.split(1)]),
         "in another place": norm(x[order])[order.argsort()].clone(),
         "among 9": torch.cat([norm(rows.clone()).clone() for rows in x.split(9)]),
-        "among 2,000": norm(x.repeat(56, 1))[-36:].clone(),
-        "as tokens": norm(x.clone().view(2, 18, width)).reshape(36, width).clone(),
+        **{f"among {rows:,}": norm(x.repeat(56, 1)[-rows:])[-36:].clone() for rows in (255, 256, 2000)},
     }
+    for place, tokens in {"in a prompt": 18, "in pieces of a prompt": 7, "decoded": 1}.items():
+        pieces = x.view(2, 18, width).split(tokens, dim=1)
+        elsewhere[place] = torch.cat([norm(piece.clone()).clone() for piece in pieces], 1).reshape(36, width)
     bound = norm.truth(x).bound * (0 if _sums_alike(x) else 2)
     return worst({place: worst_element(y, whole.cpu().double(), bound) for place, y in elsewhere.items()})
 

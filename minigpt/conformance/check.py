@@ -13,6 +13,8 @@ from minigpt.conformance.case import Case, CaseResult
 from minigpt.conformance.compiling import COMPILE_CASES, always_compiling, best_backend
 from minigpt.conformance.diagnosis import diagnoses
 from minigpt.conformance.gradients import GRADIENT_CASES
+from minigpt.conformance.mistakes import late_affine
+from minigpt.conformance.probe import Probe
 from minigpt.conformance.subject import EPS, Subject
 from minigpt.conformance.values import VALUE_CASES
 from minigpt.errors import NormError
@@ -35,7 +37,7 @@ class ConformanceReport:
     eps: float
     seed: int
     versions: dict[str, str]
-    notes: list[str]  # remarks of its adapter, for example on an eps that cannot be set
+    notes: list[str]  # remarks, for example on an eps that cannot be set, or on the order of its roundings
     cases: list[CaseResult]
     diagnoses: list[str]  # empty if the norm passed
 
@@ -118,6 +120,7 @@ def check_norm(
         for group in groups:
             begin(f"checking {group}" if group != "compile" else f"compiling with {subject.compile_backend}")
             results += [case.run(subject) for case in chosen if case.group == group]
+        notes = [*subject.notes, *late_affine(Probe(subject))]
         found = []
         if not all(result.passed for result in results):
             begin("looking for what is wrong")
@@ -128,7 +131,7 @@ def check_norm(
         eps=EPS,
         seed=seed,
         versions=software(),
-        notes=subject.notes,
+        notes=notes,
         cases=results,
         diagnoses=found,
     )

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from minigpt.engine import GPT2
 from minigpt.judge.contest import Contest
 from minigpt.judge.measures import Distance
 from minigpt.judge.parity_report import Cost, OrdinaryDifference, Speed
@@ -44,11 +45,27 @@ def _pairs(contest: Contest, text: list[int]) -> Iterator[tuple[str, Tensor, Ten
     for name in ("bfloat16", "float16"):
         yield f"{name} against float32", _logits(contest, ids, dtype=getattr(torch, name)), logits
     yield f"batch of 1 against batch of {BATCH}", logits, _logits(contest, ids.expand(BATCH, -1))[:1]
+    yield from _in_company(contest.candidate, ids)
     if contest.device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         with_tf32 = _logits(contest, ids)
         torch.set_float32_matmul_precision("highest")
         yield "TF32 against float32", with_tf32, logits
+
+
+def _in_company(model: GPT2, ids: Int[Tensor, "1 seq"]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """The candidate's logits of one text, read in other ways. Kernels may change their order of summation there."""
+    alone, seq = model(ids), ids.shape[1]
+    few, many = (model(ids.expand(texts, -1))[:1] for texts in (max(255 // seq, 1), 255 // seq + 1))
+    yield f"candidate among up to 255 rows against 256 and more, {seq} a text", few, many
+    yield "candidate alone against among others", alone, many
+    for name, size in (("in two pieces", -(-seq // 2)), ("decoded", 1)):
+        cache = model.new_cache(1, seq)
+        yield (
+            f"candidate {name} against read at once",
+            torch.cat([model(p, cache=cache) for p in ids.split(size, 1)], 1),
+            alone,
+        )
 
 
 def _logits(contest: Contest, ids: Int[Tensor, "batch seq"], **other: Any) -> Float[Tensor, "batch seq vocab"]:
