@@ -32,7 +32,7 @@ class GPT2Block(theirs.GPT2Block):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         hidden_states: Any,
-        past_key_values: Any = None,
+        cache: Any = None,
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         **kwargs: Any,
@@ -40,12 +40,11 @@ class GPT2Block(theirs.GPT2Block):
         """Return the residual stream (B, T, C) after this layer. Takes transformers' arguments."""
         if encoder_hidden_states is not None:
             return super().forward(
-                hidden_states, past_key_values, attention_mask, encoder_hidden_states=encoder_hidden_states, **kwargs
+                hidden_states, cache, attention_mask, encoder_hidden_states=encoder_hidden_states, **kwargs
             )
         kwargs.pop("encoder_attention_mask", None)
-        attended, _ = self.attn(
-            self.ln_1(hidden_states), past_key_values=past_key_values, attention_mask=attention_mask, **kwargs
-        )
+        # The cache goes by its place: transformers 5.24 has renamed it from past_key_values to cache.
+        attended, _ = self.attn(self.ln_1(hidden_states), cache, attention_mask=attention_mask, **kwargs)
         residual, normalized = norms.add_norm(self.ln_2, hidden_states, attended)
         return residual + self.mlp(normalized)
 

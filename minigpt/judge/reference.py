@@ -61,7 +61,7 @@ class Reference:
         def read(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
             positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
             return self.model(
-                input_ids, attention_mask=attention_mask, position_ids=positions, past_key_values=cache, use_cache=True,
+                input_ids, cache, attention_mask=attention_mask, position_ids=positions, use_cache=True,
                 logits_to_keep=1,
             ).logits[:, -1]  # fmt: skip
 
