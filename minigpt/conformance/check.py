@@ -23,6 +23,7 @@ from minigpt.measure.environment import software
 from minigpt.measure.settings import full_products
 from minigpt.measure.steps import Progress, Steps
 from minigpt.norms import NormSpec
+from minigpt.norms.registry import require_on
 from minigpt.placement import DTYPES, require_values, resolve_device
 
 CASES = [*VALUE_CASES, *BEHAVIOUR_CASES, *GRADIENT_CASES, *COMPILE_CASES]
@@ -125,6 +126,7 @@ def check_norm(
         if not all(result.passed for result in results):
             begin("looking for what is wrong")
             found = diagnoses(subject, results)
+    require_on(norm, device)
     return ConformanceReport(
         norm=subject.name,
         device=str(device),

@@ -1,25 +1,38 @@
-"""A decoding step as one program made by ``torch.compile``, over a cache of fixed shape. Opt-in.
+"""A decoding step over a cache of fixed shape, and as one program made by ``torch.compile``, which is opt-in.
 
-B rows, S tokens that the cache has room for, C embedding.
+B rows, H heads, S tokens that the cache has room for, D width of a head, C embedding.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from minigpt.engine import one_launch
+from minigpt import trials
 from minigpt.engine.layout import lay_by_rows
-from minigpt.engine.one_launch import FixedCache, Layers
 from minigpt.engine.root import GPT2
+from minigpt.engine.specimen import ROOM, by_steps, compared, specimen
 from minigpt.errors import ConfigError
 from minigpt.model import gpt2
 from minigpt.model.cache import KVCache
 from minigpt.model.checks import check_gpt2
 
 WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}  # the same otherwise
+
+Layers = tuple[Tensor, ...]  # each (2, B, H, S, D); of one tensor for all layers, a compiler copies the whole for each
+
+
+class FixedCache(NamedTuple):
+    """All the room of a cache, with the new token's column as data. Masked columns are read: they must be finite."""
+
+    layers: Layers
+    column: Tensor  # (1,)
+
+    def update(self, layer: int, new: Tensor) -> tuple[Tensor, ...]:
+        """Write a layer's new keys and values (2, B, H, 1, D) into the column; return its room, each (B, H, S, D)."""
+        return self.layers[layer].index_copy_(3, self.column, new).unbind()
 
 
 def hiding(visible: Bool[Tensor, "rows room"], dtype: torch.dtype) -> Float[Tensor, "rows room"]:
@@ -44,19 +57,20 @@ def compile_steps(model: GPT2, **options: Any) -> GPT2:
     arithmetic, the affine weights are stored by rows from then on. ``generate`` records a CUDA graph of the step and
     the choice of the token, so the compiler makes none.
 
+    The first step tries the compiler on two layers. If it fails there, without a C++ compiler for example, or their
+    logits are wrong, a warning says so and steps run as before.
+
     Args:
         options: those of ``torch.compile``.
 
     Raises:
-        ConfigError: if the model is not a GPT2 or its attention is not "sdpa"; and at the first step if the compiler
-            fails, without a C++ compiler for example.
+        ConfigError: if the model is not a GPT2 or its attention is not "sdpa".
     """
     check_gpt2(model)
     if model.attention != "sdpa":
         raise ConfigError(f'attention must be "sdpa" for compiled steps, got {model.attention!r}')
     if model.wte.weight.is_cuda and model.arithmetic == "fast":
         lay_by_rows(model)  # the compiler makes one loop of a product whose sums run along a row, and two of others
-    one_launch.prepare(model.wte.weight.device)
     model.step = CompiledStep(model, options)
     return model
 
@@ -66,10 +80,11 @@ class CompiledStep:
 
     Attributes:
         read: the compiled ``read_fixed``, of (x, mask, layers, column).
+        on_trial: True for a step of a trial, which is used untried.
     """
 
-    def __init__(self, model: GPT2, options: dict[str, Any]) -> None:
-        self.model, self.options = model, options
+    def __init__(self, model: GPT2, options: dict[str, Any], *, on_trial: bool = False) -> None:
+        self.model, self.options, self.on_trial = model, options, on_trial
 
         def read(x: Tensor, mask: Tensor, layers: Layers, column: Tensor) -> Tensor:
             return read_fixed(model, x, mask, FixedCache(layers, column))
@@ -83,21 +98,33 @@ class CompiledStep:
     def __call__(
         self, x: Float[Tensor, "batch 1 embd"], mask: Bool[Tensor, "batch 1 1 total"] | None, cache: KVCache
     ) -> Float[Tensor, "batch 1 embd"]:
+        if not self.holds(len(x), cache.max_length):
+            return gpt2.GPT2.run(self.model, x, mask, cache)
         place, room = cache.length, cache.max_length
         if mask is None:
             visible = (torch.arange(room, device=x.device) <= place)[None]  # (1, S)
         else:
             visible = F.pad(mask[:, 0, 0], (0, room - place - 1))  # (B, S)
         column = torch.tensor([place], device=x.device)
-        try:
-            return self.read(x, hiding(visible, x.dtype), cache.store.unbind(), column)
-        except RuntimeError as error:
-            from torch._dynamo.exc import BackendCompilerFailed
+        return self.read(x, hiding(visible, x.dtype), cache.store.unbind(), column)
 
-            if not isinstance(error, BackendCompilerFailed):
-                raise
-            said = str(error.inner_exception).partition("\n")[0] or type(error.inner_exception).__name__
-            raise ConfigError(f"torch.compile failed on a decoding step: {said}") from error
+    def holds(self, rows: int, room: int) -> bool:
+        """Return True if the compiler's program of two layers, in these shapes, gives the plain path's logits."""
+
+        def attempt() -> list[trials.Compared]:
+            small, ids = specimen(self.model, self), list(range(ROOM))
+            with torch.inference_mode():
+                given = by_steps(small, ids, rows, max(room, ROOM))
+            return [compared(small, ids, given)]
+
+        weight = self.model.wte.weight
+        how = ", ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in self.options.items())
+        name = f"compiled steps ({how})" if how else "compiled steps"
+        return self.on_trial or trials.passes(name, weight.device, weight.dtype, weight.shape[1], attempt)
+
+    def untried(self, small: GPT2) -> "CompiledStep":
+        """Return the step of a model that tries the compiler."""
+        return CompiledStep(small, self.options, on_trial=True)
 
 
 def without_graphs(options: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from typing import TypeVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from minigpt.engine import one_launch
 from minigpt.engine.product import product
 from minigpt.errors import ConfigError
 from minigpt.model.attention import CausalSelfAttention
@@ -41,24 +40,19 @@ class FastMLP(MLP):
 
 
 class FastAttention(CausalSelfAttention):
-    """Attention that skips idle dropout, and has a kernel for one new token a row on GPUs."""
+    """Attention that skips idle dropout, and leaves keys and values in the cache as they are."""
 
     def forward(
         self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None = None, cache: LayerCache | None = None
     ) -> Float[Tensor, "batch seq embd"]:
         batch, seq, _ = x.shape
-        qkv = self.c_attn(x).contiguous()  # some products return vectors in pieces, which no kernel takes
-        if not self.training and self.attention == "sdpa" and mask is not None and one_launch.suits(cache, qkv):
-            y = one_launch.attend(qkv, cache.layers[self.layer], mask, cache.column, self.scale)
-        else:
-            qkv = qkv.view(batch, seq, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # (B, T, 3C) -> (3, B, H, T, D)
-            q, k, v = qkv.unbind()
-            if cache is not None:
-                k, v = cache.update(self.layer, qkv[1:])  # each (B, H, S, D), views of the cache
-            attend = self.sdpa if self.attention == "sdpa" else self.eager
-            y = attend(q, k, v, mask)
-            y = y.transpose(1, 2).reshape(batch, seq, -1).contiguous()  # (B, H, T, D) -> (B, T, C)
-        y = self.c_proj(y)
+        qkv = self.c_attn(x).view(batch, seq, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D)
+        q, k, v = qkv.unbind()
+        if cache is not None:
+            k, v = cache.update(self.layer, qkv[1:])  # each (B, H, S, D), views of the cache
+        attend = self.sdpa if self.attention == "sdpa" else self.eager
+        y = attend(q, k, v, mask)
+        y = self.c_proj(y.transpose(1, 2).reshape(batch, seq, -1).contiguous())  # (B, H, T, D) -> (B, T, C)
         return self.resid_dropout(y) if self.training else y
 
 

@@ -17,7 +17,7 @@ from minigpt.generation.lookup import LookupBatch
 from minigpt.generation.prompts import prompt_ids, require_codec, require_fits, without_padding
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, Settings, TextSettings, more_than_one_text, parse_settings
-from minigpt.generation.static import WORTH_A_GRAPH, StaticBatch, is_static
+from minigpt.generation.static import WORTH_A_GRAPH, StaticBatch, graph_holds, is_static
 
 Sequences = Int[Tensor, "rows total"]
 
@@ -184,8 +184,9 @@ def write_rows(
         room = min(room, max(len(row.ids) for row in rows) + max(row.max_new_tokens for row in rows) - 1)
     if settings.draft_tokens:
         return write(LookupBatch(model, settings, 1, room), rows)
-    static = new >= WORTH_A_GRAPH and is_static(model, settings)
-    batch = (StaticBatch if static else Batch)(model, settings, places, room + WASTE * (places > 1))
+    room += WASTE * (places > 1)
+    static = new >= WORTH_A_GRAPH and is_static(model, settings) and graph_holds(model, places, room)
+    batch = (StaticBatch if static else Batch)(model, settings, places, room)
     return write(batch, rows)
 
 

@@ -1,6 +1,7 @@
 """Batched decoding on a GPU by a CUDA graph: the host launches a whole step at once."""
 
 import contextlib
+import functools
 import gc
 import math
 import threading
@@ -12,8 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from minigpt import trials
 from minigpt.engine import GPT2
 from minigpt.engine.hooks import is_watched
+from minigpt.engine.specimen import NEW, PROMPT, ROOM, compared, specimen
 from minigpt.errors import GenerationError
 from minigpt.generation.batch import INFINITE, NOT_A_NUMBER, Batch, next_tokens
 from minigpt.generation.row import Row
@@ -23,7 +26,7 @@ from minigpt.norms.foreign.adapt import is_ours
 
 WORTH_A_GRAPH = 8  # new tokens; recording a graph costs about as much as a few steps
 ALIGNED = 8  # the cache has a multiple of so many columns, so that attention kernels need no copy of the mask
-ROOM = 2**30  # bytes to have free before recording, since the allocator cannot release its cache meanwhile
+SPARE = 2**30  # bytes to have free before recording, since the allocator cannot release its cache meanwhile
 
 _recording = threading.Lock()  # one recording at a time
 _free: defaultdict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)  # streams whose batch is gone
@@ -121,7 +124,7 @@ class StaticBatch(Batch):
         with _recording, _no_collection(), torch.cuda.stream(aside := _aside(self)):
             aside.wait_stream(here)
             self.step()
-            if torch.cuda.mem_get_info(self.device)[0] < ROOM:
+            if torch.cuda.mem_get_info(self.device)[0] < SPARE:
                 torch.cuda.empty_cache()
             # Not ``torch.cuda.graph``, which waits for the device and empties all caches first. Recording creates state
             # of the device's generator, which all code shares; it must not be inference tensors.
@@ -147,6 +150,29 @@ def is_static(model: GPT2, settings: GenerationSettings) -> bool:
         and known
         and not (model.training or is_watched(model) or casting or kept or biased or settings.depends_on_tokens)
     )
+
+
+def graph_holds(model: GPT2, places: int, longest: int) -> bool:
+    """Return True if graphs of a step of two layers, in these shapes, give the plain path's logits on this device."""
+    weight, step = model.wte.weight, model.step
+    step = step if step is not None and step.holds(places, longest) else None
+    name = "graph of the step" if step is None else "graph of the compiled step"
+    attempt = functools.partial(_tried, specimen(model, step), places, max(longest, ROOM))
+    return trials.passes(name, weight.device, weight.dtype, weight.shape[1], attempt)
+
+
+def _tried(small: GPT2, places: int, longest: int) -> Iterator[trials.Compared]:
+    """Decode texts of different lengths beside one another, and compare each with itself alone."""
+    settings = GenerationSettings(max_new_tokens=ROOM, eos_token_id=None)
+    rows = [Row(i, 0, list(range(PROMPT - i)), ROOM, settings, ()) for i in range(min(places, PROMPT))]
+    batch, logits = StaticBatch(small, settings, places, longest), []
+    batch.join(rows)
+    for _ in range(1 + NEW):
+        batch.choose()
+        batch.read()
+        logits.append(batch.step.logits[: len(rows)].clone())  # (B, V); at the first, the graph has only been recorded
+    for row, given in zip(rows, torch.stack(logits[1:], 1), strict=True):
+        yield compared(small, row.ids, given)
 
 
 def _sent(report: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.engine import GPT2, one_launch
-from minigpt.engine.compiled import hiding, read_fixed
-from minigpt.engine.one_launch import FixedCache
+from minigpt.engine import GPT2
+from minigpt.engine.compiled import FixedCache, hiding, read_fixed
 from minigpt.generation.batch import drawn, next_logits
 from minigpt.generation.processors import Situation, forbid, warp_by
 from minigpt.generation.row import Row
@@ -26,12 +25,14 @@ class Step:
     Attributes:
         rows: the rows at the first places.
         report: (2, B) the chosen tokens, and the largest logit of each row, which is NaN if any logit is.
+        logits: (B, V) of the last step.
     """
 
     def __init__(self, model: GPT2, slots: Slots, settings: GenerationSettings, places: int) -> None:
         device, config = model.wte.weight.device, model.config
-        one_launch.prepare(device)
         self.model, self.slots, self.places = model, slots, places
+        self.compiled = model.step if model.step is not None and model.step.holds(places, slots.max_length) else None
+        self.logits = torch.empty(0, config.vocab_size)
         self.rows: list[Row] = []
         self.tokens, self.starts, self.held = torch.zeros(3, places, dtype=torch.long, device=device)  # each (B,)
         self.column, self.turn = torch.zeros(2, 1, dtype=torch.long, device=device)  # each (1,)
@@ -80,11 +81,12 @@ class Step:
 
     def _read(self, x: Float[Tensor, "batch 1 embd"]) -> Float[Tensor, "batch 1 embd"]:
         layers = self.slots.room.unbind()  # each (2, B, H, S, D)
-        if self.model.step is not None:
-            return self.model.step.read(x, self.mask, layers, self.column)
+        if self.compiled is not None:
+            return self.compiled.read(x, self.mask, layers, self.column)
         return read_fixed(self.model, x, self.mask, FixedCache(layers, self.column))
 
     def _take(self, logits: Float[Tensor, "batch vocab"]) -> None:
+        self.logits = logits
         scores = self._scores(logits)
         best, tokens = scores.max(-1)  # (B,)
         if self.at.settings.samples:

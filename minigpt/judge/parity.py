@@ -26,6 +26,7 @@ from minigpt.measure.steps import Progress, Steps
 from minigpt.norms import NormSpec
 from minigpt.norms.foreign.adapt import KEEP
 from minigpt.norms.foreign.construct import title
+from minigpt.norms.registry import require_on
 from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
 from minigpt.swap.sites import patterns_of
 
@@ -105,6 +106,7 @@ def parity(
     run = _Run(contest, judged, steps)
     with judging():
         run.compare(max_new_tokens)
+        require_on(norm, contest.device)
         report = ParityReport(
             model=str(source),
             against=None if against is None else str(against),

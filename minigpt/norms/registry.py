@@ -118,6 +118,17 @@ def lookup(name: str) -> NormInfo:
     return norms[name]
 
 
+def require_on(norm: object, device: torch.device) -> None:
+    """Check, after a registered norm was used on ``device``, that it was computed there as its name says.
+
+    Raises:
+        NormError: if it was not, for example because its kernels failed on the device.
+    """
+    info = _REGISTRY.get(norm) if isinstance(norm, str) else None
+    if info is not None and (reason := info.reason_on(device)):
+        raise NormError(f"norm {norm!r} cannot be judged: it {reason}")
+
+
 @functools.cache
 def _import_every_norm() -> None:
     package = __name__.rpartition(".")[0]

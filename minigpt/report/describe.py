@@ -1,5 +1,6 @@
 """Describe a checkpoint, and why it would not load, without building its model."""
 
+import dataclasses
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minigpt import trials
 from minigpt.checkpoint import (
     Checkpoint,
     config_file,
@@ -24,6 +26,8 @@ from minigpt.config import GPT2Config
 from minigpt.engine import GPT2
 from minigpt.engine.kernel import path_of
 from minigpt.errors import MiniGPTError
+from minigpt.generation.static import graph_holds
+from minigpt.norms import available
 from minigpt.placement import DTYPES, dtype_name
 from minigpt.swap.saved import Pairs
 from minigpt.tokenizer import Tokenizer
@@ -72,8 +76,24 @@ def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
         "norm": _norm_names(checkpoint.norms),
         "norms": [_norm_ranges(site, tensors) for site in model.norm_sites()],
         "not finite": not_finite(tensors),
+        "accelerators": _accelerators(config),
         "decoding": path_of(model.to(next((tensor.dtype for tensor in tensors.values()), None)).eval()),
     }
+
+
+def _accelerators(config: GPT2Config) -> list[str]:
+    """Try them, where there is a GPU, on two layers of this shape; say how each did in this process."""
+    if not trials.are_on():
+        return ["turned off by MINIGPT_ACCELERATORS=0"]
+    if torch.cuda.is_available():
+        small = dataclasses.replace(config, n_layer=2)
+        norm = "fused" if available()["triton"].reason else "triton"
+        graph_holds(GPT2(small, norm=norm).eval().to("cuda"), places=1, longest=64)
+    told = [
+        f"{trial.accelerator} on {trial.device} in {trial.dtype}: {failure or 'passed'}"
+        for trial, failure in trials.results().items()
+    ]
+    return told or ["none for this machine but compiled steps, which are tried when they are asked for"]
 
 
 def _parts(place: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ def page(results: Row) -> str:
         facts=[{"what": name, "value": value} for name, value in results["environment"].items()],
         parts=[{"part": name} | how for name, how in results["parts"].items()],
         goals=goals(results),
+        verdicts=parity.verdicts(results["parity"]),
         failures=parity.failures(results["parity"]),
         summary=parity.summary(results["parity"]),
         unable=list(unable.values()),

@@ -173,6 +173,21 @@ def failures(results: dict[str, Any]) -> list[Row]:
     return [row for row in results.get("rows", ()) if not row["passed"]]
 
 
+def verdicts(results: dict[str, Any]) -> list[Row]:
+    """For each of the published sizes: whether its logits have parity in every dtype, attention, norm and case."""
+    told = []
+    for size in SIZES:
+        rows = [row for row in results.get("rows", ()) if row["model"] == size and row["case"] != "gradients"]
+        held = sum(row["passed"] for row in rows)
+        verdict = "not judged" if not rows else "pass" if held == len(rows) else "FAIL"
+        told.append({
+            "model": size, "logits parity": verdict, "comparisons": len(rows), "that hold": held,
+            "dtypes": ", ".join(dict.fromkeys(row["dtype"] for row in rows)),
+            "largest error / transformers'": max((row["ratio"] for row in rows), default=None),
+        })  # fmt: skip
+    return told
+
+
 def summary(results: dict[str, Any]) -> list[Row]:
     """For each model, dtype, attention and norm: the worst of its cases."""
     keys = ("model", "dtype", "attention", "norm")

@@ -2,11 +2,12 @@
 
 python scripts/gpu/suite.py --out docs/results
 
-It writes gpu.json and gpu.md into the folder, again after every piece of work, so that a run cut short keeps its
-results. Weights are random at the published shapes, with massive activations. Nothing is downloaded, and a checkout of
-the project is enough. ``--device cpu --quick`` runs the same code on tiny models. A part that runs by itself may take
-all the time; SANITIZER_SECONDS limits each tool of the sanitizer. The exit status is 1 if parity does not hold, the
-sanitizer finds something, or a part fails, and 2 if there is no device.
+It ends with pass or fail for logits parity at four sizes, on the terminal and at the top of gpu.md. It writes gpu.json
+and gpu.md into the folder, again after every piece of work, so that a run cut short keeps its results. Weights are
+random at the published shapes, with massive activations. Nothing is downloaded, and a checkout of the project is
+enough. ``--device cpu --quick`` runs the same code on tiny models. A part that runs by itself may take all the time;
+SANITIZER_SECONDS limits each tool of the sanitizer. The exit status is 1 if parity does not hold, the sanitizer finds
+something, or a part fails, and 2 if there is no device.
 """
 
 import os
@@ -30,9 +31,10 @@ from bench.results import keep
 from gpu.decoding import decoding
 from gpu.norms import norms
 from gpu.page import goals, page
-from gpu.parity import failures, parity
+from gpu.parity import failures, parity, verdicts
 from gpu.sanitizer import sanitizer
 
+from minigpt import trials
 from minigpt.errors import ConfigError
 from minigpt.measure.environment import installed, versions
 from minigpt.placement import resolve_device
@@ -73,6 +75,8 @@ def main(
         save(results, out)
     for goal in goals(results):
         print(f"{'met' if goal['met'] else 'NOT MET':8} {goal['measured']:8.4g}  {goal['goal']}")
+    for row in verdicts(results["parity"]):
+        print(f"{row['logits parity']:10} {row['model']}: {row['that hold']} of {row['comparisons']} comparisons hold")
     raise typer.Exit(int(is_broken(results)))
 
 
@@ -118,6 +122,9 @@ def environment(device: torch.device, quick: bool) -> dict[str, Any]:
 
 def save(results: dict[str, Any], out: Path) -> None:
     """Both files, anew."""
+    results["accelerators"] = {
+        f"{trial.accelerator} on {trial.device} in {trial.dtype}": why for trial, why in trials.results().items()
+    }
     keep(results, out / "gpu.json")
     (out / "gpu.md").write_text(page(results), encoding="utf-8")
 

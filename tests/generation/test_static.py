@@ -54,6 +54,7 @@ def by_static(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     plain = decode.write
     monkeypatch.setattr(decode, "WORTH_A_GRAPH", 0)
     monkeypatch.setattr(decode, "is_static", lambda model, settings: not settings.depends_on_tokens)
+    monkeypatch.setattr(decode, "graph_holds", lambda *given: True)
     monkeypatch.setattr(decode, "write", lambda batch, rows: kinds.append(type(batch).__name__) or plain(batch, rows))
     return kinds
 
@@ -278,6 +279,7 @@ def test_a_batch_is_gone_with_its_last_token(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(StaticBatch, "__init__", make)
     monkeypatch.setattr(decode, "is_static", lambda model, settings: True)
+    monkeypatch.setattr(decode, "graph_holds", lambda *given: True)
     gc.disable()
     try:
         generate(small_model(), random_ids(1, 3), max_new_tokens=9, eos_token_id=list(range(83)))

@@ -75,7 +75,9 @@ def test_every_part_runs_on_the_cpu(suite: ModuleType, tmp_path: Path, sanitizer
     assert status == 0
     assert f"{len(rows)} of {len(rows)} comparisons hold" in page
     assert all(goal["goal"] in page for goal in suite.goals(found))
-    assert (tmp_path / "gpu.md").read_text().count("\n## ") == 5
+    assert page.count("\n## ") == 7
+    assert "| gpt2 | pass |" in page
+    assert "| gpt2-xl | not judged |" in page
 
 
 def test_a_run_cut_short_keeps_what_it_has(
@@ -198,7 +200,11 @@ def test_an_error_beyond_what_transformers_errs_is_no_parity(suite: ModuleType) 
     assert not errors("textbook", [truth * torch.nan], [theirs], [truth])["passed"]
     assert errors("fused", [theirs.clone()], [theirs], [truth])["passed"]
     assert not errors("fused", [theirs + 1e-12], [theirs], [truth])["passed"]
-    assert suite.failures({"rows": [{"passed": True}, {"passed": False}]}) == [{"passed": False}]
+    rows = [
+        {"model": "gpt2", "case": "single", "dtype": "float32", "ratio": 1.0, "passed": held} for held in (True, False)
+    ]
+    assert suite.failures({"rows": rows}) == rows[1:]
+    assert [row["logits parity"] for row in suite.verdicts({"rows": rows})] == ["FAIL", *["not judged"] * 3]
 
 
 @pytest.mark.parametrize(

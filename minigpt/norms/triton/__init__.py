@@ -1,6 +1,7 @@
 """LayerNorm on custom Triton kernels: for CUDA devices, and for any device in Triton's interpreter.
 
-Triton is imported when the first of these norms is used.
+Triton is imported when the first of these norms is used. Where its kernels do not compile, or compute wrong numbers, a
+warning says so and the norm is computed without them.
 """
 
 import os
@@ -9,9 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from minigpt import trials
 from minigpt.errors import NormError
 from minigpt.norms.registry import register
 from minigpt.norms.textbook import LayerNorm
+
+TRIAL = "triton norms"
 
 
 def interpreting() -> bool:
@@ -25,6 +29,11 @@ def runs_on(device: torch.device) -> bool:
 
 
 def _obstacle(device: torch.device | None) -> str | None:
+    if not trials.are_on():
+        return "is turned off by MINIGPT_ACCELERATORS=0"
+    for trial, failure in trials.results().items():
+        if failure is not None and device is not None and trial[:2] == (TRIAL, device.type):
+            return f"fails on {trial.device} in {trial.dtype}: {failure}"
     if interpreting():
         return None
     if torch.cuda.is_available():

@@ -1,9 +1,13 @@
-"""The kernels as PyTorch operators, with shapes for the compiler and derivatives for autograd."""
+"""The kernels as PyTorch operators, with shapes for the compiler and derivatives for autograd.
+
+The first use on a device tries the kernels for a dtype and width. Where they fail, the formulas compute instead.
+"""
 
 # pyright: reportCallIssue=false
 # A launch takes num_warps beside the arguments of the kernel.
 
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +15,9 @@ import triton  # pyright: ignore[reportMissingImports]
 from jaxtyping import Float
 from torch import Tensor
 
+from minigpt import trials
 from minigpt.errors import NormError
-from minigpt.norms.triton import interpreting, kernels
+from minigpt.norms.triton import TRIAL, interpreting, kernels
 
 REGISTERS = 32 * 1024  # the most bytes of one row, in the dtype of the sums, that a program holds
 FORWARD_BYTES, BACKWARD_BYTES = 4096, 2048  # of a row for each warp; fewer warps exchange less for a sum
@@ -60,11 +65,71 @@ def tile(width: int, wide: torch.dtype, of_warp: int) -> Tile:
 def _forward(
     x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    compute = _forward_by_kernel if _hold(_sum_dtype(x, delta), weight) else _forward_by_formula
+    return compute(x, delta, weight, bias, eps)
+
+
+def _backward(
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    compute = _backward_by_kernel if _hold(x.dtype, weight) else _backward_by_formula
+    return compute(dy, dtotal, x, weight, bias_dtype, stats)
+
+
+def _hold(dtype: torch.dtype, weight: Tensor) -> bool:
+    """Return True if the kernels give the formulas' numbers for this dtype, width and device."""
+    device, width = weight.device, weight.numel()
+    tile(width, _wide(dtype), FORWARD_BYTES)  # raises if the width is too large
+
+    def attempt() -> Iterator[trials.Compared]:
+        numbers = torch.arange(4 * 5 * width, device=device, dtype=torch.float64).square().sin().to(dtype)
+        inputs = numbers.view(4, 5, width)
+
+        def by(forward: Any, backward: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+            x, delta, dy, (scale, shift, *_) = inputs.to(dtype)
+            y, total, stats = forward(x, delta, scale, shift, 1e-5)
+            return y, total, *backward(dy, dy, total, scale, dtype, stats)
+
+        formulas = _forward_by_formula, _backward_by_formula
+        given = by(_forward_by_kernel, _backward_by_kernel, dtype)
+        return map(trials.Compared, given, by(*formulas, dtype), by(*formulas, torch.float64))
+
+    return trials.passes(TRIAL, device, dtype, width, attempt)
+
+
+def _forward_by_formula(
+    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    total = x if delta is None else x + delta
+    rows = total.reshape(-1, weight.numel()).to(_wide(total.dtype))  # (R, C)
+    mean = rows.mean(1, keepdim=True)
+    rstd = (rows.var(1, correction=0, keepdim=True) + eps).rsqrt()
+    y = (rows - mean) * rstd * weight.flatten()
+    y = y if bias is None else y + bias.flatten()
+    stats = torch.stack([mean, rstd]).view(2, *x.shape[: x.ndim - weight.ndim])
+    return y.to(total.dtype).view(x.shape), x.new_empty(0) if delta is None else total.contiguous(), stats
+
+
+def _backward_by_formula(
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    mean, rstd = stats.view(2, -1, 1)
+    rows, gradient = (tensor.reshape(-1, weight.numel()).to(stats.dtype) for tensor in (x, dy))  # (R, C)
+    standard, scaled = (rows - mean) * rstd, gradient * weight.flatten()
+    dx = (scaled - scaled.mean(1, keepdim=True) - standard * (scaled * standard).mean(1, keepdim=True)) * rstd
+    dx = dx.view(x.shape) if dtotal is None else dx.view(x.shape) + dtotal
+    dweight, dbias = (gradient * standard).sum(0), gradient.sum(0)
+    return dx.to(x.dtype), dweight.view(weight.shape).to(weight.dtype), dbias.view(weight.shape).to(bias_dtype)
+
+
+def _forward_by_kernel(
+    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``y``, ``total`` (empty without a ``delta``), and means and reciprocal deviations of the rows (2, ...)."""
     width, held = weight.numel(), tile(weight.numel(), _wide(_sum_dtype(x, delta)), FORWARD_BYTES)
     if delta is not None and delta.dtype != x.dtype:  # in one kernel, two dtypes would change the order of the sums
         total = (x + delta).contiguous()
-        y, _, stats = _forward(total, None, weight, bias, eps)
+        y, _, stats = _forward_by_kernel(total, None, weight, bias, eps)
         return y, total, stats
     y, total, stats = _forward_shapes(x, delta, weight, bias, eps)
     rows = stats.numel() // 2
@@ -90,7 +155,7 @@ def _forward_shapes(
     return y, total, stats
 
 
-def _backward(
+def _backward_by_kernel(
     dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of the norm's input ``x``, of the weight and of the bias."""
