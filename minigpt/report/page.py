@@ -16,6 +16,7 @@ from minigpt.report.reading import Reading, caution, outcome_of, readings_of
 
 __all__ = ["render", "report_page", "require_matplotlib"]
 
+SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}
 MOST_ACROSS = 12  # blocks in one row of the map of sites; a deeper model takes several rows
 
 
@@ -119,7 +120,7 @@ def verdict_of(reading: Reading) -> Verdict:
         "DIFFERENT": "A different model",
     }
     reasons = [reason.text for reason in reading["reasons"]] or [_why_it_passed(reading, has_budget)]
-    return Verdict(word, {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}[word], headings[word], reasons)
+    return Verdict(word, SIGNS[word], headings[word], reasons)
 
 
 def _why_it_passed(reading: Reading, has_budget: bool) -> str:

@@ -38,6 +38,7 @@ class FinetuneSettings:
         norm: a norm's name, or "package.module:Name" or "path/to/file.py:Name"; None trains the norms as they are.
         schedule: as ``parse_schedule`` takes it.
         sites: a pattern; only the sites that match it are swapped.
+        fit: a text that the new norms' Parameters are fitted on before the first step (``minigpt.fit_norms``), or None.
         text, eval_text: a text file, a .jsonl file with a "text" in each line, or the name of a Hugging Face dataset.
         distill: train towards the original's distribution (KL divergence, temperature 1) in place of the text.
         train: "all", or "norms" to train the Parameters of the norm sites only.
@@ -54,6 +55,7 @@ class FinetuneSettings:
     norm: str | None = None
     schedule: str | None = None
     sites: str = "*"
+    fit: str | None = None
     eval_text: str | None = None
     distill: bool = False
     train: str = "all"
@@ -258,7 +260,7 @@ def _with_adapters(model: Any, rank: int) -> Any:
 def _require_same_settings(settings: FinetuneSettings, folder: Path) -> None:
     """Check that a run in ``folder`` was begun with these settings, on the same text, norm and weights."""
     file, fields = folder / SETTINGS, json.loads(json.dumps(dataclasses.asdict(settings)))
-    fields["contents"] = contents(settings.model, settings.norm, (settings.text, settings.eval_text))
+    fields["contents"] = contents(settings.model, settings.norm, (settings.text, settings.eval_text, settings.fit))
     if file.is_file():
         before = json.loads(file.read_text())
         way_out = "give the same settings to go on, or another --out"

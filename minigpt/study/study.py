@@ -23,16 +23,18 @@ from minigpt.placement import resolve_device
 from minigpt.study.export import save_model, write
 from minigpt.study.finetune import Finetuned, FinetuneSettings, checked_schedule, finetune, require_trainable
 from minigpt.study.fingerprint import contents, fingerprint, versions
+from minigpt.study.measures import check_metrics, confidence, measured
 from minigpt.study.tasks import check_tasks, swapped, task_scores
 from minigpt.study.texts import require_text
 from minigpt.swap import match_sites
+from minigpt.text_file import read_text
 
 CELLS, REPORTS, RUNS = "cells.jsonl", "reports", "runs"
 BASELINE = "fused"  # trained as long as the others, it is what they are compared with
 FINETUNE = ("text", "eval_text", "steps", "schedule", "learning_rate", "batch_size", "block_size", "distill", "train",
             "residual_loss", "lora", "eval_steps")  # fmt: skip
-FIELDS = {"models": list, "norms": list, "sites": list, "seeds": list, "text": str, "calibration": str,
-          "device": str, "finetune": dict, "tasks": list}  # fmt: skip
+FIELDS = {"models": list, "norms": list, "sites": list, "seeds": list, "fit": (str, list), "text": str,
+          "device": str, "finetune": dict, "tasks": list, "metrics": list}  # fmt: skip
 
 Say = Callable[[str, float], None]
 
@@ -42,6 +44,7 @@ class Cell:
     """One model with one norm at some sites, one seed, and one value of each setting.
 
     Attributes:
+        fit: the text that the new norms' Parameters are fitted on; None if they are not.
         finetune: how it is trained, a value for each field of [finetune]; None if it is not.
     """
 
@@ -49,6 +52,7 @@ class Cell:
     norm: str
     sites: str = "*"
     seed: int = 0
+    fit: str | None = None
     finetune: dict[str, Any] | None = None
 
     def columns(self) -> dict[str, Any]:
@@ -66,16 +70,17 @@ class Study:
     sites: list[str] = field(default_factory=lambda: ["*"])
     seeds: list[int] = field(default_factory=lambda: [0])
     text: str | None = None
-    calibration: str | None = None
+    fit: list[str | None] = field(default_factory=lambda: [None])
     device: str | None = None
     finetune: dict[str, Any] | None = None
     tasks: list[str] = field(default_factory=list)
+    metrics: list[str] = field(default_factory=list)
 
     def cells(self) -> list[Cell]:
         """Return the cells in the order of the file. A trained study has the baseline in any case."""
         norms = self.norms if self.finetune is None or BASELINE in self.norms else [BASELINE, *self.norms]
-        every = itertools.product(self.models, norms, self.sites, self._trainings(), self.seeds)
-        found = [Cell(model, norm, sites, seed, tuning) for model, norm, sites, tuning, seed in every]
+        every = itertools.product(self.models, norms, self.sites, self.fit, self._trainings(), self.seeds)
+        found = [Cell(model, norm, sites, seed, fit, tuning) for model, norm, sites, fit, tuning, seed in every]
         return list({json.dumps(asdict(cell)): cell for cell in map(_as_baseline, found)}.values())
 
     def _trainings(self) -> list[dict[str, Any] | None]:
@@ -90,7 +95,8 @@ def _as_baseline(cell: Cell) -> Cell:
     """Return the baseline without what makes no difference to it, so that a study trains it once."""
     if cell.norm != BASELINE or cell.finetune is None:
         return cell
-    return Cell(cell.model, cell.norm, "*", cell.seed, {k: v for k, v in cell.finetune.items() if k != "schedule"})
+    tuning = {name: value for name, value in cell.finetune.items() if name != "schedule"}
+    return Cell(cell.model, cell.norm, seed=cell.seed, finetune=tuning)
 
 
 def read_study(file: Path) -> Study:
@@ -112,13 +118,17 @@ def read_study(file: Path) -> Study:
         if name not in FIELDS:
             raise ConfigError(f"{file}: unknown field {name!r}; known are {', '.join(FIELDS)}")
         if not isinstance(value, FIELDS[name]) or value == []:
-            raise ConfigError(f"{file}: {name} must be a {FIELDS[name].__name__} that is not empty, got {value!r:.100}")
-    for name in ("models", "norms", "sites", "tasks"):
+            kind = "text or list" if isinstance(FIELDS[name], tuple) else FIELDS[name].__name__
+            raise ConfigError(f"{file}: {name} must be a {kind} that is not empty, got {value!r:.100}")
+    for name in ("models", "norms", "sites", "tasks", "metrics"):
         if not all(isinstance(one, str) for one in fields.get(name, [])):
             raise ConfigError(f"{file}: {name} must be a list of strings, got {fields[name]!r:.100}")
     for name in ("models", "norms"):
         if name not in fields:
             raise ConfigError(f"{file}: {name} is missing")
+    if "fit" in fields:
+        fits = fields["fit"] if isinstance(fields["fit"], list) else [fields["fit"]]
+        fields["fit"] = [None if fit is False else fit for fit in fits]
     study = Study(**fields)
     check_study(study, file)
     return study
@@ -126,9 +136,10 @@ def read_study(file: Path) -> Study:
 
 def check_study(study: Study, file: Path) -> None:
     """Check models, norms, patterns and texts. Errors are those of ``read_study``."""
-    for text in filter(None, (study.text, study.calibration)):
+    for text in filter(None, (study.text, *study.fit)):
         if not Path(text).is_file():
             raise minigpt.GenerationError(f"{file}: there is no file {text}")
+    check_metrics(study.metrics)
     if study.tasks:
         check_tasks(study.tasks)
     if study.finetune is not None:
@@ -158,16 +169,16 @@ def finetune_settings(study: Study, cell: Cell) -> FinetuneSettings:
     fields: dict[str, Any] = {"eval_text": study.text} | (cell.finetune or {})
     norm = None if cell.norm == BASELINE else cell.norm
     return FinetuneSettings(
-        **fields, model=cell.model, norm=norm, sites=cell.sites, seed=cell.seed, device=study.device
+        **fields, model=cell.model, norm=norm, sites=cell.sites, fit=cell.fit, seed=cell.seed, device=study.device
     )
 
 
 def fingerprint_of(study: Study, cell: Cell) -> str:
     """Return the fingerprint of all that decides a cell's row."""
-    calibration, tuning = _calibration(study, cell), cell.finetune or {}
-    files = (study.text, calibration, tuning.get("text"), tuning.get("eval_text"), *study.tasks)
+    fit, tuning = _fit(study, cell), cell.finetune or {}
+    files = (study.text, fit, tuning.get("text"), tuning.get("eval_text"), *study.tasks, *study.metrics)
     return fingerprint({
-        "cell": asdict(cell), "text": study.text, "calibration": calibration, "tasks": study.tasks,
+        "cell": asdict(cell), "text": study.text, "fit": fit, "tasks": study.tasks, "metrics": study.metrics,
         "device": str(resolve_device(study.device)), "contents": contents(cell.model, cell.norm, files),
         "versions": versions(),
     })  # fmt: skip
@@ -235,12 +246,13 @@ def run_cell(
     folder = out / RUNS / name / "model"
     report = minigpt.parity(
         cell.model, norm=cell.norm, sites=cell.sites, device=study.device, text=study.text,
-        calibration=_calibration(study, cell), progress=say,
+        calibration=_fit(study, cell), progress=say,
     )  # fmt: skip
     fields = report.to_dict()
     text, distribution = fields.get("perplexity") or {}, fields["distribution"]
     row = {
         **cell.columns(),
+        "settings": ["fit", *(cell.finetune or ())],
         "verdict": fields["verdict"],
         "outcome": report.outcome,
         "ratio": _finite(fields["logits"]["ratio"]),
@@ -254,7 +266,10 @@ def run_cell(
         "kl_recovered": None,
         "kl_median_recovered": None,
         "top1_recovered": None,
+        "entropy": None,
+        "calibration_error": None,
         "tasks": {},
+        "metrics": {},
         "report": _keep_report(report, out, name),
         "losses": [],
         "eval_losses": [],
@@ -265,10 +280,17 @@ def run_cell(
         result = finetune(finetune_settings(study, cell), folder.parent, say)
         row |= {"losses": result.losses, "eval_losses": result.eval_losses, "swaps": result.swaps}
         row |= _judged_again(result, study, cell, folder)
+        model = result.model
+    else:
+        model = swapped(cell.model, cell.norm, cell.sites, _fit(study, cell))
+    tokenizer = minigpt.Tokenizer.from_pretrained(cell.model)
+    if study.text is not None:
+        row |= confidence(model, tokenizer.encode(read_text(Path(study.text), minigpt.GenerationError)))
+    row["metrics"] = measured(study.metrics, model, tokenizer)
     if study.tasks:
         say("running lm-eval", 1.0)
         if cell.finetune is None:
-            save_model(swapped(cell.model, cell.norm, cell.sites, _calibration(study, cell)), folder, cell.model)
+            save_model(model, folder, cell.model)
         row["tasks"] = task_scores(study.tasks, folder, cell.norm, cell.sites)
     return row | {"seconds": round(time.monotonic() - begin, 3), "command": command(study, cell, file)}
 
@@ -305,10 +327,10 @@ def command(study: Study, cell: Cell, file: Path | None) -> str:
     """Return the command that runs this cell again."""
     if cell.finetune is None:
         options = {"--model": cell.model, "--norm": cell.norm, "--sites": cell.sites, "--text": study.text,
-                   "--calibration": _calibration(study, cell), "--device": study.device}  # fmt: skip
+                   "--calibration": _fit(study, cell), "--device": study.device}  # fmt: skip
         return shlex.join(["minigpt", "parity", *(word for pair in options.items() if pair[1] for word in pair)])
     varied = [name for name, value in (study.finetune or {}).items() if isinstance(value, list)]
-    wanted = [f"{name}={cell.columns().get(name)}" for name in ("model", "norm", "sites", "seed", *varied)]
+    wanted = [f"{name}={cell.columns().get(name)}" for name in ("model", "norm", "sites", "seed", "fit", *varied)]
     only = [word for one in wanted for word in ("--only", one)]
     return shlex.join(["minigpt", "study", str(file or "FILE.toml"), "--out", "again", *only])
 
@@ -346,10 +368,11 @@ def append(out: Path, row: dict[str, Any]) -> None:
         stream.write(json.dumps(row, allow_nan=False) + "\n")
 
 
-def _calibration(study: Study, cell: Cell) -> str | None:
+def _fit(study: Study, cell: Cell) -> str | None:
+    """Return the text that norms are fitted on before training. Frozen norms cannot do without."""
     if cell.norm != "frozen":
-        return None
-    return study.calibration or (cell.finetune or {}).get("text") or study.text
+        return cell.fit
+    return cell.fit or study.text or (cell.finetune or {}).get("text")
 
 
 def _finite(value: float | None) -> float | None:

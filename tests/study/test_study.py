@@ -190,7 +190,7 @@ def test_the_page_and_csv_hold_every_row(tmp_path: Path) -> None:
     assert text.count("<polyline") == 2
     assert "&lt;b&gt;" in text
     assert "DIFFERENT" in text
-    assert csv_table([ROW]).splitlines()[1].startswith("demo,rms,*,0,fail,DIFFERENT,2.5")
+    assert csv_table([ROW]).splitlines()[1].startswith("demo,rms,*,0,,fail,DIFFERENT,2.5")
 
 
 def test_the_command_of_a_cell_runs_that_cell() -> None:

@@ -1,0 +1,81 @@
+"""What a study measures on a cell's final model beside parity: entropy, calibration, and a user's own functions."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+import minigpt
+from minigpt.engine import GPT2
+from minigpt.errors import RAISED, ConfigError
+from minigpt.judge.perplexity import AT_ONCE, windows_of
+from minigpt.norms.foreign.locate import file_of, last_line, locate
+
+BINS = 15  # of confidence, as Guo et al. (2017)
+
+Metric = Callable[[GPT2, minigpt.Tokenizer], float]
+
+
+@torch.inference_mode()
+def confidence(model: GPT2, ids: list[int]) -> dict[str, float]:
+    """Return the mean entropy in nats of the predictions of a text, and their expected calibration error.
+
+    The calibration error compares how sure the model is of its likeliest token with how often that is the next one. It
+    is the mean distance over 15 bins of equal width (Guo et al. 2017, arXiv 1706.04599). Windows are perplexity's.
+    """
+    entropy, sure, right = [], [], []
+    for start, first, end in windows_of(len(ids), model.config.n_positions):
+        text = torch.tensor([ids[start:end]], device=model.wte.weight.device)  # (1, T)
+        hidden = model.hidden_states(text)[:, first - 1 - start : -1]  # (1, counted, C)
+        for part, wanted in zip(hidden.split(AT_ONCE, 1), text[0, first - start :].split(AT_ONCE), strict=True):
+            p = model.head(part)[0].float().softmax(-1)  # (AT_ONCE, V)
+            likeliest = p.max(-1)
+            entropy.append(torch.special.entr(p).sum(-1))
+            sure.append(likeliest.values)
+            right.append((likeliest.indices == wanted).float())
+    return {
+        "entropy": float(torch.cat(entropy).mean()),
+        "calibration_error": calibration_error(torch.cat(sure), torch.cat(right)),
+    }
+
+
+def calibration_error(sure: Float[Tensor, " tokens"], right: Float[Tensor, " tokens"]) -> float:
+    """Return the expected calibration error of probabilities and whether each came true, as 1 or 0."""
+    bins: Int[Tensor, " tokens"] = (sure * BINS).long().clamp(max=BINS - 1)
+    gap = torch.zeros(BINS, dtype=sure.dtype, device=sure.device).index_add_(0, bins, sure - right)
+    return float(gap.abs().sum() / len(sure))
+
+
+def check_metrics(metrics: Sequence[str]) -> None:
+    """Check that every metric is a function in a file or a package.
+
+    Raises:
+        ConfigError: the message names the metric.
+    """
+    for metric in metrics:
+        if ":" not in metric:
+            raise ConfigError(f"a metric must be path/to/file.py:name or package.module:name, got {metric!r}")
+        locate(metric)
+
+
+def measured(metrics: Sequence[str], model: GPT2, tokenizer: minigpt.Tokenizer) -> dict[str, float]:
+    """Return what a user's functions of (model, tokenizer) say, by the functions' names.
+
+    Raises:
+        ConfigError: if one raises an error, or does not return a number.
+    """
+    found: dict[str, float] = {}
+    for metric in metrics:
+        function: Any = locate(metric)
+        try:
+            value = function(model, tokenizer)
+        except RAISED as error:
+            file = file_of(metric)
+            raise ConfigError(f"metric {metric} failed: {last_line(error, file and str(file.resolve()))}") from error
+        try:
+            found[metric.rpartition(":")[2]] = float(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"metric {metric} must return a number, got {value!r:.60}") from error
+    return found
