@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli import bench_norms, bench_serve
+from minigpt.cli import bench_serve
 from minigpt.cli.files import progress, require_writable, show
-from minigpt.cli.options import SOURCE, JsonFile, Quantize
+from minigpt.cli.options import SOURCE, Device, JsonFile, Quantize
 from minigpt.errors import ConfigError
 
 EXAMPLES = (
@@ -61,5 +61,25 @@ def generate(
     show(bench_summary(report), report.to_dict(), json_file)
 
 
-bench.command(epilog=bench_norms.EXAMPLES)(bench_norms.norms)
+@bench.command(epilog="Example:\n\n[bold]minigpt bench norms --norm fused --norm rms --width 768 --json -[/]")
+def norms(
+    norm: Annotated[list[str] | None, typer.Option(help="As minigpt parity takes it; may be repeated.")] = None,
+    width: Annotated[list[int] | None, typer.Option(help="Width of a row; may be repeated.")] = None,
+    rows: Annotated[list[int] | None, typer.Option(help="Rows; may be repeated.")] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds; each norm is timed once in a round.")] = 20,
+    device: Device = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the rows; bfloat16 on CUDA by default, else float32.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Time norms in turns: forward, backward, and with the residual addition, against a plain copy."""
+    from minigpt.bench.norms import bench_norms, norms_table
+
+    require_writable(json_file)
+    with progress() as say:
+        timed = bench_norms(
+            norm or (), widths=width or (), rows=rows or (), repeats=repeats, device=device, dtype=dtype, progress=say
+        )
+    show(norms_table(timed), timed, json_file)
+
+
 bench.command(epilog=bench_serve.EXAMPLES)(bench_serve.serve)

@@ -1,4 +1,4 @@
-"""Time calls, by the wall clock and by a GPU's own."""
+"""Time calls."""
 
 import dataclasses
 import statistics
@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
-
-HEAD_START = 2_000_000  # GPU cycles, about a millisecond
 
 Who = TypeVar("Who")
 Told = TypeVar("Told")
@@ -52,23 +50,3 @@ def wall_seconds(call: Callable[[], object], loops: int, device: torch.device) -
         call()
     finish(device)
     return (time.perf_counter() - start) / loops
-
-
-def gpu_seconds(call: Callable[[], object], loops: int, device: torch.device) -> float:
-    """Return the GPU's seconds per call, without the time of launches.
-
-    The GPU sleeps until all calls are in its queue. The time of calls that wait for the GPU themselves is included.
-    """
-    with torch.cuda.device(device):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for doublings in range(8):
-            torch.cuda._sleep(HEAD_START << doublings)
-            begin.record()
-            for _ in range(loops):
-                call()
-            was_asleep = not begin.query()
-            end.record()
-            end.synchronize()
-            if was_asleep:
-                break
-        return begin.elapsed_time(end) / 1e3 / loops

@@ -364,7 +364,7 @@ def test_an_error_of_ours_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("size", [0, 2**31, 10**30])
 def test_norms_of_no_size(run: Run, size: int) -> None:
-    assert "widths and rows must be 1 or more and below 2^31" in complaint(run("bench", "norms", "--width", size))
+    assert "widths, rows and repeats must be 1 or more" in complaint(run("bench", "norms", "--width", size))
 
 
 def test_nothing_is_shown_of_a_text_that_cannot_begin(run: Run, folder: Path) -> None:
