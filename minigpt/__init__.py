@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from minigpt.judge.perplexity import perplexity
     from minigpt.model.cache import KVCache
     from minigpt.norms import LayerNorm
-    from minigpt.swap import fold_norms, swap_norms
+    from minigpt.swap import fit_norms, fold_norms, swap_norms
     from minigpt.tokenizer import Tokenizer
 
 _HOME = {
@@ -30,6 +30,7 @@ _HOME = {
     "ParityReport": "minigpt.judge.parity",
     "Tokenizer": "minigpt.tokenizer",
     "compile_steps": "minigpt.engine",
+    "fit_norms": "minigpt.swap",
     "fold_norms": "minigpt.swap",
     "from_pretrained": "minigpt.checkpoint",
     "generate": "minigpt.generation",
@@ -57,6 +58,7 @@ __all__ = [
     "Tokenizer",
     "compile_steps",
     "engine",
+    "fit_norms",
     "fold_norms",
     "from_pretrained",
     "generate",

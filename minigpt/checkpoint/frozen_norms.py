@@ -42,6 +42,7 @@ def save_frozen(model: GPT2, directory: str | Path, tokenizer: "SavesItself | No
         weight = plain.get_parameter(f"{site}.weight")
         with torch.no_grad():
             weight.copy_(weight.double() * scale)
+        vars(plain.get_submodule(site)).pop("originals", None)  # a fitted norm's own scale and shift are saved
         if not weight.isfinite().all():
             raise NormError(
                 f"the scaled weight of {site} does not fit into {weight.dtype}; save in float32 or bfloat16"
@@ -88,7 +89,7 @@ def _only_deviation(site: str, norm: torch.nn.Module) -> float:
     if not isinstance(norm, FrozenLayerNorm):
         raise NormError(f"{site} is a {type(norm).__name__}; only a model whose norms are all frozen has a plain form")
     if norm.calibration is None:
-        raise NormError(f"{site} is not calibrated; see minigpt.swap.calibrate")
+        raise NormError(f"{site} is not calibrated; see minigpt.fit_norms")
     usual, massive, _ = norm.calibration.tolist()
     if usual != massive:
         raise NormError(

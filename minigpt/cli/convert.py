@@ -8,7 +8,7 @@ import typer
 
 import minigpt
 from minigpt.cli.files import progress
-from minigpt.cli.options import SOURCE, Dtype, Keep, Norm, Revision, parse_keep
+from minigpt.cli.options import SOURCE, Dtype, Fit, Keep, Norm, Revision, parse_keep
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt convert out/ckpt.pt my-gpt2[/]\n\n"
@@ -21,6 +21,7 @@ def convert(
     directory: Annotated[str, typer.Argument(help="Folder to write to. An earlier checkpoint there is replaced.")],
     norm: Norm = "fused",
     keep: Keep = "scale,shift",
+    fit: Fit = None,
     dtype: Dtype = None,
     max_shard_bytes: Annotated[int, typer.Option(help="Divide larger weights into files of at most so many bytes.")] = (
         5 * 10**9
@@ -29,6 +30,7 @@ def convert(
 ) -> None:
     """Write a checkpoint as Hugging Face transformers reads it: config.json, safetensors and the tokenizer."""
     from minigpt.checkpoint import generation_fields, has_tokenizer, locate
+    from minigpt.swap import fit_on_text
 
     with progress() as say:
         say(f"reading {source}", 0)
@@ -46,6 +48,8 @@ def convert(
             dtype=dtype,
         )
         tokenizer = minigpt.Tokenizer.from_pretrained(place) if has_tokenizer(place) else None
+        if fit is not None:
+            fit_on_text(gpt2, tokenizer or minigpt.Tokenizer.from_pretrained(place), fit)
         say(f"writing {directory}", 0.5)
         minigpt.save_pretrained(gpt2, directory, tokenizer, max_shard_bytes=max_shard_bytes, generation_config=settings)
     if tokenizer is None:

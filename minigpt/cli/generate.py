@@ -11,7 +11,7 @@ import typer
 import minigpt
 from minigpt.cli.files import print_json, read_standard_input, said_aside
 from minigpt.cli.many import write_many
-from minigpt.cli.options import Attention, Device, Dtype, Keep, Model, Norm, Quantize, Ray, Revision, parse_keep
+from minigpt.cli.options import Attention, Device, Dtype, Fit, Keep, Model, Norm, Quantize, Ray, Revision, parse_keep
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt generate 'Once upon a time' --seed 1[/]\n\n"
@@ -73,6 +73,7 @@ def generate(
     num_return_sequences: Annotated[int | None, typer.Option(help="Texts for each of --prompts.")] = None,
     norm: Norm = "fused",
     keep: Keep = "scale,shift",
+    fit: Fit = None,
     attention: Attention = "sdpa",
     device: Device = None,
     dtype: Dtype = None,
@@ -86,6 +87,7 @@ def generate(
     from minigpt.checkpoint import locate, read_generation_config  # not at the top: --help need not wait for PyTorch
     from minigpt.generation.settings import known_settings
     from minigpt.process import settle_memory
+    from minigpt.swap import fit_on_text
 
     settle_memory()
     _check_options(context.params)
@@ -104,12 +106,14 @@ def generate(
             "quantize": quantize,
         }  # fmt: skip
         gpt2 = minigpt.from_pretrained(place, **how)
+        tokenizer = minigpt.Tokenizer.from_pretrained(place)
+        if fit is not None:
+            fit_on_text(gpt2, tokenizer, fit)
         if compiled:
             minigpt.compile_steps(gpt2)
-        tokenizer = minigpt.Tokenizer.from_pretrained(place)
         if prompts is not None and out is not None:
             size = 16 if batch_size is None else batch_size
-            identity = {"norm": norm, "keep": keep, "attention": attention}
+            identity = {"norm": norm, "keep": keep, "attention": attention} | ({"fit": str(fit)} if fit else {})
             complete = None
             if ray is not None:
                 from minigpt.study.cluster import complete_on_ray
@@ -144,8 +148,8 @@ def _check_options(given: dict[str, Any]) -> None:
         raise minigpt.GenerationError(f"--greedy draws nothing, so it cannot go with {', '.join(drawn)}")
     if (given["prompts"] is None) != (given["out"] is None):
         raise minigpt.GenerationError("--prompts, a file of prompts, needs --out, a file for the texts, and vice versa")
-    if given["ray"] is not None and (given["prompts"] is None or given["compiled"]):
-        raise minigpt.GenerationError("--ray is for --prompts, without --compile")
+    if given["ray"] is not None and (given["prompts"] is None or given["compiled"] or given["fit"] is not None):
+        raise minigpt.GenerationError("--ray is for --prompts, without --compile or --fit")
     if given["prompts"] is not None and (given["prompt"] or given["as_json"]):
         raise minigpt.GenerationError("--prompts cannot go with a PROMPT or --json; it writes JSON lines to --out")
 

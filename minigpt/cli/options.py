@@ -1,5 +1,6 @@
 """Options that several commands take."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,10 @@ Norm = Annotated[str, typer.Option(help="A registered norm, package.module:Name,
 Keep = Annotated[
     str,
     typer.Option(help="What of the model's norms stays beside a --norm that lacks it: scale,shift, one of them, none."),
+]
+Fit = Annotated[
+    Path | None,
+    typer.Option(metavar="TEXT", help="File to fit the swapped norms on: closest to the original norms' outputs."),
 ]
 Attention = Annotated[str, typer.Option(help="sdpa (fused) or eager (written out).")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N; by default CUDA if there is one.")]

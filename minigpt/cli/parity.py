@@ -13,6 +13,7 @@ from minigpt.cli.options import (
     Attention,
     Device,
     Dtype,
+    Fit,
     JsonFile,
     Keep,
     Model,
@@ -57,7 +58,7 @@ def parity(
     revision: Revision = None,
     prompts: Annotated[Path | None, typer.Option(help="File of prompts: plain lines, or JSON lines.")] = None,
     text: Annotated[Path | None, typer.Option(help="File to measure the perplexity of, before and after.")] = None,
-    calibration: Annotated[Path | None, typer.Option(help="File that 'frozen' norms collect deviations from.")] = None,
+    fit: Fit = None,
     noise: Annotated[bool, typer.Option("--noise", help="Measure ordinary differences too, e.g. bfloat16.")] = False,
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Swap one site at a time; rank the sites.")
@@ -89,7 +90,7 @@ def parity(
                 model, norm=name, sites=where, keep=parse_keep(keep), against=against, prompts=given,
                 attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision,
                 noise=noise, sensitivity=sensitivity, bisect=bisect, text=text,
-                calibration=calibration, budget=budget,
+                fit=fit, budget=budget,
                 progress=_part(say, number, len(pairs), f"{name} at {','.join(where)}: " if len(pairs) > 1 else ""),
             ))  # fmt: skip
     _show(judged, json_file, html)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli.options import Device, Dtype, Keep, Model, Quantize, parse_keep
+from minigpt.cli.options import Device, Dtype, Fit, Keep, Model, Quantize, parse_keep
 from minigpt.errors import ConfigError
 
 EXAMPLES = (
@@ -23,6 +23,7 @@ def serve(
         typer.Option(help="A norm to serve; may be repeated: all share the weights.  [dim]default fused[/]"),
     ] = None,
     keep: Keep = "scale,shift",
+    fit: Fit = None,
     host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     dtype: Dtype = None,
@@ -60,7 +61,7 @@ def serve(
     settle_memory()
     with listen(host, port) as listening:
         models, tokenizer = load(
-            model, norm or ["fused"], keep=parse_keep(keep), dtype=dtype, device=device, quantize=quantize
+            model, norm or ["fused"], keep=parse_keep(keep), fit=fit, dtype=dtype, device=device, quantize=quantize
         )  # fmt: skip
         hosts = [*LOOPBACK, host, *(allow_host or [])] if is_local or allow_host else None
         application = app(

@@ -86,7 +86,7 @@ class ChosenParts(theirs.GPT2PreTrainedModel):
 
 
 class GPT2Model(ChosenParts, theirs.GPT2Model):
-    """The network without its head. ``minigpt.swap_norms`` and ``minigpt.swap.calibrate`` work on it.
+    """The network without its head. ``minigpt.swap_norms`` and ``minigpt.fit_norms`` work on it.
 
     Args:
         config: a ``transformers.GPT2Config``.

@@ -16,10 +16,11 @@ from minigpt.config import GPT2Config
 from minigpt.engine import GPT2
 from minigpt.errors import CheckpointError, ConfigError, GenerationError
 from minigpt.generation import prompt_ids
+from minigpt.judge.parity_report import SiteFit
 from minigpt.judge.reference import Reference
 from minigpt.norms import NormSpec, available, notes
 from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm
-from minigpt.swap import calibrate, match_sites, swap_norms
+from minigpt.swap import fit_on_text, match_sites, swap_norms
 from minigpt.swap.saved import is_registered
 from minigpt.tokenizer import Tokenizer
 
@@ -125,15 +126,12 @@ class Contest:
             found.add(f"The weights that multiply are {self.quantize}, with a scale for each output channel.")
         return sorted(found)
 
-    def calibrate(self, ids: list[int]) -> None:
-        """Let frozen norms collect their deviations from a text, read in rows as long as the context.
-
-        Raises:
-            NormError: if none of the swapped norms is frozen, or the text is too short.
-        """
-        length = min(len(ids), self.config.n_positions)
-        rows = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
-        calibrate(self.candidate, torch.tensor(rows, dtype=torch.long, device=self.device))
+    def fit(self, file: str | Path, tokenizer: Tokenizer | None) -> list[SiteFit]:
+        """Fit the norms in question on a text file; errors are those of ``fit_on_text``."""
+        if tokenizer is None:
+            raise GenerationError(f"{file} needs a tokenizer, and the checkpoint has none")
+        found = fit_on_text(self.candidate, tokenizer, file, self.swapped)
+        return [SiteFit(site, *explained) for site, explained in found.items()]
 
     def tensor(self, ids: list[int]) -> Int[Tensor, "1 seq"]:
         """Token ids as a batch of one on the contest's device."""

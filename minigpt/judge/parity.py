@@ -57,7 +57,7 @@ def parity(
     sensitivity: bool = False,
     bisect: bool = False,
     text: str | Path | None = None,
-    calibration: str | Path | None = None,
+    fit: str | Path | None = None,
     budget: str | None = None,
     progress: Progress | None = None,
 ) -> ParityReport:
@@ -79,7 +79,7 @@ def parity(
         sensitivity: swap one site at a time, and rank the sites.
         bisect: name the swapped sites that break parity, or the budget if there is one.
         text: a UTF-8 file to measure the perplexity of, with the original and with the candidate.
-        calibration: a UTF-8 file that frozen norms collect their deviations from.
+        fit: a UTF-8 file to fit the swapped norms on first, as ``fit_norms`` does.
         budget: limits that decide in place of parity, e.g. "kl=1e-6,perplexity=0.01%".
         progress: called with a few words on each step as it begins, and the share of the steps that are done.
 
@@ -100,8 +100,7 @@ def parity(
     if "perplexity" in limits and text is None and max(map(len, judged.prompts)) < 2:
         raise GenerationError("the budget limits perplexity, but no prompt has two tokens; give longer ones, or a text")
     text_ids = file_ids(text, judged.tokenizer, contest.config.n_positions) if text is not None else []
-    if calibration is not None:
-        contest.calibrate(file_ids(calibration, judged.tokenizer, contest.config.n_positions))
+    fitted = None if fit is None else contest.fit(fit, judged.tokenizer)
     steps.total += len(judged.prompts) - 1
     run = _Run(contest, judged, steps)
     with judging():
@@ -119,6 +118,7 @@ def parity(
             prompts=judged.described,
             quantize=quantize,
             exact=contest.is_exact,
+            fit=fitted,
             **run.findings(),
         )
         extras: dict[str, Any] = {}

@@ -157,6 +157,15 @@ class Bisection:
 
 
 @dataclasses.dataclass(frozen=True)
+class SiteFit:
+    """The share of a norm's output in the original model that the norm at its site explains (R squared)."""
+
+    site: str
+    before: float
+    after: float
+
+
+@dataclasses.dataclass(frozen=True)
 class TextPerplexity:
     """Perplexity of a text file with the original (reference) and with the candidate."""
 
@@ -236,6 +245,7 @@ class ParityReport:
     decoding: Logits | None = None  # None if no token was written
     tokens: TokenDrift | None = None
     cost: Cost | None = None
+    fit: list[SiteFit] | None = None
     noise: list[OrdinaryDifference] | None = None
     sensitivity: list[SiteSensitivity] | None = None
     bisect: Bisection | None = None

@@ -1,4 +1,4 @@
-"""Dynamic Tanh: an element-wise tanh in place of statistics."""
+"""Dynamic Tanh and dynamic erf: an element-wise function in place of statistics."""
 
 from collections.abc import Sequence
 
@@ -36,3 +36,28 @@ class DyT(LayerNorm):
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """Return each element within (-1, 1)."""
         return torch.tanh(self.alpha * x)
+
+
+@register("derf", exact=False)
+class Derf(DyT):
+    """Squeezes each element by itself, erf(alpha * x + s) (Chen et al. 2025, arXiv 2512.10938, equation 10).
+
+    ``y = erf(alpha * x + s) * weight + bias``. ``alpha`` and ``s`` are one learned number each for each norm, and
+    ``s`` is 0 initially. ``eps`` has no effect.
+    """
+
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True, alpha: float = 0.5
+    ) -> None:
+        super().__init__(normalized_shape, eps, bias, alpha)
+        self.s = nn.Parameter(torch.tensor(0.0))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set weight, bias, alpha and s to their initial values."""
+        super().reset_parameters()
+        self.s.zero_()
+
+    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """Return each element within (-1, 1)."""
+        return torch.erf(self.alpha * x + self.s)

@@ -42,7 +42,7 @@ class FrozenLayerNorm(LayerNorm):
         if self.calibration is None:
             raise NormError(
                 "this frozen norm has no deviation to divide by yet; collect it from text by "
-                "minigpt.swap.calibrate(model, input_ids) or minigpt parity --calibration FILE"
+                "minigpt.fit_norms(model, input_ids) or --fit FILE"
             )
         usual, massive, boundary = self.calibration.to(x.dtype)
         mean = x.mean(dim=self.row_dims, keepdim=True)  # (..., 1)

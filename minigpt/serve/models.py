@@ -8,7 +8,7 @@ from minigpt.checkpoint import from_pretrained, locate
 from minigpt.engine import GPT2
 from minigpt.errors import ConfigError
 from minigpt.norms.foreign.adapt import KEEP
-from minigpt.swap import swap_norms
+from minigpt.swap import fit_on_text, swap_norms
 from minigpt.tokenizer import Tokenizer
 
 
@@ -17,6 +17,7 @@ def load(
     norms: Sequence[str],
     *,
     keep: Collection[str] = KEEP,
+    fit: str | Path | None = None,
     dtype: str | None = None,
     device: str | None = None,
     quantize: str | None = None,
@@ -27,6 +28,7 @@ def load(
 
     Args:
         keep: as ``swap_norms`` takes it.
+        fit: a text file to fit every model's norms on.
 
     Raises:
         MiniGPTError: if the checkpoint, its tokenizer or a norm cannot be loaded.
@@ -36,8 +38,12 @@ def load(
     place = locate(source)
     name = Path(source).resolve().name if Path(source).exists() else source
     first = from_pretrained(place, norm=norms[0], keep=keep, dtype=dtype, device=device, quantize=quantize)
-    others = {f"{name}:{norm}": with_norm(first, norm, keep) for norm in norms[1:]}
-    return {name: first} | others, Tokenizer.from_pretrained(place)
+    models = {name: first} | {f"{name}:{norm}": with_norm(first, norm, keep) for norm in norms[1:]}
+    tokenizer = Tokenizer.from_pretrained(place)
+    if fit is not None:
+        for model in models.values():
+            fit_on_text(model, tokenizer, fit)
+    return models, tokenizer
 
 
 def with_norm(model: GPT2, norm: str, keep: Collection[str] = KEEP) -> GPT2:

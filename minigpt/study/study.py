@@ -246,7 +246,7 @@ def run_cell(
     folder = out / RUNS / name / "model"
     report = minigpt.parity(
         cell.model, norm=cell.norm, sites=cell.sites, device=study.device, text=study.text,
-        calibration=_fit(study, cell), progress=say,
+        fit=_fit(study, cell), progress=say,
     )  # fmt: skip
     fields = report.to_dict()
     text, distribution = fields.get("perplexity") or {}, fields["distribution"]
@@ -327,7 +327,7 @@ def command(study: Study, cell: Cell, file: Path | None) -> str:
     """Return the command that runs this cell again."""
     if cell.finetune is None:
         options = {"--model": cell.model, "--norm": cell.norm, "--sites": cell.sites, "--text": study.text,
-                   "--calibration": _fit(study, cell), "--device": study.device}  # fmt: skip
+                   "--fit": _fit(study, cell), "--device": study.device}  # fmt: skip
         return shlex.join(["minigpt", "parity", *(word for pair in options.items() if pair[1] for word in pair)])
     varied = [name for name, value in (study.finetune or {}).items() if isinstance(value, list)]
     wanted = [f"{name}={cell.columns().get(name)}" for name in ("model", "norm", "sites", "seed", "fit", *varied)]

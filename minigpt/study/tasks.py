@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import minigpt
 from minigpt.engine import GPT2
-from minigpt.errors import ConfigError, GenerationError
-from minigpt.swap import calibrate
-from minigpt.text_file import read_text
+from minigpt.errors import ConfigError
+from minigpt.swap import fit_on_text
 
 
 def check_tasks(tasks: Sequence[str]) -> None:
@@ -53,13 +50,11 @@ def task_scores(tasks: Sequence[str], folder: Path, norm: str, sites: str) -> di
     }
 
 
-def swapped(source: str, norm: str, sites: str, calibration: str | None) -> GPT2:
-    """Return a model with a norm at some sites; frozen norms collect their deviations from a text file."""
+def swapped(source: str, norm: str, sites: str, fit: str | None) -> GPT2:
+    """Return a model with a norm at some sites, fitted on a text file if there is one."""
     model = minigpt.from_pretrained(source, norm={sites: norm}, device="cpu")
-    if norm == "frozen":
-        if calibration is None:
-            raise ConfigError("a frozen norm needs a text to collect its deviations from; give text or calibration")
-        ids = minigpt.Tokenizer.from_pretrained(source).encode(read_text(Path(calibration), GenerationError))
-        length = min(len(ids), model.config.n_positions)
-        calibrate(model, torch.tensor(ids[: len(ids) // length * length]).view(-1, length))
+    if norm == "frozen" and fit is None:
+        raise ConfigError("a frozen norm needs a text to collect its deviations from; give text or fit")
+    if fit is not None:
+        fit_on_text(model, minigpt.Tokenizer.from_pretrained(source), fit, sites)
     return model

@@ -58,6 +58,8 @@ def fold_norms(model: GPT2) -> GPT2:
     _require_unshared(model, [name for pair in pairs for name in pair] + ["ln_f"])
     for site, layer in pairs:
         _fold_into_conv1d(model.get_submodule(site), model.get_submodule(layer), layer)
+    for norm in model.norm_modules().values():
+        vars(norm).pop("originals", None)  # what the folded layers fit is the present norm
     _untie(model)
     _fold_scale_into_head(model.ln_f, model.lm_head)
     return model

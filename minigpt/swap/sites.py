@@ -42,14 +42,15 @@ def swap_norms(
     """Put ``norm`` at the matching sites, in place; return their names, in the order data meets them.
 
     The new norm uses the Parameters of the old. Nothing is copied, an optimizer goes on with what it holds, and
-    swapping back restores the model exactly, except for hooks: they go with the module they were put on. Its eps is the
-    config's. A warning says if its class has another, and what becomes of a scale or shift that the class lacks.
+    swapping back restores the model exactly, except for hooks: they go with the module they were put on. In place of a
+    fitted norm's Parameters it uses the checkpoint's. Its eps is the config's. A warning says if its class has another,
+    and what becomes of a scale or shift that the class lacks.
 
     Args:
         norm: as ``norms.build`` takes it: a name, a class, a function, "package.module:Name" or "path/to/file.py:Name".
         sites: a shell-style pattern, or several, over the norm modules' names: "*", "ln_f", "h.*.ln_1", "h.[0-5].ln_2".
-        keep: which of "scale" and "shift" stay beside a class that lacks them. What is not kept is lost: a norm that
-            takes its place later starts with scale 1 and shift 0.
+        keep: which of "scale" and "shift" stay beside a class that lacks them. A norm that takes its place later has
+            both again.
 
     Raises:
         ConfigError: if the model has no norm sites.
@@ -118,9 +119,15 @@ def require_own_parameters(name: str, module: nn.Module) -> None:
         raise NormError(f"weight or bias of {name} is not a Parameter; undo its pruning or parametrization")
 
 
+def originals(norm: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the checkpoint's weight and bias at a norm's site, also those that the norm does not use."""
+    both = {role: getattr(norm, role, None) for role in ("weight", "bias")}
+    return {role: own for role, own in both.items() if isinstance(own, nn.Parameter)} | vars(norm).get("originals", {})
+
+
 def _built(model: HasNorms, norm: norms.NormSpec, old: nn.Module, keep: Collection[str]) -> nn.Module:
-    weight, bias = (isinstance(getattr(old, role, None), Tensor) for role in ("weight", "bias"))
-    has_shift = bias or not weight
+    own = originals(old)
+    has_shift = "bias" in own or "weight" not in own
     return norms.build(norm, model.config.n_embd, eps=model.config.layer_norm_epsilon, bias=has_shift, keep=keep)
 
 
@@ -135,13 +142,17 @@ def _require_one_each(model: HasNorms, new: list[nn.Module]) -> None:
 
 
 def _share(model: HasNorms, new: nn.Module, old: nn.Module) -> None:
-    """Give ``new`` the Parameters of ``old``, and move it to the model's device and dtype."""
+    """Give ``new`` the checkpoint's Parameters that ``old`` has or remembers; move it to the model's device, dtype."""
     with naming(new):
         new.to(model.wte.weight.device, model.wte.weight.dtype)
-        for role in ("weight", "bias"):
-            own, shared = getattr(new, role, None), getattr(old, role, None)
-            if isinstance(own, nn.Parameter) and isinstance(shared, nn.Parameter) and own.shape == shared.shape:
+        for role, shared in originals(old).items():
+            own = getattr(new, role, None)
+            if isinstance(own, nn.Parameter) and own.shape == shared.shape:
+                if role in vars(old).get("originals", {}):
+                    shared.data = shared.data.to(own)  # the model may have been moved meanwhile
                 setattr(new, role, shared)
+            else:
+                vars(new).setdefault("originals", {})[role] = shared
         new.train(old.training)
 
 

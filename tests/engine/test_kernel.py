@@ -21,7 +21,7 @@ from minigpt.engine.kernel import StepKernel, step_of, why_not
 from minigpt.generation.decode import rows_of as rows_to_write
 from minigpt.generation.decode import write_rows
 from minigpt.generation.settings import parse_settings
-from minigpt.swap import calibrate
+from minigpt.swap import fit_norms
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
@@ -69,7 +69,7 @@ def test_activations_norms_and_scales(activation: str, norm: str) -> None:
         norm, activation_function=activation, scale_attn_weights=norm != "rms", scale_attn_by_inverse_layer_idx=True
     )
     if norm == "frozen":
-        calibrate(model, random_ids(4, 20, vocab=model.config.vocab_size))
+        fit_norms(model, random_ids(4, 20, vocab=model.config.vocab_size))
     step = step_of(model)
     assert step is not None
     given, truth = decoded(model, step, random_ids(3, 9, vocab=model.config.vocab_size))

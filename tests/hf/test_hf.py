@@ -478,7 +478,7 @@ def test_an_eps_that_the_config_does_not_say_is_not_saved(folder: Path, tmp_path
 
 def test_what_no_checkpoint_has_a_place_for_is_not_saved(folder: Path, tmp_path: Path) -> None:
     model = load(folder, norm="frozen")
-    minigpt.swap.calibrate(model.transformer, torch.arange(20)[None])
+    minigpt.fit_norms(model.transformer, torch.arange(80).view(4, 20))
     with pytest.raises(NormError, match=r"h\.0\.ln_1 differs in calibration from what the config builds; keep"):
         model.save_pretrained(tmp_path)
     other = load(folder, norm="frozen")

@@ -79,12 +79,10 @@ def test_a_context_of_one_token_predicts_none(tmp_path: Path) -> None:
     place = saved(reference(n_layer=1, vocab_size=300, n_positions=1), tmp_path)
     tiny_bpe(300).save(str(place / "tokenizer.json"))
     (place / "text").write_text(TEXT, encoding="utf-8")
-    for option in ("text", "calibration"):
-        with pytest.raises(minigpt.GenerationError, match=r"text cannot be judged by a model whose context is 1 token"):
-            minigpt.parity(place, prompts=["a"], device="cpu", **{option: place / "text"})
+    with pytest.raises(minigpt.GenerationError, match=r"text cannot be judged by a model whose context is 1 token"):
+        minigpt.parity(place, prompts=["a"], device="cpu", text=place / "text")
 
 
-@pytest.mark.parametrize("option", ["text", "calibration"])
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
@@ -92,13 +90,11 @@ def test_a_context_of_one_token_predicts_none(tmp_path: Path) -> None:
         (b"", "story must have at least 2 tokens, got 0"), (b"\xef\xbb\xbfx", "at least 2 tokens, got 1"),
     ],
 )  # fmt: skip
-def test_a_text_file_that_cannot_be_read(
-    folder: Path, tmp_path: Path, content: bytes | None, complaint: str, option: str
-) -> None:
+def test_a_text_file_that_cannot_be_read(folder: Path, tmp_path: Path, content: bytes | None, complaint: str) -> None:
     if content is not None:
         (tmp_path / "story").write_bytes(content)
     with pytest.raises(minigpt.GenerationError, match=complaint):
-        minigpt.parity(folder, prompts=["a"], device="cpu", norm="frozen", **{option: tmp_path / "story"})
+        minigpt.parity(folder, prompts=["a"], device="cpu", text=tmp_path / "story")
 
 
 def test_a_text_file_wants_a_tokenizer(folder: Path, tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from helpers import assert_close, assert_same_bits, assert_within, max_abs, random_ids, rms, small_model
 from torch import Tensor, nn
 
-from minigpt import GPT2, GenerationError, LayerNorm, NormError, norms, swap_norms
+from minigpt import GPT2, LayerNorm, NormError, norms, swap_norms
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.processor import HALVES
-from minigpt.swap import calibrate
+from minigpt.swap import fit_norms
 
-VARIANTS = ("std_eps", "rms", "dyt", "frozen")
+VARIANTS = ("std_eps", "rms", "dyt", "derf", "frozen")
+OWN = {"dyt": {"alpha"}, "derf": {"alpha", "s"}}  # Parameters beside weight and bias
 DEVIATION = 1.75  # what the frozen norms here divide by; the same number in every dtype
 NEVER = float("inf")
 
@@ -40,12 +41,17 @@ def dynamic_tanh(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
     return (1 - e) / (1 + e)
 
 
+def dynamic_erf(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
+    """erf(alpha x + s) at s = 0 (Chen et al. 2025, arXiv 2512.10938), by the distribution function of a normal."""
+    return 2 * torch.special.ndtr(0.5 * x * math.sqrt(2)) - 1
+
+
 def frozen(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
     """(x - mean) over a constant."""
     return (x - x.mean(row, keepdim=True)) / DEVIATION
 
 
-FORMULAS = dict(zip(VARIANTS, (std_eps, root_mean_square, dynamic_tanh, frozen), strict=True))
+FORMULAS = dict(zip(VARIANTS, (std_eps, root_mean_square, dynamic_tanh, dynamic_erf, frozen), strict=True))
 
 
 def variant(name: str, shape: int | tuple[int, ...], *, eps: float = 1e-5, bias: bool = True,
@@ -135,7 +141,7 @@ def test_constant_rows_have_finite_values_and_gradients(name: str) -> None:
         norm(x).sum().backward()
         assert x.grad is not None
         assert x.grad.isfinite().all()
-        if name != "dyt" and (name != "rms" or value == 0):
+        if name not in ("dyt", "derf") and (name != "rms" or value == 0):
             assert_close(norm(x), norm.bias.expand(2, 8), 1e-6, "a constant row is the shift")
 
 
@@ -174,7 +180,7 @@ def test_shares_the_model_s_parameters_and_gives_them_back(name: str) -> None:
     swap_norms(model, name)
     after = dict(model.named_parameters())
     assert {key: after[key] for key in before} == before
-    assert {key.rpartition(".")[2] for key in after.keys() - before.keys()} == ({"alpha"} if name == "dyt" else set())
+    assert {key.rpartition(".")[2] for key in after.keys() - before.keys()} == OWN.get(name, set())
     assert not model.ln_f.training
     swap_norms(model, "fused")
     assert_same_bits(model(ids).detach(), wanted, "after swapping back")
@@ -188,7 +194,7 @@ def test_changes_what_the_model_says_but_not_beyond_measure(name: str) -> None:
     wanted = model(ids)
     swap_norms(model, name)
     if name == "frozen":
-        calibrate(model, random_ids(8, 32))
+        fit_norms(model, random_ids(8, 32))
     drift = rms(model(ids) - wanted) / rms(wanted)
     print(f"{name}: relative drift {drift:.3g}")
     assert (1e-7 < drift < 1e-3) if name == "std_eps" else (1e-3 < drift < 2)
@@ -198,7 +204,7 @@ def test_changes_what_the_model_says_but_not_beyond_measure(name: str) -> None:
 def test_its_whole_state_is_in_the_state_dict(name: str) -> None:
     model = small_model(name)
     if name == "frozen":
-        calibrate(model, random_ids(8, 16))
+        fit_norms(model, random_ids(8, 16))
     if name == "dyt":
         with torch.no_grad():
             model.h[1].ln_2.alpha.fill_(0.875)
@@ -213,7 +219,7 @@ def test_its_whole_state_is_in_the_state_dict(name: str) -> None:
 def test_moves_to_another_dtype(name: str) -> None:
     model = small_model(name)
     if name == "frozen":
-        calibrate(model, random_ids(8, 16))
+        fit_norms(model, random_ids(8, 16))
     for dtype in (torch.float64, torch.bfloat16):
         model.to(dtype)
         assert {tensor.dtype for tensor in model.state_dict().values()} == {dtype}
@@ -270,41 +276,22 @@ def inputs(model: GPT2, ids: Tensor) -> dict[str, Tensor]:
 
 def test_before_calibration_it_says_how_to_calibrate() -> None:
     model = small_model("frozen")
-    with pytest.raises(NormError, match=r"no deviation to divide by yet; .* minigpt\.swap\.calibrate\(model, "):
+    with pytest.raises(NormError, match=r"no deviation to divide by yet; .* minigpt\.fit_norms\(model, "):
         model(random_ids(1, 4))
     assert "calibration" not in " ".join(model.state_dict())
 
 
-def test_divides_by_the_mean_deviation_of_the_text() -> None:
-    model, ids = small_model(dtype=torch.float64), random_ids(8, 32)
-    given = inputs(model, ids)
-    swap_norms(model, "frozen")
-    found = calibrate(model, ids)
-    assert list(found) == model.norm_sites()
-    for site, x in given.items():
-        wanted = torch.sqrt(x.var(-1, correction=0) + 1e-5).mean()
-        assert_within(abs(found[site] - wanted.item()), 1e-12, wanted.item(), site)
-        assert_close(model.get_submodule(site).calibration[:2], wanted.expand(2), 1e-12, site)
-        assert model.get_submodule(site).calibration[2] == NEVER
-
-
-def test_the_deviations_are_those_of_the_model_before_anything_is_frozen() -> None:
-    model, ids = small_model(), random_ids(8, 32)
-    swap_norms(model, "frozen")
-    first = calibrate(model, ids)
-    assert first == calibrate(model, ids), "calibrated again, with the frozen norms in their places"
-
-
-def test_massive_rows_are_divided_by_their_own_mean_deviation(massive_model: GPT2) -> None:
-    ids = random_ids(8, 32)
-    given = inputs(massive_model, ids)
-    swap_norms(massive_model, "frozen")
-    calibrate(massive_model, ids)
-    for site, x in given.items():
+@pytest.mark.parametrize("is_massive", [True, False])
+def test_divides_by_the_mean_deviation_of_each_kind_of_row(massive_model: GPT2, is_massive: bool) -> None:
+    model = massive_model if is_massive else small_model(dtype=torch.float64)
+    for site, x in inputs(model, random_ids(8, 32)).items():
+        norm = norms.build("frozen", 48).double()
+        norm.calibrate(x)
         deviation = torch.sqrt(x.var(-1, correction=0) + 1e-5)
-        wanted = [deviation[:, 1:].mean(), deviation[:, 0].mean()]
-        assert wanted[1] > 10 * wanted[0], "the model is meant to have massive activations"
-        assert_close(massive_model.get_submodule(site).calibration[:2], torch.stack(wanted), 1e-12, site)
+        assert (deviation[:, 0].mean() > 10 * deviation[:, 1:].mean()) == is_massive
+        usual, massive = (deviation[:, 1:], deviation[:, 0]) if is_massive else (deviation, deviation)
+        assert_close(norm.calibration[:2], torch.stack([usual.mean(), massive.mean()]), 1e-12, site)
+        assert (norm.calibration[2] == NEVER) != is_massive
 
 
 @torch.no_grad()
@@ -312,7 +299,7 @@ def test_with_massive_rows_known_the_model_is_closer_to_itself(massive_model: GP
     ids = random_ids(4, 32)
     wanted = massive_model(ids)
     swap_norms(massive_model, "frozen")
-    calibrate(massive_model, random_ids(8, 32))
+    fit_norms(massive_model, random_ids(8, 32))
     drift = rms(massive_model(ids) - wanted) / rms(wanted)
     for site in massive_model.norm_sites():
         usual, massive, _ = massive_model.get_submodule(site).calibration
@@ -327,7 +314,7 @@ def test_with_massive_rows_known_the_model_is_closer_to_itself(massive_model: GP
 def test_with_a_cache_it_says_what_it_says_without(massive_model: GPT2) -> None:
     ids = random_ids(2, 12)
     swap_norms(massive_model, "frozen")
-    calibrate(massive_model, random_ids(8, 32))
+    fit_norms(massive_model, random_ids(8, 32))
     cache = massive_model.new_cache(2, 12)
     pieces = [massive_model(ids[:, a:b], cache=cache) for a, b in itertools.pairwise((0, 5, 6, 12))]
     assert_close(torch.cat(pieces, dim=1), massive_model(ids), 1e-12, "in pieces")
@@ -338,69 +325,3 @@ def test_it_is_linear_in_the_row() -> None:
     norm, x, y = variant("frozen", 16, dtype=torch.float64), torch.randn(3, 16).double(), torch.randn(3, 16).double()
     norm.bias.zero_()
     assert_close(norm(2 * x - 3 * y), 2 * norm(x) - 3 * norm(y), 1e-13, "linear")
-
-
-def test_only_the_frozen_sites_are_calibrated_and_the_others_stay_what_they_are() -> None:
-    model, ids = small_model("textbook"), random_ids(8, 16)
-    swap_norms(model, "frozen", "*.ln_2")
-    before = model.norm_modules()
-    assert list(calibrate(model, ids)) == ["h.0.ln_2", "h.1.ln_2"]
-    assert model.norm_modules() == before
-
-
-def test_calibration_reads_in_eval_mode_and_leaves_the_mode_as_it_was() -> None:
-    model, ids = small_model("frozen", embd_pdrop=0.5), random_ids(8, 16)
-    calm = calibrate(model, ids)
-    assert not model.training
-    assert calibrate(model.train(), ids) == calm
-    assert model.training
-    assert all(module.training for module in model.modules())
-
-
-def test_two_tokens_are_enough_to_calibrate() -> None:
-    model = small_model("frozen")
-    assert all(0 < average < math.inf for average in calibrate(model, random_ids(1, 2)).values())
-
-
-def test_norms_are_frozen_one_after_the_other() -> None:
-    model, ids, others = small_model("frozen"), random_ids(4, 8), random_ids(4, 8)
-    before = calibrate(model, ids)
-    after = calibrate(model, others, sites=["h.0.*", "ln_f"])
-    assert list(after) == ["h.0.ln_1", "h.0.ln_2", "ln_f"]
-    for site, norm in model.norm_modules().items():
-        assert (norm.calibration[0].item() == before[site]) is (site not in after), site
-    with pytest.raises(NormError, match=r"no norm site matches 'h\.7'"):
-        calibrate(model, ids, sites="h.7")
-
-
-def test_a_frozen_norm_with_constants_of_its_own() -> None:
-    class ByColumn(FrozenLayerNorm):
-        def calibrate(self, x: Tensor) -> None:
-            self.calibration = x.std((0, 1))
-
-    averages = calibrate(small_model(ByColumn), random_ids(4, 8))
-    assert all(0 < average < math.inf for average in averages.values())
-
-
-def test_calibration_that_fails_leaves_the_model_as_it_was() -> None:
-    model = small_model("frozen")
-    before = model.norm_modules()
-    with pytest.raises(GenerationError, match="outside the vocabulary"):
-        calibrate(model, torch.full((2, 4), 83))
-    with pytest.raises(NormError, match="texts of two tokens or more, got 1"):
-        calibrate(model, random_ids(4, 1))
-    assert model.norm_modules() == before
-    assert not any(model.get_submodule(site)._forward_pre_hooks for site in before)
-
-
-def test_nothing_to_calibrate() -> None:
-    with pytest.raises(NormError, match=r'no site holds a frozen norm to calibrate; .*swap_norms\(model, "frozen"\)'):
-        calibrate(small_model(), random_ids(4, 4))
-
-
-def test_text_whose_activations_are_not_finite() -> None:
-    model = small_model("frozen")
-    with torch.no_grad():
-        model.wte.weight[0] = float("nan")
-    with pytest.raises(NormError, match="needs activations that are finite"):
-        calibrate(model, torch.zeros(2, 4, dtype=torch.long))

@@ -13,7 +13,7 @@ def test_transformers_loads_frozen_norms(tmp_path):
     model = minigpt.from_pretrained("demo", device="cpu")
     ids = torch.randint(0, 1000, (2, 40), generator=torch.Generator().manual_seed(0))
     minigpt.swap_norms(model, "frozen")
-    minigpt.swap.calibrate(model, ids)
+    minigpt.fit_norms(model, ids)
     for norm in model.norm_modules().values():
         norm.freeze(norm.calibration[0], norm.calibration[0])
     save_frozen(model, tmp_path)
@@ -35,7 +35,7 @@ def test_parity_judges_the_plain_form_as_its_own_original(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("The old sailor told Mara a tale of the sea. " * 20)
     minigpt.swap_norms(model, "frozen")
-    minigpt.swap.calibrate(model, torch.tensor([tokenizer.encode(text.read_text())[:100]]))
+    minigpt.fit_norms(model, torch.tensor([tokenizer.encode(text.read_text())[:100]]))
     for norm in model.norm_modules().values():
         norm.freeze(norm.calibration[0], norm.calibration[0])
     save_frozen(model, tmp_path / "plain", tokenizer)

@@ -1,0 +1,291 @@
+"""Fit swapped norms: give them the Parameters with which they come closest to the norms that they replace.
+
+B batch, T tokens, C embedding.
+"""
+
+import copy
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from minigpt import norms
+from minigpt.errors import GenerationError, NormError
+from minigpt.model.checks import check_inputs
+from minigpt.norms.foreign.adapt import AdaptedNorm
+from minigpt.norms.foreign.construct import naming, title
+from minigpt.norms.frozen import FrozenLayerNorm
+from minigpt.swap.sites import HasNorms, check_has_norms, match_sites, originals
+from minigpt.text_file import read_text
+
+LEAST_TOKENS = 64  # with fewer, two numbers a channel follow the noise
+MOST_ROWS = 16  # of a text, each as long as the context
+SCAN = [2.0**power for power in range(-8, 5)]  # factors that a single number is tried with
+SCAN_TOKENS = 1024
+
+
+class Explained(NamedTuple):
+    """The share of the variance of the original norm's output that a norm explains (R squared): 1 is all of it.
+
+    Attributes:
+        before: with the Parameters that the norm had.
+        after: with the fitted ones.
+    """
+
+    before: float
+    after: float
+
+
+class Encodes(Protocol):
+    """What ``fit_on_text`` needs of a tokenizer."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+@torch.no_grad()
+def fit_norms(
+    model: HasNorms, input_ids: Int[Tensor, "batch seq"], sites: str | Iterable[str] = "*"
+) -> dict[str, Explained]:
+    """Fit the swapped norms at ``sites`` to the LayerNorms that they replace; return how well each explains its own.
+
+    The text is read once, in eval mode, by the original model and by the swapped one side by side. A norm is fitted
+    when the data reaches it. Its input is that of the swapped model, whose norms before it are fitted already. Its
+    target is the original's output. Scale and shift are least squares in closed form. Other Parameters, for example
+    DyT's alpha, are searched for, with the best scale and shift at each value. ``frozen`` norms take their deviations
+    first. A norm that already equals the original one keeps its Parameters.
+
+    The checkpoint's Parameters are not changed. The fitted norm gets its own, and ``swap_norms`` restores the others.
+
+    Args:
+        input_ids: (B, T) token ids without padding; position 0 counts as a text's first.
+        sites: as for ``swap_norms``.
+
+    Raises:
+        ConfigError: if the model has no norm sites.
+        NormError: if a pattern matches no site, there are fewer than 64 tokens, or a norm cannot be fitted. Such a norm
+            has no Parameters, or its output for a token depends on other tokens. Nothing has been changed then.
+        GenerationError: if an id is outside the vocabulary, or there are more tokens than the context has.
+    """
+    check_has_norms(model)
+    chosen = match_sites(model, sites)
+    check_inputs(model.config, input_ids, None, None, None)
+    if input_ids.numel() < LEAST_TOKENS or input_ids.shape[1] < 2:
+        raise NormError(
+            f"the text must have at least {LEAST_TOKENS} tokens to fit norms on, in rows of 2 or more, "
+            f"got {tuple(input_ids.shape)}"
+        )
+    there, was_training = model.norm_modules(), model.training
+    fittings = {site: Fitting(site, norm, model, site in chosen) for site, norm in there.items()}
+    read: Callable[[Tensor], Any] = getattr(model, "hidden_states", model)  # without the head
+    try:
+        for site, fitting in fittings.items():
+            model.set_submodule(site, fitting)
+        model.train(False)
+        read(torch.cat([input_ids, input_ids]))
+    finally:
+        for site, norm in there.items():
+            model.set_submodule(site, norm)
+        model.train(was_training)
+    for site in chosen:
+        if (trial := fittings[site].trial) is not None:
+            _adopt(there[site], trial)
+    return {site: fittings[site].explained for site in chosen}
+
+
+def fit_on_text(
+    model: HasNorms, tokenizer: Encodes, file: str | Path, sites: str | Iterable[str] = "*"
+) -> dict[str, Explained]:
+    """``fit_norms`` on the beginning of a UTF-8 text file: at most 16 rows as long as the model's context.
+
+    Raises:
+        GenerationError: if the file cannot be read.
+        NormError: as ``fit_norms``.
+    """
+    ids = tokenizer.encode(read_text(Path(file), GenerationError))
+    if len(ids) < LEAST_TOKENS:
+        raise NormError(f"{file} must have at least {LEAST_TOKENS} tokens to fit norms on, got {len(ids)}")
+    length = min(len(ids), model.config.n_positions)
+    rows = torch.tensor(ids[: min(len(ids) // length, MOST_ROWS) * length]).view(-1, length)
+    return fit_norms(model, rows.to(model.wte.weight.device), sites)
+
+
+class Fitting(nn.Module):
+    """Stands at a norm's site while one forward reads the text twice: the original's rows, then the swapped model's."""
+
+    explained: Explained
+
+    def __init__(self, site: str, norm: nn.Module, model: HasNorms, is_chosen: bool) -> None:
+        super().__init__()
+        self.norm, self.is_chosen = norm, is_chosen
+        self.title = f"{site} ({title(norm.norm if isinstance(norm, AdaptedNorm) else norm)})"
+        self.original = original_norm(norm, model)
+        self.trial: nn.Module | None = None  # a fitted copy of the norm, if it was fitted
+
+    def forward(self, x: Float[Tensor, "twice seq embd"]) -> Float[Tensor, "twice seq embd"]:
+        original, swapped = x.chunk(2)
+        wanted = self.original(original)
+        if not self.is_chosen:
+            return torch.cat([wanted, self.norm(swapped)])
+        wide = torch.promote_types(x.dtype, torch.float32)
+        with naming(self.norm):
+            found = self._fit(swapped.to(wide), wanted.to(wide))
+        return torch.cat([wanted, found.to(x.dtype)])
+
+    def _fit(self, x: Float[Tensor, "batch seq embd"], wanted: Float[Tensor, "batch seq embd"]) -> Tensor:
+        """Fit a copy of the norm; return its output for ``x``."""
+        trial = copy.deepcopy(self.norm).to(x.dtype)
+        if isinstance(trial, FrozenLayerNorm) and trial.calibration is None:
+            trial.calibrate(x)
+        present, same = trial(x), copy.deepcopy(self.original).to(x.dtype)(x)
+        total = (wanted - wanted.mean((0, 1))).double().square().sum()
+        before = float(1 - _error(present, wanted) / total)
+        rounding = 8 * torch.finfo(x.dtype).eps
+        if _error(present, same) <= rounding**2 * same.double().square().sum():
+            self.explained = Explained(before, before)  # it is the original norm
+            return present
+        if not wanted.isfinite().all() or not x.isfinite().all():
+            raise NormError(f"{self.title} cannot be fitted: its input or output has values that are not finite")
+        alone = trial(x[-1:, -1:].clone())
+        if not _error(alone, present[-1:, -1:]) <= 1e-6 * present[-1:, -1:].double().square().sum():
+            raise NormError(f"{self.title} cannot be fitted: its output for a token depends on the batch")
+        if isinstance(trial, FrozenLayerNorm):
+            trial.calibrate(x)
+        parameters = {name: own for name, own in trial.named_parameters() if own.is_floating_point()}
+        if not parameters:
+            raise NormError(f"{self.title} has no Parameters to fit; keep its scale and shift")
+        affine = _is_affine(trial, x[:1], present[:1])
+        others = [own for name, own in parameters.items() if not (affine and name in ("weight", "bias"))]
+        if others:
+            _search(trial, x, wanted, others, affine, total)
+        if affine:
+            _set(trial, *_least_squares(trial, _bare(trial, x), wanted))
+        found = trial(x)
+        self.explained = Explained(before, float(1 - _error(found, wanted) / total))
+        self.trial = trial
+        return found
+
+
+def original_norm(norm: nn.Module, model: HasNorms) -> nn.Module:
+    """Return the LayerNorm that a norm of ``model`` replaces, on the checkpoint's Parameters."""
+    own = originals(norm)
+    shape, eps = model.config.n_embd, model.config.layer_norm_epsilon
+    original = norms.build("fused", shape, eps=eps, bias="bias" in own or "weight" not in own)
+    original.to(model.wte.weight.device, model.wte.weight.dtype)
+    for role, parameter in own.items():
+        setattr(original, role, parameter)
+    return original
+
+
+def _adopt(norm: nn.Module, trial: nn.Module) -> None:
+    """Give a norm the fitted values. Its scale and shift become its own; it remembers the checkpoint's."""
+    vars(norm)["originals"] = originals(norm)
+    for role in ("weight", "bias"):
+        own = getattr(norm, role, None)
+        if isinstance(own, nn.Parameter):
+            setattr(norm, role, nn.Parameter(own.detach().clone(), requires_grad=own.requires_grad))
+    fitted = dict(trial.named_parameters())
+    for name, own in norm.named_parameters():
+        own.copy_(fitted[name])
+    if isinstance(norm, FrozenLayerNorm) and isinstance(trial, FrozenLayerNorm) and trial.calibration is not None:
+        norm.calibration = trial.calibration.to(norm.weight.dtype)
+
+
+def _error(given: Tensor, wanted: Tensor) -> Tensor:
+    """Return the sum of squared differences, in float64."""
+    return (given.double() - wanted.double()).square().sum()
+
+
+def _bare(trial: nn.Module, x: Tensor) -> Tensor:
+    """Return what a norm computes before its scale and shift."""
+    own = _affine_of(trial)
+    held = [parameter.data for parameter in own.values()]
+    for role, parameter in own.items():
+        parameter.data = torch.ones_like(parameter) if role == "weight" else torch.zeros_like(parameter)
+    try:
+        return trial(x)
+    finally:
+        for parameter, data in zip(own.values(), held, strict=True):
+            parameter.data = data
+
+
+def _affine_of(trial: nn.Module) -> dict[str, nn.Parameter]:
+    both = {role: getattr(trial, role, None) for role in ("weight", "bias")}
+    return {role: own for role, own in both.items() if isinstance(own, nn.Parameter)}
+
+
+def _set(trial: nn.Module, scale: Tensor, shift: Tensor) -> None:
+    for role, parameter in _affine_of(trial).items():
+        parameter.copy_(scale if role == "weight" else shift)
+
+
+def _is_affine(trial: nn.Module, x: Tensor, present: Tensor) -> bool:
+    """Return True if a norm's output is ``bare * weight + bias``, with those of the two that it has."""
+    own = _affine_of(trial)
+    rebuilt = _bare(trial, x) * own.get("weight", 1) + own.get("bias", 0)
+    return bool(own) and bool(_error(rebuilt, present) <= 1e-8 * present.double().square().sum())
+
+
+def _least_squares(trial: nn.Module, bare: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scale and shift (C), of those that the norm has, with which ``bare`` comes closest to ``wanted``."""
+    own = _affine_of(trial)
+    u, y = bare.double().flatten(0, 1), wanted.double().flatten(0, 1)  # (tokens, C)
+    u_mean, y_mean = (u.mean(0), y.mean(0)) if "bias" in own else (torch.zeros_like(u[0]),) * 2
+    du = u - u_mean
+    variance = du.square().sum(0)
+    scale = torch.ones_like(u_mean)
+    if "weight" in own:
+        is_varied = variance > 1e-12 * u.square().sum(0)
+        scale = torch.where(is_varied, (du * (y - y_mean)).sum(0) / variance, own["weight"].double())
+    return scale, y_mean - scale * u_mean
+
+
+def _search(
+    trial: nn.Module, x: Tensor, wanted: Tensor, others: list[nn.Parameter], affine: bool, total: Tensor
+) -> None:
+    """Move the Parameters ``others`` to where the norm, with its best scale and shift, explains most.
+
+    Each single number is first tried with factors from 1/256 to 16, since far from its best value a tanh is flat. Then
+    L-BFGS moves all. Scale and shift are eliminated (variable projection, Golub & Pereyra 1973): at their best values
+    the loss does not depend on them to first order, so its gradient is that with both held.
+    """
+
+    def loss(x: Tensor, wanted: Tensor) -> Tensor:
+        if not affine:
+            return (trial(x) - wanted).square().mean()
+        bare = _bare(trial, x)
+        with torch.no_grad():
+            scale, shift = (part.to(bare.dtype) for part in _least_squares(trial, bare, wanted))
+        return (bare * scale + shift - wanted).square().mean()
+
+    stride = max(1, x.shape[0] * x.shape[1] // SCAN_TOKENS)
+    few = [rows.flatten(0, 1)[::stride][None] for rows in (x, wanted)]  # (1, about 1,024, C)
+    for number in (own for own in others if own.numel() == 1 and own.item() != 0):
+        start, losses = number.clone(), {}
+        for factor in SCAN:
+            number.copy_(start * factor)
+            losses[factor] = float(loss(*few).nan_to_num(torch.inf))
+        number.copy_(start * min(losses, key=lambda factor: losses[factor]))
+    best, values = float("inf"), [own.detach().clone() for own in others]
+    per_element = float(total) / wanted.numel()
+
+    def closure() -> float:
+        nonlocal best, values
+        optimizer.zero_grad()
+        with torch.enable_grad():
+            share = loss(x, wanted) / per_element
+        if share.requires_grad:
+            share.backward()
+        found = share.item()
+        if found < best:
+            best, values = found, [own.detach().clone() for own in others]
+        return found
+
+    for own in trial.parameters():
+        own.requires_grad_(any(own is other for other in others))
+    optimizer = torch.optim.LBFGS(others, max_iter=20, tolerance_change=1e-7, line_search_fn="strong_wolfe")
+    optimizer.step(closure)
+    for own, value in zip(others, values, strict=True):
+        own.copy_(value)
