@@ -10,6 +10,7 @@ from torch import Tensor
 
 from minigpt.conformance.subject import Candidate, Subject, Unsupported, described
 from minigpt.errors import RAISED, NormError
+from minigpt.measure.numerals import brief
 from minigpt.placement import dtype_name
 
 EXACTLY = "the numbers must be the same: nothing is rounded"
@@ -42,8 +43,8 @@ class CaseResult:
 
     def __str__(self) -> str:
         verdict = "pass" if self.passed else "FAIL"
-        measured = "" if self.error is None else f": error {self.error:.3g}, bound {self.bound:.3g}"
-        theirs = "" if self.reference_error is None else f"; torch's own at its worst {self.reference_error:.3g}"
+        measured = "" if self.error is None else f": error {brief(self.error)}, bound {brief(self.bound)}"
+        theirs = "" if self.reference_error is None else f"; torch's own at its worst {brief(self.reference_error)}"
         note = f" ({self.note})" if self.note else ""
         return f"{verdict} {self.name}{measured}{theirs}{note}"
 

@@ -22,6 +22,7 @@ from minigpt.judge.perplexity import file_ids, perplexity_of_ids, text_perplexit
 from minigpt.judge.reference import judging
 from minigpt.judge.yardsticks import cost, ordinary_differences, speed
 from minigpt.measure.environment import versions
+from minigpt.measure.numerals import brief
 from minigpt.measure.steps import Progress, Steps
 from minigpt.norms import NormSpec
 from minigpt.norms.foreign.adapt import KEEP
@@ -250,9 +251,9 @@ class _Run:
         most = MOST_FLOOR[self.contest.dtype] * self.floor.scale
         if self.floor.rms > most:
             raise MiniGPTError(
-                f"transformers at {dtype_name(self.contest.dtype)} is {self.floor.rms:.3g} from itself in float64, on "
-                f"logits of scale {self.floor.scale:.3g}, so it cannot be the reference; update transformers, or try "
-                "another --attention or --dtype"
+                f"transformers at {dtype_name(self.contest.dtype)} is {brief(self.floor.rms)} from itself in float64, "
+                f"on logits of scale {brief(self.floor.scale)}, so it cannot be the reference; update transformers, "
+                "or try another --attention or --dtype"
             )
 
     def _unsteadiness(self, text: Continued) -> list[str]:

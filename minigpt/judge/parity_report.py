@@ -1,11 +1,16 @@
 """What a parity run found, and its verdict. Every class here is an object in the report's JSON."""
 
 import dataclasses
+import html
+import io
 import math
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 from minigpt.json_file import finite
+from minigpt.measure.numerals import brief, change, percent, precise
 
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
 MOST_DECODING_NOISE = 4.0  # the same for tokens read one by one: of few tokens the floor may be small by chance
@@ -219,9 +224,12 @@ class BudgetLine:
         object.__setattr__(self, "kept", self.measured <= self.limit)  # NaN is not kept
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class ParityReport:
-    """Is the candidate still the same model as the original, as transformers computes it?"""
+    """Is the candidate still the same model as the original, as transformers computes it?
+
+    ``print`` shows it as ``minigpt parity`` does, and a notebook as the page of ``--html``.
+    """
 
     model: str
     norm: str
@@ -275,12 +283,10 @@ class ParityReport:
     def difference(self) -> str:
         """How different the model is, in a sentence."""
         found, (before, after) = self.distribution, self.perplexities
-        times = after / before if before else math.nan
-        change = f"{100 * (times - 1):+.3g} %" if times < 10 else f"{times:.3g} times"
-        perplexity = "" if math.isnan(times) else f"perplexity {after:.5g} instead of {before:.5g} ({change}), "
+        told = f"perplexity {precise(after)} instead of {precise(before)} ({change(before, after)}), "
         return (
-            f"KL divergence {found.kl_mean:.3g} nats a token, {perplexity}"
-            f"the same likeliest token for {100 * found.top1_agreement:.3g} % of the tokens."
+            f"KL divergence {brief(found.kl_mean)} nats a token, {'' if math.isnan(before) else told}"
+            f"the same likeliest token for {percent(found.top1_agreement)} of the tokens."
         )
 
     @property
@@ -299,19 +305,19 @@ class ParityReport:
         found, logits = [], self.logits
         if not logits.ratio <= MOST_NOISE:  # written so that NaN fails
             found.append(
-                f"The logits' RMS error is {logits.rms_error:.3g}, {logits.ratio:.3g} times the noise floor of "
+                f"The logits' RMS error is {brief(logits.rms_error)}, {brief(logits.ratio)} times the noise floor of "
                 f"{self.dtype}; at most {MOST_NOISE:g} times is parity."
             )
         if self.decoding is not None and not self.decoding.ratio <= MOST_DECODING_NOISE:
             found.append(
-                f"Decoded a token at a time, the logits' RMS error is {self.decoding.rms_error:.3g}, "
-                f"{self.decoding.ratio:.3g} times the noise floor; at most {MOST_DECODING_NOISE:g} times is parity."
+                f"Decoded a token at a time, the logits' RMS error is {brief(self.decoding.rms_error)}, "
+                f"{brief(self.decoding.ratio)} times the noise floor; at most {MOST_DECODING_NOISE:g} times is parity."
             )
         parting = self.greedy.first_divergence
         if parting is not None and not parting.within_noise:
             found.append(
                 f"Greedy decoding of prompt {parting.prompt} parts at new token {parting.token}, where the two best "
-                f"logits are {parting.margin:.3g} apart and the noise is only {parting.noise:.3g}."
+                f"logits are {brief(parting.margin)} apart and the noise is only {brief(parting.noise)}."
             )
         return found
 
@@ -319,7 +325,7 @@ class ParityReport:
     def broken_budget(self) -> list[str]:
         """The limits that were not kept, a sentence each."""
         return [
-            f"The budget allows {line.quantity} {line.limit:g}, and it is {line.measured:.3g}."
+            f"The budget allows {line.quantity} {brief(line.limit)}, and it is {brief(line.measured)}."
             for line in self.budget or []
             if not line.kept
         ]
@@ -341,3 +347,35 @@ class ParityReport:
         """Return the report in JSON's own types; a number that is not finite is null."""
         verdict = {"verdict": "pass" if self.passed else "fail", "reasons": self.reasons}
         return finite(dataclasses.asdict(self) | verdict)
+
+    def to_html(self, path: str | Path) -> None:
+        """Write the report as one self-contained page.
+
+        Raises:
+            MiniGPTError: if matplotlib, which draws the charts, is not installed.
+        """
+        from minigpt.report.page import report_page
+
+        Path(path).write_text(report_page(self.to_dict()), encoding="utf-8")
+
+    def __repr__(self) -> str:
+        return f"<ParityReport {self.outcome}: {self.norm} at {', '.join(self.sites)} in {self.model}>"
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        from minigpt.report.parity_summary import parity_summary
+
+        console = Console(file=io.StringIO(), width=max(80, Console().width))
+        with console.capture() as caught:
+            console.print(parity_summary(self))
+        return caught.get().rstrip()
+
+    def _repr_html_(self) -> str | None:
+        """Return the page in a frame, for its styles must not reach the notebook; None without matplotlib."""
+        if find_spec("matplotlib") is None:
+            return None
+        from minigpt.report.page import report_page
+
+        page = html.escape(report_page(self.to_dict()))
+        return f'<iframe title="{html.escape(repr(self))}" srcdoc="{page}" width="100%" height="800"></iframe>'

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from minigpt.errors import MiniGPTError
-from minigpt.report.numerals import brief
+from minigpt.measure.numerals import brief
 from minigpt.report.reading import Reading
 
 WIDTH, HEIGHT = 380, 232  # of the drawing, in its own units: one is a CSS pixel on a phone

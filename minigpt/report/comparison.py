@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from minigpt.report.numerals import brief, percent, precise, times
+from minigpt.measure.numerals import brief, percent, precise, times
 from minigpt.report.parity_summary import outcome
 from minigpt.report.reading import Reading, caution, outcome_of, readings_of
 

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from minigpt.conformance import CaseResult, ConformanceReport
+from minigpt.measure.numerals import brief
 from minigpt.placement import DTYPES
-from minigpt.report.numerals import brief
 from minigpt.report.parity_summary import verdict
 
 LINES, COLUMNS = 25, 80
@@ -33,7 +33,7 @@ def conformance_cases(report: ConformanceReport, dtype: str = "float32") -> Rend
     """Return the verdicts, the diagnoses, and every case with its error, its bound and the reason for the bound."""
     table = Table("case", "error", "bound", "why this bound", "", box=None, pad_edge=False)
     for case in sorted(report.cases, key=lambda case: case.passed):
-        figures = ("" if figure is None else f"{figure:.3g}" for figure in (case.error, case.bound))
+        figures = ("" if figure is None else brief(figure) for figure in (case.error, case.bound))
         table.add_row(case.name, *figures, case.note or case.reason, "pass" if case.passed else "FAIL")
     said = [f"  note: {note}" for note in report.notes] + [f"  diagnosis: {said}" for said in report.diagnoses]
     return Group(_headline(report, dtype), *_dtype_lines(report), *map(Text, said), table)

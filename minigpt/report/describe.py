@@ -27,6 +27,7 @@ from minigpt.engine import GPT2
 from minigpt.engine.kernel import path_of
 from minigpt.errors import MiniGPTError
 from minigpt.generation.static import graph_holds
+from minigpt.measure.numerals import brief
 from minigpt.norms import available
 from minigpt.placement import DTYPES, dtype_name
 from minigpt.swap.saved import Pairs
@@ -134,7 +135,7 @@ def _norm_ranges(site: str, tensors: Mapping[str, Tensor]) -> str:
     """ "h.0.ln_1: weight 0.7 to 1.2, bias -0.1 to 0.1"."""
     found = {name: tensors.get(f"{site}.{name}") for name in ("weight", "bias")}
     ranges = (
-        f"{name} {tensor.min().item():.4g} to {tensor.max().item():.4g}"
+        f"{name} {brief(tensor.min().item())} to {brief(tensor.max().item())}"
         for name, tensor in found.items()
         if tensor is not None and tensor.numel() and tensor.dtype in DTYPES.values()
     )

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from minigpt.judge.parity_report import MOST_NOISE
-from minigpt.report import numerals
+from minigpt.measure import numerals
 from minigpt.report.charts import LogScale, Site, depth_charts, printable, require_matplotlib
 from minigpt.report.reading import Reading, caution, outcome_of, readings_of
 
@@ -73,23 +73,21 @@ def _environment() -> Environment:
         "texts": lambda members: [member.text for member in members],
         "visible": visible,
     }
-    environment.globals |= {
-        name: getattr(numerals, name) for name in ("brief", "coarse", "count", "percent", "precise")
-    }
+    environment.globals |= {name: getattr(numerals, name) for name in ("brief", "count", "percent", "precise", "times")}
     environment.globals |= {
         "MOST_NOISE": MOST_NOISE,
         "at_parting": at_parting,
-        "change": change,
+        "change": lambda before, after: numerals.change(before.number, after.number),
         "conditions": _conditions,
         "differences": _differences,
         "heading": _heading,
         "headings": lambda readings, alone: [_heading(reading) or alone for reading in readings],
         "is_over_noise": _is_over_noise,
         "noise_is_known": lambda readings: any(_numbers(reading["norm_sites"], "noise") for reading in readings),
-        "plain_number": numerals.plain,
+        "coarse": lambda x: numerals.brief(x, 2),
+        "plain_number": lambda x: f"{x:.0f}",
         "ratio": _ratio,
         "site_map": _site_map,
-        "times": numerals.times,
         "told": _told,
         "verdict_of": verdict_of,
         "zip": zip,
@@ -158,16 +156,6 @@ def _ratio(readings: Sequence[Reading], path: str) -> str | None:
     """The second report's figure over the first's, if both are known."""
     a, b = (reading[path].number for reading in readings)
     return numerals.times(b / a) if a and b is not None else None
-
-
-def change(before: Reading, after: Reading) -> str:
-    """A relative change: +3.2%."""
-    a, b = before.number, after.number
-    if a == b and a is not None:
-        return "none"
-    if not a or b is None:
-        return "not finite"
-    return ("+" if b > a else "\u2212") + numerals.percent(abs(b / a - 1))
 
 
 def _conditions(readings: Sequence[Reading]) -> list[tuple[str, list[str]]]:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minigpt.judge.parity_report import NormSite, ParityReport
-from minigpt.report.numerals import percent
+from minigpt.measure.numerals import brief, percent, precise
 
 MOST_SITES = 5
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "DIFFERENT": "bold yellow"}
@@ -22,13 +22,21 @@ def parity_summary(report: ParityReport) -> RenderableType:
         f"{report.model}{against} with {report.norm} at {', '.join(report.sites)}: {report.dtype}, {report.attention}, "
         f"{report.device}, {report.prompts}"
     )
-    sentences = [*report.reasons, *report.notes]
+    sentences = [*report.reasons, *report.notes, *_next_step(report)]
     return Group(
         outcome(report.outcome, about),
         *(Padding(Text(sentence), (0, 0, 0, 2), expand=False) for sentence in sentences),
         _figures(report),
         _worst_sites(report.norm_sites),
     )
+
+
+def _next_step(report: ParityReport) -> Iterator[str]:
+    """After FAIL, the commands that find the cause."""
+    if report.outcome == "FAIL":
+        steps = [] if report.norm == "fused" else [f"minigpt norms --check {report.norm} names a mistake in the norm"]
+        steps += [] if report.bisect else ["--bisect names the sites that break it"]
+        yield from [f"Next: {'; '.join(steps)}."] if steps else []
 
 
 def verdict(passed: bool, about: str) -> Text:
@@ -55,13 +63,13 @@ def _distribution(report: ParityReport) -> Iterator[tuple[str, str]]:
     found = report.distribution
     yield (
         "KL divergence",
-        f"mean {found.kl_mean:.3g}, median {found.kl_median:.3g}, 99.9 % {found.kl_p999:.3g}, "
-        f"largest {found.kl_max:.3g} nats",
+        f"mean {brief(found.kl_mean)}, median {brief(found.kl_median)}, 99.9th percentile {brief(found.kl_p999)}, "
+        f"largest {brief(found.kl_max)} nats",
     )
     if math.isnan(found.perplexity_reference) and math.isfinite(report.logits.scale):
         yield "perplexity", "nothing to predict: no prompt has two tokens"
     else:
-        yield "perplexity", f"{found.perplexity_candidate:.6g} (truth {found.perplexity_reference:.6g})"
+        yield "perplexity", f"{precise(found.perplexity_candidate)} (truth {precise(found.perplexity_reference)})"
     yield (
         "likeliest tokens",
         f"same first {percent(found.top1_agreement)}, five in common {percent(found.top5_agreement)}",
@@ -72,18 +80,18 @@ def _logits(report: ParityReport) -> Iterator[tuple[str, str]]:
     logits = report.logits
     yield (
         "logits' RMS error",
-        f"{logits.rms_error:.3g}, {logits.ratio:.3g} times the noise floor of {logits.noise_floor_rms:.3g}, "
-        f"on logits of scale {logits.scale:.3g}",
+        f"{brief(logits.rms_error)}, {brief(logits.ratio)} times the noise floor of {brief(logits.noise_floor_rms)}, "
+        f"on logits of scale {brief(logits.scale)}",
     )
     if (decoding := report.decoding) is not None:
-        floor = f"the noise floor of {decoding.noise_floor_rms:.3g}"
-        yield "as they are decoded", f"{decoding.rms_error:.3g}, {decoding.ratio:.3g} times {floor}"
-    yield "largest error", f"{logits.max_abs_error:.3g} (noise floor {logits.noise_floor_max:.3g})"
+        floor = f"the noise floor of {brief(decoding.noise_floor_rms)}"
+        yield "as they are decoded", f"{brief(decoding.rms_error)}, {brief(decoding.ratio)} times {floor}"
+    yield "largest error", f"{brief(logits.max_abs_error)} (noise floor {brief(logits.noise_floor_max)})"
 
 
 def _decoding(report: ParityReport) -> Iterator[tuple[str, str]]:
     yield "greedy tokens", _greedy(report)
-    difference = f"differs from transformers by up to {report.bitwise.max_abs_error:.3g}"
+    difference = f"differs from transformers by up to {brief(report.bitwise.max_abs_error)}"
     yield "reference arithmetic", "equals transformers bit for bit" if report.bitwise.equal else difference
 
 
@@ -94,34 +102,36 @@ def _greedy(report: ParityReport) -> str:
     excuse = "within the noise" if parting.within_noise else "beyond the noise"
     return (
         f"{compared} compared; prompt {parting.prompt} parts at token {parting.token}, {excuse}: "
-        f"margin {parting.margin:.3g}, noise {parting.noise:.3g}"
+        f"margin {brief(parting.margin)}, noise {brief(parting.noise)}"
     )
 
 
 def _asked_for(report: ParityReport) -> Iterator[tuple[str, str]]:
     for ordinary in report.noise or []:
-        share = "no difference" if ordinary.share is None else f"this error is {ordinary.share:.3g} of it"
-        yield ordinary.difference, f"{ordinary.rms_error:.3g}: {share}"
+        share = "no difference" if ordinary.share is None else f"this error is {brief(ordinary.share)} of it"
+        yield ordinary.difference, f"{brief(ordinary.rms_error)}: {share}"
     if (text := report.perplexity) is not None:
-        yield text.file, f"perplexity {text.candidate:.6g}, before {text.reference:.6g}; {text.tokens} tokens"
+        change = f"perplexity {precise(text.candidate)}, before {precise(text.reference)}"
+        yield text.file, f"{change}; {text.tokens:,} tokens"
     if report.sensitivity is not None:
-        worst = ", ".join(f"{site.site} {site.rms_error:.3g}" for site in report.sensitivity[:MOST_SITES])
+        worst = ", ".join(f"{site.site} {brief(site.rms_error)}" for site in report.sensitivity[:MOST_SITES])
         yield "most sensitive sites", worst
     if report.bisect is not None:
         what = "parity" if report.budget is None else "the budget"
         none = "no set of the swapped sites, on the texts as transformers wrote them"
         yield f"breaks {what}", ", ".join(report.bisect.sites) or none
     for line in report.budget or []:
-        yield f"budget {line.quantity}", f"{line.measured:.3g} of {line.limit:g}: {'kept' if line.kept else 'NOT kept'}"
+        kept = "kept" if line.kept else "NOT kept"
+        yield f"budget {line.quantity}", f"{brief(line.measured)} of {brief(line.limit)}: {kept}"
 
 
 def _time(report: ParityReport) -> Iterator[tuple[str, str]]:
-    yield "one forward", f"{report.speed.candidate_ms:.3g} ms (transformers {report.speed.reference_ms:.3g} ms)"
+    yield "one forward", f"{brief(report.speed.candidate_ms)} ms (transformers {brief(report.speed.reference_ms)} ms)"
     if (cost := report.cost) is not None:
         yield (
             "norms' share of time",
-            f"prefill {cost.prefill_norm_share:.1%}, decode {cost.decode_norm_share:.1%}; norms twice as "
-            f"fast would make the whole {cost.prefill_gain:.3f} and {cost.decode_gain:.3f} times as fast",
+            f"prefill {percent(cost.prefill_norm_share)}, decode {percent(cost.decode_norm_share)}; norms twice as "
+            f"fast would make the whole {brief(cost.prefill_gain)} and {brief(cost.decode_gain)} times as fast",
         )
 
 
@@ -129,7 +139,7 @@ def _worst_sites(sites: list[NormSite]) -> Table:
     heads = ("norm site", "own error", "propagated error", "transformers' own", "swapped")
     table = Table(*heads, box=None, pad_edge=False)
     for site in sorted(sites, key=lambda site: -site.local_error)[:MOST_SITES]:
-        errors = (f"{error:.3g}" for error in (site.local_error, site.propagated_error, site.noise))
+        errors = (f"{brief(error)}" for error in (site.local_error, site.propagated_error, site.noise))
         table.add_row(site.site, *errors, "yes" if site.swapped else "no")
     if len(sites) > MOST_SITES:
         table.caption = f"the {MOST_SITES} with the largest own error, of {len(sites)}"

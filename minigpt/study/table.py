@@ -13,7 +13,7 @@ from markupsafe import Markup
 from rich.table import Table
 from rich.text import Text
 
-from minigpt.report.numerals import brief, count, percent, times
+from minigpt.measure.numerals import brief, count, percent, times
 from minigpt.report.page import SIGNS, render
 from minigpt.report.parity_summary import outcome
 from minigpt.study.study import BASELINE

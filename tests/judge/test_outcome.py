@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import minigpt
 from minigpt.judge.contest import claims_layer_norm
 from minigpt.judge.reference import Reference
+from minigpt.measure.numerals import brief, precise
 
 PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
 
@@ -69,7 +70,7 @@ def test_a_different_model_is_described_by_kl_and_perplexity_first(folder: Path)
     found = report.distribution
     first, second = report.reasons
     assert first.startswith(
-        f"KL divergence {found.kl_mean:.3g} nats a token, perplexity {found.perplexity_candidate:.5g}"
+        f"KL divergence {brief(found.kl_mean)} nats a token, perplexity {precise(found.perplexity_candidate)}"
     )
     assert "noise floor" not in first + second
     assert second.startswith("A difference is expected, since rms is not a LayerNorm")

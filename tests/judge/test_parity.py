@@ -17,6 +17,7 @@ from transformers.utils import logging
 import minigpt
 from minigpt import CheckpointError, ConfigError, MiniGPTError, NormError
 from minigpt.checkpoint import Checkpoint, open_checkpoint
+from minigpt.measure.numerals import brief
 
 PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
 SITES = ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
@@ -238,8 +239,8 @@ def test_a_sabotaged_norm_fails_and_the_reason_names_numbers(folder: Path, sabot
     print(report.reasons)
     assert not report.passed
     assert report.logits.ratio > 10, "barely seen"
-    assert f"{report.logits.rms_error:.3g}" in report.reasons[0]
-    assert f"{report.logits.ratio:.3g} times" in report.reasons[0]
+    assert brief(report.logits.rms_error) in report.reasons[0]
+    assert f"{brief(report.logits.ratio)} times" in report.reasons[0]
     assert report.bitwise.equal, "our own model, which holds no such norm, is blamed for it"
     assert min(site.local_error for site in report.norm_sites if site.site != "ln_f") > 1e-5
 
@@ -275,8 +276,8 @@ def test_a_norm_that_is_wrong_only_as_tokens_are_decoded(folder: Path, norm: typ
     assert report.decoding is not None
     assert report.logits.ratio < 2 < 100 < report.decoding.ratio
     assert report.reasons[0] == (
-        f"Decoded a token at a time, the logits' RMS error is {report.decoding.rms_error:.3g}, "
-        f"{report.decoding.ratio:.3g} times the noise floor; at most 4 times is parity."
+        f"Decoded a token at a time, the logits' RMS error is {brief(report.decoding.rms_error)}, "
+        f"{brief(report.decoding.ratio)} times the noise floor; at most 4 times is parity."
     )
 
 

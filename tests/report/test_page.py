@@ -18,8 +18,8 @@ from helpers import reference_model
 from reports import Report, sample_report, smallest_report
 
 import minigpt
+from minigpt.measure.numerals import brief, percent, precise
 from minigpt.report.charts import LogScale, block_ticks
-from minigpt.report.numerals import brief, percent, precise
 from minigpt.report.page import parting_point, report_page, require_matplotlib
 
 pytest.importorskip("matplotlib", reason="draws the charts, and comes with minigpt[page]")

@@ -1,8 +1,10 @@
 """What a person reads in a terminal: the verdict in words, and the report's own figures."""
 
 import dataclasses
+import html
 import io
 import math
+from pathlib import Path
 
 import pytest
 from checkpoints import reference, saved
@@ -10,6 +12,7 @@ from rich.console import Console
 
 import minigpt
 from minigpt.judge.parity_report import Divergence, Logits
+from minigpt.measure.numerals import brief, precise
 from minigpt.report.parity_summary import parity_summary
 
 
@@ -54,10 +57,10 @@ def test_every_reason_is_told_in_full(passing: minigpt.ParityReport) -> None:
 
 def test_the_figures_are_the_reports(passing: minigpt.ParityReport) -> None:
     text = shown(failing(passing))
-    for figure in ("0.0456", "3 times", "0.0152", "1.5", "0.875", "0.25"):
+    for figure in ("0.0456", "3.00 times", "0.0152", "1.50", "0.875", "0.25"):
         assert figure in text, text
-    assert f"{passing.distribution.kl_max:.3g}" in text
-    assert f"{passing.distribution.perplexity_candidate:.6g}" in text
+    assert brief(passing.distribution.kl_max) in text
+    assert precise(passing.distribution.perplexity_candidate) in text
     assert f"all {passing.greedy.tokens_compared} agree" in text
     assert "bit for bit" in text
 
@@ -77,7 +80,7 @@ def test_the_site_that_is_furthest_off_is_named_first(passing: minigpt.ParityRep
 def test_where_greedy_decoding_parts(passing: minigpt.ParityReport, margin: float, noise: float, told: str) -> None:
     parting = Divergence(prompt=3, token=17, candidate_id=1, reference_id=2, margin=margin, noise=noise)
     text = shown(dataclasses.replace(passing, greedy=dataclasses.replace(passing.greedy, first_divergence=parting)))
-    for part in ("prompt 3", "token 17", told, str(margin), str(noise)):
+    for part in ("prompt 3", "token 17", told, brief(margin), brief(noise)):
         assert part in text
 
 
@@ -98,7 +101,7 @@ def test_figures_that_are_not_finite_are_no_crash(passing: minigpt.ParityReport)
     distribution = dataclasses.replace(passing.distribution, perplexity_candidate=math.nan, kl_max=math.inf)
     text = shown(dataclasses.replace(passing, logits=logits, distribution=distribution))
     assert text.startswith("FAIL")
-    assert "nan" in text
+    assert "not finite" in text
 
 
 def test_prompts_that_predict_nothing(passing: minigpt.ParityReport) -> None:
@@ -110,5 +113,30 @@ def test_prompts_that_predict_nothing(passing: minigpt.ParityReport) -> None:
 
 def test_a_narrow_terminal_loses_no_figure(passing: minigpt.ParityReport) -> None:
     text = " ".join(shown(failing(passing), width=60).split())
-    for figure in ("FAIL", "0.0456", "0.0152", "0.875", f"{passing.norm_sites[0].local_error:.3g}"):
+    for figure in ("FAIL", "0.0456", "0.0152", "0.875", brief(passing.norm_sites[0].local_error)):
         assert figure in text, text
+
+
+def test_print_shows_the_summary_and_repr_one_line(
+    passing: minigpt.ParityReport, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    print(passing)
+    assert capsys.readouterr().out.split() == shown(passing).split()
+    assert repr(passing).startswith("<ParityReport PASS: textbook at * in ")
+
+
+def test_a_notebook_and_to_html_show_the_page(passing: minigpt.ParityReport, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="draws the charts and comes with minigpt[page]")
+    passing.to_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Parity holds" in page
+    framed = passing._repr_html_() or ""
+    assert framed.startswith("<iframe")
+    assert html.unescape(framed.partition('srcdoc="')[2].partition('"')[0]) == page
+
+
+def test_a_failure_names_the_next_command(passing: minigpt.ParityReport) -> None:
+    assert "Next:" not in shown(passing)
+    assert "minigpt norms --check textbook names a mistake" in shown(failing(passing))
+    assert "--bisect names the sites" in shown(failing(passing))

@@ -19,6 +19,8 @@ from torch import nn
 from minigpt.errors import RAISED, NormError, listing
 from minigpt.norms.registry import lookup
 
+OURS = str(Path(__file__).parents[2])
+
 
 def locate(norm: str) -> Callable[..., Any]:
     """Return the class or function of a registered name, "package.module:Name" or "path/to/file.py:Name".
@@ -54,14 +56,18 @@ def last_line(error: BaseException, file: str | None = None) -> str:
     """Return the end of a traceback in one line: the error, and the file and line that it came from.
 
     Args:
-        file: the file whose last line in the traceback is named, if it is there.
+        file: the file whose last line in the traceback is named, if it is there; else it is the last line outside
+            installed packages.
     """
     message = str(error).strip().partition("\n")[0]
     if isinstance(error, SyntaxError) and error.filename:
         message, place = error.msg, f"{error.filename}, line {error.lineno}"
     else:
         frames = traceback.extract_tb(error.__traceback__)
-        frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+        theirs = [frame for frame in frames if frame.filename == file] or [
+            frame for frame in frames if "site-packages" not in frame.filename and not frame.filename.startswith(OURS)
+        ]
+        frame = (theirs or frames)[-1]
         place = f"{frame.filename}, line {frame.lineno}"
     return f"{type(error).__name__}{': ' if message else ''}{message} ({place})"
 

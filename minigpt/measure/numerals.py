@@ -1,4 +1,4 @@
-"""Numbers as text, for the terminal and the page."""
+"""Numbers as text: one format for messages, the terminal and the pages."""
 
 import math
 
@@ -15,18 +15,13 @@ def brief(x: float | None, digits: int = 3) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def coarse(x: float) -> str:
-    """Format with two significant digits, for a narrow cell."""
-    return brief(x, 2)
-
-
-def precise(x: float) -> str:
+def precise(x: float | None) -> str:
     """Format with six significant digits, for two close numbers."""
     return brief(x, 6)
 
 
-def times(x: float) -> str:
-    """Format a ratio: 0.94x."""
+def times(x: float | None) -> str:
+    """Format a ratio: 0.940 and a multiplication sign."""
     return f"{brief(x)}\u00d7"
 
 
@@ -38,11 +33,16 @@ def percent(x: float) -> str:
     return f"{brief(100 * x, digits)}%"
 
 
+def change(before: float | None, after: float | None) -> str:
+    """Format a relative change: none, +3.20%, or 97,933 times from tenfold on."""
+    if before == after and before is not None:
+        return "none"
+    if not before or after is None or not math.isfinite(after / before):
+        return "not finite"
+    ratio = after / before
+    return times(ratio) if ratio >= 10 else ("+" if ratio > 1 else "\u2212") + percent(abs(ratio - 1))
+
+
 def count(x: float) -> str:
     """Format a whole number: 1,234."""
     return f"{x:,.0f}"
-
-
-def plain(x: float) -> str:
-    """Format a whole number that is a name: 1234."""
-    return f"{x:.0f}"
