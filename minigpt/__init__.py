@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from minigpt.judge.perplexity import perplexity
     from minigpt.model.cache import KVCache
     from minigpt.norms import LayerNorm
-    from minigpt.swap import fit_norms, fold_norms, swap_norms
+    from minigpt.swap import center_writers, fit_norms, fold_norms, swap_norms
     from minigpt.tokenizer import Tokenizer
 
 _HOME = {
@@ -29,6 +29,7 @@ _HOME = {
     "LayerNorm": "minigpt.norms",
     "ParityReport": "minigpt.judge.parity",
     "Tokenizer": "minigpt.tokenizer",
+    "center_writers": "minigpt.swap",
     "compile_steps": "minigpt.engine",
     "fit_norms": "minigpt.swap",
     "fold_norms": "minigpt.swap",
@@ -56,6 +57,7 @@ __all__ = [
     "NormError",
     "ParityReport",
     "Tokenizer",
+    "center_writers",
     "compile_steps",
     "engine",
     "fit_norms",

@@ -8,7 +8,7 @@ import typer
 
 import minigpt
 from minigpt.cli.files import progress
-from minigpt.cli.options import SOURCE, Dtype, Fit, Keep, Norm, Revision, parse_keep
+from minigpt.cli.options import SOURCE, Center, Dtype, Fit, Keep, Norm, Revision, parse_keep
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt convert out/ckpt.pt my-gpt2[/]\n\n"
@@ -21,6 +21,7 @@ def convert(
     directory: Annotated[str, typer.Argument(help="Folder to write to. An earlier checkpoint there is replaced.")],
     norm: Norm = "fused",
     keep: Keep = "scale,shift",
+    center: Center = False,
     fit: Fit = None,
     dtype: Dtype = None,
     max_shard_bytes: Annotated[int, typer.Option(help="Divide larger weights into files of at most so many bytes.")] = (
@@ -41,12 +42,12 @@ def convert(
             )
         settings = generation_fields(place)
         gpt2 = minigpt.from_pretrained(
-            place,
-            norm=norm,
-            keep=parse_keep(keep),
-            device="cpu",
-            dtype=dtype,
+            place, norm="fused" if center else norm, keep=parse_keep(keep), device="cpu", dtype=dtype
         )
+        if center:
+            minigpt.center_writers(gpt2)
+            if norm != "fused":
+                minigpt.swap_norms(gpt2, norm, keep=parse_keep(keep))
         tokenizer = minigpt.Tokenizer.from_pretrained(place) if has_tokenizer(place) else None
         if fit is not None:
             fit_on_text(gpt2, tokenizer or minigpt.Tokenizer.from_pretrained(place), fit)

@@ -18,6 +18,9 @@ Fit = Annotated[
     Path | None,
     typer.Option(metavar="TEXT", help="File to fit the swapped norms on: closest to the original norms' outputs."),
 ]
+Center = Annotated[
+    bool, typer.Option("--center", help="Centre what writes to the residual stream first, so that rms is a LayerNorm.")
+]
 Attention = Annotated[str, typer.Option(help="sdpa (fused) or eager (written out).")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N; by default CUDA if there is one.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64; by default the checkpoint's.")]

@@ -11,6 +11,7 @@ import minigpt
 from minigpt.cli.files import console, progress, require_writable, show, write
 from minigpt.cli.options import (
     Attention,
+    Center,
     Device,
     Dtype,
     Fit,
@@ -47,6 +48,7 @@ def parity(
                      "repeated: every --norm is judged at each."),
     ] = None,
     keep: Keep = "scale,shift",
+    center: Center = False,
     against: Annotated[
         str | None, typer.Option(help="The original that the model was finetuned or quantized from.")
     ] = None,
@@ -87,7 +89,7 @@ def parity(
     with progress() as say:
         for number, (name, where) in enumerate(pairs):
             judged.append(minigpt.parity(
-                model, norm=name, sites=where, keep=parse_keep(keep), against=against, prompts=given,
+                model, norm=name, sites=where, keep=parse_keep(keep), center=center, against=against, prompts=given,
                 attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision,
                 noise=noise, sensitivity=sensitivity, bisect=bisect, text=text,
                 fit=fit, budget=budget,

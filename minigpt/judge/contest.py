@@ -20,7 +20,7 @@ from minigpt.judge.parity_report import SiteFit
 from minigpt.judge.reference import Reference
 from minigpt.norms import NormSpec, available, notes
 from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm
-from minigpt.swap import fit_on_text, match_sites, swap_norms
+from minigpt.swap import center_writers, fit_on_text, match_sites, swap_norms
 from minigpt.swap.saved import is_registered
 from minigpt.tokenizer import Tokenizer
 
@@ -62,16 +62,19 @@ class Contest:
         quantize: str | None = None,
         against: Path | None = None,
         keep: Collection[str] = KEEP,
+        center: bool = False,
     ) -> None:
         self.place, self.original = place, against or place
-        self.attention, self.device, self.quantize = attention, device, quantize
+        self.attention, self.device, self.quantize, self.center = attention, device, quantize, center
         self._named = _named_again(place, norm)
         self.candidate = from_pretrained(
             place, norm=self._named, attention=attention, device=device, dtype=dtype, quantize=quantize
         )
         # Ids that stand for no text count like any other: the model is judged, not what is drawn from it.
         self.candidate.config = dataclasses.replace(self.candidate.config, used_vocab_size=None)
-        self._weights = dict(self.candidate.named_parameters())
+        self._weights = {} if center else dict(self.candidate.named_parameters())
+        if center:
+            center_writers(self.candidate)
         self._own = self.candidate.norm_modules()
         # "fused" leaves the norms that the checkpoint was loaded with, as from_pretrained does.
         if norm in ("fused", self._named):
@@ -124,6 +127,8 @@ class Contest:
         found = {note for site in self.swapped for note in notes(self._new[site])}
         if self.quantize is not None:
             found.add(f"The weights that multiply are {self.quantize}, with a scale for each output channel.")
+        if self.center:
+            found.add("The model was folded and centred first, so a norm's input and output are not the original's.")
         return sorted(found)
 
     def fit(self, file: str | Path, tokenizer: Tokenizer | None) -> list[SiteFit]:

@@ -45,6 +45,7 @@ def parity(
     norm: NormSpec = "fused",
     sites: str | Iterable[str] = "*",
     keep: Collection[str] = KEEP,
+    center: bool = False,
     against: str | Path | None = None,
     attention: str = "sdpa",
     device: str | torch.device | None = None,
@@ -73,6 +74,7 @@ def parity(
     Args:
         source, attention, device, dtype, quantize, revision, local_files_only: as ``from_pretrained`` takes them.
         norm, sites, keep: as ``swap_norms`` takes them.
+        center: apply ``center_writers`` to the candidate first.
         against: the original that ``source`` was finetuned or quantized from; by default ``source`` itself.
         prompts: texts, or lists of token ids; by default four texts, or random ids if there is no tokenizer.
         max_new_tokens: greedy tokens to compare after each prompt, fewer where the context ends; 0 for none.
@@ -96,7 +98,7 @@ def parity(
     steps("loading the models")
     place = locate(source, revision=revision, local_files_only=local_files_only)
     original = None if against is None else locate(against, local_files_only=local_files_only)
-    contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype), quantize, original, keep)
+    contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype), quantize, original, keep, center)
     judged = judged_prompts(contest.original, prompts, contest.config)
     if "perplexity" in limits and text is None and max(map(len, judged.prompts)) < 2:
         raise GenerationError("the budget limits perplexity, but no prompt has two tokens; give longer ones, or a text")
@@ -118,6 +120,7 @@ def parity(
             versions=versions(contest.device) | {"float32_products": "full float32 (TF32 off)"},
             prompts=judged.described,
             quantize=quantize,
+            center=center,
             exact=contest.is_exact,
             fit=fitted,
             **run.findings(),

@@ -247,6 +247,7 @@ class ParityReport:
     speed: Speed
     against: str | None = None  # the original, if it is another checkpoint
     quantize: str | None = None
+    center: bool = False  # whether the candidate was centred first
     exact: bool = True  # whether the candidate claims to be the same model; an RMSNorm or int8 weights do not
     notes: list[str] = dataclasses.field(default_factory=list)  # e.g. that the norm's class has another eps
     blocks: list[BlockDrift] = dataclasses.field(default_factory=list)

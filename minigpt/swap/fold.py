@@ -1,4 +1,4 @@
-"""Move the norms' learned scales and shifts into the layers that follow them. The logits do not change."""
+"""Rewrite a model's weights so that its norms do less, with the same logits: fold scales and shifts, centre writers."""
 
 import copy
 import dataclasses
@@ -63,6 +63,45 @@ def fold_norms(model: GPT2) -> GPT2:
     _untie(model)
     _fold_scale_into_head(model.ln_f, model.lm_head)
     return model
+
+
+@torch.no_grad()
+def center_writers(model: GPT2) -> GPT2:
+    """Centre every layer that writes to the residual stream, in place; return ``model``, whose logits are unchanged.
+
+    The norms are folded first. Then the token and position embeddings and both ``c_proj`` of each block lose the mean
+    over their outputs, so every row of the residual stream has mean 0. LayerNorm subtracts that mean anyway. Without
+    one, LayerNorm and RMSNorm are the same function (arXiv 2305.14858), and ``swap_norms(model, "rms")`` changes no
+    logit beyond rounding. The centred model is still a GPT-2, with its own head, and ``save_pretrained`` writes it.
+
+    Raises:
+        ConfigError: if the model is not a GPT2.
+        NormError: if a norm does not ignore the mean of its rows, as RMSNorm does not, a layer is not a Conv1D, or
+            ``fold_norms`` cannot fold the model. Nothing is changed then.
+    """
+    check_gpt2(model)
+    check_weights(model, "centre", NormError)
+    for site, norm in model.norm_modules().items():
+        _require_free_of_mean(norm, site, model.wte.weight)
+    writers = [f"h.{i}.{part}.c_proj" for i in range(model.config.n_layer) for part in ("attn", "mlp")]
+    for name in writers:
+        if not isinstance(module := model.get_submodule(name), Conv1D):
+            raise NormError(f"{name} must be a Conv1D to be centred, got a {type(module).__name__}")
+    fold_norms(model)
+    for name in ["wte", "wpe", *writers]:
+        for written in model.get_submodule(name).parameters(recurse=False):  # (..., C)
+            written.copy_(written.double() - written.double().mean(-1, keepdim=True))
+    return model
+
+
+def _require_free_of_mean(norm: nn.Module, site: str, embedding: Tensor) -> None:
+    """Check that a norm returns the same when every element of a row grows by the same amount."""
+    rows = torch.randn(8, embedding.shape[1], generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+    with naming(norm):
+        bare, rows = copy.deepcopy(norm).eval().double(), rows.to(embedding.device, torch.float64)
+        given, moved = bare(rows), bare(rows + 1)
+    if not (given - moved).abs().max() <= 1e-5 * given.abs().max():
+        raise NormError(f"{site} ({type(norm).__name__}) must subtract the mean of its rows for a model to be centred")
 
 
 def _require_unshared(model: GPT2, names: list[str]) -> None:
