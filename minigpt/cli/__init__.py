@@ -18,7 +18,19 @@ import minigpt
 from minigpt.cli.options import with_ray_address
 from minigpt.errors import MiniGPTError
 
-COMMANDS = ("generate", "parity", "norms", "bench", "convert", "info", "perplexity", "serve", "finetune", "study")
+COMMANDS = (
+    "generate",
+    "parity",
+    "norms",
+    "bench",
+    "convert",
+    "info",
+    "perplexity",
+    "sites",
+    "serve",
+    "finetune",
+    "study",
+)
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 

@@ -104,12 +104,22 @@ def fit_on_text(
         GenerationError: if the file cannot be read.
         NormError: as ``fit_norms``.
     """
+    return fit_norms(model, rows_of_text(model, tokenizer, file), sites)
+
+
+def rows_of_text(model: HasNorms, tokenizer: Encodes, file: str | Path) -> Int[Tensor, "batch seq"]:
+    """Return the beginning of a UTF-8 text file as at most 16 rows, as long as the model's context or the text.
+
+    Raises:
+        GenerationError: if the file cannot be read.
+        NormError: if it has fewer than 64 tokens.
+    """
     ids = tokenizer.encode(read_text(Path(file), GenerationError))
     if len(ids) < LEAST_TOKENS:
-        raise NormError(f"{file} must have at least {LEAST_TOKENS} tokens to fit norms on, got {len(ids)}")
+        raise NormError(f"{file} must have at least {LEAST_TOKENS} tokens, got {len(ids)}")
     length = min(len(ids), model.config.n_positions)
     rows = torch.tensor(ids[: min(len(ids) // length, MOST_ROWS) * length]).view(-1, length)
-    return fit_norms(model, rows.to(model.wte.weight.device), sites)
+    return rows.to(model.wte.weight.device)
 
 
 class Fitting(nn.Module):
@@ -140,8 +150,7 @@ class Fitting(nn.Module):
         if isinstance(trial, FrozenLayerNorm) and trial.calibration is None:
             trial.calibrate(x)
         present, same = trial(x), copy.deepcopy(self.original).to(x.dtype)(x)
-        total = (wanted - wanted.mean((0, 1))).double().square().sum()
-        before = float(1 - _error(present, wanted) / total)
+        before = explained(present, wanted)
         rounding = 8 * torch.finfo(x.dtype).eps
         if _error(present, same) <= rounding**2 * same.double().square().sum():
             self.explained = Explained(before, before)  # it is the original norm
@@ -159,13 +168,18 @@ class Fitting(nn.Module):
         affine = _is_affine(trial, x[:1], present[:1])
         others = [own for name, own in parameters.items() if not (affine and name in ("weight", "bias"))]
         if others:
-            _search(trial, x, wanted, others, affine, total)
+            _search(trial, x, wanted, others, affine)
         if affine:
             _set(trial, *_least_squares(trial, _bare(trial, x), wanted))
         found = trial(x)
-        self.explained = Explained(before, float(1 - _error(found, wanted) / total))
+        self.explained = Explained(before, explained(found, wanted))
         self.trial = trial
         return found
+
+
+def explained(given: Float[Tensor, "batch seq embd"], wanted: Float[Tensor, "batch seq embd"]) -> float:
+    """Return the share of the variance of ``wanted`` over the tokens that ``given`` explains (R squared)."""
+    return float(1 - _error(given, wanted) / _error(wanted, wanted.double().mean((0, 1))))
 
 
 def original_norm(norm: nn.Module, model: HasNorms) -> nn.Module:
@@ -242,9 +256,7 @@ def _least_squares(trial: nn.Module, bare: Tensor, wanted: Tensor) -> tuple[Tens
     return scale, y_mean - scale * u_mean
 
 
-def _search(
-    trial: nn.Module, x: Tensor, wanted: Tensor, others: list[nn.Parameter], affine: bool, total: Tensor
-) -> None:
+def _search(trial: nn.Module, x: Tensor, wanted: Tensor, others: list[nn.Parameter], affine: bool) -> None:
     """Move the Parameters ``others`` to where the norm, with its best scale and shift, explains most.
 
     Each single number is first tried with factors from 1/256 to 16, since far from its best value a tanh is flat. Then
@@ -269,7 +281,7 @@ def _search(
             losses[factor] = float(loss(*few).nan_to_num(torch.inf))
         number.copy_(start * min(losses, key=lambda factor: losses[factor]))
     best, values = float("inf"), [own.detach().clone() for own in others]
-    per_element = float(total) / wanted.numel()
+    per_element = float(_error(wanted, wanted.double().mean((0, 1)))) / wanted.numel()
 
     def closure() -> float:
         nonlocal best, values

@@ -181,7 +181,7 @@ def test_what_cannot_be_fitted_is_said_and_changes_nothing(ids: Tensor, tmp_path
         assert torch.equal(own, before[name]), name
     (tmp_path / "short").write_text("Once upon a time.")
     demo = minigpt.from_pretrained("demo", norm="dyt", device="cpu")
-    with pytest.raises(NormError, match=r"short must have at least 64 tokens to fit norms on, got \d"):
+    with pytest.raises(NormError, match=r"short must have at least 64 tokens, got \d"):
         fit_on_text(demo, minigpt.Tokenizer.from_pretrained("demo"), tmp_path / "short")
     with torch.no_grad():
         model.wte.weight[0] = float("nan")

@@ -1,0 +1,48 @@
+"""minigpt sites: what each norm of a model is given on a text."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import minigpt
+from minigpt.cli.files import progress, require_writable, show, write
+from minigpt.cli.options import SOURCE, Device, Dtype, JsonFile, Revision
+
+EXAMPLES = (
+    "Examples:\n\n[bold]minigpt sites demo --text tales.txt[/]\n\n"
+    "[bold]minigpt sites gpt2 --text wiki.txt --html sites.html[/]\n\n"
+    "A site whose output a constant deviation explains well is safe to freeze. It reads at most 16 rows of the text."
+)
+
+
+def sites(
+    model: Annotated[str, typer.Argument(help=SOURCE)],
+    text: Annotated[Path, typer.Option(help="File to read.")],
+    device: Device = None,
+    dtype: Dtype = None,
+    revision: Revision = None,
+    json_file: JsonFile = None,
+    html: Annotated[Path | None, typer.Option(help="Write the table and maps of the sites here, as a page.")] = None,
+) -> None:
+    """Show what each norm is given on a text: deviations, the mean's share, massive channels."""
+    from minigpt.checkpoint import locate
+    from minigpt.judge.look import look
+    from minigpt.report.look_summary import look_page, look_summary
+    from minigpt.swap.fit import rows_of_text
+
+    require_writable(json_file, html)
+    with progress() as say:
+        say(f"reading {model}", 0)
+        place = locate(model, revision=revision)
+        gpt2 = minigpt.from_pretrained(place, device=device, dtype=dtype)
+        ids = rows_of_text(gpt2, minigpt.Tokenizer.from_pretrained(place), text)
+        say(f"reading {text}", 0.5)
+        found = look(gpt2, ids)
+    about = f"{ids.numel():,} tokens of {text}, in rows of {ids.shape[1]:,}"
+    fields = {"model": model, "text": str(text), "tokens": ids.numel(), "row": ids.shape[1],
+              "norm_sites": [dataclasses.asdict(site) for site in found]}  # fmt: skip
+    show(look_summary(found, about), fields, json_file)
+    if html is not None:
+        write(html, look_page(found, fields, about))

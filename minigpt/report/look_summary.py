@@ -1,0 +1,59 @@
+"""What each norm is given, as a table in the terminal and as a page."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from minigpt.judge.look import SiteLook
+from minigpt.measure.numerals import brief, percent
+from minigpt.report.charts import LogScale
+from minigpt.report.page import render
+from minigpt.report.reading import Reading
+
+HEADS = ("norm site", "deviation", "spread", "first token", "mean's share", "largest channels", "constant explains")
+QUANTITIES = {
+    "deviation": ("Deviation", "the mean deviation of a row, which LayerNorm divides by, without the first token"),
+    "mean_share": (
+        "The mean\u2019s share",
+        "the mean\u2019s part in a row\u2019s mean square, which RMSNorm leaves in",
+    ),
+    "unexplained": ("Lost by freezing", "the share of the output that a constant deviation does not explain"),
+}
+
+
+def look_rows(sites: Sequence[SiteLook]) -> list[tuple[str, ...]]:
+    """Return the cells of the table, a row for each site."""
+    return [
+        (
+            one.site, *(brief(x) for x in (one.deviation, one.deviation_spread, one.deviation_first)),
+            percent(one.mean_share), _channels(one),
+            percent(1 - one.unexplained),
+        )
+        for one in sites
+    ]  # fmt: skip
+
+
+def _channels(site: SiteLook) -> str:
+    """Return the channels with most of the variance, and their share of it together."""
+    share = percent(sum(top.share for top in site.channels))
+    return f"{', '.join(str(top.channel) for top in site.channels)}: {share}"
+
+
+def look_summary(sites: Sequence[SiteLook], about: str) -> Table:
+    """Return the table for a terminal."""
+    table = Table(*HEADS, box=None, pad_edge=False, caption=about, caption_justify="left")
+    table.columns[5].no_wrap = True
+    for row in look_rows(sites):
+        table.add_row(*row)
+    return table
+
+
+def look_page(sites: Sequence[SiteLook], fields: dict[str, Any], about: str) -> str:
+    """Return a page with a map of the sites for each quantity, and the table."""
+    reading = Reading(fields)
+    scales = {name: LogScale(site[name].number for site in reading["norm_sites"]) for name in QUANTITIES}
+    return render(
+        "look.html", title=f"Norm sites of {fields['model']}", about=about, reading=reading, scales=scales,
+        quantities=QUANTITIES, heads=HEADS, rows=look_rows(sites),
+    )  # fmt: skip

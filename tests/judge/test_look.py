@@ -1,0 +1,61 @@
+"""What each norm is given: against the formulas, on inputs that hooks have kept."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import assert_within, random_ids, small_model
+
+from minigpt import NormError
+from minigpt.judge.drift import Recorder
+from minigpt.judge.look import look
+
+
+def test_the_figures_are_those_of_the_inputs() -> None:
+    model, ids = small_model(dtype=torch.float64), random_ids(4, 24)
+    with torch.no_grad():
+        model.wpe.weight[0, :3] = torch.tensor([300.0, -200.0, 250.0])
+        recorder = Recorder(model, model.norm_sites())
+        with recorder:
+            model(ids)
+    found = look(model, ids)
+    assert [one.site for one in found] == model.norm_sites()
+    for one in found:
+        x = recorder.inputs[one.site]
+        deviation = (x.var(-1, correction=0) + 1e-5).sqrt()
+        rest, first = deviation[:, 1:], deviation[:, 0]
+        share = (x.mean(-1).square() / x.square().mean(-1)).mean()
+        for given, wanted in ((one.deviation, rest.mean()), (one.deviation_spread, rest.std(correction=0)),
+                              (one.deviation_first, first.mean()), (one.mean_share, share)):  # fmt: skip
+            assert_within(abs(given - wanted.item()), 1e-12 * wanted.item(), wanted.item(), one.site)
+        energy = (x - x.mean(-1, keepdim=True)).square().sum((0, 1))
+        assert {top.channel for top in one.channels} == {0, 1, 2}, "the massive channels"
+        assert sum(top.share for top in one.channels) == pytest.approx((energy[:3].sum() / energy.sum()).item())
+        norm = model.get_submodule(one.site)
+        constant = torch.where(deviation > 10 * rest.mean(), first.mean(), rest.mean())[..., None]
+        frozen = (x - x.mean(-1, keepdim=True)) / constant * norm.weight + norm.bias
+        wanted = F.layer_norm(x, (48,), norm.weight, norm.bias)
+        lost = (frozen - wanted).square().sum() / (wanted - wanted.mean((0, 1))).square().sum()
+        assert one.unexplained == pytest.approx(lost.item(), rel=1e-9)
+    assert not any(norm._forward_pre_hooks for norm in model.norm_modules().values())
+
+
+def test_a_row_of_one_token_has_no_usual_deviation() -> None:
+    with pytest.raises(NormError, match="two tokens or more"):
+        look(small_model(), random_ids(3, 1))
+
+
+def test_the_command_shows_writes_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from minigpt.cli.sites import sites
+
+    (tmp_path / "text").write_text("Once upon a time there was a gardener named Tom. " * 20)
+    sites("demo", tmp_path / "text", device="cpu", json_file=str(tmp_path / "a.json"), html=tmp_path / "page.html")
+    shown, fields = capsys.readouterr().out, json.loads((tmp_path / "a.json").read_text())
+    page = (tmp_path / "page.html").read_text()
+    for site in fields["norm_sites"]:
+        assert site["site"] in shown
+        assert f"{site['site']}</th>" in page
+    assert len(fields["norm_sites"]) == 9
+    assert page.count('class="heat"') == 3
