@@ -13,13 +13,17 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Te
 
 from minigpt.errors import MiniGPTError
 
-NARROWEST = 40  # columns
+NARROWEST, WIDEST = 40, 10_000  # columns
 
 
 def console() -> Console:
-    """Return a console for standard output that prints text unchanged: a name may contain [brackets] or :colons:."""
+    """Return a console for standard output that prints text unchanged: a name may contain [brackets] or :colons:.
+
+    A pipe has no width: nothing that goes there is cut or wrapped, unless COLUMNS says so.
+    """
     console = Console(highlight=False, markup=False, emoji=False)
-    console.width = max(console.width, NARROWEST)
+    in_pipe = not console.is_terminal and "COLUMNS" not in os.environ
+    console.width = WIDEST if in_pipe else max(console.width, NARROWEST)
     return console
 
 

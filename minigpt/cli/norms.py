@@ -44,7 +44,9 @@ def norms(
     if as_json:
         print_json(report.to_dict(), "-")
     else:
-        console().print((conformance_cases if every_case else conformance_summary)(report, dtype))
+        out = console()
+        is_piped = not out.is_terminal
+        out.print(conformance_cases(report, dtype) if every_case else conformance_summary(report, dtype, is_piped))
     if html is not None:
         write(html, conformance_page(report, dtype))
     raise typer.Exit({True: 0, False: 1, None: 2}[report.dtypes.get(dtype)])

@@ -13,19 +13,22 @@ from minigpt.placement import DTYPES
 from minigpt.report.parity_summary import verdict
 
 LINES, COLUMNS = 25, 80
+MORE = "--all lists every case, --html FILE writes a page"
 MOST_DIAGNOSES = 4  # with what follows, 25 lines
 
 
-def conformance_summary(report: ConformanceReport, dtype: str = "float32") -> RenderableType:
+def conformance_summary(report: ConformanceReport, dtype: str = "float32", whole: bool = False) -> RenderableType:
     """Return at most 25 lines of 80 columns: each dtype's verdict, the diagnosis, and a line for each failing group.
 
     Args:
         dtype: the dtype that the first line is about.
+        whole: cut nothing, e.g. in a pipe.
     """
-    head = [_headline(report, dtype), *_dtype_lines(report), *_indented("note: ", report.notes[:2], 2)]
-    tail = [*_group_lines(report), Text("--all lists every case, --html FILE writes a page")]
-    room = LINES - len(head) - len(tail)
-    found = _indented("diagnosis: ", report.diagnoses[:MOST_DIAGNOSES], 2)[:room]
+    head, tail = [_headline(report, dtype), *_dtype_lines(report)], [*_group_lines(report), Text(MORE)]
+    if whole:
+        return Group(*head, *_said(report), *tail)
+    head += _indented("note: ", report.notes[:2], 2)
+    found = _indented("diagnosis: ", report.diagnoses[:MOST_DIAGNOSES], 2)[: LINES - len(head) - len(tail)]
     return Group(*(_fitted(line) for line in (*head, *found, *tail)))
 
 
@@ -35,8 +38,12 @@ def conformance_cases(report: ConformanceReport, dtype: str = "float32") -> Rend
     for case in sorted(report.cases, key=lambda case: case.passed):
         figures = ("" if figure is None else brief(figure) for figure in (case.error, case.bound))
         table.add_row(case.name, *figures, case.note or case.reason, "pass" if case.passed else "FAIL")
-    said = [f"  note: {note}" for note in report.notes] + [f"  diagnosis: {said}" for said in report.diagnoses]
-    return Group(_headline(report, dtype), *_dtype_lines(report), *map(Text, said), table)
+    return Group(_headline(report, dtype), *_dtype_lines(report), *_said(report), table)
+
+
+def _said(report: ConformanceReport) -> list[Text]:
+    said = {"note": report.notes, "diagnosis": report.diagnoses}
+    return [Text(f"  {kind}: {sentence}") for kind, sentences in said.items() for sentence in sentences]
 
 
 def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
@@ -44,12 +51,14 @@ def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
     from minigpt.report.page import render
 
     groups = dict.fromkeys(case.group for case in report.cases)
+    passed = report.dtypes.get(dtype)
     return render(
         "conformance.html",
         title=f"{report.norm}: conformance",
         report=report,
-        headline=_headline(report, dtype).plain,
-        passed=report.dtypes.get(dtype),
+        dtype=dtype,
+        kind={True: "pass", False: "fail", None: "different"}[passed],
+        heading={True: "A LayerNorm", False: "Not a LayerNorm", None: "Not judged"}[passed],
         dtypes=list(_verdicts(report)),
         groups={group: [case for case in report.cases if case.group == group] for group in groups},
     )
@@ -91,8 +100,14 @@ def _group_lines(report: ConformanceReport) -> list[Text]:
     for group in dict.fromkeys(case.group for case in report.failures):
         cases = [case for case in report.cases if case.group == group]
         failed = [case for case in cases if not case.passed]
-        lines.append(Text(f"  {group:10}{len(failed)} of {len(cases)} fail, first {_brief(failed[0])}"))
+        lines.append(Text(f"  {group:10}{len(failed)} of {len(cases)} fail{_where(failed)}, first {_brief(failed[0])}"))
     return lines
+
+
+def _where(failed: list[CaseResult]) -> str:
+    """Name the dtypes, for failures that are not of float32, which most readers ask about."""
+    dtypes = sorted(set().union(*(case.failed_at for case in failed)))
+    return "" if "float32" in dtypes or not dtypes else f" at {' and '.join(dtypes)} only"
 
 
 def _brief(case: CaseResult) -> str:

@@ -3,15 +3,19 @@
 Playwright drives the system's Chromium. The tests are skipped if there is none.
 """
 
+import importlib.util
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sabotages
 from reports import Report, sample_report
 from test_page import HOSTILE, assert_shows, numbers, replaced, with_budget
 
+from minigpt.conformance import check_norm
+from minigpt.report.conformance_summary import conformance_page
 from minigpt.report.page import report_page
 
 pytest.importorskip("matplotlib", reason="draws the charts and comes with minigpt[page]")
@@ -100,4 +104,53 @@ def test_a_phone_shows_every_site_without_scrolling(
         "Math.max(...[...document.querySelectorAll('.heat td')].map(e => e.getBoundingClientRect().right))"
     )
     assert right <= 390
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def all_kinds(pages: dict[str, tuple[Path, dict[str, Report]]]) -> list[Path]:
+    """Every kind of page: reports alone, two and ten side by side, and the check of a norm that fails."""
+    folder = pages["two"][0].parent
+    ten = [sample_report(2, passing=number % 2 == 0, norm=f"norm {number}") for number in range(10)]
+    (folder / "ten.html").write_text(report_page(*ten), encoding="utf-8")
+    checked = check_norm(sabotages.DividesByNMinusOne, device="cpu", cases=["width*", "values", "layouts"])
+    (folder / "check.html").write_text(conformance_page(checked), encoding="utf-8")
+    return [pages["12 layers"][0], pages["failing"][0], pages["two"][0], folder / "ten.html", folder / "check.html"]
+
+
+def test_axe_finds_no_accessibility_error(browser: Any, all_kinds: list[Path]) -> None:
+    found = importlib.util.find_spec("axe_playwright_python")
+    assert found is not None, "axe-playwright-python brings axe-core and comes with minigpt[dev]"
+    axe = Path(found.submodule_search_locations[0], "axe.min.js").read_text(encoding="utf-8")
+    for file in all_kinds:
+        for width, scheme in VIEWS:
+            page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
+            page.goto(file.as_uri())
+            page.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true })")
+            page.evaluate(axe)
+            violations = page.evaluate("axe.run().then(result => result.violations)")
+            told = [(one["id"], [node["html"][:120] for node in one["nodes"][:3]]) for one in violations]
+            assert told == [], f"{file.name} at {width} in {scheme}"
+            page.close()
+
+
+def test_a_check_shows_failures_first_and_folds_what_passes(browser: Any, all_kinds: list[Path]) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto(all_kinds[-1].as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    tops = page.evaluate("['failures', 'passes'].map(id => document.getElementById(id).getBoundingClientRect().top)")
+    assert tops == sorted(tops)
+    assert page.evaluate("[...document.querySelectorAll('#passes table')].every(t => !t.closest('details').open)")
+    page.close()
+
+
+def test_the_first_column_of_ten_reports_stays(browser: Any, all_kinds: list[Path]) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 844})
+    page.goto(all_kinds[-2].as_uri())
+    cell = "document.querySelector('.many th[scope=row]')"
+    box = "document.querySelector('.many').closest('.scroll')"
+    before = page.evaluate(f"{cell}.getBoundingClientRect().left")
+    assert page.evaluate(f"{box}.scrollLeft = 300, {box}.scrollLeft") == 300
+    assert page.evaluate(f"{cell}.getBoundingClientRect().left") == before
+    assert "scrolls sideways" in page.evaluate("document.querySelector('main').innerText")
     page.close()
