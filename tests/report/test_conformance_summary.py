@@ -66,7 +66,8 @@ def test_the_page_escapes_and_lists_every_case() -> None:
     report = check_norm(sabotages.DividesByNMinusOne, device="cpu", cases=["values", "special"])
     page = conformance_page(report)
     assert "variance divides by n - 1" in page
-    assert page.count("FAIL") >= len(report.failures)
+    failing = page[page.index('id="failures"') : page.index('id="passes"')]
+    assert all(case.name.replace("&", "&amp;") in failing for case in report.failures)
     assert all(case.name.replace("&", "&amp;") in page for case in report.cases)
 
 
@@ -92,6 +93,14 @@ def check(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 )
 def test_the_tutorials_formula_is_a_layer_norm_at_float32(check: Check, words: list[str], status: int) -> None:
     assert check(*words)[0] == status
+
+
+def test_a_pass_says_at_which_dtypes_cases_fail_and_a_pipe_gets_whole_lines(check: Check) -> None:
+    out = check()[1]
+    assert "width 64" in out
+    assert " at float16 only, first " in out or " at bfloat16 and float16 only, first " in out, out
+    assert "…" not in out
+    assert " ..." not in out
 
 
 def test_what_is_printed_and_written(check: Check, tmp_path: Path) -> None:
