@@ -32,6 +32,8 @@ COMMANDS = (
     "study",
 )
 
+RESUMABLE = (["study"], ["finetune"])  # and generate --prompts, which says more
+
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
@@ -75,6 +77,8 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
     try:
         status = app(with_ray_address(sys.argv[1:]) or ["--help"], standalone_mode=False)
+        if status == 130:  # Typer's, after an interrupt
+            raise KeyboardInterrupt
         sys.stdout.flush()
         sys.exit(status)
     except MiniGPTError as error:
@@ -82,6 +86,8 @@ def main() -> None:
     except _UsageError as error:
         _fail(f"{error.format_message()} (minigpt --help shows what there is)")
     except (KeyboardInterrupt, typer.Abort):
+        if sys.argv[1:2] in RESUMABLE:
+            print("stopped; the same command continues", file=sys.stderr)
         sys.exit(130)
     except (MemoryError, RuntimeError) as error:
         if not _is_of_memory(error):

@@ -207,7 +207,7 @@ def judged_prompts(place: Path, prompts: Prompts | None, config: GPT2Config) -> 
     given = PROMPTS if prompts is None else prompts
     if tokenizer is not None and isinstance(given[0], str):
         ids = [prompt_ids(tokenizer, text) for text in cast("Sequence[str]", given)]
-        described = f"{len(ids)} texts" if len(ids) > 1 else "1 text"
+        described = f"{len(ids)} {'built-in ' if prompts is None else ''}text{'s' if len(ids) > 1 else ''}"
     else:
         ids = [[int(token) for token in prompt] for prompt in given]
         described = f"{len(ids)} lists of ids"

@@ -69,7 +69,9 @@ def _distribution(report: ParityReport) -> Iterator[tuple[str, str]]:
     if math.isnan(found.perplexity_reference) and math.isfinite(report.logits.scale):
         yield "perplexity", "nothing to predict: no prompt has two tokens"
     else:
-        yield "perplexity", f"{precise(found.perplexity_candidate)} (truth {precise(found.perplexity_reference)})"
+        of_what = f", of the {report.prompts}; --text FILE measures others" if "built-in" in report.prompts else ""
+        figures = f"{precise(found.perplexity_candidate)} (truth {precise(found.perplexity_reference)})"
+        yield "perplexity", figures + of_what
     yield (
         "likeliest tokens",
         f"same first {percent(found.top1_agreement)}, five in common {percent(found.top5_agreement)}",

@@ -140,6 +140,15 @@ def test_help_waits_for_no_library() -> None:
     assert done.stderr == "[]\n"
 
 
+def test_an_interrupt_of_a_resumable_command_says_that_it_continues(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(file: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minigpt.study.read_study", interrupted)
+    ended = run("study", "study.toml", "--out", "results")
+    assert (ended.status, ended.err) == (130, "stopped; the same command continues\n")
+
+
 # generate
 
 

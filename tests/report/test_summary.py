@@ -140,3 +140,9 @@ def test_a_failure_names_the_next_command(passing: minigpt.ParityReport) -> None
     assert "Next:" not in shown(passing)
     assert "minigpt norms --check textbook names a mistake" in shown(failing(passing))
     assert "--bisect names the sites" in shown(failing(passing))
+
+
+def test_the_perplexity_says_that_the_texts_are_built_in(passing: minigpt.ParityReport) -> None:
+    assert "built-in" not in shown(passing)
+    report = dataclasses.replace(passing, prompts="4 built-in texts")
+    assert ", of the 4 built-in texts; --text FILE measures others" in shown(report)
