@@ -326,7 +326,7 @@ class ParityReport:
     def broken_budget(self) -> list[str]:
         """The limits that were not kept, a sentence each."""
         return [
-            f"The budget allows {line.quantity} {brief(line.limit)}, and it is {brief(line.measured)}."
+            f"The budget allows {line.quantity} {line.limit:g}, and it is {brief(line.measured)}."
             for line in self.budget or []
             if not line.kept
         ]

@@ -124,7 +124,7 @@ def _asked_for(report: ParityReport) -> Iterator[tuple[str, str]]:
         yield f"breaks {what}", ", ".join(report.bisect.sites) or none
     for line in report.budget or []:
         kept = "kept" if line.kept else "NOT kept"
-        yield f"budget {line.quantity}", f"{brief(line.measured)} of {brief(line.limit)}: {kept}"
+        yield f"budget {line.quantity}", f"{brief(line.measured)} of {line.limit:g}: {kept}"
 
 
 def _time(report: ParityReport) -> Iterator[tuple[str, str]]:
