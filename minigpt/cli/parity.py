@@ -65,6 +65,12 @@ def parity(
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Swap one site at a time; rank the sites.")
     ] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Swap site after site, the least harmful first, to the kl of --budget.")
+    ] = False,
+    remove_file: Annotated[
+        Path | None, typer.Option(help="Keep the trials of --remove here; started again, the search goes on.")
+    ] = None,
     bisect: Annotated[
         bool, typer.Option("--bisect", help="Name the swapped sites that break parity, or the budget.")
     ] = False,
@@ -80,10 +86,13 @@ def parity(
     if compare:
         _compare(reports or [], html)
         return
+    if remove_file is not None and not remove:
+        raise minigpt.ConfigError("--remove-file is for --remove")
     if reports:
         raise minigpt.ConfigError(f"{reports[0]} is only read with --compare; give the model to judge as --model")
     norms, patterns = norm or ["fused"], [one.split(",") for one in sites or ["*"]]
     _require_showable(json_file, html)
+    require_writable(remove_file)
     given, pairs = _prompts(prompt, prompts), list(product(norms, patterns))
     judged = []
     with progress() as say:
@@ -91,7 +100,7 @@ def parity(
             judged.append(minigpt.parity(
                 model, norm=name, sites=where, keep=parse_keep(keep), center=center, against=against, prompts=given,
                 attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision,
-                noise=noise, sensitivity=sensitivity, bisect=bisect, text=text,
+                noise=noise, sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect, text=text,
                 fit=fit, budget=budget,
                 progress=_part(say, number, len(pairs), f"{name} at {','.join(where)}: " if len(pairs) > 1 else ""),
             ))  # fmt: skip

@@ -1,7 +1,8 @@
 """The models that are compared, and the texts that all of them read."""
 
+import copy
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -20,7 +21,8 @@ from minigpt.judge.parity_report import SiteFit
 from minigpt.judge.reference import Reference
 from minigpt.norms import NormSpec, available, notes
 from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm
-from minigpt.swap import center_writers, fit_on_text, match_sites, swap_norms
+from minigpt.swap import center_writers, fit_norms, match_sites, swap_norms
+from minigpt.swap.fit import rows_of_text
 from minigpt.swap.saved import is_registered
 from minigpt.tokenizer import Tokenizer
 
@@ -49,6 +51,7 @@ class Contest:
         reference: transformers, the original at the candidate's dtype.
         truth: transformers in float64, on the original's weights as rounded to that dtype.
         swapped: the sites that hold the norm in question.
+        fit_rows: the token ids (B, T) that its Parameters are fitted on; None if they are not.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Contest:
         else:
             self.swapped = swap_norms(self.candidate, norm, sites, keep)
         self._new = self.candidate.norm_modules()
+        self.fit_rows: Int[Tensor, "batch seq"] | None = None
         self.dtype = self.candidate.wte.weight.dtype
         self.plain = self.ours(arithmetic="reference")
         if not is_plain_form(self.plain):
@@ -112,8 +116,25 @@ class Contest:
 
     def swap_only(self, sites: Sequence[str]) -> None:
         """Put the norm in question at these of its sites only, and the model's own norms elsewhere."""
+        self.put({site: self._new[site] for site in sites})
+
+    def put(self, norms: Mapping[str, nn.Module]) -> None:
+        """Put these norms at their sites, and the model's own norms at the others that are swapped."""
         for site in self.swapped:
-            self.candidate.set_submodule(site, (self._new if site in sites else self._own)[site])
+            self.candidate.set_submodule(site, norms.get(site, self._own[site]))
+
+    def norm_at(self, site: str) -> nn.Module:
+        """The norm in question at one of its sites."""
+        return self._new[site]
+
+    def with_site(self, norms: Mapping[str, nn.Module], site: str) -> dict[str, nn.Module]:
+        """Return these norms, and the one in question at one more site: fitted there, if norms are fitted."""
+        new = self._new[site]
+        if self.fit_rows is not None:
+            new = copy.deepcopy(new)
+            self.put({**norms, site: new})
+            fit_norms(self.candidate, self.fit_rows, site)
+        return {**norms, site: new}
 
     @property
     def is_exact(self) -> bool:
@@ -132,10 +153,11 @@ class Contest:
         return sorted(found)
 
     def fit(self, file: str | Path, tokenizer: Tokenizer | None) -> list[SiteFit]:
-        """Fit the norms in question on a text file; errors are those of ``fit_on_text``."""
+        """Fit the norms in question on a text file; errors are those of ``minigpt.swap.fit_on_text``."""
         if tokenizer is None:
             raise GenerationError(f"{file} needs a tokenizer, and the checkpoint has none")
-        found = fit_on_text(self.candidate, tokenizer, file, self.swapped)
+        self.fit_rows = rows_of_text(self.candidate, tokenizer, file)
+        found = fit_norms(self.candidate, self.fit_rows, self.swapped)
         return [SiteFit(site, *explained) for site, explained in found.items()]
 
     def tensor(self, ids: list[int]) -> Int[Tensor, "1 seq"]:

@@ -20,6 +20,7 @@ from minigpt.judge.measures import Distance, LogitsMeter, over_floor
 from minigpt.judge.parity_report import Bitwise, Logits, OrdinaryDifference, ParityReport, TokenDrift
 from minigpt.judge.perplexity import file_ids, perplexity_of_ids, text_perplexity
 from minigpt.judge.reference import judging
+from minigpt.judge.removal import Remover
 from minigpt.judge.yardsticks import cost, ordinary_differences, speed
 from minigpt.measure.environment import versions
 from minigpt.measure.numerals import brief
@@ -57,6 +58,8 @@ def parity(
     local_files_only: bool = False,
     noise: bool = False,
     sensitivity: bool = False,
+    remove: bool = False,
+    remove_file: str | Path | None = None,
     bisect: bool = False,
     text: str | Path | None = None,
     fit: str | Path | None = None,
@@ -80,6 +83,8 @@ def parity(
         max_new_tokens: greedy tokens to compare after each prompt, fewer where the context ends; 0 for none.
         noise: also measure ordinary differences, e.g. bfloat16 against float32, for comparison.
         sensitivity: swap one site at a time, and rank the sites.
+        remove: swap one site after another, the least harmful first, until all are swapped or the budget's kl is spent.
+        remove_file: keeps what ``remove`` has measured; a search that is started again with it goes on.
         bisect: name the swapped sites that break parity, or the budget if there is one.
         text: a UTF-8 file to measure the perplexity of, with the original and with the candidate.
         fit: a UTF-8 file to fit the swapped norms on first, as ``fit_norms`` does.
@@ -94,7 +99,7 @@ def parity(
     patterns = patterns_of(sites)
     on = resolve_device("cpu" if quantize and device is None else device)
     require_values(on)
-    steps = Steps(progress, total=sum((5, noise, sensitivity, bisect, 2 * (text is not None))))
+    steps = Steps(progress, total=sum((5, noise, sensitivity or remove, bisect, 2 * (text is not None))))
     steps("loading the models")
     place = locate(source, revision=revision, local_files_only=local_files_only)
     original = None if against is None else locate(against, local_files_only=local_files_only)
@@ -104,7 +109,7 @@ def parity(
         raise GenerationError("the budget limits perplexity, but no prompt has two tokens; give longer ones, or a text")
     text_ids = file_ids(text, judged.tokenizer, contest.config.n_positions) if text is not None else []
     fitted = None if fit is None else contest.fit(fit, judged.tokenizer)
-    steps.total += len(judged.prompts) - 1
+    steps.total += len(judged.prompts) - 1 + (len(contest.swapped) if remove else 0)
     run = _Run(contest, judged, steps)
     with judging():
         run.compare(max_new_tokens)
@@ -128,9 +133,12 @@ def parity(
         extras: dict[str, Any] = {}
         if noise:
             extras["noise"] = run.noise()
-        if sensitivity:
+        if sensitivity or remove:
+            remover = Remover(contest, text_ids[: contest.config.n_positions] or run.longest.text, remove_file)
             steps("swapping one site at a time")
-            extras["sensitivity"] = search.sensitivity(contest, run.longest.text, report.logits)
+            extras["sensitivity"] = remover.sensitivity(report.logits)
+            if remove:
+                extras["removal"] = remover.curve(limits.get("kl", torch.inf), steps)
         if text is not None:
             extras["perplexity"] = text_perplexity(contest, text, text_ids, steps)
         report = _spent(dataclasses.replace(report, **extras), limits)

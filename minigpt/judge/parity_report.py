@@ -150,6 +150,24 @@ class SiteSensitivity:
 
 
 @dataclasses.dataclass(frozen=True)
+class RemovalStep:
+    """The model after one more site is swapped, against the model with its own norms."""
+
+    site: str
+    kl_mean: float  # nats a token
+    loss: float  # nats a token
+    rms_error: float  # of the logits
+
+
+@dataclasses.dataclass(frozen=True)
+class Removal:
+    """Sites in the order in which they are swapped, the least harmful first, and what the model is after each."""
+
+    loss: float  # with no site swapped
+    steps: list[RemovalStep]
+
+
+@dataclasses.dataclass(frozen=True)
 class Bisection:
     """The swapped sites that must have their own norm back for the verdict to be a pass.
 
@@ -257,6 +275,7 @@ class ParityReport:
     fit: list[SiteFit] | None = None
     noise: list[OrdinaryDifference] | None = None
     sensitivity: list[SiteSensitivity] | None = None
+    removal: Removal | None = None
     bisect: Bisection | None = None
     perplexity: TextPerplexity | None = None
     budget: list[BudgetLine] | None = None

@@ -1,28 +1,9 @@
-"""Which sites matter: one at a time, ranked; and the smallest sets that break the verdict."""
+"""Which sites break the verdict: the smallest sets of them."""
 
 from collections.abc import Callable
 from itertools import pairwise
 
-from minigpt.judge.contest import Contest
-from minigpt.judge.measures import Distance
-from minigpt.judge.parity_report import Bisection, Logits, SiteSensitivity
-
-# T tokens, V vocabulary
-
-
-def sensitivity(contest: Contest, text: list[int], logits: Logits) -> list[SiteSensitivity]:
-    """How much each swapped site alone changes the logits of the model with its own norms, most first."""
-    ids = contest.tensor(text)  # (1, T)
-    contest.swap_only([])
-    unswapped = contest.candidate(ids)  # (1, T, V)
-    ranked = []
-    for site in contest.swapped:
-        contest.swap_only([site])
-        change = Distance()
-        change.add(contest.candidate(ids), unswapped)
-        ranked.append(SiteSensitivity(site, change.rms, logits.over_noise(change.rms)))
-    contest.swap_only(contest.swapped)
-    return sorted(ranked, key=lambda site: -site.rms_error)
+from minigpt.judge.parity_report import Bisection
 
 
 def bisect(sites: list[str], fails: Callable[[list[str]], bool]) -> Bisection:

@@ -44,6 +44,7 @@ def report_page(*reports: dict[str, Any]) -> str:
                 for x in _numbers(r["norm_sites"], key)
             ),
             "tokens": LogScale(kl.number for r in readings for kl in r["tokens.kl"]).decades,
+            "removal": LogScale(x for r in readings for x in _numbers(r["removal.steps"], "kl_mean")),
             "sensitivity": LogScale(x for r in readings for x in _numbers(r["sensitivity"], "rms_error")),
         },
     )  # fmt: skip

@@ -28,7 +28,23 @@ def parity_summary(report: ParityReport) -> RenderableType:
         *(Padding(Text(sentence), (0, 0, 0, 2), expand=False) for sentence in sentences),
         _figures(report),
         _worst_sites(report.norm_sites),
+        *_fit_and_removal(report),
     )
+
+
+def _fit_and_removal(report: ParityReport) -> Iterator[Table]:
+    """What the sites explain before and after they were fitted, and the order in which they are swapped."""
+    if report.fit is not None:
+        table = Table("norm site", "explains", "fitted", box=None, pad_edge=False)
+        for site in sorted(report.fit, key=lambda site: site.after):
+            table.add_row(site.site, percent(site.before), percent(site.after))
+        yield table
+    if report.removal is not None:
+        table = Table("sites swapped", "the last", "KL divergence", "loss", box=None, pad_edge=False)
+        table.add_row("0", "", "0", brief(report.removal.loss))
+        for number, step in enumerate(report.removal.steps, 1):
+            table.add_row(str(number), step.site, brief(step.kl_mean), brief(step.loss))
+        yield table
 
 
 def _next_step(report: ParityReport) -> Iterator[str]:

@@ -1,0 +1,106 @@
+"""Swapping one site after another: the order by brute force, the figures, and going on after a kill."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import reference, saved
+
+import minigpt
+from minigpt import MiniGPTError
+from minigpt.judge import removal
+from minigpt.report.page import report_page
+from minigpt.report.parity_summary import parity_summary
+
+SITES = ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
+PROMPTS = [list(range(5, 25))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(reference(std=0.3, n_layer=2), tmp_path_factory.mktemp("two"))
+
+
+def judge(folder: Path, norm: str = "rms", **how: object) -> minigpt.ParityReport:
+    return minigpt.parity(folder, norm=norm, prompts=PROMPTS, max_new_tokens=0, device="cpu", remove=True, **how)  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def test_each_step_takes_the_least_harmful_site(folder: Path) -> None:
+    """Recomputed with the public interface alone."""
+    ids, found = torch.tensor(PROMPTS), judge(folder).removal
+    original = minigpt.from_pretrained(folder, device="cpu")(ids)[0].double().log_softmax(-1)
+    assert found is not None
+    assert found.loss == pytest.approx(-original[:-1].gather(1, ids[0, 1:, None]).mean().item(), rel=1e-6)
+    kept: list[str] = []
+    for step in found.steps:
+        harm = {}
+        for site in set(SITES) - set(kept):
+            model = minigpt.from_pretrained(folder, device="cpu")
+            minigpt.swap_norms(model, "rms", [*kept, site])
+            swapped = model(ids)[0].double().log_softmax(-1)
+            harm[site] = (original.exp() * (original - swapped)).sum(-1).mean().item()
+            if site == step.site:
+                assert step.loss == pytest.approx(-swapped[:-1].gather(1, ids[0, 1:, None]).mean().item(), rel=1e-5)
+        assert step.site == min(harm, key=lambda site: harm[site])
+        assert step.kl_mean == pytest.approx(harm[step.site], rel=1e-4)
+        kept.append(step.site)
+    assert sorted(kept) == SITES
+
+
+def test_the_first_step_is_the_sensitivity_and_the_rest_of_the_report_is_as_without(folder: Path) -> None:
+    report = judge(folder, bisect=True)
+    alone = minigpt.parity(folder, norm="rms", prompts=PROMPTS, max_new_tokens=0, device="cpu", sensitivity=True)
+    assert report.sensitivity == alone.sensitivity
+    assert report.logits == alone.logits
+    assert report.removal is not None
+    page = report_page(report.to_dict())
+    assert "One site after another" in page
+    assert all(step["site"] in page for step in report.to_dict()["removal"]["steps"])
+    assert parity_summary(report) is not None
+
+
+def test_a_budget_ends_it(folder: Path) -> None:
+    whole = judge(folder).removal
+    assert whole is not None
+    limit = whole.steps[2].kl_mean
+    spent = judge(folder, budget=f"kl={limit * 0.999}").removal
+    assert spent is not None
+    assert spent.steps == whole.steps[:3], "up to the site that is over the budget"
+
+
+def test_a_killed_search_goes_on_where_it_was(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    file = tmp_path / "trials.jsonl"
+    whole = judge(folder, remove_file=file).removal
+    lines = file.read_text().splitlines(keepends=True)
+    assert len(lines) == 15
+    file.write_text("".join(lines[:7]) + lines[7][:20])
+    measured: list[str] = []
+    measure = removal.Remover._measure
+    monkeypatch.setattr(removal.Remover, "_measure", lambda self, site: measured.append(site) or measure(self, site))
+    assert judge(folder, remove_file=file).removal == whole
+    assert len(measured) == 8 + 1, "the trials that were missing, and the model with its own norms"
+    assert file.read_text() == "".join(lines)
+    judge(folder, norm="std_eps", remove_file=file)
+    assert len({json.loads(line)["search"] for line in file.read_text().splitlines()}) == 2, "another norm's trials"
+    file.write_text('{"other": 1}\n')
+    with pytest.raises(MiniGPTError, match="does not hold the trials of --remove"):
+        judge(folder, remove_file=file)
+
+
+def test_each_site_is_fitted_as_it_goes(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("Once upon a time there was a young gardener named Tom, who found a silver coin. " * 20)
+    how = {"norm": "dyt", "sites": ["h.3.*", "ln_f"], "remove": True, "text": text, "device": "cpu"}
+    plain, fitted = minigpt.parity(**how), minigpt.parity(**how, fit=text)  # type: ignore[arg-type]
+    assert plain.removal is not None
+    assert fitted.removal is not None
+    assert fitted.fit is not None
+    assert all(site.after > site.before for site in fitted.fit)
+    alone = minigpt.parity(**how | {"remove": False}, fit=text)  # type: ignore[arg-type]
+    assert fitted.perplexity == alone.perplexity, "measured with the norms as they were fitted together"
+    for one, other in zip(fitted.removal.steps, plain.removal.steps, strict=True):
+        assert one.kl_mean < other.kl_mean
