@@ -70,3 +70,17 @@ def test_what_cannot_be_centred_is_said_and_nothing_changes() -> None:
         center_writers(model)
     with pytest.raises(ConfigError, match=r"must be a minigpt\.GPT2"):
         center_writers(nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+def test_convert_centres_before_it_swaps(tmp_path: Path) -> None:
+    from minigpt.cli.convert import convert
+
+    convert("demo", str(tmp_path / "plain"), center=True)
+    convert("demo", str(tmp_path / "rms"), norm="rms", center=True)
+    ids = random_ids(2, 30)
+    with torch.no_grad():
+        wanted = minigpt.from_pretrained("demo", device="cpu")(ids)
+        for folder in ("plain", "rms"):
+            model = minigpt.from_pretrained(tmp_path / folder, device="cpu")
+            assert_close(model(ids), wanted, 1e-5, folder)
+    assert type(model.ln_f).__name__ == "RMSNorm"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_close, assert_same_bits, assert_within, random_ids, small_model
+from helpers import assert_close, assert_same_bits, assert_within, random_ids, rms, small_model
 from torch import Tensor, nn
 
 import minigpt
@@ -194,3 +194,25 @@ def test_a_fitted_norm_trains_and_only_it_changes(ids: Tensor) -> None:
     fit_norms(model, ids)
     model(ids).square().mean().backward()
     assert all(own.grad is not None for name, own in model.named_parameters() if "ln_" in name)
+
+
+@torch.no_grad()
+def test_what_is_fitted_on_the_command_line_is_saved_served_and_written(tmp_path: Path) -> None:
+    from minigpt.cli.convert import convert
+    from minigpt.serve.models import load
+
+    (tmp_path / "odd.py").write_text(USERS_OWN)
+    (tmp_path / "text").write_text("Once upon a time there was a young gardener named Tom. " * 60)
+    norm, ids = f"{tmp_path / 'odd.py'}:Odd", random_ids(2, 20)
+    convert("demo", str(tmp_path / "saved"), norm=norm, fit=tmp_path / "text")
+    served, tokenizer = load(str(tmp_path / "saved"), [norm], device="cpu")
+    fitted, _ = load("demo", [norm, "fused", "dyt"], fit=tmp_path / "text", device="cpu")
+    model = minigpt.from_pretrained("demo", norm=norm, device="cpu")
+    fit_on_text(model, tokenizer, tmp_path / "text")
+    for name, one in {"saved and served": served["saved"], "fitted and served": fitted["demo"]}.items():
+        assert_same_bits(one(ids), model(ids), name)
+    plain = minigpt.from_pretrained("demo", device="cpu")
+    assert_same_bits(fitted["demo:fused"](ids), plain(ids), "the model beside it")
+    assert rms(fitted["demo:dyt"](ids) - plain(ids)) < rms(
+        minigpt.from_pretrained("demo", norm="dyt", device="cpu")(ids) - plain(ids)
+    )
