@@ -110,6 +110,7 @@ def put_norms(model: GPT2, checkpoint: Checkpoint, asked: Pairs) -> dict[str, no
             module = norms.build(
                 norm, model.config.n_embd, eps=model.config.layer_norm_epsilon, bias="shift" in keep, keep=keep
             )
+        vars(module)["of_checkpoint"] = norms.name_of(norm)  # no LayerNorm stood there, so it cannot be fitted to one
         model.set_submodule(site, module)
         built[site] = norm
     return built

@@ -66,7 +66,8 @@ def fit_norms(
     Raises:
         ConfigError: if the model has no norm sites.
         NormError: if a pattern matches no site, there are fewer than 64 tokens, or a norm cannot be fitted. Such a norm
-            has no Parameters, or its output for a token depends on other tokens. Nothing has been changed then.
+            has no Parameters, its output for a token depends on other tokens, or it replaces a norm that is not a
+            LayerNorm in the checkpoint itself. Nothing has been changed then.
         GenerationError: if an id is outside the vocabulary, or there are more tokens than the context has.
     """
     check_has_norms(model)
@@ -155,6 +156,10 @@ class Fitting(nn.Module):
         if _error(present, same) <= rounding**2 * same.double().square().sum():
             self.explained = Explained(before, before)  # it is the original norm
             return present
+        if name := vars(self.norm).get("of_checkpoint"):
+            raise NormError(
+                f"{self.title} cannot be fitted: the checkpoint has {name} there, and no LayerNorm to fit to"
+            )
         if not wanted.isfinite().all() or not x.isfinite().all():
             raise NormError(f"{self.title} cannot be fitted: its input or output has values that are not finite")
         alone = trial(x[-1:, -1:].clone())
@@ -165,7 +170,7 @@ class Fitting(nn.Module):
         parameters = {name: own for name, own in trial.named_parameters() if own.is_floating_point()}
         if not parameters:
             raise NormError(f"{self.title} has no Parameters to fit; keep its scale and shift")
-        affine = _is_affine(trial, x[:1], present[:1])
+        affine = _is_affine(trial, x[:1])
         others = [own for name, own in parameters.items() if not (affine and name in ("weight", "bias"))]
         if others:
             _search(trial, x, wanted, others, affine)
@@ -235,9 +240,9 @@ def _set(trial: nn.Module, scale: Tensor, shift: Tensor) -> None:
         parameter.copy_(scale if role == "weight" else shift)
 
 
-def _is_affine(trial: nn.Module, x: Tensor, present: Tensor) -> bool:
+def _is_affine(trial: nn.Module, x: Tensor) -> bool:
     """Return True if a norm's output is ``bare * weight + bias``, with those of the two that it has."""
-    own = _affine_of(trial)
+    own, present = _affine_of(trial), trial(x)
     rebuilt = _bare(trial, x) * own.get("weight", 1) + own.get("bias", 0)
     return bool(own) and bool(_error(rebuilt, present) <= 1e-8 * present.double().square().sum())
 

@@ -153,6 +153,8 @@ def _share(model: HasNorms, new: nn.Module, old: nn.Module) -> None:
                 setattr(new, role, shared)
             else:
                 vars(new).setdefault("originals", {})[role] = shared
+        if "of_checkpoint" in vars(old):
+            vars(new)["of_checkpoint"] = vars(old)["of_checkpoint"]
         new.train(old.training)
 
 

@@ -98,6 +98,16 @@ def test_alpha_is_found_from_far_away(alpha: float, ids: Tensor) -> None:
         assert explained.item() <= after + 1e-6
 
 
+def test_frozen_norms_are_fitted_again_as_at_first(ids: Tensor) -> None:
+    model, others = small_model("frozen"), random_ids(8, 32)
+    fit_norms(model, others)
+    fit_norms(model, ids)
+    fresh = small_model("frozen")
+    fit_norms(fresh, ids)
+    for name, own in model.state_dict().items():
+        assert_close(own.nan_to_num(), fresh.state_dict()[name].nan_to_num(), 1e-5, name)
+
+
 def test_only_the_chosen_sites_are_fitted(ids: Tensor) -> None:
     model = small_model("dyt")
     before = {name: own.detach().clone() for name, own in model.named_parameters()}
@@ -141,6 +151,11 @@ def test_a_user_s_class_is_fitted_saved_and_read(tmp_path: Path, ids: Tensor) ->
     minigpt.save_pretrained(model, tmp_path / "saved")
     again = minigpt.from_pretrained(tmp_path / "saved", norm=norm, device="cpu")
     assert_same_bits(again(ids), model(ids), "read again")
+    for _ in range(2):  # as the checkpoint has it, and swapped
+        with pytest.raises(NormError, match=r"h\.0\.ln_1 .*: the checkpoint has .*:Odd there, and no LayerNorm"):
+            fit_norms(again, ids)
+        swap_norms(again, "dyt")
+    again = minigpt.from_pretrained(tmp_path / "saved", norm=norm, device="cpu")
     assert_same_bits(again.ln_f.norm.power, model.ln_f.norm.power, "power")
 
 
