@@ -1,0 +1,63 @@
+/* A step of a small model of random numbers, for every form of weights: prints the logits. It needs no Python. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "../../minigpt/engine/kernel.c"
+
+enum { WIDTH = 132, HEADS = 3, INNER = 77, WORDS = 100, LENGTH = 30, COUNT = 7, LAYERS = 2 };
+static uint32_t state = 1;
+
+static float next(float size) {
+    state = state * 1664525u + 1013904223u;
+    return size * ((state >> 8) / 8388608.0f - 1.0f);
+}
+
+static void *numbers(long count, float size, int is_half) {
+    char *values = calloc(count + 64, 4);
+    for (long i = 0; i < count; i++) {
+        if (is_half) ((uint16_t *)values)[i] = to_half(next(size));
+        else ((float *)values)[i] = next(size);
+    }
+    return values;
+}
+
+static void *panels(long in, long out) {
+    const long count = padded(out, PANEL) / PANEL * (padded(in, BLOCK) / BLOCK);
+    struct int8_block *blocks = calloc(count, sizeof *blocks);
+    for (long b = 0; b < count; b++) {
+        for (long o = 0; o < PANEL; o++) blocks[b].scale[o] = 0.001f + fabsf(next(0.001f));
+        for (long i = 0; i < PANEL * BLOCK; i++) ((uint8_t *)blocks[b].weight)[i] = 128 + (int)next(127);
+    }
+    return blocks;
+}
+
+static struct matrix matrix(long in, long out, long form) {
+    void *weight = form == INT8_PANELS ? panels(in, out) : numbers(in * out, 0.1f, form == HALF_COLUMNS || form == HALF_ROWS);
+    return (struct matrix){weight, numbers(out, 0.1f, 0), in, out, form};
+}
+
+static struct norm norm(long kind) {
+    return (struct norm){numbers(WIDTH, 1, 0), numbers(WIDTH, 1, 0), kind, 1e-5f, 0.5f, 2, 1};
+}
+
+int main(void) {
+    for (long form = FLOAT_COLUMNS; form <= INT8_PANELS; form++) {
+        const long is_half = form == HALF_COLUMNS || form == HALF_ROWS, size = LENGTH * WIDTH;
+        const long head = form < FLOAT_ROWS ? form + FLOAT_ROWS : form; /* the head's weight is always in rows */
+        struct layer layers[LAYERS];
+        for (long i = 0; i < LAYERS; i++)
+            layers[i] = (struct layer){norm(i), norm(i + 2), matrix(WIDTH, 3 * WIDTH, form), matrix(WIDTH, WIDTH, form),
+                                       matrix(WIDTH, INNER, form), matrix(INNER, WIDTH, form), 0.15f};
+        struct model model = {LAYERS, WIDTH, HEADS, INNER, is_half, form, numbers(WORDS * WIDTH, 1, is_half),
+                              numbers(LENGTH * WIDTH, 1, is_half), layers, norm(LAYER_NORM), matrix(WIDTH, WORDS, head)};
+        int64_t tokens[COUNT], positions[COUNT], starts[COUNT], ends[COUNT];
+        for (long r = 0; r < COUNT; r++) tokens[r] = 9 * r, starts[r] = r, ends[r] = LENGTH, positions[r] = LENGTH - 1 - r;
+        float *logits = numbers(COUNT * padded(WORDS, SLAB), 0, 0);
+        struct rows rows = {COUNT, tokens, positions, starts, ends, numbers(LAYERS * 2 * COUNT * size, 1, is_half),
+                            2 * COUNT * size, COUNT * size, size, LENGTH * (WIDTH / HEADS), logits};
+        char *memory = aligned_alloc(64, padded(minigpt_memory_portable(&model, &rows, 1, LENGTH), 64));
+        minigpt_step_portable(&model, &rows, 1, LENGTH, memory);
+        for (long r = 0; r < COUNT; r++)
+            for (long o = 0; o < WORDS; o++) printf("%.9g\n", logits[r * padded(WORDS, SLAB) + o]);
+    }
+}
