@@ -5,8 +5,8 @@ python scripts/docs/blocks.py docs/tutorial.md --write    # put what they print 
 python scripts/docs/blocks.py docs/tutorial.md --notebook docs/tutorial.ipynb
 
 The Python blocks of a page share one namespace, in order. A block fenced as ``output`` behind a Python block holds
-what that block prints. ``sh`` blocks are commands, a line each; ``sh no-run`` marks those that need a network, a GPU or
-somebody who presses a key.
+what that block prints. ``sh`` blocks are commands, a line each. The line ``<!-- no-run -->`` before a block marks one
+that needs a network, a GPU or somebody who presses a key; no viewer of Markdown shows that line.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 
 import typer
 
-FENCE = re.compile(r"^```(?P<kind>[a-z]+)(?P<note>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^(?P<mark><!-- no-run -->\n)?```(?P<kind>[a-z]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, what stands behind it on the fence, its text and its place in the page."""
+    """A fenced block: its language, whether it can run, its text and its place in the page."""
 
     kind: str
-    note: str
+    runs: bool
     body: str
     start: int
     end: int
@@ -36,7 +36,7 @@ class Block(NamedTuple):
 
 def blocks_of(page: str) -> list[Block]:
     """Return the fenced blocks of a page in order."""
-    return [Block(m["kind"], m["note"].strip(), m["body"], m.start(), m.end()) for m in FENCE.finditer(page)]
+    return [Block(m["kind"], not m["mark"], m["body"], m.start(), m.end()) for m in FENCE.finditer(page)]
 
 
 def run_python(page: str) -> list[tuple[Block, str]]:
@@ -44,7 +44,7 @@ def run_python(page: str) -> list[tuple[Block, str]]:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     ran = []
     for block in blocks_of(page):
-        if block.kind == "python" and block.note != "no-run":
+        if block.kind == "python" and block.runs:
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 exec(compile(block.body, "<page>", "exec"), namespace)
@@ -54,7 +54,7 @@ def run_python(page: str) -> list[tuple[Block, str]]:
 
 def commands_of(page: str) -> list[str]:
     """Return the commands of a page that a test can run."""
-    bodies = [block.body for block in blocks_of(page) if block.kind == "sh" and block.note != "no-run"]
+    bodies = [block.body for block in blocks_of(page) if block.kind == "sh" and block.runs]
     return [line for body in bodies for line in body.replace("\\\n", " ").splitlines() if line.strip()]
 
 
