@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """llama.cpp as a contestant, through llama-cpp-python: a GGUF file of the checkpoint, and greedy decoding of token ids.
 
 B rows, V vocabulary.
