@@ -1,4 +1,5 @@
-/* One decoding step of GPT-2 in one call: token ids in, logits out, for rows of different lengths.
+/* One decoding step of GPT-2 in one call: token ids in, logits out, for texts of different lengths. A step reads any
+ * number of new tokens of each text; every token sees those before it.
  *
  * A step is a sequence of phases, for example a product or attention. Threads take chunks of a phase one at a time, so a
  * thread that the system has suspended delays one chunk and not the whole phase. How a sum is divided depends only on its
@@ -9,7 +10,7 @@
  *
  * engine/kernel.py mirrors the structs. The file is compiled once for each level of instructions, under different names.
  *
- * R rows, C width of the residual stream, H heads, D = C / H, K inputs of a product.
+ * R rows, each a new token, C width of the residual stream, H heads, D = C / H, K inputs of a product.
  */
 #include <math.h>
 #include <sched.h>
@@ -43,6 +44,7 @@ typedef int32_t int_unaligned __attribute__((aligned(1), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 enum { SLAB = 64, VECS = SLAB / LANES, STRIPE = 16, PARTS = 8, PIECE = 512, LINE = 64, SPINS = 4000 };
+enum { PHASES = 10 }; /* of a layer */
 enum { BLOCK = 64, PANEL = 16, PAIR = 2 }; /* of int8 */
 enum form { FLOAT_COLUMNS, HALF_COLUMNS, FLOAT_ROWS, HALF_ROWS, INT8_PANELS }; /* columns: (in, out); rows: (out, in) */
 enum norm_kind { LAYER_NORM, RMS, STD_EPS, FROZEN };
@@ -65,7 +67,7 @@ struct layer {
     float score_scale;
 };
 struct model {
-    int64_t layers, width, heads, inner, is_half, activation; /* is_half: embeddings and cache are bfloat16 */
+    int64_t layers, width, heads, inner, is_half, activation; /* is_half: embeddings are bfloat16 */
     const void *wte, *wpe;
     const struct layer *h;
     struct norm ln_f;
@@ -73,9 +75,11 @@ struct model {
 };
 struct rows {
     int64_t count;
-    const int64_t *tokens, *positions, *starts, *ends; /* a row's keys are columns start to end, the new one included */
+    const int64_t *tokens, *positions, *slots; /* slot: the text's place in the cache */
+    const int64_t *starts, *ends; /* the token sees columns start to end of its slot; its own is the last of them */
     void *cache;
-    int64_t layer_stride, value_stride, row_stride, head_stride; /* in values */
+    int64_t is_half; /* the cache is bfloat16 */
+    int64_t layer_stride, value_stride, slot_stride, head_stride; /* in values */
     float *logits; /* (R, V padded to a multiple of SLAB) */
 };
 
@@ -201,17 +205,34 @@ static void together(struct worker *me, long chunks, chunk_function *run, const 
 
 /* Attention. ----------------------------------------------------------------------------------------------------- */
 
-INLINE void attend_in(struct worker *me, const float *q, void *keys, void *values, long start, long end, float *y,
-                      float scale, int is_half) {
+/* Return the keys of a row's head; its values are value_stride values further. */
+INLINE char *keys_of(const struct worker *me, long layer, long r, long h) {
+    const struct rows *rows = me->step->rows;
+    const long first = layer * rows->layer_stride + rows->slots[r] * rows->slot_stride + h * rows->head_stride;
+    return (char *)rows->cache + (rows->is_half ? 2 : 4) * first;
+}
+
+static void copy_to_cache(const float *from, void *cache, long first, long count, int64_t is_half) {
+    if (is_half)
+        for (long d = 0; d < count; d++) ((uint16_t *)cache)[first + d] = to_half(from[d]);
+    else memcpy((float *)cache + first, from, sizeof(float) * count);
+}
+
+/* Write a row's new keys and values to its column. A phase before attention, since later tokens of its text read them. */
+static void remember_chunk(struct worker *me, const void *job, long r) {
     const struct model *model = me->step->model;
-    const long width = model->heads ? model->width / model->heads : 0, last = end - 1;
-    for (long d = 0; d < width; d++) {
-        float key = q[model->width + d], value = q[2 * model->width + d];
-        if (is_half) {
-            ((uint16_t *)keys)[last * width + d] = to_half(key);
-            ((uint16_t *)values)[last * width + d] = to_half(value);
-        } else ((float *)keys)[last * width + d] = key, ((float *)values)[last * width + d] = value;
+    const struct rows *rows = me->step->rows;
+    const long width = model->width / model->heads, first = (rows->ends[r] - 1) * width;
+    for (long h = 0; h < model->heads; h++) {
+        const float *q = me->step->qkv + r * 3 * model->width + h * width;
+        char *keys = keys_of(me, *(const long *)job, r, h);
+        copy_to_cache(q + model->width, keys, first, width, rows->is_half);
+        copy_to_cache(q + 2 * model->width, keys, rows->value_stride + first, width, rows->is_half);
     }
+}
+
+INLINE void attend_in(struct worker *me, const float *q, const void *keys, const void *values, long start, long end,
+                      float *y, float scale, long width, int is_half) {
     float most = -INFINITY, sum = 0;
     for (long s = start; s < end; s++) {
         float score = 0;
@@ -230,18 +251,17 @@ INLINE void attend_in(struct worker *me, const float *q, void *keys, void *value
     for (long d = 0; d < width; d++) y[d] /= sum;
 }
 
-/* A row's head: append its new key and value to the cache, and mix the values that it sees. */
+/* A row's head: mix the values that it sees. */
 static void attention_chunk(struct worker *me, const void *job, long chunk) {
     const struct model *model = me->step->model;
     const struct rows *rows = me->step->rows;
     const long layer = *(const long *)job, r = chunk / model->heads, h = chunk % model->heads;
-    const long width = model->width / model->heads, size = model->is_half ? 2 : 4;
+    const long width = model->width / model->heads, start = rows->starts[r], end = rows->ends[r];
     const float *q = me->step->qkv + r * 3 * model->width + h * width;
     float *y = me->step->mixed + r * model->width + h * width, scale = model->h[layer].score_scale;
-    char *keys = (char *)rows->cache + size * (layer * rows->layer_stride + r * rows->row_stride + h * rows->head_stride);
-    char *values = keys + size * rows->value_stride;
-    if (model->is_half) attend_in(me, q, keys, values, rows->starts[r], rows->ends[r], y, scale, 1);
-    else attend_in(me, q, keys, values, rows->starts[r], rows->ends[r], y, scale, 0);
+    const char *keys = keys_of(me, layer, r, h), *values = keys + (rows->is_half ? 2 : 4) * rows->value_stride;
+    if (rows->is_half) attend_in(me, q, keys, values, start, end, y, scale, width, 1);
+    else attend_in(me, q, keys, values, start, end, y, scale, width, 0);
 }
 
 /* The step. ------------------------------------------------------------------------------------------------------ */
@@ -263,6 +283,7 @@ static void run_step(struct worker *me) {
     for (long i = 0; i < model->layers; i++) {
         const struct layer *layer = &model->h[i];
         multiply(me, &layer->c_attn, &layer->ln_1, step->x, step->qkv, STORE);
+        together(me, step->rows->count, remember_chunk, &i);
         together(me, step->rows->count * model->heads, attention_chunk, &i);
         multiply(me, &layer->attn_proj, NULL, step->mixed, step->x, ADD);
         multiply(me, &layer->c_fc, &layer->ln_2, step->x, step->hidden, ACTIVATE);
@@ -280,7 +301,7 @@ static char *take(char **memory, long bytes) {
 
 static long place(struct step *step, struct worker *me, long number, char *memory, long longest) {
     const struct model *model = step->model;
-    const long rows = step->rows->count, phases = 9 * model->layers + 2, float_row = sizeof(float) * rows;
+    const long rows = step->rows->count, phases = PHASES * model->layers + 2, float_row = sizeof(float) * rows;
     const long widest = padded(model->width > model->inner ? model->width : model->inner, BLOCK);
     char *start = memory;
     step->counters = (struct counter *)take(&memory, sizeof(struct counter) * phases);
@@ -317,7 +338,7 @@ static long thread_number(void) {
 
 void NAMED(minigpt_step, LEVEL)(const struct model *model, const struct rows *rows, long threads, long longest,
                                 char *memory) {
-    memset(memory, 0, sizeof(struct counter) * (9 * model->layers + 2));
+    memset(memory, 0, sizeof(struct counter) * (PHASES * model->layers + 2));
 #pragma omp parallel num_threads(threads)
     {
         struct step step = {.model = model, .rows = rows, .threads = threads};

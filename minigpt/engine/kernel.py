@@ -1,6 +1,6 @@
 """A decoding step as one call into ``kernel.c``: which models it suits, and how their tensors are passed.
 
-R rows, C width of the residual stream, V vocabulary, K inputs of a product.
+R rows, each a new token, C width of the residual stream, V vocabulary, K inputs of a product.
 """
 
 import ctypes
@@ -62,8 +62,8 @@ class Model(Structure):
 class Rows(Structure):
     _fields_ = [
         ("count", c_int64),
-        *((name, c_void_p) for name in ("tokens", "positions", "starts", "ends", "cache")),
-        *((name, c_int64) for name in ("layer_stride", "value_stride", "row_stride", "head_stride")),
+        *((name, c_void_p) for name in ("tokens", "positions", "slots", "starts", "ends", "cache")),
+        *((name, c_int64) for name in ("is_half", "layer_stride", "value_stride", "slot_stride", "head_stride")),
         ("logits", c_void_p),
     ]
 
@@ -178,7 +178,7 @@ def step_of(model: nn.Module) -> "StepKernel | None":
 
 
 class StepKernel:
-    """Reads one new token of each row. Holds the addresses of the model's Parameters, which must not move meanwhile."""
+    """Reads new tokens. Holds the addresses of the model's Parameters, which must not move meanwhile."""
 
     def __init__(self, model: Any) -> None:
         found = functions()
@@ -205,23 +205,29 @@ class StepKernel:
         )  # fmt: skip
         self.memory: Tensor | None = None
 
-    def __call__(self, tokens: list[int], starts: list[int], column: int, store: Tensor) -> Float[Tensor, "rows vocab"]:
-        """Return logits (R, V) after one new token a row, whose keys and values go to ``column`` of the cache.
+    def __call__(
+        self, tokens: list[int], slots: list[int], starts: list[int], columns: list[int], store: Tensor
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return logits (R, V) after each new token, whose keys and values go to the cache.
+
+        Several tokens may be of one text: each sees all columns of its text up to its own.
 
         Args:
-            tokens: the new token of each row.
-            starts: the column of each row's first token.
-            column: the column of the new tokens.
-            store: (L, 2, R, H, S, D), the keys and values of a cache.
+            tokens: the new tokens.
+            slots: the place of each one's text in the cache.
+            starts: the column of the text's first token.
+            columns: the token's own column.
+            store: (L, 2, B, H, S, D), the keys and values of a cache in float32 or bfloat16.
         """
-        rows, *strides = len(tokens), *store.stride()
-        positions, ends = [column - start for start in starts], [column + 1] * rows
-        given = torch.tensor([tokens, positions, starts, ends], device="cpu")  # (4, R)
-        logits = torch.empty(rows, _padded(self.vocabulary), dtype=torch.float32, device="cpu")
+        positions = [column - start for column, start in zip(columns, starts, strict=True)]
+        ends = [column + 1 for column in columns]
+        given = torch.tensor([tokens, positions, slots, starts, ends], device="cpu")  # (5, R)
+        logits = torch.empty(len(tokens), _padded(self.vocabulary), dtype=torch.float32, device="cpu")
         asked = Rows(
-            rows, *(row.data_ptr() for row in given), store.data_ptr(), *strides[:4], logits.data_ptr()
+            len(tokens), *(row.data_ptr() for row in given), store.data_ptr(),
+            store.dtype == torch.bfloat16, *store.stride()[:4], logits.data_ptr(),
         )  # fmt: skip
-        how = byref(self.model), byref(asked), torch.get_num_threads(), column + 1
+        how = byref(self.model), byref(asked), torch.get_num_threads(), max(ends)
         self.memory, place = _room(self.memory, self.functions.memory(*how))
         self.functions.step(*how, place)
         return logits[:, : self.vocabulary]

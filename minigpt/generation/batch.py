@@ -101,7 +101,8 @@ class Batch:
             ids = torch.tensor(tokens, device=self.device)[:, None]  # (B, 1)
             self.logits = last_logits(self.model, ids, None, slots)
             return
-        logits = self.kernel(tokens, slots.starts, slots.length, slots.store)
+        count = len(tokens)
+        logits = self.kernel(tokens, list(range(count)), slots.starts, [slots.length] * count, slots.store)
         slots.grow()
         self.logits = without_unused_ids(logits, self.model.config.used_vocab_size)
 

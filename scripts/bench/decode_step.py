@@ -79,7 +79,8 @@ def prepared(preset: str, kind: str, rows: int, library: str) -> tuple[Callable[
     matrices = [p.nbytes for part in (model.h, model.ln_f) for p in part.parameters()]
     size = sum(panels) + sum(matrices) + (0 if panels else model.head_rows().nbytes)
     step, store = StepKernel(model), model.new_cache(rows, 2 * PAST).store.zero_()
-    return lambda: step([5] * rows, [0] * rows, PAST, store), size
+    texts = list(range(rows))
+    return lambda: step([5] * rows, texts, [0] * rows, [PAST] * rows, store), size
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ def decoded(model: Any, step: StepKernel, ids: Tensor, starts: list[int] | None 
         truth = wide.new_cache(*ids.shape)
         truth.store.copy_(cache.store)
         truth.length, truth.padding_mask = cache.length, cache.padding_mask
-        given = step(ids[:, -1].tolist(), starts, ids.shape[1] - 1, cache.store)
+        rows = list(range(len(ids)))
+        given = step(ids[:, -1].tolist(), rows, starts, [ids.shape[1] - 1] * len(ids), cache.store)
         return given, wide(ids[:, -1:], mask, cache=truth)[:, 0]
 
 
@@ -89,16 +90,37 @@ def test_a_row_depends_neither_on_others_nor_on_threads(kind: str) -> None:
         quantize_int8(model)
     step = StepKernel(model)
     store = torch.randn(model.new_cache(19, 30).store.shape).to(model.wte.weight.dtype)
-    tokens, starts = list(range(19)), [r % 7 for r in range(19)]
-    together, threads = step(tokens, starts, 29, store), torch.get_num_threads()
+    rows, starts, last = list(range(19)), [r % 7 for r in range(19)], [29] * 19
+    together, threads = step(rows, rows, starts, last, store), torch.get_num_threads()
     try:
         for count in (1, 2, 5):
             torch.set_num_threads(count)
-            assert_same_bits(step(tokens, starts, 29, store), together, f"{count} threads")
+            assert_same_bits(step(rows, rows, starts, last, store), together, f"{count} threads")
     finally:
         torch.set_num_threads(threads)
     for r in (0, 3, 18):
-        assert_same_bits(step([r], [starts[r]], 29, store[:, :, r : r + 1]), together[r : r + 1], f"row {r} alone")
+        assert_same_bits(step([r], [r], [starts[r]], [29], store), together[r : r + 1], f"row {r} alone")
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16])
+def test_several_tokens_of_a_text_at_once_are_read_as_one_by_one(kind: str, cache: torch.dtype) -> None:
+    model = small_model(dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32, **WIDE)
+    if kind == "int8":
+        quantize_int8(model)
+    step = StepKernel(model)
+    store = torch.randn(model.new_cache(3, 30).store.shape).to(cache)
+    texts = {2: (4, 20, [7, 8, 9, 10, 11, 12]), 0: (0, 17, [5]), 1: (3, 9, [1, 2, 3])}  # slot: start, column, tokens
+    new = [
+        (token, slot, start, column + i)
+        for slot, (start, column, tokens) in texts.items()
+        for i, token in enumerate(tokens)
+    ]
+    other = store.clone()
+    one_by_one = torch.cat([step(*([value] for value in one), other) for one in new])  # type: ignore[arg-type]
+    at_once = step(*map(list, zip(*new, strict=True)), store)  # type: ignore[arg-type]
+    assert_same_bits(at_once, one_by_one, "logits")
+    assert_same_bits(store, other, "keys and values")
 
 
 @pytest.mark.parametrize("width", [33, 64, 200])
@@ -121,7 +143,7 @@ def test_int8_step_is_the_layers_own_numbers() -> None:
     with torch.no_grad():
         cache = model.new_cache(3, 12)
         model(ids[:, :-1], cache=cache)
-        given = StepKernel(model)(ids[:, -1].tolist(), [0] * 3, 11, cache.store.clone())
+        given = StepKernel(model)(ids[:, -1].tolist(), [0, 1, 2], [0] * 3, [11] * 3, cache.store.clone())
         wanted = model(ids[:, -1:], cache=cache)[:, 0]
     assert_within(rms(given - wanted), 1e-4 * rms(wanted), rms(wanted), "int8")
 
