@@ -4,7 +4,9 @@
 B rows, V vocabulary.
 """
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,17 +80,16 @@ class LlamaCpp:
 
     def __init__(self, folder: str, prompts: list[list[int]], kind: str, room: int) -> None:
         """Load ``write_gguf``'s file, with a cache of ``room`` tokens for each prompt."""
-        import llama_cpp  # pyright: ignore[reportMissingImports]
-
-        self.lib, self.prompts = llama_cpp, prompts
+        lib: Any = importlib.import_module("llama_cpp")
+        self.lib, self.prompts = lib, prompts
         path = str(Path(folder) / f"{kind}.gguf").encode()
-        self.model = llama_cpp.llama_model_load_from_file(path, llama_cpp.llama_model_default_params())
-        how, rows, tokens = llama_cpp.llama_context_default_params(), len(prompts), sum(map(len, prompts))
+        self.model = lib.llama_model_load_from_file(path, lib.llama_model_default_params())
+        how, rows, tokens = lib.llama_context_default_params(), len(prompts), sum(map(len, prompts))
         how.n_ctx, how.n_seq_max, how.n_batch = room * rows, rows, max(how.n_batch, tokens)
         how.n_threads = how.n_threads_batch = torch.get_num_threads()
-        self.context = llama_cpp.llama_init_from_model(self.model, how)
-        self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
-        self.batch = llama_cpp.llama_batch_init(tokens, 0, 1)
+        self.context = lib.llama_init_from_model(self.model, how)
+        self.vocabulary = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
+        self.batch = lib.llama_batch_init(tokens, 0, 1)
 
     def prefill(self) -> Float[Tensor, "rows vocab"]:
         self.forget()
