@@ -16,4 +16,13 @@ def read_text(file: Path, kind: type[MiniGPTError] = MiniGPTError) -> str:
     except OSError as error:
         raise kind(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise kind(f"{file} is not UTF-8 text: {error}") from error
+        raise kind(not_utf8(file, error)) from error
+
+
+def not_utf8(what: object, error: UnicodeDecodeError) -> str:
+    """Return the sentence that says where a text is not UTF-8, and how to make it so."""
+    byte = error.object[error.start]
+    return (
+        f"{what} is not UTF-8 text: byte 0x{byte:02x} at {error.start:,}; convert it first, e.g. Latin-1 with "
+        "iconv -f LATIN1 -t UTF-8"
+    )

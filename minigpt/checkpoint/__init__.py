@@ -1,6 +1,6 @@
 """Files <-> model."""
 
-from minigpt.checkpoint.files import TOKENIZER_FILES, config_file, folder_of, read_tensors, weight_files
+from minigpt.checkpoint.files import TOKENIZER_FILES, config_file, folder_of, holds_model, read_tensors, weight_files
 from minigpt.checkpoint.generation_config import generation_fields, read_generation_config
 from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.opened import Checkpoint, open_checkpoint
@@ -16,6 +16,7 @@ __all__ = [
     "from_pretrained",
     "generation_fields",
     "has_tokenizer",
+    "holds_model",
     "load_norms",
     "locate",
     "open_checkpoint",

@@ -35,6 +35,12 @@ def config_file(place: Path) -> Path:
     return path
 
 
+def holds_model(folder: Path) -> bool:
+    """Return True if a folder contains a config or weights by a checkpoint's names, or a tokenizer."""
+    indexes = (f"{name}.index.json" for name in WEIGHTS)
+    return any((folder / name).is_file() for name in (CONFIG, *WEIGHTS, *indexes, "tokenizer.json", "vocab.json"))
+
+
 def weight_files(place: Path) -> list[Path]:
     """Return the files that hold a checkpoint's tensors: one, or those that its index names.
 

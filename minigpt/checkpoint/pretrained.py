@@ -65,7 +65,7 @@ def from_pretrained(
         NormError: if the norm is unknown or does not fit, or the checkpoint names one that is not registered.
     """
     if quantize not in (None, "int8"):
-        raise ConfigError(f"quantize must be None or 'int8', got {quantize!r}")
+        raise ConfigError(f"unknown quantize {quantize!r}; known is int8")
     if quantize:
         check_roundable(arithmetic)
     device, dtype = resolve_device("cpu" if quantize and device is None else device), resolve_dtype(dtype)

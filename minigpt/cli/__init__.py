@@ -32,7 +32,7 @@ COMMANDS = (
     "study",
 )
 
-RESUMABLE = (["study"], ["finetune"])  # and generate --prompts, which says more
+RESUMABLE = ("study", "finetune", "--remove-file")  # and generate --prompts, which says more
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -76,7 +76,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
     try:
-        status = app(with_ray_address(sys.argv[1:]) or ["--help"], standalone_mode=False)
+        status = app(with_ray_address(sys.argv[1:]) or ["--help"], prog_name="minigpt", standalone_mode=False)
         if status == 130:  # Typer's, after an interrupt
             raise KeyboardInterrupt
         sys.stdout.flush()
@@ -84,9 +84,10 @@ def main() -> None:
     except MiniGPTError as error:
         _fail(str(error))
     except _UsageError as error:
-        _fail(f"{error.format_message()} (minigpt --help shows what there is)")
+        command = error.ctx.command_path if error.ctx else "minigpt"
+        _fail(f"{error.format_message()} ({command} --help shows what there is)")
     except (KeyboardInterrupt, typer.Abort):
-        if sys.argv[1:2] in RESUMABLE:
+        if any(word.startswith(RESUMABLE) for word in sys.argv[1:]):
             print("stopped; the same command continues", file=sys.stderr)
         sys.exit(130)
     except (MemoryError, RuntimeError) as error:

@@ -1,12 +1,13 @@
 """minigpt bench: how fast is it, and against whom?"""
 
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from minigpt.cli import bench_serve
 from minigpt.cli.files import progress, require_writable, show
-from minigpt.cli.options import SOURCE, Device, JsonFile, Quantize
+from minigpt.cli.options import BenchDtype, BenchModel, Device, JsonFile, Preset, Quantize, dtype_names, norm_names
 from minigpt.errors import ConfigError
 
 EXAMPLES = (
@@ -26,11 +27,9 @@ def _bench(context: typer.Context) -> None:
 
 @bench.command(epilog=EXAMPLES)
 def generate(
-    model: Annotated[str | None, typer.Option(help=SOURCE)] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="Without --model: random weights of this shape.  [dim]default gpt2[/]")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64.")] = "float32",
+    model: BenchModel = None,
+    preset: Preset = None,
+    dtype: BenchDtype = "float32",
     quantize: Quantize = None,
     batch: Annotated[int, typer.Option(help="Rows. Several differ in length, from half a prompt to a whole.")] = 1,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of the longest prompt.")] = 64,
@@ -63,12 +62,17 @@ def generate(
 
 @bench.command(epilog="Example:\n\n[bold]minigpt bench norms --norm fused --norm rms --width 768 --json -[/]")
 def norms(
-    norm: Annotated[list[str] | None, typer.Option(help="As minigpt parity takes it; may be repeated.")] = None,
+    norm: Annotated[
+        list[str] | None, typer.Option(help="As minigpt parity takes it; may be repeated.", autocompletion=norm_names)
+    ] = None,
     width: Annotated[list[int] | None, typer.Option(help="Width of a row; may be repeated.")] = None,
     rows: Annotated[list[int] | None, typer.Option(help="Rows; may be repeated.")] = None,
     repeats: Annotated[int, typer.Option(help="Rounds; each norm is timed once in a round.")] = 20,
     device: Device = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the rows; bfloat16 on CUDA by default, else float32.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of the rows; bfloat16 on CUDA by default, else float32.", autocompletion=dtype_names),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Time norms in turns: forward, backward, and with the residual addition, against a plain copy."""
@@ -82,4 +86,37 @@ def norms(
     show(norms_table(timed), timed, json_file)
 
 
-bench.command(epilog=bench_serve.EXAMPLES)(bench_serve.serve)
+@bench.command(epilog="Example:\n\n[bold]minigpt bench serve --model demo --against '' --json -[/]")
+def serve(
+    model: BenchModel = None,
+    preset: Preset = None,
+    dtype: BenchDtype = "float32",
+    clients: Annotated[int, typer.Option(help="Clients that ask at once; also the places of each contestant.")] = 16,
+    requests: Annotated[int, typer.Option(help="Requests of each client in a round.")] = 2,
+    prompt_characters: Annotated[int, typer.Option(help="Random letters of each prompt.")] = 32,
+    new_tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 48,
+    repeats: Annotated[int, typer.Option(help="Rounds; each contestant has a turn in each.")] = 3,
+    against: Annotated[str, typer.Option(help="Other servers: transformers; '' for none.")] = "transformers",
+    json_file: JsonFile = None,
+) -> None:
+    """Time minigpt serve under load, in turns with complete on the same texts, and with another server."""
+    from minigpt.bench.serve import ServePlan, bench_serve
+    from minigpt.serve import missing
+
+    if find_spec("uvicorn") is None:
+        raise missing(ModuleNotFoundError("", name="uvicorn"))
+    require_writable(json_file)
+    preset = preset or "gpt2"
+    plan = ServePlan(
+        model=model, preset=preset, dtype=dtype, clients=clients, requests=requests,
+        prompt_characters=prompt_characters, new_tokens=new_tokens, repeats=repeats,
+        against=tuple(filter(None, against.split(","))),
+    )  # fmt: skip
+    with progress() as say:
+        report = bench_serve(plan, progress=say)
+    table = Table("", "tokens/s", "first token p50", "p99", title=f"{clients} clients, {model or preset}, {dtype}")
+    for name, found in report["contestants"].items():
+        waits = found.get("first_token_ms")
+        shown = [f"{waits['p50']:.0f} ms", f"{waits['p99']:.0f} ms"] if waits else ["", ""]
+        table.add_row(name, f"{found['tokens_per_second']:.1f}", *shown)
+    show(table, report, json_file)

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from minigpt.errors import MiniGPTError
+from minigpt.text_file import not_utf8
 
 NARROWEST, WIDEST = 40, 10_000  # columns
 
@@ -25,6 +27,13 @@ def console() -> Console:
     in_pipe = not console.is_terminal and "COLUMNS" not in os.environ
     console.width = WIDEST if in_pipe else max(console.width, NARROWEST)
     return console
+
+
+def for_terminal(text: str) -> str:
+    """Return the text with its control characters escaped, except newlines and tabs: a terminal would obey them."""
+    return "".join(
+        c if c in "\n\t" or unicodedata.category(c) != "Cc" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def show(summary: RenderableType, fields: Any, json_file: str | None) -> None:
@@ -81,7 +90,7 @@ def read_standard_input() -> str:
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise MiniGPTError(f"standard input is not UTF-8: {error}") from error
+        raise MiniGPTError(not_utf8("standard input", error)) from error
 
 
 def said_aside() -> redirect_stdout[Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from minigpt.cli.files import console, progress
-from minigpt.cli.options import Device, Model
+from minigpt.cli.options import Device, Model, norm_names
 from minigpt.errors import ConfigError
 
 EXAMPLES = (
@@ -23,7 +23,10 @@ def finetune(
     steps: Annotated[int, typer.Option(help="Optimizer steps.")],
     out: Annotated[Path, typer.Option(help="Folder for the trained model and the checkpoints.")],
     model: Model = "demo",
-    norm: Annotated[str | None, typer.Option(help="The norm to swap in. Without it, norms stay as they are.")] = None,
+    norm: Annotated[
+        str | None,
+        typer.Option(help="The norm to swap in. Without it, norms stay as they are.", autocompletion=norm_names),
+    ] = None,
     schedule: Annotated[
         str | None, typer.Option(help="'PATTERN@START+GAP, ...'; first@START merges the first position's deviation.")
     ] = None,

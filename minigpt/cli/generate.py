@@ -1,17 +1,35 @@
 """minigpt generate: continue a prompt, or each prompt of a file."""
 
+import re
 import sys
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 
 import minigpt
-from minigpt.cli.files import print_json, read_standard_input, said_aside
+from minigpt.cli.files import for_terminal, print_json, read_standard_input, said_aside
 from minigpt.cli.many import write_many
-from minigpt.cli.options import Attention, Device, Dtype, Fit, Keep, Model, Norm, Quantize, Ray, Revision, parse_keep
+from minigpt.cli.options import (
+    Attention,
+    Device,
+    Dtype,
+    Fit,
+    Keep,
+    Model,
+    Norm,
+    Quantize,
+    Ray,
+    Revision,
+    Sites,
+    norm_at,
+    offer,
+    option,
+    parse_keep,
+)
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt generate 'Once upon a time' --seed 1[/]\n\n"
@@ -50,7 +68,10 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     overflow: Annotated[
         str | None,
-        typer.Option(help="For texts beyond the context: refuse, or slide, which sees the last tokens that fit."),
+        typer.Option(
+            help="For texts beyond the context: refuse, or slide, which sees the last tokens that fit.",
+            autocompletion=offer(lambda: ["refuse", "slide"]),
+        ),
     ] = None,
     slide_stride: Annotated[int | None, typer.Option(help="Tokens that the window forgets at a time.")] = None,
     prompt_lookup_num_tokens: Annotated[
@@ -72,6 +93,7 @@ def generate(
     ] = None,
     num_return_sequences: Annotated[int | None, typer.Option(help="Texts for each of --prompts.")] = None,
     norm: Norm = "fused",
+    sites: Sites = "*",
     keep: Keep = "scale,shift",
     fit: Fit = None,
     attention: Attention = "sdpa",
@@ -91,19 +113,20 @@ def generate(
 
     settle_memory()
     _check_options(context.params)
-    asked = {name: context.params[name] for name in known_settings() if context.params.get(name) is not None}
+    options = context.params.keys() & set(known_settings())
+    asked = {name: context.params[name] for name in options if context.params[name] is not None}
     place = locate(model, revision=revision)  # once, so that all files come from one commit
     from_file = read_generation_config(place)
     settings = _settings(asked, from_file, greedy)
     unasked = {name: value for name, value in from_file.items() if name not in asked}
-    _check_settings(settings, unasked, place, one_text=prompts is None)
+    _check_settings(settings, unasked, options - unasked.keys(), place, one_text=prompts is None)
     text = read_standard_input() if prompt == "-" else prompt
 
     output = sys.stdout
     with said_aside():
         how: dict[str, Any] = {
-            "norm": norm, "keep": parse_keep(keep), "attention": attention, "device": device, "dtype": dtype,
-            "quantize": quantize,
+            "norm": norm_at(norm, sites), "keep": parse_keep(keep), "attention": attention, "device": device,
+            "dtype": dtype, "quantize": quantize,
         }  # fmt: skip
         gpt2 = minigpt.from_pretrained(place, **how)
         tokenizer = minigpt.Tokenizer.from_pretrained(place)
@@ -113,7 +136,9 @@ def generate(
             minigpt.compile_steps(gpt2)
         if prompts is not None and out is not None:
             size = 16 if batch_size is None else batch_size
-            identity = {"norm": norm, "keep": keep, "attention": attention} | ({"fit": str(fit)} if fit else {})
+            identity = {"norm": norm, "keep": keep, "attention": attention}
+            identity |= {"fit": str(fit)} if fit else {}
+            identity |= {"sites": sites} if sites != "*" else {}
             complete = None
             if ray is not None:
                 from minigpt.study.cluster import complete_on_ray
@@ -131,9 +156,8 @@ def generate(
 
 def _print(text: str, pieces: Iterator[str], output: TextIO) -> None:
     first = next(pieces, "")  # an error of the model comes before any output
-    print(text + first, end="", flush=True, file=output)
-    for piece in pieces:
-        print(piece, end="", flush=True, file=output)
+    for piece in chain([text + first], pieces):
+        print(for_terminal(piece) if output.isatty() else piece, end="", flush=True, file=output)
     print(file=output)
 
 
@@ -143,22 +167,27 @@ def _check_options(given: dict[str, Any]) -> None:
     Raises:
         GenerationError: if some contradict or need each other.
     """
-    drawn = [f"--{name.replace('_', '-')}" for name in (*_shapes_a_draw(), "seed") if given[name] is not None]
+    drawn = [option(name) for name in (*_shapes_a_draw(), "seed") if given[name] is not None]
     if given["greedy"] and drawn:
         raise minigpt.GenerationError(f"--greedy draws nothing, so it cannot go with {', '.join(drawn)}")
     if (given["prompts"] is None) != (given["out"] is None):
         raise minigpt.GenerationError("--prompts, a file of prompts, needs --out, a file for the texts, and vice versa")
+    if given["batch_size"] is not None and given["prompts"] is None:
+        raise minigpt.GenerationError("--batch-size is for --prompts")
     if given["ray"] is not None and (given["prompts"] is None or given["compiled"] or given["fit"] is not None):
         raise minigpt.GenerationError("--ray is for --prompts, without --compile or --fit")
     if given["prompts"] is not None and (given["prompt"] or given["as_json"]):
         raise minigpt.GenerationError("--prompts cannot go with a PROMPT or --json; it writes JSON lines to --out")
 
 
-def _check_settings(settings: dict[str, Any], unasked: dict[str, Any], place: Path, one_text: bool) -> None:
+def _check_settings(
+    settings: dict[str, Any], unasked: dict[str, Any], options: set[str], place: Path, one_text: bool
+) -> None:
     """Check the settings before the weights are read.
 
     Raises:
-        GenerationError: if some are wrong; for those that come from the model's generation config, it names the file.
+        GenerationError: if some are wrong. It names those of ``options`` as the shell does; for those that come from
+            the model's generation config, it names the file.
     """
     from minigpt.checkpoint import folder_of
     from minigpt.generation.settings import complaints_about, more_than_one_text
@@ -172,7 +201,9 @@ def _check_settings(settings: dict[str, Any], unasked: dict[str, Any], place: Pa
     theirs = [name for name, value in unasked.items() if name in named and settings.get(name) == value]
     said = f"; {', '.join(theirs)} from {folder_of(place) / 'generation_config.json'}" if theirs else ""
     said += "; --max-new-tokens overrides it" * ("max_length" in theirs)
-    raise minigpt.GenerationError("; ".join(complaints.values()) + said)
+    named_here = re.compile(rf"\b({'|'.join(options)})\b")
+    complaint = named_here.sub(lambda name: option(name[0]), "; ".join(complaints.values()))
+    raise minigpt.GenerationError(complaint + said)
 
 
 def _settings(asked: dict[str, Any], from_file: dict[str, Any], greedy: bool) -> dict[str, Any]:

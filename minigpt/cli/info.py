@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from minigpt.cli.files import console, print_json
+from minigpt.cli.files import console, for_terminal, print_json
 from minigpt.cli.options import SOURCE, AsJson, Revision
 from minigpt.errors import CheckpointError
 
@@ -29,7 +29,8 @@ def info(
     else:
         table = Table(show_header=False, box=None, pad_edge=False)
         for name, value in facts.items():
-            table.add_row(name, "\n".join(map(str, value)) or "none" if isinstance(value, list) else str(value))
+            shown = "\n".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+            table.add_row(name, for_terminal(shown))
         console().print(table)
     if facts["refused"]:
         raise CheckpointError("; ".join(facts["refused"]))

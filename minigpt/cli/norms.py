@@ -8,7 +8,7 @@ from rich.table import Table
 
 import minigpt
 from minigpt.cli.files import console, print_json, progress, require_writable, write
-from minigpt.cli.options import AsJson, Device
+from minigpt.cli.options import AsJson, Device, dtype_names, norm_names
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt norms[/]\n\n[bold]minigpt norms --check my_norm.py:MyNorm[/]\n\n"
@@ -17,9 +17,13 @@ EXAMPLES = (
 
 
 def norms(
-    check: Annotated[str | None, typer.Option(help="Run the conformance kit on this norm; no model is needed.")] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(help="Run the conformance kit on this norm; no model is needed.", autocompletion=norm_names),
+    ] = None,
     dtype: Annotated[
-        str, typer.Option(help="The dtype that the verdict of --check and its exit status are about.")
+        str,
+        typer.Option(help="The dtype that verdict and exit status are about.", autocompletion=dtype_names),
     ] = "float32",
     every_case: Annotated[bool, typer.Option("--all", help="Print every case of --check.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the report of --check to this file, as a page.")] = None,

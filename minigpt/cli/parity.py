@@ -10,6 +10,7 @@ import typer
 import minigpt
 from minigpt.cli.files import console, progress, require_writable, show, write
 from minigpt.cli.options import (
+    NORM,
     Attention,
     Center,
     Device,
@@ -20,6 +21,7 @@ from minigpt.cli.options import (
     Model,
     Quantize,
     Revision,
+    norm_names,
     parse_keep,
 )
 from minigpt.json_file import read_object
@@ -39,8 +41,8 @@ def parity(
     model: Model = "demo",
     norm: Annotated[
         list[str] | None,
-        typer.Option(help="A registered norm, package.module:Name, or path/to/file.py:Name; by default fused. May be "
-                     "repeated: every norm is judged at every --sites."),
+        typer.Option(help=f"{NORM}; by default fused. May be repeated: every norm is judged at every --sites.",
+                     autocompletion=norm_names),
     ] = None,
     sites: Annotated[
         list[str] | None,

@@ -6,21 +6,24 @@ from typing import Annotated, Any
 import typer
 
 import minigpt
-from minigpt.cli.files import console, print_json, said_aside
-from minigpt.cli.options import SOURCE, AsJson, Device, Dtype, Norm, Quantize, Ray, Revision
+from minigpt.cli.files import console, print_json, progress
+from minigpt.cli.options import SOURCE, AsJson, Device, Dtype, Norm, Quantize, Ray, Revision, Sites, norm_at
 from minigpt.text_file import read_text
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt perplexity gpt2 held-out.txt[/]\n\n"
-    "[bold]minigpt perplexity ./tuned held-out.txt --norm rms --json[/]"
+    "[bold]minigpt perplexity --model ./tuned --text held-out.txt --norm rms --json[/]"
 )
 
 
 def perplexity(
-    model: Annotated[str, typer.Argument(help=SOURCE)],
-    text: Annotated[Path, typer.Argument(help="A text file in UTF-8.")],
+    given: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL TEXT", help="The model and the text, in place of the options.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help=SOURCE)] = None,
+    text: Annotated[str | None, typer.Option(help="A text file in UTF-8.")] = None,
     norm: Norm = "fused",
-    sites: Annotated[str, typer.Option(help="Where to put it, e.g. 'h.*.ln_1', or 'ln_f,h.0.*'.")] = "*",
+    sites: Sites = "*",
     device: Device = None,
     dtype: Dtype = None,
     quantize: Quantize = None,
@@ -31,22 +34,25 @@ def perplexity(
     """Measure the perplexity of a text file: exp of the mean negative log-likelihood of a token."""
     from minigpt.checkpoint import locate
 
-    content = read_text(text, minigpt.GenerationError)
-    with said_aside():
-        # "fused", the default, leaves the norms that the checkpoint names.
-        chosen = norm if norm == "fused" else dict.fromkeys(sites.split(","), norm)
+    named = [model, text]
+    if named.count(None) != len(given or []):
+        raise minigpt.ConfigError("perplexity needs a model and a text: MODEL TEXT, or --model and --text")
+    model, text = (value or (given or []).pop(0) for value in named)
+    content = read_text(Path(text), minigpt.GenerationError)
+    with progress() as say:
+        say(f"reading {model}", 0)
         place = locate(model, revision=revision)
-        how: dict[str, Any] = {"norm": chosen, "device": device, "dtype": dtype, "quantize": quantize}
+        how: dict[str, Any] = {"norm": norm_at(norm, sites), "device": device, "dtype": dtype, "quantize": quantize}
         tokenizer = minigpt.Tokenizer.from_pretrained(place)
         if ray is None:
-            found = minigpt.perplexity(minigpt.from_pretrained(place, **how), tokenizer, content)
+            found = minigpt.perplexity(minigpt.from_pretrained(place, **how), tokenizer, content, progress=say)
         else:
             from minigpt.study.cluster import perplexity_on_ray
 
             found = perplexity_on_ray(ray, place, how, tokenizer, content)
     tokens = len(tokenizer.encode(content))
     if as_json:
-        fields = {"model": model, "norm": norm, "sites": sites.split(","), "text": str(text), "tokens": tokens}
+        fields = {"model": model, "norm": norm, "sites": sites.split(","), "text": text, "tokens": tokens}
         print_json(fields | {"perplexity": found}, "-")
     else:
         changed = "" if norm == "fused" else f" with {norm}"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli.options import Device, Dtype, Fit, Keep, Model, Quantize, parse_keep
+from minigpt.cli.options import Device, Dtype, Fit, Keep, Model, Quantize, norm_names, parse_keep
 from minigpt.errors import ConfigError
 
 EXAMPLES = (
@@ -20,7 +20,10 @@ def serve(
     model: Model = "demo",
     norm: Annotated[
         list[str] | None,
-        typer.Option(help="A norm to serve; may be repeated: all share the weights.  [dim]default fused[/]"),
+        typer.Option(
+            help="A norm to serve; may be repeated: all share the weights.  [dim]default fused[/]",
+            autocompletion=norm_names,
+        ),
     ] = None,
     keep: Keep = "scale,shift",
     fit: Fit = None,

@@ -16,7 +16,7 @@ EXAMPLES = (
 
 
 def study(
-    file: Annotated[Path, typer.Argument(help="The study: models, norms, sites, seeds, text, [finetune].")],
+    file: Annotated[Path, typer.Argument(help="The study: models, norms, sites, seeds, text, \\[finetune].")],
     out: Annotated[Path, typer.Option(help="Folder for cells.jsonl, the reports and the training runs.")],
     html: Annotated[Path | None, typer.Option(help="Write the table and the curves here as one page.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the table here.")] = None,

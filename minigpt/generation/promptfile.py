@@ -23,6 +23,7 @@ from minigpt.errors import GenerationError
 from minigpt.generation.complete import Completion, Prompt
 from minigpt.generation.settings import RANGES
 from minigpt.json_file import parse_object
+from minigpt.text_file import not_utf8
 
 SAMPLE = 1024  # values of each weight, at least, that go into the fingerprint
 FIELDS = ("prompt", "id", "max_new_tokens", "seed")
@@ -60,7 +61,7 @@ def _from_text(number: int, line: bytes, origin: str) -> PromptLine:
     try:
         return PromptLine(number, None, Prompt(line.decode("utf-8"), origin=origin))
     except UnicodeDecodeError as error:
-        raise GenerationError(f"{origin}: not UTF-8 text: {error}") from error
+        raise GenerationError(not_utf8(origin, error)) from error
 
 
 def _from_json(number: int, line: bytes, origin: str) -> PromptLine:

@@ -88,11 +88,11 @@ def require_room(model: GPT2, prompt: int, new: int, overflow: str) -> None:
     if prompt >= context:
         raise GenerationError(
             f"the prompt is {prompt} tokens, and the model's context of {context} leaves no room for more "
-            "unless overflow is 'slide'"
+            "unless overflow is slide"
         )
     raise GenerationError(
         f"a prompt of {prompt} tokens and {new} new ones "
-        f"exceed the model's context of {context}; ask for at most {context - prompt}, or let overflow be 'slide'"
+        f"exceed the model's context of {context}; ask for at most {context - prompt}, or set overflow to slide"
     )
 
 

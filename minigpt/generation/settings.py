@@ -312,7 +312,7 @@ def _contradictions(given: dict[str, Any]) -> Complaints:
     if chosen["prompt_lookup_num_tokens"] and not chosen["use_cache"]:
         found["prompt_lookup_num_tokens", "use_cache"] = "prompt_lookup_num_tokens needs use_cache=True"
     if chosen["slide_stride"] != 1 and chosen["overflow"] == "refuse":
-        found["slide_stride", "overflow"] = "slide_stride is for overflow='slide' only"
+        found["slide_stride", "overflow"] = "slide_stride needs overflow slide"
     if not chosen["do_sample"]:
         found |= _without_effect(chosen, "do_sample", "without do_sample")
     elif chosen["temperature"] == 0:

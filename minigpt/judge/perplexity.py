@@ -11,14 +11,14 @@ from minigpt.errors import GenerationError
 from minigpt.judge.contest import Contest
 from minigpt.judge.measures import perplexity_of
 from minigpt.judge.parity_report import TextPerplexity
-from minigpt.measure.steps import Steps
+from minigpt.measure.steps import Progress, Steps
 from minigpt.text_file import read_text
 from minigpt.tokenizer import Tokenizer
 
 AT_ONCE = 128  # positions whose logits are held together: the logits of 1,024 take 400 MB
 
 
-def perplexity(model: GPT2, tokenizer: Tokenizer, text: str) -> float:
+def perplexity(model: GPT2, tokenizer: Tokenizer, text: str, *, progress: Progress | None = None) -> float:
     """Return exp of the mean negative log-likelihood of a token of ``text``.
 
     The text is read in windows as long as the model's context, which overlap by half. Each token but the first counts
@@ -30,13 +30,17 @@ def perplexity(model: GPT2, tokenizer: Tokenizer, text: str) -> float:
     """
     ids = tokenizer.encode(text)
     require_predictable("the text", ids, model.config.n_positions)
-    return perplexity_of_ids(model, ids)
+    return perplexity_of_ids(model, ids, progress)
 
 
-def perplexity_of_ids(model: GPT2, ids: list[int]) -> float:
+def perplexity_of_ids(model: GPT2, ids: list[int], progress: Progress | None = None) -> float:
     """Return the perplexity of the tokens of a text."""
-    losses = [window_loss(model, ids, *window) for window in windows_of(len(ids), model.config.n_positions)]
-    return perplexity_of(sum(losses), len(ids) - 1)
+    loss = 0.0
+    for start, first, end in windows_of(len(ids), model.config.n_positions):
+        if progress is not None:
+            progress(f"token {first:,} of {len(ids):,}", first / len(ids))
+        loss += window_loss(model, ids, start, first, end)
+    return perplexity_of(loss, len(ids) - 1)
 
 
 @torch.inference_mode()

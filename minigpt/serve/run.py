@@ -1,6 +1,7 @@
 """Runs the application on a socket until a signal ends it."""
 
 import asyncio
+import errno
 import ipaddress
 import signal
 import socket
@@ -72,7 +73,10 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         said = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot listen on {host} port {port}: {said}") from error
+        is_busy = getattr(error, "errno", None) == errno.EADDRINUSE
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {said}" + "; --port 0 takes a free one" * is_busy
+        ) from error
 
 
 def run(app: "ASGIApp", listening: socket.socket, grace: int) -> None:

@@ -128,6 +128,26 @@ def test_no_command_at_all_shows_the_help(run: Run) -> None:
     assert "error: (" not in ended.err
 
 
+def test_help_shows_brackets(run: Run) -> None:
+    assert "text, [finetune]." in run("study", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("generate --norm std", ["std_eps"]),
+        ("parity --norm text", ["textbook"]),
+        ("convert --dtype bf", ["bfloat16"]),
+        ("bench generate --preset gpt2-", ["gpt2-large", "gpt2-medium", "gpt2-xl"]),
+    ],
+)
+def test_a_shell_completes_values(run: Run, monkeypatch: pytest.MonkeyPatch, words: str, offered: list[str]) -> None:
+    monkeypatch.setenv("_MINIGPT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"minigpt {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    assert run().out.split() == offered
+
+
 def test_help_waits_for_no_library() -> None:
     heavy = ("torch", "transformers", "tokenizers", "huggingface_hub", "numpy")
     program = (
@@ -141,12 +161,16 @@ def test_help_waits_for_no_library() -> None:
 
 
 def test_an_interrupt_of_a_resumable_command_says_that_it_continues(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(file: Path) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("minigpt.study.read_study", interrupted)
-    ended = run("study", "study.toml", "--out", "results")
-    assert (ended.status, ended.err) == (130, "stopped; the same command continues\n")
+    monkeypatch.setattr(minigpt, "parity", interrupted, raising=False)
+    for words in (["study", "study.toml", "--out", "results"], ["parity", "--remove", "--remove-file", "trials"]):
+        ended = run(*words)
+        assert (ended.status, ended.err) == (130, "stopped; the same command continues\n")
+    ended = run("parity")
+    assert (ended.status, ended.err) == (130, "")
 
 
 # generate
@@ -205,8 +229,20 @@ def test_a_prompt_from_standard_input(run: Run, folder: Path, prompt: str) -> No
     assert write(run, folder, "-", "--greedy", "--json", stdin=prompt.encode()) == as_argument
 
 
-def test_standard_input_that_is_not_utf8(run: Run, folder: Path) -> None:
-    assert "not UTF-8" in complaint(write(run, folder, "-", stdin=b"the \xff dog"))
+def test_text_that_is_not_utf8(run: Run, folder: Path, tmp_path: Path) -> None:
+    latin = "caf\xe9".encode("latin-1")
+    (tmp_path / "text").write_bytes(latin)
+    for ended in (write(run, folder, "-", stdin=latin), run("perplexity", folder, tmp_path / "text")):
+        assert re.search("is not UTF-8 text: byte 0xe9 at 3; convert it first, e.g. .*iconv", complaint(ended))
+
+
+def test_control_characters_are_escaped_on_a_terminal_and_raw_in_a_pipe(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = "a\x1b[31mb\x0b\x9b\r\tc\nd"
+    assert write(run, folder, prompt, "--greedy").out.startswith(prompt)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert write(run, folder, prompt, "--greedy").out.startswith("a\\x1b[31mb\\x0b\\x9b\\r\tc\nd")
 
 
 def test_an_empty_prompt_starts_from_end_of_text(run: Run, folder: Path) -> None:
@@ -528,7 +564,7 @@ def test_settings_beside_the_weights_that_contradict_each_other(run: Run, copy: 
     (copy / "generation_config.json").write_text('{"top_k": 5}')
     assert run("generate", "the dog", "--model", copy, "--temperature", 0, "--max-new-tokens", 3).status == 0
     both = complaint(run("generate", "the dog", "--model", copy, "--temperature", 0, "--top-k", 5))
-    assert both == "error: top_k has no effect at temperature 0, since nothing is drawn\n"
+    assert both == "error: --top-k has no effect at --temperature 0, since nothing is drawn\n"
     (copy / "generation_config.json").write_text('{"temperature": 0, "top_k": 5}')
     assert run("generate", "the dog", "--model", copy, "--max-new-tokens", 3).status == 0
     cold = complaint(run("generate", "the dog", "--model", copy, "--top-k", 5))
@@ -538,7 +574,7 @@ def test_settings_beside_the_weights_that_contradict_each_other(run: Run, copy: 
     assert odd.endswith(f"; a(b from {copy / 'generation_config.json'}\n")
     (copy / "generation_config.json").write_text('{"top_k": 7}')
     mine = complaint(run("generate", "the dog", "--model", copy, "--top-k", 5, "--max-new-tokens", -3))
-    assert mine == "error: max_new_tokens must be 1 or more, not -3\n"
+    assert mine == "error: --max-new-tokens must be 1 or more, not -3\n"
 
 
 def test_a_file_that_asks_for_several_texts_or_more_than_text(run: Run, copy: Path) -> None:
@@ -549,7 +585,7 @@ def test_a_file_that_asks_for_several_texts_or_more_than_text(run: Run, copy: Pa
     assert run(*words, "--num-return-sequences", 1).status == 0
     file.write_text('{"output_scores": true}')
     assert complaint(run(*words)).endswith(f"output_scores must be False; output_scores from {file}\n")
-    assert "num_return_sequences must be 1" in complaint(run(*words, "--num-return-sequences", 2))
+    assert "--num-return-sequences must be 1" in complaint(run(*words, "--num-return-sequences", 2))
 
 
 def test_what_a_file_says_of_the_length_in_all_gives_way_to_that_of_the_new(run: Run, copy: Path) -> None:
@@ -650,7 +686,9 @@ def test_a_path_is_shown_as_it_is(run: Run, folder: Path, tmp_path: Path, name: 
 
 
 def test_convert_writes_what_transformers_loads(run: Run, folder: Path, tmp_path: Path) -> None:
-    assert run("convert", folder, tmp_path / "out") == (0, "", "")
+    size = sum(parameter.numel() for parameter in minigpt.from_pretrained(folder).parameters())
+    said = f"{tmp_path / 'out'} holds {folder}: {size:,} parameters\n"
+    assert run("convert", folder, tmp_path / "out") == (0, said, "")
     ours = minigpt.from_pretrained(tmp_path / "out", device="cpu", arithmetic="reference")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     ids = torch.arange(12)[None]
@@ -677,18 +715,46 @@ def test_convert_hands_settings_on_as_they_are(run: Run, copy: Path) -> None:
     assert written.items() >= settings.items()
 
 
-def test_convert_leaves_no_other_tokenizer_beside_a_model(run: Run, copy: Path, tmp_path: Path) -> None:
+def test_convert_replaces_a_model_only_by_force_and_leaves_nothing_of_it(run: Run, tmp_path: Path) -> None:
+    """A finetuned model, with its curve and its checkpoints, and another model's shards and tokenizer."""
+    out = saved(reference(n_layer=1, std=0.3), tmp_path / "tuned")
+    (out / "checkpoints" / "checkpoint-10").mkdir(parents=True)
+    for name in ("finetune.json", "tokenizer.json", "pytorch_model.bin", "model-00001-of-00002.safetensors", "NOTES"):
+        (out / name).write_text("{}")
+    before = {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
     source = write_openai(reference(), tmp_path / "in")
-    assert "has a tokenizer, but" in complaint(run("convert", source, copy))
-    assert run("info", copy).status == 0
+
+    assert "holds a model; give another folder, or --force" in complaint(run("convert", source, out))
+    assert {path: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    ended = run("convert", source, out, "--force")
+    assert (ended.status, ended.out.count("\n")) == (0, 1)
+    assert ended.out.startswith(f"{out} holds {source}: ")
+    assert sorted(path.name for path in out.iterdir()) == [
+        "NOTES", "config.json", "generation_config.json", "model.safetensors",
+    ]  # fmt: skip
+    ours, theirs = (minigpt.from_pretrained(place, device="cpu") for place in (out, source))
+    assert torch.equal(ours.wte.weight, theirs.wte.weight)
+
+
+@pytest.mark.parametrize("left", ["config.json", "model.safetensors.index.json", "ckpt.pt", "vocab.json"])
+def test_a_part_of_a_model_is_also_refused(run: Run, folder: Path, tmp_path: Path, left: str) -> None:
+    (tmp_path / left).touch()
+    assert "--force" in complaint(run("convert", folder, tmp_path))
+
+
+def test_convert_puts_a_norm_at_its_sites(run: Run, folder: Path, tmp_path: Path) -> None:
+    assert run("convert", folder, tmp_path / "out", "--norm", "rms", "--sites", "ln_f,h.0.ln_2").status == 0
+    norms = minigpt.from_pretrained(tmp_path / "out", device="cpu").norm_modules()
+    changed = [site for site, norm in norms.items() if "rms" in type(norm).__name__.lower()]
+    assert changed == ["h.0.ln_2", "ln_f"]
 
 
 def test_convert_takes_other_families_and_says_what_is_not_there(run: Run, tmp_path: Path) -> None:
     source = write_openai(reference(), tmp_path / "in")
     words = ("convert", source, tmp_path / "out", "--dtype", "bfloat16", "--max-shard-bytes", 20_000)
     status, out, err = run(*words)
-    assert (status, out) == (0, "")
-    assert err == f"{source} has no tokenizer, so {tmp_path / 'out'} has none either\n"
+    assert (status, err) == (0, "")
+    assert out.endswith(f"parameters, without a tokenizer, since {source} has none\n")
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
     assert minigpt.from_pretrained(tmp_path / "out", device="cpu").wte.weight.dtype == torch.bfloat16
 
@@ -697,11 +763,13 @@ def test_convert_takes_other_families_and_says_what_is_not_there(run: Run, tmp_p
 
 
 BAD_WORDS = {
-    "unknown command": (["frobnicate"], "frobnicate"),
-    "unknown option": (["generate", "--frob"], "--frob"),
-    "too many arguments": (["generate", "a", "b"], "b"),
+    "unknown command": (["frobnicate"], "frobnicate.*minigpt --help"),
+    "unknown option": (["generate", "--frob"], "--frob.*minigpt generate --help"),
+    "too many arguments": (["generate", "a", "b"], "b.*minigpt generate --help"),
     "an option without its value": (["generate", "--model"], "--model"),
     "not a number": (["generate", "--top-k", "many"], "--top-k"),
+    "no argument": (["convert"], "MODEL.*minigpt convert --help"),
+    "within a group": (["bench", "norms", "--wdith", "3"], "--width.*minigpt bench norms --help"),
 }
 
 
@@ -709,7 +777,7 @@ BAD_WORDS = {
 def test_a_command_line_that_cannot_be_read(run: Run, fault: str) -> None:
     words, named = BAD_WORDS[fault]
     message = complaint(run(*words))
-    assert named in message
+    assert re.search(named, message), message
     assert "--help" in message
 
 
@@ -721,14 +789,18 @@ BAD_SETTINGS = {
     "a device for shapes alone": (["--device", "meta"], r"meta"),
     "temperature below 0": (["--temperature", "-0.5"], r"temperature.*0.*-0\.5"),
     "temperature nan": (["--temperature", "nan"], r"temperature"),
-    "cold seed": (["--temperature", "0", "--seed", "1"], "seed has no effect at temperature 0"),
-    "top-k 0": (["--top-k", "0"], r"top_k.*1.*0"),
-    "top-p 0": (["--top-p", "0"], r"top_p.*\(0, 1\].*0"),
-    "top-p above 1": (["--top-p", "1.5"], r"top_p.*\(0, 1\].*1\.5"),
-    "no new tokens": (["--max-new-tokens", "0"], r"max_new_tokens.*1.*0"),
-    "more than the context": (["--max-new-tokens", "2000"], r"2000.*1024"),
+    "cold seed": (["--temperature", "0", "--seed", "1"], "--seed has no effect at --temperature 0"),
+    "top-k 0": (["--top-k", "0"], r"--top-k.*1.*0"),
+    "top-p 0": (["--top-p", "0"], r"--top-p.*\(0, 1\].*0"),
+    "top-p above 1": (["--top-p", "1.5"], r"--top-p.*\(0, 1\].*1\.5"),
+    "no new tokens": (["--max-new-tokens", "0"], r"--max-new-tokens.*1.*0"),
+    "more than the context": (["--max-new-tokens", "2000"], r"2000.*1024.*set overflow to slide"),
     "an empty stop": (["--stop", ""], r"stop.*empty"),
     "a seed below 0": (["--seed", "-1"], r"seed.*-1"),
+    "batches of one text": (["--batch-size", "3"], "--batch-size is for --prompts"),
+    "a stride without a window": (["--slide-stride", "3"], "--slide-stride needs --overflow slide"),
+    "quantize": (["--quantize", "int9"], "unknown quantize 'int9'; known is int8"),
+    "sites without a norm": (["--sites", "ln_f"], "give a --norm"),
     "greedy and a temperature": (["--greedy", "--temperature", "1"], r"--greedy.*--temperature"),
     "greedy and all the rest": (["--greedy", "--top-k=2", "--top-p=.5", "--seed=1"], r"--top-k, --top-p, --seed"),
 }  # fmt: skip
@@ -909,6 +981,11 @@ def test_a_checkpoint_that_cannot_be_used(run: Run, copy: Path, fault: str) -> N
     assert found.status == 2
     assert re.search(message, found.err), found
     assert "refused" in found.out
+
+
+def test_a_name_that_is_almost_known(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "did you mean gpt2? Otherwise" in complaint(run("generate", "x", "--model", "gtp2"))
 
 
 BAD_SOURCES = {

@@ -99,7 +99,18 @@ def test_perplexity(run: Run, folder: Path) -> None:
     assert (ended.status, ended.err) == (0, "")
     assert fields["perplexity"] == pytest.approx(wanted, rel=1e-6)
     assert (fields["norm"], fields["sites"], fields["text"]) == ("rms", ["*"], str(text))
-    assert run("perplexity", folder, text, "--norm", "rms", "--device", "cpu").out.startswith(f"{wanted:.6g}"[:5])
+    for words in ([folder, text], ["--model", folder, "--text", text], [text, "--model", folder]):
+        assert run("perplexity", *words, "--norm", "rms", "--device", "cpu").out.startswith(f"{wanted:.6g}"[:5])
+    assert "needs a model and a text: MODEL TEXT, or" in complaint(run("perplexity", folder))
+
+
+def test_perplexity_tells_its_progress(folder: Path) -> None:
+    model, tokenizer = minigpt.from_pretrained(folder, device="cpu"), minigpt.Tokenizer.from_pretrained(folder)
+    told: list[tuple[str, float]] = []
+    minigpt.perplexity(model, tokenizer, "the dog " * 100, progress=lambda step, done: told.append((step, done)))
+    assert len(told) > 2
+    assert [done for _, done in told] == sorted({done for _, done in told})
+    assert 0 <= told[0][1] < told[-1][1] < 1
 
 
 def test_perplexity_of_a_file_that_is_not_there(run: Run, folder: Path, tmp_path: Path) -> None:

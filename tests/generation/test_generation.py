@@ -837,7 +837,7 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         {"prompt_lookup_num_tokens": 3, "use_cache": False},
         "prompt_lookup_num_tokens needs use_cache=True",
     ),
-    "a stride without a window": ({"slide_stride": 2}, "slide_stride is for overflow='slide' only"),
+    "a stride without a window": ({"slide_stride": 2}, "slide_stride needs overflow slide"),
     "several temperatures": (
         {"do_sample": True, "temperature": torch.tensor([0.5, 0.7])},
         r"temperature must be .*, not tensor\(\[0\.5000, 0\.7000\]\)$",

@@ -80,7 +80,7 @@ def test_plain_lines_are_prompts_too(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text('{"prompt": "a", "id": 7}\n')
     assert [(line.id, line.prompt.text) for line in read_prompts(tmp_path / "p.txt")] == [(7, "a")]
     (tmp_path / "p.txt").write_bytes(b"the dog\n\xff")
-    with pytest.raises(GenerationError, match=r"p\.txt, line 2: not UTF-8"):
+    with pytest.raises(GenerationError, match=r"p\.txt, line 2 is not UTF-8"):
         read_prompts(tmp_path / "p.txt")
 
 

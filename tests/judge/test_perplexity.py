@@ -86,7 +86,7 @@ def test_a_context_of_one_token_predicts_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (None, "cannot read .*story: No such file"), (b"caf\xe9", "story is not UTF-8 text: 'utf-8' codec"),
+        (None, "cannot read .*story: No such file"), (b"caf\xe9", "story is not UTF-8 text: byte 0xe9 at 3"),
         (b"", "story must have at least 2 tokens, got 0"), (b"\xef\xbb\xbfx", "at least 2 tokens, got 1"),
     ],
 )  # fmt: skip
