@@ -48,9 +48,7 @@ def norms(
     if as_json:
         print_json(report.to_dict(), "-")
     else:
-        out = console()
-        is_piped = not out.is_terminal
-        out.print(conformance_cases(report, dtype) if every_case else conformance_summary(report, dtype, is_piped))
+        console().print((conformance_cases if every_case else conformance_summary)(report, dtype))
     if html is not None:
         write(html, conformance_page(report, dtype))
     raise typer.Exit({True: 0, False: 1, None: 2}[report.dtypes.get(dtype)])

@@ -93,8 +93,7 @@ def parity(
     if reports:
         raise minigpt.ConfigError(f"{reports[0]} is only read with --compare; give the model to judge as --model")
     norms, patterns = norm or ["fused"], [one.split(",") for one in sites or ["*"]]
-    _require_showable(json_file, html)
-    require_writable(remove_file)
+    require_writable(json_file, html, remove_file)
     given, pairs = _prompts(prompt, prompts), list(product(norms, patterns))
     judged = []
     with progress() as say:
@@ -115,15 +114,6 @@ def _part(say: Callable[[str, float], None], number: int, total: int, about: str
     return lambda step, done: say(f"{about}{step}", (number + done) / total)
 
 
-def _require_showable(json_file: str | None, html: Path | None) -> None:
-    """Raise MiniGPTError if the result could not be shown, before minutes of work are spent on it."""
-    require_writable(json_file, html)
-    if html is not None:
-        from minigpt.report.page import require_matplotlib
-
-        require_matplotlib()
-
-
 def _show(reports: "Sequence[minigpt.ParityReport]", json_file: str | None, html: Path | None) -> None:
     from minigpt.report.comparison import reports_table
     from minigpt.report.parity_summary import parity_summary
@@ -139,7 +129,7 @@ def _show(reports: "Sequence[minigpt.ParityReport]", json_file: str | None, html
 def _compare(files: list[Path], html: Path | None) -> None:
     if not files:
         raise minigpt.ConfigError("--compare needs the files of two or more reports")
-    _require_showable(None, html)
+    require_writable(html)
     from minigpt.report.comparison import comparison_summary
 
     reports = [report for file in files for report in _reports_in(file)]

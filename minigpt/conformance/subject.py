@@ -15,7 +15,7 @@ from minigpt.conformance.rows import Weights, ordinary, ordinary_weights
 from minigpt.conformance.truth import Truth, gradient_truth, truth
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.add import own_addition
-from minigpt.norms.foreign.construct import construct, naming, title
+from minigpt.norms.foreign.construct import construct, naming, require_same_shape, title
 from minigpt.norms.foreign.locate import last_line, locate
 from minigpt.placement import dtype_name
 
@@ -55,10 +55,7 @@ class Candidate:
                 raise Unsupported(f"it refuses float64: {described(error)}") from error
             given = f"an input of {tuple(x.shape)} in {dtype_name(x.dtype)}"
             raise NormError(f"{self.name} raised {described(error)} on {given}") from error
-        if not isinstance(y, Tensor):
-            raise NormError(f"{self.name} returns a {type(y).__name__}, where a norm returns one tensor")
-        if y.shape != x.shape:
-            raise NormError(f"{self.name} changes the shape: {tuple(x.shape)} went in, {tuple(y.shape)} came out")
+        require_same_shape(y, x, self.module)
         if y.dtype not in (x.dtype, *dtypes):
             raise NormError(f"{self.name} changes the dtype: {x.dtype} went in, {y.dtype} came out")
         return y

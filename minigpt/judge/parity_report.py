@@ -5,7 +5,6 @@ import html
 import io
 import math
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -369,11 +368,7 @@ class ParityReport:
         return finite(dataclasses.asdict(self) | verdict)
 
     def to_html(self, path: str | Path) -> None:
-        """Write the report as one self-contained page.
-
-        Raises:
-            MiniGPTError: if matplotlib, which draws the charts, is not installed.
-        """
+        """Write the report as one self-contained page."""
         from minigpt.report.page import report_page
 
         Path(path).write_text(report_page(self.to_dict()), encoding="utf-8")
@@ -391,10 +386,8 @@ class ParityReport:
             console.print(parity_summary(self))
         return caught.get().rstrip()
 
-    def _repr_html_(self) -> str | None:
-        """Return the page in a frame, for its styles must not reach the notebook; None without matplotlib."""
-        if find_spec("matplotlib") is None:
-            return None
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, for its styles must not reach the notebook."""
         from minigpt.report.page import report_page
 
         page = html.escape(report_page(self.to_dict()))

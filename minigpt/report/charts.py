@@ -1,55 +1,15 @@
-"""Error over depth, drawn by matplotlib as SVG in the colours and the font of the page around it."""
+"""Error over depth: lines on a logarithmic scale, which the template ``macros.html`` draws as SVG."""
 
-import io
 import math
 import re
-import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from markupsafe import Markup
-
-from minigpt.errors import MiniGPTError
 from minigpt.measure.numerals import brief
 from minigpt.report.reading import Reading
 
-WIDTH, HEIGHT = 380, 232  # of the drawing, in its own units: one is a CSS pixel on a phone
-TEXT = 11
+LEFT, RIGHT, TOP, FOOT = 58, 358, 12, 196  # of the lines, in the units of the drawing: a CSS pixel on a phone
 MOST_TICKS = 7
-
-# matplotlib draws in stand-in colours, which are then replaced by the page's own.
-COLOURS = {
-    "#010101": "var(--ink)", "#020202": "var(--muted)", "#030303": "var(--line)", "#040404": "var(--paper)",
-    "#050505": "var(--accent)", "#060606": "var(--band)",
-}  # fmt: skip
-INK, MUTED, LINE, PAPER, ACCENT, BAND = COLOURS
-
-# How each kind of line looks. No two differ by colour alone.
-LOOKS: dict[str, dict[str, Any]] = {
-    "first": dict(color=ACCENT, linewidth=1.8, marker="o", markersize=4.5),
-    "second": dict(color=INK, linewidth=1.3, marker="s", markersize=4.5, markerfacecolor=PAPER),
-    "others": dict(color=ACCENT, linewidth=1.1, linestyle=(0, (1, 2))),
-    "opening": dict(color=ACCENT, linewidth=1.1, linestyle=(0, (6, 2, 1, 2))),
-    "noise": dict(color=MUTED, linewidth=1.1, linestyle=(0, (4, 3))),
-    "second noise": dict(color=MUTED, linewidth=1.1, linestyle=(0, (1, 2.5))),
-}
-
-_CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
-
-
-def printable(text: object) -> str:
-    """Make control characters and lone surrogates visible, which no page can carry."""
-    return str(text).translate(_CONTROLS).encode("utf-8", "replace").decode("utf-8")
-
-
-def require_matplotlib() -> None:
-    """Raise MiniGPTError if matplotlib is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MiniGPTError(
-            "matplotlib draws the charts and is not installed; install it with pip install 'minigpt[page]'"
-        ) from error
 
 
 class LogScale:
@@ -92,23 +52,34 @@ class Site(NamedTuple):
 class Line(NamedTuple):
     """Values over depth; None where there is none."""
 
-    look: str  # a key of LOOKS
+    look: str  # its CSS class. No two of these differ by colour alone
     name: str
     points: list[tuple[float, float | None]]
 
 
+class Drawn(NamedTuple):
+    """A line as paths of SVG."""
+
+    look: str
+    name: str
+    path: str
+    dots: str
+    band: str  # the area below it
+
+
 class Chart(NamedTuple):
-    """A drawing with what stands around it."""
+    """A drawing with what stands around it. Ticks are a coordinate and a text each."""
 
     title: str
-    svg: Markup
-    lines: list[Line]
+    about: str  # what it shows, for people who cannot see it
+    lines: list[Drawn]
+    depths: list[tuple[float, str]]
+    errors: list[tuple[float, str]]
 
 
 class Panel(NamedTuple):
     """What one chart draws of every report."""
 
-    name: str
     title: str
     members: str  # a list of the report
     key: str  # the name of a member
@@ -117,8 +88,8 @@ class Panel(NamedTuple):
 
 
 PANELS = (
-    Panel("stream", "The residual stream after each block", "blocks", "block", "error", 1.0),
-    Panel("norms", "The output of each norm", "norm_sites", "site", "propagated_error", 0.5),
+    Panel("The residual stream after each block", "blocks", "block", "error", 1.0),
+    Panel("The output of each norm", "norm_sites", "site", "propagated_error", 0.5),
 )
 
 
@@ -131,8 +102,8 @@ def depth_charts(readings: Sequence[Reading]) -> list[list[Chart]]:
         return []
     scale = LogScale(errors).decades
     return [
-        [_chart(group, panel, lines[panel], scale, number) for panel in PANELS if lines[panel]]
-        for number, (group, lines) in enumerate(zip(groups, drawn, strict=True))
+        [_chart(group, panel, lines[panel], scale) for panel in PANELS if lines[panel]]
+        for group, lines in zip(groups, drawn, strict=True)
     ]
 
 
@@ -151,7 +122,7 @@ def _lines(readings: Sequence[Reading], panel: Panel) -> list[Line]:
             lines += [Line(look, name, _points(members, key, panel)) for look, name, key in apart if key in members[0]]
         noise = _points(members, "noise", panel)
         if any(y is not None for _, y in noise) and noise not in [line.points for line in lines]:
-            noise_look = "noise" if look == "first" else "second noise"
+            noise_look = "noise" if look == "first" else "second-noise"
             lines.append(Line(noise_look, f"transformers at {reading['dtype'].text}", noise))
     return lines
 
@@ -160,13 +131,34 @@ def _points(members: Sequence[Reading], quantity: str, panel: Panel) -> list[tup
     return [(panel.step * i, member[quantity].number) for i, member in enumerate(members)]
 
 
-def _chart(readings: Sequence[Reading], panel: Panel, lines: list[Line], scale: LogScale, number: int) -> Chart:
+def _chart(readings: Sequence[Reading], panel: Panel, lines: list[Line], scale: LogScale) -> Chart:
     deepest = max((list(reading[panel.members]) for reading in readings), key=len)
     ticks = block_ticks([member[panel.key].text for member in deepest], panel.step)
     known = {line.name: [y for _, y in line.points if y is not None] for line in lines}
     told = [f"{name} from {brief(y[0])} to {brief(y[-1])}, at most {brief(max(y))}" for name, y in known.items() if y]
-    about = f"{panel.title}, relative RMS error: {'; '.join(told)}."
-    return Chart(panel.title, line_chart(f"{panel.name}{number or ''}", lines, ticks, scale, about), lines)
+    across = (RIGHT - LEFT) / max(1, panel.step * (len(deepest) - 1))
+
+    def right(depth: float) -> float:
+        return round(LEFT + across * depth, 1)
+
+    def down(error: float) -> float:
+        return round(FOOT - (FOOT - TOP) * scale.place(error), 1)
+
+    powers = range(round(math.log10(scale.low)), round(math.log10(scale.high)) + 1)
+    return Chart(
+        panel.title,
+        f"{panel.title}, relative RMS error: {'; '.join(told)}.",
+        [_drawn(line, [(right(x), down(y)) for x, y in line.points if y is not None]) for line in lines],
+        [(right(depth), text) for depth, text in ticks],
+        [(down(10.0**power), brief(10.0**power, 1)) for power in powers[:: math.ceil(len(powers) / MOST_TICKS)]],
+    )
+
+
+def _drawn(line: Line, points: list[tuple[float, float]]) -> Drawn:
+    path = "M" + "L".join(f"{x} {y}" for x, y in points) if points else ""
+    dots = "".join(f"M{x} {y}h0" for x, y in points) if line.look in ("first", "second") else ""
+    band = f"{path}V{FOOT}H{points[0][0]}Z" if points and line.look == "noise" else ""
+    return Drawn(line.look, line.name, path, dots, band)
 
 
 def block_ticks(names: Sequence[str], step: float) -> list[tuple[float, str]]:
@@ -182,77 +174,3 @@ def block_ticks(names: Sequence[str], step: float) -> list[tuple[float, str]]:
     every = math.ceil(len(blocks) / MOST_TICKS) or 1
     room = min((place for place, _ in apart), default=math.inf) - 0.7 * every
     return [*(tick for tick in list(blocks.values())[::every] if tick[0] <= room), *apart]
-
-
-def line_chart(
-    name: str, lines: Sequence[Line], ticks: Sequence[tuple[float, str]], scale: LogScale, about: str
-) -> Markup:
-    """Draw lines over depth as an inline SVG, the noise as a band below its line.
-
-    Args:
-        name: must be unique on the page.
-        ticks: what the horizontal axis names.
-        scale: of the vertical axis, in whole decades. Smaller values, e.g. zero, are drawn at its foot.
-        about: what the chart shows, for people who cannot see it.
-    """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": TEXT, "text.parse_math": False}
-    with matplotlib.rc_context(style):
-        drawing = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
-        axes = drawing.add_axes((46 / WIDTH, 36 / HEIGHT, 1 - 58 / WIDTH, 1 - 48 / HEIGHT))
-        for line in lines:
-            _draw(axes, line, scale)
-        _label(axes, scale, ticks)
-        return _inline_svg(drawing, name, about)
-
-
-def _draw(axes: Any, line: Line, scale: LogScale) -> None:
-    x = [place for place, _ in line.points]
-    y = [math.nan if value is None else max(value, scale.low) for _, value in line.points]
-    if line.look == "noise":
-        axes.fill_between(x, scale.low, y, color=BAND, linewidth=0, zorder=0.5)
-    behind = "noise" in line.look
-    axes.plot(x, y, **LOOKS[line.look], clip_on=False, zorder=1.5 if behind else 3, solid_joinstyle="round")
-    at_foot = [(a, b) for (a, value), b in zip(line.points, y, strict=True) if value is not None and value < scale.low]
-    if at_foot and not behind:
-        axes.plot(*zip(*at_foot, strict=True), linestyle="", marker="v", color=MUTED, clip_on=False, zorder=4)
-
-
-def _label(axes: Any, scale: LogScale, ticks: Sequence[tuple[float, str]]) -> None:
-    axes.set_yscale("log", nonpositive="mask")
-    axes.set_ylim(scale.low, scale.high)
-    powers = range(round(math.log10(scale.low)), round(math.log10(scale.high)) + 1)
-    shown = list(powers)[:: math.ceil(len(powers) / 7)]
-    names = {0: "1", 1: "10", 2: "100", -1: "0.1", -2: "0.01"}
-    axes.set_yticks([10.0**power for power in shown], [names.get(p, f"1e{p}") for p in shown], color=MUTED)
-    axes.set_yticks([], minor=True)
-    axes.set_xticks([place for place, _ in ticks], [printable(name) for _, name in ticks], color=MUTED)
-    axes.grid(axis="y", color=LINE, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, pad=7)
-    axes.set_xlabel("block", color=MUTED, labelpad=3)
-    for side in axes.spines.values():
-        side.set_visible(False)
-
-
-def _inline_svg(drawing: Any, name: str, about: str) -> Markup:
-    """Turn what matplotlib writes into an element of a page: no prolog, metadata or style, and unique ids."""
-    written = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about glyphs that its fonts lack: the browser has them
-        drawing.savefig(written, format="svg", transparent=True, metadata=nothing)
-    svg = written.getvalue()
-    body = svg[svg.index("<svg") :]
-    body = re.sub(r"<style.*?</style>|<metadata>.*?</metadata>|<defs>\s*</defs>", "", body, flags=re.S)
-    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
-    body = re.sub(r'<g id="[^"]*"', "<g", body).replace("xlink:href", "href")
-    body = re.sub(r'( id="|href="#|url\(#)', rf"\1{name}-", body)
-    for colour, of_page in COLOURS.items():
-        body = body.replace(colour, of_page)
-    body = re.sub(r"\s*\n\s*", " ", body[body.index(">") + 1 : body.rindex("</svg>")])
-    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, HEIGHT, printable(about), Markup(body.strip())
-    )

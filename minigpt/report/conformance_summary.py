@@ -1,9 +1,9 @@
-"""A conformance report in a terminal, on one screen or in full, and as an HTML page."""
+"""A conformance report in a terminal and as an HTML page."""
 
-import textwrap
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -12,24 +12,16 @@ from minigpt.measure.numerals import brief
 from minigpt.placement import DTYPES
 from minigpt.report.parity_summary import verdict
 
-LINES, COLUMNS = 25, 80
 MORE = "--all lists every case, --html FILE writes a page"
-MOST_DIAGNOSES = 4  # with what follows, 25 lines
 
 
-def conformance_summary(report: ConformanceReport, dtype: str = "float32", whole: bool = False) -> RenderableType:
-    """Return at most 25 lines of 80 columns: each dtype's verdict, the diagnosis, and a line for each failing group.
+def conformance_summary(report: ConformanceReport, dtype: str = "float32") -> RenderableType:
+    """Return each dtype's verdict, the notes and diagnoses, and a line for each group with failures.
 
     Args:
         dtype: the dtype that the first line is about.
-        whole: cut nothing, e.g. in a pipe.
     """
-    head, tail = [_headline(report, dtype), *_dtype_lines(report)], [*_group_lines(report), Text(MORE)]
-    if whole:
-        return Group(*head, *_said(report), *tail)
-    head += _indented("note: ", report.notes[:2], 2)
-    found = _indented("diagnosis: ", report.diagnoses[:MOST_DIAGNOSES], 2)[: LINES - len(head) - len(tail)]
-    return Group(*(_fitted(line) for line in (*head, *found, *tail)))
+    return Group(_headline(report, dtype), *_dtype_lines(report), *_said(report), *_group_lines(report), MORE)
 
 
 def conformance_cases(report: ConformanceReport, dtype: str = "float32") -> RenderableType:
@@ -41,9 +33,10 @@ def conformance_cases(report: ConformanceReport, dtype: str = "float32") -> Rend
     return Group(_headline(report, dtype), *_dtype_lines(report), *_said(report), table)
 
 
-def _said(report: ConformanceReport) -> list[Text]:
+def _said(report: ConformanceReport) -> list[Padding]:
     said = {"note": report.notes, "diagnosis": report.diagnoses}
-    return [Text(f"  {kind}: {sentence}") for kind, sentences in said.items() for sentence in sentences]
+    lines = [Text(f"{kind}: {sentence}") for kind, sentences in said.items() for sentence in sentences]
+    return [Padding(line, (0, 0, 0, 2), expand=False) for line in lines]
 
 
 def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
@@ -111,25 +104,8 @@ def _where(failed: list[CaseResult]) -> str:
 
 
 def _brief(case: CaseResult) -> str:
-    if not case.error or not case.bound:
+    if case.error is None or case.bound is None:
         return f"{case.name!r}: {case.note}"
+    if not case.bound:
+        return f"{case.name!r}: off by {brief(case.error)}, and must be exact"
     return f"{case.name!r}: {brief(case.error / case.bound)} times its bound"
-
-
-def _indented(label: str, said: list[str], most_lines: int) -> list[Text]:
-    """Wrap each sentence under its label, in at most ``most_lines`` lines."""
-    lines = []
-    for sentence in said:
-        wrapped = textwrap.wrap(
-            label + sentence, COLUMNS, initial_indent="  ", subsequent_indent="    ", max_lines=most_lines,
-            placeholder=" ...",
-        )  # fmt: skip
-        lines += map(Text, wrapped)
-    return lines
-
-
-def _fitted(line: Text) -> Text:
-    """Cut a line at 80 columns."""
-    line = line.copy()
-    line.truncate(COLUMNS, overflow="ellipsis")
-    return line

@@ -11,12 +11,11 @@ from markupsafe import Markup
 
 from minigpt.judge.parity_report import MOST_NOISE
 from minigpt.measure import numerals
-from minigpt.report.charts import LogScale, Site, depth_charts, printable, require_matplotlib
+from minigpt.report.charts import LogScale, Site, depth_charts
 from minigpt.report.reading import Reading, caution, outcome_of, readings_of
 
-__all__ = ["render", "report_page", "require_matplotlib"]
-
 SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}
+_CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
 MOST_ACROSS = 12  # blocks in one row of the map of sites; a deeper model takes several rows
 
 
@@ -27,9 +26,8 @@ def report_page(*reports: dict[str, Any]) -> str:
         reports: as ``ParityReport.to_dict`` returns them, or read from JSON files. Fields that one lacks are left out.
 
     Raises:
-        MiniGPTError: if matplotlib is not installed, or one of them is not a parity report.
+        MiniGPTError: if one of them is not a parity report.
     """
-    require_matplotlib()
     readings = readings_of(reports)
     return render(
         "parity.html",
@@ -53,6 +51,11 @@ def report_page(*reports: dict[str, Any]) -> str:
 def render(template: str, **context: object) -> str:
     """Fill one of the templates. Text is escaped, unless it is ``Markup`` already."""
     return _environment().get_template(template).render(context)
+
+
+def printable(text: object) -> str:
+    """Make control characters and lone surrogates visible, which no page can carry."""
+    return str(text).translate(_CONTROLS).encode("utf-8", "replace").decode("utf-8")
 
 
 @functools.cache

@@ -41,18 +41,21 @@ def _fit_and_removal(report: ParityReport) -> Iterator[Table]:
         yield table
     if report.removal is not None:
         table = Table("sites swapped", "the last", "KL divergence", "loss", box=None, pad_edge=False)
-        table.add_row("0", "", "0", brief(report.removal.loss))
+        table.add_row("0", "", "0", precise(report.removal.loss))
         for number, step in enumerate(report.removal.steps, 1):
-            table.add_row(str(number), step.site, brief(step.kl_mean), brief(step.loss))
+            table.add_row(str(number), step.site, brief(step.kl_mean), precise(step.loss))
         yield table
 
 
 def _next_step(report: ParityReport) -> Iterator[str]:
     """After FAIL, the commands that find the cause."""
-    if report.outcome == "FAIL":
-        steps = [] if report.norm == "fused" else [f"minigpt norms --check {report.norm} names a mistake in the norm"]
-        steps += [] if report.bisect else ["--bisect names the sites that break it"]
-        yield from [f"Next: {'; '.join(steps)}."] if steps else []
+    steps = []
+    if report.exact and report.norm != "fused":
+        steps.append(f"minigpt norms --check {report.norm} names a mistake in the norm")
+    if report.bisect is None:
+        steps.append("--bisect names the sites that break it")
+    if steps and report.outcome == "FAIL":
+        yield f"Next: {'; '.join(steps)}."
 
 
 def verdict(passed: bool, about: str) -> Text:

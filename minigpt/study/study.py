@@ -1,6 +1,5 @@
 """A study: models x norms x sites x settings x seeds, each cell judged and appended to a file as it is finished."""
 
-import importlib.util
 import itertools
 import json
 import math
@@ -311,14 +310,12 @@ def _judged_again(result: Finetuned, study: Study, cell: Cell, folder: Path) -> 
 
 
 def _keep_report(report: minigpt.ParityReport, out: Path, name: str) -> str:
-    """Write a parity report, as a page if matplotlib is installed and as JSON in any case; return its place in out."""
+    """Write a parity report as a page and as JSON; return the page's place in out."""
     from minigpt.report.page import report_page
 
     folder, fields = out / REPORTS, report.to_dict()
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(fields, indent=2) + "\n")
-    if importlib.util.find_spec("matplotlib") is None:
-        return f"{REPORTS}/{name}.json"
     (folder / f"{name}.html").write_text(report_page(fields), encoding="utf-8")
     return f"{REPORTS}/{name}.html"
 

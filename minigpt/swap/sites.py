@@ -14,7 +14,7 @@ from minigpt.errors import ConfigError, NormError
 from minigpt.model.checks import kind_of
 from minigpt.norms.add import own_addition
 from minigpt.norms.foreign.adapt import KEEP, SAME_EPS, AdaptedNorm
-from minigpt.norms.foreign.construct import naming, title
+from minigpt.norms.foreign.construct import naming, require_same_shape, title
 
 WAY_OUT = "to write it for this model, subclass minigpt.LayerNorm and override standardize(self, x)"
 
@@ -175,13 +175,13 @@ def _require_runs(norm: nn.Module, model: HasNorms) -> None:
             outputs.append(asked(x.clone()))
             if (addition := own_addition(asked)) is not None:
                 outputs += addition(x.clone(), x.clone())
+            for y in outputs:
+                require_same_shape(y, x, asked)
     except NormError as error:
         shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
         raise NormError(f"{error} on an input of {shape} in {dtype}; {WAY_OUT}") from error
     for y in outputs:
-        if not isinstance(y, Tensor):
-            raise NormError(f"{name} must return one tensor, got a {type(y).__name__}")
-        for what in ("shape", "dtype", "device"):
+        for what in ("dtype", "device"):
             if getattr(y, what) != getattr(x, what):
-                given, found = (str(tuple(t.shape) if what == "shape" else getattr(t, what)) for t in (x, y))
+                given, found = getattr(x, what), getattr(y, what)
                 raise NormError(f"{name} changes the {what} from {given} to {found}; {WAY_OUT}")

@@ -904,16 +904,6 @@ def test_a_file_of_prompts_that_holds_none(run: Run, folder: Path, tmp_path: Pat
     assert "prompts.txt" in complaint(run("parity", "--model", folder, "--prompts", tmp_path / "prompts.txt"))
 
 
-def test_a_page_without_what_draws_it(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report, page = tmp_path / "report.json", tmp_path / "page.html"
-    judged = ["--model", folder, "--prompt", "x"]
-    assert run("parity", *judged, "--json", report).status == 0
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for words in (judged, ["--compare", report, report]):
-        assert "pip install 'minigpt[page]'" in complaint(run("parity", *words, "--html", page))
-        assert not page.exists()
-
-
 def test_a_bench_of_a_model_and_a_shape(run: Run) -> None:
     found = complaint(run("bench", "generate", "--model", "demo", "--preset", "gpt2-xl"))
     assert "--preset gpt2-xl is for random weights" in found

@@ -30,7 +30,6 @@ PAIRS = ("--norm", "textbook", "--norm", "rms", "--sites", "*", "--sites", "ln_f
 
 
 def test_every_pair_is_a_report_of_the_json_and_of_the_page(run: Run, folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     page = tmp_path / "page.html"
     ended = judge(run, folder, *PAIRS, "--json", "-", "--html", page)
     reports = json.loads(ended.out)["reports"]

@@ -18,7 +18,6 @@ from minigpt.conformance import check_norm
 from minigpt.report.conformance_summary import conformance_page
 from minigpt.report.page import report_page
 
-pytest.importorskip("matplotlib", reason="draws the charts and comes with minigpt[page]")
 playwright = pytest.importorskip("playwright.sync_api", reason="drives the browser and comes with minigpt[dev]")
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

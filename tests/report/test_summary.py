@@ -127,11 +127,10 @@ def test_print_shows_the_summary_and_repr_one_line(
 
 
 def test_a_notebook_and_to_html_show_the_page(passing: minigpt.ParityReport, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="draws the charts and comes with minigpt[page]")
     passing.to_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Parity holds" in page
-    framed = passing._repr_html_() or ""
+    framed = passing._repr_html_()
     assert framed.startswith("<iframe")
     assert html.unescape(framed.partition('srcdoc="')[2].partition('"')[0]) == page
 

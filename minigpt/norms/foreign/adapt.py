@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from minigpt.errors import RAISED
 from minigpt.norms.add import own_addition
-from minigpt.norms.foreign.construct import EPS, title
+from minigpt.norms.foreign.construct import EPS, require_same_shape, title
 from minigpt.norms.textbook import LayerNorm
 
 # Names of a scale and of a shift, the most telling first. DyT has both an alpha and a weight.
@@ -120,7 +120,9 @@ class AdaptedNorm(nn.LayerNorm):
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the module's output for ``x`` (..., *normalized_shape), with the scale and shift that it lacks."""
         self._lend()
-        return self._scaled_and_shifted(self.norm(x))
+        y = self.norm(x)
+        require_same_shape(y, x, self.norm)  # or a scale would spread a smaller one
+        return self._scaled_and_shifted(y)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         super().register_parameter(name, param)
@@ -152,8 +154,7 @@ class AdaptedAddNorm(AdaptedNorm):
     ) -> tuple[Float[Tensor, "*dims"], Float[Tensor, "*dims"]]:
         """Return the sum and its norm, both by the module's own ``add_norm``."""
         self._lend()
-        norm: AdaptedAddNorm = self.norm  # pyright: ignore[reportAssignmentType]
-        total, y = norm.add_norm(residual, delta)
+        total, y = self.norm.add_norm(residual, delta)  # pyright: ignore[reportCallIssue]
         return total, self._scaled_and_shifted(y)
 
 

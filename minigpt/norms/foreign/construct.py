@@ -97,6 +97,20 @@ def source_file(make: object) -> str | None:
         return None
 
 
+def require_same_shape(y: object, x: Tensor, norm: nn.Module) -> None:
+    """Check that a norm's output ``y`` is one tensor in the shape of its input ``x``.
+
+    Raises:
+        NormError: if it is not; the message names the line on which the norm's ``forward`` begins.
+    """
+    if isinstance(y, Tensor) and y.shape == x.shape:
+        return
+    got = str(tuple(y.shape)) if isinstance(y, Tensor) else f"a {type(y).__name__}"
+    code = getattr(inspect.unwrap(type(norm).forward), "__code__", None)
+    place = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
+    raise NormError(f"{title(norm)} must return one tensor of its input's shape {tuple(x.shape)}, got {got}{place}")
+
+
 @contextlib.contextmanager
 def naming(make: object, asked: str | None = None) -> Iterator[None]:
     """Turn what somebody else's code raises into a NormError that names the code."""
