@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from minigpt.cli.files import console, progress
-from minigpt.cli.options import Device, Model, norm_names
+from minigpt.cli.options import Device, Fit, Model, norm_names
 from minigpt.errors import ConfigError
 
 EXAMPLES = (
@@ -30,7 +30,15 @@ def finetune(
     schedule: Annotated[
         str | None, typer.Option(help="'PATTERN@START+GAP, ...'; first@START merges the first position's deviation.")
     ] = None,
+    fit: Fit = None,
     eval_text: Annotated[str | None, typer.Option("--eval", help="Held-out text, given as --text is.")] = None,
+    distill: Annotated[
+        bool, typer.Option("--distill", help="Train towards the original's distribution in place of the text.")
+    ] = False,
+    train: Annotated[str, typer.Option(help="all, or norms: the Parameters of the norms only.")] = "all",
+    residual_loss: Annotated[
+        float, typer.Option(help="Weight of the loss that evens out the residual stream's deviations.")
+    ] = 0.0,
     lora: Annotated[int | None, typer.Option(help="Train adapters of this rank only.")] = None,
     seed: Annotated[int, typer.Option(help="For the order of the text, dropout and adapters.")] = 0,
     learning_rate: Annotated[float, typer.Option(help="The highest; it falls linearly to 0.")] = 1e-4,
@@ -47,18 +55,19 @@ def finetune(
     with progress() as say:
         say("loading", 0.0)
         from minigpt.study import FinetuneSettings
-        from minigpt.study import finetune as train
+        from minigpt.study import finetune as run
         from minigpt.study.export import write
         from minigpt.study.texts import require_text
 
         for source in filter(None, (text, eval_text)):
             require_text(source)
         settings = FinetuneSettings(
-            text=text, steps=steps, model=model, norm=norm, schedule=schedule, eval_text=eval_text, lora=lora,
-            seed=seed, learning_rate=learning_rate, batch_size=batch_size, block_size=block_size,
+            text=text, steps=steps, model=model, norm=norm, schedule=schedule, fit=None if fit is None else str(fit),
+            eval_text=eval_text, distill=distill, train=train, residual_loss=residual_loss, lora=lora, seed=seed,
+            learning_rate=learning_rate, batch_size=batch_size, block_size=block_size,
             save_steps=save_steps, eval_steps=eval_steps, device=device, training=dict(map(_field, set_ or [])),
         )  # fmt: skip
-        result = train(settings, out, say)
+        result = run(settings, out, say)
         write(result, out, model)
     if result.losses:
         console().print(f"loss {result.losses[-1][1]:.4f} at step {result.losses[-1][0]}")

@@ -23,6 +23,7 @@ from minigpt.study.fingerprint import contents
 from minigpt.study.schedule import Schedule, parse_schedule, site_of
 from minigpt.study.texts import blocks
 from minigpt.study.turns import Turn, Turns
+from minigpt.swap.fit import rows_of_text
 
 SETTINGS = "settings.json"
 
@@ -38,7 +39,7 @@ class FinetuneSettings:
         norm: a norm's name, or "package.module:Name" or "path/to/file.py:Name"; None trains the norms as they are.
         schedule: as ``parse_schedule`` takes it.
         sites: a pattern; only the sites that match it are swapped.
-        fit: a text that the new norms' Parameters are fitted on before the first step (``minigpt.fit_norms``), or None.
+        fit: a text that the new norms' Parameters are fitted on at their turn (``minigpt.fit_norms``), or None.
         text, eval_text: a text file, a .jsonl file with a "text" in each line, or the name of a Hugging Face dataset.
         distill: train towards the original's distribution (KL divergence, temperature 1) in place of the text.
         train: "all", or "norms" to train the Parameters of the norm sites only.
@@ -119,7 +120,8 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
     train = blocks(settings.text, tokenizer, settings.block_size or context)
     held = blocks(settings.eval_text, tokenizer, settings.block_size or context) if settings.eval_text else None
     end_of_text = end[0] if len(end) == 1 else None
-    turns = Turns(model.transformer, settings.norm, schedule, end_of_text)
+    rows = rows_of_text(model.transformer, tokenizer, settings.fit) if settings.fit else None
+    turns = Turns(model.transformer, settings.norm, schedule, end_of_text, rows)
     trained = _with_adapters(model, settings.lora) if settings.lora else model
     turns.split_attention(model.transformer)
     if settings.train == "norms":
@@ -138,8 +140,10 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
     original = load(settings.model) if settings.distill else None
     trainer.aim(original, settings.residual_loss, model.transformer.ln_f)
     last = training.newest_checkpoint(checkpoints)
-    if last is not None:
-        turns.call(int(last.name.rpartition("-")[2]))
+    if last is None:
+        turns.call(0)  # so that the first evaluation sees what the first step will
+    else:
+        turns.call(int(last.name.rpartition("-")[2]) - 1, fits=False)
     result = trainer.train(resume_from_checkpoint=None if last is None else str(last))
     log = trainer.state.log_history
     trainer.accelerator.free_memory()  # gradients and the optimizer's state, before the model is loaded again
@@ -176,8 +180,9 @@ def require_trainable(settings: FinetuneSettings) -> None:
         raise ConfigError(f"train must be 'all' or 'norms', got {settings.train!r}")
     if settings.train == "norms" and settings.lora is not None:
         raise ConfigError("lora trains adapters and train='norms' the norms only; give one of the two")
-    if settings.schedule is not None and settings.norm is None:
-        raise ConfigError("a schedule needs a norm to swap in; give one with --norm")
+    for name in ("schedule", "fit"):
+        if getattr(settings, name) is not None and settings.norm is None:
+            raise ConfigError(f"{name} needs a norm to swap in; give one with --norm")
     if settings.lora is not None and settings.norm == "frozen":
         logging.getLogger("minigpt").warning(
             "adapters of rank %d may not recover what frozen norms cost; all weights recover more", settings.lora

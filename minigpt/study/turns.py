@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.study.schedule import Schedule, site_of
 from minigpt.swap import swap_norms
+from minigpt.swap.fit import fit_to, separate
 
 MOMENTUM = 0.1  # weight of the newest batch in the running average
 FIRST, USUAL, EOT = range(3)  # the kinds of rows that a frozen norm may divide by a deviation of their own
@@ -76,21 +77,28 @@ class Turn(nn.Module):
 class Turns:
     """The turns of a model, by site, and the schedule that calls them."""
 
-    def __init__(self, body: Any, norm: Any, schedule: Schedule, end_of_text: int | None = None) -> None:
-        """Put a Turn at every scheduled site of ``body``, a GPT-2 of transformers' layout."""
+    def __init__(
+        self, body: Any, norm: Any, schedule: Schedule, end_of_text: int | None = None, rows: Tensor | None = None
+    ) -> None:
+        """Put a Turn at every scheduled site of ``body``, a GPT-2 of transformers' layout.
+
+        Args:
+            rows: token ids (B, T) that the new norms are fitted on at their turn.
+        """
         before = {site: body.get_submodule(site) for site in map(site_of, schedule.steps)}
         if before:
             swap_norms(body, norm, list(before))
-        self.schedule = schedule
+        self.body, self.schedule, self.rows = body, schedule, rows
         self.of = {site: Turn(old, body.get_submodule(site)) for site, old in before.items()}
         for site, turn in self.of.items():
             body.set_submodule(site, turn)
             if isinstance(turn.after, FrozenLayerNorm):
                 turn.after.calibration = None
+            if rows is not None:
+                separate(turn.after)  # before there is an optimizer, which holds the Parameters from the first step
         self.end_of_text = end_of_text
         if "eot" in schedule.merges and end_of_text is not None:
             body.register_forward_pre_hook(self._mark, with_kwargs=True)
-        self.call(0)  # so that a first evaluation sees what the first step will
 
     def split_attention(self, body: Any) -> None:
         """Let the attention's values be computed from another norm's output, where they have another turn."""
@@ -99,8 +107,16 @@ class Turns:
                 layer = body.get_submodule(f"{site.removesuffix('.ln_1')}.attn.c_attn")
                 layer.register_forward_hook(lambda layer, _, qkv, turn=turn: _with_values(layer, qkv, turn))
 
-    def call(self, step: int) -> None:
-        """Call the turns that are due at ``step``."""
+    def call(self, step: int, *, fits: bool = True) -> None:
+        """Call the turns that are due at ``step``.
+
+        Args:
+            fits: False if the new norms' values come from a checkpoint.
+        """
+        due = {site_of(name): None for name, start in self.schedule.steps.items() if step >= start}
+        due = [site for site in due if not (self.of[site].turned or self.of[site].values_turned)]
+        if due and fits and self.rows is not None:
+            self._fit(due, self.rows)
         for name, start in self.schedule.steps.items():
             turn = self.of[site_of(name)]
             for flag, suffix in (("turned", ".v"), ("values_turned", ".qk")):
@@ -116,6 +132,17 @@ class Turns:
                 calibration = turn.after.calibration
                 if calibration is not None:
                     turn.after.freeze(calibration[0], calibration[0])
+
+    def _fit(self, sites: list[str], rows: Tensor) -> None:
+        """Fit the new norms at ``sites`` to the old ones, in the model as it is at this step."""
+        for site in sites:
+            self.body.set_submodule(site, self.of[site].after)
+        try:
+            rows = rows.to(self.body.wte.weight.device)
+            fit_to(self.body, rows, {site: self.of[site].before for site in sites})
+        finally:
+            for site in sites:
+                self.body.set_submodule(site, self.of[site])
 
     def _mark(self, _: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         if self.ends_apart:

@@ -4,7 +4,7 @@ B batch, T tokens, C embedding.
 """
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -51,11 +51,11 @@ def fit_norms(
 ) -> dict[str, Explained]:
     """Fit the swapped norms at ``sites`` to the LayerNorms that they replace; return how well each explains its own.
 
-    The text is read once, in eval mode, by the original model and by the swapped one side by side. A norm is fitted
-    when the data reaches it. Its input is that of the swapped model, whose norms before it are fitted already. Its
-    target is the original's output. Scale and shift are least squares in closed form. Other Parameters, for example
-    DyT's alpha, are searched for, with the best scale and shift at each value. ``frozen`` norms take their deviations
-    first. A norm that already equals the original one keeps its Parameters.
+    The swapped model reads the text once, in eval mode. A norm is fitted when the data reaches it, so the norms before
+    it are fitted already. Its target is what the original norm returns for the same input. Scale and shift are least
+    squares in closed form. Other Parameters, for example DyT's alpha, are searched for, with the best scale and shift
+    at each value. ``frozen`` norms take their deviations first. A norm that already equals the original one keeps its
+    Parameters.
 
     The checkpoint's Parameters are not changed. The fitted norm gets its own, and ``swap_norms`` restores the others.
 
@@ -78,22 +78,30 @@ def fit_norms(
             f"the text must have at least {LEAST_TOKENS} tokens to fit norms on, in rows of 2 or more, "
             f"got {tuple(input_ids.shape)}"
         )
-    there, was_training = model.norm_modules(), model.training
-    fittings = {site: Fitting(site, norm, model, site in chosen) for site, norm in there.items()}
+    return fit_to(model, input_ids, {site: original_norm(model.get_submodule(site), model) for site in chosen})
+
+
+@torch.no_grad()
+def fit_to(
+    model: HasNorms, input_ids: Int[Tensor, "batch seq"], wanted: Mapping[str, nn.Module]
+) -> dict[str, Explained]:
+    """Fit the norms at the sites of ``wanted`` to the norms that it holds. Arguments are not checked."""
+    there, was_training = {site: model.get_submodule(site) for site in wanted}, model.training
+    fittings = {site: Fitting(site, norm, wanted[site]) for site, norm in there.items()}
     read: Callable[[Tensor], Any] = getattr(model, "hidden_states", model)  # without the head
     try:
         for site, fitting in fittings.items():
             model.set_submodule(site, fitting)
         model.train(False)
-        read(torch.cat([input_ids, input_ids]))
+        read(input_ids)
     finally:
         for site, norm in there.items():
             model.set_submodule(site, norm)
         model.train(was_training)
-    for site in chosen:
-        if (trial := fittings[site].trial) is not None:
-            _adopt(there[site], trial)
-    return {site: fittings[site].explained for site in chosen}
+    for site, fitting in fittings.items():
+        if fitting.trial is not None:
+            _adopt(there[site], fitting.trial)
+    return {site: fitting.explained for site, fitting in fittings.items()}
 
 
 def fit_on_text(
@@ -124,36 +132,29 @@ def rows_of_text(model: HasNorms, tokenizer: Encodes, file: str | Path) -> Int[T
 
 
 class Fitting(nn.Module):
-    """Stands at a norm's site while one forward reads the text twice: the original's rows, then the swapped model's."""
+    """Stands at a norm's site while the model reads the text once."""
 
     explained: Explained
 
-    def __init__(self, site: str, norm: nn.Module, model: HasNorms, is_chosen: bool) -> None:
+    def __init__(self, site: str, norm: nn.Module, original: nn.Module) -> None:
         super().__init__()
-        self.norm, self.is_chosen = norm, is_chosen
+        self.norm, self.original = norm, original
         self.title = f"{site} ({title(norm.norm if isinstance(norm, AdaptedNorm) else norm)})"
-        self.original = original_norm(norm, model)
         self.trial: nn.Module | None = None  # a fitted copy of the norm, if it was fitted
 
-    def forward(self, x: Float[Tensor, "twice seq embd"]) -> Float[Tensor, "twice seq embd"]:
-        original, swapped = x.chunk(2)
-        wanted = self.original(original)
-        if not self.is_chosen:
-            return torch.cat([wanted, self.norm(swapped)])
-        wide = torch.promote_types(x.dtype, torch.float32)
+    def forward(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq embd"]:
         with naming(self.norm):
-            found = self._fit(swapped.to(wide), wanted.to(wide))
-        return torch.cat([wanted, found.to(x.dtype)])
+            return self._fit(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
-    def _fit(self, x: Float[Tensor, "batch seq embd"], wanted: Float[Tensor, "batch seq embd"]) -> Tensor:
+    def _fit(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq embd"]:
         """Fit a copy of the norm; return its output for ``x``."""
-        trial = copy.deepcopy(self.norm).to(x.dtype)
+        trial, wanted = copy.deepcopy(self.norm).to(x.dtype), copy.deepcopy(self.original).to(x.dtype)(x)
         if isinstance(trial, FrozenLayerNorm) and trial.calibration is None:
             trial.calibrate(x)
-        present, same = trial(x), copy.deepcopy(self.original).to(x.dtype)(x)
+        present = trial(x)
         before = explained(present, wanted)
         rounding = 8 * torch.finfo(x.dtype).eps
-        if _error(present, same) <= rounding**2 * same.double().square().sum():
+        if _error(present, wanted) <= rounding**2 * wanted.double().square().sum():
             self.explained = Explained(before, before)  # it is the original norm
             return present
         if name := vars(self.norm).get("of_checkpoint"):
@@ -198,13 +199,17 @@ def original_norm(norm: nn.Module, model: HasNorms) -> nn.Module:
     return original
 
 
+def separate(norm: nn.Module) -> None:
+    """Give a norm its own scale and shift in place of the checkpoint's, which it remembers."""
+    shared = vars(norm)["originals"] = originals(norm)
+    for role, parameter in shared.items():
+        if getattr(norm, role, None) is parameter:
+            setattr(norm, role, nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad))
+
+
 def _adopt(norm: nn.Module, trial: nn.Module) -> None:
-    """Give a norm the fitted values. Its scale and shift become its own; it remembers the checkpoint's."""
-    vars(norm)["originals"] = originals(norm)
-    for role in ("weight", "bias"):
-        own = getattr(norm, role, None)
-        if isinstance(own, nn.Parameter):
-            setattr(norm, role, nn.Parameter(own.detach().clone(), requires_grad=own.requires_grad))
+    """Give a norm the fitted values, as its own Parameters."""
+    separate(norm)
     fitted = dict(trial.named_parameters())
     for name, own in norm.named_parameters():
         own.copy_(fitted[name])
