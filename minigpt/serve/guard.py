@@ -11,7 +11,9 @@ from minigpt.serve.meters import Meters
 from minigpt.serve.refusal import RefusalError
 
 MOST_BODY = 2**20  # bytes of a request
+MOST_READ = 2**26  # bytes of a larger one that are read and dropped, since a client reads the answer after it has sent
 BODY_SECONDS = 30.0  # for a client to send them
+AFTER_SECONDS = 5.0  # for a client that was too slow to read the answer
 OPEN = ("/health", "/", "/page.css", "/page.js")  # paths that need no key
 GONE = 499  # status, in the metrics, of a request whose client has hung up
 
@@ -78,25 +80,26 @@ class Guard:
         Raises:
             RefusalError: if it is too large or too slow.
         """
-        too_large = RefusalError(413, f"the body of a request may have at most {MOST_BODY} bytes", code="too_large")
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > MOST_BODY:
-            raise too_large
-        parts, size, more = [], 0, True
+        headers = dict(scope["headers"])
+        announced = headers.get(b"content-length", b"0")
+        is_large = not announced.isdigit() or int(announced) > MOST_BODY
+        parts, size, more = [], 0, not (is_large and headers.get(b"expect") == b"100-continue")
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                while more:
+                while more and size <= MOST_READ:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return _once(message, receive)
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > MOST_BODY:
-                        raise too_large
-                    more = message.get("more_body", False)
+                    more, part = message.get("more_body", False), message.get("body", b"")
+                    size += len(part)
+                    if not (is_large := is_large or size > MOST_BODY):
+                        parts.append(part)
         except TimeoutError as error:
-            said = f"the body of the request did not arrive within {BODY_SECONDS:g} s"
-            raise RefusalError(408, said, code="timeout") from error
+            if not is_large:
+                said = f"the body of the request did not arrive within {BODY_SECONDS:g} s"
+                raise RefusalError(408, said, code="timeout") from error
+        if is_large:
+            raise RefusalError(413, f"the body of a request may have at most {MOST_BODY} bytes", code="too_large")
         return _once({"type": "http.request", "body": b"".join(parts), "more_body": False}, receive)
 
 

@@ -22,9 +22,10 @@ class Live(NamedTuple):
 
 
 @contextlib.contextmanager
-def live(*options: str, **environment: str) -> Iterator[Live]:
-    """A server on a free port of the loopback, which is gone afterwards."""
-    command = [sys.executable, "-m", "minigpt", "serve", "--port", "0", *options]
+def live(*options: str, before: str = "", **environment: str) -> Iterator[Live]:
+    """A server on a free port of the loopback, which is gone afterwards; ``before`` is code that it runs first."""
+    program = f"{before}\nfrom minigpt.cli import main\nraise SystemExit(main())"
+    command = [sys.executable, "-c", program, "serve", "--port", "0", *options]
     calm = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **calm, **environment})
     assert process.stdout is not None

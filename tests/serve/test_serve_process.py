@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -133,20 +132,6 @@ def test_sigterm_waits_no_longer_than_its_grace(tmp_path: Path) -> None:
 def _ignoring_errors(server: Live) -> None:
     with contextlib.suppress(httpx.TransportError):
         httpx.post(f"{server.url}/v1/completions", json=body(max_tokens=240), timeout=60)
-
-
-def test_a_key_is_compared_in_the_same_time_wherever_it_differs() -> None:
-    """By the middle of many: the first byte wrong, the last byte wrong, in turns."""
-    key = "k" * 64
-    with live("--api-key", key) as server, httpx.Client(base_url=server.url) as client:
-        times: dict[str, list[float]] = {"x" + key[1:]: [], key[:-1] + "x": []}
-        for _ in range(400):
-            for wrong, found in times.items():
-                began = time.perf_counter()
-                assert client.get("/v1/models", headers={"Authorization": f"Bearer {wrong}"}).status_code == 401
-                found.append(time.perf_counter() - began)
-        first, last = (statistics.median(found) for found in times.values())
-        assert abs(first - last) < 0.1 * max(first, last), (first, last)
 
 
 def test_other_clients_do_not_notice_half_open_and_silent_ones(slow: Live) -> None:
