@@ -39,9 +39,9 @@ class KernelBuildHook(BuildHookInterface):
             return
         build_data["artifacts"].append("minigpt/engine/libminigpt.so")
         build_data["pure_python"] = False
-        tag = platform.machine() if sys.platform != "linux" else f"linux_{platform.machine()}"
-        build_data["tag"] = f"py3-none-{tag}" if sys.platform == "linux" else None
-        build_data["infer_tag"] = sys.platform != "linux"
+        # Any Python can load it. For PyPI, auditwheel says which Linux systems can, too.
+        system = "macosx_11_0" if sys.platform == "darwin" else sys.platform
+        build_data["tag"] = f"py3-none-{system}_{platform.machine().lower()}"
 
 
 def build(library: Path, extra: tuple[str, ...] = ()) -> None:
@@ -54,6 +54,7 @@ def build(library: Path, extra: tuple[str, ...] = ()) -> None:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise FileNotFoundError("no C compiler")
+    environment = {"MACOSX_DEPLOYMENT_TARGET": "11.0", **os.environ}  # as the wheel's tag says
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     threads = ["-fopenmp"] if sys.platform == "linux" else ["-fopenmp-simd"]
     with tempfile.TemporaryDirectory() as folder:
@@ -62,10 +63,11 @@ def build(library: Path, extra: tuple[str, ...] = ()) -> None:
             objects.append(f"{folder}/{level}.o")
             dispatch = ["-DDISPATCH"] if level == "portable" else []
             command = [compiler, *FLAGS, *threads, *flags, *extra, *dispatch, f"-DLEVEL={level}"]
-            subprocess.run([*command, "-c", str(SOURCE), "-o", objects[-1]], check=True)
+            subprocess.run([*command, "-c", str(SOURCE), "-o", objects[-1]], check=True, env=environment)
         # Linked without OpenMP's runtime: the one that PyTorch has loaded is used.
         undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
-        subprocess.run([compiler, "-shared", *undefined, *extra, *objects, "-o", str(library), "-lm"], check=True)
+        link = [compiler, "-shared", *undefined, *extra, *objects, "-o", str(library), "-lm"]
+        subprocess.run(link, check=True, env=environment)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """The wheel is whole: the presets and the demo travel in it, and work from where it puts them."""
 
+import fnmatch
 import importlib.util
 import json
 import os
+import platform
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -33,14 +36,24 @@ print(json.dumps({"file": minigpt.__file__, "version": minigpt.__version__, "par
 """
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["with a compiler", "without a compiler"])
+def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel that is built from the sdist."""
     if importlib.util.find_spec("hatchling") is None:
         pytest.skip("building the wheel needs hatchling: pip install hatchling")
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    build = [sys.executable, "-m", "hatchling", "build", "-d", str(folder), "-t"]
+    subprocess.run([*build, "sdist"], cwd=ROOT, check=True, capture_output=True)
+    (sdist,) = folder.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    source = folder / sdist.name.removesuffix(".tar.gz")
+    assert not list(source.rglob("*.so"))
+    without = {"CC": "/nonexistent"} if request.param == "without a compiler" else {}
+    subprocess.run([*build, "wheel"], cwd=source, check=True, capture_output=True, env=os.environ | without)
     (file,) = folder.glob("*.whl")
+    tag = "any" if without else f"{sys.platform}_{platform.machine()}" if sys.platform == "linux" else "macosx_11_0_*"
+    assert fnmatch.fnmatch(file.name, f"minigpt-{minigpt.__version__}-py3-none-{tag}.whl")
     return file
 
 
@@ -59,14 +72,17 @@ def test_the_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
 
 @pytest.mark.thorough
 def test_the_wheel_works_unpacked(wheel: Path, tmp_path: Path) -> None:
+    """Where there is no compiler. It decodes with the kernel if one is inside."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MINIGPT_")} | {
+        "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PATH": "", "CC": "/nonexistent",
+    }  # fmt: skip
 
     def run(*command: str) -> str:
         done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, check=False, cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        )  # fmt: skip
+            [sys.executable, *command], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -77,6 +93,8 @@ def test_the_wheel_works_unpacked(wheel: Path, tmp_path: Path) -> None:
     text = run("-m", "minigpt", "generate", "Once upon a time", "--seed", "1", "--max-new-tokens", "20")
     assert text.startswith("Once upon a time")
     assert len(text) > 40
+    decoding = json.loads(run("-m", "minigpt", "info", "--json"))["decoding"]
+    assert decoding.startswith("PyTorch" if "-any" in wheel.name else "kernel"), decoding
 
 
 def test_the_demo_is_of_the_size_it_should_be() -> None:
