@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from minigpt.conformance.case import EXACTLY, Measurement, against_truth, case, same_numbers, worst, worst_element
+from minigpt.conformance.case import EXACTLY, Case, Measurement, against_truth, same_numbers, worst, worst_element
 from minigpt.conformance.rows import ROW_KINDS, far_from_zero, ordinary, transposed
 from minigpt.conformance.subject import Candidate, Subject, Unsupported, described
 from minigpt.conformance.truth import bound_reason
@@ -19,14 +19,6 @@ BOTH = (torch.float32, torch.bfloat16)
 HALVES = (torch.bfloat16, torch.float16)
 
 
-@case(
-    "a row in any company",
-    "behaviour",
-    tests="the same bits for a row alone, among 9 to 2,000 rows, in a prompt, in pieces of it, and decoded",
-    reason="a row is computed from itself alone; rounding is allowed only on a device whose own torch.mean sums a row "
-    "in another order among others",
-    dtypes=BOTH,
-)
 @torch.no_grad()
 def row_in_company(subject: Subject, dtype: torch.dtype) -> Measurement:
     return worst({f"width {width}": _company(subject, width, dtype) for width in (64, 768, 1001)})
@@ -55,7 +47,6 @@ def _sums_alike(x: Tensor) -> bool:
     return torch.equal(torch.cat([row.mean(-1) for row in x.split(1)]), x.mean(-1))
 
 
-@case("input left as it was", "behaviour", tests="the call does not change its input", reason=EXACTLY, dtypes=BOTH)
 @torch.no_grad()
 def input_kept(subject: Subject, dtype: torch.dtype) -> Measurement:
     found = {}
@@ -67,12 +58,6 @@ def input_kept(subject: Subject, dtype: torch.dtype) -> Measurement:
     return worst(found)
 
 
-@case(
-    "same input, same output",
-    "behaviour",
-    tests="a second call repeats the first, also after a call with other rows",
-    reason=EXACTLY,
-)
 @torch.no_grad()
 def repeated(subject: Subject, dtype: torch.dtype) -> Measurement:
     candidate, again = (subject.drawing_for("the same weights").candidate(768) for _ in range(2))
@@ -87,7 +72,6 @@ def repeated(subject: Subject, dtype: torch.dtype) -> Measurement:
     )
 
 
-@case("output left as it was", "behaviour", tests="the next call does not change an output", reason=EXACTLY)
 @torch.no_grad()
 def output_kept(subject: Subject, dtype: torch.dtype) -> Measurement:
     candidate = subject.candidate()
@@ -97,13 +81,6 @@ def output_kept(subject: Subject, dtype: torch.dtype) -> Measurement:
     return same_numbers(y, before)
 
 
-@case(
-    "weights that change",
-    "behaviour",
-    tests="scale and shift change in place between two calls, as in a training step or a load",
-    reason="the numbers must be those of a new norm with these weights",
-    dtypes=BOTH,
-)
 @torch.no_grad()
 def weights_changed(subject: Subject, dtype: torch.dtype) -> Measurement:
     candidate, x = subject.candidate(64, dtype), subject.rows(12, 64, dtype=dtype)
@@ -113,7 +90,6 @@ def weights_changed(subject: Subject, dtype: torch.dtype) -> Measurement:
     return same_numbers(candidate(x.clone()), fresh(x.clone()))
 
 
-@case("any mode", "behaviour", tests="training or not, with gradients, without, or for inference", reason=FLOAT32)
 def any_mode(subject: Subject, dtype: torch.dtype) -> Measurement:
     candidate, found = subject.candidate(768), {}
     x = subject.rows(3, 4, 768, dtype=dtype)
@@ -126,7 +102,6 @@ def any_mode(subject: Subject, dtype: torch.dtype) -> Measurement:
     return worst(found)
 
 
-@case("another eps", "behaviour", tests=f"built with eps={OTHER_EPS:g}", reason=FLOAT32)
 def another_eps(subject: Subject, dtype: torch.dtype) -> Measurement:
     """A norm that takes no eps is not wrong: other cases tell whether its own eps is GPT-2's."""
     if not subject.takes_eps:
@@ -135,7 +110,6 @@ def another_eps(subject: Subject, dtype: torch.dtype) -> Measurement:
     return against_truth(subject.candidate(eps=OTHER_EPS), x)
 
 
-@case("no bias", "behaviour", tests="built with bias=False", reason=FLOAT32)
 def no_bias(subject: Subject, dtype: torch.dtype) -> Measurement:
     """A norm that raises without a bias is not judged: every GPT-2 has one."""
     x = subject.rows(12, 64, dtype=dtype)
@@ -145,13 +119,6 @@ def no_bias(subject: Subject, dtype: torch.dtype) -> Measurement:
         raise Unsupported(f"without a bias, {described(error)}") from error
 
 
-@case(
-    "autocast",
-    "behaviour",
-    tests="under autocast, float32 input stays in float32, and half activations meet float32 weights",
-    reason="the bound of the input's dtype; twice that of half precision, since scale and shift may be rounded to it",
-    dtypes=(torch.float32, *HALVES),
-)
 @torch.no_grad()
 def autocast(subject: Subject, dtype: torch.dtype) -> Measurement:
     if dtype == torch.float16 and subject.device.type == "cpu":
@@ -169,13 +136,6 @@ def autocast(subject: Subject, dtype: torch.dtype) -> Measurement:
 SUM_SHAPES = ((12, 768), (3, 4, 64), (12, 1, 64), (1, 1, 64), (5, 1001))
 
 
-@case(
-    "residual added too",
-    "behaviour",
-    tests="add_norm(residual, delta), if it has one: the exact sum, its norm, and both inputs unchanged",
-    reason="the sum exactly; for its norm the bound of ordinary rows of that dtype",
-    dtypes=BOTH,
-)
 def residual_added(subject: Subject, dtype: torch.dtype) -> Measurement:
     found = {}
     for shape, delta_dtype, training in itertools.product(SUM_SHAPES, {dtype, torch.bfloat16}, (True, False)):
@@ -187,22 +147,11 @@ def residual_added(subject: Subject, dtype: torch.dtype) -> Measurement:
         with torch.set_grad_enabled(training):
             found |= _sum_and_norm(candidate, residual, delta, given)
     residual, delta = (transposed(subject.rows(12, 64, dtype=dtype)) for _ in range(2))
-    return worst(found | _sum_and_norm(subject.candidate(64, dtype), residual, delta, "transposed rows"))
-
-
-@case(
-    "residual added too, hard rows",
-    "behaviour",
-    tests="add_norm of every kind of row at every dtype",
-    reason="for each dtype and kind its own bound",
-    dtypes=tuple(DTYPES.values()),
-)
-@torch.no_grad()
-def residual_of_hard_rows(subject: Subject, dtype: torch.dtype) -> Measurement:
-    found = {}
-    for kind in ROW_KINDS:
-        x = subject.put(kind.rows(12, 64, subject.generator, dtype), dtype)
-        found |= _sum_and_norm(subject.candidate(64, dtype, weights=kind.weights), *parts_of(x), kind.name)
+    with torch.no_grad():
+        found |= _sum_and_norm(subject.candidate(64, dtype), residual, delta, "transposed rows")
+        for kind in ROW_KINDS:
+            x = subject.put(kind.rows(12, 64, subject.generator, dtype), dtype)
+            found |= _sum_and_norm(subject.candidate(64, dtype, weights=kind.weights), *parts_of(x), kind.name)
     return worst(found)
 
 
@@ -218,15 +167,26 @@ def _sum_and_norm(candidate: Candidate, residual: Tensor, delta: Tensor, given: 
 
 
 BEHAVIOUR_CASES = [
-    row_in_company,
-    input_kept,
-    repeated,
-    output_kept,
-    weights_changed,
-    residual_added,
-    residual_of_hard_rows,
-    any_mode,
-    another_eps,
-    no_bias,
-    autocast,
-]
+    Case("a row in any company", "behaviour",
+         "the same bits for a row alone, among 9 to 2,000 rows, in a prompt, in pieces of it, and decoded",
+         "a row is computed from itself alone; rounding is allowed only on a device whose own torch.mean sums a row "
+         "in another order among others", row_in_company, BOTH),
+    Case("input left as it was", "behaviour", "the call does not change its input", EXACTLY, input_kept, BOTH),
+    Case("same input, same output", "behaviour", "a second call repeats the first, also after a call with other rows",
+         EXACTLY, repeated),
+    Case("output left as it was", "behaviour", "the next call does not change an output", EXACTLY, output_kept),
+    Case("weights that change", "behaviour",
+         "scale and shift change in place between two calls, as in a training step or a load",
+         "the numbers must be those of a new norm with these weights", weights_changed, BOTH),
+    Case("residual added too", "behaviour",
+         "add_norm(residual, delta), if it has one: the exact sum, its norm, and both inputs unchanged",
+         "the sum exactly; for its norm the bound of each dtype and kind of row", residual_added,
+         tuple(DTYPES.values())),
+    Case("any mode", "behaviour", "training or not, with gradients, without, or for inference", FLOAT32, any_mode),
+    Case("another eps", "behaviour", f"built with eps={OTHER_EPS:g}", FLOAT32, another_eps),
+    Case("no bias", "behaviour", "built with bias=False", FLOAT32, no_bias),
+    Case("autocast", "behaviour",
+         "under autocast, float32 input stays in float32, and half activations meet float32 weights",
+         "the bound of the input's dtype; twice that of half precision, since scale and shift may be rounded to it",
+         autocast, (torch.float32, *HALVES)),
+]  # fmt: skip

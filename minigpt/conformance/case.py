@@ -25,7 +25,6 @@ class CaseResult:
     tests: str
     error: float | None  # None if nothing was measured; the note says why
     bound: float | None
-    reference_error: float | None  # the error of torch.nn.functional.layer_norm on the same input
     reason: str  # for the bound
     passed: bool
     dtypes: dict[str, bool]  # whether it passed at each dtype; a dtype that was not judged is absent
@@ -44,9 +43,8 @@ class CaseResult:
     def __str__(self) -> str:
         verdict = "pass" if self.passed else "FAIL"
         measured = "" if self.error is None else f": error {brief(self.error)}, bound {brief(self.bound)}"
-        theirs = "" if self.reference_error is None else f"; torch's own at its worst {brief(self.reference_error)}"
         note = f" ({self.note})" if self.note else ""
-        return f"{verdict} {self.name}{measured}{theirs}{note}"
+        return f"{verdict} {self.name}{measured}{note}"
 
 
 class Measurement(NamedTuple):
@@ -54,7 +52,6 @@ class Measurement(NamedTuple):
 
     error: float
     bound: float
-    reference_error: float | None = None
     note: str = ""
 
     @property
@@ -99,31 +96,22 @@ class Case:
                 passed[name] = False
                 said["failed"] = described(error) if isinstance(error, NormError) else f"it raises {described(error)}"
         if said["failed"] or not measured:
-            error = bound = reference_error = None
+            error = bound = None
             note = said["failed"] or said["refused"]
         else:
             found = worst(measured) if len(self.dtypes) > 1 else next(iter(measured.values()))
-            error, bound, reference_error, note = found
+            error, bound, note = found
         return CaseResult(
-            self.name, self.group, self.tests, error, bound, reference_error, self.reason,
+            self.name, self.group, self.tests, error, bound, self.reason,
             passed=all(passed.values()), dtypes=passed, note=note,
         )  # fmt: skip
 
 
-def case(
-    name: str, group: str, *, tests: str, reason: str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
-) -> Callable[[Measure], Case]:
-    """Decorate a function that measures the answer to this question."""
-    return lambda measure: Case(name, group, tests, reason, measure, dtypes)
-
-
 def against_truth(candidate: Candidate, x: Tensor, y: Tensor | None = None) -> Measurement:
-    """Compare the norm of ``x``, and PyTorch's layer_norm of it, with float64. ``y`` is the norm's output if known."""
+    """Compare the norm of ``x`` with float64. ``y`` is the norm's output if it is known."""
     with torch.no_grad():
         values, bound = candidate.truth(x)  # before the norm, which may write into its input
-        reference = worst_element(candidate.reference(x), values, bound)
-        y = candidate(x) if y is None else y
-    return worst_element(y, values, bound)._replace(reference_error=reference.error)
+        return worst_element(candidate(x) if y is None else y, values, bound)
 
 
 def worst_element(value: Tensor, expected: Tensor, bound: Tensor) -> Measurement:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from minigpt.conformance.case import Measurement, case, worst, worst_element
+from minigpt.conformance.case import Case, Measurement, worst, worst_element
 from minigpt.conformance.gradients import gradients
 from minigpt.conformance.rows import constant, massive, ordinary
 from minigpt.conformance.subject import Subject
@@ -35,12 +35,6 @@ def always_compiling() -> Iterator[None]:
         yield
 
 
-@case(
-    "compiled equals eager",
-    "compile",
-    tests="values under torch.compile",
-    reason="twice the bound of float32 values, since either may be off by it",
-)
 @torch.no_grad()
 def compiled_values(subject: Subject, dtype: torch.dtype) -> Measurement:
     candidate, x = subject.candidate(WIDTH), _rows(subject, dtype)
@@ -50,12 +44,6 @@ def compiled_values(subject: Subject, dtype: torch.dtype) -> Measurement:
     return worst_element(compiled, eager, bound)._replace(note=f"compiled with {subject.compile_backend}")
 
 
-@case(
-    "compiled gradients equal eager",
-    "compile",
-    tests="gradients under torch.compile, traced by aot_eager",
-    reason="twice the bound of float32 gradients, since either may be off by it",
-)
 def compiled_gradients(subject: Subject, dtype: torch.dtype) -> Measurement:
     candidate, x = subject.candidate(WIDTH), _rows(subject, dtype)
     dy = subject.rows(len(x), WIDTH, dtype=dtype)
@@ -78,4 +66,9 @@ def _rows(subject: Subject, dtype: torch.dtype) -> Tensor:
     return subject.put(torch.cat(kinds), dtype)  # (24, WIDTH)
 
 
-COMPILE_CASES = [compiled_values, compiled_gradients]
+COMPILE_CASES = [
+    Case("compiled equals eager", "compile", "values under torch.compile",
+         "twice the bound of float32 values, since either may be off by it", compiled_values),
+    Case("compiled gradients equal eager", "compile", "gradients under torch.compile, traced by aot_eager",
+         "twice the bound of float32 gradients, since either may be off by it", compiled_gradients),
+]  # fmt: skip

@@ -37,7 +37,7 @@ PARTS = {
     "decoding input": "wrong only for a batch of one token each, as decoding has it",
     "width *": "wrong only at width {}",
     "*[0-9] rows": "wrong only for {}",
-    "residual added too*": "wrong only where it adds the residual too, in add_norm",
+    "residual added too": "wrong only where it adds the residual too, in add_norm",
     "any mode": "its values depend on training mode, or on whether gradients are kept",
 }
 # Most other mistakes fail these cases as well, so they are named only if nothing else is

@@ -149,7 +149,7 @@ def test_nan_is_never_within_a_bound() -> None:
 
 def test_worst_names_the_measurement() -> None:
     measured = {"a": Measurement(1.0, 2.0), "b": Measurement(1e-9, 0.0), "c": Measurement(9.0, 10.0)}
-    assert worst(measured) == (1e-9, 0.0, None, "worst at b")
+    assert worst(measured) == (1e-9, 0.0, "worst at b")
 
 
 # --- The report ---
@@ -165,8 +165,7 @@ def test_the_report_is_stable_json() -> None:
     assert (fields["verdict"], fields["norm"], fields["device"], fields["eps"]) == ("pass", "textbook", "cpu", 1e-5)
     for case in fields["cases"]:
         assert list(case) == [
-            "name", "group", "tests", "error", "bound", "reference_error", "reason", "passed", "dtypes",
-            "note",
+            "name", "group", "tests", "error", "bound", "reason", "passed", "dtypes", "note",
         ]  # fmt: skip
         assert case["tests"]
         assert case["reason"]
@@ -184,15 +183,6 @@ def test_errors_that_are_not_numbers_are_null_in_json() -> None:
     assert math.isnan(report.cases[0].error or 0)
     assert report.to_dict()["cases"][0]["error"] is None
     assert "error not finite" in str(report)
-
-
-def test_the_reference_error_is_beside_the_norms_own() -> None:
-    case = check(sabotages.DifferenceOfSquares, "float32, mean far from 0").cases[0]
-    assert not case.passed
-    assert case.reference_error is not None
-    assert case.error is not None
-    assert case.bound is not None
-    assert case.reference_error < case.bound < case.error
 
 
 def test_what_is_not_supported_is_said() -> None:
@@ -302,7 +292,7 @@ def test_sums_that_are_wrong_in_one_place_alone_are_found(wrong: Callable[[Layer
             total, y = super().add_norm(residual, delta)
             return total, 1.01 * y if wrong(self, residual, delta) else y
 
-    said = check(WrongSums, ["float32, ordinary rows", "residual added too*"]).diagnoses
+    said = check(WrongSums, ["float32, ordinary rows", "residual added too"]).diagnoses
     assert said[-1] == "wrong only where it adds the residual too, in add_norm", said
 
 
