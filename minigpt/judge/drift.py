@@ -34,7 +34,7 @@ class Drift:
         self.truth = Recorder(contest.truth.model.transformer, places)
         self.local = {site: PositionedDistance() for site in self.sites}
         self.propagated = {place: PositionedDistance() for place in places}
-        self.noise = {place: PositionedDistance() for place in places}
+        self.noise = {place: Distance() for place in places}
 
     def __enter__(self) -> "Drift":
         self._active = contextlib.ExitStack()
@@ -69,8 +69,8 @@ class Drift:
         return [
             NormSite(
                 site=site,
-                local_error=self.local[site].relative,
-                propagated_error=self.propagated[site].relative,
+                local_error=self.local[site].all.relative,
+                propagated_error=self.propagated[site].all.relative,
                 swapped=site in chosen,
                 local_first=self.local[site].first.relative,
                 local_rest=self.local[site].rest.relative,
@@ -86,7 +86,7 @@ class Drift:
         return [
             BlockDrift(
                 block=block,
-                error=self.propagated[block].relative,
+                error=self.propagated[block].all.relative,
                 error_first=self.propagated[block].first.relative,
                 error_rest=self.propagated[block].rest.relative,
                 noise=self.noise[block].relative,
@@ -163,16 +163,11 @@ class PositionedDistance:
     """A distance, with the first token apart: it carries the massive activations (arXiv 2402.17762)."""
 
     def __init__(self) -> None:
-        self.first, self.rest = Distance(), Distance()
+        self.all, self.first, self.rest = Distance(), Distance(), Distance()
 
     def add(self, value: Float[Tensor, "1 seq embd"], truth: Float[Tensor, "1 seq embd"]) -> None:
-        self.first.add(value[:, :1], truth[:, :1])
-        self.rest.add(value[:, 1:], truth[:, 1:])
-
-    @property
-    def relative(self) -> float:
-        """Over all positions."""
-        return Distance.sum(self.first, self.rest).relative
+        for part, places in ((self.all, slice(None)), (self.first, slice(1)), (self.rest, slice(1, None))):
+            part.add(value[:, places], truth[:, places])
 
 
 def exact_layer_norm(x: Float[Tensor, "batch seq embd"], norm: nn.Module) -> Float[Tensor, "batch seq embd"]:

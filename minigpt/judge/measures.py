@@ -29,17 +29,6 @@ class Distance:
         self.true_squares += float(truth.square().sum())
         self.count += truth.numel()
 
-    @classmethod
-    def sum(cls, *parts: "Distance") -> "Distance":
-        """The distance over all that these have counted."""
-        total = cls()
-        for part in parts:
-            total.largest = nan_max(total.largest, part.largest)
-            total.squares += part.squares
-            total.true_squares += part.true_squares
-            total.count += part.count
-        return total
-
     @property
     def rms(self) -> float:
         """Root of the mean squared difference."""

@@ -62,25 +62,15 @@ def text_perplexity(contest: Contest, file: str | Path, ids: list[int], begin: S
     for name, model in (("the original model", contest.plain), ("the candidate", contest.candidate)):
         begin(f"perplexity of {file} with {name}")
         found.append(perplexity_of_ids(model, ids))
-    return TextPerplexity(str(file), len(ids), window, stride_of(window), *found)
-
-
-def stride_of(window: int) -> int:
-    """How far a window moves."""
-    return max(1, window // 2)
+    return TextPerplexity(str(file), len(ids), window, max(1, window // 2), *found)
 
 
 def windows_of(tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
-    """Return the windows of a text for a model of this context."""
-    return windows(tokens, context, stride_of(context))
-
-
-def windows(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """(start, first, end): read tokens start to end, count the loss of tokens first to end. Each counts once."""
+    """Yield (start, first, end): read tokens start to end, count the loss of tokens first to end. Each counts once."""
     first = 1  # nothing predicts the first token
     while first < tokens:
-        end = min(tokens, window) if first == 1 else min(tokens, first + stride)
-        yield max(0, end - window), first, end
+        end = min(tokens, context if first == 1 else first + max(1, context // 2))
+        yield max(0, end - context), first, end
         first = end
 
 

@@ -1,6 +1,6 @@
 """The kernels as PyTorch operators, with shapes for the compiler and derivatives for autograd.
 
-The first use on a device tries the kernels for a dtype and width. Where they fail, the formulas compute instead.
+The first use on a device tries the kernels for a dtype and width. Where they fail, PyTorch's operators compute instead.
 """
 
 # pyright: reportCallIssue=false
@@ -35,6 +35,9 @@ def layer_norm(x: Stream, weight: Row, bias: Row | None, eps: float) -> Stream:
 
 def add_layer_norm(residual: Stream, delta: Stream, weight: Row, bias: Row | None, eps: float) -> tuple[Stream, Stream]:
     """Return ``residual + delta``, and LayerNorm of that sum."""
+    if residual.dtype != delta.dtype:  # in one kernel, two dtypes would change the order of the sums
+        total = residual + delta
+        return total, layer_norm(total, weight, bias, eps)
     y, total, _ = torch.ops.minigpt.layer_norm(residual, delta, weight, bias, eps)
     return total, y
 
@@ -65,19 +68,19 @@ def tile(width: int, wide: torch.dtype, of_warp: int) -> Tile:
 def _forward(
     x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    compute = _forward_by_kernel if _hold(_sum_dtype(x, delta), weight) else _forward_by_formula
+    compute = _forward_by_kernel if _hold(x.dtype, weight) else _forward_by_library
     return compute(x, delta, weight, bias, eps)
 
 
 def _backward(
     dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    compute = _backward_by_kernel if _hold(x.dtype, weight) else _backward_by_formula
+    compute = _backward_by_kernel if _hold(x.dtype, weight) else _backward_by_library
     return compute(dy, dtotal, x, weight, bias_dtype, stats)
 
 
 def _hold(dtype: torch.dtype, weight: Tensor) -> bool:
-    """Return True if the kernels give the formulas' numbers for this dtype, width and device."""
+    """Return True if the kernels give PyTorch's numbers for this dtype, width and device."""
     device, width = weight.device, weight.numel()
     tile(width, _wide(dtype), FORWARD_BYTES)  # raises if the width is too large
 
@@ -90,47 +93,41 @@ def _hold(dtype: torch.dtype, weight: Tensor) -> bool:
             y, total, stats = forward(x, delta, scale, shift, 1e-5)
             return y, total, *backward(dy, dy, total, scale, dtype, stats)
 
-        formulas = _forward_by_formula, _backward_by_formula
+        library = _forward_by_library, _backward_by_library
         given = by(_forward_by_kernel, _backward_by_kernel, dtype)
-        return map(trials.Compared, given, by(*formulas, dtype), by(*formulas, torch.float64))
+        return map(trials.Compared, given, by(*library, dtype), by(*library, torch.float64))
 
     return trials.passes(TRIAL, device, dtype, width, attempt)
 
 
-def _forward_by_formula(
+def _forward_by_library(
     x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    total = x if delta is None else x + delta
-    rows = total.reshape(-1, weight.numel()).to(_wide(total.dtype))  # (R, C)
-    mean = rows.mean(1, keepdim=True)
-    rstd = (rows.var(1, correction=0, keepdim=True) + eps).rsqrt()
-    y = (rows - mean) * rstd * weight.flatten()
-    y = y if bias is None else y + bias.flatten()
+    total, wide = x if delta is None else x + delta, _wide(x.dtype)
+    scale, shift = weight.to(wide), None if bias is None else bias.to(wide)
+    y, mean, rstd = torch.native_layer_norm(total.to(wide), weight.shape, scale, shift, eps)
     stats = torch.stack([mean, rstd]).view(2, *x.shape[: x.ndim - weight.ndim])
-    return y.to(total.dtype).view(x.shape), x.new_empty(0) if delta is None else total.contiguous(), stats
+    return y.to(x.dtype).contiguous(), x.new_empty(0) if delta is None else total.contiguous(), stats
 
 
-def _backward_by_formula(
+def _backward_by_library(
     dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    mean, rstd = stats.view(2, -1, 1)
-    rows, gradient = (tensor.reshape(-1, weight.numel()).to(stats.dtype) for tensor in (x, dy))  # (R, C)
-    standard, scaled = (rows - mean) * rstd, gradient * weight.flatten()
-    dx = (scaled - scaled.mean(1, keepdim=True) - standard * (scaled * standard).mean(1, keepdim=True)) * rstd
-    dx = dx.view(x.shape) if dtotal is None else dx.view(x.shape) + dtotal
-    dweight, dbias = (gradient * standard).sum(0), gradient.sum(0)
-    return dx.to(x.dtype), dweight.view(weight.shape).to(weight.dtype), dbias.view(weight.shape).to(bias_dtype)
+    mean, rstd = stats.view(2, *stats.shape[1:], *[1] * weight.ndim)
+    wide = (tensor.to(stats.dtype).contiguous() for tensor in (dy, x))
+    scale = weight.to(stats.dtype)
+    dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+        *wide, weight.shape, mean, rstd, scale, scale, [True, True, True]
+    )
+    dx = dx if dtotal is None else dx + dtotal
+    return dx.to(x.dtype), dweight.to(weight.dtype), dbias.to(bias_dtype)
 
 
 def _forward_by_kernel(
     x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``y``, ``total`` (empty without a ``delta``), and means and reciprocal deviations of the rows (2, ...)."""
-    width, held = weight.numel(), tile(weight.numel(), _wide(_sum_dtype(x, delta)), FORWARD_BYTES)
-    if delta is not None and delta.dtype != x.dtype:  # in one kernel, two dtypes would change the order of the sums
-        total = (x + delta).contiguous()
-        y, _, stats = _forward_by_kernel(total, None, weight, bias, eps)
-        return y, total, stats
+    width, held = weight.numel(), tile(weight.numel(), _wide(x.dtype), FORWARD_BYTES)
     y, total, stats = _forward_shapes(x, delta, weight, bias, eps)
     rows = stats.numel() // 2
     if rows:
@@ -148,11 +145,8 @@ def _forward_by_kernel(
 def _forward_shapes(
     x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = _sum_dtype(x, delta)
-    y = x.new_empty(x.shape, dtype=dtype)
-    total = x.new_empty(0 if delta is None else x.shape, dtype=dtype)
-    stats = x.new_empty((2, *x.shape[: x.ndim - weight.ndim]), dtype=_wide(dtype))
-    return y, total, stats
+    stats = x.new_empty((2, *x.shape[: x.ndim - weight.ndim]), dtype=_wide(x.dtype))
+    return x.new_empty(x.shape), x.new_empty(0 if delta is None else x.shape), stats
 
 
 def _backward_by_kernel(
@@ -188,19 +182,17 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
     x, delta, weight, bias, _ = inputs
     _, total, stats = output
     ctx.save_for_backward(x if delta is None else total, weight, stats)
-    ctx.has_bias = bias is not None
-    ctx.dtypes = x.dtype, None if delta is None else delta.dtype, weight.dtype if bias is None else bias.dtype
+    ctx.has_delta, ctx.has_bias = delta is not None, bias is not None
+    ctx.bias_dtype = weight.dtype if bias is None else bias.dtype
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx: Any, dy: Tensor | None, dtotal: Tensor | None, dstats: None) -> tuple[Tensor | None, ...]:
     x, weight, stats = ctx.saved_tensors
-    x_dtype, delta_dtype, bias_dtype = ctx.dtypes
     dy = torch.zeros_like(x) if dy is None else dy
-    dtotal = None if delta_dtype is None else dtotal
-    dx, dweight, dbias = torch.ops.minigpt.layer_norm_backward(dy, dtotal, x, weight, bias_dtype, stats)
-    ddelta = None if delta_dtype is None else dx.to(delta_dtype)
-    return dx.to(x_dtype), ddelta, dweight, dbias if ctx.has_bias else None, None
+    dtotal = dtotal if ctx.has_delta else None
+    dx, dweight, dbias = torch.ops.minigpt.layer_norm_backward(dy, dtotal, x, weight, ctx.bias_dtype, stats)
+    return dx, dx if ctx.has_delta else None, dweight, dbias if ctx.has_bias else None, None
 
 
 def _refuse(ctx: Any, *gradients: Tensor | None) -> None:
@@ -209,10 +201,6 @@ def _refuse(ctx: Any, *gradients: Tensor | None) -> None:
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
-
-
-def _sum_dtype(x: Tensor, delta: Tensor | None) -> torch.dtype:
-    return x.dtype if delta is None else torch.promote_types(x.dtype, delta.dtype)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
