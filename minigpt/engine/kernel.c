@@ -43,7 +43,12 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 typedef int32_t int_unaligned __attribute__((aligned(1), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
-enum { SLAB = 64, VECS = SLAB / LANES, STRIPE = 16, PARTS = 8, PIECE = 512, LINE = 64, SPINS = 4000 };
+#if defined(__AVX512F__) || defined(__aarch64__)
+enum { ROWS = 6, VECS = 4 }; /* of a tile: its sums fill 32 registers */
+#else
+enum { ROWS = 6, VECS = 2 }; /* 16 registers */
+#endif
+enum { SLAB = 64, STRIPE = 16, PARTS = 8, PIECE = 512, LINE = 64, SPINS = 4000 };
 enum { PHASES = 10 }; /* of a layer */
 enum { BLOCK = 64, PANEL = 16, PAIR = 2 }; /* of int8 */
 enum form { FLOAT_COLUMNS, HALF_COLUMNS, FLOAT_ROWS, HALF_ROWS, INT8_PANELS }; /* columns: (in, out); rows: (out, in) */
@@ -309,7 +314,7 @@ static long place(struct step *step, struct worker *me, long number, char *memor
     step->qkv = (float *)take(&memory, float_row * 3 * model->width);
     step->mixed = (float *)take(&memory, float_row * model->width);
     step->hidden = (float *)take(&memory, float_row * model->inner);
-    step->partial = (float *)take(&memory, PARTS * float_row * padded(3 * model->width > model->inner ? 3 * model->width : model->inner, SLAB));
+    step->partial = (float *)take(&memory, PARTS * float_row * (padded(3 * model->width > model->inner ? 3 * model->width : model->inner, SLAB) + SLAB));
     for (long i = 0; i <= number; i++) {
         *me = (struct worker){.step = step};
         me->row = (float *)take(&memory, sizeof(float) * widest);

@@ -32,152 +32,136 @@ INLINE vec add_product(vec sum, vec weights, vec inputs, int is_dot) {
     return sum + weights * inputs;
 }
 
-INLINE vec weights_at(const void *w, long i, int is_half) {
-    if (!is_half) return *(const vec *)((const float *)w + i);
-    return (vec)(__builtin_convertvector(*(const hvec *)((const uint16_t *)w + i), ivec) << 16);
+/* How many of the rows a tile takes: at most ROWS, and all tiles about the same. */
+INLINE long height(long rows) {
+    const long tiles = (rows + ROWS - 1) / ROWS;
+    return (rows + tiles - 1) / tiles;
 }
 
-/* Load the weights of input k for two vectors of outputs; with is_dot, those of inputs k and k + 1 as pairs. */
-INLINE void load_columns(vec found[2], const void *w, long w_step, long k, long n, int v, int is_half, int is_dot) {
-#if defined(__AVX512BF16__)
-    if (is_dot) {
-        const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
-                                             37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-        const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-        const uint16_t *row = (const uint16_t *)w + k * w_step + v * LANES;
-        __m512i one = _mm512_loadu_si512(row);
-        __m512i two = k + 1 < n ? _mm512_loadu_si512(row + w_step) : _mm512_setzero_si512();
-        found[0] = (vec)_mm512_permutex2var_epi16(one, low, two);
-        found[1] = (vec)_mm512_permutex2var_epi16(one, high, two);
-        return;
+/* Call a tile of so many rows with the number as a constant, so that its sums stay in registers. */
+#define WITH_ROWS(rows, function, ...)                   \
+    switch (rows) {                                      \
+    case 1: function(1, __VA_ARGS__); break;             \
+    case 2: function(2, __VA_ARGS__); break;             \
+    case 3: function(3, __VA_ARGS__); break;             \
+    case 4: function(4, __VA_ARGS__); break;             \
+    case 5: function(5, __VA_ARGS__); break;             \
+    case 6: function(6, __VA_ARGS__); break;             \
     }
-#endif
-    (void)n, (void)is_dot;
-    for (int i = 0; i < 2; i++) found[i] = weights_at(w, k * w_step + (v + i) * LANES, is_half);
-}
 
-/* Return input k in every lane; with is_dot, the pair of inputs k and k + 1. */
-INLINE vec input_at(const char *x, long k, int is_dot) {
-    if (is_dot) return (vec)((ivec){0} + *(const int_unaligned *)(x + 2 * k));
-    return (vec){0} + *(const float *)(x + 4 * k);
-}
-
-/* sums (rows, vecs) += x (rows, n) times w (n, vecs). Inlined with constant rows and vecs, so sums stay in registers. */
-INLINE void tile(const char *x, long x_step, const void *w, long w_step, float *sums, long step, long n, int rows,
-                 int vecs, int is_half, const char *next) {
-    const int is_dot = is_half && HAS_DOT, lines = SLAB * (is_half ? 2 : 4) / LINE;
-    vec sum[8][VECS];
+/* sums (rows, columns) += x (units, rows of the step) times w (units, columns). A unit is one input in float32 or two in
+ * bfloat16. */
+INLINE void tile(int rows, const float *x, long x_step, const float *w, long w_step, float *sums, long step, long units,
+                 int is_dot, const char *next, long lines) {
+    vec sum[ROWS][VECS];
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++) sum[r][v] = (vec){0};
-    for (long k = 0; k < n; k += 1 + is_dot) {
-        fetch(next ? next + k * lines * LINE : NULL, lines * (1 + is_dot));
-        for (int v = 0; v < vecs; v += 2) {
-            vec weights[2];
-            load_columns(weights, w, w_step, k, n, v, is_half, is_dot);
-            for (int r = 0; r < rows; r++) {
-                vec input = input_at(x, r * x_step + k, is_dot);
-                for (int i = 0; i < 2; i++) sum[r][v + i] = add_product(sum[r][v + i], weights[i], input, is_dot);
-            }
+        for (int v = 0; v < VECS; v++) sum[r][v] = (vec){0};
+    for (long k = 0; k < units; k++) {
+        fetch(next ? next + k * lines * LINE : NULL, lines);
+        for (int r = 0; r < rows; r++) {
+            const vec input = (vec){0} + x[k * x_step + r];
+            for (int v = 0; v < VECS; v++)
+                sum[r][v] = add_product(sum[r][v], *(const vec *)(w + k * w_step + v * LANES), input, is_dot);
         }
     }
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++) *(vec *)(sums + r * step + v * LANES) += sum[r][v];
+        for (int v = 0; v < VECS; v++) *(vec *)(sums + r * step + v * LANES) += sum[r][v];
 }
 
-/* Multiply all rows by one slab of a stripe: n inputs, SLAB outputs. */
-INLINE void slab(const char *x, long x_step, const char *w, long w_step, float *sums, long step, long n, long rows,
-                 int is_half, const char *next) {
-    const long size = is_half ? 2 : 4, x_size = is_half && HAS_DOT ? 2 : 4;
-    for (long r = 0; r < rows; next = NULL) {
-        const char *inputs = x + r * x_step * x_size;
-        float *y = sums + r * step;
-        if (rows - r >= 8) {
-            tile(inputs, x_step, w, w_step, y, step, n, 8, VECS / 2, is_half, next);
-            tile(inputs, x_step, w + SLAB / 2 * size, w_step, y + SLAB / 2, step, n, 8, VECS / 2, is_half, NULL);
-            r += 8;
-        } else if (rows - r >= 4) {
-            tile(inputs, x_step, w, w_step, y, step, n, 4, VECS, is_half, next);
-            r += 4;
-        } else {
-            tile(inputs, x_step, w, w_step, y, step, n, 1, VECS, is_half, next);
-            r += 1;
-        }
+/* Multiply all rows by the units of one slab, SLAB outputs. */
+INLINE void slab(const float *x, long rows, const float *w, long w_step, float *sums, long step, long units, int is_dot,
+                 const char *next, long lines) {
+    for (long r = 0, many; r < rows; r += many, next = NULL) {
+        many = height(rows - r);
+        for (long c = 0; c < SLAB; c += VECS * LANES)
+            WITH_ROWS(many, tile, x + r, rows, w + c, w_step, sums + r * step + c, step, units, is_dot, c ? NULL : next, lines);
     }
 }
 
-/* Sums of a part of the inputs, for weights in columns. They are read in stripes of a few inputs. */
-INLINE void columns_chunk(struct worker *me, const struct product *p, long part, long from, long count, int is_half) {
-    const struct matrix *m = p->matrix;
-    const long rows = me->step->rows->count, size = is_half ? 2 : 4, x_size = is_half && HAS_DOT ? 2 : 4;
-    const long x_step = padded(m->in, BLOCK), last = (part + 1) * p->part < m->in ? (part + 1) * p->part : m->in;
-    float *sums = p->sums + part * rows * p->step + from, tail[STRIPE * SLAB];
-    for (long r = 0; r < rows; r++) memset(sums + r * p->step, 0, sizeof(float) * padded(count, SLAB));
-    for (long k = part * p->part; k < last; k += STRIPE) {
-        const char *w = (const char *)m->weight + (k * m->out + from) * size, *x = me->operand + k * x_size;
-        const char *next = count == m->out ? w + STRIPE * m->out * size : NULL; /* is contiguous with this stripe */
-        const long n = last - k < STRIPE ? last - k : STRIPE, whole = count / SLAB * SLAB;
-        for (long c = 0; c < whole; c += SLAB)
-            slab(x, x_step, w + c * size, m->out, sums + c, p->step, n, rows, is_half,
-                 next ? next + c * STRIPE * size : NULL);
-        if (whole < count) { /* the last columns, with zeros behind them */
-            memset(tail, 0, sizeof tail);
-            for (long i = 0; i < n; i++)
-                memcpy((char *)tail + i * SLAB * size, w + (i * m->out + whole) * size, (count - whole) * size);
-            slab(x, x_step, (const char *)tail, SLAB, sums + whole, p->step, n, rows, is_half, NULL);
-        }
-    }
-}
-
-INLINE float total_of(vec sum) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)sum);
+typedef int32_t four __attribute__((vector_size(16), aligned(2), may_alias));
+#if defined(__clang__)
+#define SHUFFLE(one, two, ...) __builtin_shufflevector(one, two, __VA_ARGS__)
 #else
-    float total = 0;
-    for (int i = 0; i < LANES; i++) total += sum[i];
-    return total;
+#define SHUFFLE(one, two, ...) __builtin_shuffle(one, two, (four){__VA_ARGS__})
 #endif
+
+/* Store a word of four rows: a unit, or two of bfloat16 that become two of float32. */
+INLINE void put_words(float *units, four words, int widens) {
+    *(four *)units = widens ? words << 16 : words;
+    if (widens) *(four *)(units + SLAB) = words & -65536;
 }
 
-/* y (rows, outs) = x (rows, n) times rows of w. */
-INLINE void dots(const char *x, long x_step, const char *w, float *y, long step, long n, int rows, int outs,
-                 int is_half, const char *next) {
+/* Copy a square of four words of four rows, with rows and columns exchanged. */
+INLINE void transpose(const char *w, long w_step, float *units, int widens) {
+    const four a = *(const four *)w, b = *(const four *)(w + w_step);
+    const four c = *(const four *)(w + 2 * w_step), d = *(const four *)(w + 3 * w_step);
+    const four low_ab = SHUFFLE(a, b, 0, 4, 1, 5), high_ab = SHUFFLE(a, b, 2, 6, 3, 7);
+    const four low_cd = SHUFFLE(c, d, 0, 4, 1, 5), high_cd = SHUFFLE(c, d, 2, 6, 3, 7);
+    const long next = SLAB * (1 + widens);
+    put_words(units, SHUFFLE(low_ab, low_cd, 0, 1, 4, 5), widens);
+    put_words(units + next, SHUFFLE(low_ab, low_cd, 2, 3, 6, 7), widens);
+    put_words(units + 2 * next, SHUFFLE(high_ab, high_cd, 0, 1, 4, 5), widens);
+    put_words(units + 3 * next, SHUFFLE(high_ab, high_cd, 2, 3, 6, 7), widens);
+}
+
+/* Copy a slab's weights to where the tile reads them, as units (STRIPE, SLAB), with zeros behind the last ones. */
+INLINE void pack(const struct matrix *m, long k, long n, long o, long outs, float *units, int is_half, int is_rows,
+                 const char *next) {
     const int is_dot = is_half && HAS_DOT;
-    const long lanes = LANES * (1 + is_dot), whole = n / lanes * lanes, size = is_half ? 2 : 4;
-    vec sum[4][4] = {0};
-    for (long k = 0; k < whole; k += lanes) {
-        fetch(next ? next + k * outs * size : NULL, lanes * outs * size / LINE);
-        for (int o = 0; o < outs; o++) {
-            const char *place = w + (o * n + k) * size;
-            vec weights = is_dot ? *(const vec *)place : weights_at(place, 0, is_half);
-            for (int r = 0; r < rows; r++) {
-                const char *inputs = x + (r * x_step + k) * (is_dot ? 2 : 4);
-                sum[r][o] = add_product(sum[r][o], weights, *(const vec *)inputs, is_dot);
+    const long size = is_half ? 2 : 4, unit = 1 + is_dot;
+    const long in_step = is_rows ? 1 : m->out, out_step = is_rows ? m->in : 1;
+    const char *w = (const char *)m->weight + (k * in_step + o * out_step) * size;
+    if (n < STRIPE * unit || outs < SLAB) {
+        memset(units, 0, sizeof(float) * STRIPE * SLAB);
+        for (long i = 0; i < n; i++)
+            for (long j = 0; j < outs; j++) {
+                const long place = i * in_step + j * out_step;
+                if (is_dot) ((uint16_t *)units)[(i / 2 * SLAB + j) * 2 + i % 2] = ((const uint16_t *)w)[place];
+                else units[i * SLAB + j] = value_at(w, place, is_half);
             }
+    } else if (is_rows) {
+        for (long j = 0; j < SLAB; j += 4) {
+            fetch(next ? next + j * STRIPE * unit * size : NULL, 4 * STRIPE * unit * size / LINE);
+            for (long i = 0; i < STRIPE * unit * size; i += 16) /* bytes of a row */
+                transpose(w + j * m->in * size + i, m->in * size, units + i / (unit * size) * SLAB + j, is_half && !is_dot);
         }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int o = 0; o < outs; o++) {
-            float total = total_of(sum[r][o]);
-            for (long k = whole; k < n; k++) total += value_at(x, r * x_step + k, is_dot) * value_at(w, o * n + k, is_half);
-            y[r * step + o] = total;
+    } else
+        for (long i = 0; i < STRIPE; i++, w += unit * m->out * size, units += SLAB) {
+#if defined(__AVX512BF16__)
+            for (long j = 0; j < SLAB; j += 2 * LANES) {
+                const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7,
+                                                     38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+                const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+                const __m512i one = _mm512_loadu_si512(w + j * size), two = _mm512_loadu_si512(w + (m->out + j) * size);
+                _mm512_storeu_si512(units + j, _mm512_permutex2var_epi16(one, low, two));
+                _mm512_storeu_si512(units + j + LANES, _mm512_permutex2var_epi16(one, high, two));
+            }
+#else
+            for (long j = 0; j < SLAB; j += LANES) *(ivec *)(units + j) = __builtin_convertvector(*(const hvec *)(w + j * size), ivec) << 16;
+#endif
         }
 }
 
-/* Sums for weights in rows: four outputs of four rows at a time, or one of one row, which reads memory in sequence. */
-INLINE void rows_chunk(struct worker *me, const struct product *p, long from, long count, int is_half) {
+/* Sums of a part of the inputs for some outputs, in the order in which the weights lie in memory. */
+INLINE void float_chunk(struct worker *me, const struct product *p, long part, long from, long count, int is_half,
+                        int is_rows) {
     const struct matrix *m = p->matrix;
-    const long rows = me->step->rows->count, size = is_half ? 2 : 4, x_size = is_half && HAS_DOT ? 2 : 4;
-    const long x_step = padded(m->in, BLOCK);
-    for (long o = 0, outs; o < count; o += outs) {
-        const char *w = (const char *)m->weight + (from + o) * m->in * size;
-        outs = rows >= 4 && count - o >= 4 ? 4 : 1;
-        for (long r = 0, many; r < rows; r += many) {
-            const char *x = me->operand + r * x_step * x_size;
-            float *y = p->sums + r * p->step + from + o;
-            many = outs == 4 && rows - r >= 4 ? 4 : 1;
-            if (many == 4) dots(x, x_step, w, y, p->step, m->in, 4, 4, is_half, r ? NULL : w + 4 * m->in * size);
-            else for (long i = 0; i < outs; i++) dots(x, 0, w + i * m->in * size, y + i, 0, m->in, 1, 1, is_half, NULL);
-        }
+    const int is_dot = is_half && HAS_DOT;
+    const long rows = me->step->rows->count, size = is_half ? 2 : 4, unit = 1 + is_dot, stripe = STRIPE * unit;
+    const long first = part * p->part, last = first + p->part < m->in ? first + p->part : m->in;
+    const long stripes = (last - first + stripe - 1) / stripe, slabs = (count + SLAB - 1) / SLAB;
+    const char *next = (const char *)m->weight + (is_rows ? from * m->in : first * m->out + from) * size;
+    float *sums = p->sums + part * rows * p->step + from, units[STRIPE * SLAB] __attribute__((aligned(64)));
+    for (long r = 0; r < rows; r++) memset(sums + r * p->step, 0, sizeof(float) * slabs * SLAB);
+    next += (is_rows ? stripes : slabs) * SLAB * stripe * size;
+    for (long i = 0; i < stripes * slabs; i++, next += SLAB * stripe * size) {
+        const long c = (is_rows ? i / stripes : i % slabs) * SLAB, k = first + (is_rows ? i % stripes : i / slabs) * stripe;
+        const long n = last - k < stripe ? last - k : stripe, outs = count - c < SLAB ? count - c : SLAB;
+        const float *x = (const float *)me->operand + k / unit * rows, *w = (const float *)m->weight + k * m->out + from + c;
+        const int is_ready = !is_half && !is_rows && outs == SLAB;
+        if (!is_ready) w = units, pack(m, k, n, from + c, outs, units, is_half, is_rows, next);
+        slab(x, rows, w, is_ready ? m->out : SLAB, sums + c, p->step, (n + unit - 1) / unit, is_dot,
+             count == m->out && !is_rows ? next : NULL, SLAB * unit * size / LINE);
     }
 }
 
@@ -256,18 +240,21 @@ static void quantize(const float *x, long count, int8_t *parts, long x_step, flo
  * thread would take longer. */
 static void prepare(struct worker *me, const struct product *p) {
     const struct matrix *m = p->matrix;
-    const long x_step = padded(m->in, BLOCK), blocks = x_step / BLOCK;
-    for (long r = 0; r < me->step->rows->count; r++) {
+    const long rows = me->step->rows->count, x_step = padded(m->in, BLOCK), blocks = x_step / BLOCK;
+    const int is_half = m->form == HALF_COLUMNS || m->form == HALF_ROWS, is_dot = is_half && HAS_DOT, unit = 1 + is_dot;
+    for (long r = 0; r < rows; r++) {
         const float *x = p->in + r * m->in;
         if (p->norm) normalize(p->norm, x, me->row, m->in), x = me->row;
-        if (m->form == INT8_PANELS)
+        if (m->form == INT8_PANELS) {
             quantize(x, m->in, (int8_t *)me->operand + r * PAIR * x_step, x_step, me->scales + r * blocks,
                      me->offsets + 2 * r * blocks);
-        else if (HAS_DOT && (m->form == HALF_COLUMNS || m->form == HALF_ROWS)) {
-            uint16_t *halves = (uint16_t *)me->operand + r * x_step;
-            for (long i = 0; i < m->in; i++) halves[i] = to_half(x[i]);
-            memset(halves + m->in, 0, 2 * (x_step - m->in));
-        } else memcpy((float *)me->operand + r * x_step, x, sizeof(float) * m->in);
+            continue;
+        }
+        for (long i = 0; i < m->in; i += unit)
+            if (is_dot) {
+                const uint32_t second = i + 1 < m->in ? to_half(x[i + 1]) : 0;
+                ((uint32_t *)me->operand)[i / 2 * rows + r] = second << 16 | to_half(x[i]);
+            } else ((float *)me->operand)[i * rows + r] = x[i];
     }
     me->is_prepared = 1;
 }
@@ -278,10 +265,10 @@ static void product_chunk(struct worker *me, const void *job, long chunk) {
     const long part = chunk % p->parts, from = chunk / p->parts * p->chunk;
     const long count = m->out - from < p->chunk ? m->out - from : p->chunk;
     if (!me->is_prepared) prepare(me, p);
-    if (m->form == FLOAT_COLUMNS) columns_chunk(me, p, part, from, count, 0);
-    else if (m->form == HALF_COLUMNS) columns_chunk(me, p, part, from, count, 1);
-    else if (m->form == FLOAT_ROWS) rows_chunk(me, p, from, count, 0);
-    else if (m->form == HALF_ROWS) rows_chunk(me, p, from, count, 1);
+    if (m->form == FLOAT_COLUMNS) float_chunk(me, p, part, from, count, 0, 0);
+    else if (m->form == HALF_COLUMNS) float_chunk(me, p, part, from, count, 1, 0);
+    else if (m->form == FLOAT_ROWS) float_chunk(me, p, part, from, count, 0, 1);
+    else if (m->form == HALF_ROWS) float_chunk(me, p, part, from, count, 1, 1);
     else int8_chunk(me, p, from, count);
 }
 
@@ -305,10 +292,10 @@ static void finish_chunk(struct worker *me, const void *job, long piece) {
 static void multiply(struct worker *me, const struct matrix *m, const struct norm *norm, const float *in, float *out,
                      enum after after) {
     const int is_split = m->form == FLOAT_COLUMNS || m->form == HALF_COLUMNS, is_head = after == LOGITS;
-    const long part = is_split ? padded((m->in + PARTS - 1) / PARTS, STRIPE) : m->in, parts = (m->in + part - 1) / part;
+    const long part = is_split ? padded((m->in + PARTS - 1) / PARTS, 2 * STRIPE) : m->in, parts = (m->in + part - 1) / part;
     const long pieces = (4 * me->step->threads + parts - 1) / parts;
     const long chunk = padded((m->out + pieces - 1) / pieces, SLAB);
-    struct product p = {m, norm, in, is_head ? out : me->step->partial, out, part, parts, chunk, padded(m->out, SLAB), after};
+    struct product p = {m, norm, in, is_head ? out : me->step->partial, out, part, parts, chunk, padded(m->out, SLAB) + (is_head ? 0 : SLAB), after};
     together(me, parts * ((m->out + chunk - 1) / chunk), product_chunk, &p);
     if (!is_head) together(me, (m->out + PIECE - 1) / PIECE, finish_chunk, &p);
 }
