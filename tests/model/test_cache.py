@@ -1,15 +1,13 @@
 """The cache: reading in pieces is reading at once, its owner is the caller, and it refuses what does not fit."""
 
-import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from helpers import assert_close, assert_same_bits, chunks, left_padding, random_ids, small_model
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -42,27 +40,19 @@ def read_in_pieces(model: minigpt.GPT2, cache: KVCache, ids: Tensor, mask: Tenso
 cuts = st.lists(st.integers(1, LONGEST - 1), max_size=5)
 
 
-@given(batch=st.integers(1, 3), seq=st.integers(1, LONGEST), cuts=cuts, spare=st.integers(0, 3))
-def test_reading_in_pieces_is_reading_at_once(
-    model: minigpt.GPT2, batch: int, seq: int, cuts: list[int], spare: int
+@settings(max_examples=50)
+@given(data=st.data(), batch=st.integers(1, 3), seq=st.integers(1, LONGEST), cuts=cuts, spare=st.integers(0, 3))
+def test_reading_rows_in_pieces_is_reading_each_alone(
+    model: minigpt.GPT2, data: st.DataObject, batch: int, seq: int, cuts: list[int], spare: int
 ) -> None:
-    ids = random_ids(batch, seq, device=model.wte.weight.device)
-    cache = model.new_cache(batch, seq + spare)
-    with torch.no_grad():
-        assert_close(read_in_pieces(model, cache, ids, None, cuts), model(ids), 1e-13, f"pieces {chunks(seq, cuts)}")
-    assert cache.length == seq
-
-
-@given(data=st.data(), batch=st.integers(1, 3), seq=st.integers(1, LONGEST), cuts=cuts)
-def test_reading_padded_rows_in_pieces_is_reading_each_alone(
-    model: minigpt.GPT2, data: st.DataObject, batch: int, seq: int, cuts: list[int]
-) -> None:
-    """Padding anywhere, and mentioned only with the piece it is in: the cache remembers it for the pieces after."""
-    row = st.lists(st.booleans(), min_size=seq, max_size=seq)
+    """Padding nowhere or anywhere, and mentioned only with the piece it is in: the cache remembers it."""
+    row = st.just([True] * seq) | st.lists(st.booleans(), min_size=seq, max_size=seq)
     mask = torch.tensor(data.draw(st.lists(row, min_size=batch, max_size=batch))).to(model.wte.weight.device)
     ids = random_ids(batch, seq, device=mask.device)
     with torch.no_grad():
-        logits = read_in_pieces(model, model.new_cache(batch, seq), ids, mask, cuts)
+        cache = model.new_cache(batch, seq + spare)
+        logits = read_in_pieces(model, cache, ids, mask, cuts)
+        assert cache.length == seq
         assert logits.isfinite().all()
         for i in range(batch):
             if mask[i].any():
@@ -94,16 +84,6 @@ def test_two_callers_with_two_caches_do_not_disturb_each_other(model: minigpt.GP
         assert_close(torch.cat(logits, dim=1), model(ids), 1e-13, f"{ids.shape[0]} rows")
 
 
-def test_setting_its_length_lower_forgets_the_newer_tokens(model: minigpt.GPT2) -> None:
-    ids = random_ids(2, 10, device=model.wte.weight.device)
-    cache = model.new_cache(2, 10)
-    model(random_ids(2, 10, device=ids.device), cache=cache)
-    cache.length = 0
-    model(ids[:, :8], cache=cache)
-    cache.length = 5
-    assert_close(model(ids[:, 5:], cache=cache), model(ids)[:, 5:], 1e-13, "after going back to 5")
-
-
 def test_setting_its_length_lower_forgets_the_newer_padding_too(model: minigpt.GPT2) -> None:
     device = model.wte.weight.device
     ids, mask = random_ids(2, 10, device=device), left_padding((7, 10), 10, device)
@@ -114,13 +94,6 @@ def test_setting_its_length_lower_forgets_the_newer_padding_too(model: minigpt.G
     assert_close(given, model(ids, mask)[:, 5:], 1e-13, "after going back to 5")
     cache.length = 0
     assert_close(model(ids, cache=cache), model(ids), 1e-13, "after going back to the start")
-
-
-def test_it_keeps_what_its_model_is_made_of(device: torch.device) -> None:
-    cache = small_model(dtype=torch.float16, device=device).new_cache(3, 17)
-    assert cache.store.shape == (2, 2, 3, 4, 17, 12)
-    assert (cache.store.dtype, cache.store.device.type) == (torch.float16, device.type)
-    assert (cache.batch_size, cache.max_length, cache.length, cache.padding_mask) == (3, 17, 0, None)
 
 
 def test_it_returns_views_and_copies_nothing_old() -> None:
@@ -142,12 +115,7 @@ def test_another_models_cache_is_refused(other: dict[str, int], model: minigpt.G
     assert cache.length == 0
 
 
-def test_a_size_may_be_any_whole_number(model: minigpt.GPT2) -> None:
-    cache = model.new_cache(np.int64(2), np.int32(8))
-    assert (cache.batch_size, cache.max_length) == (2, 8)
-
-
-@pytest.mark.parametrize("size", [(0, 8), (1, 0), (1, -5), (1, 8.0), ("1", 8)], ids=str)
+@pytest.mark.parametrize("size", [(0, 8), (1, -5), ("1", 8)], ids=str)
 def test_a_cache_for_nothing_is_refused(size: tuple[int, int], model: minigpt.GPT2) -> None:
     with pytest.raises(GenerationError, match=r"^(batch_size|max_length) must be a whole number, 1 or more, got "):
         model.new_cache(*size)
@@ -210,47 +178,16 @@ def test_padding_takes_room_in_the_cache_and_none_of_the_context(model: minigpt.
     assert_close(logits[:, 3:], model(ids[:, 3:]), 1e-13, "a full context behind three tokens of padding")
 
 
-def shared(model: minigpt.GPT2) -> None:
-    model.h[1] = model.h[0]
-
-
-def doubled(model: minigpt.GPT2) -> None:
-    model.h.insert(1, copy.deepcopy(model.h[0]))
-
-
-def shortened(model: minigpt.GPT2) -> None:
-    del model.h[0]
-    model.config = dataclasses.replace(model.config, n_layer=len(model.h))
-
-
-@pytest.mark.parametrize("change", [shared, doubled, shortened])
-def test_blocks_that_would_write_to_one_place_are_refused(change: Callable[[minigpt.GPT2], None]) -> None:
+def test_blocks_that_would_write_outside_the_cache_are_refused() -> None:
     model, ids = small_model(n_layer=3), random_ids(1, 5)
-    change(model)
-    model.config = dataclasses.replace(model.config, n_layer=len(model.h))
+    del model.h[0]
+    model.config = dataclasses.replace(model.config, n_layer=2)
     with pytest.raises(GenerationError, match=r"each block's attn\.layer must be one of .* use_cache=False"):
         minigpt.generate(model, ids, max_new_tokens=3)
     plain = minigpt.generate(model, ids, max_new_tokens=3, use_cache=False)
-    if change is not shared:
-        for i, block in enumerate(model.h):
-            block.attn.layer = i
-        assert torch.equal(minigpt.generate(model, ids, max_new_tokens=3), plain)
-
-
-def test_an_attention_that_is_kept_beside_the_one_in_use_takes_no_place() -> None:
-    class Kept(nn.Module):
-        def __init__(self, original: nn.Module) -> None:
-            super().__init__()
-            self.original, self.own = original, copy.deepcopy(original)
-
-        def forward(self, *given: Any) -> Tensor:
-            return self.own(*given)
-
-    model, ids = small_model(n_layer=2), random_ids(1, 5)
-    expected = minigpt.generate(model, ids, max_new_tokens=3)
-    for block in model.h:
-        block.attn = Kept(block.attn)
-    assert torch.equal(minigpt.generate(model, ids, max_new_tokens=3), expected)
+    for i, block in enumerate(model.h):
+        block.attn.layer = i
+    assert torch.equal(minigpt.generate(model, ids, max_new_tokens=3), plain)
 
 
 def test_blocks_in_another_order_keep_their_places() -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 from checkpoints import reference
-from functorch.compile import aot_module, nop
 from helpers import SMALL, assert_close, assert_same_bits, left_padding, needs_onednn, random_ids, small_model
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -52,12 +51,6 @@ def test_names_and_layouts_are_those_of_a_checkpoint(tied: bool) -> None:
     assert ours["h.1.mlp.c_fc.weight"] == (48, 100), "stored (in, out)"
 
 
-def test_everything_it_holds_is_a_parameter() -> None:
-    model = small_model()
-    assert not list(model.buffers())
-    assert model.state_dict().keys() == dict(model.named_parameters()).keys()
-
-
 def test_norm_sites_come_in_the_order_data_meets_them() -> None:
     model, met = small_model(), []
     for name, module in model.named_modules():
@@ -66,14 +59,6 @@ def test_norm_sites_come_in_the_order_data_meets_them() -> None:
     model(random_ids(1, 3))
     assert model.norm_sites() == met == ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
     assert [*model.norm_modules().items()] == [(site, model.get_submodule(site)) for site in met]
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3, 1), (2, 128)], ids=str)
-@torch.no_grad()
-def test_logits_at_all_positions(shape: tuple[int, int], device: torch.device) -> None:
-    logits = small_model(device=device)(random_ids(*shape, device=device))
-    assert (logits.shape, logits.dtype, logits.device.type) == ((*shape, 83), torch.float32, device.type)
-    assert logits.isfinite().all()
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -93,13 +78,6 @@ def test_ids_of_32_bits_and_ids_that_are_not_contiguous() -> None:
     model, ids = small_model(), random_ids(4, 6)
     assert_same_bits(model(ids.int()), model(ids), "32 bits")
     assert_same_bits(model(ids.T.contiguous().T), model(ids), "column by column")
-
-
-@torch.no_grad()
-def test_rows_of_a_batch_do_not_meet() -> None:
-    model, ids = small_model(dtype=torch.float64), random_ids(3, 6)
-    other = torch.cat([random_ids(1, 6), ids[1:2], random_ids(1, 6)])
-    assert_close(model(other)[1], model(ids)[1], 1e-14, "the middle row")
 
 
 @torch.no_grad()
@@ -129,31 +107,7 @@ def test_the_first_weights_are_those_of_the_paper(tied: bool, std: float) -> Non
             assert abs(parameter.mean().item()) < 5 * spread, name
 
 
-def test_the_first_weights_follow_from_the_seed() -> None:
-    def weights(seed: int) -> dict[str, torch.Tensor]:
-        torch.manual_seed(seed)
-        return GPT2(GPT2Config(**SMALL)).state_dict()
-
-    first, again, other = weights(1), weights(1), weights(2)
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not any(torch.equal(first[name], other[name]) for name in first if name.endswith("c_attn.weight"))
-
-
-def test_a_new_model_is_as_good_as_guessing() -> None:
-    model, ids = GPT2(GPT2Config(**SMALL)).eval(), random_ids(4, 50)
-    loss = nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).item()
-    assert loss == pytest.approx(math.log(83), abs=0.05)
-
-
 # Training.
-
-
-def test_a_new_model_is_in_training_mode_and_dropout_acts_there_alone() -> None:
-    model, ids = GPT2(GPT2Config(**SMALL)), random_ids(2, 9)
-    assert model.training
-    assert not torch.equal(model(ids), model(ids))
-    model.eval()
-    assert_same_bits(model(ids), model(ids), "in eval mode")
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -171,12 +125,6 @@ def test_each_dropout_acts_and_follows_from_the_seed(name: str, attention: str, 
     assert (dropped - kept).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_without_dropout_the_modes_are_the_same(attention: str) -> None:
-    model, ids = small_model(attention=attention, **NO_DROPOUT), random_ids(2, 9)
-    assert_same_bits(model.train()(ids), model.eval()(ids), "training and eval mode")
-
-
 @pytest.mark.parametrize("norm", ["fused", "textbook"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_gradients_reach_every_parameter_of_a_padded_batch(attention: str, norm: str, device: torch.device) -> None:
@@ -186,21 +134,6 @@ def test_gradients_reach_every_parameter_of_a_padded_batch(attention: str, norm:
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.abs().max() > 0, name
-
-
-def test_it_learns() -> None:
-    """A sequence is learned by heart: loss from that of guessing to nearly none."""
-    model, ids = GPT2(GPT2Config(**SMALL | NO_DROPOUT), norm="textbook"), random_ids(1, 20)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(60):
-        loss = nn.functional.cross_entropy(model(ids)[0, :-1], ids[0, 1:])
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert losses[0] > 4
-    assert losses[-1] < 0.1
 
 
 by_either_library = pytest.mark.parametrize(
@@ -213,11 +146,12 @@ by_either_library = pytest.mark.parametrize(
 @torch.no_grad()
 def test_compiled_it_is_the_same_model(masked: bool) -> None:
     """Traced as one graph, and run by PyTorch's own kernels."""
-    model, ids = small_model(), random_ids(2, 9)
-    mask = left_padding((6, 9), 9) if masked else None
+    model = small_model()
     torch.compiler.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    assert_close(compiled(ids, mask), model(ids, mask), 1e-6, "compiled")
+    for batch, seq in ((2, 9), (2, 1), (2, 7)):
+        ids, mask = random_ids(batch, seq), left_padding((1, seq), seq) if masked else None
+        assert_close(compiled(ids, mask), model(ids, mask), 1e-6, f"compiled, {seq} tokens")
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -240,29 +174,6 @@ def test_shapes_can_be_asked_without_any_values(mode: Callable[[], Any], masked:
         model, ids = GPT2(GPT2Config(**SMALL)), torch.ones(2, 5, dtype=torch.long)
         logits = model(ids, torch.ones_like(ids) if masked else None, position_ids=torch.zeros_like(ids))
     assert logits.shape == (2, 5, 83)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
-@torch.no_grad()
-def test_more_tokens_than_the_context_when_compiled(masked: bool) -> None:
-    model, ids = small_model(n_positions=8), random_ids(2, 10)
-    torch.compiler.reset()
-    is_older = torch.__version__ < (2, 13)  # and its compiler cannot raise what is ours
-    with pytest.raises((GenerationError, *[RuntimeError, AssertionError] * is_older)) as caught:
-        torch.compile(model, backend="eager")(ids, left_padding((9, 7), 10) if masked else None)
-    assert is_older or str(caught.value).startswith(f"{9 if masked else 10} tokens do not fit")
-
-
-def test_more_tokens_than_the_context_without_any_values() -> None:
-    with torch.device("meta"), pytest.raises(GenerationError, match=r"^9 tokens do not fit the model's context"):
-        GPT2(GPT2Config(**SMALL | {"n_positions": 8}))(torch.ones(1, 9, dtype=torch.long))
-
-
-@torch.no_grad()
-def test_traced_for_autograd_alone() -> None:
-    model, ids = small_model(), random_ids(2, 5)
-    assert_close(aot_module(model, nop)(ids), model(ids), 1e-6, "traced")
 
 
 @pytest.mark.thorough
@@ -309,7 +220,7 @@ def test_gradients_of_every_text_by_itself(masked: bool) -> None:
 # What it refuses.
 
 
-@pytest.mark.parametrize("wrong", [-1, 83, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("wrong", [-1, 83])
 @pytest.mark.parametrize("cached", [False, True])
 def test_token_ids_outside_the_vocabulary(wrong: int, cached: bool, device: torch.device) -> None:
     model, ids = small_model(device=device), random_ids(2, 5, device=device)
@@ -317,28 +228,7 @@ def test_token_ids_outside_the_vocabulary(wrong: int, cached: bool, device: torc
     ids[1, 3] = wrong
     with pytest.raises(GenerationError, match=f"^token id {wrong} is outside the vocabulary of 83$"):
         model(ids, cache=cache)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_token_ids_that_a_transform_or_a_subclass_wraps_are_looked_at_too() -> None:
-    class Named(torch.Tensor):
-        pass
-
-    model, wrong = small_model(), torch.tensor([[1, 83]])
-    with pytest.raises(GenerationError, match="token id 83 is outside"):
-        model(wrong.as_subclass(Named))
-    with pytest.raises(GenerationError, match="token id 83 is outside"):
-        torch.func.grad(lambda scale, ids: (scale * model(ids)).sum())(torch.ones(()), wrong)
-
-
-@torch.no_grad()
-def test_token_ids_outside_the_vocabulary_behind_a_cache() -> None:
-    model = small_model()
-    cache = model.new_cache(1, 8)
-    model(random_ids(1, 5), cache=cache)
-    with pytest.raises(GenerationError, match="token id 83 is outside the vocabulary of 83"):
-        model(torch.tensor([[83]]), cache=cache)
-    assert cache.length == 5
+    assert cache is None or cache.length == 0
 
 
 def test_more_tokens_than_the_context() -> None:
@@ -357,7 +247,7 @@ def test_padding_takes_none_of_the_context() -> None:
     assert_close(model(ids, left_padding((8,), 20))[:, 12:], model(ids[:, 12:]), 1e-13, "a full context behind padding")
 
 
-@pytest.mark.parametrize("position", [-1, 8, 1000])
+@pytest.mark.parametrize("position", [-1, 8])
 def test_positions_outside_the_context(position: int, device: torch.device) -> None:
     """On a GPU an index out of range would end the process's use of it."""
     model = small_model(n_positions=8, device=device)
@@ -366,18 +256,11 @@ def test_positions_outside_the_context(position: int, device: torch.device) -> N
         model(random_ids(1, 3, device=device), position_ids=positions)
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (2, 5), (2, 3), (2, 1), (4,), (1, 2, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 4), (2, 5), (2, 1), (4,)], ids=str)
 @pytest.mark.usefixtures("unchecked")
 def test_positions_of_another_shape(shape: tuple[int, ...]) -> None:
     with pytest.raises(GenerationError, match="position_ids"):
         small_model()(random_ids(2, 4), position_ids=torch.zeros(shape, dtype=torch.long))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_positions_for_more_rows_than_there_are() -> None:
-    """One row of ids would become three of logits."""
-    with pytest.raises(GenerationError, match="position_ids"):
-        small_model()(random_ids(1, 4), position_ids=torch.zeros(3, 4, dtype=torch.long))
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0)], ids=str)
@@ -448,17 +331,6 @@ def test_a_model_of_another_class_is_told_so(tmp_path: Path) -> None:
     assert minigpt.generate(wrapped, prompt, max_new_tokens=2, eos_token_id=None).shape == (1, 4)
 
 
-@pytest.mark.thorough
-@pytest.mark.usefixtures("unchecked")
-def test_a_compiler_makes_one_graph_of_it_for_every_shape() -> None:
-    model = small_model()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    with torch.no_grad():
-        for shape in ((2, 5), (3, 7), (1, 1), (2, 1), (4, 9)):
-            ids = random_ids(*shape)
-            assert_close(compiled(ids), model(ids), 1e-6, str(shape))
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_lists_and_foreign_caches_are_refused() -> None:
     model, ids = small_model(), random_ids(1, 3)
@@ -508,14 +380,3 @@ def test_a_head_that_is_more_than_a_matrix_is_asked(change: Callable[[nn.Linear]
     assert not torch.equal(model(ids), plain)
     with pytest.raises(ConfigError, match=r"lm_head must be a plain nn\.Linear without bias or hooks"):
         model.head_rows()
-
-
-def test_a_head_of_a_subclass_is_the_matrix_that_it_was() -> None:
-    class Head(nn.Linear):
-        pass
-
-    model, ids = small_model(tie_word_embeddings=False), random_ids(2, 5)
-    expected = model(ids)
-    model.lm_head.__class__ = Head
-    assert_same_bits(model(ids), expected, "logits")
-    assert model.head_rows() is model.lm_head.weight
