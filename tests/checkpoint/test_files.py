@@ -1,4 +1,4 @@
-"""Which files of a folder are the checkpoint: by name, by an index that stays inside, and never by a guess."""
+"""Where a checkpoint lies, and which files of its folder it is: by name or by an index, and never by a guess."""
 
 import json
 from pathlib import Path
@@ -9,11 +9,7 @@ from checkpoints import reference, saved
 
 from minigpt import CheckpointError
 from minigpt.checkpoint.files import config_file, weight_files
-
-
-@pytest.fixture
-def sharded(tmp_path: Path) -> Path:
-    return saved(reference(), tmp_path / "sharded", max_shard_size="40KB")
+from minigpt.checkpoint.locate import DEMO, locate
 
 
 def test_no_config(tmp_path: Path) -> None:
@@ -35,7 +31,8 @@ def test_the_names_that_a_folder_s_weights_may_have(tmp_path: Path, name: str) -
     assert weight_files(tmp_path) == [tmp_path / name]
 
 
-def test_safetensors_go_before_a_pickle_whole_or_sharded(sharded: Path) -> None:
+def test_safetensors_go_before_a_pickle_whole_or_sharded(tmp_path: Path) -> None:
+    sharded = saved(reference(), tmp_path, max_shard_size="40KB")
     (sharded / "pytorch_model.bin").touch()
     assert weight_files(sharded) == sorted(sharded.glob("model-*.safetensors"))
     (sharded / "model.safetensors").touch()
@@ -54,3 +51,53 @@ def test_a_bad_index(content: Any, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(raw)
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
         weight_files(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(reference(), tmp_path_factory.mktemp("single"))
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that should have been refused as a path fails here with the hub's message, and not after a look-up."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def test_a_folder_and_a_bare_file_are_themselves(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    assert locate(folder) == locate(str(folder)) == folder
+    assert locate(file) == locate(str(file)) == file
+    assert config_file(folder) == config_file(file) == folder / "config.json"
+    assert weight_files(folder) == weight_files(file) == [file]
+
+
+def test_demo_is_the_bundled_folder() -> None:
+    assert locate("demo") == DEMO
+
+
+def test_a_home_relative_path_is_expanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert locate(f"~/{folder.name}") == folder
+
+
+def test_a_folder_in_the_working_directory_needs_no_dot(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert locate(folder.name).resolve() == folder.resolve()
+
+
+@pytest.mark.parametrize("source", ["./nothing", "/nothing", "~/nothing", "a/b/c", "nothing.safetensors", ""])
+def test_what_can_only_be_a_path_is_not_looked_for_in_the_hub(source: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^there is no directory or file of weights {source}$"):
+        locate(source)
+
+
+def test_an_unknown_name_lists_the_known_ones_and_the_way_out() -> None:
+    with pytest.raises(CheckpointError, match=r"'gpt3'.*local folder.*demo, gpt2, gpt2-medium.*needs no network"):
+        locate("gpt3")
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match=r"model\.gguf must be a directory or a \.safetensors, .* file"):
+        locate(tmp_path / "model.gguf")

@@ -220,16 +220,13 @@ def test_shards_are_fetched(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("client")
-def test_what_is_cached_is_not_fetched_again(hub: Hub) -> None:
+def test_what_is_cached_is_not_fetched_again_and_loads_without_the_network(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     load()
     hub.requests.clear()
     load()
     assert not hub.downloaded()
-
-
-@pytest.mark.usefixtures("client")
-def test_what_is_cached_loads_without_the_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    load()
     hub.requests.clear()
     expected = logits(reference())
     assert torch.equal(logits(load(local_files_only=True)), expected)
@@ -337,9 +334,6 @@ def test_pytorch_s_own_files_are_fetched_where_there_is_nothing_else(
     with pytest.raises(CheckpointError):
         Tokenizer.from_pretrained("someone/old")
     assert not hub.downloaded()
-
-
-# --- the client's own variables, in processes of their own
 
 
 @pytest.mark.usefixtures("client")

@@ -22,16 +22,13 @@ from checkpoints import (
 )
 from helpers import small_model
 from safetensors.torch import load_file
-from test_read import lies_in, mapped_ranges
 from torch import nn
 from torch.nn.utils import prune
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2ForSequenceClassification, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 import minigpt
 from minigpt import GPT2, CheckpointError, ConfigError, GPT2Config, NormError, Tokenizer
 from minigpt.placement import DTYPES
-
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/maps")
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +83,8 @@ def test_a_folder_of_shards(sharded: Path, theirs: GPT2LMHeadModel) -> None:
     assert_same_logits(load(sharded), theirs)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "my run, step 900.safetensors"])
-def test_a_bare_file(folder: Path, theirs: GPT2LMHeadModel, name: str) -> None:
-    file = (folder / "model.safetensors").rename(folder / name)
+def test_a_bare_file(folder: Path, theirs: GPT2LMHeadModel) -> None:
+    file = (folder / "model.safetensors").rename(folder / "my run, step 900.safetensors")
     assert_same_logits(load(file), theirs)
     assert_same_logits(load(str(file)), theirs)
 
@@ -97,16 +93,6 @@ def test_a_bare_shard_is_not_the_whole(sharded: Path) -> None:
     first = min(sharded.glob("model-*.safetensors"))
     with pytest.raises(CheckpointError, match=rf"{first.name} does not hold this model's tensors: missing "):
         load(first)
-
-
-def test_a_file_without_prefix(folder: Path, theirs: GPT2LMHeadModel) -> None:
-    assert_same_logits(load(edit_tensors(folder, without_prefix)), theirs)
-
-
-def test_a_file_of_a_headless_model(theirs: GPT2LMHeadModel, tmp_path: Path) -> None:
-    theirs.transformer.save_pretrained(tmp_path)
-    assert "wte.weight" in load_file(tmp_path / "model.safetensors")
-    assert_same_logits(load(tmp_path), theirs)
 
 
 def test_old_buffers_of_any_dtype_are_skipped(folder: Path, theirs: GPT2LMHeadModel) -> None:
@@ -120,7 +106,9 @@ def test_old_buffers_of_any_dtype_are_skipped(folder: Path, theirs: GPT2LMHeadMo
     assert_same_logits(load(folder), theirs)
 
 
-@pytest.mark.parametrize("name", ["h.0.attn.biases", "h.99.attn.bias", "transformer.h.2.attn.masked_bias"])
+@pytest.mark.parametrize(
+    "name", ["h.0.attn.biases", "h.99.attn.bias", "transformer.h.2.attn.masked_bias", "h.00.attn.bias", "attn.bias"]
+)
 def test_what_only_resembles_an_old_buffer_is_unexpected(folder: Path, name: str) -> None:
     edit_tensors(folder, lambda tensors: tensors | {name: torch.ones(3)})
     with pytest.raises(CheckpointError, match=rf"unexpected {name.removeprefix('transformer.')}$"):
@@ -135,8 +123,11 @@ def test_a_tied_head_in_the_file(folder: Path, theirs: GPT2LMHeadModel) -> None:
 
 
 def test_a_tied_head_that_differs_is_refused(folder: Path) -> None:
-    edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": tensors["transformer.wte.weight"] + 1e-3})
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from wte\.weight"):
+    head = load_file(folder / "model.safetensors")["transformer.wte.weight"]
+    head.view(torch.int32)[-1, -1] ^= 1  # one bit
+    edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": head})
+    said = r"lm_head\.weight differs from wte\.weight.*\"tie_word_embeddings\": false"
+    with pytest.raises(CheckpointError, match=said):
         load(folder)
 
 
@@ -150,25 +141,6 @@ def test_an_untied_head(tmp_path: Path) -> None:
 def test_an_untied_head_that_is_missing(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"missing lm_head\.weight$"):
         load(edit_config(folder, tie_word_embeddings=False))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"n_inner": 50},
-        {"activation_function": "relu"},
-        {"n_head": 8},
-        {"scale_attn_by_inverse_layer_idx": True},
-        {"scale_attn_weights": False},
-        {"layer_norm_epsilon": 1e-2},
-        {"n_layer": 1, "n_positions": 17},
-        {"eos_token_id": [3, 5]},
-    ],
-    ids=str,
-)
-def test_other_configs(fields: dict[str, Any], tmp_path: Path) -> None:
-    theirs = reference(**fields)
-    assert_same_logits(load(saved(theirs, tmp_path)), theirs)
 
 
 def test_a_transposed_square_weight_changes_the_logits(folder: Path, theirs: GPT2LMHeadModel) -> None:
@@ -189,13 +161,9 @@ def drop(*names: str) -> Callable[[Tensors], Tensors]:
 
 STRICT: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     "missing": (drop("transformer.h.1.ln_2.weight"), r"missing h\.1\.ln_2\.weight"),
-    "missing two": (
-        drop("transformer.ln_f.bias", "transformer.wpe.weight"),
-        r"missing ln_f\.bias, wpe\.weight",
-    ),
-    "unexpected": (
-        lambda tensors: tensors | {"transformer.h.0.ln_3.weight": torch.ones(32)},
-        r"unexpected h\.0\.ln_3\.weight",
+    "a head alone": (
+        lambda tensors: {name.replace("transformer.wte", "lm_head"): tensor for name, tensor in tensors.items()},
+        r"missing wte\.weight; unexpected lm_head\.weight",
     ),
     "misnamed": (
         lambda tensors: {name.replace("h.1.ln_1.weight", "h.1.ln_1.gamma"): tensor for name, tensor in tensors.items()},
@@ -208,10 +176,6 @@ STRICT: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     "transposed": (
         lambda tensors: tensors | {"transformer.h.0.mlp.c_fc.weight": tensors["transformer.h.0.mlp.c_fc.weight"].T},
         r"of another shape: h\.0\.mlp\.c_fc\.weight is \(128, 32\), not \(32, 128\)",
-    ),
-    "of another rank": (
-        lambda tensors: tensors | {"transformer.ln_f.bias": torch.ones(32, 1)},
-        r"of another shape: ln_f\.bias is \(32, 1\), not \(32,\)",
     ),
     "everything": (
         lambda tensors: (
@@ -236,45 +200,12 @@ def test_a_config_of_another_depth(folder: Path, layers: int, complaint: str) ->
         load(edit_config(folder, n_layer=layers))
 
 
-def test_another_head_on_top_is_unexpected(tmp_path: Path) -> None:
-    config = reference().config
-    config.pad_token_id = 0
-    GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=r"unexpected score\.weight$"):
-        load(tmp_path)
-
-
-def test_a_folder_without_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"has no config\.json$"):
-        load(folder)
-    with pytest.raises(CheckpointError, match=r"has no config\.json beside it$"):
-        load(folder / "model.safetensors")
-
-
-def test_a_folder_without_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"has no model\.safetensors$"):
-        load(folder)
-
-
-@pytest.mark.parametrize("model_type", ["llama", "gpt_neo", "openai-gpt", "bert"])
-def test_a_config_of_another_model(folder: Path, model_type: str) -> None:
-    with pytest.raises(ConfigError, match=rf'config\.json: model_type="{model_type}" is not supported, only "gpt2"$'):
-        load(edit_config(folder, model_type=model_type))
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", "\x00", '{"n_embd": "wide"}', '{"n_embd": 0}'])
-def test_a_damaged_config(folder: Path, content: str) -> None:
-    (folder / "config.json").write_text(content)
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b'{"n_embd": "wide"}'])
+def test_a_damaged_config(folder: Path, content: bytes) -> None:
+    (folder / "config.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"config\.json") as raised:
         load(folder)
     assert "\n" not in str(raised.value)
-
-
-def test_an_unknown_norm(folder: Path) -> None:
-    with pytest.raises(NormError, match="unknown norm 'batch'"):
-        load(folder, norm="batch")
 
 
 def test_arguments_are_judged_before_files_are_looked_for() -> None:
@@ -333,13 +264,6 @@ def test_the_meta_device_has_shapes_only(folder: Path) -> None:
         minigpt.load_norms(model, folder)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", torch.device("cuda")])
-def test_cuda_asked_for_and_absent(folder: Path, device: str | torch.device) -> None:
-    with pytest.raises(ConfigError, match="was asked for, but PyTorch sees none on this machine"):
-        minigpt.from_pretrained(folder, device=device)
-
-
 @pytest.mark.gpu
 def test_the_default_device_is_cuda_where_there_is_one(folder: Path) -> None:
     assert {parameter.device.type for parameter in minigpt.from_pretrained(folder).parameters()} == {"cuda"}
@@ -348,15 +272,23 @@ def test_the_default_device_is_cuda_where_there_is_one(folder: Path) -> None:
 # --- from_pretrained: the parameters are the file
 
 
-@LINUX
+def mapped_ranges(file: Path) -> list[range]:
+    """The addresses at which this process has ``file`` mapped."""
+    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    spans = [line[0].split("-") for line in lines if line[-1] == str(file.resolve())]
+    return [range(int(start, 16), int(end, 16)) for start, end in spans]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/maps")
 @pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize("norm", ["fused", "textbook"])
 def test_parameters_are_the_mapped_file(folder: Path, sharded: Path, shards: bool, norm: str) -> None:
     place = sharded if shards else folder
     model = minigpt.from_pretrained(place, device="cpu", norm=norm)
     ranges = [addresses for file in place.glob("*.safetensors") for addresses in mapped_ranges(file)]
-    assert not [name for name, parameter in model.named_parameters() if not lies_in(parameter, ranges)]
-    assert all(parameter.is_contiguous() for parameter in model.parameters())
+    for name, parameter in model.named_parameters():
+        assert any(parameter.data_ptr() in addresses for addresses in ranges), f"{name} was copied"
+        assert parameter.is_contiguous()
 
 
 @pytest.mark.parametrize("shards", [False, True])
@@ -382,19 +314,6 @@ def test_a_loaded_model_is_in_eval_mode_and_can_be_trained(folder: Path) -> None
     optimizer.step()
     unchanged = [name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])]
     assert not unchanged
-
-
-def test_the_model_outlives_its_files(folder: Path, theirs: GPT2LMHeadModel) -> None:
-    model = load(folder)
-    for file in folder.iterdir():
-        file.unlink()
-    assert_same_logits(model, theirs)
-
-
-def test_no_module_is_left_without_values(folder: Path) -> None:
-    model = load(folder)
-    assert not [name for name, tensor in model.state_dict().items() if tensor.is_meta]
-    assert not list(model.named_buffers())
 
 
 # --- load_norms
@@ -423,13 +342,6 @@ def test_only_the_norms_change_and_in_place(folder: Path, other: Path) -> None:
     assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == places
 
 
-@pytest.mark.parametrize("norm", ["fused", "textbook"])
-def test_norms_load_into_whatever_norm_stands_there(folder: Path, other: Path, norm: str) -> None:
-    model = load(folder, norm=norm)
-    minigpt.load_norms(model, other)
-    assert torch.equal(model.h[1].ln_2.weight, load(other).h[1].ln_2.weight)
-
-
 def test_norms_of_a_bare_file_without_config(folder: Path, other: Path) -> None:
     only = edit_tensors(other, lambda tensors: {name: tensor for name, tensor in tensors.items() if is_norm(name)})
     (only / "config.json").unlink()
@@ -437,14 +349,6 @@ def test_norms_of_a_bare_file_without_config(folder: Path, other: Path) -> None:
     for source in (only, only / "model.safetensors"):
         minigpt.load_norms(model, source)
         assert all(torch.equal(model.get_parameter(name), tensor) for name, tensor in expected.items())
-
-
-def test_norms_of_shards_and_of_a_file_without_prefix(folder: Path, other: Path, tmp_path: Path) -> None:
-    shards = saved(reference(seed=2), tmp_path / "shards", max_shard_size="40KB")
-    for source in (shards, edit_tensors(other, without_prefix)):
-        model = load(folder)
-        minigpt.load_norms(model, source)
-        assert torch.equal(model.h[0].ln_1.bias, load(source).h[0].ln_1.bias)
 
 
 def test_what_else_the_source_holds_does_not_matter(folder: Path, tmp_path: Path) -> None:
@@ -497,6 +401,7 @@ def test_transformers_loads_what_we_save(folder: Path, tmp_path: Path, theirs: G
     assert_same_logits(model, again)
     assert_same_logits(model, theirs)
     assert_same_values(load(tmp_path / "out"), values(model))
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -507,11 +412,6 @@ def test_half_precision_comes_back_as_it_was(folder: Path, tmp_path: Path, dtype
     assert again.dtype == DTYPES[dtype]
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == dtype
     assert_same_logits(model, again)
-
-
-def test_a_tied_head_is_not_written_twice(folder: Path, tmp_path: Path) -> None:
-    minigpt.save_pretrained(load(folder), tmp_path / "out")
-    assert load_file(tmp_path / "out" / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
 
 
 def test_an_untied_head_is_kept(tmp_path: Path) -> None:
@@ -536,11 +436,6 @@ def test_the_config_comes_back_field_by_field(tmp_path: Path) -> None:
     assert (again.generation_config.eos_token_id, again.generation_config.pad_token_id) == ([3, 5], 7)
 
 
-def test_a_swapped_model_is_saved_as_any_other(folder: Path, tmp_path: Path, theirs: GPT2LMHeadModel) -> None:
-    minigpt.save_pretrained(load(folder, norm="textbook"), tmp_path / "out")
-    assert_same_logits(load(tmp_path / "out"), theirs)
-
-
 def test_an_eps_that_the_config_does_not_say_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = small_model()
     minigpt.swap_norms(model, lambda size, eps, bias: nn.LayerNorm(size, 1e-2, bias=bias), "ln_f")
@@ -560,12 +455,6 @@ def test_a_norm_that_stands_at_two_sites_is_saved_at_both(folder: Path, tmp_path
     assert_same_logits(model, AutoModelForCausalLM.from_pretrained(tmp_path).eval())
 
 
-def test_a_fresh_model_can_be_saved(tmp_path: Path) -> None:
-    model = GPT2(GPT2Config.from_dict(TINY), arithmetic="reference").eval()
-    minigpt.save_pretrained(model, str(tmp_path / "deep" / "down"))
-    assert_same_logits(model, AutoModelForCausalLM.from_pretrained(tmp_path / "deep" / "down").eval())
-
-
 @pytest.mark.parametrize("shards", [False, True])
 def test_saving_over_what_the_model_is_mapped_from(folder: Path, sharded: Path, shards: bool) -> None:
     """Nor does it reach another model that is mapped from there."""
@@ -581,28 +470,12 @@ def test_saving_over_what_the_model_is_mapped_from(folder: Path, sharded: Path, 
     assert_same_logits(model, AutoModelForCausalLM.from_pretrained(place).eval())
 
 
-def test_nothing_unfinished_is_left_behind(folder: Path, tmp_path: Path) -> None:
-    minigpt.save_pretrained(load(folder), tmp_path / "out", Tokenizer(tiny_bpe()))
-    names = {file.name for file in (tmp_path / "out").iterdir()}
-    assert names == {
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("most", [10**9, 40_000], ids=["single", "sharded"])
 def test_whoever_may_read_the_config_may_read_the_weights(folder: Path, tmp_path: Path, most: int) -> None:
     minigpt.save_pretrained(load(folder), tmp_path / "new", max_shard_bytes=most)
     (tmp_path / "any").touch()
     modes = {path.name: path.stat().st_mode for path in (tmp_path / "new").iterdir()}
     assert set(modes.values()) == {(tmp_path / "any").stat().st_mode}, modes
-
-
-def test_saving_leaves_the_model_as_it_was(folder: Path, tmp_path: Path) -> None:
-    model = load(folder)
-    parameters = dict(model.named_parameters())
-    minigpt.save_pretrained(model, tmp_path / "out")
-    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
-    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_the_tokenizer_is_saved_beside_the_model(folder: Path, tmp_path: Path) -> None:
@@ -616,90 +489,39 @@ def test_the_tokenizer_is_saved_beside_the_model(folder: Path, tmp_path: Path) -
     assert theirs.eos_token_id == theirs.bos_token_id == tokenizer.end_of_text_id
 
 
-def test_weights_of_one_byte_too_many_are_divided(folder: Path, tmp_path: Path) -> None:
-    size = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
-    minigpt.save_pretrained(load(folder), tmp_path / "whole", max_shard_bytes=size)
-    assert (tmp_path / "whole" / "model.safetensors").is_file()
-    minigpt.save_pretrained(load(folder), tmp_path / "divided", max_shard_bytes=size - 1)
-    index = json.loads((tmp_path / "divided" / "model.safetensors.index.json").read_text())
-    assert index["metadata"] == {"total_size": size}
-    assert len(set(index["weight_map"].values())) == 2
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_is_compiled_is_saved_as_what_it_was(folder: Path, tmp_path: Path, whole: bool) -> None:
+    model: Any = load(folder)
+    wanted = values(model)
+    if whole:
+        model = torch.compile(model, backend="eager")
+    else:
+        model.h[1] = torch.compile(model.h[1], backend="eager")
+    minigpt.save_pretrained(model, tmp_path / "out")
+    assert_same_values(load(tmp_path / "out"), wanted)
 
 
-def compiled_whole(model: GPT2) -> Any:
-    return torch.compile(model, backend="eager")
-
-
-def compiled_by_blocks(model: GPT2) -> GPT2:
-    for i, block in enumerate(model.h):
-        model.h[i] = torch.compile(block, backend="eager")
-    return model
-
-
-@pytest.mark.parametrize("compiled", [compiled_whole, compiled_by_blocks])
-def test_what_is_compiled_is_saved_as_what_it_was(folder: Path, tmp_path: Path, compiled: Any) -> None:
-    minigpt.save_pretrained(compiled(load(folder)), tmp_path / "out")
-    wanted = load(folder).state_dict()
-    found = load(tmp_path / "out").state_dict()
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
-
-
-def parametrized(model: GPT2) -> None:
-    nn.utils.parametrizations.weight_norm(model.h[0].mlp.c_fc)
-
-
-def adapted(model: GPT2) -> None:
-    model.h[0].attn.adapter = nn.Linear(4, 4)
-
-
-def unscaled(model: GPT2) -> None:
-    model.h[0].ln_1 = nn.LayerNorm(model.config.n_embd, elementwise_affine=False)
-
-
-def wider(model: GPT2) -> None:
-    model.wte = nn.Embedding(model.config.vocab_size + 10, model.config.n_embd)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (parametrized, r"missing transformer\.h\.0\.mlp\.c_fc\.weight; unexpected transformer\.h\.0\.mlp\.c_fc\.param"),
-        (unscaled, r"missing transformer\.h\.0\.ln_1\.bias, transformer\.h\.0\.ln_1\.weight"),
-        (adapted, r"unexpected transformer\.h\.0\.attn\.adapter\.bias, transformer\.h\.0\.attn\.adapter\.weight"),
-        (wider, r"of another shape: transformer\.wte\.weight is \(\d+, 32\), not \(\d+, 32\)"),
-    ],
-)
-def test_what_is_no_gpt2_any_more_leaves_the_old_checkpoint(
-    folder: Path, tmp_path: Path, change: Callable[[GPT2], None], complaint: str
-) -> None:
+def test_what_is_no_gpt2_any_more_leaves_the_old_checkpoint(folder: Path, tmp_path: Path) -> None:
     minigpt.save_pretrained(load(folder), out := tmp_path / "out")
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     model = load(folder)
-    change(model)
-    with pytest.raises(CheckpointError, match=f"is not a GPT-2 of its config: {complaint}.*; keep the state_dict"):
+    nn.utils.parametrizations.weight_norm(model.h[0].mlp.c_fc)
+    model.wte = nn.Embedding(70, 32)
+    complaint = (
+        r"missing transformer\.h\.0\.mlp\.c_fc\.weight; unexpected transformer\.h\.0\.mlp\.c_fc\.param.*; "
+        r"of another shape: transformer\.wte\.weight is \(70, 32\), not \(61, 32\); keep the state_dict"
+    )
+    with pytest.raises(CheckpointError, match=f"is not a GPT-2 of its config: {complaint}"):
         minigpt.save_pretrained(model, out)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def write_file(path: Path) -> None:
-    path.write_text("in the way")
-
-
-IN_THE_WAY: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "a file for the folder": ("out", write_file),
-    "a file for its parent": ("", write_file),
-}
-
-
-@pytest.mark.parametrize(("obstacle", "put"), IN_THE_WAY.values(), ids=IN_THE_WAY)
-def test_an_unwritable_place(folder: Path, tmp_path: Path, obstacle: str, put: Callable[[Path], None]) -> None:
-    place = tmp_path / "parent"
-    (place / obstacle).parent.mkdir(parents=True, exist_ok=True)
-    put(place / obstacle)
-    with pytest.raises(CheckpointError, match=r"cannot save to \S+: ") as raised:
-        minigpt.save_pretrained(load(folder), place / "out", Tokenizer(tiny_bpe()))
-    assert "\n" not in str(raised.value)
+def test_an_unwritable_place(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "in the way").touch()
+    for place in (tmp_path / "in the way", tmp_path / "in the way" / "out"):
+        with pytest.raises(CheckpointError, match=r"cannot save to .*: ") as raised:
+            minigpt.save_pretrained(load(folder), place, Tokenizer(tiny_bpe()))
+        assert "\n" not in str(raised.value)
 
 
 def test_shapes_without_values_cannot_be_saved(folder: Path, tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "heads of width 1": {"n_embd": 12, "n_head": 12},
     "inverse layer": {"scale_attn_by_inverse_layer_idx": True},
     "unscaled": {"scale_attn_weights": False},
-    "unscaled, inverse layer": {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True},
     "upcast": {"reorder_and_upcast_attn": True},
     "upcast, inverse layer": {"reorder_and_upcast_attn": True, "scale_attn_by_inverse_layer_idx": True},
     "untied head": {"tie_word_embeddings": False},
