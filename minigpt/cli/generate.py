@@ -11,25 +11,9 @@ from typing import Annotated, Any, TextIO
 import typer
 
 import minigpt
+from minigpt.cli import options
 from minigpt.cli.files import for_terminal, print_json, read_standard_input, said_aside
 from minigpt.cli.many import write_many
-from minigpt.cli.options import (
-    Attention,
-    Device,
-    Dtype,
-    Fit,
-    Keep,
-    Model,
-    Norm,
-    Quantize,
-    Ray,
-    Revision,
-    Sites,
-    norm_at,
-    offer,
-    option,
-    parse_keep,
-)
 
 EXAMPLES = (
     "Examples:\n\n[bold]minigpt generate 'Once upon a time' --seed 1[/]\n\n"
@@ -45,7 +29,7 @@ def generate(
     prompt: Annotated[
         str, typer.Argument(help="Text to continue; '-' reads it from standard input; without one, a new text.")
     ] = "",
-    model: Model = "demo",
+    model: options.Model = "demo",
     max_new_tokens: Annotated[int | None, typer.Option(help="Tokens to write at most.  [dim]default 200[/]")] = None,
     min_new_tokens: Annotated[int | None, typer.Option(help="Tokens to write before the text may end.")] = None,
     temperature: Annotated[
@@ -70,7 +54,7 @@ def generate(
         str | None,
         typer.Option(
             help="For texts beyond the context: refuse, or slide, which sees the last tokens that fit.",
-            autocompletion=offer(lambda: ["refuse", "slide"]),
+            autocompletion=options.offer(lambda: ["refuse", "slide"]),
         ),
     ] = None,
     slide_stride: Annotated[int | None, typer.Option(help="Tokens that the window forgets at a time.")] = None,
@@ -92,17 +76,17 @@ def generate(
         int | None, typer.Option(help="Texts of --prompts to write at a time.  [dim]default 16[/]")
     ] = None,
     num_return_sequences: Annotated[int | None, typer.Option(help="Texts for each of --prompts.")] = None,
-    norm: Norm = "fused",
-    sites: Sites = "*",
-    keep: Keep = "scale,shift",
-    fit: Fit = None,
-    attention: Attention = "sdpa",
-    device: Device = None,
-    dtype: Dtype = None,
-    quantize: Quantize = None,
+    norm: options.Norm = "fused",
+    sites: options.Sites = "*",
+    keep: options.Keep = "scale,shift",
+    fit: options.Fit = None,
+    attention: options.Attention = "sdpa",
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    quantize: options.Quantize = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the steps with torch.compile first.")] = False,
-    revision: Revision = None,
-    ray: Ray = None,
+    revision: options.Revision = None,
+    ray: options.Ray = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:  # fmt: skip
     """Continue a prompt, or each prompt of a file."""
@@ -113,20 +97,20 @@ def generate(
 
     settle_memory()
     _check_options(context.params)
-    options = context.params.keys() & set(known_settings())
-    asked = {name: context.params[name] for name in options if context.params[name] is not None}
+    named = context.params.keys() & set(known_settings())
+    asked = {name: context.params[name] for name in named if context.params[name] is not None}
     place = locate(model, revision=revision)  # once, so that all files come from one commit
     from_file = read_generation_config(place)
     settings = _settings(asked, from_file, greedy)
     unasked = {name: value for name, value in from_file.items() if name not in asked}
-    _check_settings(settings, unasked, options - unasked.keys(), place, one_text=prompts is None)
+    _check_settings(settings, unasked, named - unasked.keys(), place, one_text=prompts is None)
     text = read_standard_input() if prompt == "-" else prompt
 
     output = sys.stdout
     with said_aside():
         how: dict[str, Any] = {
-            "norm": norm_at(norm, sites), "keep": parse_keep(keep), "attention": attention, "device": device,
-            "dtype": dtype, "quantize": quantize,
+            "norm": options.norm_at(norm, sites), "keep": options.parse_keep(keep), "attention": attention,
+            "device": device, "dtype": dtype, "quantize": quantize,
         }  # fmt: skip
         gpt2 = minigpt.from_pretrained(place, **how)
         tokenizer = minigpt.Tokenizer.from_pretrained(place)
@@ -167,7 +151,7 @@ def _check_options(given: dict[str, Any]) -> None:
     Raises:
         GenerationError: if some contradict or need each other.
     """
-    drawn = [option(name) for name in (*_shapes_a_draw(), "seed") if given[name] is not None]
+    drawn = [options.option(name) for name in (*_shapes_a_draw(), "seed") if given[name] is not None]
     if given["greedy"] and drawn:
         raise minigpt.GenerationError(f"--greedy draws nothing, so it cannot go with {', '.join(drawn)}")
     if (given["prompts"] is None) != (given["out"] is None):
@@ -181,12 +165,12 @@ def _check_options(given: dict[str, Any]) -> None:
 
 
 def _check_settings(
-    settings: dict[str, Any], unasked: dict[str, Any], options: set[str], place: Path, one_text: bool
+    settings: dict[str, Any], unasked: dict[str, Any], given: set[str], place: Path, one_text: bool
 ) -> None:
     """Check the settings before the weights are read.
 
     Raises:
-        GenerationError: if some are wrong. It names those of ``options`` as the shell does; for those that come from
+        GenerationError: if some are wrong. It names those of ``given`` as the shell does; for those that come from
             the model's generation config, it names the file.
     """
     from minigpt.checkpoint import folder_of
@@ -201,8 +185,8 @@ def _check_settings(
     theirs = [name for name, value in unasked.items() if name in named and settings.get(name) == value]
     said = f"; {', '.join(theirs)} from {folder_of(place) / 'generation_config.json'}" if theirs else ""
     said += "; --max-new-tokens overrides it" * ("max_length" in theirs)
-    named_here = re.compile(rf"\b({'|'.join(options)})\b")
-    complaint = named_here.sub(lambda name: option(name[0]), "; ".join(complaints.values()))
+    given_here = re.compile(rf"\b({'|'.join(given)})\b")
+    complaint = given_here.sub(lambda name: options.option(name[0]), "; ".join(complaints.values()))
     raise minigpt.GenerationError(complaint + said)
 
 

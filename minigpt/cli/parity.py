@@ -8,22 +8,8 @@ from typing import Annotated, Any
 import typer
 
 import minigpt
+from minigpt.cli import options
 from minigpt.cli.files import console, progress, require_writable, show, write
-from minigpt.cli.options import (
-    NORM,
-    Attention,
-    Center,
-    Device,
-    Dtype,
-    Fit,
-    JsonFile,
-    Keep,
-    Model,
-    Quantize,
-    Revision,
-    norm_names,
-    parse_keep,
-)
 from minigpt.json_file import read_object
 
 EXAMPLES = (
@@ -38,31 +24,31 @@ EXAMPLES = (
 
 def parity(
     reports: Annotated[list[Path] | None, typer.Argument(help="Reports to --compare.")] = None,
-    model: Model = "demo",
+    model: options.Model = "demo",
     norm: Annotated[
         list[str] | None,
-        typer.Option(help=f"{NORM}; by default fused. May be repeated: every norm is judged at every --sites.",
-                     autocompletion=norm_names),
+        typer.Option(help=f"{options.NORM}; by default fused. May be repeated: every norm is judged at every --sites.",
+                     autocompletion=options.norm_names),
     ] = None,
     sites: Annotated[
         list[str] | None,
         typer.Option(help="Where to put it, e.g. 'h.*.ln_1', or 'ln_f,h.0.*' for several patterns at once. May be "
                      "repeated: every --norm is judged at each."),
     ] = None,
-    keep: Keep = "scale,shift",
-    center: Center = False,
+    keep: options.Keep = "scale,shift",
+    center: options.Center = False,
     against: Annotated[
         str | None, typer.Option(help="The original that the model was finetuned or quantized from.")
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Text to judge on; may be repeated.")] = None,
-    attention: Attention = "sdpa",
-    device: Device = None,
-    dtype: Dtype = None,
-    quantize: Quantize = None,
-    revision: Revision = None,
+    attention: options.Attention = "sdpa",
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    quantize: options.Quantize = None,
+    revision: options.Revision = None,
     prompts: Annotated[Path | None, typer.Option(help="File of prompts: plain lines, or JSON lines.")] = None,
     text: Annotated[Path | None, typer.Option(help="File to measure the perplexity of, before and after.")] = None,
-    fit: Fit = None,
+    fit: options.Fit = None,
     noise: Annotated[bool, typer.Option("--noise", help="Measure ordinary differences too, e.g. bfloat16.")] = False,
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Swap one site at a time; rank the sites.")
@@ -80,7 +66,7 @@ def parity(
         str | None,
         typer.Option(help="Limits that decide, 'kl=1e-6,perplexity=0.01%'; top1=1% lets 1 % of the tokens differ."),
     ] = None,
-    json_file: JsonFile = None,
+    json_file: options.JsonFile = None,
     html: Annotated[Path | None, typer.Option(help="Write the report here as one self-contained page.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Show --json reports side by side.")] = False,
 ) -> None:  # fmt: skip
@@ -99,8 +85,8 @@ def parity(
     with progress() as say:
         for number, (name, where) in enumerate(pairs):
             judged.append(minigpt.parity(
-                model, norm=name, sites=where, keep=parse_keep(keep), center=center, against=against, prompts=given,
-                attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision,
+                model, norm=name, sites=where, keep=options.parse_keep(keep), center=center, against=against,
+                prompts=given, attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision,
                 noise=noise, sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect, text=text,
                 fit=fit, budget=budget,
                 progress=_part(say, number, len(pairs), f"{name} at {','.join(where)}: " if len(pairs) > 1 else ""),
