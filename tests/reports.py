@@ -33,8 +33,7 @@ def sample_report(layers: int = 12, *, passing: bool = True, norm: str = "textbo
         **outcome(passing, error, f"h.{layers // 2}.ln_2"),
         **measured(error, sites, draw),
         "cost": {"prefill_tokens": 39, "prefill_ms": 23.02, "prefill_norm_ms": 0.921, "prefill_norm_share": 0.04001,
-                 "decode_ms": 9.87, "decode_norm_ms": 0.733, "decode_norm_share": 0.07427, "prefill_gain": 1.02041,
-                 "decode_gain": 1.03857},
+                 "decode_ms": 9.87, "decode_norm_ms": 0.733, "decode_norm_share": 0.07427},
         "budget": None,
     }  # fmt: skip
 

@@ -116,10 +116,10 @@ def _compare(files: list[Path], html: Path | None) -> None:
     if not files:
         raise minigpt.ConfigError("--compare needs the files of two or more reports")
     require_writable(html)
-    from minigpt.report.comparison import comparison_summary
+    from minigpt.report.comparison import reports_table
 
     reports = [report for file in files for report in _reports_in(file)]
-    console().print(comparison_summary(reports))
+    console().print(reports_table(reports))
     _write_page(reports, html)
 
 

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from minigpt.engine import GPT2
 from minigpt.errors import NormError
 from minigpt.judge.contest import Contest
 from minigpt.judge.measures import Distance
@@ -26,10 +25,12 @@ class Drift:
     """
 
     def __init__(self, contest: Contest) -> None:
-        self.sites = contest.candidate.norm_sites()
+        self.model = contest.candidate
+        self.sites = self.model.norm_sites()
         self.blocks = [f"h.{i}" for i in range(contest.config.n_layer)]
         places = [*self.sites, *self.blocks]
-        self.norms, self.stream = RecordedNorms(contest.candidate), Recorder(contest.candidate, self.blocks)
+        self.norms = {site: RecordedNorm(norm) for site, norm in self.model.norm_modules().items()}
+        self.stream = Recorder(self.model, self.blocks)
         self.reference = Recorder(contest.reference.model.transformer, places)
         self.truth = Recorder(contest.truth.model.transformer, places)
         self.local = {site: PositionedDistance() for site in self.sites}
@@ -38,8 +39,11 @@ class Drift:
 
     def __enter__(self) -> "Drift":
         self._active = contextlib.ExitStack()
-        for part in (self.norms, self.stream, self.reference, self.truth):
+        for part in (self.stream, self.reference, self.truth):
             self._active.enter_context(part)
+        for site, norm in self.norms.items():
+            self.model.set_submodule(site, norm)
+            self._active.callback(self.model.set_submodule, site, norm.norm)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -51,7 +55,7 @@ class Drift:
         Raises:
             NormError: if a norm returned NaN where the truth is a number.
         """
-        outputs = {site: norm.output for site, norm in self.norms.norms.items()} | self.stream.outputs
+        outputs = {site: norm.output for site, norm in self.norms.items()} | self.stream.outputs
         for place, true_output in self.truth.outputs.items():
             if outputs[place].isnan().any() and not true_output.isnan().any():
                 raise NormError(
@@ -59,7 +63,7 @@ class Drift:
                 )
             self.propagated[place].add(outputs[place], true_output)
             self.noise[place].add(self.reference.outputs[place], true_output)
-        for site, norm in self.norms.norms.items():
+        for site, norm in self.norms.items():
             x = self.truth.inputs[site].to(norm.output.dtype)  # (1, T, C): the true input in the norm's dtype
             self.local[site].add(norm.again(x.clone()), exact_layer_norm(x, self.truth.modules[site]))
 
@@ -116,22 +120,6 @@ class Recorder:
             self.outputs[place] = output if isinstance(output, Tensor) else output[0]  # blocks may return a tuple
 
         return keep
-
-
-class RecordedNorms:
-    """Puts a ``RecordedNorm`` in the place of each norm of the candidate while it is active."""
-
-    def __init__(self, model: GPT2) -> None:
-        self.model = model
-
-    def __enter__(self) -> None:
-        self.norms = {site: RecordedNorm(norm) for site, norm in self.model.norm_modules().items()}
-        for site, norm in self.norms.items():
-            self.model.set_submodule(site, norm)
-
-    def __exit__(self, *_: object) -> None:
-        for site, norm in self.norms.items():
-            self.model.set_submodule(site, norm.norm)
 
 
 class RecordedNorm(nn.Module):

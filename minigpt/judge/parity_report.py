@@ -209,7 +209,7 @@ class Speed:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The norms' share of the candidate's time, and what norms twice as fast would gain the whole (Amdahl 1967)."""
+    """The norms' share of the candidate's time."""
 
     prefill_tokens: int
     prefill_ms: float
@@ -218,14 +218,11 @@ class Cost:
     decode_norm_ms: float
     prefill_norm_share: float = dataclasses.field(init=False)
     decode_norm_share: float = dataclasses.field(init=False)
-    prefill_gain: float = dataclasses.field(init=False)
-    decode_gain: float = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         for phase in ("prefill", "decode"):
             share = min(1.0, getattr(self, f"{phase}_norm_ms") / getattr(self, f"{phase}_ms"))
             object.__setattr__(self, f"{phase}_norm_share", share)
-            object.__setattr__(self, f"{phase}_gain", 1 / (1 - share / 2))
 
 
 @dataclasses.dataclass(frozen=True)

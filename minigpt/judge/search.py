@@ -1,7 +1,8 @@
 """Which sites break the verdict: the smallest sets of them."""
 
 from collections.abc import Callable
-from itertools import pairwise
+
+import numpy as np
 
 from minigpt.judge.parity_report import Bisection
 
@@ -39,7 +40,7 @@ def minimal_failing(sites: list[str], fails: Callable[[list[str]], bool]) -> lis
     """
     parts = 2
     while len(sites) > 1:
-        chunks = _split(sites, min(parts, len(sites)))
+        chunks = [chunk.tolist() for chunk in np.array_split(sites, min(parts, len(sites)))]
         complements = [[site for site in sites if site not in chunk] for chunk in chunks]
         if (failing := next(filter(fails, chunks), None)) is not None:
             sites, parts = failing, 2
@@ -50,9 +51,3 @@ def minimal_failing(sites: list[str], fails: Callable[[list[str]], bool]) -> lis
         else:
             parts = 2 * len(chunks)
     return sites
-
-
-def _split(items: list[str], parts: int) -> list[list[str]]:
-    size, longer = divmod(len(items), parts)
-    ends = [i * size + min(i, longer) for i in range(parts + 1)]
-    return [items[start:end] for start, end in pairwise(ends)]

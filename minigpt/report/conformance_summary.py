@@ -10,7 +10,7 @@ from rich.text import Text
 from minigpt.conformance import CaseResult, ConformanceReport
 from minigpt.measure.numerals import brief
 from minigpt.placement import DTYPES
-from minigpt.report.parity_summary import verdict
+from minigpt.report.parity_summary import outcome
 
 MORE = "--all lists every case, --html FILE writes a page"
 
@@ -62,7 +62,7 @@ def _headline(report: ConformanceReport, dtype: str) -> Text:
     if passed is None:
         return Text(f"NOT JUDGED  {report.norm} at {dtype} on {report.device}: {_refusal(report, dtype)}")
     judgement = "is a LayerNorm" if passed else "is not a LayerNorm"
-    return verdict(passed, f"{report.norm} {judgement} at {dtype} on {report.device}")
+    return outcome("PASS" if passed else "FAIL", f"{report.norm} {judgement} at {dtype} on {report.device}")
 
 
 def _verdicts(report: ConformanceReport) -> Iterator[tuple[str, str]]:

@@ -142,9 +142,7 @@ def _title(readings: Sequence[Reading]) -> str:
     if len(readings) == 1:
         (one,) = readings
         return f"{verdict_of(one).heading}: {one['norm'].text} in {one['model'].text}"
-    norms = ["No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine"]
-    many = norms[len(readings)] if len(readings) < len(norms) else str(len(readings))
-    return f"{many} reports, side by side"
+    return f"{len(readings)} reports, side by side"
 
 
 def _heading(reading: Reading) -> str:

@@ -58,11 +58,6 @@ def _next_step(report: ParityReport) -> Iterator[str]:
         yield f"Next: {'; '.join(steps)}."
 
 
-def verdict(passed: bool, about: str) -> Text:
-    """PASS or FAIL, and of what."""
-    return outcome("PASS" if passed else "FAIL", about)
-
-
 def outcome(word: str, about: str = "") -> Text:
     """A verdict in its colour, and what it is about."""
     return Text(word, style=STYLES[word]).append(f"  {about}" if about else "", style="not bold default")
@@ -149,11 +144,8 @@ def _asked_for(report: ParityReport) -> Iterator[tuple[str, str]]:
 def _time(report: ParityReport) -> Iterator[tuple[str, str]]:
     yield "one forward", f"{brief(report.speed.candidate_ms)} ms (transformers {brief(report.speed.reference_ms)} ms)"
     if (cost := report.cost) is not None:
-        yield (
-            "norms' share of time",
-            f"prefill {percent(cost.prefill_norm_share)}, decode {percent(cost.decode_norm_share)}; norms twice as "
-            f"fast would make the whole {brief(cost.prefill_gain)} and {brief(cost.decode_gain)} times as fast",
-        )
+        shares = f"prefill {percent(cost.prefill_norm_share)}, decode {percent(cost.decode_norm_share)}"
+        yield "norms' share of time", shares
 
 
 def _worst_sites(sites: list[NormSite]) -> Table:

@@ -23,23 +23,9 @@ def test_limits_are_numbers_or_percent() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "kl",
-        "kl=",
-        "=1",
-        "kl=1,,",
-        "kl=1,kl=2",
-        "speed=1",
-        "kl=-1",
-        "kl=inf",
-        "kl=nan",
-        "kl=1%%",
-        "KL=1",
-        "top1=99%",
-        "top5=0.5",
-    ],
-)
+    ["", "kl", "kl=", "=1", "kl=1,,", "kl=1,kl=2", "speed=1", "kl=-1", "kl=inf", "kl=nan", "kl=1%%", "KL=1",
+     "top1=99%", "top5=0.5"],
+)  # fmt: skip
 def test_what_cannot_be_read_is_named(text: str) -> None:
     with pytest.raises(minigpt.ConfigError, match="in the budget; "):
         parse_budget(text)
@@ -54,17 +40,6 @@ def test_a_limit_is_kept_up_to_itself(report: minigpt.ParityReport, quantity: st
         judged = dataclasses.replace(report, budget=[line])
         assert judged.passed is kept
         assert judged.reasons == [] or quantity in judged.reasons[0]
-
-
-def test_the_quantities_are_the_reports_own(report: minigpt.ParityReport) -> None:
-    measured = {name: quantity(report) for name, quantity in QUANTITIES.items()}
-    distribution = report.distribution
-    assert measured["kl"] == distribution.kl_mean > 0
-    assert measured["kl_max"] == distribution.kl_max
-    assert measured["top1"] == 1 - distribution.top1_agreement
-    assert measured["rms"] == report.logits.rms_error > 0
-    change = distribution.perplexity_candidate / distribution.perplexity_reference
-    assert measured["perplexity"] == abs(change - 1) > 0
 
 
 @pytest.mark.parametrize("decoded", [7.0, math.nan])

@@ -25,11 +25,6 @@ def contest(place: Path, norm: object = "textbook") -> Contest:
     return Contest(place, norm, ["*"], "sdpa", CPU, None)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(reference(std=0.3), tmp_path_factory.mktemp("tiny"))
-
-
 @torch.no_grad()
 def test_each_prompt_goes_on_as_it_does_alone(folder: Path) -> None:
     """More prompts than one batch holds, of all lengths up to the full context, where there is no room for 12 more."""
@@ -55,10 +50,6 @@ def test_a_text_ends_with_its_end_and_not_with_what_fills_its_row(folder: Path) 
         assert text.reference == text.candidate
         expected = whole.reference
         assert text.reference == (expected[: expected.index(end) + 1] if end in expected else expected)
-
-
-def test_no_new_tokens_are_asked_for(folder: Path) -> None:
-    assert continuations(contest(folder), [[1, 2], [3]], 0) == [Continued([1, 2], [], []), Continued([3], [], [])]
 
 
 @torch.no_grad()

@@ -4,16 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import reference, saved
 
 import minigpt
 
 PROMPT = [3, 60, 1, 9]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(reference(std=0.3), tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """parity(): who passes, who fails and why, and that every figure is what an independent computation finds."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
@@ -15,19 +16,13 @@ from transformers import GPT2LMHeadModel
 from transformers.utils import logging
 
 import minigpt
-from minigpt import CheckpointError, ConfigError, MiniGPTError, NormError
+from minigpt import MiniGPTError, NormError
 from minigpt.checkpoint import Checkpoint, open_checkpoint
 from minigpt.measure.numerals import brief
 
 PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
 SITES = ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
 DTYPES = ["float32", "bfloat16", "float16", "float64"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint without a tokenizer, whose logits are far from uniform."""
-    return saved(reference(std=0.3), tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +66,6 @@ def standardized(x: Tensor, eps: float, correction: int = 0) -> Tensor:
 SABOTAGES = {
     "eps 1e-3": lambda norm, x: standardized(x, 1e-3) * norm.weight + norm.bias,
     "n - 1": lambda norm, x: standardized(x, norm.eps, correction=1) * norm.weight + norm.bias,
-    "eps added to the deviation": lambda norm, x: (
-        (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True, correction=0) + 1e-3) * norm.weight + norm.bias
-    ),
     "no shift": lambda norm, x: standardized(x, norm.eps) * norm.weight,
     "no mean": lambda norm, x: x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias,
     "scale 1 % off": lambda norm, x: standardized(x, norm.eps) * norm.weight * 1.01 + norm.bias,
@@ -81,10 +73,6 @@ SABOTAGES = {
         standardized(x, norm.eps) * norm.weight * torch.linspace(1, 1.01, x.shape[-1]).ge(1.01).mul(0.01).add(1)
         + norm.bias
     ),
-    "float16 statistics": lambda norm, x: (
-        standardized(x.half(), norm.eps).to(x.dtype) * norm.weight + norm.bias
-    ),
-    "over the sequence": lambda norm, x: standardized(x.mT, norm.eps).mT * norm.weight + norm.bias,
     "wrong in the last row alone": lambda norm, x: (
         F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
         * torch.ones(x.shape[1], 1).index_fill(0, torch.tensor([x.shape[1] - 1]), 1.01)
@@ -107,18 +95,6 @@ def test_a_correct_norm_passes(folder: Path, dtype: str, attention: str) -> None
     assert report.bitwise.equal is True
     assert report.bitwise.max_abs_error == 0.0
     assert 0 < report.logits.noise_floor_rms < 0.02 * report.logits.scale
-
-
-@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(9))])
-def test_no_correct_norm_is_failed_by_noise(tmp_path: Path, seed: int) -> None:
-    """Other weights, dtypes, attentions and lengths, of which the shortest leave the least to average over."""
-    place = saved(reference(seed, std=0.3), tmp_path)
-    prompts = tokens(1, 1 + seed % 4, seed=seed).tolist()
-    how = {"dtype": DTYPES[seed % 3], "attention": ("sdpa", "eager")[seed % 2], "max_new_tokens": seed % 5}
-    report = judge(place, norm="textbook", prompts=prompts, **how)
-    print(f"ratio {report.logits.ratio:.3g} of at most 2, {how}")
-    assert report.passed, report.reasons
-    assert report.bitwise.equal
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -152,15 +128,6 @@ def test_every_config_that_we_read(tmp_path: Path, attention: str, fields: dict[
     assert report.bitwise.equal
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_scores_in_float32_at_every_dtype(tmp_path: Path, dtype: str) -> None:
-    """The written-out attention does what ``reorder_and_upcast_attn`` says, and transformers does the same."""
-    place = saved(reference(std=0.3, n_layer=1, reorder_and_upcast_attn=True), tmp_path)
-    report = judge(place, dtype=dtype, attention="eager")
-    assert report.bitwise.equal, report.bitwise
-    assert report.passed, report.reasons
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -176,16 +143,6 @@ def test_fields_of_a_config_that_change_no_logit_change_no_verdict(
     assert (report.logits, report.greedy) == (plain.logits, plain.greedy)
 
 
-def test_several_ends_of_text(folder: Path, tmp_path: Path) -> None:
-    """A continuation ends at any of them."""
-    first, third = (continuation(folder, PROMPTS[0], 8)[i] for i in (0, 2))
-    place = edit_config(saved(reference(std=0.3), tmp_path), eos_token_id=[60, third])
-    assert first not in (60, third), "the continuation of this test ends too soon to show anything"
-    report = judge(place, prompts=PROMPTS[:1])
-    assert report.passed
-    assert report.greedy.tokens_compared == continuation(folder, PROMPTS[0], 8).index(third) + 1
-
-
 @pytest.mark.parametrize("form", ["file", "sharded"])
 def test_every_form_of_a_source(folder: Path, plain: minigpt.ParityReport, tmp_path: Path, form: str) -> None:
     sharded = saved(reference(std=0.3), tmp_path, max_shard_size="40KB")
@@ -193,24 +150,6 @@ def test_every_form_of_a_source(folder: Path, plain: minigpt.ParityReport, tmp_p
     report = judge(source)
     assert (report.logits, report.bitwise, report.greedy) == (plain.logits, plain.bitwise, plain.greedy)
     assert report.model == str(source)
-
-
-def test_on_every_device(folder: Path, device: torch.device) -> None:
-    report = judge(folder, norm="textbook", device=device)
-    print(f"ratio {report.logits.ratio:.3g} of at most 2")
-    assert report.device.startswith(device.type)
-    assert report.passed, report.reasons
-    assert report.bitwise.equal
-
-
-def test_a_norm_may_be_a_function(small: Path) -> None:
-    def factory(*args: Any, **options: Any) -> minigpt.LayerNorm:
-        return minigpt.LayerNorm(*args, **options)
-
-    report = judge(small, norm=factory)
-    assert report.passed
-    assert "factory" in report.norm
-    assert report.notes == []
 
 
 # Norms that are not LayerNorm
@@ -228,12 +167,7 @@ def test_what_answers_differently_from_call_to_call_is_said_to_do_so(small: Path
     assert judge(small, norm=Dithered).notes == [said]
 
 
-COMMON = ("eps 1e-3", "n - 1", "no mean", "one scale 1 % off", "wrong in the last row alone")
-
-
-@pytest.mark.parametrize(
-    "sabotage", [*COMMON, *(pytest.param(name, marks=pytest.mark.thorough) for name in SABOTAGES if name not in COMMON)]
-)
+@pytest.mark.parametrize("sabotage", SABOTAGES)
 def test_a_sabotaged_norm_fails_and_the_reason_names_numbers(folder: Path, sabotage: str) -> None:
     report = judge(folder, norm=norm_that(SABOTAGES[sabotage]))
     print(report.reasons)
@@ -245,12 +179,9 @@ def test_a_sabotaged_norm_fails_and_the_reason_names_numbers(folder: Path, sabot
     assert min(site.local_error for site in report.norm_sites if site.site != "ln_f") > 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
-def test_autocast_around_a_judgement_does_not_reach_it(
-    folder: Path, plain: minigpt.ParityReport, dtype: torch.dtype
-) -> None:
+def test_autocast_around_a_judgement_does_not_reach_it(folder: Path, plain: minigpt.ParityReport) -> None:
     """Else the noise would be that of halves, and hide what a norm does wrong in float32."""
-    with torch.autocast("cpu", dtype):
+    with torch.autocast("cpu", torch.bfloat16):
         report = judge(folder, norm=norm_that(SABOTAGES["eps 1e-3"]))
         assert judge(folder).logits == plain.logits
         assert torch.is_autocast_enabled("cpu")
@@ -281,11 +212,6 @@ def test_a_norm_that_is_wrong_only_as_tokens_are_decoded(folder: Path, norm: typ
     )
 
 
-@pytest.mark.parametrize(("sabotage", "dtype"), [("no shift", "bfloat16"), ("no mean", "float16")])
-def test_half_precision_hides_no_gross_fault(folder: Path, sabotage: str, dtype: str) -> None:
-    assert not judge(folder, norm=norm_that(SABOTAGES[sabotage]), dtype=dtype).passed
-
-
 @pytest.mark.parametrize("site", ["h.0.ln_2", "h.1.ln_1"])
 def test_a_sabotage_at_one_site_shows_there_and_from_there_on(folder: Path, site: str) -> None:
     report = judge(folder, norm=norm_that(SABOTAGES["scale 1 % off"]), sites=site)
@@ -307,9 +233,7 @@ def with_one_nan(norm: minigpt.LayerNorm, x: Tensor) -> Tensor:
 
 
 NOT_A_NUMBER = {
-    "everywhere": lambda norm, x: x * float("nan"),
     "in one number": with_one_nan,
-    "of an overflow": lambda norm, x: x * float("inf"),
     "in longer texts alone": lambda norm, x: x * (float("nan") if x.shape[1] > 7 else 1),
 }
 
@@ -324,19 +248,6 @@ def complaint(place: Path, **how: Any) -> str:
     with pytest.raises(NormError) as raised:
         judge(place, **how)
     return str(raised.value)
-
-
-def test_a_norm_that_works_in_place_is_measured_against_its_true_input(folder: Path) -> None:
-    """Its input is the residual stream, so the model is another; but its own error at the site is still none."""
-
-    def overwrites(norm: minigpt.LayerNorm, x: Tensor) -> Tensor:
-        y = F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-        x.zero_()
-        return y
-
-    report = judge(folder, norm=norm_that(overwrites), sites="h.0.ln_2")
-    assert not report.passed
-    assert max(site.local_error for site in report.norm_sites) < 1e-6
 
 
 # That the judge is independent
@@ -356,18 +267,6 @@ def test_a_fault_in_our_loading_shows(folder: Path, monkeypatch: pytest.MonkeyPa
     assert report.bitwise.equal is False
     assert report.bitwise.max_abs_error > 0.01
     assert report.logits.ratio > 100
-
-
-def test_a_fault_in_our_reading_of_a_config_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def mistaken(place: Path, **how: Any) -> Checkpoint:
-        found = open_checkpoint(place, **how)
-        return dataclasses.replace(found, config=dataclasses.replace(found.config, layer_norm_epsilon=1e-3))
-
-    monkeypatch.setattr("minigpt.checkpoint.pretrained.open_checkpoint", mistaken)
-    report = judge(folder)
-    assert not report.passed
-    assert report.bitwise.equal is False
-    assert max(site.local_error for site in report.norm_sites) > 1e-4
 
 
 # The figures, recomputed from transformers alone
@@ -482,15 +381,6 @@ def test_logits_as_they_are_decoded(folder: Path) -> None:
     assert found.noise_floor_rms < 2 * found.rms_error
 
 
-def test_distributions(report: minigpt.ParityReport, recomputed: Recomputed) -> None:
-    true, ours = torch.cat(recomputed.true), torch.cat(recomputed.ours)
-    kl = F.kl_div(ours.log_softmax(-1), true.log_softmax(-1), log_target=True, reduction="none").sum(-1)
-    found = report.distribution
-    assert found.kl_mean == near(kl.mean().item())
-    assert found.kl_max == near(kl.max().item())
-    assert found.top1_agreement == near((ours.argmax(-1) == true.argmax(-1)).double().mean().item())
-
-
 def test_perplexity_is_of_the_prompts_without_their_continuations(
     report: minigpt.ParityReport, recomputed: Recomputed
 ) -> None:
@@ -539,11 +429,6 @@ def test_every_greedy_token_is_compared(folder: Path) -> None:
     assert found.tokens_compared == sum(len(continuation(folder, ids, 11)) for ids in PROMPTS)
 
 
-def test_speed_is_measured(plain: minigpt.ParityReport) -> None:
-    assert 0 < plain.speed.candidate_ms < 10_000
-    assert 0 < plain.speed.reference_ms < 10_000
-
-
 # Prompts
 
 
@@ -554,13 +439,6 @@ def test_texts_are_judged_as_their_ids(talking: Path) -> None:
     assert (as_text.logits, as_text.distribution) == (as_ids.logits, as_ids.distribution)
     assert as_text.passed
     assert "2 texts" in as_text.prompts
-
-
-def test_no_prompts_are_texts_of_our_own(talking: Path) -> None:
-    report = judge(talking, prompts=None, max_new_tokens=2)
-    assert report.passed
-    assert "text" in report.prompts
-    assert "random" not in report.prompts
 
 
 def test_no_prompts_and_no_tokenizer_are_random_ids_and_said_to_be(small: Path) -> None:
@@ -594,14 +472,6 @@ def test_one_token_predicts_nothing_in_its_prompt(small: Path) -> None:
 def test_one_text_is_not_a_list_of_prompts(small: Path) -> None:
     with pytest.raises(minigpt.GenerationError, match=r"^prompts must be a list of texts, .*, got 'the dog'$"):
         judge(small, prompts="the dog")
-
-
-def test_a_vocabulary_of_one_token(tmp_path: Path) -> None:
-    """It is always the likeliest, and nothing is the second."""
-    place = saved(reference(std=0.3, vocab_size=1, bos_token_id=None, eos_token_id=None), tmp_path)
-    report = judge(place, prompts=[[0], [0, 0, 0]])
-    assert report.passed, report.reasons
-    assert report.greedy.first_divergence is None
 
 
 @pytest.mark.parametrize(("length", "compared"), [(48, 0), (47, 1)])
@@ -659,60 +529,7 @@ def test_prompts_that_cannot_be_read(small: Path, fault: str) -> None:
 # Sites
 
 
-@pytest.mark.parametrize(
-    ("sites", "swapped"),
-    [
-        ("*", SITES),
-        (["ln_f", "h.0.ln_?"], ["h.0.ln_1", "h.0.ln_2", "ln_f"]),
-    ],
-)
-def test_sites_are_patterns_over_the_names_of_modules(folder: Path, sites: Any, swapped: list[str]) -> None:
-    report = judge(folder, norm="textbook", sites=sites)
-    assert report.sites == ([sites] if isinstance(sites, str) else list(sites))
-    assert [site.site for site in report.norm_sites if site.swapped] == swapped
-
-
-@pytest.mark.parametrize("sites", ["h.9.*", ["ln_f", "nope"], "", "H.0.LN_1", []])
-def test_a_pattern_that_matches_no_site(folder: Path, sites: Any) -> None:
-    with pytest.raises(NormError, match="site") as caught:
-        judge(folder, sites=sites)
-    if sites:
-        assert all(site in str(caught.value) for site in SITES)
-
-
 # What cannot be judged, and what is left as it was
-
-
-def test_unknown_names_list_the_known_ones(folder: Path) -> None:
-    with pytest.raises(NormError, match=r"unknown norm 'nope'.*fused.*textbook"):
-        judge(folder, norm="nope")
-    with pytest.raises(ConfigError, match=r"unknown attention 'flash'.*sdpa.*eager"):
-        judge(folder, attention="flash")
-    with pytest.raises(ConfigError, match=r"unknown dtype 'int8'.*float32"):
-        judge(folder, dtype="int8")
-    with pytest.raises(ConfigError, match=r"unknown device 'gpu'.*cpu"):
-        judge(folder, device="gpu")
-    with pytest.raises(ConfigError, match="meta"):
-        judge(folder, device="meta")
-    with pytest.raises(CheckpointError, match="no/such/place"):
-        judge("./no/such/place")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("norm", ["fused", "textbook", "triton"])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_parity_holds_on_cuda(dtype: str, attention: str, norm: str, folder: Path) -> None:
-    report = judge(folder, device="cuda", dtype=dtype, attention=attention, norm=norm)
-    print(f"{dtype}, {attention}, {norm}: ratio {report.logits.ratio:.3g}, bitwise {report.bitwise.max_abs_error:.3g}")
-    assert report.device.startswith("cuda")
-    assert report.passed, report.reasons
-    assert report.bitwise.equal
-
-
-@pytest.mark.gpu
-def test_a_norm_that_is_none_fails_on_cuda(folder: Path) -> None:
-    assert not judge(folder, device="cuda", norm="rms").passed
 
 
 @pytest.mark.gpu
@@ -743,17 +560,9 @@ def unusual_state() -> Iterator[Callable[[], tuple[Any, ...]]]:
     logging.set_verbosity(verbosity)
 
 
-def test_global_state_is_left_as_it_was(folder: Path, unusual_state: Callable[[], tuple[Any, ...]]) -> None:
-    before = unusual_state()
-    judge(folder, dtype="bfloat16")
-    assert unusual_state() == before
-
-
-@pytest.mark.parametrize("calls", [0, 30])
-def test_global_state_is_left_as_it_was_by_an_error(
-    folder: Path, unusual_state: Callable[[], tuple[Any, ...]], calls: int
-) -> None:
-    """Wherever it strikes: the norm raises at its first call or at a later one."""
+@pytest.mark.parametrize("calls", [0, 30, 10**9])
+def test_global_state_is_left_as_it_was(folder: Path, unusual_state: Callable[[], tuple[Any, ...]], calls: int) -> None:
+    """Also by an error, wherever it strikes: the norm raises at its first call, at a later one, or never."""
     made = 0
 
     def raises(norm: minigpt.LayerNorm, x: Tensor) -> Tensor:
@@ -764,6 +573,7 @@ def test_global_state_is_left_as_it_was_by_an_error(
         return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
     before = unusual_state()
-    with pytest.raises((ZeroDivisionError, NormError), match="so it was written"):
-        judge(folder, norm=norm_that(raises))
+    with contextlib.suppress(ZeroDivisionError, NormError):
+        judge(folder, norm=norm_that(raises), dtype="bfloat16")
+    assert made > min(calls, 100)
     assert unusual_state() == before

@@ -62,18 +62,6 @@ def test_it_is_that_of_strided_windows(folder: Path) -> None:
     assert found.reference != found.candidate
 
 
-@torch.inference_mode()
-def test_in_float64_it_is_as_exact(folder: Path) -> None:
-    (folder / "short").write_text(TEXT[:40], encoding="utf-8")
-    report = minigpt.parity(folder, text=folder / "short", prompts=["the dog"], dtype="float64", device="cpu")
-    ids = torch.tensor([minigpt.Tokenizer.from_pretrained(folder).encode(TEXT[:40])])
-    logits = minigpt.from_pretrained(folder, dtype="float64", device="cpu")(ids)
-    assert report.perplexity is not None
-    assert report.perplexity.candidate == pytest.approx(
-        float(F.cross_entropy(logits[0, :-1], ids[0, 1:]).exp()), rel=1e-13
-    )
-
-
 def test_a_context_of_one_token_predicts_none(tmp_path: Path) -> None:
     place = saved(reference(n_layer=1, vocab_size=300, n_positions=1), tmp_path)
     tiny_bpe(300).save(str(place / "tokenizer.json"))
@@ -107,9 +95,3 @@ def test_what_no_exponent_holds_is_infinite() -> None:
     assert math.isnan(perplexity_of(math.nan, 10))
     assert math.isnan(perplexity_of(0.0, 0))
     assert perplexity_of(math.log(7) * 3, 3) == pytest.approx(7)
-
-
-def test_a_text_too_short_to_predict(folder: Path) -> None:
-    model, tokenizer = minigpt.from_pretrained(folder, device="cpu"), minigpt.Tokenizer.from_pretrained(folder)
-    with pytest.raises(minigpt.GenerationError, match="the text must have at least 2 tokens, got 0"):
-        minigpt.perplexity(model, tokenizer, "")

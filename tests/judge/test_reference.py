@@ -7,18 +7,12 @@ import torch
 from checkpoints import edit_config, largest_difference, reference, saved, tokens
 from torch import Tensor
 from transformers import GPT2LMHeadModel
-from transformers.utils import logging
 
 from minigpt.generation.padding import left_padded
 from minigpt.judge.reference import Reference, judging
 
 CPU = torch.device("cpu")
 FLOAT32 = {"attention": "sdpa", "dtype": torch.float32, "device": CPU}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(reference(std=0.3), tmp_path_factory.mktemp("tiny"))
 
 
 @torch.no_grad()
@@ -62,19 +56,6 @@ def test_it_owes_nothing_to_our_names_of_tensors(folder: Path, monkeypatch: pyte
     assert Reference(folder, **FLOAT32)(tokens(1, 4)).shape == (1, 4, 61)
 
 
-@pytest.mark.parametrize("form", ["sharded", "file", "untied"])
-@torch.no_grad()
-def test_every_form_of_a_checkpoint(folder: Path, tmp_path: Path, form: str) -> None:
-    ids, place = tokens(1, 9), folder
-    if form == "sharded":
-        place = saved(reference(std=0.3), tmp_path, max_shard_size="40KB")
-    if form == "untied":
-        place = saved(reference(std=0.3, tie_word_embeddings=False), tmp_path)
-    logits = Reference(place / "model.safetensors" if form == "file" else place, **FLOAT32)(ids)
-    theirs = their_logits(place, ids, "sdpa", torch.float32, torch.float32)
-    assert torch.equal(logits, theirs), largest_difference(logits, theirs)
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @torch.no_grad()
 def test_float64_is_float64_where_a_config_asks_for_float32_scores(tmp_path: Path, attention: str) -> None:
@@ -102,25 +83,6 @@ def test_greedy_is_transformers_generate(folder: Path, eos: tuple[int, ...]) -> 
     assert Reference(place, **FLOAT32).greedy(prompts, mask, 20, eos).equal(out)
 
 
-@pytest.mark.parametrize("precision", ["medium", "high", "highest"])
-def test_judging_restores_the_precision_of_products(precision: str) -> None:
-    """And holds it at full float32 meanwhile; the second time it ends by an error."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        with judging():
-            assert torch.backends.cuda.matmul.fp32_precision == "ieee"
-            assert not torch.backends.cuda.matmul.allow_tf32  # which PyTorch tells only where nothing contradicts it
-            assert not torch.is_grad_enabled()
-        assert torch.get_float32_matmul_precision() == precision
-        with pytest.raises(KeyError), judging():
-            raise KeyError
-        assert torch.get_float32_matmul_precision() == precision
-        assert torch.is_grad_enabled()
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 @pytest.mark.parametrize("kernels", ["bf16", "tf32", "ieee"])
 @pytest.mark.parametrize("precision", ["medium", "high", "highest"])
 def test_what_could_be_read_of_precision_before_can_be_read_again(precision: str, kernels: str) -> None:
@@ -135,39 +97,6 @@ def test_what_could_be_read_of_precision_before_can_be_read_again(precision: str
         assert (matmul.fp32_precision, mkldnn.fp32_precision, matmul.allow_tf32) == state
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def test_judging_goes_with_the_newer_setting_of_precision() -> None:
-    """``fp32_precision``, beside which PyTorch refuses to read the older one."""
-    products = torch.backends.cuda.matmul
-    before = products.fp32_precision
-    products.fp32_precision = "tf32"
-    try:
-        with judging():
-            assert products.fp32_precision == "ieee"
-        assert products.fp32_precision == "tf32"
-    finally:
-        products.fp32_precision = before
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_transformers_speaks_as_loudly_as_before(folder: Path, tmp_path: Path, fails: bool) -> None:
-    place = edit_config(saved(reference(), tmp_path), n_embd=64)  # which its tensors cannot fill
-    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_info()
-    logging.enable_progress_bar()
-    try:
-        if fails:
-            with pytest.raises(Exception, match=r"."):
-                Reference(place, **FLOAT32)
-        else:
-            Reference(folder, **FLOAT32)
-        assert logging.get_verbosity() == logging.INFO
-        assert logging.is_progress_bar_enabled()
-    finally:
-        logging.set_verbosity(verbosity)
-        if not bar:
-            logging.disable_progress_bar()
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import reference, saved
 
 import minigpt
 from minigpt import MiniGPTError
@@ -15,11 +14,6 @@ from minigpt.report.parity_summary import parity_summary
 
 SITES = ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
 PROMPTS = [list(range(5, 25))]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(reference(std=0.3, n_layer=2), tmp_path_factory.mktemp("two"))
 
 
 def judge(folder: Path, norm: str = "rms", **how: object) -> minigpt.ParityReport:

@@ -40,21 +40,14 @@ def judge(folder: Path, norm: object, **how: object) -> minigpt.ParityReport:
     return minigpt.parity(folder, norm=norm, prompts=PROMPTS, max_new_tokens=3, device="cpu", **how)
 
 
-@pytest.mark.parametrize("site", ["h.0.ln_1", "h.2.ln_2", "ln_f"])
-def test_one_sabotaged_site_is_the_one_that_is_named(folder: Path, site: str) -> None:
-    report = judge(folder, wrong_at(folder, [site]), bisect=True)
+@pytest.mark.parametrize("sites", [["h.2.ln_2"], ["h.0.ln_1", "h.2.ln_2", "ln_f"]])
+def test_sabotaged_sites_are_those_that_are_named(folder: Path, sites: list[str]) -> None:
+    report = judge(folder, wrong_at(folder, sites), bisect=True)
     assert not report.passed
     assert report.bisect is not None
-    assert (report.bisect.sites, report.bisect.sets) == ([site], [[site]])
-    assert report.bisect.verdicts < 3 * len(SITES)
-
-
-@pytest.mark.parametrize("sites", [["h.0.ln_1", "h.2.ln_2", "ln_f"]])
-def test_three_sabotaged_sites_are_all_named(folder: Path, sites: list[str]) -> None:
-    found = judge(folder, wrong_at(folder, sites), bisect=True).bisect
-    assert found is not None
-    assert found.sites == sites
-    assert sorted(site for culprits in found.sets for site in culprits) == sites
+    assert report.bisect.sites == sites
+    assert sorted(site for culprits in report.bisect.sets for site in culprits) == sites
+    assert report.bisect.verdicts < 3 * len(SITES) * len(sites)
 
 
 def test_the_named_sites_given_back_parity_holds(folder: Path) -> None:
@@ -93,12 +86,6 @@ def test_any_limit_of_a_budget_can_be_searched_by(folder: Path, quantity: str) -
     found = judge(folder, norm, bisect=True, budget=f"{quantity}={'1e3' if quantity == 'ratio' else '1e-3'}").bisect
     assert found is not None
     assert found.sites == ["h.1.ln_1"]
-
-
-def test_a_budget_that_is_kept_names_no_site(folder: Path) -> None:
-    found = judge(folder, "rms", bisect=True, budget="kl=100").bisect
-    assert found is not None
-    assert found.sites == []
 
 
 def test_where_parity_holds_no_site_is_named(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from checkpoints import reference, saved
 
@@ -21,17 +20,9 @@ def test_contestants_take_turns_after_a_first_round_that_warms_up() -> None:
     assert all(ms >= 0 for ms in found)
 
 
-def test_slow_contestants_run_three_rounds() -> None:
-    calls: list[int] = []
-    interleaved_ms(CPU, lambda: calls.append(1), repeats=50, enough_s=0.0)
-    assert len(calls) == 1 + 3
-
-
-def test_what_faster_norms_could_bring_is_amdahls_bound() -> None:
+def test_the_norms_share_is_at_most_all() -> None:
     found = Cost(prefill_tokens=9, prefill_ms=10.0, prefill_norm_ms=2.0, decode_ms=4.0, decode_norm_ms=4.0)
     assert (found.prefill_norm_share, found.decode_norm_share) == (0.2, 1.0)
-    assert found.prefill_gain == pytest.approx(1 / (0.8 + 0.2 / 2))
-    assert found.decode_gain == pytest.approx(2.0)
 
 
 @torch.inference_mode()

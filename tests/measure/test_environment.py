@@ -3,7 +3,7 @@
 import torch
 
 import minigpt
-from minigpt.measure.environment import PACKAGES, environment, versions
+from minigpt.measure.environment import PACKAGES, environment
 
 
 def test_it_names_processor_threads_and_versions() -> None:
@@ -14,9 +14,3 @@ def test_it_names_processor_threads_and_versions() -> None:
     assert {*PACKAGES, "python", "load_average", "instructions"} <= found.keys()
     assert found["safetensors"].partition(".")[0].isdigit()
     assert found["no_such_package"] is None
-
-
-def test_versions_say_what_a_figure_was_measured_on() -> None:
-    found = versions(torch.device("cpu"))
-    assert {"minigpt", "python", "torch", "transformers", "hardware"} <= found.keys()
-    assert found["torch"] == torch.__version__

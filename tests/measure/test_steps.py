@@ -16,12 +16,6 @@ def test_shares_grow_and_stay_below_the_whole() -> None:
     assert said == [("a", 0.0), ("b", 0.5), ("c", 2 / 3), ("d", 3 / 4)]
 
 
-def test_nobody_need_wait() -> None:
-    begin = Steps(None)
-    begin("alone")
-    assert begin.begun == 1
-
-
 def test_a_judgement_counts_all_its_steps(tmp_path: Path) -> None:
     place = saved(reference(n_layer=1, vocab_size=300), tmp_path)
     tiny_bpe(300).save(str(place / "tokenizer.json"))

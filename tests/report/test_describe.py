@@ -38,11 +38,6 @@ def test_parameters_are_as_many_as_transformers_counts(tmp_path: Path, fields: d
     assert facts["tied head"] is fields.get("tie_word_embeddings", True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_dtype_is_the_files(tmp_path: Path, dtype: torch.dtype) -> None:
-    assert describe(saved(reference().to(dtype), tmp_path))["dtype"] == str(dtype).removeprefix("torch.")
-
-
 def test_every_norm_with_the_range_of_its_parameters(folder: Path) -> None:
     lines, norms = describe(folder)["norms"], reference().transformer
     assert [line.partition(":")[0] for line in lines] == ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
@@ -50,27 +45,6 @@ def test_every_norm_with_the_range_of_its_parameters(folder: Path) -> None:
         for parameter in norms.get_submodule(line.partition(":")[0]).parameters():
             assert brief(parameter.min().item()) in line
             assert brief(parameter.max().item()) in line
-
-
-def test_the_facts_are_json(folder: Path) -> None:
-    facts = describe(folder)
-    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
-
-
-@pytest.mark.parametrize("form", ["file", "sharded"])
-def test_other_forms_of_the_same_checkpoint(folder: Path, tmp_path: Path, form: str) -> None:
-    place = folder / "model.safetensors" if form == "file" else saved(reference(), tmp_path, max_shard_size="40KB")
-    facts, whole = describe(place), describe(str(folder))
-    assert facts | dict.fromkeys(("model", "files", "format")) == whole | dict.fromkeys(("model", "files", "format"))
-    assert facts["files"] == str(place)
-    assert (
-        facts["format"]
-        == {
-            "file": "Hugging Face, model.safetensors",
-            "sharded": "Hugging Face, 4 files from "
-            + " to ".join(f"model-0000{i}-of-00004.safetensors" for i in (1, 4)),
-        }[form]
-    )
 
 
 def test_what_would_be_refused_and_why(tmp_path: Path) -> None:
@@ -98,17 +72,6 @@ def test_what_would_be_refused_and_why(tmp_path: Path) -> None:
     facts = describe(tmp_path)
     assert ["cannot be read as a .safetensors file" in reason for reason in facts["refused"]] == [True]
     assert facts["layers"] == 3
-
-
-def test_a_folder_of_nothing(tmp_path: Path) -> None:
-    assert describe(tmp_path)["refused"] == [f"{tmp_path} has no config.json and no model.safetensors"]
-
-
-def test_a_file_of_no_tensors(tmp_path: Path) -> None:
-    edit_tensors(saved(reference(), tmp_path), lambda tensors: {})
-    missing, nothing = describe(tmp_path)["refused"]
-    assert "does not hold this model's tensors: missing h.0.attn.c_attn.bias" in missing
-    assert nothing.endswith("holds no tensors")
 
 
 def test_nan_and_infinity_are_named(tmp_path: Path) -> None:
