@@ -6,7 +6,8 @@ python scripts/docs/blocks.py docs/tutorial.md --notebook docs/tutorial.ipynb
 
 The Python blocks of a page share one namespace, in order. A block fenced as ``output`` behind a Python block holds
 what that block prints. ``sh`` blocks are commands, a line each. The line ``<!-- no-run -->`` before a block marks one
-that needs a network, a GPU or somebody who presses a key; no viewer of Markdown shows that line.
+that needs a network, a GPU or somebody who presses a key; no viewer of Markdown shows that line. A Python block that
+begins with ``# NAME.py`` is a file that the commands can use.
 """
 
 import contextlib
@@ -56,6 +57,13 @@ def commands_of(page: str) -> list[str]:
     """Return the commands of a page that a test can run."""
     bodies = [block.body for block in blocks_of(page) if block.kind == "sh" and block.runs]
     return [line for body in bodies for line in body.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def write_files(page: str, folder: Path) -> None:
+    """Write the Python blocks that are files into ``folder``."""
+    for block in blocks_of(page):
+        if block.kind == "python" and (name := re.match(r"# (\w+\.py)\n", block.body)):
+            (folder / name[1]).write_text(block.body, encoding="utf-8")
 
 
 def run_command(command: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -1,19 +1,24 @@
-"""Make the pictures of the README: a parity report as a page, and two commands in a terminal.
+"""Make the pictures of the README: a parity report, two commands in a terminal, and the server's page at work.
 
-python scripts/docs/pictures.py     # needs Chromium and minigpt[page], and writes docs/images/
+python scripts/docs/pictures.py     # needs Chromium and minigpt[serve], and writes docs/images/
+
+The pictures show times, so nothing else should run on the machine.
 """
 
+import io
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
 from rich.console import Console
 from rich.text import Text
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"
+MINIGPT = (sys.executable, "-m", "minigpt")
 COMMANDS = (
     ("generate", "Once upon a time", "--seed", "1", "--max-new-tokens", "30"),
     ("parity", "--norm", "rms", "--device", "cpu"),
@@ -22,34 +27,61 @@ COMMANDS = (
 
 def run(*words: str) -> str:
     """Return what a minigpt command prints."""
-    done = subprocess.run([sys.executable, "-m", "minigpt", *words], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    return subprocess.run([*MINIGPT, *words], capture_output=True, text=True, check=False).stdout.strip()
 
 
 def terminal(path: Path) -> None:
     """Draw the commands and what they print as an SVG."""
-    with open("/dev/null", "w", encoding="utf-8") as nowhere:
-        console = Console(record=True, width=84, file=nowhere)
-        for words in COMMANDS:
-            shown = " ".join(f'"{word}"' if " " in word else word for word in words if word not in ("--device", "cpu"))
-            console.print(Text(f"$ minigpt {shown}", style="bold green"))
-            console.print(Text(run(*words)), highlight=False)
-        path.write_text(console.export_svg(title="minigpt"), encoding="utf-8")
+    console = Console(record=True, width=84, file=io.StringIO())
+    for words in COMMANDS:
+        shown = " ".join(f'"{word}"' if " " in word else word for word in words if word not in ("--device", "cpu"))
+        console.print(Text(f"$ minigpt {shown}", style="bold green"))
+        console.print(Text(run(*words)), highlight=False)
+    path.write_text(console.export_svg(title="minigpt"), encoding="utf-8")
 
 
-def report(path: Path) -> None:
+def report(page: Page, path: Path) -> None:
     """Take a screenshot of the top of a parity report."""
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        page_file = Path(folder) / "report.html"
-        run("parity", "--norm", "rms", "--device", "cpu", "--html", str(page_file))
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1100, "height": 760})
-        page.goto(page_file.as_uri())
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "report.html"
+        run("parity", "--norm", "rms", "--device", "cpu", "--html", str(file))
+        page.goto(file.as_uri())
         page.screenshot(path=path)
-        browser.close()
+
+
+def recording(page: Page, path: Path) -> None:
+    """Record the page of the server as an animated PNG: it writes, and shows the alternatives at some tokens."""
+    command = [*MINIGPT, "serve", "--port", "0", "--norm", "fused", "--norm", "rms"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        page.goto(server.stdout.readline().strip())
+        page.locator("#right option").nth(1).wait_for(state="attached")
+        slow = {"offline": False, "latency": 0, "downloadThroughput": 20_000, "uploadThroughput": -1}
+        page.context.new_cdp_session(page).send(
+            "Network.emulateNetworkConditions", slow
+        )  # or no one would see it write
+        frames = [(page.screenshot(), 1000)]
+        page.get_by_role("button", name="Write").click()
+        while not page.get_by_text("Done.").is_visible():
+            frames.append((page.screenshot(), 200))
+        frames.append((page.screenshot(), 1500))
+        page.locator(".second .token.differs").click()
+        frames.append((page.screenshot(), 3000))
+        for _ in range(3):
+            page.keyboard.press("ArrowRight")
+            frames.append((page.screenshot(), 1200))
+        server.terminate()
+    images = [Image.open(io.BytesIO(data)).convert("RGB").quantize(64, dither=Image.Dither.NONE) for data, _ in frames]
+    durations = [duration for _, duration in frames]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0, optimize=True)
 
 
 if __name__ == "__main__":
-    IMAGES.mkdir(exist_ok=True)
     terminal(IMAGES / "terminal.svg")
-    report(IMAGES / "parity.png")
+    with sync_playwright() as playwright:
+        page = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]).new_page(
+            viewport={"width": 1100, "height": 760}
+        )
+        report(page, IMAGES / "parity.png")
+        page.set_viewport_size({"width": 1100, "height": 900})
+        recording(page, IMAGES / "compare.png")

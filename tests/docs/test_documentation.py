@@ -2,10 +2,11 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
-from docs.blocks import as_notebook, commands_of, run_command, run_python, shown_after
+from docs.blocks import as_notebook, commands_of, run_command, run_python, shown_after, write_files
 
 from docs import recover, speed
 
@@ -29,7 +30,10 @@ def test_every_python_block_runs_and_prints_what_is_shown(
 @pytest.mark.thorough
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_every_command_runs(page: Path, tmp_path: Path) -> None:
-    for command in commands_of(page.read_text(encoding="utf-8")):
+    text = page.read_text(encoding="utf-8")
+    write_files(text, tmp_path)
+    shutil.copy(ROOT / "README.md", tmp_path)  # commands that need some text read it
+    for command in commands_of(text):
         done = run_command(command, tmp_path)
         assert done.returncode in (0, 1), f"{command}: {done.stderr}"
         assert "Traceback" not in done.stderr, f"{command}: {done.stderr}"

@@ -100,7 +100,7 @@ def test_both_texts_stream_and_the_divergence_shows(
     page.get_by_text("Copied as curl").wait_for()
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied.startswith(f"curl -N {server.url}/compare ")
-    assert '"seed":1' in copied
+    assert '"seed":2' in copied
     page.get_by_role("button", name="Copy as Python").click()
     page.get_by_text("Copied as Python").wait_for()
     compile(page.evaluate("navigator.clipboard.readText()"), "copied", "exec")

@@ -36,7 +36,13 @@ async function ask(path, options = {}) {
   if (response.ok) return response;
   if (response.status === 401) at("key-field").hidden = false;
   const body = await response.json().catch(() => null);
-  throw new Error(body?.error?.message ?? `the server answered with status ${response.status}`);
+  throw new Error(inWordsOfThePage(body?.error?.message ?? `the server answered with status ${response.status}`));
+}
+
+/* The server's sentence with the labels of this page for its fields. */
+function inWordsOfThePage(message) {
+  const labels = { max_tokens: "Tokens", temperature: "Temperature", seed: "Seed", prompt: "Prompt" };
+  return message.replace(/^(max_tokens|temperature|seed|prompt)\b|\bmax_tokens\b/g, (field) => labels[field]);
 }
 
 function complain(message) {
@@ -55,7 +61,7 @@ async function loadModels() {
     if (Number(at("tokens").value) > most / 2) at("tokens").value = Math.floor(most / 2);
     complain("");
     if (data.length === 1) {
-      at("status").textContent = "This server has one norm. Start it with --norm fused --norm std_eps to compare two.";
+      at("status").textContent = "This server has one norm. Start it with --norm fused --norm rms to compare two.";
     }
   } catch (error) {
     complain(error.message);
@@ -72,13 +78,16 @@ async function write() {
   try {
     const response = await ask("compare", { method: "POST", body: JSON.stringify(body), signal: controller.signal });
     for await (const event of events(response.body)) {
-      if (event.error) throw new Error(event.error.message);
+      if (event.error) throw new Error(inWordsOfThePage(event.error.message));
       add(event);
     }
     at("status").textContent = `Done. ${summary()}`;
   } catch (error) {
     if (error.name === "AbortError") at("status").textContent = `Stopped. ${summary()}`;
-    else complain(error.message);
+    else {
+      at("status").textContent = summary();
+      complain(error.message);
+    }
   } finally {
     if (writing === controller) setBusy(false);
   }
@@ -151,7 +160,7 @@ function add(event) {
 
 function label(event) {
   const all = event.alternatives.map((one) => `${one.token} ${percent(one.probabilities[0])}, ${percent(one.probabilities[1])}`);
-  return `${event.chosen.token}; divergence ${event.kl.toExponential(1)}; likeliest: ${all.join("; ")}`;
+  return `${event.chosen.token}; KL ${nats(event.kl)} nats; likeliest: ${all.join("; ")}`;
 }
 
 function alternatives(event) {
@@ -179,6 +188,10 @@ const visible = (token) => token.replaceAll(" ", "␣").replaceAll("\n", "⏎");
 function percent(probability) {
   const hundred = 100 * probability;
   return hundred >= 99.95 ? "100%" : hundred >= 0.01 ? `${hundred.toFixed(hundred < 10 ? 2 : 1)}%` : "<0.01%";
+}
+
+function nats(kl) {
+  return kl < 1e-6 ? "under 0.000001" : kl.toLocaleString("en", { maximumSignificantDigits: 3 });
 }
 
 function draw(side) {
@@ -214,7 +227,11 @@ function summary() {
   const mean = all.reduce((sum, kl) => sum + kl, 0) / all.length;
   const place = firstDifference();
   const parting = place === null ? "no difference" : `first difference at token ${place + 1}`;
-  return `${left} and ${right} tokens, ${parting}, mean KL ${mean.toExponential(2)}, largest ${Math.max(...all).toExponential(2)}.`;
+  return `${left} and ${right} tokens, ${parting}, mean KL ${nats(mean)} nats, largest ${nats(Math.max(...all))}.`;
+}
+
+function show(side, token) {
+  side.now.textContent = `token ${token.event.position + 1}: ${nats(token.event.kl)} nats`;
 }
 
 /* Show a token as the current one of its side. */
@@ -226,7 +243,7 @@ function choose(side, token, byHand) {
     other.bar.classList.toggle("current", isIt && byHand);
     other.element.tabIndex = isIt ? 0 : -1;
   }
-  side.now.textContent = token.event.kl.toExponential(2);
+  show(side, token);
   if (byHand && document.activeElement !== token.element) token.element.focus({ preventScroll: false });
 }
 
@@ -244,7 +261,7 @@ for (const side of sides) {
   });
   side.text.addEventListener("pointerover", ({ target }) => {
     const token = tokenOf(target);
-    if (token) side.now.textContent = token.event.kl.toExponential(2);
+    if (token) show(side, token);
   });
   side.text.addEventListener("keydown", (event) => {
     const here = side.tokens.indexOf(tokenOf(event.target));
