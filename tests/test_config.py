@@ -10,8 +10,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-import minigpt
-from minigpt import ConfigError, GPT2Config, config
+from minigpt import ConfigError, GPT2Config
 from minigpt.config_fields import ACTIVATIONS
 
 FIELDS = {field.name: field.default for field in dataclasses.fields(GPT2Config)}
@@ -34,28 +33,6 @@ PUBLISHED = """{
   "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}}, "vocab_size": 50257
 }"""
 
-# As DistilGPT-2's, with what transformers 2 wrote.
-DISTILLED = """{
-  "_num_labels": 1, "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
-  "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "id2label": {"0": "LABEL_0"},
-  "initializer_range": 0.02, "label2id": {"LABEL_0": 0}, "layer_norm_epsilon": 1e-05, "model_type": "gpt2",
-  "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 6, "n_positions": 1024, "output_past": true,
-  "resid_pdrop": 0.1, "summary_activation": null, "summary_first_dropout": 0.1, "summary_proj_to_labels": true,
-  "summary_type": "cls_index", "summary_use_proj": true, "vocab_size": 50257,
-  "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}}
-}"""
-
-# A model trained with Megatron's attention, as transformers 4.6 to 4.30 wrote it.
-STABILIZED = """{
-  "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "bos_token_id": 50256,
-  "embd_pdrop": 0.1, "eos_token_id": 50256, "gradient_checkpointing": false, "initializer_range": 0.02,
-  "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_inner": null,
-  "n_layer": 12, "n_positions": 1024, "reorder_and_upcast_attn": true, "resid_pdrop": 0.1,
-  "scale_attn_by_inverse_layer_idx": true, "scale_attn_weights": true, "summary_activation": null,
-  "summary_first_dropout": 0.1, "summary_proj_to_labels": true, "summary_type": "cls_index", "summary_use_proj": true,
-  "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 1024}}, "torch_dtype": "float32",
-  "transformers_version": "4.12.0.dev0", "use_cache": false, "vocab_size": 50257
-}"""
 
 # GPT2Config().to_dict() of transformers 4.57.
 DUMPED = """{
@@ -141,18 +118,6 @@ def test_real_files_of_gpt2_are_the_default_config(text: str, tmp_path: Path) ->
     assert GPT2Config.from_json_file(tmp_path / "config.json") == GPT2Config()
 
 
-def test_real_files_of_other_models() -> None:
-    assert GPT2Config.from_dict(json.loads(DISTILLED)) == GPT2Config(n_layer=6)
-    stabilized = GPT2Config(reorder_and_upcast_attn=True, scale_attn_by_inverse_layer_idx=True)
-    assert GPT2Config.from_dict(json.loads(STABILIZED)) == stabilized
-
-
-def test_what_transformers_saves_today(tmp_path: Path) -> None:
-    transformers.GPT2Config(n_layer=3, eos_token_id=[5, 7], tie_word_embeddings=False).save_pretrained(tmp_path)
-    ours = GPT2Config.from_json_file(tmp_path / "config.json")
-    assert ours == GPT2Config(n_layer=3, eos_token_id=(5, 7), tie_word_embeddings=False)
-
-
 # Presets.
 
 
@@ -169,19 +134,6 @@ def test_the_widths_that_follow_from_others() -> None:
     shape = GPT2Config(n_embd=60, n_head=5, n_inner=None)
     assert (shape.head_size, shape.inner_size) == (12, 240)
     assert dataclasses.replace(shape, n_inner=7).inner_size == 7
-
-
-def test_presets_are_found_in_a_checkout_and_in_an_installed_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "tiny.json").write_text('{"n_layer": 1}', encoding="utf-8")
-    (tmp_path / "minigpt").mkdir()
-    monkeypatch.setattr(config, "__file__", str(tmp_path / "minigpt" / "config.py"))
-    assert GPT2Config.preset("tiny").n_layer == 1
-    (tmp_path / "minigpt" / "configs").mkdir()
-    (tmp_path / "minigpt" / "configs" / "tiny.json").write_text('{"n_layer": 2}', encoding="utf-8")
-    assert GPT2Config.preset("tiny").n_layer == 2, "an installed package uses its own"
 
 
 def test_an_unknown_preset_lists_the_known() -> None:
@@ -209,14 +161,10 @@ def test_what_are_no_fields(fields: Any) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"summary_type": "mean", "summary_use_proj": False, "summary_activation": "tanh", "summary_first_dropout": 0.9},
+        {"summary_type": "mean", "summary_use_proj": False, "_num_labels": 1, "n_ctx": 1024, "output_past": True},
         {"task_specific_params": {"text-generation": {"max_length": 50}}, "n_special": 0, "prefix": "x"},
-        {"transformers_version": "9", "torch_dtype": "float16", "dtype": "bfloat16", "architectures": ["GPT2Model"]},
-        {"use_cache": False, "output_attentions": True, "return_dict": False, "gradient_checkpointing": True},
-        {"id2label": {"0": "a"}, "label2id": {"a": 0}, "num_labels": 1, "problem_type": "regression"},
-        {"max_length": 9, "do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.4, "num_beams": 4},
-        {"unk_token_id": 3, "cls_token_id": None, "mask_token_id": 4, "sep_token_id": 5},
-        {"_name_or_path": "somewhere", "_attn_implementation_autoset": True, "is_decoder": True},
+        {"transformers_version": "9", "torch_dtype": "float16", "dtype": "bfloat16", "gradient_checkpointing": True},
+        {"max_length": 9, "do_sample": True, "temperature": 0.5, "top_k": 3, "unk_token_id": 3, "_name_or_path": "x"},
         {"add_cross_attention": False, "pruned_heads": {}, "chunk_size_feed_forward": 0, "quantization_config": None},
     ],
     ids=lambda fields: next(iter(fields)),
@@ -229,11 +177,8 @@ def test_fields_without_effect_are_accepted(fields: dict[str, Any]) -> None:
     ("name", "value"),
     [
         ("model_type", "llama"),
-        ("model_type", None),
         ("add_cross_attention", True),
-        ("cross_attention_hidden_size", 64),
         ("is_encoder_decoder", True),
-        ("tie_encoder_decoder", True),
         ("pruned_heads", {"0": [1]}),
         ("chunk_size_feed_forward", 8),
         ("quantization_config", {"quant_method": "gptq"}),
@@ -244,17 +189,9 @@ def test_what_would_change_the_model_is_refused_by_name(name: str, value: Any) -
         GPT2Config.from_dict({name: value})
 
 
-@pytest.mark.parametrize(
-    "name", ["rope_theta", "hidden_width", "n_embed", "N_EMBD", "layer_norm_eps", "ctx", "x_summary"]
-)
-def test_an_unknown_field_is_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown config fields: {name};"):
-        GPT2Config.from_dict({"n_embd": 768, name: 1})
-
-
-def test_every_unknown_field_is_named() -> None:
-    with pytest.raises(ConfigError, match="unknown config fields: alibi, rope_theta;"):
-        GPT2Config.from_dict({"rope_theta": 1, "alibi": True})
+def test_unknown_fields_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="unknown config fields: N_EMBD, layer_norm_eps, rope_theta;"):
+        GPT2Config.from_dict({"rope_theta": 1, "n_embd": 768, "N_EMBD": 768, "layer_norm_eps": 1e-5})
 
 
 # Bad values.
@@ -290,22 +227,9 @@ def test_a_bad_value_is_refused_by_name(name: str) -> None:
             GPT2Config.from_dict({name: value})
 
 
-def test_an_unknown_activation_lists_the_known() -> None:
-    with pytest.raises(ConfigError, match="gelu_new, gelu_pytorch_tanh, gelu, relu, silu, swish, tanh, got 'mish'"):
-        GPT2Config(activation_function="mish")
-
-
 def test_heads_of_unequal_width_are_refused() -> None:
     with pytest.raises(ConfigError, match="n_embd=10 must be a multiple of n_head=3"):
         GPT2Config(n_embd=10, n_head=3)
-
-
-@pytest.mark.parametrize("name", ["layer_norm_epsilon", "initializer_range"])
-def test_a_whole_number_is_written_as_transformers_takes_it(name: str) -> None:
-    config = GPT2Config.from_dict({name: 1})
-    fields = config.to_dict()
-    assert type(fields[name]) is float
-    assert getattr(transformers.GPT2Config(**fields), name) == 1
 
 
 def test_a_list_of_ends_of_text() -> None:
@@ -325,29 +249,7 @@ def test_it_is_frozen_and_takes_names_only() -> None:
 # Files.
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"n_embd": 768,}', "[]"], ids=range(4))
-def test_a_file_that_is_not_json_is_named(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"config\.json is not a JSON object: "):
-        GPT2Config.from_json_file(path)
-
-
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.json", tmp_path):
         with pytest.raises(ConfigError, match=f"cannot read {path}"):
             GPT2Config.from_json_file(path)
-
-
-def test_a_bad_value_in_a_file_names_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text('{"n_layer": "twelve"}', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"config\.json: n_layer must be a whole number .*, got 'twelve'"):
-        GPT2Config.from_json_file(path)
-
-
-def test_errors_are_value_errors_of_one_line() -> None:
-    with pytest.raises(ValueError, match="n_layer") as raised:
-        GPT2Config(n_layer=0)
-    assert isinstance(raised.value, minigpt.MiniGPTError)
-    assert "\n" not in str(raised.value)

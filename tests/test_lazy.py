@@ -61,19 +61,6 @@ def test_every_public_name_is_there(name: str) -> None:
     assert name in dir(minigpt)
 
 
-def test_public_names_are_the_objects_of_their_home() -> None:
-    from minigpt.checkpoint.pretrained import from_pretrained
-    from minigpt.engine import GPT2
-    from minigpt.errors import CheckpointError
-    from minigpt.norms.textbook import LayerNorm
-
-    assert minigpt.from_pretrained is from_pretrained
-    assert minigpt.CheckpointError is CheckpointError
-    assert minigpt.GPT2 is GPT2
-    assert minigpt.LayerNorm is LayerNorm
-    assert minigpt.generate is minigpt.generation.generate
-
-
 def test_every_error_is_a_value_error() -> None:
     for kind in (minigpt.ConfigError, minigpt.CheckpointError, minigpt.NormError, minigpt.GenerationError):
         assert issubclass(kind, minigpt.MiniGPTError)

@@ -14,10 +14,6 @@ def test_a_dtype_by_its_name_and_as_itself(name: str, dtype: torch.dtype) -> Non
     assert dtype_name(dtype) == name
 
 
-def test_no_dtype_stays_none() -> None:
-    assert resolve_dtype(None) is None
-
-
 @pytest.mark.parametrize("dtype", ["fp16", "half", "torch.float32", "Float32", "", torch.int8, torch.complex64, 32])
 def test_an_unknown_dtype_lists_the_known(dtype: object) -> None:
     with pytest.raises(ConfigError, match=r"^unknown dtype .*; known are float32, bfloat16, float16, float64$"):
@@ -33,12 +29,8 @@ def test_a_device_by_its_name_and_as_itself(device: str | torch.device) -> None:
 def test_an_unknown_device_lists_the_known(device: object) -> None:
     with pytest.raises(ConfigError, match=r"^unknown device .*; known are cpu, cuda, cuda:N, mps and meta$"):
         resolve_device(device)
-
-
-@pytest.mark.parametrize("device", ["fpga", "vulkan", "hpu"])
-def test_a_device_that_pytorch_names_and_we_do_not_support(device: str) -> None:
-    with pytest.raises(ConfigError, match=f"^device '{device}' is not supported; known are cpu"):
-        resolve_device(device)
+    with pytest.raises(ConfigError, match=r"^device 'fpga' is not supported; known are cpu"):
+        resolve_device("fpga")
 
 
 @pytest.fixture

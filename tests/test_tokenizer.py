@@ -16,7 +16,6 @@ from transformers import AutoTokenizer, GPT2TokenizerFast
 
 import minigpt
 from minigpt import CheckpointError, GenerationError, Tokenizer
-from minigpt.tokenizer import byte_level_bpe
 
 TEXTS = [
     "",
@@ -93,18 +92,6 @@ def test_every_text_comes_back_byte_for_byte(ours: Tokenizer, text: str) -> None
     assert ours.decode_bytes(ids) == text.encode()
     assert ours.decode(ids) == text
     assert all(0 <= token_id < ours.vocab_size for token_id in ids)
-
-
-@pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text)[:20])
-def test_odd_texts_come_back_from_both_vocabularies(ours: Tokenizer, gpt2: Tokenizer, text: str) -> None:
-    for tokenizer in (ours, gpt2):
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_every_byte_has_a_token(ours: Tokenizer, gpt2: Tokenizer) -> None:
-    for tokenizer in (ours, gpt2):
-        single = {tokenizer.decode_bytes([token_id]) for token_id in range(tokenizer.vocab_size)}
-        assert {bytes([byte]) for byte in range(256)} <= single
 
 
 def test_the_two_kinds_of_file_give_the_same_ids(tiny: Path, tiny_original: Path) -> None:
@@ -265,23 +252,17 @@ def test_special_tokens_of_any_spelling_come_back(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == tokenizer.decode(torch.tensor(ids)) == "the<my token, ünïcode> dog"
 
 
-@pytest.mark.parametrize("token_id", [-1, 300, -(2**31), 2**31, 2**32, 2**63, 2**100])
+@pytest.mark.parametrize("token_id", [-1, 300, 2**32, 2**100])
 def test_an_id_outside_the_vocabulary_is_named(ours: Tokenizer, token_id: int) -> None:
     with pytest.raises(GenerationError, match=rf"token id {token_id} is outside the tokenizer's vocabulary of 300"):
         ours.decode([1, token_id])
 
 
-@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\ude00\ud83d"])
-def test_a_lone_surrogate_is_no_text(ours: Tokenizer, text: str) -> None:
-    with pytest.raises(GenerationError, match="must be a string of valid Unicode") as raised:
+@pytest.mark.parametrize("text", ["a\udfffb", 3, None, b"the", ["the"]], ids=ascii)
+def test_what_is_no_text_is_not_encoded(ours: Tokenizer, text: Any) -> None:
+    with pytest.raises(GenerationError, match=r"^text must be a string of valid Unicode, got") as raised:
         ours.encode(text)
     assert str(raised.value).encode()  # the message itself can be printed
-
-
-@pytest.mark.parametrize("text", [3, None, b"the", ["the"]], ids=str)
-def test_what_is_no_text_is_not_encoded(ours: Tokenizer, text: Any) -> None:
-    with pytest.raises(GenerationError, match=r"^text must be a string of valid Unicode, got"):
-        ours.encode(text)
 
 
 def test_a_long_text_is_not_cut_and_a_short_one_not_filled(tmp_path: Path) -> None:
@@ -330,7 +311,7 @@ def test_neither_kind_of_file(tmp_path: Path) -> None:
         Tokenizer.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", "null", "\x00", '{"model": null}', "cut"])
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"model": null}', "cut"])
 def test_a_damaged_tokenizer_json(tiny: Path, tmp_path: Path, content: str) -> None:
     whole = (tiny / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(whole[: len(whole) // 2] if content == "cut" else content)
@@ -344,11 +325,8 @@ def test_a_damaged_tokenizer_json(tiny: Path, tmp_path: Path, content: str) -> N
     [
         ("vocab.json", "[1]"),
         ("vocab.json", '{"a": -1}'),
-        ("vocab.json", '{"a": "b"}'),
-        ("vocab.json", "\x00"),
         ("vocab.json", ""),
         ("merges.txt", "#version: 0.2\nno-such token\n"),
-        ("merges.txt", "#version: 0.2\nalone\n"),
         ("merges.txt", b"\xff\xfe"),
     ],
 )
@@ -368,40 +346,18 @@ def test_an_unknown_token_that_there_is_not(tiny: Path, tmp_path: Path) -> None:
         Tokenizer.from_pretrained(tmp_path)
 
 
-def word_piece() -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "the": 1, "##s": 2}, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return backend
+SOME_BYTES = models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])
 
 
-def without_some_bytes() -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return backend
-
-
-def lowercasing() -> tokenizers.Tokenizer:
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("model", SOME_BYTES), ("normalizer", normalizers.Lowercase()), ("pre_tokenizer", pre_tokenizers.Whitespace())],
+    ids=["some bytes", "lowercase", "at spaces"],
+)
+def test_a_tokenizer_that_loses_text_is_refused(part: str, value: Any, tmp_path: Path) -> None:
     backend = tiny_bpe()
-    backend.normalizer = normalizers.Lowercase()
-    return backend
-
-
-def splitting_at_spaces() -> tokenizers.Tokenizer:
-    backend = tiny_bpe()
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return backend
-
-
-@pytest.mark.parametrize("make", [word_piece, without_some_bytes, lowercasing, splitting_at_spaces])
-def test_a_tokenizer_that_loses_text_is_refused(make, tmp_path: Path) -> None:
-    make().save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(CheckpointError, match="must be byte-level"):
-        Tokenizer.from_pretrained(tmp_path)
-
-
-def test_original_files_without_some_bytes_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
-    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    setattr(backend, part, value)
+    backend.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(CheckpointError, match="must be byte-level"):
         Tokenizer.from_pretrained(tmp_path)
 
@@ -417,9 +373,3 @@ def test_a_vocabulary_without_end_of_text(tiny_original: Path, tmp_path: Path) -
     (tmp_path / "out").mkdir()
     tokenizer.save(tmp_path / "out")
     assert Tokenizer.from_pretrained(tmp_path / "out").encode("the dog") == tokenizer.encode("the dog")
-
-
-def test_the_original_files_make_a_backend_of_their_own(tiny_original: Path) -> None:
-    backend = byte_level_bpe(tiny_original / "vocab.json", tiny_original / "merges.txt")
-    assert backend.encode(END_OF_TEXT).ids == [0]
-    assert backend.decode(backend.encode("the 狗").ids) == "the 狗"

@@ -1,9 +1,5 @@
 """The exact norms against float64, examples worked by hand, and the registry. The conformance kit checks hard rows."""
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -142,23 +138,6 @@ def test_two_rows_worked_by_hand(name: str) -> None:
     assert not torch.allclose(without_eps, wanted, atol=5e-4), "these digits are those of eps = 1e-5"
 
 
-@every_norm
-def test_over_the_last_two_dimensions_they_share_one_mean_and_one_deviation(name: str) -> None:
-    x = torch.randn(4, 3, 5) * 3 + 2
-    flat = norms.build(name, 15)(x.flatten(1)).view_as(x)
-    assert_close(norms.build(name, (3, 5))(x), flat, 1e-6, "as one row of 15")
-    assert max_abs(norms.build(name, 5)(x) - flat) > 0.1, "and not row by row"
-
-
-@every_norm
-def test_a_row_of_integers_worked_by_hand(name: str) -> None:
-    x = torch.tensor([10.0, 50.0, 20.0])
-    assert x.mean().item() == pytest.approx(26.67, abs=5e-3)
-    assert x.std(correction=0).item() == pytest.approx(17.00, abs=5e-3)
-    torch.testing.assert_close(norms.build(name, 3)(x).detach(), torch.tensor([-0.9806, 1.3728, -0.3922]),
-                               atol=5e-5, rtol=0)  # fmt: skip
-
-
 # The registry.
 
 
@@ -186,21 +165,9 @@ def test_a_registered_class_is_built_by_its_name() -> None:
     assert (norm.normalized_shape, norm.eps, norm.bias) == ((2, 3), 1e-3, None)
 
 
-def test_a_class_and_a_factory_are_built_as_they_are() -> None:
-    assert type(norms.build(Doubling, 3)) is Doubling
-    assert type(norms.build(nn.LayerNorm, 3, eps=1e-3, bias=False)) is nn.LayerNorm
-    norm = norms.build(lambda shape, eps, bias: Doubling(shape, eps=eps / 10, bias=bias), 3, eps=1e-3)
-    assert norm.eps == pytest.approx(1e-4)
-
-
 def test_a_factory_of_something_else_is_refused() -> None:
     with pytest.raises(NormError, match=r"makes a str, not a torch\.nn\.Module"):
         norms.build(lambda *_, **__: "a norm", 3)
-
-
-def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(NormError, match=r"unknown norm 'texbook'.*fused.*textbook"):
-        norms.build("texbook", 3)
 
 
 def test_a_name_is_taken_once() -> None:
@@ -213,23 +180,10 @@ def test_a_name_is_taken_once() -> None:
     assert norms.lookup("textbook").cls is LayerNorm
 
 
-@pytest.mark.parametrize("name", ["", "a:b", "a/b", "a\\b", "mine.py"])
+@pytest.mark.parametrize("name", ["", "a:b", "a/b", "mine.py"])
 def test_a_name_that_would_never_be_found_is_no_name(name: str) -> None:
     with pytest.raises(NormError, match="cannot name a norm"):
         norms.register(name)
-
-
-def test_what_is_no_module_is_not_registered() -> None:
-    with pytest.raises(NormError, match=r"'whole' must be a torch\.nn\.Module class, got <class 'int'>"):
-        norms.register("whole")(int)  # type: ignore[type-var]
-    assert "whole" not in norms.available()
-
-
-def test_a_class_of_the_same_name_in_another_module_is_another_class() -> None:
-    namesake = type("LayerNorm", (nn.LayerNorm,), {"__module__": "somewhere_else"})
-    with pytest.raises(NormError, match="'textbook' is taken"):
-        norms.register("textbook")(namesake)
-    assert norms.lookup("textbook").cls is LayerNorm
 
 
 def test_a_norm_whose_package_is_missing_says_how_to_get_it() -> None:
@@ -239,34 +193,3 @@ def test_a_norm_whose_package_is_missing_says_how_to_get_it() -> None:
     assert info.reason == "needs package_that_is_not_there: pip install 'minigpt[package_that_is_not_there]'"
     with pytest.raises(NormError, match=r"norm 'absent' needs .*minigpt\[package_that_is_not_there\]"):
         norms.build("absent", 3)
-
-
-def test_a_norm_whose_package_is_there_is_available() -> None:
-    norms.register("present", requires="torch")(Doubling)
-    assert norms.lookup("present").available
-
-
-@pytest.fixture
-def folder_of_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that counts as part of minigpt.norms, scanned again."""
-    monkeypatch.setattr(norms, "__path__", [*norms.__path__, str(tmp_path)])
-    registry._import_every_norm.cache_clear()
-    yield tmp_path
-    sys.modules.pop("minigpt.norms.halved", None)
-    vars(norms).pop("halved", None)
-    registry._import_every_norm.cache_clear()
-
-
-def test_a_new_file_in_the_package_is_all_that_a_new_norm_takes(folder_of_norms: Path) -> None:
-    (folder_of_norms / "halved.py").write_text(
-        "from minigpt.norms.registry import register\n"
-        "from minigpt.norms.textbook import LayerNorm\n\n\n"
-        "@register('halved', exact=False)\n"
-        "class Halved(LayerNorm):\n"
-        "    def standardize(self, x):\n"
-        "        return super().standardize(x) / 2\n",
-        encoding="utf-8",
-    )
-    x = torch.randn(3, 8)
-    assert not norms.available()["halved"].exact
-    assert_close(norms.build("halved", 8)(x), LayerNorm(8)(x) / 2, 1e-6, "the new norm")

@@ -1,7 +1,6 @@
 """The norms that are not LayerNorm: each its own formula, in float64, and what it means for a checkpoint."""
 
 import copy
-import itertools
 import math
 from collections.abc import Callable
 
@@ -98,6 +97,7 @@ def rounding(norm: LayerNorm, x: Tensor, wanted: Tensor) -> Tensor:
 def test_is_its_own_formula(name: str, shape: int | tuple[int, ...], dtype: torch.dtype) -> None:
     sizes = (shape,) if isinstance(shape, int) else shape
     x = (torch.randn(4, 6, *sizes) * 2 + 0.7).to(dtype)
+
     for bias in (True, False):
         norm = variant(name, shape, bias=bias, dtype=dtype)
         y, wanted = norm(x), truth(name, norm, x)
@@ -187,20 +187,6 @@ def test_shares_the_model_s_parameters_and_gives_them_back(name: str) -> None:
 
 
 @every_variant
-@torch.no_grad()
-def test_changes_what_the_model_says_but_not_beyond_measure(name: str) -> None:
-    """Of random weights, a small model: what a variant does to one that is trained is for the lab to say."""
-    model, ids = small_model(dtype=torch.float64), random_ids(4, 32)
-    wanted = model(ids)
-    swap_norms(model, name)
-    if name == "frozen":
-        fit_norms(model, random_ids(8, 32))
-    drift = rms(model(ids) - wanted) / rms(wanted)
-    print(f"{name}: relative drift {drift:.3g}")
-    assert (1e-7 < drift < 1e-3) if name == "std_eps" else (1e-3 < drift < 2)
-
-
-@every_variant
 def test_its_whole_state_is_in_the_state_dict(name: str) -> None:
     model = small_model(name)
     if name == "frozen":
@@ -213,17 +199,6 @@ def test_its_whole_state_is_in_the_state_dict(name: str) -> None:
     ids = random_ids(2, 9)
     assert_same_bits(other(ids), model(ids), "loaded")
     assert_same_bits(copy.deepcopy(model)(ids), model(ids), "copied")
-
-
-@every_variant
-def test_moves_to_another_dtype(name: str) -> None:
-    model = small_model(name)
-    if name == "frozen":
-        fit_norms(model, random_ids(8, 16))
-    for dtype in (torch.float64, torch.bfloat16):
-        model.to(dtype)
-        assert {tensor.dtype for tensor in model.state_dict().values()} == {dtype}
-        assert model(random_ids(2, 9)).dtype == dtype
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -308,20 +283,3 @@ def test_with_massive_rows_known_the_model_is_closer_to_itself(massive_model: GP
     one_constant = rms(massive_model(ids) - wanted) / rms(wanted)
     print(f"drift {drift:.3g} with two constants, {one_constant:.3g} with one")
     assert drift < one_constant / 2
-
-
-@torch.no_grad()
-def test_with_a_cache_it_says_what_it_says_without(massive_model: GPT2) -> None:
-    ids = random_ids(2, 12)
-    swap_norms(massive_model, "frozen")
-    fit_norms(massive_model, random_ids(8, 32))
-    cache = massive_model.new_cache(2, 12)
-    pieces = [massive_model(ids[:, a:b], cache=cache) for a, b in itertools.pairwise((0, 5, 6, 12))]
-    assert_close(torch.cat(pieces, dim=1), massive_model(ids), 1e-12, "in pieces")
-
-
-@torch.no_grad()
-def test_it_is_linear_in_the_row() -> None:
-    norm, x, y = variant("frozen", 16, dtype=torch.float64), torch.randn(3, 16).double(), torch.randn(3, 16).double()
-    norm.bias.zero_()
-    assert_close(norm(2 * x - 3 * y), 2 * norm(x) - 3 * norm(y), 1e-13, "linear")
