@@ -8,7 +8,7 @@ import shlex
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,16 @@ class Study:
         norms = self.norms if self.finetune is None or BASELINE in self.norms else [BASELINE, *self.norms]
         every = itertools.product(self.models, norms, self.sites, self.fit, self._trainings(), self.seeds)
         found = [Cell(model, norm, sites, seed, fit, tuning) for model, norm, sites, fit, tuning, seed in every]
-        return list({json.dumps(asdict(cell)): cell for cell in map(_as_baseline, found)}.values())
+        return list({json.dumps(asdict(cell)): cell for cell in map(self._settled, found)}.values())
+
+    def _settled(self, cell: Cell) -> Cell:
+        """Return a cell without what makes no difference to it, so that it runs once; frozen norms are fitted."""
+        if cell.finetune is None:
+            return replace(cell, fit=_fit(self, cell))
+        if cell.norm != BASELINE:
+            return cell
+        tuning = {name: value for name, value in cell.finetune.items() if name != "schedule"}
+        return Cell(cell.model, cell.norm, seed=cell.seed, finetune=tuning)
 
     def _trainings(self) -> list[dict[str, Any] | None]:
         """Return [finetune] with one value for each field: a field may list several."""
@@ -88,14 +97,6 @@ class Study:
             return [None]
         lists = [value if isinstance(value, list) else [value] for value in self.finetune.values()]
         return [dict(zip(self.finetune, values, strict=True)) for values in itertools.product(*lists)]
-
-
-def _as_baseline(cell: Cell) -> Cell:
-    """Return the baseline without what makes no difference to it, so that a study trains it once."""
-    if cell.norm != BASELINE or cell.finetune is None:
-        return cell
-    tuning = {name: value for name, value in cell.finetune.items() if name != "schedule"}
-    return Cell(cell.model, cell.norm, seed=cell.seed, finetune=tuning)
 
 
 def read_study(file: Path) -> Study:

@@ -1,40 +1,58 @@
-"""Print what the demo recovers after a swap, as Markdown tables, from the kept results of ``minigpt study``.
+"""Print the tables of docs/study.md from the kept results of the studies in configs/studies, and draw its picture.
 
-python scripts/docs/recover.py
+python scripts/docs/recover.py     # needs minigpt[page] and writes docs/images/recover.svg
 """
 
 import json
 from pathlib import Path
-from typing import Any
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
-STUDIES = {"at once": "recover-at-once.jsonl", "by schedule": "recover-by-schedule.jsonl"}
+from minigpt.study.table import FINAL, SWAPPED, TRAINED, Row, over_seeds, said, shown
+
+DOCS = Path(__file__).parents[2] / "docs"
+AT_THE_SWAP = ("kl_mean", "kl_median", "top1_agreement", "perplexity_after")
+AFTER = ("loss", "over_baseline", "perplexity_recovered", "kl_recovered", "entropy", "calibration_error")
+STUDIES = {"swap": AT_THE_SWAP, "centred": ("ratio", *AT_THE_SWAP), "one-site": AT_THE_SWAP, "recover": AFTER,
+           "remove-layernorm": AFTER, "distil": AFTER[:-1], "seeds": AFTER}  # fmt: skip
+FORMS = SWAPPED | TRAINED | FINAL
 
 
-def cells(file: str) -> dict[str, dict[str, Any]]:
-    """Return the cells of a study by their norms."""
-    lines = (RESULTS / file).read_text(encoding="utf-8").splitlines()
-    return {cell["norm"]: cell for cell in map(json.loads, lines)}
+def rows(study: str) -> list[Row]:
+    """Return the kept rows of a study."""
+    lines = (DOCS / "results" / f"study-{study}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
-def table() -> str:
-    """Return the held-out loss of each norm at some steps, and the perplexity at the end."""
-    studies = {name: cells(file) for name, file in STUDIES.items()}
-    steps = [step for step, _ in next(iter(studies["at once"].values()))["eval_losses"]]
-    lines = [
-        f"| norm, swapped | {' | '.join(f'step {step}' for step in steps)} | perplexity |",
-        "| --- " * (len(steps) + 2) + "|",
-    ]
-    for norm in studies["at once"]:
-        for name, study in studies.items():
-            if norm == "fused" and name == "by schedule":
-                continue  # it is the same run
-            cell = study[norm]
-            losses = " | ".join(f"{loss:.3f}" for _, loss in cell["eval_losses"])
-            label = "fused, the baseline" if norm == "fused" else f"{norm}, {name}"
-            lines.append(f"| {label} | {losses} | {cell['perplexity_recovered']:.3f} |")
-    return "\n".join(lines)
+def table(study: str) -> str:
+    """Return a study as a Markdown table: what varies, then its most telling figures."""
+    cells, names = over_seeds(rows(study))
+    heads = [*(name.replace("_", " ") for name in names), *(FORMS[name][0] for name in STUDIES[study])]
+    lines = [heads, ["---"] * len(heads)]
+    for cell in cells:
+        figures = (shown(cell[name], FORMS[name][1]) for name in STUDIES[study])
+        lines.append([*(said(cell.get(name)) for name in names), *figures])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("*", r"\*")
+
+
+def picture(path: Path) -> None:
+    """Draw the held-out loss of DyT, as it is and fitted, and of frozen norms, against the steps."""
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "minigpt"  # the same bytes every time
+    plain, dyt, fitted = rows("recover")
+    frozen = rows("remove-layernorm")[-1]
+    curves = {"DyT, as it is": dyt, "DyT, fitted": fitted, "frozen, by schedule": frozen, "LayerNorm": plain}
+    figure, axes = plt.subplots(figsize=(7, 3.6))
+    for (name, row), style in zip(curves.items(), (":", "-", "--", "-."), strict=True):
+        axes.plot(*zip(*row["eval_losses"], strict=True), style, label=name)
+    axes.set(yscale="log", xlabel="step", ylabel="held-out loss, nats a token", xlim=(0, 300))
+    axes.set_yticks([0.25, 0.5, 1, 2, 5], ["0.25", "0.5", "1", "2", "5"])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
 
 
 if __name__ == "__main__":
-    print(table())
+    picture(DOCS / "images" / "recover.svg")
+    for study in STUDIES:
+        print(f"{study}\n\n{table(study)}\n")

@@ -65,8 +65,9 @@ def test_the_figures_of_speed_are_those_of_the_results(page: str) -> None:
     assert speed.table() in (ROOT / page).read_text(encoding="utf-8")
 
 
-def test_the_figures_of_recovery_are_those_of_the_results() -> None:
-    assert recover.table() in (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("study", recover.STUDIES)
+def test_the_tables_of_studies_are_those_of_the_results(study: str) -> None:
+    assert recover.table(study) in (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
 
 
 def test_every_result_is_cited() -> None:
