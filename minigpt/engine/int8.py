@@ -20,7 +20,7 @@ from minigpt.errors import ConfigError
 from minigpt.model.checks import check_gpt2
 
 MOST = 127  # the largest weight: both signs have as many steps
-ZERO = 128  # what is added to a weight, as instructions multiply unsigned by signed numbers
+ORDER = [0, 2, 1, 3]  # of the four inputs that lie together; it is its own inverse
 AT_ONCE = 4096  # outputs rounded at a time, so that it takes little memory
 SCALES = 4 * PANEL  # bytes of a block's scales, which are float32
 
@@ -28,7 +28,7 @@ SCALES = 4 * PANEL  # bytes of a block's scales, which are float32
 class Int8Linear(nn.Module):
     """``y = x W^T + b`` with ``W`` as integers of -127 to 127, each 64 of a row times a scale of their own.
 
-    The kernel rounds an input row by blocks too, to 16 bits: coarse steps and fine ones, 254 to a coarse one. Without
+    The kernel rounds an input row by blocks too, to 16 bits. Without
     the kernel the weights are widened for each product, which gives the same numbers slowly.
 
     Args:
@@ -79,18 +79,18 @@ def panels_of(rows: Float[Tensor, "out inp"]) -> UInt8[Tensor, "panels blocks by
     if not scales.isfinite().all():
         raise ConfigError("weights must be finite to be quantized, got NaN or infinity")
     steps = scales.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
-    whole = (padded / steps).round_().add_(ZERO).to(torch.uint8).unflatten(-1, (-1, 4))  # (panels, 16, blocks, 16, 4)
+    whole = (padded / steps).round_().to(torch.int8).unflatten(-1, (-1, 4))[..., ORDER]  # (panels, 16, blocks, 16, 4)
     panels = torch.empty(count, blocks, SCALES + PANEL * BLOCK, dtype=torch.uint8, device="cpu")
     panels[..., :SCALES] = scales.transpose(1, 2).contiguous().view(torch.uint8)
-    panels[..., SCALES:] = whole.permute(0, 2, 3, 1, 4).flatten(2)
+    panels[..., SCALES:] = whole.permute(0, 2, 3, 1, 4).flatten(2).view(torch.uint8)
     return panels
 
 
 def rows_of(panels: UInt8[Tensor, "panels blocks bytes"]) -> Float[Tensor, "out inp"]:
     """Return the values of ``panels_of``, its zeros included."""
-    whole = panels[..., SCALES:].unflatten(-1, (-1, PANEL, 4)).float() - ZERO  # (panels, blocks, 16, 16, 4)
+    whole = panels[..., SCALES:].view(torch.int8).unflatten(-1, (-1, PANEL, 4))[..., ORDER]
     scales = panels[..., :SCALES].contiguous().view(torch.float32)  # (panels, blocks, 16)
-    values = whole * scales[:, :, None, :, None]
+    values = whole * scales[:, :, None, :, None]  # (panels, blocks, 16, 16, 4)
     return values.permute(0, 3, 1, 2, 4).flatten(2).flatten(0, 1).flatten(1)
 
 

@@ -41,6 +41,7 @@ enum { LANES = 4 };
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t int_unaligned __attribute__((aligned(1), may_alias));
+typedef int16_t svec __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -50,7 +51,7 @@ enum { ROWS = 6, VECS = 2 }; /* 16 registers */
 #endif
 enum { SLAB = 64, STRIPE = 16, PARTS = 8, PIECE = 512, LINE = 64, SPINS = 4000 };
 enum { PHASES = 10 }; /* of a layer */
-enum { BLOCK = 64, PANEL = 16, PAIR = 2 }; /* of int8 */
+enum { BLOCK = 64, PANEL = 16 }; /* of int8 */
 enum form { FLOAT_COLUMNS, HALF_COLUMNS, FLOAT_ROWS, HALF_ROWS, INT8_PANELS }; /* columns: (in, out); rows: (out, in) */
 enum norm_kind { LAYER_NORM, RMS, STD_EPS, FROZEN };
 enum activation { GELU_TANH, GELU, RELU, SILU, TANH };
@@ -90,7 +91,7 @@ struct rows {
 
 struct int8_block { /* of PANEL outputs and BLOCK inputs, in groups of four inputs */
     float scale[PANEL];
-    uint8_t weight[BLOCK / 4][PANEL][4]; /* 128 more than the value */
+    int8_t weight[BLOCK / 4][PANEL][4]; /* inputs 0, 2, 1, 3: every other one is the low half of 16 bits */
 };
 struct counter {
     _Alignas(64) atomic_long next;
@@ -110,9 +111,8 @@ struct worker { /* a thread's own memory */
     int is_prepared;
     float *row;      /* one normalized row */
     float *scores;   /* of one head */
-    char *operand;   /* (R, padded K), as the product's form wants it */
-    float *scales;   /* (R, blocks) of int8 */
-    int32_t *offsets; /* (R, 2, blocks) of int8 */
+    char *operand;   /* (units, R): a unit is one float32, two bfloat16, or two integers of 16 bits */
+    float *scales;   /* (blocks, R) of int8 */
 };
 
 INLINE float from_half(uint16_t half) {
@@ -321,7 +321,6 @@ static long place(struct step *step, struct worker *me, long number, char *memor
         me->scores = (float *)take(&memory, sizeof(float) * longest);
         me->operand = take(&memory, float_row * widest);
         me->scales = (float *)take(&memory, float_row * (widest / BLOCK));
-        me->offsets = (int32_t *)take(&memory, 2 * float_row * (widest / BLOCK));
     }
     return memory - start;
 }

@@ -165,74 +165,84 @@ INLINE void float_chunk(struct worker *me, const struct product *p, long part, l
     }
 }
 
-/* A group of four inputs: sums (PANEL) += x times weights, in whole numbers. */
-INLINE void add_products(int32_t sums[PANEL], const uint8_t weight[PANEL][4], const int8_t *x) {
+/* Return sum + weights * inputs, of the two numbers of 16 bits that each lane holds. */
+INLINE ivec add_pairs(ivec sum, ivec weights, ivec inputs) {
 #if defined(__AVX512VNNI__)
-    __m512i inputs = _mm512_set1_epi32(*(const int_unaligned *)x);
-    *(__m512i *)sums = _mm512_dpbusd_epi32(*(__m512i *)sums, _mm512_loadu_si512(weight), inputs);
+    return (ivec)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)weights, (__m512i)inputs);
+#elif defined(__AVX512BW__)
+    return sum + (ivec)_mm512_madd_epi16((__m512i)weights, (__m512i)inputs);
+#elif defined(__AVX2__)
+    return sum + (ivec)_mm256_madd_epi16((__m256i)weights, (__m256i)inputs);
+#elif defined(__SSE2__)
+    return sum + (ivec)_mm_madd_epi16((__m128i)weights, (__m128i)inputs);
 #else
-    for (int o = 0; o < PANEL; o++)
-        for (int i = 0; i < 4; i++) sums[o] += weight[o][i] * x[i];
+    return sum + (weights << 16 >> 16) * (inputs << 16 >> 16) + (weights >> 16) * (inputs >> 16);
 #endif
 }
 
-/* y (rows, PANEL) = x times a panel; x is coarse steps and fine ones, 254 to a coarse one. */
-INLINE void int8_tile(const int8_t *x, long x_step, const float *scales, const int32_t *offsets, long blocks,
-                      const struct int8_block *w, float *y, long step, int rows) {
-    float sum[4][PANEL] __attribute__((aligned(64))) = {0};
+/* sums (rows, panels) = x (units, rows of the step) times panels of int8. A unit is two inputs, in 16 bits. */
+INLINE void int8_tile(int rows, const int32_t *x, long x_step, const float *scales, long blocks, const struct int8_block *w,
+                      float *sums, long step, int panels, long ahead) {
+    const int vecs = panels * PANEL / LANES;
+    vec sum[ROWS][2 * PANEL / LANES];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vecs; v++) sum[r][v] = (vec){0};
     for (long b = 0; b < blocks; b++) {
-        int32_t whole[4][2][PANEL] __attribute__((aligned(64)));
+        ivec whole[ROWS][2 * PANEL / LANES];
         for (int r = 0; r < rows; r++)
-            for (int o = 0; o < PANEL; o++) {
-                whole[r][0][o] = offsets[2 * (r * blocks + b)];
-                whole[r][1][o] = offsets[2 * (r * blocks + b) + 1];
-            }
+            for (int v = 0; v < vecs; v++) whole[r][v] = (ivec){0};
         for (int g = 0; g < BLOCK / 4; g++)
-            for (int r = 0; r < rows; r++)
-                for (int fine = 0; fine < PAIR; fine++)
-                    add_products(whole[r][fine], w[b].weight[g], x + (r * PAIR + fine) * x_step + b * BLOCK + 4 * g);
+            for (int v = 0; v < vecs; v++) {
+                const struct int8_block *block = &w[v * LANES / PANEL * blocks + b];
+                const svec four = *(const svec *)block->weight[g][v * LANES % PANEL];
+                if (ahead) __builtin_prefetch(block->weight[g][v * LANES % PANEL] + ahead, 0, 2);
+                const ivec first = (ivec)(four << 8 >> 8), second = (ivec)(four >> 8);
+                for (int r = 0; r < rows; r++) {
+                    const int32_t *inputs = x + (b * BLOCK / 2 + 2 * g) * x_step + r;
+                    whole[r][v] = add_pairs(whole[r][v], first, (ivec){0} + inputs[0]);
+                    whole[r][v] = add_pairs(whole[r][v], second, (ivec){0} + inputs[x_step]);
+                }
+            }
         for (int r = 0; r < rows; r++)
-            for (int o = 0; o < PANEL; o++) {
-                float both = whole[r][0][o] + whole[r][1][o] * (1.0f / 254);
-                sum[r][o] += both * (scales[r * blocks + b] * w[b].scale[o]);
+            for (int v = 0; v < vecs; v++) {
+                const vec *scale = (const vec *)&w[v * LANES / PANEL * blocks + b].scale[v * LANES % PANEL];
+                sum[r][v] += __builtin_convertvector(whole[r][v], vec) * (*scale * scales[b * x_step + r]);
             }
     }
-    for (int r = 0; r < rows; r++) memcpy(y + r * step, sum[r], sizeof sum[r]);
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vecs; v++) *(vec *)(sums + r * step + v * LANES) = sum[r][v];
 }
 
 static void int8_chunk(struct worker *me, const struct product *p, long from, long count) {
-    const long rows = me->step->rows->count, blocks = padded(p->matrix->in, BLOCK) / BLOCK, x_step = blocks * BLOCK;
+    const long rows = me->step->rows->count, blocks = padded(p->matrix->in, BLOCK) / BLOCK;
     for (long c = 0; c < count; c += PANEL) {
         const struct int8_block *w = (const struct int8_block *)p->matrix->weight + (from + c) / PANEL * blocks;
+        const int is_pair = (int)LANES == PANEL && count - c > PANEL; /* enough registers, and panels */
         for (long r = 0, many; r < rows; r += many) {
-            const int8_t *x = (const int8_t *)me->operand + r * PAIR * x_step;
-            const float *scales = me->scales + r * blocks;
-            const int32_t *offsets = me->offsets + 2 * r * blocks;
-            float *y = p->sums + r * p->step + from + c;
-            many = rows - r >= 4 ? 4 : 1;
-            if (many == 4) int8_tile(x, x_step, scales, offsets, blocks, w, y, p->step, 4);
-            else int8_tile(x, x_step, scales, offsets, blocks, w, y, p->step, 1);
+            const int32_t *x = (const int32_t *)me->operand + r;
+            float *sums = p->sums + r * p->step + from + c;
+            const long ahead = r ? 0 : (1 + is_pair) * blocks * sizeof *w;
+            many = height(rows - r);
+            if (is_pair) WITH_ROWS(many, int8_tile, x, rows, me->scales + r, blocks, w, sums, p->step, 2, ahead)
+            else WITH_ROWS(many, int8_tile, x, rows, me->scales + r, blocks, w, sums, p->step, 1, ahead)
         }
+        if (is_pair) c += PANEL;
     }
 }
 
-/* Round a row to eight bits by blocks, and once more what that leaves over. A block with NaN or infinity gives NaN. */
-static void quantize(const float *x, long count, int8_t *parts, long x_step, float *scales, int32_t *offsets) {
-    for (long b = 0; b * BLOCK < x_step; b++) {
+/* Round a row to 16 bits, each block by a scale of its own. A block with NaN or infinity gives NaN. */
+static void quantize(const float *x, long count, int16_t *units, long step, float *scales) {
+    for (long b = 0; b * BLOCK < count; b++, x += BLOCK) {
         const long n = count - b * BLOCK < BLOCK ? count - b * BLOCK : BLOCK;
         float most = 0, zero = 0;
-        for (long i = 0; i < n; i++) most = fmaxf(most, fabsf(x[b * BLOCK + i])), zero += 0 * x[b * BLOCK + i];
-        const int finite = zero == 0;
-        const float factor = most > 0 ? 127 / most : 0;
-        int32_t coarse_sum = 0, fine_sum = 0;
-        for (long i = 0; i < BLOCK; i++) {
-            float scaled = i < n && finite ? x[b * BLOCK + i] * factor : 0, coarse = rintf(scaled);
-            float fine = rintf((scaled - coarse) * 254);
-            parts[b * BLOCK + i] = (int8_t)coarse, coarse_sum += (int32_t)coarse;
-            parts[x_step + b * BLOCK + i] = (int8_t)fine, fine_sum += (int32_t)fine;
-        }
-        scales[b] = finite ? most / 127 : NAN;
-        offsets[2 * b] = -128 * coarse_sum, offsets[2 * b + 1] = -128 * fine_sum; /* weights are 128 more than they are */
+#pragma omp simd reduction(max : most) reduction(+ : zero)
+        for (long i = 0; i < n; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most, zero += 0 * x[i];
+        const int is_finite = zero == 0;
+        const float factor = most > 0 && is_finite ? INT16_MAX / most : 0;
+        int16_t rounded[BLOCK] = {0};
+        for (long i = 0; i < n; i++) rounded[i] = (int16_t)rintf(is_finite ? x[i] * factor : 0);
+        for (long i = 0; i < BLOCK; i++) units[(b * BLOCK + i) / 2 * 2 * step + i % 2] = rounded[i];
+        scales[b * step] = is_finite ? most / INT16_MAX : NAN;
     }
 }
 
@@ -240,14 +250,13 @@ static void quantize(const float *x, long count, int8_t *parts, long x_step, flo
  * thread would take longer. */
 static void prepare(struct worker *me, const struct product *p) {
     const struct matrix *m = p->matrix;
-    const long rows = me->step->rows->count, x_step = padded(m->in, BLOCK), blocks = x_step / BLOCK;
+    const long rows = me->step->rows->count;
     const int is_half = m->form == HALF_COLUMNS || m->form == HALF_ROWS, is_dot = is_half && HAS_DOT, unit = 1 + is_dot;
     for (long r = 0; r < rows; r++) {
         const float *x = p->in + r * m->in;
         if (p->norm) normalize(p->norm, x, me->row, m->in), x = me->row;
         if (m->form == INT8_PANELS) {
-            quantize(x, m->in, (int8_t *)me->operand + r * PAIR * x_step, x_step, me->scales + r * blocks,
-                     me->offsets + 2 * r * blocks);
+            quantize(x, m->in, (int16_t *)me->operand + 2 * r, rows, me->scales + r);
             continue;
         }
         for (long i = 0; i < m->in; i += unit)
