@@ -257,13 +257,6 @@ def test_norm_attention_and_dtype_reach_the_model(run: Run, folder: Path) -> Non
     assert write(run, folder, "the dog", "--greedy", "--dtype", "float64").out == expected
 
 
-def test_bench_alone_shows_its_help(run: Run) -> None:
-    status, out, err = run("bench")
-    assert (status, err) == (0, "")
-    assert "generate" in out
-    assert "norms" in out
-
-
 @pytest.mark.parametrize(("line", "number"), [(9, 0), (1, 1)])
 def test_a_text_of_no_prompt_of_this_run(run: Run, folder: Path, tmp_path: Path, line: int, number: int) -> None:
     prompts, out = tmp_path / "p.jsonl", tmp_path / "o.jsonl"
@@ -407,9 +400,8 @@ def test_an_error_of_ours_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) 
         main()
 
 
-@pytest.mark.parametrize("size", [0, 2**31, 10**30])
-def test_norms_of_no_size(run: Run, size: int) -> None:
-    assert "widths, rows and repeats must be 1 or more" in complaint(run("bench", "norms", "--width", size))
+def test_norms_of_no_size(run: Run) -> None:
+    assert "widths, rows and repeats must be 1 or more" in complaint(run("bench", "norms", "--width", 0))
 
 
 def test_nothing_is_shown_of_a_text_that_cannot_begin(run: Run, folder: Path) -> None:
@@ -565,13 +557,6 @@ def test_settings_beside_the_weights_that_contradict_each_other(run: Run, copy: 
     assert run("generate", "the dog", "--model", copy, "--temperature", 0, "--max-new-tokens", 3).status == 0
     both = complaint(run("generate", "the dog", "--model", copy, "--temperature", 0, "--top-k", 5))
     assert both == "error: --top-k has no effect at --temperature 0, since nothing is drawn\n"
-    (copy / "generation_config.json").write_text('{"temperature": 0, "top_k": 5}')
-    assert run("generate", "the dog", "--model", copy, "--max-new-tokens", 3).status == 0
-    cold = complaint(run("generate", "the dog", "--model", copy, "--top-k", 5))
-    assert cold.endswith(f"nothing is drawn; temperature from {copy / 'generation_config.json'}\n")
-    (copy / "generation_config.json").write_text('{"do_sample": true, "a(b": 1}')
-    odd = complaint(run("generate", "the dog", "--model", copy, "--greedy"))
-    assert odd.endswith(f"; a(b from {copy / 'generation_config.json'}\n")
     (copy / "generation_config.json").write_text('{"top_k": 7}')
     mine = complaint(run("generate", "the dog", "--model", copy, "--top-k", 5, "--max-new-tokens", -3))
     assert mine == "error: --max-new-tokens must be 1 or more, not -3\n"
@@ -634,15 +619,6 @@ def test_a_device_is_for_a_check(run: Run) -> None:
     assert "--device, --all and --html are for --check NAME" in complaint(run("norms", "--device", "cpu"))
 
 
-def test_norms_as_json(run: Run) -> None:
-    status, out, err = run("norms", "--json")
-    assert (status, err) == (0, "")
-    fields = json.loads(out)
-    assert fields.keys() == minigpt.norms.available().keys()
-    assert fields["textbook"]["exact"] is True
-    assert fields["textbook"]["available"] is True
-
-
 def test_a_norm_that_is_not_available_says_how_it_would_be(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Square brackets and all."""
     from minigpt.norms import registry
@@ -660,15 +636,6 @@ def test_info(run: Run, folder: Path) -> None:
     assert (status, err) == (0, "")
     for fact in (str(folder), "1024", "300", "float32", "gelu_new", "h.0.ln_1", "ln_f"):
         assert fact in out
-
-
-def test_info_as_json(run: Run, folder: Path) -> None:
-    status, out, err = run("info", folder, "--json")
-    assert (status, err) == (0, "")
-    fields = json.loads(out)
-    assert fields["parameters"] == sum(parameter.numel() for parameter in reference(
-        n_layer=1, vocab_size=300, n_positions=1024).parameters())  # fmt: skip
-    assert fields["dtype"] == "float32"
 
 
 @pytest.mark.parametrize("name", ["a[/b]", "[bold]a", ":dog:", "naïve 狗"])
@@ -698,21 +665,15 @@ def test_convert_writes_what_transformers_loads(run: Run, folder: Path, tmp_path
 
 
 def test_convert_keeps_the_settings_for_writing(run: Run, copy: Path) -> None:
-    settings = {"temperature": 0.5, "do_sample": True, "top_k": 7, "max_new_tokens": 9, "eos_token_id": [0, 5]}
-    (copy / "generation_config.json").write_text(json.dumps(settings | {"transformers_version": "5", "min_p": None}))
+    """Also those that are off."""
+    settings = {"temperature": 0.5, "do_sample": True, "top_k": 0, "max_new_tokens": 9, "eos_token_id": [0, 5]}
+    settings |= {"min_p": None}
+    (copy / "generation_config.json").write_text(json.dumps(settings | {"transformers_version": "5"}))
     assert run("convert", copy, copy / "out").status == 0
     written = json.loads((copy / "out" / "generation_config.json").read_text())
     assert written.items() >= settings.items()
     texts = [run("generate", "the dog", "--model", place, "--seed", 3).out for place in (copy, copy / "out")]
     assert texts[0] == texts[1]
-
-
-def test_convert_hands_settings_on_as_they_are(run: Run, copy: Path) -> None:
-    settings = {"do_sample": True, "top_k": 0, "temperature": 1.0, "eos_token_id": None, "min_p": None}
-    (copy / "generation_config.json").write_text(json.dumps(settings))
-    assert run("convert", copy, copy / "out").status == 0
-    written = json.loads((copy / "out" / "generation_config.json").read_text())
-    assert written.items() >= settings.items()
 
 
 def test_convert_replaces_a_model_only_by_force_and_leaves_nothing_of_it(run: Run, tmp_path: Path) -> None:
@@ -786,17 +747,9 @@ BAD_SETTINGS = {
     "attention": (["--attention", "flash"], r"unknown attention 'flash'.*sdpa.*eager"),
     "dtype": (["--dtype", "int3"], r"unknown dtype 'int3'.*float32.*bfloat16.*float16"),
     "device": (["--device", "gpu"], r"unknown device 'gpu'.*cpu.*cuda"),
-    "a device for shapes alone": (["--device", "meta"], r"meta"),
-    "temperature below 0": (["--temperature", "-0.5"], r"temperature.*0.*-0\.5"),
-    "temperature nan": (["--temperature", "nan"], r"temperature"),
     "cold seed": (["--temperature", "0", "--seed", "1"], "--seed has no effect at --temperature 0"),
     "top-k 0": (["--top-k", "0"], r"--top-k.*1.*0"),
-    "top-p 0": (["--top-p", "0"], r"--top-p.*\(0, 1\].*0"),
-    "top-p above 1": (["--top-p", "1.5"], r"--top-p.*\(0, 1\].*1\.5"),
-    "no new tokens": (["--max-new-tokens", "0"], r"--max-new-tokens.*1.*0"),
     "more than the context": (["--max-new-tokens", "2000"], r"2000.*1024.*set overflow to slide"),
-    "an empty stop": (["--stop", ""], r"stop.*empty"),
-    "a seed below 0": (["--seed", "-1"], r"seed.*-1"),
     "batches of one text": (["--batch-size", "3"], "--batch-size is for --prompts"),
     "a stride without a window": (["--slide-stride", "3"], "--slide-stride needs --overflow slide"),
     "quantize": (["--quantize", "int9"], "unknown quantize 'int9'; known is int8"),
@@ -821,11 +774,6 @@ def test_a_prompt_longer_than_the_context(run: Run, folder: Path) -> None:
     assert "1024" in message
 
 
-def test_a_prompt_that_is_no_text(run: Run, folder: Path) -> None:
-    """What the shell passes on of bytes that are not UTF-8."""
-    assert "Unicode" in complaint(run("generate", "\udcff", "--model", folder))
-
-
 def test_a_tokenizer_wider_than_the_model(run: Run, folder: Path, copy: Path) -> None:
     """Its ids are out of the model's range."""
     saved(reference(vocab_size=100, n_positions=512), copy)
@@ -844,19 +792,11 @@ def test_cuda_that_is_not_there(run: Run, folder: Path, monkeypatch: pytest.Monk
 
 BAD_PARITY = {
     "sites": (["--sites", "h.7.*"], r"'h\.7\.\*'.*h\.0\.ln_1.*ln_f"),
-    "norm": (["--norm", "nope"], r"unknown norm 'nope'"),
-    "dtype": (["--dtype", "int3"], r"unknown dtype 'int3'"),
-    "device": (["--device", "gpu"], r"unknown device 'gpu'"),
-    "a device for shapes alone": (["--device", "meta"], r"meta"),
     "json and an error": (["--json", "-", "--norm", "nope"], r"unknown norm"),
     "a budget without a limit": (["--budget", "kl"], r"'kl'.*budget"),
-    "a budget of nothing known": (["--budget", "kl=1e-6,speed=2"], r"'speed=2'.*kl.*perplexity"),
-    "a budget that is no number": (["--budget", "kl=little"], r"'kl=little'"),
     "no file of prompts": (["--prompts", "no/such/file.txt"], r"no/such/file\.txt"),
     "no file of text": (["--text", "no/such/file.txt"], r"no/such/file\.txt"),
-    "no such norm in a file": (["--norm", f"{__file__}:Nothing"], r"Nothing"),
     "no such file of a norm": (["--norm", "no/such/norm.py:Norm"], r"no/such/norm\.py"),
-    "a norm that is no module": (["--norm", "json:JSONDecoder"], r"JSONDecoder"),
 }
 
 
@@ -918,42 +858,18 @@ def test_reports_that_cannot_be_compared(run: Run, tmp_path: Path, content: byte
     complaint(run("parity", "--compare", tmp_path / "report.json", tmp_path / "report.json"))
 
 
-def cut(place: Path) -> None:
-    (place / "model.safetensors").write_bytes((place / "model.safetensors").read_bytes()[:-100])
-
-
 def corrupt(place: Path) -> None:
     (place / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{not json at all")
-
-
-def rename(place: Path, before: str, after: str) -> None:
-    edit_tensors(place, lambda tensors: {after if name == before else name: tensors[name] for name in tensors})
 
 
 BAD_CHECKPOINTS = {
     "no config": (lambda place: (place / "config.json").unlink(), r"config\.json"),
     "no weights": (lambda place: (place / "model.safetensors").unlink(), r"model\.safetensors"),
     "another model": (lambda place: edit_config(place, model_type="llama"), r"model_type.*llama.*gpt2"),
-    "another activation": (lambda place: edit_config(place, activation_function="mish"), r"(?=.*mish).*gelu_new.*relu"),
-    "cross attention": (lambda place: edit_config(place, add_cross_attention=True), r"add_cross_attention"),
-    "no json": (lambda place: (place / "config.json").write_text("{"), r"JSON"),
-    "cut short": (cut, r"safetensors"),
     "corrupt": (corrupt, r"safetensors"),
     "a missing tensor": (
         lambda place: edit_tensors(place, lambda tensors: {n: tensors[n] for n in tensors if "h.0.ln_2.bias" not in n}),
         r"missing.*h\.0\.ln_2\.bias",
-    ),
-    "an extra tensor": (
-        lambda place: edit_tensors(place, lambda tensors: tensors | {"h.0.ln_3.weight": torch.ones(3)}),
-        r"unexpected.*h\.0\.ln_3\.weight",
-    ),
-    "a misnamed tensor": (
-        lambda place: rename(place, "transformer.ln_f.weight", "transformer.ln_f.gamma"),
-        r"missing.*ln_f\.weight.*unexpected.*ln_f\.gamma",
-    ),
-    "a tensor of another shape": (
-        lambda place: edit_tensors(place, lambda tensors: tensors | {"transformer.ln_f.weight": torch.ones(31)}),
-        r"ln_f\.weight.*\(31,\).*\(32,\)",
     ),
 }  # fmt: skip
 
