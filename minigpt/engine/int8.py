@@ -3,16 +3,17 @@
 C embedding, V vocabulary, R rows: every token of a batch is one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from minigpt.engine import kernel
-from minigpt.engine.kernel import BLOCK, PANEL
+from minigpt.engine.kernel import BLOCK, PANEL, StepKernel
 from minigpt.engine.pages import MappedFiles
 from minigpt.engine.parts import affine_layers
 from minigpt.engine.root import GPT2
@@ -44,8 +45,7 @@ class Int8Linear(nn.Module):
     def __init__(self, rows: Float[Tensor, "out inp"], bias: nn.Parameter | None) -> None:
         super().__init__()
         self.bias, self.shape = bias, tuple(rows.shape)
-        pieces = [panels_of(some) for some in rows.detach().split(AT_ONCE)]
-        self.panels = torch.cat(pieces)
+        self.panels = panels_of(rows.detach())
 
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
         rows = x.reshape(-1, x.shape[-1]).float()
@@ -73,17 +73,26 @@ def panels_of(rows: Float[Tensor, "out inp"]) -> UInt8[Tensor, "panels blocks by
         ConfigError: if a value is not finite.
     """
     count, blocks = -(-len(rows) // PANEL), -(-rows.shape[1] // BLOCK)
+    panels = torch.empty(count, blocks, SCALES + PANEL * BLOCK, dtype=torch.uint8, device="cpu")
+    if kernel.is_at_hand() and rows.dtype in kernel.ROWS:
+        kernel.int8_panels(rows, panels)
+    else:
+        for some, place in zip(rows.split(AT_ONCE), panels.split(AT_ONCE // PANEL), strict=True):
+            _round(some, place)
+    if not panels[..., :SCALES].contiguous().view(torch.float32).isfinite().all():
+        raise ConfigError("weights must be finite to be quantized, got NaN or infinity")
+    return panels
+
+
+def _round(rows: Float[Tensor, "out inp"], panels: UInt8[Tensor, "panels blocks bytes"]) -> None:
+    count, blocks, _ = panels.shape
     padded = F.pad(rows.float(), (0, blocks * BLOCK - rows.shape[1], 0, count * PANEL - len(rows)))
     padded = padded.view(count, PANEL, blocks, BLOCK)
     scales = padded.abs().amax(-1) / MOST  # (panels, 16, blocks)
-    if not scales.isfinite().all():
-        raise ConfigError("weights must be finite to be quantized, got NaN or infinity")
     steps = scales.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
     whole = (padded / steps).round_().to(torch.int8).unflatten(-1, (-1, 4))[..., ORDER]  # (panels, 16, blocks, 16, 4)
-    panels = torch.empty(count, blocks, SCALES + PANEL * BLOCK, dtype=torch.uint8, device="cpu")
     panels[..., :SCALES] = scales.transpose(1, 2).contiguous().view(torch.uint8)
     panels[..., SCALES:] = whole.permute(0, 2, 3, 1, 4).flatten(2).view(torch.uint8)
-    return panels
 
 
 def rows_of(panels: UInt8[Tensor, "panels blocks bytes"]) -> Float[Tensor, "out inp"]:
@@ -139,6 +148,32 @@ def quantize_int8(model: GPT2) -> GPT2:
         files.give_back(layer.weight)
     model.quantize = "int8"
     return model.requires_grad_(False)
+
+
+def drafter_of(model: GPT2) -> StepKernel:
+    """Return the kernel of a model with its matrices in eight bits; everything else is the model's own.
+
+    The rounded matrices are kept as long as the model's weights, and made again if a weight is changed in place.
+
+    Raises:
+        ConfigError: if the kernel does not serve the model, or its weights are int8 or not finite.
+    """
+    reason = "the model is int8 itself" if model.quantize else kernel.why_not(model)
+    if reason:
+        raise ConfigError(f'draft="int8" needs a model in float32 or bfloat16 and the decoding kernel: {reason}')
+    return StepKernel(model, _kept_panels)
+
+
+_panels: MutableMapping[Tensor, tuple[int, Tensor]] = WeakTensorKeyDictionary()  # of a weight: its version, its panels
+
+
+def _kept_panels(weight: Tensor, by_rows: bool) -> Tensor:
+    version = 0 if weight.is_inference() else weight._version
+    kept = _panels.get(weight)
+    if kept is None or kept[0] != version:
+        rows = weight.detach() if by_rows else weight.detach().t()
+        kept = _panels[weight] = version, panels_of(rows)
+    return kept[1]
 
 
 def check_roundable(arithmetic: str) -> None:

@@ -12,6 +12,7 @@
  *
  * R rows, each a new token, C width of the residual stream, H heads, D = C / H, K inputs of a product.
  */
+#include <float.h>
 #include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -371,6 +372,52 @@ void NAMED(minigpt_product, LEVEL)(const struct matrix *matrix, const float *in,
         place(&step, &me, thread_number(), memory, 0);
         multiply(&me, matrix, NULL, in, out, LOGITS);
     }
+}
+
+/* Round PANEL outputs and BLOCK inputs. A block with NaN or infinity gets the scale NaN. */
+static void round_block(float values[BLOCK][PANEL], struct int8_block *block) {
+    static const int order[4] = {0, 2, 1, 3};
+    float most[PANEL] = {0}, zero = 0;
+    for (long k = 0; k < BLOCK; k++)
+        for (long o = 0; o < PANEL; o++) {
+            float size = fabsf(values[k][o]);
+            most[o] = size > most[o] ? size : most[o], block->scale[o] = k ? block->scale[o] + 0 * size : 0 * size;
+        }
+    for (long o = 0; o < PANEL; o++) {
+        zero += block->scale[o], block->scale[o] += most[o] / 127;
+        most[o] = block->scale[o] > FLT_MIN ? block->scale[o] : FLT_MIN;
+    }
+    for (long g = 0; zero == 0 && g < BLOCK / 4; g++) {
+        uint32_t packed[PANEL] = {0};
+        for (int i = 0; i < 4; i++)
+            for (long o = 0; o < PANEL; o++)
+                packed[o] |= (uint32_t)(uint8_t)(int32_t)rintf(values[4 * g + order[i]][o] / most[o]) << 8 * i;
+        memcpy(block->weight[g], packed, sizeof packed);
+    }
+}
+
+/* Round a matrix of floating-point numbers to INT8_PANELS. */
+void NAMED(minigpt_round, LEVEL)(const struct matrix *m, struct int8_block *panels, long threads) {
+    const int is_half = m->form == HALF_COLUMNS || m->form == HALF_ROWS;
+    const int by_rows = m->form == FLOAT_ROWS || m->form == HALF_ROWS;
+    const long blocks = padded(m->in, BLOCK) / BLOCK, k_step = by_rows ? 1 : m->out, o_step = by_rows ? m->in : 1;
+    (void)threads;
+#pragma omp parallel for num_threads(threads) collapse(2)
+    for (long slab = 0; slab < m->out; slab += SLAB)
+        for (long b = 0; b < blocks; b++)
+            for (long first = slab; first < m->out && first < slab + SLAB; first += PANEL) {
+                const long n = m->in - b * BLOCK < BLOCK ? m->in - b * BLOCK : BLOCK;
+                const long outs = m->out - first < PANEL ? m->out - first : PANEL;
+                float values[BLOCK][PANEL] __attribute__((aligned(64))) = {0};
+                const char *from = (const char *)m->weight + (is_half ? 2 : 4) * (first * o_step + b * BLOCK * k_step);
+                if (by_rows)
+                    for (long o = 0; o < outs; o++)
+                        for (long k = 0; k < n; k++) values[k][o] = value_at(from, o * o_step + k, is_half);
+                else
+                    for (long k = 0; k < n; k++)
+                        for (long o = 0; o < outs; o++) values[k][o] = value_at(from, k * k_step + o, is_half);
+                round_block(values, &panels[first / PANEL * blocks + b]);
+            }
 }
 
 #if defined(DISPATCH) /* in one of the levels: which of them this processor has */

@@ -5,6 +5,7 @@ R rows, each a new token, C width of the residual stream, V vocabulary, K inputs
 
 import ctypes
 import os
+from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_long, c_void_p
 from functools import cache
 from pathlib import Path
@@ -76,6 +77,7 @@ class Functions(NamedTuple):
     step: Any
     product_memory: Any
     product: Any
+    round: Any
 
 
 @cache
@@ -98,6 +100,7 @@ def functions() -> Functions | None:
                 "step": ([c_void_p, c_void_p, c_long, c_long, c_void_p], None),
                 "product_memory": ([c_void_p, c_long, c_long], c_long),
                 "product": ([c_void_p, c_void_p, c_void_p, c_long, c_long, c_void_p], None),
+                "round": ([c_void_p, c_void_p, c_long], None),
             }
             found = {}
             for name, (arguments, result) in signatures.items():
@@ -178,13 +181,18 @@ def step_of(model: nn.Module) -> "StepKernel | None":
 
 
 class StepKernel:
-    """Reads new tokens. Holds the addresses of the model's Parameters, which must not move meanwhile."""
+    """Reads new tokens. Holds the addresses of the model's Parameters, which must not move meanwhile.
 
-    def __init__(self, model: Any) -> None:
+    Args:
+        panels_of: returns int8 panels to take in place of a weight, given the weight and whether it is (out, in).
+    """
+
+    def __init__(self, model: Any, panels_of: Callable[[Tensor, bool], Tensor] | None = None) -> None:
         found = functions()
         assert found is not None
         self.functions, self.vocabulary = found, model.config.vocab_size
         self.held: list[Tensor] = []
+        self.panels_of = panels_of
         config, c, inner = model.config, model.config.n_embd, model.config.inner_size
         self.layers = (Layer * config.n_layer)(*(
             Layer(
@@ -247,9 +255,13 @@ class StepKernel:
     def _affine(self, layer: Any, inp: int, out: int) -> Matrix:
         if hasattr(layer, "panels"):
             return Matrix(self._address(layer.panels), self._vector(layer.bias), inp, out, INT8)
+        if self.panels_of is not None:
+            return Matrix(self._address(self.panels_of(layer.weight, False)), self._vector(layer.bias), inp, out, INT8)
         return self._matrix(layer.weight, layer.bias, inp, out)
 
     def _head(self, rows: Float[Tensor, "vocab embd"]) -> Matrix:
+        if self.panels_of is not None:
+            return Matrix(self._address(self.panels_of(rows, True)), None, rows.shape[1], len(rows), INT8)
         return Matrix(self._address(rows), None, rows.shape[1], len(rows), ROWS[rows.dtype])
 
     def _matrix(self, weight: Tensor, bias: Tensor | None, inp: int, out: int) -> Matrix:
@@ -274,6 +286,17 @@ def int8_product(
         found.product(byref(matrix), some.data_ptr(), result.data_ptr(), len(some), threads, place)
     del memory
     return y[:, :out]
+
+
+def int8_panels(rows: Float[Tensor, "out inp"], panels: UInt8[Tensor, "panels blocks bytes"]) -> None:
+    """Round a weight in float32 or bfloat16 to ``panels``, as ``int8.panels_of`` does."""
+    found = functions()
+    assert found is not None
+    lies_by_columns = rows.t().is_contiguous() and not rows.is_contiguous()
+    weight = rows if lies_by_columns else rows.contiguous()
+    form = (COLUMNS if lies_by_columns else ROWS)[rows.dtype]
+    matrix = Matrix(weight.data_ptr(), None, rows.shape[1], len(rows), form)
+    found.round(byref(matrix), panels.data_ptr(), torch.get_num_threads())
 
 
 def _padded(outputs: int) -> int:

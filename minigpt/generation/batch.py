@@ -4,30 +4,25 @@ B rows, T tokens read at once, V vocabulary.
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.engine import GPT2
 from minigpt.engine.kernel import step_of
-from minigpt.errors import GenerationError
 from minigpt.generation.any_length import of_any_length
-from minigpt.generation.processors import Situation, warp_by
+from minigpt.generation.choosing import next_logits, next_tokens, without_unused_ids
+from minigpt.generation.drafts import Drafts
 from minigpt.generation.reading import Reading, readings
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.slots import Slots
 from minigpt.model.cache import KVCache
 
-NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
-INFINITE = "a logit is infinite, so no token can be drawn; use a wider dtype or a higher temperature"
-NO_TOKEN_LEFT = "the settings exclude every token; allow some, or ask for fewer tokens"
 OVERHEAD = {"cpu": 32, "cuda": 1024}  # a forward takes as long as reading so many more tokens
 IDLE = 0.002  # seconds to wait before asking again for a row when none is in progress
-BLOCK = 256  # scores whose maximum is computed at once
 WASTE = 32  # unused columns from which on it pays to move all rows to the left
 
 
@@ -45,6 +40,8 @@ class Batch:
         if settings.use_cache:
             self.slots = Slots(model.new_cache(places, longest))
         self.kernel = step_of(model) if settings.use_cache else None
+        self.drafts = Drafts(model, settings) if settings.draft or settings.prompt_lookup_num_tokens else None
+        self.drafted: list[int] = []  # what the last step read after the last token of the only row
         self.logits = torch.empty(0, model.config.vocab_size)  # (B, V) of each row's next token
 
     @property
@@ -64,10 +61,13 @@ class Batch:
 
     @torch.inference_mode()
     def choose(self) -> list[Row]:
-        """Add a token to every row, and return the rows. Those that have ended leave the batch."""
+        """Add a token to every row, or several to a row with a draft; return the rows. Ended rows leave the batch."""
         chosen = list(self.rows)
-        for row, token in zip(chosen, self._next_tokens(), strict=True):
-            row.push(token)
+        if self.drafted:
+            self._choose_drafted(*chosen)
+        else:
+            for row, token in zip(chosen, self._next_tokens(), strict=True):
+                row.push(token)
         self._leave([place for place, row in enumerate(self.rows) if row.end])
         return chosen
 
@@ -85,7 +85,10 @@ class Batch:
             again, self.rows = self.rows, []
         if self.rows:
             self.slots.trim(WASTE)
-            self._read_last()
+            if self.drafts and len(self.rows) == 1 and not (again or new):
+                self._read_draft(*self.rows)
+            else:
+                self._read_last()
         self.join([*again, *new])
 
     def drop(self, rows: Container[Row]) -> None:
@@ -96,15 +99,42 @@ class Batch:
         return next_tokens(self.logits, self.rows)
 
     def _read_last(self) -> None:
-        tokens, slots = [row.ids[-1] for row in self.rows], self.slots
+        count, slots = len(self.rows), self.slots
+        ids = [[row.ids[-1], *self.drafted] for row in self.rows]  # there is a draft for a single row only
         if self.kernel is None:
-            ids = torch.tensor(tokens, device=self.device)[:, None]  # (B, 1)
-            self.logits = last_logits(self.model, ids, None, slots)
+            hidden = self.model.hidden_states(torch.tensor(ids, device=self.device), cache=slots)  # (B, T, C)
+            self.logits = next_logits(self.model, self.model.head(hidden).flatten(0, 1))
             return
-        count = len(tokens)
-        logits = self.kernel(tokens, list(range(count)), slots.starts, [slots.length] * count, slots.store)
-        slots.grow()
+        new, length = len(ids[0]), slots.length
+        tokens = [token for few in ids for token in few]
+        places = [place for place in range(count) for _ in range(new)]
+        starts = [slots.starts[place] for place in places]
+        logits = self.kernel(tokens, places, starts, [*range(length, length + new)] * count, slots.store)
+        slots.resize(length + new)
         self.logits = without_unused_ids(logits, self.model.config.used_vocab_size)
+
+    def _read_draft(self, row: Row) -> None:
+        """Read the row's last token, and a guess of those that follow it."""
+        assert self.drafts is not None
+        seen = self.slots.length - self.slots.starts[0]
+        room = min(row.left, self.context - seen, self.slots.max_length - self.slots.length)
+        self.drafted = self.drafts.guess(row, room - 1, self.slots)
+        begun = time.perf_counter()
+        self._read_last()
+        self.drafts.read(time.perf_counter() - begun)
+
+    def _choose_drafted(self, row: Row) -> None:
+        """Add the tokens of the draft that are right, and the one after them."""
+        assert self.drafts is not None
+        drafted, self.drafted = self.drafted, []
+        right = 0
+        for logits in self.logits.split(1):  # each (1, V)
+            row.push(*next_tokens(logits, [row]))
+            if row.end or right == len(drafted) or row.ids[-1] != drafted[right]:
+                break
+            right += 1
+        self.slots.resize(self.slots.length - len(drafted) + right)
+        self.drafts.learn(row, len(drafted), right)
 
     def _window(self, row: Row) -> list[int]:
         """Return the tokens that the row's next token sees: all, or a window of the last ones if there are too many.
@@ -178,101 +208,3 @@ def last_logits(
     """Return logits (B, V) of the last token only, since the head is the widest product of all."""
     hidden = model.hidden_states(input_ids, attention_mask, cache=cache)  # (B, T, C)
     return next_logits(model, model.head(hidden[:, -1:])[:, 0])
-
-
-def next_logits(model: GPT2, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-    """Return logits in float32, with -inf for ids that are padding of the vocabulary."""
-    return without_unused_ids(logits.float(), model.config.used_vocab_size)
-
-
-def without_unused_ids(logits: Float[Tensor, "rows vocab"], used_vocab_size: int | None) -> Float[Tensor, "rows vocab"]:
-    """Return the logits with -inf for every id from ``used_vocab_size`` on; None changes nothing."""
-    if used_vocab_size is None:
-        return logits
-    unused = torch.arange(logits.shape[-1], device=logits.device) >= used_vocab_size  # (V,)
-    return logits.masked_fill(unused, -torch.inf)
-
-
-def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row]) -> list[int]:
-    """Return the next token of each row: the likeliest, or one drawn with the row's own random number.
-
-    Rows whose settings choose in the same way are processed together.
-
-    Raises:
-        GenerationError: if a logit is NaN, or infinite where a token is drawn, or if no token is left to choose.
-    """
-    if len({row.choice for row in rows}) == 1:
-        return _next_tokens_alike(logits, rows, rows[0].settings)
-    alike: defaultdict[object, list[int]] = defaultdict(list)
-    for place, row in enumerate(rows):
-        alike[row.choice].append(place)
-    found = {}
-    for places in alike.values():
-        some = [rows[place] for place in places]
-        found |= zip(places, _next_tokens_alike(logits[places], some, some[0].settings), strict=True)
-    return [found[place] for place in range(len(rows))]
-
-
-def _next_tokens_alike(
-    logits: Float[Tensor, "batch vocab"], rows: list[Row], settings: GenerationSettings
-) -> list[int]:
-    largest = logits.amax(-1)  # (B,)
-    if largest.isnan().any():  # NaN is larger than any number
-        raise GenerationError(NOT_A_NUMBER)
-    scores = _scores(logits, rows, settings)  # (B, V)
-    excludes = settings.depends_on_row or settings.suppress_tokens
-    if scores is not logits and (excludes or settings.samples):
-        largest = scores.amax(-1)
-    if excludes and (largest == -torch.inf).any():
-        raise GenerationError(NO_TOKEN_LEFT)
-    if settings.samples:
-        if largest.isinf().any():
-            raise GenerationError(INFINITE)
-        chances = torch.cat([row.chances(1) for row in rows])  # (B,)
-        tokens = drawn(scores, chances.to(scores.device)).tolist()
-    else:
-        tokens = likeliest(scores).tolist()
-    if settings.output_scores or settings.output_logprobs:
-        _keep(scores, tokens, rows, settings)
-    return tokens
-
-
-def likeliest(scores: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]:
-    """Return ``scores.argmax(-1)``: the token with the largest score of each row, the first of several.
-
-    On the CPU ``argmax`` is slower than ``amax``. So ``amax`` finds the block with the largest score, and ``argmax``
-    searches that block.
-    """
-    vocab = scores.shape[-1]
-    if not scores.is_cpu or vocab < BLOCK:
-        return scores.argmax(-1)
-    blocks, last = scores.unfold(-1, BLOCK, BLOCK), scores[:, -BLOCK:]  # (B, V // BLOCK, BLOCK) and (B, BLOCK)
-    largest = torch.cat((blocks.amax(-1), last.amax(-1, keepdim=True)), dim=-1)  # (B, V // BLOCK + 1)
-    first = (largest.argmax(-1) * BLOCK).clamp_(max=vocab - BLOCK)  # (B,)
-    return first + scores.gather(-1, first[:, None] + torch.arange(BLOCK, device=scores.device)).argmax(-1)
-
-
-def drawn(scores: Float[Tensor, "batch vocab"], chances: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-    """Return a token for each row, drawn by inverting the cumulative distribution at the row's random number."""
-    ends = scores.softmax(-1).cumsum(-1, dtype=torch.float64)  # (B, V)
-    found = torch.searchsorted(ends, chances[:, None] * ends[:, -1:], right=True)[:, 0]  # (B,)
-    return found.clamp_(max=scores.shape[-1] - 1)  # NaN gives an id in range too
-
-
-def _scores(logits: Tensor, rows: list[Row], settings: GenerationSettings) -> Tensor:
-    if not settings.depends_on_row:
-        return warp_by(logits, Situation(settings, torch.empty(0, 0), 0, rows[0].end_ids))
-    return torch.cat([_scores_of(logits[i : i + 1], row, settings) for i, row in enumerate(rows)])
-
-
-def _scores_of(logits: Tensor, row: Row, settings: GenerationSettings) -> Tensor:
-    ids = torch.tensor([row.ids], device=logits.device)  # (1, T)
-    return warp_by(logits, Situation(settings, ids, row.prompt_length, row.end_ids))
-
-
-def _keep(scores: Tensor, tokens: list[int], rows: list[Row], settings: GenerationSettings) -> None:
-    logprobs = scores.log_softmax(-1)  # (B, V)
-    for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-        row.logprobs.append(float(logprobs[i, token]))
-        if settings.output_scores:
-            row.scores.append(scores[i])

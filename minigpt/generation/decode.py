@@ -13,7 +13,6 @@ from torch import Tensor
 from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
 from minigpt.generation.batch import WASTE, Batch, write
-from minigpt.generation.lookup import LookupBatch
 from minigpt.generation.prompts import prompt_ids, require_codec, require_fits, without_padding
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, Settings, TextSettings, more_than_one_text, parse_settings
@@ -174,18 +173,16 @@ def write_rows(
 
     The cache for a list of rows is as small as possible. Any other iterable is read as places become free, with a cache
     for the whole context. ``batch.write`` explains None among the rows.
-
-    With prompt_lookup_num_tokens there is one place, since a draft is for one row.
     """
     room, new = model.config.n_positions, settings.max_new_tokens
     if isinstance(rows, list):
         places, new = min(places, len(rows)), max(row.left for row in rows)
         # the model never reads the last new token
         room = min(room, max(len(row.ids) for row in rows) + max(row.max_new_tokens for row in rows) - 1)
-    if settings.draft_tokens:
-        return write(LookupBatch(model, settings, 1, room), rows)
     room += WASTE * (places > 1)
-    static = new >= WORTH_A_GRAPH and is_static(model, settings) and graph_holds(model, places, room)
+    static = (
+        new >= WORTH_A_GRAPH and not settings.drafts and is_static(model, settings) and graph_holds(model, places, room)
+    )
     batch = (StaticBatch if static else Batch)(model, settings, places, room)
     return write(batch, rows)
 

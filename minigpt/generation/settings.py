@@ -6,7 +6,7 @@ holds their values at run time and checks them. The settings that change logits 
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from minigpt.config import GPT2Config
 from minigpt.errors import GenerationError
@@ -39,7 +39,10 @@ class Options(TypedDict, total=False):
         stop_strings: transformers' name for ``stop``; give only one of them.
         num_return_sequences: texts for each prompt, which is read once for all of them.
         use_cache: keep keys and values; without a cache the model reads the whole text again for each token.
-        prompt_lookup_num_tokens: tokens to copy from the text so far as a draft, verified in one forward; 0 for none.
+        prompt_lookup_num_tokens: tokens to copy from the text so far as a draft, verified in one step; 0 for none.
+        draft: "int8" lets the model's own form in eight bits draft tokens, which the model verifies in one step. The
+            text is the same and comes sooner; it takes memory for the rounded weights. Drafts are made while a single
+            text is in progress. It needs the decoding kernel; None drafts nothing.
         overflow: what happens when the text exceeds the context: "refuse" raises an error, "slide" lets each token
             see the last tokens that fit. The model reads them again, since their positions change.
         slide_stride: tokens that a sliding window drops at a time; more is faster, and sees less.
@@ -67,6 +70,7 @@ class Options(TypedDict, total=False):
     num_return_sequences: int
     use_cache: bool
     prompt_lookup_num_tokens: int | None
+    draft: Literal["int8"] | None
     overflow: str
     slide_stride: int
 
@@ -126,6 +130,7 @@ class GenerationSettings:
     num_return_sequences: int
     use_cache: bool
     prompt_lookup_num_tokens: int | None
+    draft: str | None
     overflow: str
     slide_stride: int
     output_scores: bool
@@ -176,8 +181,9 @@ class GenerationSettings:
         return None if idle else value
 
     @property
-    def draft_tokens(self) -> int:
-        return self.prompt_lookup_num_tokens or 0
+    def drafts(self) -> bool:
+        """True if tokens are guessed and verified."""
+        return bool(self.prompt_lookup_num_tokens or self.draft)
 
     def end_ids(self, config: GPT2Config) -> tuple[int, ...]:
         """Return every id that ends a row."""
@@ -246,6 +252,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_return_sequences": (at_least(1), "be 1 or more"),
     "use_cache": (is_flag, "be True or False"),
     "prompt_lookup_num_tokens": (at_least(0), "be 0 or more"),
+    "draft": (lambda how: isinstance(how, str) and how == "int8", 'be None or "int8"'),
     "overflow": (lambda how: isinstance(how, str) and how in ("refuse", "slide"), "be one of refuse, slide"),
     "slide_stride": (at_least(1), "be 1 or more"),
     "output_scores": (is_flag, "be True or False"),
@@ -309,8 +316,9 @@ def _contradictions(given: dict[str, Any]) -> Complaints:
         found["min_new_tokens", "max_new_tokens"] = f"min_new_tokens {least} is more than max_new_tokens {new}"
     if None not in (given.get("stop"), given.get("stop_strings")):
         found["stop", "stop_strings"] = "stop and stop_strings are the same setting; give one of them"
-    if chosen["prompt_lookup_num_tokens"] and not chosen["use_cache"]:
-        found["prompt_lookup_num_tokens", "use_cache"] = "prompt_lookup_num_tokens needs use_cache=True"
+    for name in ("prompt_lookup_num_tokens", "draft"):
+        if chosen[name] and not chosen["use_cache"]:
+            found[name, "use_cache"] = f"{name} needs use_cache=True"
     if chosen["slide_stride"] != 1 and chosen["overflow"] == "refuse":
         found["slide_stride", "overflow"] = "slide_stride needs overflow slide"
     if not chosen["do_sample"]:

@@ -67,9 +67,9 @@ class Slots(KVCache):
             self._move(-spare)
             self._settle()
 
-    def grow(self) -> None:
-        """Count one more column, after every layer has written its keys and values there."""
-        self.length += 1
+    def resize(self, length: int) -> None:
+        """Count so many columns, after every layer has written its keys and values there; or forget the last ones."""
+        self.length = length
         self.padding_mask = self._mask() if any(self.starts) else None
 
     def _move(self, columns: int) -> None:

@@ -18,7 +18,8 @@ from minigpt.engine import GPT2
 from minigpt.engine.hooks import is_watched
 from minigpt.engine.specimen import NEW, PROMPT, ROOM, compared, specimen
 from minigpt.errors import GenerationError
-from minigpt.generation.batch import INFINITE, NOT_A_NUMBER, Batch, next_tokens
+from minigpt.generation.batch import Batch
+from minigpt.generation.choosing import INFINITE, NOT_A_NUMBER, next_tokens
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.step import Step

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from minigpt.engine import GPT2
 from minigpt.engine.compiled import FixedCache, hiding, read_fixed
-from minigpt.generation.batch import drawn, next_logits
+from minigpt.generation.choosing import drawn, next_logits
 from minigpt.generation.processors import Situation, forbid, warp_by
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from minigpt.engine import GPT2
 from minigpt.errors import RAISED
-from minigpt.generation.batch import WASTE, Batch, next_tokens
+from minigpt.generation.batch import WASTE, Batch
+from minigpt.generation.choosing import next_tokens
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.serve.channel import Channel, Post

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import minigpt
-from minigpt.generation.batch import NO_TOKEN_LEFT
+from minigpt.generation.choosing import NO_TOKEN_LEFT
 from minigpt.serve.job import Event, Failed, PromptRead, Written
 from minigpt.serve.logprobs import Token
 from minigpt.serve.protocol import CompletionRequest

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.engine import GPT2
-from minigpt.generation.batch import next_logits
+from minigpt.generation.choosing import next_logits
 
 LOWEST = -9999.0  # instead of -inf, which JSON does not have
 AT_ONCE = 128  # positions of a prompt whose logits are computed at a time

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import minigpt
 from minigpt import CheckpointError, ConfigError, NormError
 from minigpt.cli import app
+from minigpt.engine import kernel
 from minigpt.engine.int8 import Int8Linear, panels_of, quantize_int8, rows_of
 from minigpt.model.conv1d import Conv1D
 
@@ -223,3 +224,17 @@ def test_it_can_be_sent(through: Any) -> None:
     model, ids = quantize_int8(small_model()), random_ids(2, 7)
     sent = through.loads(through.dumps(model))
     assert_same_bits(sent(ids), model(ids), "logits")
+
+
+@pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(50, 90), (16, 64), (1, 7), (130, 200)])
+def test_the_kernel_rounds_as_pytorch_does(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    rows = (torch.randn(shape) * torch.logspace(-3, 3, shape[1])).to(dtype)
+    for weight in (rows, rows.t().contiguous().t(), torch.zeros_like(rows)):
+        given = panels_of(weight)
+        kernel.use_kernel(False)
+        try:
+            assert torch.equal(given, panels_of(weight))
+        finally:
+            kernel.use_kernel(True)

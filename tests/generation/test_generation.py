@@ -19,7 +19,7 @@ from transformers import GPT2LMHeadModel
 import minigpt
 from minigpt import GPT2, ConfigError, GenerationError, GPT2Config, Tokenizer
 from minigpt.generation import generate, prompt_ids, stream, warp
-from minigpt.generation.batch import BLOCK, drawn, likeliest
+from minigpt.generation.choosing import BLOCK, drawn, likeliest
 from minigpt.generation.prompts import require_fits
 from minigpt.generation.settings import GenerationSettings, parse_settings
 from minigpt.model.checks import check_known

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minigpt.generation.batch import without_unused_ids
+from minigpt.generation.choosing import without_unused_ids
 
 
 def test_nothing_changes_where_every_id_is_used() -> None:

@@ -1,0 +1,120 @@
+"""Choose the next tokens of rows by their logits and settings.
+
+B rows, V vocabulary.
+"""
+
+from collections import defaultdict
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from minigpt.engine import GPT2
+from minigpt.errors import GenerationError
+from minigpt.generation.processors import Situation, warp_by
+from minigpt.generation.row import Row
+from minigpt.generation.settings import GenerationSettings
+
+NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
+INFINITE = "a logit is infinite, so no token can be drawn; use a wider dtype or a higher temperature"
+NO_TOKEN_LEFT = "the settings exclude every token; allow some, or ask for fewer tokens"
+BLOCK = 256  # scores whose maximum is computed at once
+
+
+def next_logits(model: GPT2, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+    """Return logits in float32, with -inf for ids that are padding of the vocabulary."""
+    return without_unused_ids(logits.float(), model.config.used_vocab_size)
+
+
+def without_unused_ids(logits: Float[Tensor, "rows vocab"], used_vocab_size: int | None) -> Float[Tensor, "rows vocab"]:
+    """Return the logits with -inf for every id from ``used_vocab_size`` on; None changes nothing."""
+    if used_vocab_size is None:
+        return logits
+    unused = torch.arange(logits.shape[-1], device=logits.device) >= used_vocab_size  # (V,)
+    return logits.masked_fill(unused, -torch.inf)
+
+
+def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], *, keeps: bool = True) -> list[int]:
+    """Return the next token of each row: the likeliest, or one drawn with the row's own random number.
+
+    Rows whose settings choose in the same way are processed together. With ``keeps``, scores and log-probabilities are
+    added to the rows whose settings ask for them.
+
+    Raises:
+        GenerationError: if a logit is NaN, or infinite where a token is drawn, or if no token is left to choose.
+    """
+    if len({row.choice for row in rows}) == 1:
+        return _next_tokens_alike(logits, rows, rows[0].settings, keeps)
+    alike: defaultdict[object, list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        alike[row.choice].append(place)
+    found = {}
+    for places in alike.values():
+        some = [rows[place] for place in places]
+        found |= zip(places, _next_tokens_alike(logits[places], some, some[0].settings, keeps), strict=True)
+    return [found[place] for place in range(len(rows))]
+
+
+def _next_tokens_alike(
+    logits: Float[Tensor, "batch vocab"], rows: list[Row], settings: GenerationSettings, keeps: bool
+) -> list[int]:
+    largest = logits.amax(-1)  # (B,)
+    if largest.isnan().any():  # NaN is larger than any number
+        raise GenerationError(NOT_A_NUMBER)
+    scores = _scores(logits, rows, settings)  # (B, V)
+    excludes = settings.depends_on_row or settings.suppress_tokens
+    if scores is not logits and (excludes or settings.samples):
+        largest = scores.amax(-1)
+    if excludes and (largest == -torch.inf).any():
+        raise GenerationError(NO_TOKEN_LEFT)
+    if settings.samples:
+        if largest.isinf().any():
+            raise GenerationError(INFINITE)
+        chances = torch.cat([row.chances(1) for row in rows])  # (B,)
+        tokens = drawn(scores, chances.to(scores.device)).tolist()
+    else:
+        tokens = likeliest(scores).tolist()
+    if keeps and (settings.output_scores or settings.output_logprobs):
+        _keep(scores, tokens, rows, settings)
+    return tokens
+
+
+def likeliest(scores: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]:
+    """Return ``scores.argmax(-1)``: the token with the largest score of each row, the first of several.
+
+    On the CPU ``argmax`` is slower than ``amax``. So ``amax`` finds the block with the largest score, and ``argmax``
+    searches that block.
+    """
+    vocab = scores.shape[-1]
+    if not scores.is_cpu or vocab < BLOCK:
+        return scores.argmax(-1)
+    blocks, last = scores.unfold(-1, BLOCK, BLOCK), scores[:, -BLOCK:]  # (B, V // BLOCK, BLOCK) and (B, BLOCK)
+    largest = torch.cat((blocks.amax(-1), last.amax(-1, keepdim=True)), dim=-1)  # (B, V // BLOCK + 1)
+    first = (largest.argmax(-1) * BLOCK).clamp_(max=vocab - BLOCK)  # (B,)
+    return first + scores.gather(-1, first[:, None] + torch.arange(BLOCK, device=scores.device)).argmax(-1)
+
+
+def drawn(scores: Float[Tensor, "batch vocab"], chances: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+    """Return a token for each row, drawn by inverting the cumulative distribution at the row's random number."""
+    ends = scores.softmax(-1).cumsum(-1, dtype=torch.float64)  # (B, V)
+    found = torch.searchsorted(ends, chances[:, None] * ends[:, -1:], right=True)[:, 0]  # (B,)
+    return found.clamp_(max=scores.shape[-1] - 1)  # NaN gives an id in range too
+
+
+def _scores(logits: Tensor, rows: list[Row], settings: GenerationSettings) -> Tensor:
+    if not settings.depends_on_row:
+        return warp_by(logits, Situation(settings, torch.empty(0, 0), 0, rows[0].end_ids))
+    return torch.cat([_scores_of(logits[i : i + 1], row, settings) for i, row in enumerate(rows)])
+
+
+def _scores_of(logits: Tensor, row: Row, settings: GenerationSettings) -> Tensor:
+    ids = torch.tensor([row.ids], device=logits.device)  # (1, T)
+    return warp_by(logits, Situation(settings, ids, row.prompt_length, row.end_ids))
+
+
+def _keep(scores: Tensor, tokens: list[int], rows: list[Row], settings: GenerationSettings) -> None:
+    logprobs = scores.log_softmax(-1)  # (B, V)
+    for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+        row.logprobs.append(float(logprobs[i, token]))
+        if settings.output_scores:
+            row.scores.append(scores[i])

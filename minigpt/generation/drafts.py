@@ -1,0 +1,155 @@
+"""Drafts: guess a text's next tokens cheaply, and let the model verify all of them in one step.
+
+A draft is copied from the text itself (prompt lookup decoding, Saxena 2023), or written by the model's own int8 form.
+It is verified as in speculative decoding (Leviathan et al. 2023, arXiv 2211.17192). Every token is still chosen from
+the model's own logits, with the row's own random number, so the text is the same as without a draft. A correct token
+of the draft saves a step; a wrong one wastes its part of one.
+"""
+
+import time
+
+from minigpt.engine import GPT2
+from minigpt.engine.int8 import drafter_of
+from minigpt.errors import GenerationError
+from minigpt.generation.choosing import next_tokens, without_unused_ids
+from minigpt.generation.row import Row
+from minigpt.generation.settings import GenerationSettings
+from minigpt.generation.slots import Slots
+
+NGRAMS = (3, 2)  # lengths of the n-grams to look up, the more specific first
+MOST = 8  # tokens of a draft by the int8 form
+FADING = 0.8  # what an older measurement counts at each new one
+FRESH = (3.0, 0.5)  # tokens that count as right and wrong at first
+SUREST = 0.99  # the highest chance to count with
+REST = 8  # steps without a draft, after which one token is tried; twice as many each time that it is refused
+LONGEST_REST = 64
+
+
+class Lookup:
+    """Remembers for each n-gram of the text where its last occurrence ends."""
+
+    def __init__(self) -> None:
+        self._after: dict[tuple[int, ...], int] = {}
+        self._known = 0
+
+    def draft(self, ids: list[int], most: int) -> list[int]:
+        """Return up to ``most`` tokens that followed the last n-gram when it occurred before; [] if it is new.
+
+        The copy may continue into itself, so a text that repeats itself is drafted as a repetition.
+        """
+        for end in range(self._known, len(ids)):
+            for size in NGRAMS:
+                if end >= size:
+                    self._after[tuple(ids[end - size : end])] = end
+        self._known = len(ids)
+        starts = (self._after.get(tuple(ids[-size:])) for size in NGRAMS if len(ids) >= size)
+        start = next((start for start in starts if start is not None), None)
+        if start is None:
+            return []
+        text = list(ids)
+        for place in range(start, start + most):
+            text.append(text[place])
+        return text[len(ids) :]
+
+
+class Pace:
+    """Decides how many tokens to draft, by how many were right and how long steps and drafts take here.
+
+    With a chance p that a drafted token is right, k drafted tokens give (1 - p^(k+1)) / (1 - p) tokens on average.
+    """
+
+    def __init__(self) -> None:
+        self.right, self.wrong = FRESH
+        self.step = self.draft = self.row = 0.0  # seconds of a step of one row, a drafted token, a further row
+        self.resting, self.rest = 1, REST  # the first step is without a draft, to be timed
+        self.is_trying = False
+
+    def length(self) -> int:
+        """Return how many tokens to draft next."""
+        if self.resting:
+            self.resting -= 1
+            return 0
+        if self.is_trying:
+            return 1
+        p = min(self.right / (self.right + self.wrong), SUREST)
+        each = (self.draft or self.step / 3) + (self.row or self.step / 16)
+        best = max(range(MOST + 1), key=lambda k: (1 - p ** (k + 1)) / (self.step + k * each))
+        if best == 0:
+            self.resting, self.is_trying = self.rest, True
+        return best
+
+    def learn(self, drafted: int, right: int, drafting: float, reading: float) -> None:
+        """Note how many tokens were drafted and right, and the seconds that the draft and its step took."""
+        self.draft = _faded(self.draft, drafting / drafted)
+        self.row = _faded(self.row, max(reading - self.step, 0) / drafted)
+        self.right, self.wrong = FADING * self.right + right, FADING * self.wrong + (right < drafted)
+        if right:
+            self.rest = REST
+        if self.is_trying and right:
+            self.is_trying, (self.right, self.wrong) = False, FRESH
+        elif self.is_trying:
+            self.resting = self.rest = min(2 * self.rest, LONGEST_REST)
+
+
+class Drafts:
+    """Guesses the next tokens of a row: copied from its text if it has the last n-gram before, else written in int8.
+
+    The int8 form reads the model's own cache. What it adds there is overwritten when the draft is verified.
+
+    Raises:
+        ConfigError: if the settings ask for the int8 form, and the decoding kernel does not serve the model.
+    """
+
+    def __init__(self, model: GPT2, settings: GenerationSettings) -> None:
+        self.copied, self.used_vocab_size = settings.prompt_lookup_num_tokens or 0, model.config.used_vocab_size
+        self.int8 = drafter_of(model) if settings.draft == "int8" else None
+        self.pace, self.lookup = Pace(), Lookup()
+        self.row: Row | None = None
+        self.is_written = False  # whether the last draft is the int8 form's
+        self.drafted: list[int] = []
+        self.drafting = self.reading = 0.0  # seconds that the draft and its step took
+
+    def guess(self, row: Row, most: int, slots: Slots) -> list[int]:
+        """Return up to ``most`` tokens that may follow the only row in the cache."""
+        if row is not self.row:
+            self.row, self.lookup = row, Lookup()
+        drafted: list[int] = self.lookup.draft(row.ids, min(self.copied, most)) if self.copied else []
+        self.is_written = not drafted and self.int8 is not None
+        begun = time.perf_counter()
+        if self.is_written:
+            drafted = self._written(row, min(self.pace.length(), most), slots)
+        self.drafting, self.drafted = time.perf_counter() - begun, drafted
+        return drafted
+
+    def read(self, seconds: float) -> None:
+        """Note how long the step after ``guess`` took."""
+        self.reading = seconds
+        if self.is_written and not self.drafted:
+            self.pace.step = _faded(self.pace.step, seconds)
+
+    def learn(self, row: Row, drafted: int, right: int) -> None:
+        """Note how many tokens of a draft were right."""
+        row.drafted, row.accepted = row.drafted + drafted, row.accepted + right
+        if self.is_written:
+            self.pace.learn(drafted, right, self.drafting, self.reading)
+
+    def _written(self, row: Row, count: int, slots: Slots) -> list[int]:
+        """Return the tokens that the row would add if the int8 form were the model, with the row's random numbers."""
+        assert self.int8 is not None
+        known = len(row.ids)
+        try:
+            for column in range(slots.length, slots.length + count):
+                logits = self.int8(row.ids[-1:], [0], slots.starts, [column], slots.store)  # (1, V)
+                row.ids += next_tokens(without_unused_ids(logits, self.used_vocab_size), [row], keeps=False)
+                if row.ids[-1] in row.end_ids:
+                    break
+        except GenerationError:  # the model itself says whether no token can be chosen
+            pass
+        finally:
+            drafted = row.ids[known:]
+            del row.ids[known:]
+        return drafted
+
+
+def _faded(old: float, new: float) -> float:
+    return FADING * old + (1 - FADING) * new if old else new

@@ -1,0 +1,251 @@
+"""Drafts, by lookup and in int8: the same tokens as without, in fewer steps."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from helpers import random_ids, small_model
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minigpt
+from minigpt.engine import kernel, quantize_int8, use_kernel
+from minigpt.engine.int8 import drafter_of
+from minigpt.generation import generate
+from minigpt.generation.decode import rows_of, write_rows
+from minigpt.generation.drafts import MOST, REST, Lookup, Pace
+from minigpt.generation.settings import parse_settings
+
+needs_kernel = pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
+MODEL = small_model(dtype=torch.float64, n_positions=48, vocab_size=11, eos_token_id=None)
+
+
+class Counter:
+    """How many forwards a model makes, and of how many tokens."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lengths: list[int] = []
+        inner = MODEL.hidden_states
+
+        def counted(input_ids: Any, *args: Any, **how: Any) -> Any:
+            self.lengths.append(input_ids.shape[1])
+            return inner(input_ids, *args, **how)
+
+        monkeypatch.setattr(MODEL, "hidden_states", counted)
+
+
+SAMPLED = {"do_sample": True, "seed": 5, "temperature": 0.5}
+WAYS = (
+    {}, {"eos_token_id": 4}, {"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 3}, SAMPLED,
+    {**SAMPLED, "top_k": 3, "num_return_sequences": 2}, {"min_new_tokens": 6, "eos_token_id": [1, 2, 3]},
+    {"overflow": "slide", "max_new_tokens": 60}, {"overflow": "slide", "max_new_tokens": 60, "slide_stride": 15},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+def test_the_tokens_are_those_of_plain_decoding(how: dict[str, Any]) -> None:
+    for length, drafted in ((1, 7), (12, 1)):
+        ids = random_ids(2, length, vocab=11)
+        mask = torch.ones_like(ids)
+        mask[0, : length // 2] = 0
+        chosen = {"max_new_tokens": 20, **how}
+        plain = generate(MODEL, ids, mask, **chosen)
+        assert torch.equal(generate(MODEL, ids, mask, **chosen, prompt_lookup_num_tokens=drafted), plain)
+
+
+def test_the_processed_logits_are_those_of_plain_decoding() -> None:
+    ids = random_ids(2, 9, vocab=11)
+    how = {"max_new_tokens": 30, "output_scores": True}
+    plain, drafted = generate(MODEL, ids, **how), generate(MODEL, ids, **how, prompt_lookup_num_tokens=6)
+    assert torch.equal(plain.sequences, drafted.sequences)
+    error = max((a - b).abs().max().item() for a, b in zip(plain.scores, drafted.scores, strict=True))
+    print(f"scores differ by {error:.3g} at a scale of {plain.scores[0].std():.3g}")
+    assert error < 1e-5  # float32, to which logits are rounded
+
+
+def test_repetitive_text_takes_far_fewer_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.tensor([[1, 2, 3, 4] * 6])
+    how = {"max_new_tokens": 24}
+    plain = generate(MODEL, ids, **how)
+    counter = Counter(monkeypatch)
+    assert torch.equal(generate(MODEL, ids, **how, prompt_lookup_num_tokens=8), plain)
+    print(f"{len(counter.lengths)} forwards for 24 tokens")
+    assert len(counter.lengths) <= 12
+    assert max(counter.lengths[1:]) == 9
+
+
+def test_an_end_that_was_foreseen_is_the_end() -> None:
+    """Of a model that writes t + 1 after t, and the numbers are in the prompt already."""
+    model = small_model(vocab_size=12, tie_word_embeddings=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.ln_f.weight.fill_(1)
+        model.wte.weight.copy_(torch.eye(12, 48))
+        model.lm_head.weight.copy_(model.wte.weight.roll(1, 0))
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 1, 2]])
+    out = generate(model, ids, max_new_tokens=9, eos_token_id=5, prompt_lookup_num_tokens=5)
+    assert out[0, 10:].tolist() == [3, 4, 5]
+
+
+def test_a_draft_follows_what_followed_before() -> None:
+    text = [7, 8, 9, 1, 2, 3, 4, 5, 6, 1, 2, 3]
+    assert Lookup().draft(text, 4) == [4, 5, 6, 1]
+    assert Lookup().draft(text, 0) == []
+    assert Lookup().draft([1, 2, 3, 4], 4) == []
+    assert Lookup().draft([1], 4) == []
+
+
+def test_a_draft_of_the_longer_run_and_of_the_later_place_is_preferred() -> None:
+    assert Lookup().draft([1, 2, 3, 7, 0, 2, 3, 8, 0, 1, 2, 3], 1) == [7]
+    assert Lookup().draft([2, 3, 7, 0, 2, 3, 8, 0, 2, 3], 1) == [8]
+
+
+@given(period=st.lists(st.integers(0, 5), min_size=1, max_size=5), rounds=st.integers(4, 8), most=st.integers(1, 20))
+def test_a_circle_is_foreseen_beyond_what_is_written(period: list[int], rounds: int, most: int) -> None:
+    text = period * rounds
+    draft = Lookup().draft(text, most)
+    assert len(draft) == most
+    if len(set(period)) == len(period):  # else a run may have two continuations
+        assert draft == (period * (most + 1))[:most]
+
+
+def test_a_drafter_learns_as_the_text_grows() -> None:
+    text, drafter, whole = [], Lookup(), [3, 1, 4, 1, 5, 9, 3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
+    for token in whole:
+        text.append(token)
+        assert drafter.draft(text, 3) == Lookup().draft(text, 3)
+
+
+@pytest.fixture
+def chance(monkeypatch: pytest.MonkeyPatch) -> random.Random:
+    """Random numbers, which also decide how long each draft is."""
+    chance = random.Random(0)
+    monkeypatch.setattr(Pace, "length", lambda _: chance.randint(0, MOST))
+    return chance
+
+
+def some_settings(chance: random.Random, vocab: int) -> dict[str, Any]:
+    """Settings at random, of every kind that changes which tokens are chosen or when a text ends."""
+    some = [chance.randrange(vocab) for _ in range(6)]
+    new = chance.randint(2, 40)
+    maybe: dict[str, Any] = {
+        "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3, "logit_bias": {some[0]: 2.0},
+        "no_repeat_ngram_size": 3, "bad_words_ids": [some[:1], some[1:3]], "suppress_tokens": some[3:5],
+        "min_new_tokens": chance.randint(0, new), "output_scores": True, "output_logprobs": True,
+        "prompt_lookup_num_tokens": 5,
+    }  # fmt: skip
+    draws = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.02, "num_return_sequences": 2}
+    slides = {"overflow": "slide", "slide_stride": chance.choice([1, 9])}
+    settings = {name: value for name, value in maybe.items() if chance.random() < 0.25}
+    settings |= {"max_new_tokens": new, "eos_token_id": chance.choice([None, some[5], some])}
+    if chance.random() < 0.6:
+        settings |= {name: value for name, value in draws.items() if chance.random() < 0.4}
+        settings |= {"do_sample": True, "seed": chance.randrange(100)}
+    return settings | (slides if chance.random() < 0.5 else {})
+
+
+def as_tensors(out: Any) -> list[torch.Tensor]:
+    """Return the parts of a result that are there, scores as one tensor."""
+    if isinstance(out, torch.Tensor):
+        return [out]
+    return [part if isinstance(part, torch.Tensor) else torch.stack(part) for part in out if part is not None]
+
+
+@needs_kernel
+@pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_at_any_settings_an_int8_draft_changes_no_bit(count: int, dtype: torch.dtype, chance: random.Random) -> None:
+    model = small_model(n_positions=64, dtype=dtype)
+    drafted = accepted = 0
+    for _ in range(count):
+        ids = random_ids(chance.choice([1, 1, 2]), chance.randint(1, 20))
+        mask = torch.ones_like(ids)
+        mask[0, : ids.shape[1] // 3] = 0
+        settings = some_settings(chance, 83)
+        try:
+            plain = as_tensors(generate(model, ids, mask, **settings))
+        except minigpt.GenerationError as error:
+            with pytest.raises(minigpt.GenerationError, match=str(error)):
+                generate(model, ids, mask, **settings, draft="int8")
+            continue
+        given = as_tensors(generate(model, ids, mask, **settings, draft="int8"))
+        for one, other in zip(given, plain, strict=True):
+            assert torch.equal(one.nan_to_num(-1), other.nan_to_num(-1)), settings
+        rows = rows_of(model, [ids[-1].tolist()], parse_settings(**settings, draft="int8"), None)
+        for _ in write_rows(model, rows, rows[0].settings, len(rows)):
+            pass
+        drafted, accepted = drafted + rows[0].drafted, accepted + rows[0].accepted
+    print(f"{accepted} of {drafted} tokens accepted")
+    assert 0.5 * drafted < accepted < drafted
+
+
+@needs_kernel
+@pytest.mark.parametrize("how", [{}, {"do_sample": True, "seed": 3, "temperature": 0.8}], ids=["greedy", "sampled"])
+def test_the_demo_writes_the_same_text_and_stops_at_the_same_place(how: dict[str, Any], chance: random.Random) -> None:
+    model, tokenizer = minigpt.from_pretrained("demo", device="cpu"), minigpt.Tokenizer.from_pretrained("demo")
+    for stop in (None, "the", [".", " and"]):
+        settings: Any = {"max_new_tokens": 80, "stop": stop, **how}
+        plain = list(minigpt.stream(model, tokenizer, "The old sailor", **settings))
+        drafted = list(minigpt.stream(model, tokenizer, "The old sailor", **settings, draft="int8"))
+        assert "".join(drafted) == "".join(plain)
+
+
+@needs_kernel
+def test_a_drafter_has_the_norms_of_the_model_and_follows_its_weights() -> None:
+    model, ids = small_model(), random_ids(1, 6)
+    minigpt.swap_norms(model, "rms", "h.0.ln_1")
+    other = small_model()
+    minigpt.swap_norms(other, "rms", "h.0.ln_1")
+    wanted = quantize_int8(other)
+
+    def logits(step: Any, store: torch.Tensor) -> torch.Tensor:
+        return step([5], [0], [0], [6], store)
+
+    with torch.inference_mode():
+        model(ids, cache=(cache := model.new_cache(1, 8)))
+    first = logits(drafter_of(model), cache.store.clone())
+    assert torch.equal(first, logits(kernel.StepKernel(wanted), cache.store.clone()))
+    with torch.no_grad():
+        model.h[0].mlp.c_fc.weight.mul_(2)
+    assert not torch.equal(logits(drafter_of(model), cache.store.clone()), first)
+
+
+def test_where_the_kernel_does_not_serve_an_int8_draft_is_refused() -> None:
+    ids = random_ids(1, 3)
+    with pytest.raises(minigpt.ConfigError, match="ln_1"):
+        generate(small_model("dyt"), ids, max_new_tokens=2, draft="int8")
+    with pytest.raises(minigpt.GenerationError, match="use_cache"):
+        generate(small_model(), ids, max_new_tokens=2, draft="int8", use_cache=False)
+    use_kernel(False)
+    try:
+        with pytest.raises(minigpt.ConfigError, match="turned off"):
+            generate(small_model(), ids, max_new_tokens=2, draft="int8")
+    finally:
+        use_kernel(True)
+
+
+def paced(accepts: float, steps: int) -> tuple[float, float]:
+    """Return tokens and time of so many steps, in which a step takes 1, a draft 0.3 and a further row 0.08 a token."""
+    chance, pace, tokens, spent = random.Random(0), Pace(), 0, 0.0
+    for _ in range(steps):
+        drafted = pace.length()
+        right = next((i for i in range(drafted) if chance.random() >= accepts), drafted)
+        reading = 1 + 0.08 * drafted
+        if drafted:
+            pace.learn(drafted, right, 0.3 * drafted, reading)
+        else:
+            pace.step = reading
+        tokens, spent = tokens + 1 + right, spent + reading + 0.3 * drafted
+    return tokens, spent
+
+
+def test_a_draft_is_as_long_as_pays() -> None:
+    tokens, spent = paced(1.0, 200)
+    print(f"all accepted: {tokens / spent:.2f} times as fast")
+    assert tokens / spent > 0.95 * (1 + MOST) / (1 + 0.38 * MOST)
+    for steps in (8 * REST, 1000):
+        tokens, spent = paced(0.0, steps)
+        print(f"none accepted in {steps} steps: {tokens / spent:.2f} times as fast")
+        assert tokens / spent > 0.9
