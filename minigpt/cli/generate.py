@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
@@ -65,6 +66,7 @@ def generate(
             help="Copy so many tokens of the text so far as a guess, and verify them at once.",
         ),
     ] = None,
+    draft: options.Draft = None,
     prompts: Annotated[
         Path | None,
         typer.Option(help='File of prompts, one a line or {"prompt": ...} a line; or a quoted pattern of files.'),
@@ -130,12 +132,15 @@ def generate(
                 complete = partial(complete_on_ray, ray, place, how)
             write_many(gpt2, tokenizer, prompts, out, settings, size, identity, complete)
             return
-        pieces = minigpt.stream(gpt2, tokenizer, text, **settings)
         if not as_json:
-            _print(text, pieces, output)
+            _print(text, minigpt.stream(gpt2, tokenizer, text, **settings), output)
             return
-        written = "".join(pieces)
-    print_json({"model": model, "norm": norm, "prompt": text, "text": written, "settings": settings}, "-")
+        begun = time.perf_counter()
+        (written,) = minigpt.generation.complete(gpt2, tokenizer, [text], **settings)
+        seconds = time.perf_counter() - begun
+    found = {"text": written.text, "settings": settings, "tokens_per_second": len(written.ids) / seconds}
+    found |= {"drafted": written.drafted, "accepted": written.accepted} if written.drafted else {}
+    print_json({"model": model, "norm": norm, "prompt": text, **found}, "-")
 
 
 def _print(text: str, pieces: Iterator[str], output: TextIO) -> None:

@@ -67,6 +67,13 @@ Quantize = Annotated[
         help="int8: weights in eight bits, for the CPU; norms stay exact.", autocompletion=offer(lambda: ["int8"])
     ),
 ]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        help="int8: draft tokens in eight bits and verify them; the same text, sooner.",
+        autocompletion=offer(lambda: ["int8"]),
+    ),
+]
 Ray = Annotated[
     str | None,
     typer.Option(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli.options import Device, Dtype, Fit, Keep, Model, Quantize, norm_names, parse_keep
+from minigpt.cli.options import Device, Draft, Dtype, Fit, Keep, Model, Quantize, norm_names, parse_keep
 from minigpt.errors import ConfigError
 
 EXAMPLES = (
@@ -31,6 +31,7 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     dtype: Dtype = None,
     quantize: Quantize = None,
+    draft: Draft = None,
     device: Device = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="MINIGPT_API_KEY", help="Key that clients must send as a bearer token.")
@@ -68,7 +69,7 @@ def serve(
         )  # fmt: skip
         hosts = [*LOOPBACK, host, *(allow_host or [])] if is_local or allow_host else None
         application = app(
-            models, tokenizer=tokenizer, api_key=api_key, max_batch=max_batch, max_queue=max_queue,
+            models, tokenizer=tokenizer, api_key=api_key, max_batch=max_batch, max_queue=max_queue, draft=draft,
             allowed_hosts=hosts, allowed_origins=allow_origin or (),
         )  # fmt: skip
         _announce(host, listening.getsockname()[1], next(iter(models)), api_key)

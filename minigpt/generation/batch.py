@@ -85,7 +85,7 @@ class Batch:
             again, self.rows = self.rows, []
         if self.rows:
             self.slots.trim(WASTE)
-            if self.drafts and len(self.rows) == 1 and not (again or new):
+            if self.drafts and len(self.rows) == 1 and self.rows[0].may_draft and not (again or new):
                 self._read_draft(*self.rows)
             else:
                 self._read_last()

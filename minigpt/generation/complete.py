@@ -44,6 +44,7 @@ class Completion:
         text: their text, without the end or the stop text.
         end: "eos", "stop" or "length".
         logprobs: of each new token, with output_logprobs.
+        drafted, accepted: tokens that were drafted, and those of them that were right.
     """
 
     prompt: int
@@ -52,6 +53,8 @@ class Completion:
     text: str
     end: str
     logprobs: list[float] | None
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +106,14 @@ def complete(
     rows = _rows(model, tokenizer, prompts, chosen, batch_size)
     return (
         Completion(
-            row.prompt, row.number, row.new_ids, row.take_text(), row.end, row.logprobs if output_logprobs else None
+            row.prompt,
+            row.number,
+            row.new_ids,
+            row.take_text(),
+            row.end,
+            row.logprobs if output_logprobs else None,
+            row.drafted,
+            row.accepted,
         )
         for row in _write(model, rows, chosen, skip, batch_size)
         if row.end

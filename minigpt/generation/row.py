@@ -38,6 +38,7 @@ class Row:
         seed: seed of its random numbers; None takes one from the system.
         tokenizer: None if its text is not needed.
         text: decodes the new tokens.
+        may_draft: whether several tokens may be added in a step.
         drafted, accepted: number of tokens that were drafted, and of those that were right.
         scores, logprobs: of each new token, (V,) and a number, if the settings ask for them.
         end: the reason why it is finished: "eos", "stop" or "length"; None before.
@@ -55,6 +56,7 @@ class Row:
     def __post_init__(self) -> None:
         self.prompt_length = len(self.ids)
         self.end: str | None = None
+        self.may_draft = True
         self.drafted = self.accepted = 0
         self.scores: list[Tensor] = []  # each (V,)
         self.logprobs: list[float] = []

@@ -23,6 +23,7 @@ def app(
     api_key: str | None = None,
     max_batch: int = 16,
     max_queue: int = 256,
+    draft: str | None = None,
     allowed_hosts: Sequence[str] | None = LOOPBACK,
     allowed_origins: Sequence[str] = (),
 ) -> "FastAPI":
@@ -34,6 +35,7 @@ def app(
         api_key: what clients must send as ``Authorization: Bearer KEY``; with None they need no key.
         max_batch: texts that each model writes at a time.
         max_queue: texts that may wait; beyond that a request gets status 429.
+        draft: "int8" drafts tokens while a model writes a single text; see ``minigpt.generation.Options``.
         allowed_hosts: names that a request's Host header may have, without the port; None permits all. Without a key,
             permit only loopback names: a web page could otherwise reach the server by a name that it controls.
         allowed_origins: origins of other web pages that may call the server, e.g. "https://example.org".
@@ -49,7 +51,7 @@ def app(
     from minigpt.tokenizer import Tokenizer
 
     tokenizer = tokenizer or Tokenizer.from_pretrained("demo")
-    service = Service(models, tokenizer, max_batch, max_queue)
+    service = Service(models, tokenizer, max_batch, max_queue, draft)
     return build(service, api_key=api_key, allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
 
 

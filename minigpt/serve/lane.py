@@ -27,7 +27,8 @@ class Lane:
     Only the scheduler's thread calls ``step`` and ``fail``. Any thread may call ``add``.
     """
 
-    def __init__(self, name: str, model: GPT2, places: int, meters: Meters) -> None:
+    def __init__(self, name: str, model: GPT2, places: int, meters: Meters, draft: str | None = None) -> None:
+        self.settings = EVERY.replace(draft=draft)
         self.name, self.model, self.places, self.meters = name, model, places, meters
         self.writing: dict[Row, Text] = {}
         self._batch: Batch | None = None  # made when it is first needed
@@ -85,6 +86,7 @@ class Lane:
                     posts.append(Post(job.channel, PromptRead(row.prompt, scores), False))
             if job.writes:
                 self.writing[row] = text
+                row.may_draft = job.alternatives is None  # log-probabilities need the logits of each token
                 self._joining.append(row)
             else:
                 row.end = "length"
@@ -112,10 +114,13 @@ class Lane:
         else:
             batch.join(new)
         logits = batch.logits
-        return batch.choose(), logits
+        rows, written = list(batch.rows), sum(len(row.ids) for row in batch.rows)
+        batch.choose()
+        self.meters.tokens(self.name, sum(len(row.ids) for row in rows) - written)
+        return rows, logits
 
     def _new_batch(self, places: int) -> Batch:
-        return Batch(self.model, EVERY, places, self.model.config.n_positions + WASTE)
+        return Batch(self.model, self.settings, places, self.model.config.n_positions + WASTE)
 
     def _one_by_one(self) -> list[Post]:
         """Take a step that failed again, each row by itself, so that only the client whose row fails gets an error."""
@@ -128,6 +133,7 @@ class Lane:
                 alone.join([row])
                 logits = alone.logits
                 posts += self._note(alone.choose(), logits)
+                self.meters.tokens(self.name, 1)
             except RAISED as error:
                 posts.append(text.job.failed(error))
         self._batch, self._joining = None, list(self.writing)
@@ -152,7 +158,6 @@ class Lane:
                 self.meters.first_token(self.name, now - job.channel.opened)
             if row.end or (job.streams and (is_time or is_first)):
                 posts.append(job.written(text))
-        self.meters.tokens(self.name, len(texts))
         return posts
 
     def _let_go(self) -> None:

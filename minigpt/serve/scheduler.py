@@ -22,10 +22,13 @@ class Scheduler:
     Args:
         places: texts that are written at a time, of each model.
         max_queue: texts that may wait for a place.
+        draft: as in ``generate``.
     """
 
-    def __init__(self, models: Mapping[str, GPT2], places: int, max_queue: int, meters: Meters) -> None:
-        self.lanes = {name: Lane(name, model, places, meters) for name, model in models.items()}
+    def __init__(
+        self, models: Mapping[str, GPT2], places: int, max_queue: int, meters: Meters, draft: str | None = None
+    ) -> None:
+        self.lanes = {name: Lane(name, model, places, meters, draft) for name, model in models.items()}
         self.comparisons = ComparisonLane(models)
         self.max_queue = max_queue
         self._all: list[Lane | ComparisonLane] = [*self.lanes.values(), self.comparisons]

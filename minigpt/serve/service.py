@@ -28,7 +28,9 @@ class Service:
         ConfigError: if there is no model, the tokenizer does not fit the models, or a number is below 1.
     """
 
-    def __init__(self, models: Mapping[str, GPT2], tokenizer: Tokenizer, max_batch: int, max_queue: int) -> None:
+    def __init__(
+        self, models: Mapping[str, GPT2], tokenizer: Tokenizer, max_batch: int, max_queue: int, draft: str | None = None
+    ) -> None:
         if not models:
             raise ConfigError("models must hold at least one model")
         for name, number in {"max_batch": max_batch, "max_queue": max_queue}.items():
@@ -42,7 +44,7 @@ class Service:
                 )
         self.models, self.tokenizer, self.started = dict(models), tokenizer, int(time.time())
         self.meters = Meters()
-        self.scheduler = Scheduler(models, max_batch, max_queue, self.meters)
+        self.scheduler = Scheduler(models, max_batch, max_queue, self.meters, draft)
         self.meters.watch(lambda: self.scheduler.count_writing, lambda: self.scheduler.count_waiting)
         self.token_text = lru_cache(maxsize=2**16)(self._token_text)
 

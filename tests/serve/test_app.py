@@ -18,6 +18,7 @@ httpx = pytest.importorskip("httpx")
 
 import minigpt  # noqa: E402
 from minigpt import Tokenizer, generate  # noqa: E402
+from minigpt.engine import kernel  # noqa: E402
 from minigpt.serve.models import with_norm  # noqa: E402
 
 MODEL = small_model(dtype=torch.float64, n_positions=64, vocab_size=300, eos_token_id=[7, 20, 33, 150])
@@ -444,3 +445,19 @@ def test_models_and_tokenizer_must_fit() -> None:
         minigpt.serve.app({"demo": small_model(vocab_size=400)}, tokenizer=TOKENIZER)
     with pytest.raises(minigpt.ConfigError, match="max_batch must be 1 or more, got 0"):
         minigpt.serve.app(MODELS, tokenizer=TOKENIZER, max_batch=0)
+
+
+@pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
+@pytest.mark.parametrize(
+    "fields",
+    [{"temperature": 0}, {"logprobs": 2, "seed": 2}, {"temperature": 0.7, "seed": 4}, {"n": 3, "seed": 1}],
+    ids=str,
+)
+def test_drafts_change_no_answer(fields: dict[str, Any]) -> None:
+    models = {"demo": small_model(n_positions=64, vocab_size=300, eos_token_id=[7])}
+    answers = []
+    for draft in (None, "int8"):
+        with serving(models, draft=draft) as client:
+            answers.append(client.complete(max_tokens=40, **fields).json())
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert answers[0]["usage"] == answers[1]["usage"]
