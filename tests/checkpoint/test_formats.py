@@ -63,11 +63,6 @@ def test_wrappers_leave_their_names_in_front(prefix: str, tmp_path: Path) -> Non
     assert_bit_equal(load(tmp_path), theirs)
 
 
-def test_the_meta_device_takes_any_family(tmp_path: Path) -> None:
-    model = minigpt.from_pretrained(write_openai(reference(), tmp_path), device="meta")
-    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
-
-
 # nanoGPT
 
 

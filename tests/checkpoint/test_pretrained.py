@@ -74,10 +74,6 @@ def assert_same_values(model: GPT2, expected: Tensors) -> None:
 # --- from_pretrained: every shape of a checkpoint
 
 
-def test_a_folder(folder: Path, theirs: GPT2LMHeadModel) -> None:
-    assert_same_logits(load(folder), theirs)
-
-
 def test_a_folder_of_shards(sharded: Path, theirs: GPT2LMHeadModel) -> None:
     assert len(list(sharded.glob("model-*.safetensors"))) > 2
     assert_same_logits(load(sharded), theirs)
@@ -129,13 +125,6 @@ def test_a_tied_head_that_differs_is_refused(folder: Path) -> None:
     said = r"lm_head\.weight differs from wte\.weight.*\"tie_word_embeddings\": false"
     with pytest.raises(CheckpointError, match=said):
         load(folder)
-
-
-def test_an_untied_head(tmp_path: Path) -> None:
-    theirs = reference(tie_word_embeddings=False)
-    model = load(saved(theirs, tmp_path))
-    assert not torch.equal(model.lm_head.weight, model.wte.weight)
-    assert_same_logits(model, theirs)
 
 
 def test_an_untied_head_that_is_missing(folder: Path) -> None:
@@ -192,12 +181,6 @@ def test_tensors_that_do_not_fit_are_listed(folder: Path, change: Callable[[Tens
     edit_tensors(folder, change)
     with pytest.raises(CheckpointError, match=rf"does not hold this model's tensors: {complaint}$"):
         load(folder)
-
-
-@pytest.mark.parametrize(("layers", "complaint"), [(1, "unexpected h.1."), (3, "missing h.2.")])
-def test_a_config_of_another_depth(folder: Path, layers: int, complaint: str) -> None:
-    with pytest.raises(CheckpointError, match=f"{complaint}.* and 4 more$"):
-        load(edit_config(folder, n_layer=layers))
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b'{"n_embd": "wide"}'])
@@ -355,15 +338,10 @@ def test_what_else_the_source_holds_does_not_matter(folder: Path, tmp_path: Path
     """More layers, another vocabulary, an untied head: the norms alone are asked for."""
     deeper = saved(reference(seed=3, n_layer=4, vocab_size=17, tie_word_embeddings=False), tmp_path / "deeper")
     edit_tensors(deeper, lambda tensors: tensors | {"h.0.attn.biases": torch.ones(2), "ids": torch.arange(3)})
-    model = load(folder)
-    minigpt.load_norms(model, deeper)
-    assert torch.equal(model.ln_f.weight, load_file(deeper / "model.safetensors")["transformer.ln_f.weight"])
-
-
-def test_norms_are_converted_to_the_model_s_dtype(folder: Path, other: Path) -> None:
     model = load(folder, dtype="bfloat16")
-    minigpt.load_norms(model, other)
-    assert torch.equal(model.ln_f.weight, load(other).ln_f.weight.bfloat16())
+    minigpt.load_norms(model, deeper)
+    wanted = load_file(deeper / "model.safetensors")["transformer.ln_f.weight"].bfloat16()
+    assert torch.equal(model.ln_f.weight, wanted)
 
 
 @pytest.mark.parametrize(
@@ -371,15 +349,11 @@ def test_norms_are_converted_to_the_model_s_dtype(folder: Path, other: Path) -> 
     [
         (drop("transformer.ln_f.bias", "transformer.h.0.ln_2.weight"), r"missing h\.0\.ln_2\.weight, ln_f\.bias$"),
         (
-            lambda tensors: tensors | {"transformer.ln_f.weight": torch.ones(33)},
-            r"of another shape: ln_f\.weight is \(33,\), not \(32,\)$",
-        ),
-        (
             lambda tensors: tensors | {"transformer.h.1.ln_1.weight": torch.ones(32, dtype=torch.int8)},
             r"h\.1\.ln_1\.weight is int8$",
         ),
     ],
-    ids=["missing", "of another shape", "of another kind"],
+    ids=["missing", "of another kind"],
 )
 def test_norms_that_do_not_fit_are_named_and_nothing_is_copied(
     folder: Path, other: Path, change: Callable[[Tensors], Tensors], complaint: str

@@ -354,13 +354,6 @@ def test_an_eps_that_cannot_be_set_is_said() -> None:
     assert notes(norms.build("fused", 8)) == notes(norms.build(DimEps, 8)) == ()
 
 
-def test_an_eps_that_somebody_has_chosen_stays_and_is_said() -> None:
-    for norm in (functools.partial(nn.LayerNorm, eps=1e-6), lambda size, **_: nn.LayerNorm(size, 1e-6)):
-        built = norms.build(norm, 8)
-        assert built.eps == 1e-6
-        assert notes(built) == ("eps is 1e-06 in LayerNorm, where the model's is 1e-05",)
-
-
 def test_an_eps_of_a_function_s_own_is_said_of_our_norms_too(caplog: pytest.LogCaptureFixture) -> None:
     model, said = small_model(), "eps is 0.001 in LayerNorm, where the model's is 1e-05"
     swap_norms(model, lambda size, eps, bias: LayerNorm(size, 1e-3, bias), "ln_f")

@@ -1,33 +1,15 @@
 """Find the class of a name: registered, in a package, or in a file."""
 
-import inspect
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 from minigpt import NormError, norms
 
 HEADER = "import torch\nimport torch.nn.functional as F\nfrom torch import Tensor, nn\n\n\n"
-
-
-class EmbDim(nn.Module):
-    """As books write it."""
-
-    def __init__(self, emb_dim):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(emb_dim))
-        self.shift = nn.Parameter(torch.zeros(emb_dim))
-
-
-def written(folder: Path, *classes: type, name: str = "norm_of_mine.py") -> Path:
-    """A file with the source of these classes."""
-    file = folder / name
-    file.write_text(HEADER + "\n\n".join(map(inspect.getsource, classes)), encoding="utf-8")
-    return file
+MINE = "class Mine(nn.LayerNorm):\n    pass\n"
 
 
 def file_with(folder: Path, body: str, name: str = "norm_of_mine.py") -> Path:
@@ -67,16 +49,16 @@ def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
 
 
 def test_a_relative_path_and_one_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path, EmbDim)
+    file_with(tmp_path, MINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for path in ("norm_of_mine.py", "./norm_of_mine.py", "~/norm_of_mine.py"):
-        assert norms.build(f"{path}:EmbDim", 8).weight.shape == (8,)
+        assert norms.build(f"{path}:Mine", 8).weight.shape == (8,)
 
 
 def test_a_file_may_import_its_neighbour(tmp_path: Path) -> None:
-    written(tmp_path, EmbDim, name="neighbour_of_mine.py")
-    file = file_with(tmp_path, "from neighbour_of_mine import EmbDim\n\n\nclass Mine(EmbDim):\n    pass\n")
+    file_with(tmp_path, MINE, name="neighbour_of_mine.py")
+    file = file_with(tmp_path, "from neighbour_of_mine import Mine\n")
     path = list(sys.path)
     assert norms.build(f"{file}:Mine", 8).weight.shape == (8,)
     assert sys.path == path
@@ -115,7 +97,7 @@ def test_a_file_that_does_not_import(body: str, line: int, said: str, tmp_path: 
     assert message.startswith(f"{file} does not import: {said}")
     assert message.endswith(f"({file}, line {line})")
     assert not [name for name in sys.modules.keys() - modules if name.startswith("norm_of_mine")]
-    file_with(tmp_path, "class Mine(nn.LayerNorm):\n    pass\n")
+    file_with(tmp_path, MINE)
     norms.build(f"{file}:Mine", 8)  # it is read again after the change
 
 
