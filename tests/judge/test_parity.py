@@ -250,6 +250,22 @@ def complaint(place: Path, **how: Any) -> str:
     return str(raised.value)
 
 
+class ReturnsTheMean(nn.Module):
+    def __init__(self, size: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(-1)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_another_shape_is_refused_at_the_norms_own_line(small: Path) -> None:
+    line = ReturnsTheMean.forward.__code__.co_firstlineno
+    said = complaint(small, norm=ReturnsTheMean)
+    assert f"must return one tensor of its input's shape (1, 2, 32), got (1, 2) ({__file__}, line {line})" in said
+
+
 # That the judge is independent
 
 
