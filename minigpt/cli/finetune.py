@@ -56,7 +56,7 @@ def finetune(
         say("loading", 0.0)
         from minigpt.study import FinetuneSettings
         from minigpt.study import finetune as run
-        from minigpt.study.export import write
+        from minigpt.study.finetune import write
         from minigpt.study.texts import require_text
 
         for source in filter(None, (text, eval_text)):

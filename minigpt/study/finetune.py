@@ -15,6 +15,7 @@ from torch import nn
 
 import minigpt
 from minigpt import hf
+from minigpt.checkpoint.frozen_norms import can_save_frozen, save_frozen
 from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.pretrained import norm_parameters
 from minigpt.engine import GPT2
@@ -25,7 +26,7 @@ from minigpt.study.texts import blocks
 from minigpt.study.turns import Turn, Turns
 from minigpt.swap.fit import rows_of_text
 
-SETTINGS = "settings.json"
+SETTINGS, CURVE = "settings.json", "finetune.json"
 
 Say = Callable[[str, float], None]  # what goes on, and the part that is done
 
@@ -238,6 +239,18 @@ def as_minigpt(model: Any, source: str) -> GPT2:
     for site, norm in norms.items():
         ours.set_submodule(site, norm)
     return ours.eval()
+
+
+def write(result: Finetuned, out: Path, source: str) -> None:
+    """Write the model, its tokenizer, and finetune.json with the curves of its loss, into ``out``."""
+    save_model(result.model, out, source)
+    (out / CURVE).write_text(json.dumps(result.to_dict(), indent=2) + "\n")
+
+
+def save_model(model: GPT2, out: Path, source: str) -> None:
+    """Write a model and the tokenizer of ``source`` into ``out``; as a plain GPT-2 if its norms are all frozen."""
+    save = save_frozen if can_save_frozen(model) else minigpt.save_pretrained
+    save(model, out, minigpt.Tokenizer.from_pretrained(source))
 
 
 def now(norm: nn.Module) -> nn.Module:

@@ -19,16 +19,17 @@ from minigpt.checkpoint import locate, open_checkpoint
 from minigpt.engine import GPT2
 from minigpt.errors import ConfigError
 from minigpt.placement import resolve_device
-from minigpt.study.export import save_model, write
-from minigpt.study.finetune import Finetuned, FinetuneSettings, checked_schedule, finetune, require_trainable
+from minigpt.study.finetune import FinetuneSettings, checked_schedule, finetune, require_trainable, save_model, write
 from minigpt.study.fingerprint import contents, fingerprint, versions
 from minigpt.study.measures import check_metrics, confidence, measured
-from minigpt.study.tasks import check_tasks, swapped, task_scores
+from minigpt.study.tasks import check_tasks, task_scores
 from minigpt.study.texts import require_text
-from minigpt.swap import match_sites
+from minigpt.swap import fit_on_text, match_sites
 from minigpt.text_file import read_text
 
 CELLS, REPORTS, RUNS = "cells.jsonl", "reports", "runs"
+AT_THE_SWAP = ("kl_mean", "kl_median", "top1_agreement", "perplexity_after")
+RECOVERED = ("kl_recovered", "kl_median_recovered", "top1_recovered", "perplexity_recovered")
 BASELINE = "fused"  # trained as long as the others, it is what they are compared with
 FINETUNE = ("text", "eval_text", "steps", "schedule", "learning_rate", "batch_size", "block_size", "distill", "train",
             "residual_loss", "lora", "eval_steps")  # fmt: skip
@@ -243,31 +244,22 @@ def run_cell(
     """
     begin = time.monotonic()
     name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', cell.norm)[-60:]}-{print_}"
-    folder = out / RUNS / name / "model"
+    folder, tokenizer = out / RUNS / name / "model", minigpt.Tokenizer.from_pretrained(cell.model)
     report = minigpt.parity(
         cell.model, norm=cell.norm, sites=cell.sites, device=study.device, text=study.text,
         fit=_fit(study, cell), progress=say,
     )  # fmt: skip
     fields = report.to_dict()
-    text, distribution = fields.get("perplexity") or {}, fields["distribution"]
     row = {
         **cell.columns(),
         "settings": ["fit", *(cell.finetune or ())],
         "verdict": fields["verdict"],
         "outcome": report.outcome,
         "ratio": _finite(fields["logits"]["ratio"]),
-        "kl_mean": _finite(distribution["kl_mean"]),
-        "kl_median": _finite(distribution["kl_median"]),
-        "top1_agreement": distribution["top1_agreement"],
-        "perplexity_before": _finite(text.get("reference", distribution["perplexity_reference"])),
-        "perplexity_after": _finite(text.get("candidate", distribution["perplexity_candidate"])),
-        "perplexity_recovered": None,
+        "perplexity_before": _perplexity(fields, "reference"),
         "decode_norm_share": fields["cost"]["decode_norm_share"],
-        "kl_recovered": None,
-        "kl_median_recovered": None,
-        "top1_recovered": None,
-        "entropy": None,
-        "calibration_error": None,
+        **_distance(fields, AT_THE_SWAP),
+        **dict.fromkeys((*RECOVERED, "entropy", "calibration_error")),
         "tasks": {},
         "metrics": {},
         "report": _keep_report(report, out, name),
@@ -279,11 +271,15 @@ def run_cell(
     if cell.finetune is not None:
         result = finetune(finetune_settings(study, cell), folder.parent, say)
         row |= {"losses": result.losses, "eval_losses": result.eval_losses, "swaps": result.swaps}
-        row |= _judged_again(result, study, cell, folder)
+        write(result, folder, cell.model)
+        norm = "fused" if cell.norm in minigpt.norms.available() else cell.norm  # "fused" leaves the norms as saved
+        again = minigpt.parity(folder, norm=norm, against=cell.model, device=study.device, text=study.text)
+        row |= _distance(again.to_dict(), RECOVERED)
         model = result.model
     else:
-        model = swapped(cell.model, cell.norm, cell.sites, _fit(study, cell))
-    tokenizer = minigpt.Tokenizer.from_pretrained(cell.model)
+        model = minigpt.from_pretrained(cell.model, norm={cell.sites: cell.norm}, device="cpu")
+        if (fit := _fit(study, cell)) is not None:
+            fit_on_text(model, tokenizer, fit, cell.sites)
     if study.text is not None:
         row |= confidence(model, tokenizer.encode(read_text(Path(study.text), minigpt.GenerationError)))
     row["metrics"] = measured(study.metrics, model, tokenizer)
@@ -295,19 +291,17 @@ def run_cell(
     return row | {"seconds": round(time.monotonic() - begin, 3), "command": command(study, cell, file)}
 
 
-def _judged_again(result: Finetuned, study: Study, cell: Cell, folder: Path) -> dict[str, Any]:
-    """Save a trained model, and return how far it is from the original."""
-    write(result, folder, cell.model)
-    norm = "fused" if cell.norm in minigpt.norms.available() else cell.norm  # "fused" leaves the norms that were saved
-    report = minigpt.parity(folder, norm=norm, against=cell.model, device=study.device, text=study.text)
-    fields = report.to_dict()
-    text, distribution = fields.get("perplexity") or {}, fields["distribution"]
-    return {
-        "perplexity_recovered": _finite(text.get("candidate", distribution["perplexity_candidate"])),
-        "kl_recovered": _finite(distribution["kl_mean"]),
-        "kl_median_recovered": _finite(distribution["kl_median"]),
-        "top1_recovered": distribution["top1_agreement"],
-    }
+def _distance(fields: dict[str, Any], names: tuple[str, ...]) -> dict[str, float | None]:
+    """Return how far a judged model is from the original, under these names."""
+    distribution = fields["distribution"]
+    figures = (distribution[name] for name in ("kl_mean", "kl_median", "top1_agreement"))
+    return dict(zip(names, (*map(_finite, figures), _perplexity(fields, "candidate")), strict=True))
+
+
+def _perplexity(fields: dict[str, Any], whose: str) -> float | None:
+    """Return the perplexity of the study's text, or of the prompts if there is none."""
+    text = fields.get("perplexity") or {}
+    return _finite(text.get(whose, fields["distribution"][f"perplexity_{whose}"]))
 
 
 def _keep_report(report: minigpt.ParityReport, out: Path, name: str) -> str:

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import minigpt
-from minigpt.engine import GPT2
 from minigpt.errors import ConfigError
-from minigpt.swap import fit_on_text
 
 
 def check_tasks(tasks: Sequence[str]) -> None:
@@ -48,13 +46,3 @@ def task_scores(tasks: Sequence[str], folder: Path, norm: str, sites: str) -> di
         for metric, value in scores.items()
         if isinstance(value, float) and "stderr" not in metric
     }
-
-
-def swapped(source: str, norm: str, sites: str, fit: str | None) -> GPT2:
-    """Return a model with a norm at some sites, fitted on a text file if there is one."""
-    model = minigpt.from_pretrained(source, norm={sites: norm}, device="cpu")
-    if norm == "frozen" and fit is None:
-        raise ConfigError("a frozen norm needs a text to collect its deviations from; give text or fit")
-    if fit is not None:
-        fit_on_text(model, minigpt.Tokenizer.from_pretrained(source), fit, sites)
-    return model
