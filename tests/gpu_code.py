@@ -2,10 +2,8 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +34,3 @@ def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], warp
     fixed = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=types, constexprs=fixed, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm
-
-
-def needed(code: dict[str, Any]) -> dict[str, int]:
-    """Registers of a thread, and bytes of what did not find any."""
-    import triton
-
-    cuobjdump = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(code["cubin"])
-        file.flush()
-        how = [cuobjdump, "--dump-resource-usage", file.name]
-        usage = subprocess.run(how, capture_output=True, text=True, check=True).stdout
-    used = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", usage))
-    return {"registers": int(used["REG"]), "spilt": int(used["LOCAL"]) + int(used["STACK"])}

@@ -224,16 +224,6 @@ def test_parts_of_a_character_are_exact_bytes(ours: Tokenizer) -> None:
     assert ours.decode([*ids[:2], *ours.encode("a")]) == "\ufffda"
 
 
-@settings(max_examples=100)
-@given(text=UNICODE, data=st.data())
-def test_a_text_cut_between_any_two_tokens_is_whole_when_joined(
-    ours: Tokenizer, text: str, data: st.DataObject
-) -> None:
-    ids = ours.encode(text)
-    cut = data.draw(st.integers(0, len(ids)))
-    assert ours.decode_bytes(ids[:cut]) + ours.decode_bytes(ids[cut:]) == text.encode()
-
-
 @pytest.mark.parametrize(
     "ids", [torch.tensor([0, 1, 299]), torch.tensor([0, 1, 299], dtype=torch.int32).numpy(), (0, 1, 299)]
 )

@@ -6,7 +6,6 @@ unusual layouts, more than 2^31 elements, the operator's registration, and its e
 
 import importlib.util
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -280,9 +279,9 @@ def test_hooks_of_gradients_see_a_norm_that_could_add_too(device: torch.device) 
 COMPILE = """
 import json, re
 import torch
-from gpu_code import compiled, needed
+from gpu_code import compiled
 from minigpt.norms.triton import kernels
-from minigpt.norms.triton.ops import BACKWARD_BYTES, BUSY, FORWARD_BYTES, SUM_BLOCK, SUM_ROWS, tile
+from minigpt.norms.triton.ops import BACKWARD_BYTES, FORWARD_BYTES, SUM_BLOCK, SUM_ROWS, tile
 
 POINTERS = "x delta weight bias total y dy dtotal dx dweight dbias".split()
 
@@ -309,32 +308,16 @@ def order(code):
 
 for name, narrow, wide, warps, constants in cases():
     made = code(name, narrow, wide, warps, constants)
-    found = dict(kernel=name, width=constants["WIDTH"], warps=warps, busy=BUSY, order=order(made["ttgir"]))
-    print(json.dumps(found | needed(made)))
+    assert made["cubin"]
+    print(json.dumps(dict(kernel=name, width=constants["WIDTH"], order=order(made["ttgir"]))))
 """
 
 
-@pytest.fixture(scope="module")
-def on_a_gpu() -> list[dict[str, Any]]:
-    """What the kernels are on a GPU that is not there."""
-    return told(COMPILE)
-
-
 @pytest.mark.thorough
-def test_the_kernels_keep_a_gpu_busy(on_a_gpu: list[dict[str, Any]]) -> None:
-    """The warps for that fit into a multiprocessor's 65,536 registers, of which none are spilt."""
-    assert len({kernel["kernel"] for kernel in on_a_gpu}) == 3
-    assert all(kernel["spilt"] == 0 for kernel in on_a_gpu)
-    for kernel in on_a_gpu:
-        if kernel["kernel"].endswith("rows"):
-            assert 32 * -(-kernel["registers"] // 8) * 8 * kernel["busy"] <= 65_536, kernel
-
-
-@pytest.mark.thorough
-def test_few_rows_are_added_up_in_the_order_of_many(on_a_gpu: list[dict[str, Any]]) -> None:
+def test_few_rows_are_added_up_in_the_order_of_many() -> None:
     """There are two programs of each kernel, one of them without a loop, and a row must come out of both the same."""
     orders: dict[tuple[str, int], list[list[str]]] = {}
-    for kernel in on_a_gpu:
+    for kernel in told(COMPILE):
         if kernel["kernel"].endswith("rows"):
             orders.setdefault((kernel["kernel"], kernel["width"]), []).append(kernel["order"])
     assert len(orders) == 10
