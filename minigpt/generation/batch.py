@@ -3,6 +3,7 @@
 B rows, T tokens read at once, V vocabulary.
 """
 
+import os
 import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 
@@ -25,6 +26,26 @@ OVERHEAD = {"cpu": 32, "cuda": 1024}  # a forward takes as long as reading so ma
 IDLE = 0.002  # seconds to wait before asking again for a row when none is in progress
 WASTE = 32  # unused columns from which on it pays to move all rows to the left
 
+_threads_of: int | None = None  # the process whose threads of OpenMP have decoded
+
+
+def require_threads() -> None:
+    """Check that this process has the threads that decoding waits for.
+
+    Raises:
+        GenerationError: if it was forked from one that had decoded. A fork copies the list of OpenMP's threads and not
+            the threads, so the first product would never end.
+    """
+    global _threads_of
+    if torch.get_num_threads() == 1:
+        return
+    if _threads_of not in (None, os.getpid()):
+        raise GenerationError(
+            "this process was forked from one that had generated, and OpenMP's threads are not in it; start it with "
+            "multiprocessing.get_context('spawn'), or call torch.set_num_threads(1) in it first"
+        )
+    _threads_of = os.getpid()
+
 
 class Batch:
     """The rows in progress, and the logits of each one's next token.
@@ -34,6 +55,7 @@ class Batch:
     """
 
     def __init__(self, model: GPT2, settings: GenerationSettings, places: int, longest: int) -> None:
+        require_threads()
         self.model, self.settings, self.places = model, settings, places
         self.context = model.config.n_positions
         self.rows: list[Row] = []

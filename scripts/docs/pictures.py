@@ -63,7 +63,8 @@ def recording(page: Page, path: Path) -> None:
         frames = [(page.screenshot(), 1000)]
         page.get_by_role("button", name="Write").click()
         while not page.get_by_text("Done.").is_visible():
-            frames.append((page.screenshot(), 200))
+            frames.append((page.screenshot(), 300))
+            page.wait_for_timeout(150)
         frames.append((page.screenshot(), 1500))
         page.locator(".second .token.differs").click()
         frames.append((page.screenshot(), 3000))
@@ -71,9 +72,10 @@ def recording(page: Page, path: Path) -> None:
             page.keyboard.press("ArrowRight")
             frames.append((page.screenshot(), 1200))
         server.terminate()
-    images = [Image.open(io.BytesIO(data)).convert("RGB").quantize(64, dither=Image.Dither.NONE) for data, _ in frames]
-    durations = [duration for _, duration in frames]
-    images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0, optimize=True)
+    images = [Image.open(io.BytesIO(data)).convert("RGB") for data, _ in frames]
+    colors = images[-1].quantize(64)  # one palette for all: the file is a quarter as large
+    first, *others = (image.quantize(palette=colors, dither=Image.Dither.NONE) for image in images)
+    first.save(path, save_all=True, append_images=others, duration=[duration for _, duration in frames], optimize=True)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,6 @@ def test_both_texts_stream_and_the_divergence_shows(
     page.get_by_label("Tokens", exact=True).fill("60")
     page.get_by_role("button", name="Write").click()
     page.locator(".first .token").nth(3).wait_for()
-    assert page.get_by_role("button", name="Stop").is_enabled(), "it does not stream"
     page.get_by_text("Done.").wait_for()
     for side in (".first", ".second"):
         tokens = page.locator(f"{side} .token")
