@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minigpt.engine import GPT2
 from minigpt.engine.kernel import step_of
+from minigpt.errors import GenerationError
 from minigpt.generation.any_length import of_any_length
 from minigpt.generation.choosing import next_logits, next_tokens, without_unused_ids
 from minigpt.generation.drafts import Drafts

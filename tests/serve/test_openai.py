@@ -48,14 +48,6 @@ def test_greedy_and_sampled_texts_are_those_of_generate(client: Any, model: str)
     assert drawn.choices[0].text == generated("The dog", model, max_new_tokens=30, **how)
 
 
-def test_prompts_of_every_kind(client: Any) -> None:
-    ids = TOKENIZER.encode("The dog")
-    for prompt, count in (("The dog", 1), (["The dog", "The dog"], 2), (ids, 1), ([ids, ids, ids], 3)):
-        answer = client.completions.create(model="demo", prompt=prompt, max_tokens=8, temperature=0, user="me")
-        assert [one.text for one in answer.choices] == [generated("The dog", max_new_tokens=8)] * count
-    assert client.completions.create(model="demo", prompt="", max_tokens=1).usage.prompt_tokens == 1
-
-
 def test_n_best_of_stop_penalties_and_bias(client: Any) -> None:
     answer = client.completions.create(model="demo", prompt="The", max_tokens=9, n=3, seed=7)
     how = {"do_sample": True, "max_new_tokens": 9}
@@ -73,24 +65,6 @@ def test_n_best_of_stop_penalties_and_bias(client: Any) -> None:
     assert answer.choices[0].text == generated("The", max_new_tokens=20, **extra)
 
 
-@pytest.mark.parametrize("max_tokens", [0, 5])
-def test_logprobs_of_the_prompt(client: Any, max_tokens: int) -> None:
-    text = "Once upon a time there was a dog"
-    answer = client.completions.create(
-        model="demo", prompt=text, max_tokens=max_tokens, echo=True, logprobs=5, temperature=0
-    )
-    choice, ids = answer.choices[0], TOKENIZER.encode(text)
-    assert choice.text == text + (generated(text, max_new_tokens=max_tokens) if max_tokens else "")
-    truth = MODELS["demo"](torch.tensor([ids]))[0].log_softmax(-1)
-    wanted = [truth[i, id].item() for i, id in enumerate(ids[1:])]
-    assert choice.logprobs.token_logprobs[0] is None
-    assert choice.logprobs.token_logprobs[1 : len(ids)] == pytest.approx(wanted, abs=1e-4)
-    assert len(choice.logprobs.tokens) == len(ids) + max_tokens
-    for token, offset in zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True):
-        assert choice.text[offset:].startswith(token)
-    assert all(len(top) in (5, 6) for top in choice.logprobs.top_logprobs[1:])
-
-
 def test_streams_add_up(client: Any) -> None:
     how = dict(model="demo", prompt=["The dog", "A cat"], max_tokens=12, n=2, seed=3, logprobs=1)
     whole = client.completions.create(**how)
@@ -103,11 +77,6 @@ def test_streams_add_up(client: Any) -> None:
     assert texts == [one.text for one in whole.choices]
     assert offsets == [one.logprobs.text_offset for one in whole.choices]
     assert usage == whole.usage
-
-
-def test_models_are_listed_and_named(client: Any) -> None:
-    assert [model.id for model in client.models.list()] == ["demo", "demo:std_eps"]
-    assert client.models.retrieve("demo:std_eps").owned_by == "minigpt"
 
 
 def test_errors_are_the_clients_own_kinds(server: Live, client: Any) -> None:
