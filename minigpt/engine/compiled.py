@@ -32,7 +32,8 @@ class FixedCache(NamedTuple):
 
     def update(self, layer: int, new: Tensor) -> tuple[Tensor, ...]:
         """Write a layer's new keys and values (2, B, H, 1, D) into the column; return its room, each (B, H, S, D)."""
-        return self.layers[layer].index_copy_(3, self.column, new).unbind()
+        room = self.layers[layer]
+        return room.index_copy_(3, self.column, new.to(room.dtype)).to(new.dtype).unbind()
 
 
 def hiding(visible: Bool[Tensor, "rows room"], dtype: torch.dtype) -> Float[Tensor, "rows room"]:

@@ -237,22 +237,52 @@ static void remember_chunk(struct worker *me, const void *job, long r) {
     }
 }
 
+INLINE vec vec_at(const void *values, long i, int is_half) {
+    if (!is_half) return *(const vec *)((const float *)values + i);
+    return (vec)(__builtin_convertvector(*(const hvec *)((const uint16_t *)values + i), ivec) << 16);
+}
+
+INLINE float total_of(vec sum) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)sum);
+#else
+    float total = 0;
+    for (int i = 0; i < LANES; i++) total += sum[i];
+    return total;
+#endif
+}
+
+/* y (vecs) = weights (count) times rows of values. */
+INLINE void mix(const float *weights, const void *values, long first, long width, long count, float *y, int vecs, int is_half) {
+    vec sum[4] = {0};
+    for (long s = 0; s < count; s++)
+        for (int v = 0; v < vecs; v++) sum[v] += weights[s] * vec_at(values, first + s * width + v * LANES, is_half);
+    for (int v = 0; v < vecs; v++) *(vec *)(y + v * LANES) = sum[v];
+}
+
 INLINE void attend_in(struct worker *me, const float *q, const void *keys, const void *values, long start, long end,
                       float *y, float scale, long width, int is_half) {
-    float most = -INFINITY, sum = 0;
-    for (long s = start; s < end; s++) {
-        float score = 0;
-#pragma omp simd reduction(+ : score)
-        for (long d = 0; d < width; d++) score += q[d] * value_at(keys, s * width + d, is_half);
-        me->scores[s - start] = score * scale;
-        most = score * scale > most ? score * scale : most;
+    const long count = end - start, first = start * width, whole = width / LANES * LANES;
+    float most = -INFINITY, sum = 0, *scores = me->scores;
+    for (long s = 0; s < count; s++) {
+        vec products = {0};
+        for (long d = 0; d < whole; d += LANES)
+            products += *(const vec *)(q + d) * vec_at(keys, first + s * width + d, is_half);
+        float score = total_of(products);
+        for (long d = whole; d < width; d++) score += q[d] * value_at(keys, first + s * width + d, is_half);
+        scores[s] = score * scale;
     }
-    for (long s = 0; s < end - start; s++) me->scores[s] = exponential(me->scores[s] - most);
-    for (long d = 0; d < width; d++) y[d] = 0;
-    for (long s = start; s < end; s++) {
-        float weight = me->scores[s - start];
-        sum += weight;
-        for (long d = 0; d < width; d++) y[d] += weight * value_at(values, s * width + d, is_half);
+    for (long s = 0; s < count; s++) most = scores[s] > most ? scores[s] : most;
+    for (long s = 0; s < count; s++) scores[s] = exponential(scores[s] - most);
+    for (long s = 0; s < count; s++) sum += scores[s];
+    for (long d = 0, vecs; d < whole; d += vecs * LANES) {
+        vecs = whole - d >= 4 * LANES ? 4 : 1;
+        if (vecs == 4) mix(scores, values, first + d, width, count, y + d, 4, is_half);
+        else mix(scores, values, first + d, width, count, y + d, 1, is_half);
+    }
+    for (long d = whole; d < width; d++) {
+        y[d] = 0;
+        for (long s = 0; s < count; s++) y[d] += scores[s] * value_at(values, first + s * width + d, is_half);
     }
     for (long d = 0; d < width; d++) y[d] /= sum;
 }

@@ -6,6 +6,7 @@ B batch, T new tokens, S tokens in all, C embedding, V vocabulary.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -93,6 +94,8 @@ class GPT2(gpt2.GPT2):
 
     def new_cache(self, batch_size: int, max_length: int) -> KVCache:
         cache = super().new_cache(batch_size, max_length)
+        if self.quantize is not None:  # a long text's keys and values would take as long to read as the weights
+            cache.store = torch.empty_like(cache.store, dtype=torch.bfloat16)
         if self.step is not None:  # a compiled step also reads what is masked, which must not be NaN by chance
             cache.store.zero_()
         return cache

@@ -61,7 +61,7 @@ class KVCache:
         """Write a layer's new keys and values behind the old; return all of them as views, each (B, H, S, D)."""
         room, count = self.store.select(0, layer), new.shape[3]  # (2, B, H, max_length, D)
         room.narrow(3, self.length, count).copy_(new)
-        return room.narrow(3, 0, self.length + count).unbind()
+        return room.narrow(3, 0, self.length + count).to(new.dtype).unbind()  # int8 models keep them in bfloat16
 
     def advance(self, seq: int, padding_mask: Bool[Tensor, "batch total"] | None) -> None:
         """Count ``seq`` new tokens as read, once every layer has them."""
