@@ -25,6 +25,7 @@ class Measured:
         decode_tokens_per_second: new tokens without the first of each row, divided by the time after the first.
         memory_mb: the peak of its process less that of ``import torch`` alone, with the files that it maps.
         compilations: by ``torch.compile``, in all runs.
+        acceptance: the share of drafted tokens that were right; None if none were drafted.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Measured:
     decode_tokens_per_second: float
     memory_mb: float
     compilations: int
+    acceptance: float | None = None
 
     @classmethod
     def of(
@@ -53,6 +55,7 @@ class Measured:
             decode_tokens_per_second=1000 * batch * (new - 1) / statistics.median(after_first),
             memory_mb=ends["peak_mb"] - ends["bare_mb"],
             compilations=ends["compilations"],
+            acceptance=ends["accepted"] / ends["drafted"] if ends.get("drafted") else None,
         )
 
 

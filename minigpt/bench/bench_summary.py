@@ -33,4 +33,5 @@ def bench_summary(report: BenchReport) -> RenderableType:
         f"{limit.by_memory:.1f} tokens/s, the products alone {limit.by_products:.1f}; ours decodes at "
         f"{ours.decode_tokens_per_second:.1f}, by {report.environment['decoding']}"
     )
-    return Group(Text(conditions), table, Text(reach))
+    said = f"{ours.acceptance:.0%} of the drafted tokens were accepted" if ours.acceptance is not None else ""
+    return Group(Text(conditions), table, Text(reach), *[Text(said)] * bool(said))

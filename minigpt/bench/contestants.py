@@ -15,8 +15,9 @@ from minigpt.checkpoint import from_pretrained
 from minigpt.engine import GPT2, compile_steps
 from minigpt.engine.kernel import path_of, use_kernel
 from minigpt.errors import ConfigError, GenerationError
-from minigpt.generation import generate
+from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.padding import left_padded
+from minigpt.generation.settings import parse_settings
 from minigpt.judge.reference import quiet_transformers
 
 Prompts = list[list[int]]
@@ -42,10 +43,13 @@ class Contestant(Protocol):
 
 
 class Minigpt:
-    """This project in a dtype or in "int8", with compiled steps if asked."""
+    """This project in a dtype or in "int8", with compiled steps or drafts if asked."""
 
-    def __init__(self, folder: str, prompts: Prompts, kind: str, compiled: bool = False) -> None:
-        self.model = writer(folder, kind)
+    def __init__(
+        self, folder: str, prompts: Prompts, kind: str, compiled: bool = False, draft: str | None = None
+    ) -> None:
+        self.model, self.prompts, self.draft = writer(folder, kind), prompts, draft
+        self.drafted = self.accepted = 0
         if compiled:
             compile_steps(self.model)
         self.decoding = path_of(self.model)
@@ -57,8 +61,13 @@ class Minigpt:
         return self.model.head(self.model.hidden_states(self.ids, self.mask, cache=cache)[:, -1:])
 
     def generate(self, new: int) -> int:
-        out = generate(self.model, self.ids, self.mask, max_new_tokens=new, eos_token_id=None)
-        return out[:, self.ids.shape[1] :].numel()
+        settings = parse_settings(max_new_tokens=new, eos_token_id=None, draft=self.draft)
+        rows = rows_of(self.model, self.prompts, settings, None)
+        for _ in write_rows(self.model, rows, settings, len(rows)):
+            pass
+        self.drafted += sum(row.drafted for row in rows)
+        self.accepted += sum(row.accepted for row in rows)
+        return sum(len(row.new_ids) for row in rows)
 
 
 class Transformers:
@@ -146,6 +155,7 @@ class Products:
 
 CONTESTANTS: dict[str, Callable[..., Contestant]] = {
     "minigpt": Minigpt,
+    "undrafted": Minigpt,
     "transformers": Transformers,
     "ctranslate2": CTranslate2,
     "llama.cpp": LlamaCpp,

@@ -39,6 +39,7 @@ class BenchPlan:
             "llama.cpp:q8_0". llama.cpp's kinds are f32, f16, bf16 and q8_0.
         batch: rows; more than one are ragged, from half of ``prompt_tokens`` to all of them.
         compiled: whether our steps are compiled.
+        draft: as in ``generate``; ours without drafts is then a contestant too, named "undrafted".
 
     Raises:
         ConfigError: if a number, a kind or a contestant is out of range or named twice, or a package is missing.
@@ -53,6 +54,7 @@ class BenchPlan:
     new_tokens: int = 64
     repeats: int = 7
     compiled: bool = False
+    draft: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in {"batch": 1, "prompt_tokens": 1, "new_tokens": 2, "repeats": 1}.items():
@@ -62,7 +64,7 @@ class BenchPlan:
             known = tuple(GGML_TYPES.values()) if name == "llama.cpp" else (*DTYPES, "int8")
             if kind not in known:
                 raise ConfigError(f"the kind of {name} must be one of {', '.join(known)}, got {kind!r}")
-        for name, _ in self.contestants[1:]:
+        for name in (entry.partition(":")[0] for entry in self.against):
             _require_installed(name)
         if twice := [one for one in self.contestants if self.contestants.count(one) > 1]:
             raise ConfigError(f"{' at '.join(twice[0])} is named twice; name each contestant once")
@@ -71,7 +73,8 @@ class BenchPlan:
     def contestants(self) -> list[tuple[str, str]]:
         """(name, kind) of all, ours first."""
         theirs = [entry.partition(":") for entry in self.against]
-        return [("minigpt", self.kind)] + [(name, kind or self.kind_of(name)) for name, _, kind in theirs]
+        ours = [("minigpt", self.kind)] + [("undrafted", self.kind)] * bool(self.draft)
+        return ours + [(name, kind or self.kind_of(name)) for name, _, kind in theirs]
 
     def prompts(self, vocabulary: int) -> list[list[int]]:
         """Return random ids, the same for all contestants."""
@@ -103,7 +106,7 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> BenchRe
         prompts = plan.prompts(model.config.vocab_size)
         common = dict(folder=str(folder), prompts=prompts, new=plan.new_tokens)
         how = {
-            "minigpt": {"compiled": plan.compiled},
+            "minigpt": {"compiled": plan.compiled, "draft": plan.draft},
             "llama.cpp": {"room": plan.prompt_tokens + plan.new_tokens},
         }
         running = []

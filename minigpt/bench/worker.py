@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-OURS = ("minigpt", "products")
+OURS = ("minigpt", "undrafted", "products")
 
 
 def main() -> None:
@@ -48,7 +48,8 @@ def _answers(spec: dict[str, Any]) -> Any:
         measured["total_cpu_ms"] = 1000 * (time.process_time() - start_cpu)
         require_all(made, rows * new, spec["name"])
         yield measured
-    yield {"peak_mb": peak_mb(), "compilations": _compilations()}
+    drafts = {name: getattr(contestant, name, 0) for name in ("drafted", "accepted")}
+    yield {"peak_mb": peak_mb(), "compilations": _compilations()} | drafts
 
 
 def peak_mb() -> float:

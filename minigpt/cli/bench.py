@@ -7,7 +7,17 @@ import typer
 from rich.table import Table
 
 from minigpt.cli.files import progress, require_writable, show
-from minigpt.cli.options import BenchDtype, BenchModel, Device, JsonFile, Preset, Quantize, dtype_names, norm_names
+from minigpt.cli.options import (
+    BenchDtype,
+    BenchModel,
+    Device,
+    Draft,
+    JsonFile,
+    Preset,
+    Quantize,
+    dtype_names,
+    norm_names,
+)
 from minigpt.errors import ConfigError
 
 EXAMPLES = (
@@ -36,6 +46,7 @@ def generate(
     new_tokens: Annotated[int, typer.Option(help="Tokens to write.")] = 64,
     repeats: Annotated[int, typer.Option(help="Rounds; each contestant is timed once in a round.")] = 7,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile our steps with torch.compile.")] = False,
+    draft: Draft = None,
     against: Annotated[
         str, typer.Option(help="Others, each NAME or NAME:KIND: transformers, ctranslate2, llama.cpp; '' for none.")
     ] = "transformers",
@@ -52,7 +63,7 @@ def generate(
         raise ConfigError(f"--preset {preset} is for random weights; leave it out, or --model {model}")
     plan = BenchPlan(
         model=model, preset=preset or "gpt2", kind=quantize or dtype, batch=batch, prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens, repeats=repeats, compiled=compiled,
+        new_tokens=new_tokens, repeats=repeats, compiled=compiled, draft=draft,
         against=tuple(filter(None, against.split(","))),
     )  # fmt: skip
     with progress() as say:

@@ -19,7 +19,7 @@ from minigpt.generation.slots import Slots
 NGRAMS = (3, 2)  # lengths of the n-grams to look up, the more specific first
 MOST = 8  # tokens of a draft by the int8 form
 FADING = 0.8  # what an older measurement counts at each new one
-FRESH = (3.0, 0.5)  # tokens that count as right and wrong at first
+FRESH = (1.0, 0.5)  # tokens that count as right and wrong at first
 SUREST = 0.99  # the highest chance to count with
 REST = 8  # steps without a draft, after which one token is tried; twice as many each time that it is refused
 LONGEST_REST = 64
