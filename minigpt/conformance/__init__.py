@@ -1,14 +1,13 @@
 """Is this class a LayerNorm? Hard rows, shapes, dtypes, gradients and torch.compile, and the name of what is wrong.
 
 check.py          runs the cases on a norm, and returns the report
-  values.py  behaviour.py  gradients.py  compiling.py      the cases
+  cases.py  behaviour.py      the cases
   case.py         one question to a norm, measured at each dtype against a bound, and its result
   subject.py      the norm under check, and how to build it
   rows.py         the inputs
   truth.py        LayerNorm in float64, and the bound on rounding
 diagnosis.py      from failed cases to the name of the mistake
-  mistakes.py     the mistakes of formula and of precision
-  probe.py        asks the norm for one more answer
+  mistakes.py     probes for the mistakes of formula and of precision
 """
 
 from minigpt.conformance.case import CaseResult

@@ -66,9 +66,6 @@ class Measurement(NamedTuple):
         return self.error / self.bound if self.bound else math.inf if self.error else 0.0
 
 
-Measure = Callable[[Subject, torch.dtype], Measurement]
-
-
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A question, and how to measure the answer at one dtype."""
@@ -77,30 +74,28 @@ class Case:
     group: str
     tests: str
     reason: str  # for the bound
-    measure: Measure
+    measure: Callable[[Subject, torch.dtype], Measurement]
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
 
     def run(self, subject: Subject) -> CaseResult:
         """Ask at every dtype. A norm that raises fails; one that does not support a dtype is not judged there."""
         measured: dict[str, Measurement] = {}
         passed: dict[str, bool] = {}
-        said = {"failed": "", "refused": ""}
+        failed = refused = ""
         for dtype in self.dtypes:
             name = dtype_name(dtype)
             try:
                 measured[name] = self.measure(subject.drawing_for(self.name), dtype)
                 passed[name] = measured[name].within
             except Unsupported as refusal:
-                said["refused"] = f"not judged: {refusal}"
+                refused = f"not judged: {refusal}"
             except RAISED as error:
                 passed[name] = False
-                said["failed"] = described(error) if isinstance(error, NormError) else f"it raises {described(error)}"
-        if said["failed"] or not measured:
-            error = bound = None
-            note = said["failed"] or said["refused"]
+                failed = described(error) if isinstance(error, NormError) else f"it raises {described(error)}"
+        if failed or not measured:
+            error, bound, note = None, None, failed or refused
         else:
-            found = worst(measured) if len(self.dtypes) > 1 else next(iter(measured.values()))
-            error, bound, note = found
+            error, bound, note = worst(measured) if len(self.dtypes) > 1 else measured[name]
         return CaseResult(
             self.name, self.group, self.tests, error, bound, self.reason,
             passed=all(passed.values()), dtypes=passed, note=note,
@@ -115,10 +110,14 @@ def against_truth(candidate: Candidate, x: Tensor, y: Tensor | None = None) -> M
 
 
 def worst_element(value: Tensor, expected: Tensor, bound: Tensor) -> Measurement:
-    """Return error and bound of the element with the largest ratio; the last two are float64 on the CPU."""
+    """Return error and bound of the element with the largest ratio; ``bound`` is float64 on the CPU.
+
+    The error is 0 for equal infinities and for two NaNs, and NaN for a NaN and a number.
+    """
     if value.numel() == 0:
         return Measurement(0.0, 0.0)
-    error = difference(value, expected)  # (...)
+    a, b = (tensor.detach().cpu().double() for tensor in (value, expected))
+    error = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
     ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
     index = int(ratio.argmax())
     return Measurement(error.flatten()[index].item(), bound.flatten()[index].item())
@@ -127,12 +126,6 @@ def worst_element(value: Tensor, expected: Tensor, bound: Tensor) -> Measurement
 def same_numbers(value: Tensor, expected: Tensor) -> Measurement:
     """Return the largest difference between two tensors that must be equal."""
     return worst_element(value, expected, torch.zeros_like(expected, dtype=torch.float64, device="cpu"))
-
-
-def difference(a: Tensor, b: Tensor) -> Tensor:
-    """Return |a - b| in float64 on the CPU; 0 for equal infinities and two NaNs, NaN for a NaN and a number."""
-    a, b = a.detach().cpu().double(), b.detach().cpu().double()
-    return torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
 
 
 def worst(measurements: dict[str, Measurement]) -> Measurement:

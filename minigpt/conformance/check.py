@@ -10,13 +10,9 @@ import torch
 
 from minigpt.conformance.behaviour import BEHAVIOUR_CASES
 from minigpt.conformance.case import Case, CaseResult
-from minigpt.conformance.compiling import COMPILE_CASES, always_compiling, best_backend
+from minigpt.conformance.cases import COMPILE_CASES, GRADIENT_CASES, VALUE_CASES, best_backend
 from minigpt.conformance.diagnosis import diagnoses
-from minigpt.conformance.gradients import GRADIENT_CASES
-from minigpt.conformance.mistakes import late_affine
-from minigpt.conformance.probe import Probe
 from minigpt.conformance.subject import EPS, Subject
-from minigpt.conformance.values import VALUE_CASES
 from minigpt.errors import NormError
 from minigpt.json_file import finite
 from minigpt.measure.environment import software
@@ -26,6 +22,7 @@ from minigpt.norms import NormSpec
 from minigpt.norms.registry import require_on
 from minigpt.placement import DTYPES, require_values, resolve_device
 
+UNLIMITED = 10**6  # programs: a norm that compiles itself does so for every width and dtype
 CASES = [*VALUE_CASES, *BEHAVIOUR_CASES, *GRADIENT_CASES, *COMPILE_CASES]
 
 
@@ -38,7 +35,7 @@ class ConformanceReport:
     eps: float
     seed: int
     versions: dict[str, str]
-    notes: list[str]  # remarks, for example on an eps that cannot be set, or on the order of its roundings
+    notes: list[str]  # remarks, for example on an eps that cannot be set
     cases: list[CaseResult]
     diagnoses: list[str]  # empty if the norm passed
 
@@ -60,23 +57,18 @@ class ConformanceReport:
     def failures(self) -> list[CaseResult]:
         return [case for case in self.cases if not case.passed]
 
-    @property
-    def judgement(self) -> str:
-        """The verdict, to follow the norm's name."""
-        if self.passed:
-            return "is a LayerNorm"
-        failed_at = set[str]().union(*(case.failed_at for case in self.failures))
-        return "is not a LayerNorm" + " in half precision" * (failed_at <= {"float16", "bfloat16"})
-
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types; a number that is not finite is null."""
         return finite({"verdict": "pass" if self.passed else "fail", **dataclasses.asdict(self), "dtypes": self.dtypes})
 
     def __str__(self) -> str:
         """Return the verdict, the diagnoses and the failed cases, a line each."""
+        failed_at = set[str]().union(*(case.failed_at for case in self.failures))
+        judgement = "is a LayerNorm" if self.passed else "is not a LayerNorm"
+        judgement += " in half precision" * (bool(failed_at) and failed_at <= {"float16", "bfloat16"})
         counted = f"{len(self.cases) - len(self.failures)} of {len(self.cases)} cases pass"
         return "\n".join(
-            [f"{self.norm} {self.judgement} on {self.device}: {counted}"]
+            [f"{self.norm} {judgement} on {self.device}: {counted}"]
             + [f"  diagnosis: {diagnosis}" for diagnosis in self.diagnoses]
             + [f"  {case}" for case in self.failures]
         )
@@ -108,35 +100,28 @@ def check_norm(
         NormError: if the norm is unknown or unavailable, cannot be built or run at all, or no case matches.
         ConfigError: if the device is unknown or absent.
     """
+    import torch._dynamo as dynamo
+
     device = resolve_device(device)
     require_values(device)
     chosen = _matching(cases)
     groups = list(dict.fromkeys(case.group for case in chosen))
     begin = Steps(progress, total=len(groups) + 1)
     subject = Subject(norm, device, seed=seed, compile_backend=compile_backend or best_backend(device))
-    with torch.inference_mode(False), full_products(), always_compiling(), warnings.catch_warnings():
+    unlimited = dynamo.config.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED)
+    with torch.inference_mode(False), full_products(), unlimited, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the variance of a row of one number warns
         subject.require_judgeable()
         results = []
         for group in groups:
             begin(f"checking {group}" if group != "compile" else f"compiling with {subject.compile_backend}")
             results += [case.run(subject) for case in chosen if case.group == group]
-        notes = [*subject.notes, *late_affine(Probe(subject))]
-        found = []
+        notes, found = subject.notes, []
         if not all(result.passed for result in results):
             begin("looking for what is wrong")
             found = diagnoses(subject, results)
     require_on(norm, device)
-    return ConformanceReport(
-        norm=subject.name,
-        device=str(device),
-        eps=EPS,
-        seed=seed,
-        versions=software(),
-        notes=notes,
-        cases=results,
-        diagnoses=found,
-    )
+    return ConformanceReport(subject.name, str(device), EPS, seed, software(), notes, results, found)
 
 
 def case_names() -> list[str]:
@@ -145,13 +130,11 @@ def case_names() -> list[str]:
 
 
 def _matching(cases: str | Iterable[str]) -> list[Case]:
-    patterns = [cases] if isinstance(cases, str) else list(cases)
-    for pattern in patterns or ["nothing"]:
-        if not any(_matches(case, pattern) for case in CASES):
+    chosen = []
+    for pattern in ([cases] if isinstance(cases, str) else list(cases)) or ["nothing"]:
+        matching = [case for case in CASES if fnmatchcase(case.name, pattern) or fnmatchcase(case.group, pattern)]
+        if not matching:
             groups = ", ".join(dict.fromkeys(case.group for case in CASES))
             raise NormError(f"no case matches {pattern!r}; the groups of cases are {groups}")
-    return [case for case in CASES if any(_matches(case, pattern) for pattern in patterns)]
-
-
-def _matches(case: Case, pattern: str) -> bool:
-    return fnmatchcase(case.name, pattern) or fnmatchcase(case.group, pattern)
+        chosen += matching
+    return [case for case in CASES if case in chosen]

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from minigpt.conformance.case import CaseResult
-from minigpt.conformance.mistakes import BATCH, kept_in, wrong_formula
-from minigpt.conformance.probe import Probe
+from minigpt.conformance.mistakes import BATCH, Probe, kept_in, wrong_formula
+from minigpt.conformance.rows import ROW_KINDS
 from minigpt.conformance.subject import Subject
 from minigpt.placement import DTYPES, dtype_name
 from minigpt.processor import HALVES
@@ -19,26 +19,18 @@ SYMPTOMS = {
     "input left as it was": "it modifies its input",
     "output left as it was": "its next call writes over its output",
     "weights that change": "it keeps its weights: it computes with them after they have changed",
-    "a row in any company": BATCH,
 }
 # Mistakes in some kinds of input, by the cases that fail; "{}" is what "*" matches
 PARTS = {
-    "*, constant rows": "wrong only for constant rows",
-    "*, massive activations": "wrong only for rows with massive activations",
-    "*, mean far from 0": "wrong only for rows whose mean is far from 0",
-    "*, deviation near sqrt(eps)": "wrong only for rows whose deviation is small",
-    "*, trained weights": "wrong only for weights far from 1",
-    "*, huge values": "wrong only for huge values",
-    "*, tiny values": "wrong only for tiny values",
+    **{f"*, {kind.name}": f"wrong only for {kind.name}" for kind in ROW_KINDS[1:]},
     "*, infinity and NaN": "wrong only where a row holds an infinity or a NaN",
     "non-contiguous: *": "wrong only for non-contiguous input: {}",
-    "*-D input": "wrong only for {}-D input",
-    "* token input": "wrong only for an input of {} token",
-    "decoding input": "wrong only for a batch of one token each, as decoding has it",
+    "* input": "wrong only for {} input",
     "width *": "wrong only at width {}",
     "*[0-9] rows": "wrong only for {}",
     "residual added too": "wrong only where it adds the residual too, in add_norm",
     "any mode": "its values depend on training mode, or on whether gradients are kept",
+    "a row in any company": BATCH,
 }
 # Most other mistakes fail these cases as well, so they are named only if nothing else is
 LAST_PARTS = {

@@ -61,14 +61,6 @@ def transposed(x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
     return x.t().contiguous().t()
 
 
-def with_no_numbers(x: Float[Tensor, "6 width"]) -> Float[Tensor, "6 width"]:
-    """Return a copy with a NaN in row 1, an infinity in row 3 and two in row 4."""
-    spoilt = x.clone()
-    spoilt[1, 7] = torch.nan
-    spoilt[3, 0], spoilt[4, 5], spoilt[4, 63] = torch.inf, -torch.inf, torch.inf
-    return spoilt
-
-
 def ordinary_weights(width: int, generator: Generator) -> Weights:
     """Return a scale about 1 and a shift about 0.5 of either sign: scale 1 and shift 0 would hide mistakes."""
     return 1 + 0.7 * _normal(width, 1, generator)[:, 0], 0.5 + _normal(width, 1, generator)[:, 0]
@@ -99,8 +91,9 @@ class RowKind(NamedTuple):
         return x if self.magnitudes is None else x * self.magnitudes[dtype]
 
 
+ORDINARY = RowKind("ordinary rows", "rows with different means and deviations", ordinary)
 ROW_KINDS = [
-    RowKind("ordinary rows", "rows with different means and deviations", ordinary),
+    ORDINARY,
     RowKind("trained weights", "a few weights from 10 to 20, some almost 0", ordinary, trained_weights),
     RowKind("massive activations", "a few values near 3,000 among values about 1", massive),
     RowKind("mean far from 0", "a mean a thousand times the deviation", far_from_zero),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from minigpt import norms
-from minigpt.conformance.rows import Weights, ordinary, ordinary_weights
+from minigpt.conformance.rows import ORDINARY, RowKind, Weights, ordinary_weights
 from minigpt.conformance.truth import Truth, gradient_truth, truth
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.add import own_addition
@@ -81,7 +81,7 @@ class Candidate:
         return truth(x, self.weight, self.bias, self.eps)
 
     def gradient_truth(self, x: Tensor, dy: Tensor) -> dict[str, Truth]:
-        """Return the gradients of that for an incoming ``dy``, by name; both arguments are (rows, width)."""
+        """Return the gradients of that for an incoming ``dy``, by name."""
         return gradient_truth(x, self.weight, self.bias, self.eps, dy)
 
 
@@ -131,9 +131,9 @@ class Subject:
             module = module.to(device=self.device, dtype=dtype).eval()
         return Candidate(module, module.weight, module.bias, eps, self.name)
 
-    def rows(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return ordinary rows of this shape, (..., width), on the device."""
-        return self.put(ordinary(math.prod(shape[:-1]), shape[-1], self.generator), dtype).view(shape)
+    def rows(self, *shape: int, dtype: torch.dtype = torch.float32, kind: RowKind = ORDINARY) -> Tensor:
+        """Return rows of a kind in this shape, (..., width), on the device."""
+        return self.put(kind.rows(math.prod(shape[:-1]), shape[-1], self.generator, dtype), dtype).view(shape)
 
     def put(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Round a float64 tensor to ``dtype``, and move it to the norm's device."""

@@ -83,11 +83,11 @@ def truth(
 
 
 def gradient_truth(
-    x: Float[Tensor, "rows width"],
+    x: Float[Tensor, "*rows width"],
     weight: Float[Tensor, " width"],
     bias: Float[Tensor, " width"] | None,
     eps: float,
-    dy: Float[Tensor, "rows width"],
+    dy: Float[Tensor, "*rows width"],
 ) -> dict[str, Truth]:
     """Return the gradients of "input", "weight" and, if there is one, "bias" for an incoming ``dy``.
 
@@ -104,15 +104,16 @@ def gradient_truth(
         true = torch.autograd.grad(y, list(leaves.values()), wide_dy)
 
     centred, deviation = _moments(wide, eps)
-    standard = (centred / deviation).abs()  # (rows, C)
-    reach = wide.abs().amax(-1, keepdim=True) / deviation  # (rows, 1)
-    largest = (wide_dy * _widen(weight)).abs().amax(-1, keepdim=True)  # (rows, 1)
-    statistics = precision.statistics * _growth(centred, precision) * (1 + reach)  # (rows, 1)
-    summing = precision.result * sum_growth(len(x))  # in the dtype of the weights, as PyTorch's own kernel on a CPU
+    standard = (centred / deviation).abs()  # (..., C)
+    reach = wide.abs().amax(-1, keepdim=True) / deviation  # (..., 1)
+    largest = (wide_dy * _widen(weight)).abs().amax(-1, keepdim=True)  # (..., 1)
+    statistics = precision.statistics * _growth(centred, precision) * (1 + reach)  # (..., 1)
+    rows = tuple(range(x.ndim - 1))
+    summing = precision.result * sum_growth(x[..., 0].numel())  # in the dtype of the weights, as PyTorch's on a CPU
     off = {
         "input": largest / deviation * (statistics * (1 + standard).square() + 3 * precision.result * (2 + standard)),
-        "weight": (wide_dy.abs() * (statistics * (1 + standard) + summing * standard)).sum(0),
-        "bias": summing * wide_dy.abs().sum(0),
+        "weight": (wide_dy.abs() * (statistics * (1 + standard) + summing * standard)).sum(rows),
+        "bias": summing * wide_dy.abs().sum(rows),
     }
     return {name: Truth(gradient, off[name] + precision.smallest) for name, gradient in zip(leaves, true, strict=True)}
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from minigpt import ConfigError, LayerNorm, NormError, norms
 from minigpt.conformance import ConformanceReport, case_names, check_norm
 from minigpt.conformance.case import Measurement, same_numbers, worst, worst_element
-from minigpt.conformance.compiling import best_backend
+from minigpt.conformance.cases import best_backend
 from minigpt.conformance.truth import PRECISIONS, gradient_truth, layer_norm_float64, truth
 
 # torch.compile would trace the shape checks as well

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from minigpt.conformance import ConformanceReport, check_norm
-from minigpt.conformance.mistakes import wrong_formula
-from minigpt.conformance.probe import Probe
+from minigpt.conformance.mistakes import BATCH, Probe, wrong_formula
 from minigpt.conformance.subject import Subject
 from minigpt.placement import DTYPES
 
@@ -35,31 +34,28 @@ MISTAKES: list[tuple[type[nn.Module], list[str]]] = [
     (sabotages.DynamicTanh, ["each value is computed by itself", "it returns finite numbers where torch's layer_norm"]),
     (sabotages.NoShift, ["the shift is ignored"]),
     (sabotages.NoScale, ["the scale is ignored"]),
-    (sabotages.Exchanged, ["scale and shift are exchanged"]),
-    (sabotages.ScaleAddedToOne, ["the scale is added to 1"]),
-    (sabotages.TwiceTheShift, ["with scale 1 and shift 0 it is right, but others are applied otherwise"]),
+    (sabotages.Exchanged, ["scale and shift are applied otherwise"]),
+    (sabotages.ScaleAddedToOne, ["scale and shift are applied otherwise"]),
+    (sabotages.TwiceTheShift, ["scale and shift are applied otherwise"]),
     (sabotages.Float16Throughout, ["statistics are kept in float16, or in as few bits"]),
     (sabotages.Float16Variance, ["statistics are kept in float16, or in as few bits"]),
     (sabotages.BFloat16Throughout, ["statistics are kept in bfloat16, or in as few bits"]),
     (sabotages.StatisticsOfTheInput, HALVES),
     (sabotages.DetachedStatisticsOfTheInput, [*HALVES, "gradients are wrong though values are right"]),
-    (
-        sabotages.NoSingleTokens,
-        [*HALVES, "wrong only for an input of one token", "wrong only for a batch of one token"],
-    ),
+    (sabotages.NoSingleTokens, [*HALVES, "wrong only for one token, decoding input", BATCH]),
     (sabotages.Float32Throughout, ["wrong only for float64 input"]),
     (sabotages.LouderInBfloat16, ["wrong only for bfloat16 input"]),
     (sabotages.DifferenceOfSquares, ["variance is a difference of squares"]),
     (sabotages.OverTheSequence, [MISPLACED]),
     (sabotages.OverDimensionOne, [MISPLACED]),
-    (sabotages.OneVarianceForAll, ["a row depends on its batch"]),
-    (sabotages.LooksAtItsBatch, ["a row depends on its batch"]),
+    (sabotages.OneVarianceForAll, [BATCH]),
+    (sabotages.LooksAtItsBatch, ["wrong only for one token input", BATCH]),
     (sabotages.ZeroForConstantRows, ["wrong only for constant rows"]),
     (sabotages.NaNForAnyRow, ["it returns NaN for ordinary rows"]),
     (sabotages.HidesNaN, ["it returns finite numbers where torch's layer_norm returns NaN"]),
     (sabotages.MultiplesOfFourOnly, ["wrong only at width 2, 3, 127, 1001"]),
     (sabotages.IgnoresStrides, ["wrong only for non-contiguous input: transposed, every second column"]),
-    (sabotages.WrongInDecoding, ["wrong only for a batch of one token each"]),
+    (sabotages.WrongInDecoding, ["wrong only for decoding input", BATCH]),
     (sabotages.WrongInTraining, ["its values depend on training mode"]),
     (sabotages.WrongForInference, ["its values depend on training mode"]),
     (sabotages.WrongSum, ["wrong only where it adds the residual too, in add_norm"]),
@@ -116,8 +112,8 @@ def test_the_judgement_says_if_only_half_precision_is_wrong() -> None:
     assert str(report).startswith("StatisticsOfTheInput is not a LayerNorm in half precision on cpu: ")
     assert report.dtypes == {"float32": True, "bfloat16": False, "float16": False, "float64": True}
     for norm in (sabotages.NoSingleTokens, sabotages.Float32Throughout, sabotages.DividesByNMinusOne):
-        assert check(norm, ["widths", "values", "layouts"]).judgement == "is not a LayerNorm", norm
-    assert check("textbook", "float32, *").judgement == "is a LayerNorm"
+        assert " is not a LayerNorm on cpu: " in str(check(norm, ["widths", "values", "layouts"])), norm
+    assert str(check("textbook", "float32, *")).startswith("textbook is a LayerNorm on cpu: ")
 
 
 def test_a_norm_that_needs_a_bias_is_judged_with_one() -> None:
@@ -135,9 +131,7 @@ def test_an_output_of_another_shape_is_a_failure() -> None:
 
     report = check(Shorter, ["widths", "values"])
     assert report.dtypes["float32"] is False
-    assert report.diagnoses[0].startswith(
-        "Shorter must return one tensor of its input's shape (33, 2), got (33, 1) ("
-    ), report
+    assert "Shorter must return one tensor of its input's shape (33, 2), got (33, 1) (" in report.diagnoses[0]
 
 
 @pytest.mark.parametrize(
@@ -167,20 +161,3 @@ def test_a_norm_that_raises_on_every_probe_is_still_diagnosed() -> None:
 
     (said,) = check(Moody, "width*").diagnoses
     assert " raised RuntimeError: 64 only" in said
-
-
-class AffineAfterTheCast(sabotages.LayerNorm):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
-        standard = torch.nn.functional.layer_norm(wide, wide.shape[-1:], eps=self.eps)
-        return standard.to(x.dtype) * self.weight + self.bias
-
-
-def test_a_norm_that_scales_after_the_cast_passes_with_a_remark() -> None:
-    report = check(AffineAfterTheCast, ["values", "widths"])
-    assert report.passed
-    assert [
-        note for note in report.notes if note.startswith("In bfloat16 and float16, scale and shift are applied after")
-    ]
-    for norm in ("fused", "textbook"):
-        assert check(norm, "float32, *").notes == []
