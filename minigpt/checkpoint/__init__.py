@@ -1,27 +1,23 @@
 """Files <-> model."""
 
-from minigpt.checkpoint.files import TOKENIZER_FILES, config_file, folder_of, holds_model, read_tensors, weight_files
-from minigpt.checkpoint.generation_config import generation_fields, read_generation_config
+from minigpt.checkpoint.files import (
+    TOKENIZER_FILES,
+    config_file,
+    folder_of,
+    generation_fields,
+    has_tokenizer,
+    holds_model,
+    read_generation_config,
+    read_tensors,
+    weight_files,
+)  # fmt: skip
 from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.opened import Checkpoint, open_checkpoint
 from minigpt.checkpoint.pretrained import from_pretrained, load_norms
 from minigpt.checkpoint.save import save_pretrained
-from minigpt.checkpoint.vocabulary import has_tokenizer
 
 __all__ = [
-    "TOKENIZER_FILES",
-    "Checkpoint",
-    "config_file",
-    "folder_of",
-    "from_pretrained",
-    "generation_fields",
-    "has_tokenizer",
-    "holds_model",
-    "load_norms",
-    "locate",
-    "open_checkpoint",
-    "read_generation_config",
-    "read_tensors",
-    "save_pretrained",
-    "weight_files",
-]
+    "TOKENIZER_FILES", "Checkpoint", "config_file", "folder_of", "from_pretrained", "generation_fields",
+    "has_tokenizer", "holds_model", "load_norms", "locate", "open_checkpoint", "read_generation_config",
+    "read_tensors", "save_pretrained", "weight_files",
+]  # fmt: skip

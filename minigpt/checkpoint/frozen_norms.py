@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from minigpt.checkpoint.save import SavesItself
 
 EPS = 2.0**40  # its root is a power of two, so multiplying by it rounds nothing; variances below 2**16 vanish beside it
+PLAIN = [1.0, 1.0, float("inf")]  # the calibration of a norm that divides by 1
 
 
 def save_frozen(model: GPT2, directory: str | Path, tokenizer: "SavesItself | None" = None) -> None:
@@ -71,18 +72,14 @@ def unscaled(tensors: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
         site, _, parameter = name.rpartition(".")
         if parameter == "weight" and site.rpartition(".")[2] in ("ln_1", "ln_2", "ln_f"):
             plain[name] = weight / eps**0.5
-            plain[f"{site}.calibration"] = torch.tensor([1.0, 1.0, float("inf")], dtype=weight.dtype)
+            plain[f"{site}.calibration"] = torch.tensor(PLAIN, dtype=weight.dtype)
     return plain
 
 
 def is_plain_form(model: GPT2) -> bool:
     """True if the model's norms are frozen and were read from a plain form, so that they divide by 1."""
-    norms = model.norm_modules().values()
-    return all(isinstance(norm, FrozenLayerNorm) and _divides_by_one(norm) for norm in norms)
-
-
-def _divides_by_one(norm: FrozenLayerNorm) -> bool:
-    return norm.calibration is not None and norm.calibration.tolist() == [1.0, 1.0, float("inf")]
+    found = [getattr(norm, "calibration", None) for norm in model.norm_modules().values()]
+    return all(calibration is not None and calibration.tolist() == PLAIN for calibration in found)
 
 
 def _only_deviation(site: str, norm: torch.nn.Module) -> float:

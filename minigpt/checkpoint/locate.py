@@ -1,7 +1,8 @@
 """Find a checkpoint: a folder, a file of weights, the bundled demo, or a repository of the Hugging Face hub."""
 
-import difflib
+import functools
 import os.path
+import re
 from pathlib import Path
 
 from minigpt.checkpoint.files import (
@@ -12,11 +13,12 @@ from minigpt.checkpoint.files import (
     SHARDS,
     TOKENIZER_FILES,
     WEIGHT_SUFFIXES,
-)
+)  # fmt: skip
 from minigpt.errors import CheckpointError
 
 DEMO = Path(__file__).parents[1] / "demo"
 KNOWN = ("demo", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
+REPOSITORY = re.compile(r"[^./~][^/]*(/[^/]+)?")
 
 # The tokenizer's files count the ids in use, and must come from the same commit.
 MODEL_FILES = (CONFIG, GENERATION_CONFIG, SAFETENSORS, INDEX, SHARDS, *TOKENIZER_FILES)
@@ -50,35 +52,23 @@ def locate(
         raise CheckpointError(f"{source} must be a directory or a {', '.join(WEIGHT_SUFFIXES)} file")
     if os.path.exists(path):
         return Path(path)
-    if isinstance(source, Path) or _looks_like_a_path(source):
+    if isinstance(source, Path) or not REPOSITORY.fullmatch(source) or source.endswith(WEIGHT_SUFFIXES):
         raise CheckpointError(f"there is no directory or file of weights {source}")
     return _fetch(source, files, revision, local_files_only)
-
-
-def _looks_like_a_path(source: str) -> bool:
-    return source.startswith((".", "/", "~")) or source.endswith(WEIGHT_SUFFIXES) or source.count("/") > 1 or not source
 
 
 def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_files_only: bool) -> Path:
     from huggingface_hub import snapshot_download  # imported here: a local model needs no network client
 
-    def snapshot(patterns: tuple[str, ...], revision: str | None) -> Path:
-        return Path(
-            snapshot_download(
-                repository, revision=revision, allow_patterns=list(patterns), local_files_only=local_files_only
-            )
-        )
-
+    snapshot = functools.partial(snapshot_download, repository, local_files_only=local_files_only)
     try:
-        folder = snapshot(files, revision)
-        if SAFETENSORS in files and not any(folder.glob("model*.safetensors*")):
-            folder = snapshot(PICKLED_FILES, folder.name)  # an old repository; from the same commit
+        folder = Path(snapshot(revision=revision, allow_patterns=[*files]))
+        if SAFETENSORS in files and not any(folder.glob("model*.safetensors*")):  # an old repository
+            snapshot(revision=folder.name, allow_patterns=[*PICKLED_FILES])  # from the same commit
     except Exception as error:  # the client and its transport raise many kinds
         at = f" at revision {revision!r}" if revision else ""
-        meant = difflib.get_close_matches(repository, KNOWN, n=1)
-        way_out = f"did you mean {meant[0]}? Otherwise give" if meant else "give"
         raise CheckpointError(
-            f"cannot get {repository!r}{at} from the Hugging Face hub; {way_out} a local folder, or one of "
+            f"cannot get {repository!r}{at} from the Hugging Face hub; give a local folder, or one of "
             f"{', '.join(KNOWN)}; only demo needs no network, and a private or gated repository needs HF_TOKEN. "
             f"The hub's client says: {' '.join(str(error).split())}"
         ) from error

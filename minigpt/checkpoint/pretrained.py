@@ -8,11 +8,9 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.checkpoint.files import read_tensors
-from minigpt.checkpoint.fitting import only_dtype, require_fitting
 from minigpt.checkpoint.formats import recognise
 from minigpt.checkpoint.locate import locate
-from minigpt.checkpoint.opened import Checkpoint, open_checkpoint
-from minigpt.checkpoint.translate import without_wrappers
+from minigpt.checkpoint.opened import Checkpoint, only_dtype, open_checkpoint, require_fitting, without_wrappers
 from minigpt.engine import GPT2
 from minigpt.engine.int8 import check_roundable, quantize_int8
 from minigpt.engine.layout import placed as placed_by_rows
@@ -102,7 +100,7 @@ def put_norms(model: GPT2, checkpoint: Checkpoint, asked: Pairs) -> dict[str, no
             continue
         if not is_registered(norm):
             norm = norm_at(asked, site) or norm
-            if not norm_at(asked, site):
+            if norm_at(asked, site) is None:
                 require_registered(norm)
         roles = {"scale": f"{site}.weight", "shift": f"{site}.bias"}
         keep = [what for what, name in roles.items() if name in checkpoint.tensors]

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from minigpt.checkpoint.atomic import REPLACED, replacing
 from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES
-from minigpt.checkpoint.fitting import misfits
-from minigpt.checkpoint.translate import PREFIX
+from minigpt.checkpoint.opened import misfits
 from minigpt.engine import GPT2
 from minigpt.errors import CheckpointError, listing
 from minigpt.model.checks import check_gpt2, check_weights
@@ -21,6 +20,7 @@ from minigpt.placement import dtype_name
 from minigpt.swap.saved import as_pairs, eps_unsaid, norm_at, norm_fields
 
 MAX_SHARD_BYTES = 5 * 10**9
+PREFIX = "transformer."  # of a GPT2LMHeadModel's file; a GPT2Model's has none
 
 
 class SavesItself(Protocol):

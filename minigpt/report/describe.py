@@ -20,7 +20,7 @@ from minigpt.checkpoint import (
     read_tensors,
     weight_files,
 )
-from minigpt.checkpoint.fitting import not_finite, only_dtype, require_fitting
+from minigpt.checkpoint.opened import only_dtype, require_fitting
 from minigpt.checkpoint.pretrained import loadable, put_norms
 from minigpt.config import GPT2Config
 from minigpt.engine import GPT2
@@ -76,7 +76,7 @@ def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
         "norm eps": config.layer_norm_epsilon,
         "norm": _norm_names(checkpoint.norms),
         "norms": [_norm_ranges(site, tensors) for site in model.norm_sites()],
-        "not finite": not_finite(tensors),
+        "not finite": [name for name, own in tensors.items() if own.is_floating_point() and not own.isfinite().all()],
         "accelerators": _accelerators(config),
         "decoding": path_of(model.to(next((tensor.dtype for tensor in tensors.values()), None)).eval()),
     }

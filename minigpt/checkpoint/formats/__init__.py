@@ -17,12 +17,13 @@ tensor that is in no row keeps its name, so a family that names GPT-2's parts as
 
 import importlib
 
-from minigpt.checkpoint.formats.format import Format, Tensors
+from minigpt.checkpoint.formats.format import HUGGING_FACE, Format, Tensors
 
-FAMILIES = ("openai", "book", "nanogpt", "hugging_face")  # the first that recognises the tensors is used
-FORMATS: list[Format] = [getattr(importlib.import_module(f"{__name__}.{name}"), name.upper()) for name in FAMILIES]
-
-__all__ = ["FORMATS", "Format", "Tensors", "recognise"]
+FAMILIES = ("openai", "book", "nanogpt")  # the first that recognises the tensors is used; Hugging Face is the last
+FORMATS: list[Format] = [
+    *(getattr(importlib.import_module(f"{__name__}.{name}"), name.upper()) for name in FAMILIES),
+    HUGGING_FACE,
+]
 
 
 def recognise(tensors: Tensors) -> Format:

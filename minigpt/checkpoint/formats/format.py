@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,10 +17,10 @@ Tensors = dict[str, Tensor]
 GPT2_VOCABULARY = 50257
 LINEARS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")  # of a block, as we and most others name them
 CAUSAL_MASKS = ("h.{i}.attn.bias", "h.{i}.attn.masked_bias")  # saved by early versions of several
+OURS = {field.name for field in dataclasses.fields(GPT2Config)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """The family's tensors that make up one of our parameters, {i} standing for the layer, and how each is changed."""
 
     theirs: tuple[str, ...]
@@ -68,6 +68,10 @@ class Format:
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tied: bool | None = True
 
+    def describes(self, fields: Mapping[str, Any]) -> bool:
+        """Return True if a config has fields of the family that are not also ours."""
+        return self.fields is not None and bool(fields.keys() & {*self.fields, *self.ignored} - OURS)
+
     def config(self, fields: Mapping[str, Any], tensors: Tensors) -> GPT2Config:
         """Return our config for the fields of theirs.
 
@@ -88,24 +92,19 @@ class Format:
         Raises:
             CheckpointError: if parts of one parameter do not fit together.
         """
-        left, ours, files = dict(tensors), {}, MappedFiles()
-        for name in self.buffers:
-            for layer in range(n_layer):
-                left.pop(name.replace("{i}", str(layer)), None)
-        for ours_name, theirs, become in self._rows(n_layer):
-            if all(name in left for name in theirs):
-                originals = [left.pop(name) for name in theirs]
-                ours[ours_name] = _joined(ours_name, [become(tensor) for tensor in originals])
-                for tensor in originals:
-                    files.give_back(tensor, ours[ours_name])
+        layers = [str(layer) for layer in range(n_layer)]
+        buffers = {name.replace("{i}", layer) for name in self.buffers for layer in layers}
+        left = {name: tensor for name, tensor in tensors.items() if name not in buffers}
+        ours, files = {}, MappedFiles()
+        for template, row in self.rows.items():
+            for layer in layers if "{i}" in template else [""]:
+                name, theirs = (template.replace("{i}", layer), [name.replace("{i}", layer) for name in row.theirs])
+                if all(name in left for name in theirs):
+                    originals = [left.pop(name) for name in theirs]
+                    ours[name] = _joined(name, [row.become(tensor) for tensor in originals])
+                    for tensor in originals:
+                        files.give_back(tensor, ours[name])
         return self._with_zero_biases(ours | left)
-
-    def _rows(self, n_layer: int) -> list[tuple[str, list[str], Callable[[Tensor], Tensor]]]:
-        return [
-            (ours.replace("{i}", layer), [name.replace("{i}", layer) for name in row.theirs], row.become)
-            for ours, row in self.rows.items()
-            for layer in (map(str, range(n_layer)) if "{i}" in ours else ("",))
-        ]
 
     def _with_zero_biases(self, tensors: Tensors) -> Tensors:
         if self.may_lack is None or any(self.may_lack.fullmatch(name) for name in tensors):
@@ -135,3 +134,7 @@ def _vocabulary(fields: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(size, int) or not GPT2_VOCABULARY <= size < GPT2_VOCABULARY + 256:
         return {"bos_token_id": None, "eos_token_id": None}
     return {} if size == GPT2_VOCABULARY else {"used_vocab_size": GPT2_VOCABULARY}
+
+
+# Our names, layouts and config fields are taken from transformers.
+HUGGING_FACE = Format(name="Hugging Face", recognises=lambda tensors: True, buffers=CAUSAL_MASKS)
