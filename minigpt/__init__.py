@@ -46,38 +46,11 @@ _HOME = {
 _MODULES = ("engine", "generation", "hf", "model", "norms", "serve", "swap", "testing")
 
 __all__ = [
-    "GPT2",
-    "CheckpointError",
-    "ConfigError",
-    "GPT2Config",
-    "GenerationError",
-    "KVCache",
-    "LayerNorm",
-    "MiniGPTError",
-    "NormError",
-    "ParityReport",
-    "Tokenizer",
-    "center_writers",
-    "compile_steps",
-    "engine",
-    "fit_norms",
-    "fold_norms",
-    "from_pretrained",
-    "generate",
-    "generation",
-    "hf",
-    "load_norms",
-    "model",
-    "norms",
-    "parity",
-    "perplexity",
-    "save_pretrained",
-    "serve",
-    "stream",
-    "swap",
-    "swap_norms",
-    "testing",
-]
+    "GPT2", "CheckpointError", "ConfigError", "GPT2Config", "GenerationError", "KVCache", "LayerNorm", "MiniGPTError",
+    "NormError", "ParityReport", "Tokenizer", "center_writers", "compile_steps", "engine", "fit_norms", "fold_norms",
+    "from_pretrained", "generate", "generation", "hf", "load_norms", "model", "norms", "parity", "perplexity",
+    "save_pretrained", "serve", "stream", "swap", "swap_norms", "testing",
+]  # fmt: skip
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours

@@ -13,7 +13,7 @@ from minigpt import norms
 from minigpt.errors import ConfigError, NormError
 from minigpt.model.checks import kind_of
 from minigpt.norms.add import own_addition
-from minigpt.norms.foreign.adapt import KEEP, SAME_EPS, AdaptedNorm
+from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm
 from minigpt.norms.foreign.construct import naming, require_same_shape, title
 
 WAY_OUT = "to write it for this model, subclass minigpt.LayerNorm and override standardize(self, x)"
@@ -70,8 +70,7 @@ def swap_norms(
     for name, module in new.items():
         model.set_submodule(name, module)
     for note in sorted({note for module in new.values() for note in norms.notes(module)}):
-        if not note.endswith(SAME_EPS):
-            logging.getLogger("minigpt").warning("%s", note)
+        logging.getLogger("minigpt").warning("%s", note)
     return chosen
 
 

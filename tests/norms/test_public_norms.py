@@ -121,29 +121,6 @@ class OneGroup(nn.Module):
         return self.group(x.flatten(0, -2)).view_as(x)
 
 
-class OfConfig(nn.Module):
-    """As OLMo's: all that it needs is in a config object."""
-
-    def __init__(self, config, size=None):
-        super().__init__()
-        self.eps = config.layer_norm_eps
-        self.weight = nn.Parameter(torch.ones(size or config.d_model, device=config.init_device))
-
-    def forward(self, x):
-        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
-
-
-class OfDict(nn.Module):
-    """As in books: the config is a dict."""
-
-    def __init__(self, cfg):
-        super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.ones(cfg["emb_dim"])), nn.Parameter(torch.zeros(cfg["emb_dim"]))
-
-    def forward(self, x):
-        return F.layer_norm(x, x.shape[-1:], self.scale, self.shift)
-
-
 class LearnedEps(nn.Module):
     """RMSNorm with an eps that is trained."""
 
@@ -203,8 +180,6 @@ TABLE: dict[Any, Outcome] = {
     Derf: Outcome("gamma", "beta", ("alpha", "shift")),
     PRMSNorm: Outcome("scale", "offset"),
     OneGroup: Outcome("group.weight", "group.bias"),
-    OfConfig: Outcome("weight", None),
-    OfDict: Outcome("scale", "shift"),
     LearnedEps: Outcome("weight", None, ("eps",)),
     Gated: Outcome(None, None, ("gate.weight", "gate.bias")),
 }

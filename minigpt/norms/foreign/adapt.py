@@ -22,7 +22,6 @@ from minigpt.norms.textbook import LayerNorm
 SCALES = ("weight", "gamma", "scale", "g", "gain", "a_2", "alpha", "a", "w")
 SHIFTS = ("bias", "beta", "shift", "b", "offset", "b_2")
 KEEP = ("scale", "shift")
-SAME_EPS = "as the model's"  # ends a note on an eps that cannot be set but has the right value
 
 Paths = list[str]  # the names that one Parameter has in a module; tied Parameters have several
 
@@ -213,6 +212,4 @@ def _eps_notes(module: nn.Module, eps: float, takes_eps: bool) -> tuple[str, ...
     """Say whether the module's eps differs from the model's."""
     if others := ", ".join(f"{value:g}" for value in other_eps(module, eps)):
         return (f"eps is {others} in {title(module)}, where the model's is {eps:g}",)
-    if takes_eps:
-        return ()
-    return (f"eps cannot be set in {title(module)}" + (f"; it is {eps:g}, {SAME_EPS}" if eps_of(module) else ""),)
+    return () if takes_eps or eps_of(module) else (f"eps cannot be set in {title(module)}",)

@@ -4,8 +4,9 @@ import contextlib
 import copy
 import functools
 import inspect
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from inspect import Parameter
 from typing import Any, NamedTuple
 
@@ -15,11 +16,9 @@ from torch import Tensor, nn
 from minigpt.errors import RAISED, MiniGPTError, NormError
 from minigpt.norms.foreign.locate import last_line
 
-SIZE = re.compile(r"(\w+_)?(size|dim|width|features|channels|embd|shape)|d_model")
 EPS = re.compile(r"(\w+_)?(eps|epsilon)")
 SHIFT_FLAG = re.compile(r"((use|has|with|add|enable|include|elementwise|learnable)_)?(bias|beta|shift)")
-SCALE_FLAG = re.compile(r"(use|has|with|add|enable|include)_(weight|gamma|scale)|(\w+_)?affine|learnable")
-CONFIG = re.compile(r"(\w+_)?(config|cfg|args|conf)")
+SCALE_FLAG = re.compile(r"(use|has|with|add|enable|include)_(weight|gamma|scale)|(\w+_)?affine|learnable|channels_last")
 VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 Maker = Callable[..., Any]
@@ -30,27 +29,6 @@ class Constructed(NamedTuple):
 
     module: nn.Module
     takes_eps: bool
-
-
-class NormConfig:
-    """A stand-in for a model's config, for classes that read their size and eps from one.
-
-    It answers to the names that configs have for the width, the eps and the flags, as attributes and as a dict's keys.
-    """
-
-    def __init__(self, size: int, eps: float, bias: bool) -> None:
-        self._size, self._eps, self._bias = size, eps, bias
-
-    def __getattr__(self, name: str) -> int | float | bool | None:
-        for pattern, value in ((EPS, self._eps), (SHIFT_FLAG, self._bias), (SCALE_FLAG, True), (SIZE, self._size)):
-            if pattern.fullmatch(name):
-                return value
-        if name in ("device", "init_device", "dtype"):
-            return None
-        raise AttributeError(f"a norm's config has a size, an eps and a flag for the shift, but no {name!r}")
-
-    def __getitem__(self, name: str) -> int | float | bool | None:
-        return getattr(self, name)
 
 
 def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) -> Constructed:
@@ -66,16 +44,16 @@ def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) ->
     if isinstance(make, type) and not issubclass(make, nn.Module):
         raise NormError(f"{title(make)} is a class, but not a torch.nn.Module")
     first, errors, made = _size_parameter(make), [], []
-    for size in _sizes(first, shape, eps, bias):
-        for keywords in _keywords(make, eps, bias):
-            try:
-                one = Constructed(_make(make, first, size, keywords), any(map(EPS.fullmatch, keywords)))
-            except NormError as error:
-                errors.append(error)
-                continue
-            if _runs(one.module, shape):
-                return one._replace(takes_eps=one.takes_eps or isinstance(size, NormConfig))
-            made.append(one)
+    sizes = [*shape, torch.Size(shape)] if len(shape) == 1 else [torch.Size(shape)]
+    for size, keywords in itertools.product(sizes, _keywords(make, first, eps, bias)):
+        try:
+            one = Constructed(_make(make, first, size, keywords), any(map(EPS.fullmatch, keywords)))
+        except NormError as error:
+            errors.append(error)
+            continue
+        if _runs(one.module, shape):
+            return one
+        made.append(one)
     if made:
         return made[0]  # it may run on another device, like a CUDA kernel
     raise errors[0]
@@ -123,26 +101,14 @@ def naming(make: object, asked: str | None = None) -> Iterator[None]:
 
 
 def _make(make: Maker, first: Parameter, size: Any, keywords: dict[str, Any]) -> nn.Module:
-    by_name = first.kind in (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD) or first != _parameters(make)[0]
     name = "normalized_shape" if first.kind is Parameter.VAR_KEYWORD else first.name
-    shown = "config" if isinstance(size, NormConfig) else repr(size)
-    given = ", ".join([shown, *(f"{key}={value!r}" for key, value in keywords.items())])
+    by_place = first.kind in (Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY)
+    given = ", ".join([repr(size), *(f"{key}={value!r}" for key, value in keywords.items())])
     with naming(make, f"{title(make)}({given})"):
-        module = make(**{name: size}, **keywords) if by_name else make(size, **keywords)
+        module = make(size, **keywords) if by_place else make(**{name: size}, **keywords)
     if not isinstance(module, nn.Module):
         raise NormError(f"{title(make)} makes a {type(module).__name__}, not a torch.nn.Module")
     return module
-
-
-def _sizes(first: Parameter, shape: tuple[int, ...], eps: float, bias: bool) -> list[Any]:
-    """Return the forms of the size, the most likely first."""
-    if CONFIG.fullmatch(first.name) and first.kind not in VARIADIC:
-        return [NormConfig(shape[-1], eps, bias)]
-    as_shape = [torch.Size(shape), list(shape)]
-    if len(shape) > 1:
-        return as_shape
-    asks_for_shape = "shape" in first.name and first.annotation not in (int, "int")
-    return [*as_shape, *shape] if asks_for_shape else [*shape, *as_shape]
 
 
 def _runs(module: nn.Module, shape: tuple[int, ...]) -> bool:
@@ -157,22 +123,23 @@ def _runs(module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 def _size_parameter(make: Maker) -> Parameter:
     """Return the first parameter that is not the eps or a flag. A class may take its eps before its size."""
-    for parameter in _parameters(make):
-        if not _value_of(parameter, 0.0, True):
+    parameters = _parameters(make)
+    for parameter in parameters:
+        if parameter.name not in _known(parameters, 0.0, True):
             return parameter
     raise NormError(f"{title(make)} has no parameter for the size")
 
 
-def _keywords(make: Maker, eps: float, bias: bool) -> list[dict[str, Any]]:
+def _keywords(make: Maker, first: Parameter, eps: float, bias: bool) -> list[dict[str, Any]]:
     """Return the keyword arguments to try, in order: those of the signature, and more for ``**kwargs``.
 
-    ``**kwargs`` may go to a base class that takes an eps and flags. The class may pass some of them itself, and would
-    then raise if it got them twice. So all are tried first, then the flag of the shift alone, then none.
+    ``**kwargs`` may go to a base class that takes an eps and a flag. The class may pass some of them itself, and would
+    then raise if it got them twice. So both are tried first, then the flag alone, then none.
     """
-    first, parameters = _size_parameter(make), _parameters(make)
+    parameters = _parameters(make)
     bound = make.keywords if isinstance(make, functools.partial) else {}  # chosen by the user
     beside = [own for own in parameters if own != first and own.kind not in VARIADIC and own.name not in bound]
-    keywords = {own.name: value for own in beside for value in _value_of(own, eps, bias)}
+    keywords = _known(beside, eps, bias)
     if missing := [own.name for own in beside if own.default is Parameter.empty and own.name not in keywords]:
         raise NormError(
             f"{title(make)} needs {', '.join(missing)} beside a size, an eps and a flag for the shift; "
@@ -180,9 +147,7 @@ def _keywords(make: Maker, eps: float, bias: bool) -> list[dict[str, Any]]:
         )
     if not any(own.kind is Parameter.VAR_KEYWORD for own in parameters):
         return [keywords]
-    passed = {
-        own.name: value for own in _passed_on(make) if own.name not in bound for value in _value_of(own, eps, bias)
-    }
+    passed = _known([own for own in _passed_on(make) if own.name not in bound], eps, bias)
     shift = {name: value for name, value in passed.items() if SHIFT_FLAG.fullmatch(name)}
     return [more | keywords for more in (passed, shift, {})]
 
@@ -190,23 +155,23 @@ def _keywords(make: Maker, eps: float, bias: bool) -> list[dict[str, Any]]:
 def _passed_on(make: Maker) -> list[Parameter]:
     """Return the parameters that ``**kwargs`` may hold: those of the base classes, or eps and bias for a function."""
     if not isinstance(make, type):
-        has_eps = any(EPS.fullmatch(own.name) for own in _parameters(make))
-        return [Parameter(name, Parameter.KEYWORD_ONLY) for name in ("eps", "bias")[has_eps:]]
+        return [Parameter(name, Parameter.KEYWORD_ONLY) for name in ("eps", "bias")]
     bases = [cls for cls in make.__mro__[1 : make.__mro__.index(nn.Module)] if "__init__" in vars(cls)]
     return [own for cls in bases for own in list(inspect.signature(cls.__init__).parameters.values())[2:]]
 
 
-def _value_of(parameter: Parameter, eps: float, bias: bool) -> list[Any]:
-    """Return a list with the value for one parameter of a constructor, or an empty list to keep its default."""
-    default = parameter.default
-    is_flag = default is Parameter.empty or default is None or isinstance(default, bool)
-    if EPS.fullmatch(parameter.name):
-        return [eps]
-    if is_flag and SHIFT_FLAG.fullmatch(parameter.name):
-        return [bias]
-    if is_flag and (SCALE_FLAG.fullmatch(parameter.name) or parameter.name == "channels_last"):  # a flag of DyT's
-        return [True]
-    return []
+def _known(parameters: Iterable[Parameter], eps: float, bias: bool) -> dict[str, Any]:
+    """Return the arguments that a norm is told: an eps, and flags for its shift and its scale."""
+    known: dict[str, Any] = {}
+    for own in parameters:
+        is_flag = own.default is Parameter.empty or own.default is None or isinstance(own.default, bool)
+        if EPS.fullmatch(own.name):
+            known[own.name] = eps
+        elif is_flag and SHIFT_FLAG.fullmatch(own.name):
+            known[own.name] = bias
+        elif is_flag and SCALE_FLAG.fullmatch(own.name):
+            known[own.name] = True
+    return known
 
 
 def _parameters(make: Maker) -> list[Parameter]:

@@ -118,24 +118,3 @@ def backward_rows(
     partials += program * WIDTH + columns
     tl.store(partials, tl.sum(dweight, axis=0), mask=columns < WIDTH)
     tl.store(partials + tl.num_programs(0).to(tl.int64) * WIDTH, tl.sum(dbias, axis=0), mask=columns < WIDTH)
-
-
-@triton.jit(do_not_specialize=COUNTS)
-@no_type_check
-def sum_partials(
-    partials, dweight, dbias, programs,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Add up BLOCK columns of the partial sums, ROWS at a time: for weight if ``program_id(1)`` is 0, else for bias."""
-    columns = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    column = columns[None, :]
-    partials += tl.program_id(1).to(tl.int64) * programs * WIDTH
-    sums = tl.zeros([ROWS, BLOCK], partials.dtype.element_ty)
-    for first in range(0, programs, ROWS):
-        row = first + tl.arange(0, ROWS).to(tl.int64)[:, None]
-        sums += tl.load(partials + row * WIDTH + column, mask=(row < programs) & (column < WIDTH), other=0.0)
-    found = tl.sum(sums, axis=0)
-    if tl.program_id(1) == 0:
-        tl.store(dweight + columns, rounded(found, dweight), mask=columns < WIDTH)
-    else:
-        tl.store(dbias + columns, rounded(found, dbias), mask=columns < WIDTH)

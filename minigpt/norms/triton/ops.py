@@ -22,7 +22,6 @@ from minigpt.norms.triton import TRIAL, interpreting, kernels
 REGISTERS = 32 * 1024  # the most bytes of one row, in the dtype of the sums, that a program holds
 FORWARD_BYTES, BACKWARD_BYTES = 4096, 2048  # of a row for each warp; fewer warps exchange less for a sum
 BUSY = 16  # warps that keep a multiprocessor busy
-SUM_ROWS, SUM_BLOCK = 512, 16  # partial sums that a program adds up at a time: few turns, many programs
 
 Stream = Float[Tensor, "*dims"]
 Row = Float[Tensor, "*row"]
@@ -153,23 +152,20 @@ def _backward_by_kernel(
     dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of the norm's input ``x``, of the weight and of the bias."""
-    dx, dweight, dbias = _backward_shapes(dy, dtotal, x, weight, bias_dtype, stats)
-    width, rows, held = weight.numel(), stats.numel() // 2, tile(weight.numel(), stats.dtype, BACKWARD_BYTES)
+    dx, width, rows = x.new_empty(x.shape), weight.numel(), stats.numel() // 2
+    held = tile(width, stats.dtype, BACKWARD_BYTES)
     blocks = -(-rows // held.rows)
     programs = min(blocks, _programs(x.device, held.warps))
     partials = x.new_empty(2, programs, width, dtype=stats.dtype)
-    with torch.cuda.device_of(x):
-        if rows:
+    if rows:
+        with torch.cuda.device_of(x):
             kernels.backward_rows[programs,](
                 dy.contiguous(), _contiguous(dtotal), x.contiguous(), weight.contiguous(), stats, dx,
                 partials, rows, -(-blocks // programs),
                 WIDTH=width, ROWS=held.rows, BLOCK=held.block, num_warps=held.warps,
             )  # fmt: skip
-        columns = 2048 if interpreting() else SUM_BLOCK
-        kernels.sum_partials[-(-width // columns), 2](
-            partials, dweight, dbias, programs, WIDTH=width, ROWS=SUM_ROWS, BLOCK=columns, num_warps=8
-        )
-    return dx, dweight, dbias
+    dweight, dbias = (of_programs.sum(0).view(weight.shape) for of_programs in partials)
+    return dx, dweight.to(weight.dtype), dbias.to(bias_dtype)
 
 
 def _backward_shapes(
