@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import minigpt
-from minigpt.generation import complete, stream_many, warp
+from minigpt.generation import complete, warp
 
 model = minigpt.from_pretrained("demo", norm="textbook", dtype="float32", device="cpu")
 tokenizer = minigpt.Tokenizer.from_pretrained("demo")
@@ -25,7 +25,6 @@ reveal_type(minigpt.generate(model, ids, max_new_tokens=5, output_logprobs=True)
 reveal_type(minigpt.generate(model, ids, max_new_tokens=5, output_scores=True))
 reveal_type(minigpt.stream(model, tokenizer, "a", max_new_tokens=5, do_sample=True, temperature=0.8, stop="."))
 reveal_type(complete(model, tokenizer, ["a"], max_new_tokens=5, output_logprobs=True))
-reveal_type(stream_many(model, tokenizer, iter(["a"]), max_new_tokens=5, top_k=4, do_sample=True, seed=1))
 reveal_type(warp(torch.zeros(1, 9), top_p=0.5))
 reveal_type(minigpt.swap_norms(model, minigpt.LayerNorm, sites=["ln_f"]))
 reveal_type(minigpt.norms.build("fused", 64, eps=1e-5))
@@ -51,7 +50,6 @@ minigpt.stream(model, tokenizer, ids, max_new_tokens=5)  # wrong
 minigpt.stream(model, tokenizer, "a", max_new_tokens=5, seed="1")  # wrong
 complete(model, tokenizer, [1], max_new_tokens=5)  # wrong
 complete(model, tokenizer, ["a"], max_new_tokens=5, batchsize=4)  # wrong
-stream_many(model, tokenizer, ["a"], max_new_tokens=5, use_cache="no")  # wrong
 warp(torch.zeros(1, 9), top_q=0.5)  # wrong
 minigpt.genrate(model, ids, max_new_tokens=5)  # wrong
 minigpt.from_pretrained("demo", attenton="eager")  # wrong

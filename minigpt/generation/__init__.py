@@ -1,6 +1,6 @@
 """Generation: from prompts to tokens and text."""
 
-from minigpt.generation.complete import Completion, Piece, Prompt, complete, stream_many
+from minigpt.generation.complete import Completion, Prompt, complete
 from minigpt.generation.decode import Generated, generate, stream
 from minigpt.generation.prompts import prompt_ids
 from minigpt.generation.settings import GenerationSettings, Options, Settings, TextSettings, parse_settings
@@ -11,7 +11,6 @@ __all__ = [
     "Generated",
     "GenerationSettings",
     "Options",
-    "Piece",
     "Prompt",
     "Settings",
     "TextSettings",
@@ -20,6 +19,5 @@ __all__ = [
     "parse_settings",
     "prompt_ids",
     "stream",
-    "stream_many",
     "warp",
 ]

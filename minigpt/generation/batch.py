@@ -3,9 +3,10 @@
 B rows, T tokens read at once, V vocabulary.
 """
 
+import itertools
 import os
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -24,7 +25,6 @@ from minigpt.generation.slots import Slots
 from minigpt.model.cache import KVCache
 
 OVERHEAD = {"cpu": 32, "cuda": 1024}  # a forward takes as long as reading so many more tokens
-IDLE = 0.002  # seconds to wait before asking again for a row when none is in progress
 WASTE = 32  # unused columns from which on it pays to move all rows to the left
 
 _threads_of: int | None = None  # the process whose threads of OpenMP have decoded
@@ -198,31 +198,16 @@ class Batch:
         return gone
 
 
-def write(batch: Batch, waiting: Iterable[Row | None]) -> Iterator[Row]:
+def write(batch: Batch, rows: list[Row]) -> Iterator[Row]:
     """Yield every row each time that it has new tokens, until all have ended; ``row.end`` is set in ended rows.
 
-    The next waiting row takes a free place at once. ``waiting`` is read lazily. It may yield None for "no row at the
-    moment": the rows in progress go on, and it is asked again after their next token.
+    The next waiting row takes a free place at once.
     """
-    queue = iter(waiting)
-    over = object()
-
-    def next_few() -> list[Row]:
-        few: list[Row] = []
-        while len(batch.rows) + len(few) < batch.places:
-            row = next(queue, over)
-            if isinstance(row, Row):
-                few.append(row)
-            elif row is over or few or batch.rows:
-                break
-            else:
-                time.sleep(IDLE)
-        return few
-
-    batch.join(next_few())
+    waiting = iter(rows)
+    batch.join(list(itertools.islice(waiting, batch.places)))
     while batch.rows:
         yield from batch.choose()
-        batch.read(next_few())
+        batch.read(list(itertools.islice(waiting, batch.places - len(batch.rows))))
 
 
 def last_logits(

@@ -166,19 +166,15 @@ def rows_of_prompt(
     ]  # fmt: skip
 
 
-def write_rows(
-    model: GPT2, rows: list[Row] | Iterator[Row | None], settings: GenerationSettings, places: int
-) -> Iterator[Row]:
+def write_rows(model: GPT2, rows: list[Row], settings: GenerationSettings, places: int) -> Iterator[Row]:
     """Write rows, at most ``places`` at a time, and yield each row whenever it has new tokens.
 
-    The cache for a list of rows is as small as possible. Any other iterable is read as places become free, with a cache
-    for the whole context. ``batch.write`` explains None among the rows.
+    The cache is as small as possible.
     """
-    room, new = model.config.n_positions, settings.max_new_tokens
-    if isinstance(rows, list):
-        places, new = min(places, len(rows)), max(row.left for row in rows)
-        # the model never reads the last new token
-        room = min(room, max(len(row.ids) for row in rows) + max(row.max_new_tokens for row in rows) - 1)
+    places, new = min(places, len(rows)), max(row.left for row in rows)
+    # the model never reads the last new token
+    longest = max(len(row.ids) for row in rows) + max(row.max_new_tokens for row in rows) - 1
+    room = min(model.config.n_positions, longest)
     room += WASTE * (places > 1)
     static = (
         new >= WORTH_A_GRAPH and not settings.drafts and is_static(model, settings) and graph_holds(model, places, room)

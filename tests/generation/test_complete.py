@@ -1,8 +1,5 @@
 """Many prompts: each text is the one it would be alone, a free place is taken at once, errors come before work."""
 
-import queue
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +9,7 @@ from checkpoints import tiny_bpe
 from helpers import small_model
 
 from minigpt import GenerationError, Tokenizer
-from minigpt.generation import Completion, Prompt, complete, generate, stream, stream_many
+from minigpt.generation import Completion, Prompt, complete, generate, stream
 from minigpt.generation.batch import Batch
 from minigpt.generation.row import Row
 from minigpt.generation.settings import parse_settings
@@ -128,71 +125,6 @@ def test_what_was_written_before_is_left_out() -> None:
     assert rest == {place: ids for place, ids in whole.items() if place not in skip}
     assert list(complete(MODEL, TOKENIZER, TEXTS, max_new_tokens=9, skip=set(whole), **SAMPLED)) == []
     assert list(complete(MODEL, TOKENIZER, [], max_new_tokens=9)) == []
-
-
-def test_a_generator_is_read_as_places_become_free() -> None:
-    read: list[str] = []
-
-    def source() -> Iterator[str]:
-        for text in TEXTS:
-            read.append(text)
-            yield text
-
-    results = complete(MODEL, TOKENIZER, source(), batch_size=2, max_new_tokens=5, eos_token_id=None)
-    assert read == []
-    texts = {}
-    for done, result in enumerate(results):
-        assert len(read) <= done + 3, "a prompt was read before there was a place for it"
-        texts[result.prompt] = result.ids
-    assert texts == {i: alone(Prompt(text), i, max_new_tokens=5, eos_token_id=None) for i, text in enumerate(TEXTS)}
-
-
-def test_a_queue_feeds_it_while_others_write() -> None:
-    """None means "nothing at the moment": the text in progress is finished before the next prompt arrives."""
-    waiting: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-
-    def source() -> Iterator[str | None]:
-        while True:
-            try:
-                text = waiting.get_nowait()
-            except queue.Empty:
-                yield None
-                continue
-            if text is None:
-                return
-            yield text
-
-    waiting.put("the dog")
-    results = complete(MODEL, TOKENIZER, source(), batch_size=2, max_new_tokens=5, eos_token_id=None)
-    assert next(results).prompt == 0
-    threading.Timer(0.05, lambda: [waiting.put(text) for text in ("a", "x", None)]).start()
-    assert {result.prompt for result in results} == {1, 2}
-
-
-@pytest.mark.parametrize("how", [SAMPLED, {"stop": ["e", "\n"]}, {"num_return_sequences": 2, **SAMPLED}], ids=str)
-def test_pieces_of_many_texts_are_the_texts(how: dict[str, Any]) -> None:
-    whole = {
-        (done.prompt, done.number): (done.text, done.end)
-        for done in complete(MODEL, TOKENIZER, TEXTS, batch_size=3, max_new_tokens=9, **how)
-    }
-    texts, ends, interleaved = dict.fromkeys(whole, ""), {}, []
-    for piece in stream_many(MODEL, TOKENIZER, iter(TEXTS), batch_size=3, max_new_tokens=9, **how):
-        place = (piece.prompt, piece.number)
-        assert place not in ends, "a piece came after the end"
-        assert piece.text or piece.end
-        texts[place] += piece.text
-        interleaved.append(place)
-        if piece.end:
-            ends[place] = piece.end
-    assert {place: (texts[place], ends[place]) for place in whole} == whole
-    assert interleaved != sorted(interleaved), "the texts were written one after another"
-
-
-def test_a_bad_prompt_of_a_generator_is_named_when_it_is_read() -> None:
-    results = complete(MODEL, TOKENIZER, iter(["a", "x" * 70]), batch_size=1, max_new_tokens=2, eos_token_id=None)
-    assert next(results).prompt == 0
-    with pytest.raises(GenerationError, match=r"^prompt 1: the prompt is 70 tokens"):
-        next(results)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
