@@ -69,7 +69,7 @@ def test_a_processor_of_a_users_own_file_needs_no_line_at_all() -> None:
         return logits.index_fill(-1, torch.arange(0, logits.shape[-1], 2), -torch.inf)
 
     try:
-        assert list(processors.PROCESSORS)[-2:] == ["odd_only", "typical_p"]
+        assert list(processors.PROCESSORS)[-2:] == ["min_p", "odd_only"]
         how = {"odd_only": True}
         out = minigpt.generation.warp(torch.zeros(1, 4), **how)
         assert out.isfinite().tolist() == [[False, True, False, True]]

@@ -27,7 +27,8 @@ NO_SETTING = (  # fields of a generation_config.json that do not say how to writ
     "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
 )  # fmt: skip
 OFF: dict[str, Any] = {  # the values with which the format switches a setting off
-    "top_k": 0, "num_beams": 1, "num_beam_groups": 1, "length_penalty": 1, "diversity_penalty": 0, "min_length": 0,
+    "top_k": 0, "typical_p": 1, "num_beams": 1, "num_beam_groups": 1, "length_penalty": 1, "diversity_penalty": 0,
+    "min_length": 0,
     "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0, "epsilon_cutoff": 0, "eta_cutoff": 0,
     "guidance_scale": 1, "early_stopping": False, "output_attentions": False, "output_hidden_states": False,
     "output_logits": False, "remove_invalid_values": False, "renormalize_logits": False,

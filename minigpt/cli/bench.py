@@ -53,7 +53,7 @@ def generate(
     json_file: JsonFile = None,
 ) -> None:
     """Time prefill and decoding against others, on the same weights in the same run, and against the limit."""
-    from minigpt.bench.bench_summary import bench_summary
+    from minigpt.bench.bench_report import bench_summary
     from minigpt.bench.generate import BenchPlan, bench_generate
 
     require_writable(json_file)

@@ -43,7 +43,6 @@ def generate(
     min_p: Annotated[
         float | None, typer.Option(help="Draw only from tokens at least p times as likely as the likeliest.")
     ] = None,
-    typical_p: Annotated[float | None, typer.Option(help="Draw from the most typical tokens that make up p.")] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: less of what was said before.")] = None,
     no_repeat_ngram_size: Annotated[int | None, typer.Option(help="Never write a run of so many tokens twice.")] = None,
     greedy: Annotated[

@@ -23,7 +23,6 @@ class Options(TypedDict, total=False):
         top_k: draw only from the k likeliest tokens.
         top_p: draw only from the smallest set of tokens whose probabilities reach p, within (0, 1].
         min_p: draw only from tokens at least min_p times as likely as the likeliest, within [0, 1].
-        typical_p: draw only from the tokens closest to the expected surprise that reach p, within (0, 1].
         seed: makes the draw repeatable. Row i of a batch uses seed + i, so a row draws the same alone and in a batch.
         min_new_tokens: tokens to add before an eos_token_id is allowed.
         repetition_penalty: divides positive logits, and multiplies negative ones, of tokens already in the text.
@@ -53,7 +52,6 @@ class Options(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     min_p: float | None
-    typical_p: float | None
     seed: int | None
     min_new_tokens: int | None
     repetition_penalty: float | None

@@ -14,7 +14,7 @@ from minigpt.engine import GPT2
 from minigpt.errors import GenerationError, NormError
 from minigpt.generation import generate
 from minigpt.generation.any_length import of_any_length
-from minigpt.generation.padding import left_padded
+from minigpt.generation.reading import left_padded
 from minigpt.judge.contest import Contest, Judged
 from minigpt.judge.measures import Distance
 from minigpt.judge.parity_report import Divergence, Greedy

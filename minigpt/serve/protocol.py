@@ -55,7 +55,6 @@ class Sampling(Body):
     # Not OpenAI's: as in GenerationSettings.
     top_k: int | None = None
     min_p: float | None = None
-    typical_p: float | None = None
     min_new_tokens: int | None = None
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None

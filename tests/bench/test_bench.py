@@ -14,8 +14,7 @@ from rich.console import Console
 import minigpt
 from minigpt import ConfigError, GenerationError, MiniGPTError
 from minigpt.bench import generate as bench_generation
-from minigpt.bench.bench_report import BenchReport, Limit, Measured
-from minigpt.bench.bench_summary import bench_summary
+from minigpt.bench.bench_report import BenchReport, Limit, Measured, bench_summary
 from minigpt.bench.contestants import (
     CONTESTANTS,
     READ,

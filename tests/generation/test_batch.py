@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from minigpt import GPT2
 from minigpt.generation import generate
 from minigpt.generation.batch import Batch
-from minigpt.generation.padding import left_padded
-from minigpt.generation.reading import groups
+from minigpt.generation.reading import groups, left_padded
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings, parse_settings
 

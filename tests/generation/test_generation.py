@@ -815,7 +815,6 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "empty stop": ({"stop": ""}, "stop must be a text or a list of texts, none of them empty"),
     "an empty stop among others": ({"stop": ["a", ""]}, "stop must be a text or a list of texts, none of them empty"),
     "min_p above 1": ({"min_p": 1.5}, r"min_p must be within \[0, 1\], not 1\.5"),
-    "typical_p 0": ({"typical_p": 0.0}, r"typical_p must be within \(0, 1\], not 0\.0"),
     "penalty 0": ({"repetition_penalty": 0.0}, "repetition_penalty must be finite and above 0"),
     "no bad words": ({"bad_words_ids": [[]]}, "bad_words_ids must be a list of lists of ids"),
     "a length that is a text": ({"max_new_tokens": "4"}, "max_new_tokens must be 1 or more, not '4'"),

@@ -22,7 +22,6 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
-    TypicalLogitsWarper,
 )
 
 from minigpt import GenerationError
@@ -43,10 +42,9 @@ THEIRS: dict[str, Make] = {
     "top_k": lambda value, prompt, ends: TopKLogitsWarper(value),
     "top_p": lambda value, prompt, ends: TopPLogitsWarper(value),
     "min_p": lambda value, prompt, ends: MinPLogitsWarper(value),
-    "typical_p": lambda value, prompt, ends: TypicalLogitsWarper(value),
 }
 OPENAI = ("frequency_penalty", "presence_penalty")  # transformers has neither
-NOT_APPLIED = {"top_p": 1, "typical_p": 1}  # by its ``generate``
+NOT_APPLIED = {"top_p": 1}  # by its ``generate``
 
 
 def by_transformers(
@@ -97,7 +95,6 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "top_k": TOP_KS.filter(bool),
     "top_p": TOP_PS.filter(bool),
     "min_p": st.floats(0, 1),
-    "typical_p": st.floats(0.01, 1),
 }
 SITUATIONS = st.fixed_dictionaries({
     "kind": st.sampled_from(KINDS), "batch": st.integers(1, 3), "seq": st.integers(1, 12), "prompt": st.integers(1, 12),
@@ -214,7 +211,7 @@ def test_any_combination_is_that_of_transformers(
     "chosen",
     [{"temperature": 0.7}, {"temperature": 1.3}, {"top_k": 1}, {"top_k": 40}, {"top_k": 5000}, {"top_k": 5001},
      {"top_p": 0.1}, {"top_p": 0.92}, {"top_p": 1.0}, {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
-     {"typical_p": 0.1}, {"typical_p": 0.92}, {"typical_p": 0.9999999}, {"min_p": 0.02}, {"min_p": 1.0}],
+     {"min_p": 0.02}, {"min_p": 1.0}],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)

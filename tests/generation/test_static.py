@@ -35,7 +35,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "drawn": {"do_sample": True, "seed": 3},
     "warped": SAMPLED | {"top_k": 40, "top_p": 0.9},
     "min_p": SAMPLED | {"min_p": 0.05},
-    "typical_p": SAMPLED | {"typical_p": 0.8},
     "excluded": SAMPLED | {"suppress_tokens": [1, 2, 60], "bad_words_ids": [[5], [0], [70]]},
     "suppressed": SAMPLED | {"suppress_tokens": list(range(40))},
     "bad words": SAMPLED | {"bad_words_ids": [[i] for i in range(40)]},
@@ -319,7 +318,7 @@ class AsksNoHost(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("norm", ["fused", "textbook", "rms"])
-@pytest.mark.parametrize("settings", ["greedy", "warped", "min_p", "typical_p", "excluded", "held back"])
+@pytest.mark.parametrize("settings", ["greedy", "warped", "min_p", "excluded", "held back"])
 @torch.no_grad()
 def test_a_step_asks_the_host_nothing(settings: str, norm: str) -> None:
     model = small_model(norm, used_vocab_size=80)
@@ -341,7 +340,7 @@ def test_a_step_asks_the_host_nothing(settings: str, norm: str) -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("norm", ["fused", "textbook", "rms", "dyt"])
-@pytest.mark.parametrize("settings", ["greedy", "warped", "min_p", "typical_p", "excluded", "held back"])
+@pytest.mark.parametrize("settings", ["greedy", "warped", "min_p", "excluded", "held back"])
 @torch.inference_mode()
 def test_a_step_is_all_on_the_models_device(settings: str, norm: str, attention: str) -> None:
     """Here the device without memory: it refuses a tensor of the CPU's as a GPU would."""
@@ -360,7 +359,7 @@ def test_a_step_is_all_on_the_models_device(settings: str, norm: str, attention:
 @pytest.mark.parametrize(
     ("how", "depends_on_tokens"),
     [
-        ({}, False), (SAMPLED | {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.9}, False),
+        ({}, False), (SAMPLED | {"top_k": 5, "top_p": 0.5, "min_p": 0.1}, False),
         ({"min_new_tokens": 3}, False), ({"bad_words_ids": [[1], [2]]}, False), ({"bad_words_ids": [[1, 2]]}, True),
         ({"repetition_penalty": 1.1}, True), ({"repetition_penalty": 1.0}, False), ({"no_repeat_ngram_size": 2}, True),
     ],
@@ -423,7 +422,7 @@ def test_every_batch_and_dtype_writes_from_a_graph(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("norm", ["fused", "triton"])
-@pytest.mark.parametrize("settings", ["greedy", "warped", "held back", "excluded", "typical_p", "min_p"])
+@pytest.mark.parametrize("settings", ["greedy", "warped", "held back", "excluded", "min_p"])
 def test_no_wait_in_a_step_but_the_reading(settings: str, norm: str) -> None:
     model, ids = small_model(norm, device="cuda"), random_ids(4, 6, device="cuda")
     chosen = parse_settings(max_new_tokens=30, **SETTINGS[settings] | {"eos_token_id": None})
