@@ -26,7 +26,7 @@ static void *panels(long in, long out) {
     struct int8_block *blocks = calloc(count, sizeof *blocks);
     for (long b = 0; b < count; b++) {
         for (long o = 0; o < PANEL; o++) blocks[b].scale[o] = 0.001f + fabsf(next(0.001f));
-        for (long i = 0; i < PANEL * BLOCK; i++) ((uint8_t *)blocks[b].weight)[i] = 128 + (int)next(127);
+        for (long i = 0; i < PANEL * BLOCK; i++) ((int8_t *)blocks[b].weight)[i] = (int8_t)next(127);
     }
     return blocks;
 }
@@ -50,11 +50,15 @@ int main(void) {
                                        matrix(WIDTH, INNER, form), matrix(INNER, WIDTH, form), 0.15f};
         struct model model = {LAYERS, WIDTH, HEADS, INNER, is_half, form, numbers(WORDS * WIDTH, 1, is_half),
                               numbers(LENGTH * WIDTH, 1, is_half), layers, norm(LAYER_NORM), matrix(WIDTH, WORDS, head)};
-        int64_t tokens[COUNT], positions[COUNT], starts[COUNT], ends[COUNT];
-        for (long r = 0; r < COUNT; r++) tokens[r] = 9 * r, starts[r] = r, ends[r] = LENGTH, positions[r] = LENGTH - 1 - r;
+        int64_t tokens[COUNT], positions[COUNT], slots[COUNT], starts[COUNT], ends[COUNT];
+        for (long r = 0; r < COUNT; r++)
+            tokens[r] = 9 * r, slots[r] = r, starts[r] = r, ends[r] = LENGTH, positions[r] = LENGTH - 1 - r;
         float *logits = numbers(COUNT * padded(WORDS, SLAB), 0, 0);
-        struct rows rows = {COUNT, tokens, positions, starts, ends, numbers(LAYERS * 2 * COUNT * size, 1, is_half),
-                            2 * COUNT * size, COUNT * size, size, LENGTH * (WIDTH / HEADS), logits};
+        const int has_half_cache = is_half || form == INT8_PANELS;
+        struct rows rows = {.count = COUNT, .tokens = tokens, .positions = positions, .slots = slots, .starts = starts,
+                            .ends = ends, .cache = numbers(LAYERS * 2 * COUNT * size, 1, has_half_cache),
+                            .is_half = has_half_cache, .layer_stride = 2 * COUNT * size, .value_stride = COUNT * size,
+                            .slot_stride = size, .head_stride = LENGTH * (WIDTH / HEADS), .logits = logits};
         char *memory = aligned_alloc(64, padded(minigpt_memory_portable(&model, &rows, 1, LENGTH), 64));
         minigpt_step_portable(&model, &rows, 1, LENGTH, memory);
         for (long r = 0; r < COUNT; r++)
