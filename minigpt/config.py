@@ -1,13 +1,54 @@
-"""GPT2Config: the shape of a GPT-2, in the field names of a Hugging Face config.json."""
+"""GPT2Config: the shape of a GPT-2, in the field names of a Hugging Face config.json.
+
+Below the class is what each field may hold, and which fields of other people's config.json are ignored or refused.
+"""
 
 import dataclasses
-from collections.abc import Mapping
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from minigpt.config_fields import check_ranges, known_fields
 from minigpt.errors import ConfigError
 from minigpt.json_file import read_object
+
+ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
+
+# Fields of a config.json that cannot change the logits: bookkeeping, heads we do not have, defaults for generation.
+_WITHOUT_EFFECT = re.compile(
+    r"_\w+|summary_\w+|task_\w+|\w+_version|architectures|use_cache|dtype|torch_dtype|num_labels|id2label|label2id"
+    r"|problem_type|finetuning_task|classifier_dropout|return_dict\w*|output_\w+"
+    r"|torchscript|gradient_checkpointing|keys_to_ignore_at_inference|prefix|tokenizer_class|use_bfloat16|tf_legacy_loss"
+    r"|max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|temperature|top_k|top_p"
+    r"|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids"
+    r"|num_return_sequences|forced_bos_token_id|forced_eos_token_id|remove_invalid_values|exponential_decay_length_penalty"
+    r"|suppress_tokens|begin_suppress_tokens|(sep|cls|unk|mask|decoder_start)_token_id"
+    r"|n_special|predict_special_tokens|eos_token_ids|xla_device|attn_implementation|transformers_weights"
+)
+
+# Other names of a field: transformers' attribute names, and the one that GPT-2's first config files had.
+_ALIASES = {
+    "max_position_embeddings": "n_positions",
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "n_ctx": "n_positions",
+}
+
+# Fields that would change the model, each with the values at which they do not.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "model_type": ("gpt2",),
+    "add_cross_attention": (False, None),
+    "cross_attention_hidden_size": (None,),
+    "is_decoder": (False, True, None),  # a GPT-2 is causal either way
+    "is_encoder_decoder": (False, None),
+    "tie_encoder_decoder": (False, None),
+    "pruned_heads": ({}, None),
+    "chunk_size_feed_forward": (0, None),
+    "quantization_config": (None,),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,3 +168,102 @@ def presets_folder() -> Path:
     """Return the folder of presets: inside an installed package, beside it in a checkout."""
     installed = Path(__file__).parent / "configs"
     return installed if installed.is_dir() else Path(__file__).parents[1] / "configs"
+
+
+def known_fields(fields: Mapping[str, Any], ours: set[str]) -> dict[str, Any]:
+    """Return the fields of a ``config.json`` that are in ``ours``, under their own names.
+
+    Raises:
+        ConfigError: if a field has a value that would make another model, or a name that is unknown.
+    """
+    if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
+        raise ConfigError(f"config fields must be a dict with names as keys, got {fields!r:.100}")
+    _refuse_other_models(fields)
+    fields = _without_aliases(fields)
+    unknown = [name for name in fields if name not in ours | _NEUTRAL.keys() and not _WITHOUT_EFFECT.fullmatch(name)]
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        raise ConfigError(f"unknown config fields: {names}; remove those that do not change the model")
+    return {name: value for name, value in fields.items() if name in ours}
+
+
+def _refuse_other_models(fields: Mapping[str, Any]) -> None:
+    for name, neutral in _NEUTRAL.items():
+        if name in fields and fields[name] not in neutral:
+            wanted = " or ".join(json.dumps(value) for value in neutral if value is not None) or "null"
+            way_out = "; AutoModelForCausalLM reads it, with its norms and arithmetic, after minigpt.hf.register()"
+            raise ConfigError(
+                f"{name}={json.dumps(fields[name], default=str)} is not supported, only {wanted}"
+                + way_out * (fields[name] == "minigpt-gpt2")
+            )
+
+
+def _without_aliases(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields under the names we know.
+
+    An alias must not contradict the name itself. n_ctx may, since transformers does not read it.
+    """
+    plain = {name: value for name, value in fields.items() if name not in _ALIASES}
+    for alias, name in _ALIASES.items():
+        if alias in fields and plain.setdefault(name, fields[alias]) != fields[alias] and alias != "n_ctx":
+            raise ConfigError(
+                f"{alias}={fields[alias]!r:.200} contradicts {name}={plain[name]!r:.200}; they are one field"
+            )
+    return plain
+
+
+def check_ranges(config: object) -> None:
+    """Check that every field of a config is of its kind and in its range.
+
+    Raises:
+        ConfigError: if one is not.
+    """
+    for name, (fits, wanted) in _RANGES.items():
+        if not fits(value := getattr(config, name)):
+            raise ConfigError(f"{name} must be {wanted}, got {value!r:.200}")
+
+
+def _is_id(value: object) -> bool:
+    return _is_int(value) and -(2**31) <= value < 2**31  # some write -1 for none
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_size(value: object) -> bool:
+    return _is_int(value) and 0 < value < 2**31
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_SIZE = "a whole number above 0 and below 2^31"
+
+# What each field must be.
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"), (_is_size, _SIZE)),
+    "n_inner": (lambda width: width is None or _is_size(width), f"{_SIZE}, or null for 4 * n_embd"),
+    "activation_function": (lambda name: name in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
+    **dict.fromkeys(
+        ("resid_pdrop", "embd_pdrop", "attn_pdrop"), (lambda p: _is_number(p) and 0 <= p <= 1, "within [0, 1]")
+    ),
+    **dict.fromkeys(
+        ("layer_norm_epsilon", "initializer_range"),
+        (lambda x: _is_number(x) and 0 <= x <= sys.float_info.max, "0 or more, and no more than a float can hold"),
+    ),
+    **dict.fromkeys(
+        ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "tie_word_embeddings"),
+        (lambda flag: isinstance(flag, bool), "true or false"),
+    ),
+    **dict.fromkeys(
+        ("bos_token_id", "pad_token_id"),
+        (lambda token: token is None or _is_id(token), "a token id of 32 bits or null"),
+    ),
+    "eos_token_id": (
+        lambda end: end is None or _is_id(end) or (isinstance(end, tuple) and all(map(_is_id, end))),
+        "a token id of 32 bits, a list of them, or null",
+    ),
+    "used_vocab_size": (lambda size: size is None or _is_size(size), f"{_SIZE}, or null"),
+}

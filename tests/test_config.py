@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minigpt import ConfigError, GPT2Config
-from minigpt.config_fields import ACTIVATIONS
+from minigpt.config import ACTIVATIONS
 
 FIELDS = {field.name: field.default for field in dataclasses.fields(GPT2Config)}
 

@@ -1,5 +1,6 @@
 """Find a checkpoint: a folder, a file of weights, the bundled demo, or a repository of the Hugging Face hub."""
 
+import difflib
 import functools
 import os.path
 import re
@@ -67,8 +68,10 @@ def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_
             snapshot(revision=folder.name, allow_patterns=[*PICKLED_FILES])  # from the same commit
     except Exception as error:  # the client and its transport raise many kinds
         at = f" at revision {revision!r}" if revision else ""
+        meant = difflib.get_close_matches(repository, KNOWN, n=1)
+        way_out = f"did you mean {meant[0]}? Otherwise give" if meant else "give"
         raise CheckpointError(
-            f"cannot get {repository!r}{at} from the Hugging Face hub; give a local folder, or one of "
+            f"cannot get {repository!r}{at} from the Hugging Face hub; {way_out} a local folder, or one of "
             f"{', '.join(KNOWN)}; only demo needs no network, and a private or gated repository needs HF_TOKEN. "
             f"The hub's client says: {' '.join(str(error).split())}"
         ) from error

@@ -56,6 +56,7 @@ def open_checkpoint(place: Path) -> Checkpoint:
         is_openai = form.fields is not None and not (folder / CONFIG).is_file() and (folder / HPARAMS).is_file()
         path = folder / HPARAMS if is_openai else config_file(place)
         fields = read_object(path, ConfigError)
+    norms: Pairs
     fields, norms = without_norms(fields)
     try:
         config = form.config(fields, tensors) if form.describes(fields) else GPT2Config.from_dict(fields)

@@ -95,7 +95,7 @@ class Case:
         if failed or not measured:
             error, bound, note = None, None, failed or refused
         else:
-            error, bound, note = worst(measured) if len(self.dtypes) > 1 else measured[name]
+            error, bound, note = worst(measured) if len(self.dtypes) > 1 else next(iter(measured.values()))
         return CaseResult(
             self.name, self.group, self.tests, error, bound, self.reason,
             passed=all(passed.values()), dtypes=passed, note=note,

@@ -127,7 +127,7 @@ def gradients_of_sum(subject: Subject, dtype: torch.dtype) -> Measurement:
     true = candidate.gradient_truth(x, dy)
     back = true["input"].values + dy.cpu().double()
     true["input"] = Truth(back, true["input"].bound + 2 * PRECISIONS[dtype].result * back.abs())
-    return _measured(gradients(candidate, lambda rows: sum(candidate.add_norm(*parts_of(rows))), x, dy), true)
+    return _measured(gradients(candidate, lambda rows: torch.add(*candidate.add_norm(*parts_of(rows))), x, dy), true)
 
 
 @torch.enable_grad()

@@ -24,14 +24,7 @@ class DyT(LayerNorm):
         self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True, alpha: float = 0.5
     ) -> None:
         super().__init__(normalized_shape, eps, bias)
-        self.initial_alpha = float(alpha)
-        self.alpha = nn.Parameter(torch.tensor(self.initial_alpha))
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Set weight, bias and alpha to their initial values."""
-        super().reset_parameters()
-        self.alpha.fill_(self.initial_alpha)
+        self.alpha = nn.Parameter(torch.tensor(float(alpha)))
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """Return each element within (-1, 1)."""
@@ -51,12 +44,6 @@ class Derf(DyT):
     ) -> None:
         super().__init__(normalized_shape, eps, bias, alpha)
         self.s = nn.Parameter(torch.tensor(0.0))
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Set weight, bias, alpha and s to their initial values."""
-        super().reset_parameters()
-        self.s.zero_()
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """Return each element within (-1, 1)."""

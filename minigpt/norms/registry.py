@@ -11,7 +11,6 @@ To add a norm, add a file here with a class under ``@register``. The first look-
 
 import functools
 import importlib
-import importlib.util
 import pkgutil
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -27,7 +26,6 @@ class NormInfo(NamedTuple):
 
     cls: type[nn.Module]
     exact: bool  # claims to compute LayerNorm; an inexact norm is expected to drift and fail parity
-    requires: str | None  # the optional package that it needs
     obstacle: Callable[[torch.device | None], str | None] | None = None  # see register
 
     @property
@@ -42,8 +40,6 @@ class NormInfo(NamedTuple):
 
     def reason_on(self, device: torch.device | None) -> str | None:
         """Return why it cannot run on ``device``, or, for None, on any device here; None if it can."""
-        if self.requires is not None and importlib.util.find_spec(self.requires) is None:
-            return f"needs {self.requires}: pip install 'minigpt[{self.requires}]'"
         return self.obstacle(device) if self.obstacle else None
 
     @property
@@ -65,14 +61,12 @@ def register(
     name: str,
     exact: bool = True,
     *,
-    requires: str | None = None,
     obstacle: Callable[[torch.device | None], str | None] | None = None,
 ) -> Callable[[NormClass], NormClass]:
     """Class decorator: make ``cls(normalized_shape, eps=..., bias=...)`` available under ``name``.
 
     Args:
         exact: whether it claims to be LayerNorm.
-        requires: the optional package that it needs, which is also the name of our extra that installs it.
         obstacle: a function of a device, or of None for all devices here. It returns why the norm cannot run there, or
             None.
 
@@ -89,7 +83,7 @@ def register(
         taken = _REGISTRY.get(name)
         if taken is not None and (taken.cls.__module__, taken.cls.__qualname__) != (cls.__module__, cls.__qualname__):
             raise NormError(f"the norm name {name!r} is taken by {taken.cls.__module__}.{taken.cls.__qualname__}")
-        _REGISTRY[name] = NormInfo(cls, exact, requires, obstacle)
+        _REGISTRY[name] = NormInfo(cls, exact, obstacle)
         return cls
 
     return add

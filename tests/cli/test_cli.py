@@ -624,7 +624,7 @@ def test_a_norm_that_is_not_available_says_how_it_would_be(run: Run, monkeypatch
     from minigpt.norms import registry
 
     minigpt.norms.available()
-    entry = registry._REGISTRY["fused"]._replace(requires="no_such_package")
+    entry = registry._REGISTRY["fused"]._replace(obstacle=lambda device: "needs it: pip install 'minigpt[it]'")
     monkeypatch.setitem(registry._REGISTRY, "elsewhere", entry)
     assert entry.reason is not None
     assert "[" in entry.reason

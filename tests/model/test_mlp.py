@@ -5,7 +5,7 @@ import torch
 from helpers import assert_close, assert_same_bits, randomize
 from transformers.activations import ACT2FN
 
-from minigpt.config_fields import ACTIVATIONS
+from minigpt.config import ACTIVATIONS
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.mlp import activation
 

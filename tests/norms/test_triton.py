@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from minigpt import NormError, norms
-from minigpt.norms import registry
 from minigpt.processor import HALVES
 from minigpt.testing import assert_norm_parity
 
@@ -247,7 +246,7 @@ def test_says_why_it_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
         norms.build("triton", 8)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert info.available
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert info.reason == "needs triton: pip install 'minigpt[triton]'"
 
 

@@ -4,6 +4,7 @@ Triton is imported when the first of these norms is used. Where its kernels do n
 warning says so and the norm is computed without them.
 """
 
+import importlib.util
 import os
 
 import torch
@@ -29,6 +30,8 @@ def runs_on(device: torch.device) -> bool:
 
 
 def _obstacle(device: torch.device | None) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "needs triton: pip install 'minigpt[triton]'"
     if not trials.are_on():
         return "is turned off by MINIGPT_ACCELERATORS=0"
     for trial, failure in trials.results().items():
@@ -41,7 +44,7 @@ def _obstacle(device: torch.device | None) -> str | None:
     return "needs a CUDA device, and PyTorch sees none; TRITON_INTERPRET=1 interprets its kernels without one, slowly"
 
 
-@register("triton", requires="triton", obstacle=_obstacle)
+@register("triton", obstacle=_obstacle)
 class TritonLayerNorm(LayerNorm):
     """Custom kernels in one pass over the input, the residual addition fused in; statistics in float32 or wider.
 
