@@ -1,16 +1,8 @@
 """Is a module as we made it, without hooks? Only then may its work be done in another way."""
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import nn
 
 from minigpt.norms.add import has_own_hooks, hooks_of_all
-
-
-def is_unpatched(method: Callable[..., Any], function: Callable[..., Any]) -> bool:
-    """Return True if a bound method is ``function``: not a subclass's, and not assigned by somebody."""
-    return getattr(method, "__func__", None) is function
 
 
 def is_watched(model: nn.Module) -> bool:

@@ -1,11 +1,13 @@
 """Time one decoding step of the kernel against the reading of memory, in turns: the share of the limit it reaches.
 
-    python scripts/bench/decode_step.py --kind float32,bfloat16,int8 --rows 1 [--library FILE]... [--json FILE]
+    python scripts/bench/decode_step.py --kind float32,bfloat16,int8 --rows 1,4,16 --past 64,900
 
 ``--library`` compares builds of kernel.c; the default is the installed one.
 """
 
 import argparse
+import functools
+import itertools
 import json
 import os
 import statistics
@@ -14,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import minigpt
 from minigpt.engine import kernel, quantize_int8
@@ -21,14 +24,14 @@ from minigpt.engine.int8 import Int8Linear
 from minigpt.engine.kernel import StepKernel
 
 READ = 2**28  # bytes, more than caches hold
-PAST = 96  # tokens that every row has read
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="gpt2")
     parser.add_argument("--kind", default="float32,bfloat16,int8")
-    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--rows", default="1", help="new tokens of a step, each of another text")
+    parser.add_argument("--past", default="96", help="tokens that every text has read")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--library", action="append", default=[])
     parser.add_argument("--json", type=Path)
@@ -36,10 +39,14 @@ def main() -> None:
     memory = torch.ones(READ // 4)
     runs: dict[str, Callable[[], object]] = {"memory": memory.sum}
     sizes = {"memory": READ}
+    counts, lengths = ([int(n) for n in numbers.split(",")] for numbers in (given.rows, given.past))
     for kind in given.kind.split(","):
         for library in given.library or [""]:
-            name = f"{kind} {Path(library).stem}".strip()
-            runs[name], sizes[name] = prepared(given.preset, kind, given.rows, library)
+            step, cache, size = prepared(given.preset, kind, max(counts), max(lengths), library)
+            for rows, past in itertools.product(counts, lengths):
+                name = f"{kind} {Path(library).stem}".strip() + f", {rows} after {past}"
+                places = [5] * rows, list(range(rows)), [0] * rows, [past] * rows
+                runs[name], sizes[name] = functools.partial(step, *places, cache), size
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(given.rounds):
         for name, run in runs.items():
@@ -56,16 +63,16 @@ def main() -> None:
         }
         found[name] = {"milliseconds": 1000 * speeds["median"], "least": 1000 * speeds["least"], "shares": shares}
         print(
-            f"{name:20} {1000 * speeds['median']:7.2f} ms (least {1000 * speeds['least']:.2f}), "
+            f"{name:30} {1000 * speeds['median']:7.2f} ms (least {1000 * speeds['least']:.2f}), "
             f"{sizes[name] / speeds['median'] / 1e9:5.1f} GB/s, of the limit {shares['median']:.2f} "
             f"(by the least {shares['least']:.2f})"
         )
     if given.json:
-        given.json.write_text(json.dumps({"rows": given.rows, "preset": given.preset, "steps": found}, indent=2))
+        given.json.write_text(json.dumps({"preset": given.preset, "steps": found}, indent=2))
 
 
-def prepared(preset: str, kind: str, rows: int, library: str) -> tuple[Callable[[], object], int]:
-    """Return a step of ``rows`` rows, and the bytes of weights that it reads."""
+def prepared(preset: str, kind: str, rows: int, past: int, library: str) -> tuple[StepKernel, Tensor, int]:
+    """Return a step, a cache for so many rows and tokens, and the bytes of weights that the step reads."""
     if library:
         os.environ["MINIGPT_KERNEL_LIBRARY"] = library
         kernel.functions.cache_clear()
@@ -78,9 +85,7 @@ def prepared(preset: str, kind: str, rows: int, library: str) -> tuple[Callable[
     panels: list[int] = [part.panels.nbytes for part in model.modules() if isinstance(part, Int8Linear)]
     matrices = [p.nbytes for part in (model.h, model.ln_f) for p in part.parameters()]
     size = sum(panels) + sum(matrices) + (0 if panels else model.head_rows().nbytes)
-    step, store = StepKernel(model), model.new_cache(rows, 2 * PAST).store.zero_()
-    texts = list(range(rows))
-    return lambda: step([5] * rows, texts, [0] * rows, [PAST] * rows, store), size
+    return StepKernel(model), model.new_cache(rows, past + 1).store.zero_(), size
 
 
 if __name__ == "__main__":
