@@ -7,6 +7,8 @@ of the draft saves a step; a wrong one wastes its part of one.
 """
 
 import time
+from collections import deque
+from statistics import median_low
 
 from minigpt.engine import GPT2
 from minigpt.engine.int8 import drafter_of
@@ -18,7 +20,8 @@ from minigpt.generation.slots import Slots
 
 NGRAMS = (3, 2)  # lengths of the n-grams to look up, the more specific first
 MOST = 8  # tokens of a draft by the int8 form
-FADING = 0.8  # what an older measurement counts at each new one
+FADING = 0.8  # what the older tokens count at each draft
+MEASURED = 5  # times of which the median counts, since some steps are interrupted
 FRESH = (1.0, 0.5)  # tokens that count as right and wrong at first
 SUREST = 0.99  # the highest chance to count with
 REST = 8  # steps without a draft, after which one token is tried; twice as many each time that it is refused
@@ -60,7 +63,8 @@ class Pace:
 
     def __init__(self) -> None:
         self.right, self.wrong = FRESH
-        self.step = self.draft = self.row = 0.0  # seconds of a step of one row, a drafted token, a further row
+        # The last seconds of a step of one row, of a drafted token, and of a further row in a step.
+        self.steps, self.drafts, self.rows = (deque[float](maxlen=MEASURED) for _ in range(3))
         self.resting, self.rest = 1, REST  # the first step is without a draft, to be timed
         self.is_trying = False
 
@@ -72,16 +76,20 @@ class Pace:
         if self.is_trying:
             return 1
         p = min(self.right / (self.right + self.wrong), SUREST)
-        each = (self.draft or self.step / 3) + (self.row or self.step / 16)
-        best = max(range(MOST + 1), key=lambda k: (1 - p ** (k + 1)) / (self.step + k * each))
+        step = median_low(self.steps)
+        each = median_low(self.drafts or [step / 3]) + median_low(self.rows or [step / 16])
+        best = max(range(MOST + 1), key=lambda k: (1 - p ** (k + 1)) / (step + k * each))
         if best == 0:
             self.resting, self.is_trying = self.rest, True
         return best
 
     def learn(self, drafted: int, right: int, drafting: float, reading: float) -> None:
         """Note how many tokens were drafted and right, and the seconds that the draft and its step took."""
-        self.draft = _faded(self.draft, drafting / drafted)
-        self.row = _faded(self.row, max(reading - self.step, 0) / drafted)
+        if not drafted:
+            self.steps.append(reading)
+            return
+        self.drafts.append(drafting / drafted)
+        self.rows.append(max(reading - median_low(self.steps or [reading]), 0) / drafted)
         self.right, self.wrong = FADING * self.right + right, FADING * self.wrong + (right < drafted)
         if right:
             self.rest = REST
@@ -125,7 +133,7 @@ class Drafts:
         """Note how long the step after ``guess`` took."""
         self.reading = seconds
         if self.is_written and not self.drafted:
-            self.pace.step = _faded(self.pace.step, seconds)
+            self.pace.learn(0, 0, 0, seconds)
 
     def learn(self, row: Row, drafted: int, right: int) -> None:
         """Note how many tokens of a draft were right."""
@@ -149,7 +157,3 @@ class Drafts:
             drafted = row.ids[known:]
             del row.ids[known:]
         return drafted
-
-
-def _faded(old: float, new: float) -> float:
-    return FADING * old + (1 - FADING) * new if old else new

@@ -233,10 +233,7 @@ def paced(accepts: float, steps: int) -> tuple[float, float]:
         drafted = pace.length()
         right = next((i for i in range(drafted) if chance.random() >= accepts), drafted)
         reading = 1 + 0.08 * drafted
-        if drafted:
-            pace.learn(drafted, right, 0.3 * drafted, reading)
-        else:
-            pace.step = reading
+        pace.learn(drafted, right, 0.3 * drafted, reading)
         tokens, spent = tokens + 1 + right, spent + reading + 0.3 * drafted
     return tokens, spent
 
