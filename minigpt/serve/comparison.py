@@ -4,8 +4,8 @@ So every position of either text has two distributions over the same context, an
 """
 
 from collections import deque
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,67 +17,38 @@ from minigpt.generation.batch import WASTE, Batch
 from minigpt.generation.choosing import next_tokens
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
-from minigpt.serve.channel import Channel, Post
-from minigpt.serve.job import Failed
+from minigpt.serve.job import REASONS, Channel, Post
 
 AT_ONCE = 4  # comparisons at a time; others wait
-
-
-class Alternative(NamedTuple):
-    """A token with its probability by each model."""
-
-    id: int
-    probabilities: tuple[float, float]
-
-
-class Compared(NamedTuple):
-    """A new token of one of the two texts.
-
-    Attributes:
-        side: which of the two models writes this text: 0 or 1.
-        position: of the token, from 0.
-        text: characters that can be shown since this side's last event.
-        kl: Kullback-Leibler divergence of the second model's distribution from the first's, in nats.
-        chosen: the new token.
-        alternatives: the likeliest tokens by either model.
-        end: why the text is over; None while it is not.
-    """
-
-    side: int
-    position: int
-    text: str
-    kl: float
-    chosen: Alternative
-    alternatives: list[Alternative]
-    end: str | None
 
 
 class Comparison:
     """A request to compare two models.
 
     Args:
-        names: of the two models.
+        models: the two.
         rows: the text of each, both with the same prompt.
         alternatives: how many of the likeliest tokens by each model to report.
+        token_text: returns the text of a token.
     """
 
-    def __init__(self, names: tuple[str, str], rows: tuple[Row, Row], alternatives: int) -> None:
-        self.names, self.rows, self.alternatives = names, rows, alternatives
-        self.channel: Channel[Compared | Failed] = Channel()
-        self.is_over = False
+    def __init__(
+        self, models: tuple[GPT2, GPT2], rows: tuple[Row, Row], alternatives: int, token_text: Callable[[int], str]
+    ) -> None:
+        self.models, self.rows, self.alternatives, self.token_text = models, rows, alternatives, token_text
+        self.channel, self.is_over = Channel(), False
         self._batches: list[Batch] = []
 
-    def step(self, models: Mapping[str, GPT2]) -> list[Post]:
+    def step(self) -> list[Post]:
         """Add a token to each text that is not over; return the reports."""
+        for batch in self._batches:
+            batch.read()
         if not self._batches:
             settings = GenerationSettings(max_new_tokens=1)
-            for name in self.names:
-                room = models[name].config.n_positions + WASTE
-                self._batches.append(Batch(models[name], settings, 2, room))
-                self._batches[-1].join(list(self.rows))
-        else:
-            for batch in self._batches:
-                batch.read()
+            for model in self.models:
+                batch = Batch(model, settings, 2, model.config.n_positions + WASTE)
+                batch.join(list(self.rows))
+                self._batches.append(batch)
         logits = [dict(zip(batch.rows, batch.logits.split(1), strict=True)) for batch in self._batches]
         events = [
             self._written(side, row, [of_model[row] for of_model in logits])
@@ -93,10 +64,14 @@ class Comparison:
     def failed(self, error: BaseException) -> Post:
         """Stop, and return the report of the error."""
         self.is_over = True
-        return Post(self.channel, Failed(error), True)
+        return Post(self.channel, error, True)
 
     @torch.inference_mode()
-    def _written(self, side: int, row: Row, logits: list[Float[Tensor, "1 vocab"]]) -> Compared:
+    def _written(self, side: int, row: Row, logits: list[Float[Tensor, "1 vocab"]]) -> dict[str, Any]:
+        """Add a token to a text; return the report, as the client gets it.
+
+        Its ``kl`` is the Kullback-Leibler divergence of the second model's distribution from the first's, in nats.
+        """
         (token,) = next_tokens(logits[side], [row])
         position = len(row.new_ids)
         row.push(token)
@@ -104,16 +79,21 @@ class Comparison:
         probabilities = both.exp()
         kl = float(torch.where(probabilities[0] > 0, probabilities[0] * (both[0] - both[1]), 0.0).sum())
         likeliest = probabilities.topk(self.alternatives).indices.T.flatten().tolist()  # of both models, in turn
-        found = {id: Alternative(id, tuple(probabilities[:, id].tolist())) for id in [token, *likeliest]}
-        alternatives = sorted((found[id] for id in dict.fromkeys(likeliest)), key=lambda one: -sum(one.probabilities))
-        return Compared(side, position, row.take_text(), max(kl, 0.0), found[token], alternatives, row.end)
+
+        def shown(id: int) -> dict[str, Any]:
+            return {"id": id, "token": self.token_text(id), "probabilities": probabilities[:, id].tolist()}
+
+        alternatives = sorted(map(shown, dict.fromkeys(likeliest)), key=lambda one: -sum(one["probabilities"]))
+        return {
+            "side": side, "position": position, "text": row.take_text(), "kl": max(kl, 0.0),
+            "chosen": shown(token), "alternatives": alternatives, "finish_reason": REASONS[row.end],
+        }  # fmt: skip
 
 
 class ComparisonLane:
     """The comparisons, a few at a time."""
 
-    def __init__(self, models: Mapping[str, GPT2]) -> None:
-        self.models = models
+    def __init__(self) -> None:
         self.active: list[Comparison] = []
         self._waiting: deque[Comparison] = deque()
 
@@ -136,7 +116,7 @@ class ComparisonLane:
         posts = []
         for comparison in self.active:
             try:
-                posts += comparison.step(self.models)
+                posts += comparison.step()
             except RAISED as error:
                 posts.append(comparison.failed(error))
         return posts

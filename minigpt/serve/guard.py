@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minigpt.serve.meters import Meters
-from minigpt.serve.refusal import RefusalError
+from minigpt.serve.protocol import RefusalError
 
 MOST_BODY = 2**20  # bytes of a request
 MOST_READ = 2**26  # bytes of a larger one that are read and dropped, since a client reads the answer after it has sent
@@ -51,9 +51,9 @@ class Guard:
         except RefusalError as refusal:
             await refusal.response()(scope, receive, noted)
         finally:
-            route = scope.get("route")
-            path = getattr(route, "path", "other")
-            self.meters.response(path, status, time.monotonic() - began)
+            path = getattr(scope.get("route"), "path", "other")
+            self.meters.responses.labels(path, str(status)).inc()
+            self.meters.seconds.labels(path).observe(time.monotonic() - began)
 
     def _check(self, scope: Scope) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])

@@ -1,16 +1,41 @@
-"""The bodies of requests: OpenAI's fields for completions, and our own."""
+"""The bodies of requests, and error objects: those of OpenAI's completions API, and our own."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from starlette.responses import JSONResponse
 
 from minigpt.errors import GenerationError
 from minigpt.generation import parse_settings
 from minigpt.generation.processors import PROCESSORS
 from minigpt.generation.settings import GenerationSettings, known_settings
-from minigpt.serve.refusal import RefusalError
 
 MOST_NEW = 65536  # tokens of one text; with a sliding window there is no other limit
+KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class RefusalError(Exception):
+    """The error that a client gets as the answer to its request.
+
+    Args:
+        status: the HTTP status.
+        message: one sentence: what is wrong and what would be right.
+        param: the field that is wrong.
+        code: a word that programs can test for.
+    """
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error object."""
+        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(self.status)
+        return JSONResponse(self.to_dict(), self.status, headers)
 
 
 def _prompt(given: Any) -> Any:
@@ -110,6 +135,11 @@ class CompletionRequest(Sampling):
     @property
     def choices(self) -> int:
         return self.n or 1
+
+    @property
+    def includes_usage(self) -> bool:
+        """True if a stream ends with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
 
     def check(self) -> None:
         """Check the fields against each other.

@@ -56,14 +56,11 @@ def build(options: Options) -> "Application":
     """Return the deployment; each replica loads the models for itself."""
 
     def make_app() -> "FastAPI":
-        models, tokenizer = load(
-            options.model, options.norms.split(","), dtype=options.dtype, device=options.device,
-            quantize=options.quantize,
-        )  # fmt: skip
-        return app(
-            models, tokenizer=tokenizer, api_key=options.api_key, max_batch=options.max_batch,
-            max_queue=options.max_queue, allowed_hosts=None if options.any_host and options.api_key else LOOPBACK,
-        )  # fmt: skip
+        how = options.model_dump(include={"dtype", "device", "quantize"})
+        models, tokenizer = load(options.model, options.norms.split(","), **how)
+        hosts = None if options.any_host and options.api_key else LOOPBACK
+        how = options.model_dump(include={"api_key", "max_batch", "max_queue"})
+        return app(models, tokenizer=tokenizer, allowed_hosts=hosts, **how)
 
     most = max(options.max_replicas or 0, options.replicas)
     scaling = {

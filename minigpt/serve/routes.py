@@ -8,31 +8,23 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 import minigpt
-from minigpt.serve.channel import GoneError
-from minigpt.serve.comparison import Alternative, Compared
-from minigpt.serve.completions import REASONS, Answer, failure
+from minigpt.serve.completions import Answer
 from minigpt.serve.guard import Guard
-from minigpt.serve.job import Failed
-from minigpt.serve.protocol import CompareRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from minigpt.serve.refusal import RefusalError
+from minigpt.serve.protocol import CompareRequest, CompletionRequest, DetokenizeRequest, RefusalError, TokenizeRequest
 from minigpt.serve.service import Service
 
-PAGE = {
-    "/": ("index.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-}
 PAGE_POLICY = "default-src 'none'; img-src data:; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"  # noqa: E501
+PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache", "Referrer-Policy": "no-referrer"}
 NOT_SUPPORTED = {
     "/v1/chat/completions": "GPT-2 was trained on plain text, not on chats; use /v1/completions",
     "/v1/embeddings": "this server does not make embeddings; use /v1/completions",
@@ -50,34 +42,34 @@ def build(
         yield
         await asyncio.to_thread(service.scheduler.stop)
 
-    middleware = [
-        Middleware(Guard, meters=service.meters, api_key=api_key, hosts=allowed_hosts, origins=allowed_origins)
-    ]
+    meters, every = service.scheduler.meters, ["*"]
+    middleware = [Middleware(Guard, meters=meters, api_key=api_key, hosts=allowed_hosts, origins=allowed_origins)]
     if allowed_origins:
-        every = ["*"]
         cors = Middleware(CORSMiddleware, allow_origins=allowed_origins, allow_methods=every, allow_headers=every)
         middleware.append(cors)
     app = FastAPI(
         title="minigpt", version=minigpt.__version__, docs_url=None, redoc_url=None, lifespan=lifespan,
         middleware=middleware,
     )  # fmt: skip
-    _add_errors(app)
-    _add_completions(app, service)
-    _add_compare(app, service)
-    _add_information(app, service)
-    _add_page(app)
     app.state.service = service
+    _add_errors(app)
+    _add_texts(app, service)
+    _add_information(app, service)
+    folder = files("minigpt.serve").joinpath("page")
+    for path, kind in {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}.items():
+        page = Response(folder.joinpath(path).read_bytes(), media_type=kind, headers=PAGE_HEADERS)
+        app.router.routes.append(Route(f"/{path}".removesuffix("index.html"), page, methods=["GET"]))
     return app
 
 
-def _add_completions(app: FastAPI, service: Service) -> None:
+def _add_texts(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         model = service.model(body.model)
         body.check()
         prompts = await service.prompts(model, body.prompt)
-        job, answer = service.job(body, model, prompts), Answer(service, body, prompts)
-        reports = job.channel.receive(request)
+        job = service.job(body, model, prompts)
+        answer, reports = Answer(service, body, prompts, job.scored), job.channel.receive(request)
         if not body.stream:
             whole = answer.whole([event async for events in reports for event in events])
             return Response(to_json(whole), media_type="application/json")
@@ -89,27 +81,9 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 
         return await _stream(chunks())
 
-
-def _add_compare(app: FastAPI, service: Service) -> None:
     @app.post("/compare")
     async def compare(body: CompareRequest, request: Request) -> Response:
-        comparison = await service.comparison(body)
-        reports = comparison.channel.receive(request)
-        return await _stream([_compared(service, event) for event in events] async for events in reports)
-
-
-def _compared(service: Service, event: Compared | Failed) -> dict[str, Any]:
-    if isinstance(event, Failed):
-        raise failure(event.error)
-
-    def shown(one: Alternative) -> dict[str, Any]:
-        return {"id": one.id, "token": service.token_text(one.id), "probabilities": list(one.probabilities)}
-
-    return {
-        "side": event.side, "position": event.position, "text": event.text, "kl": event.kl,
-        "chosen": shown(event.chosen), "alternatives": [shown(one) for one in event.alternatives],
-        "finish_reason": REASONS[event.end],
-    }  # fmt: skip
+        return await _stream((await service.comparison(body)).channel.receive(request))
 
 
 def _add_information(app: FastAPI, service: Service) -> None:
@@ -144,15 +118,7 @@ def _add_information(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(service.meters.text(), media_type=CONTENT_TYPE_LATEST)
-
-
-def _add_page(app: FastAPI) -> None:
-    folder = files("minigpt.serve").joinpath("page")
-    headers = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache", "Referrer-Policy": "no-referrer"}
-    for path, (file, kind) in PAGE.items():
-        page = Response(folder.joinpath(file).read_bytes(), media_type=kind, headers=headers)
-        app.router.routes.append(Route(path, page, methods=["GET"]))
+        return Response(generate_latest(service.scheduler.meters.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -160,8 +126,8 @@ def _add_errors(app: FastAPI) -> None:
     async def refused(_: Request, error: RefusalError) -> Response:
         return error.response()
 
-    @app.exception_handler(GoneError)
-    async def gone(_: Request, error: GoneError) -> Response:
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=499)  # no one reads it
 
     @app.exception_handler(RequestValidationError)
@@ -201,12 +167,12 @@ async def _stream(parts: AsyncIterator[list[dict[str, Any]]]) -> Response:
     """Return a stream of server-sent events. It starts when the first part is known, so an early error has its status.
 
     Raises:
-        RefusalError, GoneError: if the first part cannot be had.
+        RefusalError, ClientDisconnect: if the first part cannot be had.
     """
     first = await anext(parts)
 
     async def pieces() -> AsyncIterator[bytes]:
-        with suppress(GoneError):
+        with suppress(ClientDisconnect):
             try:
                 yield _sent(first)
                 async for part in parts:
@@ -216,16 +182,9 @@ async def _stream(parts: AsyncIterator[list[dict[str, Any]]]) -> Response:
                 yield _sent([error.to_dict()])
 
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return _Stream(pieces(), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(pieces(), media_type="text/event-stream", headers=headers)
 
 
 def _sent(chunks: list[dict[str, Any]]) -> bytes:
     """Return chunks as server-sent events."""
     return b"".join(b"data: %b\n\n" % to_json(chunk) for chunk in chunks)
-
-
-class _Stream(StreamingResponse):
-    """A stream whose channel notices that the client hangs up, so that Starlette need not watch for it as well."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.stream_response(send)

@@ -1,19 +1,34 @@
-"""The one thread that computes. It takes a step of each model that has work, in turn."""
+"""The one thread that computes. It takes a step of each model that has work, in turn.
+
+R tokens, V vocabulary.
+"""
 
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from minigpt.engine import GPT2
-from minigpt.serve.channel import deliver
-from minigpt.serve.comparison import Comparison, ComparisonLane
-from minigpt.serve.job import Job
-from minigpt.serve.lane import Lane
+from minigpt.errors import RAISED
+from minigpt.generation.batch import WASTE, Batch
+from minigpt.generation.choosing import next_logits
+from minigpt.generation.row import Row
+from minigpt.generation.settings import GenerationSettings
+from minigpt.serve.comparison import ComparisonLane
+from minigpt.serve.job import Job, Post, Text, Token, deliver
 from minigpt.serve.meters import Meters
-from minigpt.serve.refusal import RefusalError
+from minigpt.serve.protocol import RefusalError
 
 PAUSE, MOST_PAUSES = 0.001, 10  # seconds to wait for the next of several requests, and how often
+READ_AT_ONCE = 512  # tokens of new prompts, before the texts in progress get their next token
+STREAM_SECONDS = 0.02  # between two reports of a text; what it adds in between is sent together
+LOWEST = -9999.0  # log-probability instead of -inf, which JSON does not have
+SCORED_AT_ONCE = 128  # positions of a prompt whose logits are computed at a time
 
 
 class Scheduler:
@@ -25,11 +40,10 @@ class Scheduler:
         draft: as in ``generate``.
     """
 
-    def __init__(
-        self, models: Mapping[str, GPT2], places: int, max_queue: int, meters: Meters, draft: str | None = None
-    ) -> None:
-        self.lanes = {name: Lane(name, model, places, meters, draft) for name, model in models.items()}
-        self.comparisons = ComparisonLane(models)
+    def __init__(self, models: Mapping[str, GPT2], places: int, max_queue: int, draft: str | None = None) -> None:
+        self.meters = Meters(lambda: self.count_writing, lambda: self.count_waiting)
+        self.lanes = {name: Lane(name, model, places, self.meters, draft) for name, model in models.items()}
+        self.comparisons = ComparisonLane()
         self.max_queue = max_queue
         self._all: list[Lane | ComparisonLane] = [*self.lanes.values(), self.comparisons]
         self._wake = threading.Condition()
@@ -44,28 +58,12 @@ class Scheduler:
     def count_writing(self) -> int:
         return sum(len(lane.writing) for lane in self.lanes.values()) + len(self.comparisons.active)
 
-    def submit(self, name: str, job: Job) -> None:
-        """Let a request wait for places of a model.
+    def submit(self, add: Callable[[], None], texts: int) -> None:
+        """Call ``add``, which lets so many texts wait in a lane.
 
         Raises:
             RefusalError: if too many texts wait, or the server is shutting down.
         """
-        self._submit(len(job.waiting), lambda: self.lanes[name].add(job))
-
-    def compare(self, comparison: Comparison) -> None:
-        """Let a comparison wait; errors as ``submit``."""
-        self._submit(1, lambda: self.comparisons.add(comparison))
-
-    def stop(self) -> None:
-        """End the thread, and report an error to everybody who still waits. Calls after the first do nothing."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        if self._thread is not None:
-            self._thread.join()
-        self._fail(_shutting_down())
-
-    def _submit(self, texts: int, add: Callable[[], None]) -> None:
         with self._wake:
             if self._stopping:
                 raise _shutting_down()
@@ -77,6 +75,15 @@ class Scheduler:
                 self._thread = threading.Thread(target=self._run, name="minigpt-scheduler", daemon=True)
                 self._thread.start()
             self._wake.notify()
+
+    def stop(self) -> None:
+        """End the thread, and report an error to everybody who still waits. Calls after the first do nothing."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+        self._fail(_shutting_down())
 
     def _run(self) -> None:
         while True:
@@ -109,3 +116,172 @@ class Scheduler:
 
 def _shutting_down() -> RefusalError:
     return RefusalError(503, "the server is shutting down", code="shutting_down")
+
+
+class Lane:
+    """A model, its batch, and the requests for it.
+
+    Only the scheduler's thread calls ``step`` and ``fail``. Any thread may call ``add``.
+    """
+
+    def __init__(self, name: str, model: GPT2, places: int, meters: Meters, draft: str | None) -> None:
+        self.settings = GenerationSettings(max_new_tokens=1, draft=draft)  # each row has its own
+        self.name, self.model, self.places, self.meters = name, model, places, meters
+        self.writing: dict[Row, Text] = {}
+        self._batch: Batch | None = None  # made when it is first needed
+        self._joining: list[Row] = []  # rows that have a place and are not in the batch
+        self._waiting: deque[Job] = deque()
+        self._lock = threading.Lock()
+        self._next_report = 0.0  # when texts that stream are next reported
+
+    def add(self, job: Job) -> None:
+        with self._lock:
+            self._waiting.append(job)
+
+    @property
+    def count_waiting(self) -> int:
+        """How many texts wait for a place."""
+        with self._lock:
+            return sum(len(job.waiting) for job in self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.writing or self._waiting)
+
+    def step(self) -> list[Post]:
+        """Fill the free places, and add a token to every text; return the reports."""
+        posts = self._admit()
+        if self.writing:
+            try:
+                posts += self._note(*self._choose())
+            except RAISED:
+                posts += self._one_by_one()
+        self._let_go()
+        return posts
+
+    def fail(self, error: BaseException) -> list[Post]:
+        """Give up everything; return the reports."""
+        with self._lock:
+            jobs = {*self._waiting, *(text.job for text in self.writing.values())}
+            self._waiting.clear()
+        self.writing, self._joining, self._batch = {}, [], None
+        return [job.failed(error) for job in jobs]
+
+    def _admit(self) -> list[Post]:
+        """Give free places to waiting texts, to each request in turn; score prompts; return the reports."""
+        posts, tokens = [], 0
+        while len(self.writing) < self.places and tokens < READ_AT_ONCE and (text := self._next_text()) is not None:
+            job, row = text.job, text.row
+            if row.number == 0:  # other texts of the prompt share its reading
+                tokens += len(row.ids)
+                if job.scores_prompts:
+                    try:
+                        job.scored[row.prompt] = prompt_tokens(self.model, row.ids, job.alternatives or 0)
+                    except RAISED as error:
+                        posts.append(job.failed(error))
+                        continue
+            if job.writes:
+                self.writing[row] = text
+                row.may_draft = job.alternatives is None  # log-probabilities need the logits of each token
+                self._joining.append(row)
+            else:
+                row.end = "length"
+                posts.append(job.written(text))
+        return posts
+
+    def _next_text(self) -> Text | None:
+        with self._lock:
+            while self._waiting:
+                job = self._waiting.popleft()
+                if job.is_dropped:
+                    continue
+                text = job.waiting.popleft()
+                if job.waiting:
+                    self._waiting.append(job)
+                return text
+        return None
+
+    def _choose(self) -> tuple[list[Row], Tensor]:
+        """Take a step of the batch; return its rows, each of which has a new token, and the logits that led to it."""
+        self._batch = batch = self._batch or self._new_batch(self.places)
+        new, self._joining = self._joining, []
+        if batch.rows:
+            batch.read(new)
+        else:
+            batch.join(new)
+        logits = batch.logits
+        rows, written = list(batch.rows), sum(len(row.ids) for row in batch.rows)
+        batch.choose()
+        self.meters.tokens.labels(self.name).inc(sum(len(row.ids) for row in rows) - written)
+        return rows, logits
+
+    def _new_batch(self, places: int) -> Batch:
+        return Batch(self.model, self.settings, places, self.model.config.n_positions + WASTE)
+
+    def _one_by_one(self) -> list[Post]:
+        """Take a step that failed again, each row by itself, so that only the client whose row fails gets an error."""
+        posts = []
+        for row, text in self.writing.items():
+            if text.job.is_dropped:
+                continue
+            try:
+                alone = self._new_batch(1)
+                alone.join([row])
+                logits = alone.logits
+                posts += self._note(alone.choose(), logits)
+                self.meters.tokens.labels(self.name).inc()
+            except RAISED as error:
+                posts.append(text.job.failed(error))
+        self._batch, self._joining = None, list(self.writing)
+        return posts
+
+    def _note(self, rows: list[Row], logits: Tensor) -> list[Post]:
+        """Return the reports on rows that have a new token."""
+        texts = [self.writing[row] for row in rows]
+        scored = [place for place, text in enumerate(texts) if text.job.alternatives is not None]
+        if scored:
+            most = max(texts[place].job.alternatives or 0 for place in scored)
+            found = tokens_of(logits[scored], [rows[place].ids[-1] for place in scored], most)
+            for place, token in zip(scored, found, strict=True):
+                del token.top[texts[place].job.alternatives :]
+                texts[place].tokens.append(token)
+        if is_time := (now := time.monotonic()) >= self._next_report:
+            self._next_report = now + STREAM_SECONDS
+        posts = []
+        for text in texts:
+            row, job = text.row, text.job
+            if is_first := len(row.ids) == row.prompt_length + 1:
+                self.meters.first.labels(self.name).observe(now - job.channel.opened)
+            if row.end or (job.streams and (is_time or is_first)):
+                posts.append(job.written(text))
+        return posts
+
+    def _let_go(self) -> None:
+        """Forget the texts that are over, and drop those whose client has gone."""
+        gone = {row for row, text in self.writing.items() if text.job.is_dropped and not row.end}
+        self.writing = {row: text for row, text in self.writing.items() if not (row.end or row in gone)}
+        self._joining = [row for row in self._joining if row in self.writing]
+        if gone and self._batch is not None:
+            self._batch.drop(gone)
+
+
+@torch.inference_mode()
+def tokens_of(logits: Float[Tensor, "rows vocab"], ids: list[int], alternatives: int) -> list[Token]:
+    """Return the token ``ids[i]`` of each row with its log-probability and the row's likeliest ``alternatives``."""
+    logprobs = logits.log_softmax(-1).clamp_min(LOWEST)  # (R, V)
+    chosen = logprobs.gather(1, torch.tensor(ids, device=logits.device)[:, None])[:, 0].tolist()
+    values, likeliest = (part.tolist() for part in logprobs.topk(min(alternatives, logits.shape[-1])))
+    tops = [list(zip(*pair, strict=True)) for pair in zip(likeliest, values, strict=True)]
+    return [Token(*token) for token in zip(ids, chosen, tops, strict=True)]
+
+
+@torch.inference_mode()
+def prompt_tokens(model: GPT2, ids: list[int], alternatives: int) -> list[Token]:
+    """Return the tokens of a prompt with their log-probabilities, from one forward."""
+    hidden = model.hidden_states(torch.tensor([ids], device=model.wte.weight.device))[:, :-1]  # (1, T - 1, C)
+    tokens = [Token(ids[0], None, [])]
+    for part in hidden.split(SCORED_AT_ONCE, dim=1):
+        if part.shape[1]:
+            logits = next_logits(model, model.head(part)[0])  # (R, V)
+            tokens += tokens_of(logits, ids[len(tokens) : len(tokens) + len(logits)], alternatives)
+    return tokens

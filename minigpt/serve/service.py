@@ -12,9 +12,7 @@ from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.serve.comparison import Comparison
 from minigpt.serve.job import Job
-from minigpt.serve.meters import Meters
-from minigpt.serve.protocol import CompareRequest, CompletionRequest
-from minigpt.serve.refusal import RefusalError
+from minigpt.serve.protocol import CompareRequest, CompletionRequest, RefusalError
 from minigpt.serve.scheduler import Scheduler
 from minigpt.tokenizer import Tokenizer
 
@@ -43,9 +41,7 @@ class Service:
                     f"the tokenizer has {tokenizer.vocab_size} tokens and model {name!r} has {known}; give tokenizer="
                 )
         self.models, self.tokenizer, self.started = dict(models), tokenizer, int(time.time())
-        self.meters = Meters()
-        self.scheduler = Scheduler(models, max_batch, max_queue, self.meters, draft)
-        self.meters.watch(lambda: self.scheduler.count_writing, lambda: self.scheduler.count_waiting)
+        self.scheduler = Scheduler(models, max_batch, max_queue, draft)
         self.token_text = lru_cache(maxsize=2**16)(self._token_text)
 
     def model(self, name: str) -> GPT2:
@@ -112,23 +108,24 @@ class Service:
         ]
         alternatives = 0 if body.logprobs is None and body.copies > body.choices else body.logprobs
         job = Job(rows, alternatives=alternatives, scores_prompts=scores, writes=new > 0, streams=bool(body.stream))
-        self.scheduler.submit(body.model, job)
-        self.meters.prompt(body.model, sum(map(len, prompts)))
+        lane = self.scheduler.lanes[body.model]
+        self.scheduler.submit(lambda: lane.add(job), len(rows))
+        self.scheduler.meters.prompts.labels(body.model).inc(sum(map(len, prompts)))
         return job
 
     async def comparison(self, body: CompareRequest) -> Comparison:
         """Submit a comparison; errors as ``job``."""
-        left, right = body.models
-        settings, (ids,) = body.settings(), await self.prompts(self.model(left), body.prompt)
-        self._check(self.model(left), ids, body.new_tokens, settings)
-        self._check(self.model(right), ids, body.new_tokens, settings)
+        models = self.model(body.models[0]), self.model(body.models[1])
+        settings, (ids,) = body.settings(), await self.prompts(models[0], body.prompt)
+        for model in models:
+            self._check(model, ids, body.new_tokens, settings)
         if not body.new_tokens:
             raise RefusalError(400, "max_tokens must be 1 or more", "max_tokens")
         if settings.samples and settings.seed is None:  # both must draw alike
             settings = settings.replace(seed=secrets.randbelow(2**31))
-        rows = tuple(self._row(self.model(name), ids, 0, 0, 0, settings) for name in (left, right))
-        comparison = Comparison((left, right), rows, body.alternatives)  # type: ignore[arg-type]
-        self.scheduler.compare(comparison)
+        rows = self._row(models[0], ids, 0, 0, 0, settings), self._row(models[1], ids, 0, 0, 0, settings)
+        comparison = Comparison(models, rows, body.alternatives, self.token_text)
+        self.scheduler.submit(lambda: self.scheduler.comparisons.add(comparison), 1)
         return comparison
 
     def decode(self, ids: list[int]) -> str:
