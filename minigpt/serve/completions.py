@@ -50,7 +50,7 @@ class Answer:
         """Return what to stream after these events."""
         usage = {"usage": None} if self.body.includes_usage else {}
         added = map(self._added, events)
-        return [{**self._head, "choices": [self._choice(new.index, new)], **usage} for new in added]
+        return [{**self._head, "choices": [self._choice(new.number, new)], **usage} for new in added]
 
     def last_chunks(self) -> list[dict[str, Any]]:
         """Return what ends a stream."""
@@ -63,7 +63,7 @@ class Answer:
         for first in range(0, len(texts), copies):
             own = texts[first : first + copies]
             if copies > self.body.choices:
-                own.sort(key=lambda text: statistics.fmean(self.choices[text.index].logprobs or [0.0]), reverse=True)
+                own.sort(key=lambda text: statistics.fmean(self.choices[text.number].logprobs or [0.0]), reverse=True)
             best += own[: self.body.choices]
         return {
             **self._head, "choices": [self._choice(place, text) for place, text in enumerate(best)],
@@ -72,7 +72,7 @@ class Answer:
 
     def _added(self, new: Written) -> Written:
         """Return what an event adds to a text. The first addition starts with the prompt if this is to be echoed."""
-        choice, prompt = self.choices[new.index], new.index // self.body.copies
+        choice, prompt = self.choices[new.number], new.number // self.body.copies
         choice.logprobs += [token.logprob for token in new.tokens if token.logprob is not None]
         is_first, choice.total = choice.total == 0, new.total
         if is_first and self.body.echo:
@@ -82,7 +82,7 @@ class Answer:
         return new
 
     def _choice(self, place: int, new: Written) -> dict[str, Any]:
-        logprobs = None if self.body.logprobs is None else self._logprobs(self.choices[new.index], new.tokens)
+        logprobs = None if self.body.logprobs is None else self._logprobs(self.choices[new.number], new.tokens)
         return {"index": place, "text": new.text, "logprobs": logprobs, "finish_reason": REASONS[new.end]}
 
     def _logprobs(self, choice: _Choice, tokens: list[Token]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import hmac
 import time
 from collections.abc import Sequence
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minigpt.serve.meters import Meters
@@ -20,6 +21,8 @@ GONE = 499  # status, in the metrics, of a request whose client has hung up
 
 class Guard:
     """ASGI middleware that checks who sends a request, and limits the size of its body and the time it takes.
+
+    It answers with the ``RefusalError`` that a check or an endpoint raises.
 
     The Host header must be known, so that a web page cannot reach the server by a name that it controls (DNS
     rebinding). The Origin header must be the server's own or allowed, so that other pages cannot use the server.
@@ -50,6 +53,8 @@ class Guard:
             await self.app(scope, await self._body(scope, receive), noted)
         except RefusalError as refusal:
             await refusal.response()(scope, receive, noted)
+        except ClientDisconnect:
+            pass  # no one reads an answer
         finally:
             path = getattr(scope.get("route"), "path", "other")
             self.meters.responses.labels(path, str(status)).inc()
@@ -66,11 +71,9 @@ class Guard:
         if origin and origin.lower() not in (f"http://{host}", f"https://{host}") and origin not in self.origins:
             said = f"pages of {origin!r:.100} may not use this server; start it with --allow-origin to permit them"
             raise RefusalError(403, said, code="origin_not_allowed")
-        is_preflight = scope["method"] == "OPTIONS" and origin in self.origins
-        if self.key is None or scope["path"] in OPEN or is_preflight:
+        if self.key is None or scope["path"] in OPEN:
             return
-        given = headers.get(b"authorization", b"")
-        if not hmac.compare_digest(given, b"Bearer " + self.key):
+        if not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self.key):
             said = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
             raise RefusalError(401, said, code="invalid_api_key")
 

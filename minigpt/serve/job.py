@@ -113,14 +113,14 @@ class Written(NamedTuple):
     """The event that a text has grown.
 
     Attributes:
-        index: which of the request's texts.
+        number: which of the request's texts.
         text: the characters that can be shown since the last event.
         total: how many tokens it has now.
         tokens: the tokens since the last event, if the request wants log-probabilities.
         end: why the text is over: "eos", "stop" or "length"; None while it is not.
     """
 
-    index: int
+    number: int
     text: str
     total: int
     tokens: list[Token]

@@ -147,17 +147,16 @@ class CompletionRequest(Sampling):
         Raises:
             RefusalError: if they contradict each other.
         """
-        if self.suffix:
-            raise RefusalError(400, "suffix is not supported: GPT-2 cannot see the text that comes after", "suffix")
-        if self.best_of is not None and self.best_of < self.choices:
-            said = f"best_of must not be less than n, got {self.best_of} and {self.choices}"
-            raise RefusalError(400, said, "best_of")
-        if self.stream and self.copies > self.choices:
-            raise RefusalError(
-                400, "best_of cannot be streamed: the best text is only known when all texts are over", "best_of"
-            )
-        if self.stream_options is not None and not self.stream:
-            raise RefusalError(400, "stream_options needs stream to be true", "stream_options")
+        few = f"best_of must not be less than n, got {self.best_of} and {self.choices}"
+        late = "best_of cannot be streamed: the best text is only known when all texts are over"
+        for is_wrong, field, said in (
+            (self.suffix, "suffix", "suffix is not supported: GPT-2 cannot see the text that comes after"),
+            (self.copies < self.choices, "best_of", few),
+            (self.stream and self.copies > self.choices, "best_of", late),
+            (self.stream_options and not self.stream, "stream_options", "stream_options needs stream to be true"),
+        ):
+            if is_wrong:
+                raise RefusalError(400, said, field)
 
 
 class CompareRequest(Sampling):

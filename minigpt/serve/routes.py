@@ -44,9 +44,9 @@ def build(
 
     meters, every = service.scheduler.meters, ["*"]
     middleware = [Middleware(Guard, meters=meters, api_key=api_key, hosts=allowed_hosts, origins=allowed_origins)]
-    if allowed_origins:
+    if allowed_origins:  # first, so that the other pages can read errors too
         cors = Middleware(CORSMiddleware, allow_origins=allowed_origins, allow_methods=every, allow_headers=every)
-        middleware.append(cors)
+        middleware.insert(0, cors)
     app = FastAPI(
         title="minigpt", version=minigpt.__version__, docs_url=None, redoc_url=None, lifespan=lifespan,
         middleware=middleware,
@@ -122,14 +122,6 @@ def _add_information(app: FastAPI, service: Service) -> None:
 
 
 def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(RefusalError)
-    async def refused(_: Request, error: RefusalError) -> Response:
-        return error.response()
-
-    @app.exception_handler(ClientDisconnect)
-    async def gone(_: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=499)  # no one reads it
-
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         return _invalid(error).response()

@@ -125,7 +125,7 @@ class Lane:
     """
 
     def __init__(self, name: str, model: GPT2, places: int, meters: Meters, draft: str | None) -> None:
-        self.settings = GenerationSettings(max_new_tokens=1, draft=draft)  # each row has its own
+        self.settings = GenerationSettings(max_new_tokens=1).replace(draft=draft)  # each row has its own
         self.name, self.model, self.places, self.meters = name, model, places, meters
         self.writing: dict[Row, Text] = {}
         self._batch: Batch | None = None  # made when it is first needed

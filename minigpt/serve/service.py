@@ -74,11 +74,8 @@ class Service:
 
     async def encode(self, text: str) -> list[int]:
         try:
-            ids = (
-                self.tokenizer.encode(text)
-                if len(text) < LONG
-                else await asyncio.to_thread(self.tokenizer.encode, text)
-            )
+            encode = self.tokenizer.encode
+            ids = encode(text) if len(text) < LONG else await asyncio.to_thread(encode, text)
         except GenerationError as error:
             raise RefusalError(400, str(error), "prompt") from error
         if ids:

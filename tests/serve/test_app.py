@@ -281,6 +281,8 @@ def test_hosts_and_origins_elsewhere_are_refused() -> None:
     with serving(allowed_origins=["https://good.example"], allowed_hosts=None) as client:
         answer = client.get("/v1/models", headers={"Host": "any.example", "Origin": "https://good.example"})
         assert answer.headers["access-control-allow-origin"] == "https://good.example"
+        answer = client.get("/v1/models/nobody", headers={"Origin": "https://good.example"})
+        assert answer.headers["access-control-allow-origin"] == "https://good.example"
         error_of(client.get("/v1/models", headers={"Origin": "https://evil.example"}), 403)
 
 
