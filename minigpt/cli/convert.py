@@ -38,12 +38,15 @@ def convert(
     from minigpt.checkpoint import generation_fields, has_tokenizer, holds_model, locate
     from minigpt.swap import fit_on_text
 
-    if holds_model(directory) and not force:
+    replaces = holds_model(directory)
+    if replaces and not force:
         raise minigpt.CheckpointError(f"{directory} holds a model; give another folder, or --force to replace it")
     put = norm_at(norm, sites)
     with progress() as say:
         say(f"reading {source}", 0)
         place = locate(source, revision=revision)
+        if replaces and place.resolve().is_relative_to(directory.resolve() / "checkpoints"):
+            raise minigpt.CheckpointError(f"{source} would be removed with {directory}; give another folder")
         settings = generation_fields(place)
         gpt2 = minigpt.from_pretrained(
             place, norm="fused" if center else put, keep=parse_keep(keep), device="cpu", dtype=dtype
@@ -57,7 +60,8 @@ def convert(
             fit_on_text(gpt2, tokenizer or minigpt.Tokenizer.from_pretrained(place), fit)
         say(f"writing {directory}", 0.5)
         minigpt.save_pretrained(gpt2, directory, tokenizer, max_shard_bytes=max_shard_bytes, generation_config=settings)
-        _remove_earlier(directory, with_tokenizer=tokenizer is None)
+        if replaces:
+            _remove_earlier(directory, with_tokenizer=tokenizer is None)
     size = sum(parameter.numel() for parameter in gpt2.parameters())
     changed = f" with {norm}" if norm != "fused" else ""
     without = "" if tokenizer else f", without a tokenizer, since {source} has none"
@@ -70,4 +74,4 @@ def _remove_earlier(directory: Path, with_tokenizer: bool) -> None:
 
     patterns = (*OF_AN_EARLIER_MODEL, *(TOKENIZER_FILES if with_tokenizer else ()))
     for path in [path for pattern in patterns for path in directory.glob(pattern)]:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -695,6 +696,24 @@ def test_convert_replaces_a_model_only_by_force_and_leaves_nothing_of_it(run: Ru
     ]  # fmt: skip
     ours, theirs = (minigpt.from_pretrained(place, device="cpu") for place in (out, source))
     assert torch.equal(ours.wte.weight, theirs.wte.weight)
+
+
+def test_convert_removes_only_what_an_earlier_model_has_left(run: Run, folder: Path, tmp_path: Path) -> None:
+    """Not the checkpoints of a folder without a model, what a link names, or the source itself."""
+    theirs = tmp_path / "project" / "checkpoints" / "theirs"
+    theirs.mkdir(parents=True)
+    assert run("convert", folder, theirs.parents[1]).status == 0
+    assert theirs.is_dir()
+
+    source = shutil.copytree(folder, theirs.parent / "checkpoint-10")
+    assert "would be removed" in complaint(run("convert", source, theirs.parents[1], "--force"))
+    assert source.is_dir()
+
+    linked = shutil.copytree(folder, tmp_path / "linked")
+    (linked / "checkpoints").symlink_to(theirs.parent)
+    assert run("convert", folder, linked, "--force").status == 0
+    assert not (linked / "checkpoints").exists()
+    assert theirs.is_dir()
 
 
 @pytest.mark.parametrize("left", ["config.json", "model.safetensors.index.json", "ckpt.pt", "vocab.json"])
