@@ -20,6 +20,8 @@ from minigpt.judge.perplexity import AT_ONCE
 from minigpt.norms.foreign.construct import source_file
 from minigpt.text_file import read_text
 
+BEGIN = '{"search": '  # of a line of the file
+
 
 class Remover:
     """The greedy search: at each step every site that is left is tried beside those that are swapped already.
@@ -98,21 +100,25 @@ def _read(file: Path, fingerprint: str) -> Iterator[tuple[str, RemovalStep]]:
         return
     text = read_text(file)
     whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        file.write_text(whole, encoding="utf-8")
+    torn, others = text[len(whole) :], f"{file} does not hold the trials of --remove; give another file"
     for line in whole.splitlines():
         try:
             fields = json.loads(line)
             trial = RemovalStep(fields["site"], fields["kl_mean"], fields["loss"], fields["rms_error"])
         except (ValueError, KeyError, TypeError) as error:
-            raise MiniGPTError(f"{file} does not hold the trials of --remove; give another file") from error
+            raise MiniGPTError(others) from error
         if fields["search"] == fingerprint:
             yield json.dumps(fields["sites"]), trial
+    if not (torn.startswith(BEGIN) or BEGIN.startswith(torn)):
+        raise MiniGPTError(others)
+    if torn:
+        file.write_text(whole, encoding="utf-8")
 
 
 def _fingerprint(contest: Contest, ids: list[int]) -> str:
-    """Return what decides the trials: the weights, the norm's Parameters and code, the texts."""
+    """Return what decides the trials: the config, the weights, the norm's Parameters and code, the texts."""
     digest = hashlib.sha256(json.dumps([ids, contest.swapped, contest.attention, str(contest.device)]).encode())
+    digest.update(json.dumps(contest.config.to_dict()).encode())  # its eps and its heads are in no weight
     digest.update(contest.center.to_bytes())
     if contest.fit_rows is not None:
         digest.update(json.dumps(contest.fit_rows.tolist()).encode())
