@@ -41,7 +41,7 @@ def app(
         allowed_origins: origins of other web pages that may call the server, e.g. "https://example.org".
 
     Raises:
-        ConfigError: if FastAPI is not installed, or an argument is out of range.
+        ConfigError: if FastAPI is not installed, an argument is out of range, or the kernel cannot draft for a model.
     """
     try:
         from minigpt.serve.routes import build

@@ -447,6 +447,8 @@ def test_models_and_tokenizer_must_fit() -> None:
         minigpt.serve.app({"demo": small_model(vocab_size=400)}, tokenizer=TOKENIZER)
     with pytest.raises(minigpt.ConfigError, match="max_batch must be 1 or more, got 0"):
         minigpt.serve.app(MODELS, tokenizer=TOKENIZER, max_batch=0)
+    with pytest.raises(minigpt.ConfigError, match='draft="int8" needs'):
+        minigpt.serve.app({"demo": small_model("dyt", vocab_size=300)}, tokenizer=TOKENIZER, draft="int8")
 
 
 @pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
