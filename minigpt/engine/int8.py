@@ -153,7 +153,8 @@ def quantize_int8(model: GPT2) -> GPT2:
 def drafter_of(model: GPT2) -> StepKernel:
     """Return the kernel of a model with its matrices in eight bits; everything else is the model's own.
 
-    The rounded matrices are kept as long as the model's weights, and made again if a weight is changed in place.
+    The rounded matrices are kept as long as the model's weights, and made again if a weight is changed in place, or its
+    data replaced.
 
     Raises:
         ConfigError: if the kernel does not serve the model, or its weights are int8 or not finite.
@@ -164,15 +165,15 @@ def drafter_of(model: GPT2) -> StepKernel:
     return StepKernel(model, _kept_panels)
 
 
-_panels: MutableMapping[Tensor, tuple[int, Tensor]] = WeakTensorKeyDictionary()  # of a weight: its version, its panels
+_panels: MutableMapping[Tensor, tuple[Any, Tensor]] = WeakTensorKeyDictionary()  # of a weight: its state, its panels
 
 
 def _kept_panels(weight: Tensor, by_rows: bool) -> Tensor:
-    version = 0 if weight.is_inference() else weight._version
+    state = (0 if weight.is_inference() else weight._version), weight.data_ptr(), weight.shape
     kept = _panels.get(weight)
-    if kept is None or kept[0] != version:
+    if kept is None or kept[0] != state:
         rows = weight.detach() if by_rows else weight.detach().t()
-        kept = _panels[weight] = version, panels_of(rows)
+        kept = _panels[weight] = state, panels_of(rows)
     return kept[1]
 
 

@@ -207,9 +207,13 @@ def test_a_drafter_has_the_norms_of_the_model_and_follows_its_weights() -> None:
         model(ids, cache=(cache := model.new_cache(1, 8)))
     first = logits(drafter_of(model), cache.store.clone())
     assert torch.equal(first, logits(kernel.StepKernel(wanted), cache.store.clone()))
+    weight = model.h[0].mlp.c_fc.weight
     with torch.no_grad():
-        model.h[0].mlp.c_fc.weight.mul_(2)
-    assert not torch.equal(logits(drafter_of(model), cache.store.clone()), first)
+        weight.mul_(2)
+    second = logits(drafter_of(model), cache.store.clone())
+    assert not torch.equal(second, first)
+    weight.data = 2 * weight.data
+    assert not torch.equal(logits(drafter_of(model), cache.store.clone()), second)
 
 
 def test_where_the_kernel_does_not_serve_an_int8_draft_is_refused() -> None:
