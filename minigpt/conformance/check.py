@@ -12,6 +12,7 @@ from minigpt.conformance.behaviour import BEHAVIOUR_CASES
 from minigpt.conformance.case import Case, CaseResult
 from minigpt.conformance.cases import COMPILE_CASES, GRADIENT_CASES, VALUE_CASES, best_backend
 from minigpt.conformance.diagnosis import diagnoses
+from minigpt.conformance.mistakes import Probe, late_affine
 from minigpt.conformance.subject import EPS, Subject
 from minigpt.errors import NormError
 from minigpt.json_file import finite
@@ -35,7 +36,7 @@ class ConformanceReport:
     eps: float
     seed: int
     versions: dict[str, str]
-    notes: list[str]  # remarks, for example on an eps that cannot be set
+    notes: list[str]  # remarks, for example on an eps that cannot be set, or on the order of its roundings
     cases: list[CaseResult]
     diagnoses: list[str]  # empty if the norm passed
 
@@ -116,7 +117,7 @@ def check_norm(
         for group in groups:
             begin(f"checking {group}" if group != "compile" else f"compiling with {subject.compile_backend}")
             results += [case.run(subject) for case in chosen if case.group == group]
-        notes, found = subject.notes, []
+        notes, found = [*subject.notes, *late_affine(Probe(subject))], []
         if not all(result.passed for result in results):
             begin("looking for what is wrong")
             found = diagnoses(subject, results)

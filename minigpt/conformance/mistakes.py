@@ -226,6 +226,33 @@ def narrow_half_statistics(probe: Probe) -> list[str]:
     return [kept_in(dtype) for dtype, least in narrow.items() if shift_rounding(probe, 64.0, dtype) >= least]
 
 
+def late_affine(probe: Probe) -> list[str]:
+    """Find out whether scale and shift are applied after the cast to half precision, which rounds up to three times.
+
+    PyTorch's layer_norm applies them in float32 and rounds once. Both are within the bound of rounding, so this is a
+    remark on a norm, and not a failure. In a model, such a norm has other bits than the one that it was trained with.
+    """
+    try:
+        late = " and ".join(dtype_name(dtype) for dtype in HALVES if _rounds_before_affine(probe, dtype))
+    except RAISED:
+        return []
+    said = f"In {late}, scale and shift are applied after the cast, so the result is rounded more than once"
+    return [f"{said}. PyTorch's layer_norm applies them in float32 and rounds once."] if late else []
+
+
+def _rounds_before_affine(probe: Probe, dtype: torch.dtype) -> bool:
+    def rounded(y: Tensor) -> Tensor:
+        return y.to(dtype).double()
+
+    x, scale, shift = (rounded(probe.normal(*shape)) for shape in ((64, 64), (64,), (64,)))
+    y, standard = probe(x, scale, shift, dtype=dtype), standardized(x, (-1,))
+    cast = rounded(standard)
+    once = rounded(standard * scale + shift)
+    late = (rounded(rounded(cast * scale) + shift), rounded(cast * scale + shift))  # two operations, or one
+    share = [(y == expected).double().mean().item() for expected in (once, *late)]
+    return max(share[1:]) > max(0.9, share[0])
+
+
 def kept_in(dtype: torch.dtype) -> str:
     """Return the diagnosis of statistics in the dtype of the input."""
     return f"statistics are kept in {dtype_name(dtype)} for {dtype_name(dtype)} input"

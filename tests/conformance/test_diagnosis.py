@@ -161,3 +161,20 @@ def test_a_norm_that_raises_on_every_probe_is_still_diagnosed() -> None:
 
     (said,) = check(Moody, "width*").diagnoses
     assert " raised RuntimeError: 64 only" in said
+
+
+class AffineAfterTheCast(sabotages.LayerNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        standard = torch.nn.functional.layer_norm(wide, wide.shape[-1:], eps=self.eps)
+        return standard.to(x.dtype) * self.weight + self.bias
+
+
+def test_a_norm_that_scales_after_the_cast_passes_with_a_remark() -> None:
+    report = check(AffineAfterTheCast, ["values", "widths"])
+    assert report.passed
+    assert [
+        note for note in report.notes if note.startswith("In bfloat16 and float16, scale and shift are applied after")
+    ]
+    for norm in ("fused", "textbook"):
+        assert check(norm, "float32, *").notes == []
