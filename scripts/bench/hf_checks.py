@@ -245,7 +245,7 @@ def gradients(load: Load) -> Any:
         loss = model(ids(), labels=ids(), num_items_in_batch=7).loss
         loss.backward()
         grads = {name: parameter.grad for name, parameter in model.named_parameters()}
-        found += [loss.item(), grads["transformer.h.0.attn.c_attn.weight"], grads["transformer.wte.weight"]]
+        found += [loss.item(), grads]
     return found
 
 

@@ -1,6 +1,6 @@
-"""Make the pictures of the README: a parity report, two commands in a terminal, and the server's page at work.
+"""Make the pictures of the pages: losses of a study, a parity report, two commands, and the server's page at work.
 
-python scripts/docs/pictures.py     # needs Chromium and minigpt[serve], and writes docs/images/
+python scripts/docs/pictures.py     # needs Chromium and minigpt[serve,page], and writes docs/images/
 
 The pictures show times, so nothing else should run on the machine.
 """
@@ -15,6 +15,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 from rich.console import Console
 from rich.text import Text
+from tables import rows
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"
@@ -28,6 +29,25 @@ COMMANDS = (
 def run(*words: str) -> str:
     """Return what a minigpt command prints."""
     return subprocess.run([*MINIGPT, *words], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def losses(path: Path) -> None:
+    """Draw the held-out loss of DyT, as it is and fitted, and of frozen norms, against the steps."""
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "minigpt"  # the same bytes every time
+    plain, dyt, fitted = rows("recover")
+    frozen = rows("remove-layernorm")[-1]
+    curves = {"DyT, as it is": dyt, "DyT, fitted": fitted, "frozen, by schedule": frozen, "LayerNorm": plain}
+    figure, axes = plt.subplots(figsize=(7, 3.6))
+    for (name, row), style in zip(curves.items(), (":", "-", "--", "-."), strict=True):
+        axes.plot(*zip(*row["eval_losses"], strict=True), style, label=name)
+    axes.set(yscale="log", xlabel="step", ylabel="held-out loss, nats a token", xlim=(0, 300))
+    axes.set_yticks([0.25, 0.5, 1, 2, 5], ["0.25", "0.5", "1", "2", "5"])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
 
 
 def terminal(path: Path) -> None:
@@ -57,9 +77,8 @@ def recording(page: Page, path: Path) -> None:
         page.goto(server.stdout.readline().strip())
         page.locator("#right option").nth(1).wait_for(state="attached")
         slow = {"offline": False, "latency": 0, "downloadThroughput": 20_000, "uploadThroughput": -1}
-        page.context.new_cdp_session(page).send(
-            "Network.emulateNetworkConditions", slow
-        )  # or no one would see it write
+        # Or no one would see it write.
+        page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", slow)
         frames = [(page.screenshot(), 1000)]
         page.get_by_role("button", name="Write").click()
         while not page.get_by_text("Done.").is_visible():
@@ -79,6 +98,7 @@ def recording(page: Page, path: Path) -> None:
 
 
 if __name__ == "__main__":
+    losses(IMAGES / "recover.svg")
     terminal(IMAGES / "terminal.svg")
     with sync_playwright() as playwright:
         page = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]).new_page(

@@ -12,6 +12,7 @@ import re
 import sys
 import tokenize
 from pathlib import Path
+from typing import Any
 
 from proselint.checks import __register__ as general_checks
 from proselint.config import DEFAULT, Config
@@ -52,42 +53,25 @@ PLAIN_WORDS = {
 }
 IS_NO = r"(?<!there )(?<!has )\b(?:is|are|was|were|be) no (?!longer|more|less|later|earlier|smaller|larger|faster)\w+"
 BETWEEN_WORDS = r"(?:[ ,;:()]+(?:\n[ ,;:()]*)?|\n[ ,;:()]*)"  # an empty line ends a sentence
+MARKUP = r"```.*?```|`[^`\n]+`|\]\([^)]*\)|<[^>\n]+>|^\|[^\n]*\|$|\$\$.*?\$\$|\$[^$\n]+\$"  # what is not prose
 LONG_SENTENCE = rf"\b[\w'-]+(?:{BETWEEN_WORDS}[\w'/-]+){{{MOST_WORDS},}}"
 
+
+def rule(path: str, check_type: Any, message: str) -> Check:
+    """Return one of the project's own checks."""
+    return Check(check_type=check_type, engine=Fancy(), path=f"minigpt.{path}", message=message)
+
+
 RULES = (
-    Check(
-        check_type=types.PreferredForms(items=PLAIN_WORDS),
-        path="minigpt.plain_words",
-        message="'{1}' is old or literary; write: {0}",
-    ),
-    Check(
-        check_type=types.ExistenceSimple(pattern=IS_NO),
-        engine=Fancy(),
-        path="minigpt.is_no",
-        message="'{}': write 'is not a ...'",
-    ),
-    Check(
-        check_type=types.ExistenceSimple(pattern=LONG_SENTENCE),
-        engine=Fancy(),
-        path="minigpt.long_sentence",
-        message=f"a sentence of more than {MOST_WORDS} words",
-    ),
+    rule("plain_words", types.PreferredForms(items=PLAIN_WORDS), "'{1}' is old or literary; write: {0}"),
+    rule("is_no", types.ExistenceSimple(pattern=IS_NO), "'{}': write 'is not a ...'"),
+    rule("long_sentence", types.ExistenceSimple(pattern=LONG_SENTENCE), f"over {MOST_WORDS} words in a sentence"),
 )
 
 
 def prose_of_markdown(text: str) -> str:
     """Return the text with code, links' addresses and HTML as blanks, so that positions stay."""
-    for pattern in (
-        r"```.*?```",
-        r"`[^`\n]+`",
-        r"\]\([^)]*\)",
-        r"<[^>\n]+>",
-        r"^\|.*\|$",
-        r"\$\$.*?\$\$",
-        r"\$[^$\n]+\$",
-    ):
-        text = re.sub(pattern, _blank, text, flags=re.DOTALL | re.MULTILINE)
-    return text
+    return re.sub(MARKUP, _blank, text, flags=re.DOTALL | re.MULTILINE)
 
 
 def prose_of_python(source: str) -> str:
@@ -137,8 +121,8 @@ def main(arguments: list[str]) -> int:
     files = [file for path in given for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     if not (registry := CheckRegistry()).checks:
         registry.register_many((*general_checks, *RULES))
-    checks = dict.fromkeys(UNWANTED, False) | {"minigpt": True} | DEFAULT["checks"]
-    config = Config(max_errors=1000, checks={**checks, **dict.fromkeys(UNWANTED, False)})
+    checks = {"minigpt": True} | DEFAULT["checks"] | dict.fromkeys(UNWANTED, False)
+    config = Config(max_errors=1000, checks=checks)
     lines = [line for file in files if file.suffix in (".md", ".py") for line in complaints(file, config)]
     print("\n".join(lines))
     return 1 if lines else 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from docs.blocks import as_notebook, commands_of, run_command, run_python, shown_after, write_files
 
-from docs import recover, speed
+from docs import tables
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -62,12 +62,12 @@ def test_the_notebook_is_the_tutorial() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/speed.md"])
 def test_the_figures_of_speed_are_those_of_the_results(page: str) -> None:
-    assert speed.table() in (ROOT / page).read_text(encoding="utf-8")
+    assert tables.speed() in (ROOT / page).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("study", recover.STUDIES)
+@pytest.mark.parametrize("study", tables.STUDIES)
 def test_the_tables_of_studies_are_those_of_the_results(study: str) -> None:
-    assert recover.table(study) in (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+    assert tables.of_study(study) in (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
 
 
 def test_every_result_is_cited() -> None:

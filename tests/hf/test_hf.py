@@ -1,7 +1,6 @@
 """Our blocks in transformers' own tools, each tool beside transformers' own network on the same weights."""
 
 import ast
-import copy
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 import transformers
 from bench.hf_checks import CHECKS, outcome
 from checkpoints import TINY, edit_config, edit_tensors, reference, saved, tiny_bpe, tokens
-from helpers import assert_close, assert_same_bits, left_padding, true_positions
+from helpers import assert_close, assert_same_bits, left_padding
 from sabotages import GammaBeta
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -83,44 +82,6 @@ def test_logits_loss_and_hidden_states_are_transformers_own(fields: Any, attenti
     assert isinstance(ours(x, return_dict=False), tuple)
 
 
-def test_padding_embeddings_and_what_is_kept(folder: Path) -> None:
-    theirs, ours, x = reference(), load(folder, arithmetic="reference"), tokens(3, 8)
-    mask = left_padding([8, 5, 2], 8)
-    wanted = logits(theirs, input_ids=x, attention_mask=mask, position_ids=true_positions(mask))
-    found = logits(ours, input_ids=x, attention_mask=mask, position_ids=true_positions(mask))
-    assert_same_bits(found[mask.bool()], wanted[mask.bool()], "left padding")
-    assert torch.equal(logits(ours, inputs_embeds=ours.get_input_embeddings()(x)), logits(ours, input_ids=x))
-
-
-KEPT = {
-    "the last": (2, lambda every: every[:, -2:]),
-    "the same in every row": (torch.tensor([0, 5]), lambda every: every[:, [0, 5]]),
-    "others in each": (torch.tensor([[0, 5], [7, 7], [3, 1]]), lambda every: torch.stack(
-        [every[0, [0, 5]], every[1, [7, 7]], every[2, [3, 1]]])),
-    "a mask": (torch.arange(24).view(3, 8) % 5 == 0, lambda every: every.flatten(0, 1)[::5]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("which", "picked"), KEPT.values(), ids=KEPT)
-def test_logits_of_some_positions(folder: Path, which: Any, picked: Any) -> None:
-    ours, x = load(folder), tokens(3, 8)
-    assert_close(logits(ours, input_ids=x, logits_to_keep=which), picked(logits(ours, input_ids=x)), 2e-6, "logits")
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_a_cache_of_fixed_room_and_a_mask_of_truth_values(folder: Path, attention: str) -> None:
-    ours, ids = load(folder, attn_implementation=attention), tokens(2, 9)
-    expected = logits(ours, input_ids=ids)
-    cache = transformers.StaticCache(config=ours.config, max_cache_len=12)
-    found = [logits(ours, input_ids=ids[:, part], past_key_values=cache)
-             for part in (slice(5), slice(5, 6), slice(6, 9))]  # fmt: skip
-    assert_close(torch.cat(found, dim=1), expected, 2e-6, "logits")
-    causal = torch.ones(9, 9).tril().bool()[None, None]
-    if attention == "eager":  # whose mask is added, in transformers too
-        causal = torch.zeros(9, 9).masked_fill(~causal, torch.finfo(torch.float32).min)
-    assert_close(logits(ours, input_ids=ids, attention_mask=causal), expected, 2e-6, "logits")
-
-
 PACKED = {
     "two texts": [[0, 1, 2, 0, 1, 2]],
     "padded on the left": [[0, 0, 0, 1, 2, 3]],
@@ -136,12 +97,6 @@ def test_texts_that_are_packed_in_a_row_stay_apart(folder: Path, attention: str,
     for cached in (False, True):  # with a cache, transformers' own does not look for them
         inputs = dict(input_ids=tokens(3, 6), position_ids=torch.tensor(places), use_cache=cached)
         assert_close(logits(ours, **inputs), logits(theirs, **inputs), 5e-6, "logits")
-
-
-def test_a_packed_text_is_read_as_if_it_were_alone(folder: Path) -> None:
-    ours, x = load(folder), tokens(1, 6)
-    how = dict(position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]), use_cache=False)
-    assert_close(logits(ours, input_ids=x, **how)[:, 3:], logits(ours, input_ids=x[:, 3:]), 5e-6, "logits")
 
 
 def test_a_subclass_may_be_told_more(folder: Path) -> None:
@@ -200,28 +155,6 @@ def test_norms_are_swapped_in_its_body(folder: Path) -> None:
 
 # --- generation
 
-HOW = {
-    "greedy": {"do_sample": False},
-    "beams": {"num_beams": 3, "num_return_sequences": 2},
-    "drawn": {"do_sample": True, "top_k": 10},
-    "a static cache": {"do_sample": False, "cache_implementation": "static"},
-    "no cache": {"do_sample": False, "use_cache": False},
-    "looked up in the prompt": {"do_sample": False, "prompt_lookup_num_tokens": 3},
-}
-
-
-@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
-def test_generate_writes_what_transformers_own_writes(folder: Path, how: dict[str, Any]) -> None:
-    x, mask = tokens(2, 9), left_padding([9, 6], 9)
-    if "prompt_lookup_num_tokens" in how:
-        x, mask = x[:1], mask[:1]
-    written = []
-    for model in (load(folder, arithmetic="reference"), reference()):
-        torch.manual_seed(1)
-        settings = dict(max_new_tokens=12, min_new_tokens=12, pad_token_id=0, **how)
-        written.append(model.generate(x, attention_mask=mask, **settings))
-    assert torch.equal(*written)
-
 
 @pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"use_cache": False}], ids=str)
 def test_who_speaks_is_added_as_a_token_is(folder: Path, how: dict[str, Any]) -> None:
@@ -232,14 +165,6 @@ def test_who_speaks_is_added_as_a_token_is(folder: Path, how: dict[str, Any]) ->
     given: dict[str, Any] = dict(token_type_ids=types, attention_mask=mask)
     settings: dict[str, Any] = given | dict(max_new_tokens=9, min_new_tokens=9, do_sample=False, pad_token_id=0) | how
     assert torch.equal(ours.generate(x, **settings), theirs.generate(x, **settings))
-
-
-def test_assisted_decoding_by_a_model_with_another_norm(folder: Path) -> None:
-    ours, assistant = load(folder), load(folder, norm="rms")
-    how: dict[str, Any] = dict(max_new_tokens=12, do_sample=False, pad_token_id=0)
-    assert torch.equal(
-        ours.generate(tokens(1, 9), assistant_model=assistant, **how), ours.generate(tokens(1, 9), **how)
-    )
 
 
 @pytest.fixture(scope="module")
@@ -267,18 +192,6 @@ def test_writing_stops_at_a_text(worded: Path) -> None:
         for model in (ours, theirs)
     ]
     assert written[0] == written[1]
-
-
-def test_an_assistant_with_a_tokenizer_of_its_own(worded: Path) -> None:
-    ours, tokenizer = load(worded), AutoTokenizer.from_pretrained(worded)
-    other = AutoTokenizer.from_pretrained(worded)
-    how: dict[str, Any] = dict(max_new_tokens=8, do_sample=False, pad_token_id=0)
-    assistant = load(worded, norm="rms")
-    assistant.resize_token_embeddings(310)  # another vocabulary
-    found = ours.generate(
-        tokens(1, 5), assistant_model=assistant, tokenizer=tokenizer, assistant_tokenizer=other, **how
-    )
-    assert torch.equal(found, ours.generate(tokens(1, 5), **how))
 
 
 def test_a_pipeline_from_a_folder_with_a_swapped_norm(folder: Path, tmp_path: Path) -> None:
@@ -349,16 +262,6 @@ def test_a_model_without_numbers(folder: Path) -> None:
     missing, _ = made.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     assert {*missing} == {"transformer.ln_f.alpha", "lm_head.weight"}
     assert_close(logits(made.eval()), logits(load(folder, norm=SWAPPED)), 1e-6, "logits")
-
-
-def test_accelerate_makes_a_model_without_numbers_and_fills_it(folder: Path) -> None:
-    accelerate = pytest.importorskip("accelerate", reason="accelerate is of the extra hf")
-    with accelerate.init_empty_weights():
-        made = AutoModelForCausalLM.from_config(transformers.GPT2Config(**TINY), norm="textbook")
-    assert {parameter.device.type for parameter in made.parameters()} == {"meta"}
-    made.tie_weights()
-    made = accelerate.load_checkpoint_and_dispatch(made, str(folder), device_map={"": "cpu"}).eval()
-    assert_close(logits(made), logits(load(folder, norm="textbook")), 1e-6, "logits")
 
 
 def test_an_unswapped_model_is_saved_as_the_gpt2_that_it_is(folder: Path, tmp_path: Path) -> None:
@@ -440,12 +343,6 @@ def test_a_folder_that_asks_for_no_norm_at_all(folder: Path, tmp_path: Path, nor
         load(tmp_path)
 
 
-@pytest.mark.parametrize("norm", [["rms"], [["h.*.ln_1", "rms", 3]], (("ln_f", "rms"), "dyt")], ids=str)
-def test_what_is_no_list_of_pairs(folder: Path, norm: Any) -> None:
-    with pytest.raises(NormError, match="norms must be a name or pairs"):
-        load(folder, norm=norm)
-
-
 def test_norms_swapped_behind_the_config_are_not_saved_under_its_name(folder: Path, tmp_path: Path) -> None:
     model = load(folder)
     minigpt.swap_norms(model.transformer, "rms", "ln_f")
@@ -478,7 +375,7 @@ def test_an_eps_that_the_config_does_not_say_is_not_saved(folder: Path, tmp_path
 
 def test_what_no_checkpoint_has_a_place_for_is_not_saved(folder: Path, tmp_path: Path) -> None:
     model = load(folder, norm="frozen")
-    minigpt.fit_norms(model.transformer, torch.arange(80).view(4, 20))
+    minigpt.fit_norms(model.transformer, torch.arange(80).view(4, 20) % TINY["vocab_size"])
     with pytest.raises(NormError, match=r"h\.0\.ln_1 differs in calibration from what the config builds; keep"):
         model.save_pretrained(tmp_path)
     other = load(folder, norm="frozen")
@@ -586,31 +483,6 @@ def test_nothing_is_left_behind(folder: Path) -> None:
 # --- training and adapting
 
 
-def test_gradients_are_transformers_own_and_checkpointing_changes_none(folder: Path) -> None:
-    x = tokens(2, 9)
-    grads = []
-    for model, checkpointing in (
-        (reference(), False),
-        (load(folder, arithmetic="reference"), False),
-        (load(folder), True),
-    ):
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        model.train()
-        for part in model.modules():
-            if isinstance(part, torch.nn.Dropout):
-                part.p = 0.0
-            if hasattr(part, "attn_dropout"):
-                part.attn_dropout.p = 0.0
-        out = model(x, labels=x)
-        assert (out.past_key_values is None) == checkpointing
-        out.loss.backward()
-        grads.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    for name, wanted in grads[0].items():
-        for found in grads[1:]:
-            assert_close(found[name], wanted, 1e-4, name)
-
-
 def test_trainer_learns_and_saves_what_loads_again(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="Trainer needs accelerate, of the extra hf")
     model = load(folder, norm="textbook")
@@ -630,30 +502,6 @@ def test_trainer_learns_and_saves_what_loads_again(folder: Path, tmp_path: Path)
     assert torch.equal(logits(again), logits(model.eval()))
     assert again.config.norm == "textbook"
     assert "lm_head.weight" not in load_file(tmp_path / "saved/model.safetensors")
-
-
-@pytest.mark.parametrize("told", [False, True], ids=["places alone", "told to flash attention too"])
-def test_trainer_learns_the_same_from_packed_texts(folder: Path, tmp_path: Path, told: bool) -> None:
-    pytest.importorskip("accelerate", reason="Trainer needs accelerate, of the extra hf")
-    collator = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=told)
-    rows: Any = [{"input_ids": tokens(1, length)[0].tolist()} for length in (5, 9, 7, 4)]
-    learned = []
-    for checkpointing, model in ((False, reference()), (False, load(folder)), (True, load(folder))):
-        model.loss_type = "ForCausalLM"  # transformers' own GPT-2 divides by all tokens
-        model.accepts_loss_kwargs = True
-        for part in model.modules():
-            if isinstance(part, torch.nn.Dropout):
-                part.p = 0.0
-        arguments = transformers.TrainingArguments(
-            str(tmp_path), max_steps=2, per_device_train_batch_size=2, learning_rate=1e-2, logging_steps=1,
-            report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, gradient_checkpointing=checkpointing,
-        )  # fmt: skip
-        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collator)
-        trainer.remove_callback(transformers.PrinterCallback)
-        trainer.train()
-        learned.append([step["loss"] for step in trainer.state.log_history if "loss" in step])
-    assert learned[1] == pytest.approx(learned[0], rel=1e-4)
-    assert learned[2] == pytest.approx(learned[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("norm", ["fused", "textbook", "dyt", "triton"])
@@ -761,16 +609,6 @@ def test_a_step_into_a_static_cache_is_one_program(folder: Path) -> None:
     torch._dynamo.reset()
     ours.forward = torch.compile(ours.forward, backend="aot_eager", fullgraph=True)
     assert torch.equal(ours.generate(x, **how, disable_compile=True), wanted)
-
-
-def test_device_map_shards_and_copies(folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="device_map needs accelerate, of the extra hf")
-    wanted = logits(load(folder))
-    assert torch.equal(logits(load(folder, device_map="auto" if not torch.cuda.is_available() else "cpu")), wanted)
-    load(folder).save_pretrained(tmp_path, max_shard_size="20KB")
-    assert (tmp_path / "model.safetensors.index.json").is_file()
-    assert torch.equal(logits(load(tmp_path)), wanted)
-    assert torch.equal(logits(copy.deepcopy(load(folder))), wanted)
 
 
 def test_a_missing_tensor_starts_as_in_a_new_model(tmp_path: Path) -> None:

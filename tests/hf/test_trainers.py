@@ -37,22 +37,18 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     transformers.utils.logging.set_verbosity_warning()
 
 
-def sft(model: Any, out: str, **more: Any) -> Any:
+def sft(model: Any, out: str, packing: bool = False, **more: Any) -> Any:
     """Supervised finetuning; LoRA if ``more`` has a ``peft_config``."""
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
-    settings = SFTConfig(out, max_length=32, **COMMON)
-    return SFTTrainer(model, args=settings, train_dataset=rows(text=STORIES * 4), processing_class=words(), **more)
+    settings = SFTConfig(out, max_length=32, packing=packing, packing_strategy="wrapped", **COMMON)
+    return SFTTrainer(model, args=settings, train_dataset=rows(text=STORIES * 8), processing_class=words(), **more)
 
 
 def packed(model: Any, out: str) -> Any:
     """The same with several texts in a row, for which TRL takes the body's hidden states."""
-    from trl.trainer.sft_config import SFTConfig
-    from trl.trainer.sft_trainer import SFTTrainer
-
-    settings = SFTConfig(out, max_length=32, packing=True, packing_strategy="wrapped", **COMMON)
-    return SFTTrainer(model, args=settings, train_dataset=rows(text=STORIES * 8), processing_class=words())
+    return sft(model, out, packing=True)
 
 
 def dpo(model: Any, out: str) -> Any:

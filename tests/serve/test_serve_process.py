@@ -56,13 +56,14 @@ def refused(*options: str, **environment: str) -> str:
     return ran.stderr
 
 
-def test_the_curl_line_works_when_pasted_and_sigterm_ends_it() -> None:
+def test_the_curl_line_works_when_pasted_and_sigterm_alone_ends_it() -> None:
     with live(MINIGPT_API_KEY="it's right") as server:
         answer = subprocess.run(
             ["bash", "-c", server.curl + " -s"], capture_output=True, text=True, timeout=60,
             env={**os.environ, "MINIGPT_API_KEY": "it's right"},
         )  # fmt: skip
         assert json.loads(answer.stdout)["choices"][0]["text"]
+        server.process.send_signal(signal.SIGPIPE)  # what the system sends when a client has gone
         assert httpx.get(f"{server.url}/").status_code == 200
         assert httpx.get(f"{server.url}/v1/models").status_code == 401
         assert shlex.split(server.curl)[1].startswith(server.url)
@@ -132,33 +133,3 @@ def test_sigterm_waits_no_longer_than_its_grace(tmp_path: Path) -> None:
 def _ignoring_errors(server: Live) -> None:
     with contextlib.suppress(httpx.TransportError):
         httpx.post(f"{server.url}/v1/completions", json=body(max_tokens=240), timeout=60)
-
-
-def test_other_clients_do_not_notice_half_open_and_silent_ones(slow: Live) -> None:
-    silent = [socket.create_connection(("127.0.0.1", slow.port)) for _ in range(50)]
-    for one in silent[:25]:
-        one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{")
-    answer = httpx.post(f"{slow.url}/v1/completions", json=body(max_tokens=3), timeout=30)
-    assert answer.status_code == 200
-    for one in silent:
-        one.close()
-    assert httpx.get(f"{slow.url}/health").status_code == 200
-
-
-def test_writing_to_a_client_that_has_gone_does_not_end_the_server(slow: Live) -> None:
-    assert httpx.get(f"{slow.url}/health").status_code == 200  # it has started
-    slow.process.send_signal(signal.SIGPIPE)  # what the system sends then
-    assert httpx.get(f"{slow.url}/health").status_code == 200
-
-
-def test_no_path_reads_files(slow: Live) -> None:
-    for path in ("/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/page.css/../../../etc/passwd", "//etc/passwd",
-                 "/page/index.html", "/v1/models/..%2f..%2fetc%2fpasswd"):  # fmt: skip
-        with socket.create_connection(("127.0.0.1", slow.port)) as client:
-            client.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
-            said = b"".join(iter(lambda: client.recv(65536), b""))
-            assert b" 404 " in said.splitlines()[0]
-            assert b"root:" not in said
-    for model in ("../demo", "/etc/passwd", "gpt2", "demo:/tmp/evil.py:Norm", "file:///etc/passwd"):
-        answer = httpx.post(f"{slow.url}/v1/completions", json=body(model=model))
-        assert answer.json()["error"]["code"] == "model_not_found"

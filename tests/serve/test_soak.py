@@ -58,12 +58,10 @@ class Soak:
         chance = random.Random(number)
         async with httpx.AsyncClient(base_url=self.url, timeout=120) as http:
             while time.monotonic() < until:
-                kind = chance.choices(
-                    ["good", "streamed", "compared", "bad", "oversized", "hung up", "slow"], [40, 30, 3, 12, 3, 10, 2]
-                )[0]
+                (kind,) = chance.choices(["good", "streamed", "compared", "bad", "hung_up"], [40, 30, 5, 15, 10])
                 self.counts[kind] += 1
                 try:
-                    await getattr(self, f"_{kind.replace(' ', '_')}")(http, chance)
+                    await getattr(self, f"_{kind}")(http, chance)
                 except Exception as error:
                     self.wrong.append(f"{kind}: {type(error).__name__}: {error}")
 
@@ -90,12 +88,6 @@ class Soak:
         assert 400 <= answer.status_code < 500
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
-    async def _oversized(self, http: Any, chance: random.Random) -> None:
-        async with httpx.AsyncClient(base_url=self.url, timeout=120) as other:  # its connection is closed
-            answer = await other.post("/v1/completions", json={"model": "demo", "prompt": "a" * (2**20 + 5)})
-        assert answer.status_code == 413
-        assert answer.json()["error"]["code"] == "too_large"
-
     async def _hung_up(self, http: Any, chance: random.Random) -> None:
         body, _ = chance.choice(self.known)
         data = json.dumps(body | {"max_tokens": 200, "stream": chance.random() < 0.5}).encode()
@@ -105,15 +97,8 @@ class Soak:
         await asyncio.sleep(chance.random() * 0.2)
         writer.close()
 
-    async def _slow(self, http: Any, chance: random.Random) -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        for part in (b"POST /v1/completions HTTP/1.1\r\n", b"Host: 127.0.0.1\r\n", b"Content-Length: 99\r\n\r\n", b"{"):
-            writer.write(part)
-            await asyncio.sleep(0.2)
-        writer.close()
 
-
-def test_a_soak_of_good_bad_slow_and_vanishing_clients() -> None:
+def test_a_soak_of_good_bad_and_vanishing_clients() -> None:
     with live("--norm", "fused", "--norm", "std_eps", "--max-batch", "8") as server:
         soak = Soak(server.url, server.port)
         memory: list[float] = []
@@ -131,17 +116,13 @@ def test_a_soak_of_good_bad_slow_and_vanishing_clients() -> None:
         print(dict(soak.counts), [round(mb) for mb in memory])
         assert server.process.poll() is None, f"the server has ended with {server.process.returncode}; {soak.wrong[:5]}"
         assert soak.wrong == []
-        said = dict(
-            line.rpartition(" ")[::2] for line in httpx.get(f"{server.url}/metrics").text.splitlines() if line[0] != "#"
-        )
-        assert min(soak.counts[kind] for kind in ("good", "streamed", "bad", "hung up")) > 0
-        deadline = time.monotonic() + 20
-        while said["minigpt_texts_writing"] != "0.0" and time.monotonic() < deadline:
-            time.sleep(0.5)
-            text = httpx.get(f"{server.url}/metrics").text
-            said = dict(line.rpartition(" ")[::2] for line in text.splitlines())
-        assert said["minigpt_texts_writing"] == said["minigpt_texts_waiting"] == "0.0"
-        assert not any('status="500"' in line for line in said)
+        assert min(soak.counts[kind] for kind in ("good", "streamed", "bad", "hung_up")) > 0
+        deadline, said = time.monotonic() + 20, ""
+        while "minigpt_texts_writing 0.0" not in said and time.monotonic() < deadline:
+            said = httpx.get(f"{server.url}/metrics").text
+        assert "minigpt_texts_writing 0.0" in said
+        assert "minigpt_texts_waiting 0.0" in said
+        assert 'status="500"' not in said
         warm = memory[len(memory) // 4 :]
         half = len(warm) // 2
         growth = sum(warm[half:]) / len(warm[half:]) - sum(warm[:half]) / half

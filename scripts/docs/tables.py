@@ -1,0 +1,72 @@
+"""Print the tables of speed and of the studies in Markdown, from the kept results in docs/results.
+
+python scripts/docs/tables.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from minigpt.bench.llama import GGML_TYPES
+from minigpt.study.table import FINAL, SWAPPED, TRAINED, Row, over_seeds, said, shown
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+TIMED = {
+    "one text, float32": "float32", "one text, bfloat16": "bfloat16", "one text, int8": "int8",
+    "16 texts, float32": "float32-16", "16 texts, bfloat16": "bfloat16-16",
+}  # fmt: skip
+SPEED_HEADS = ["tokens a second, prompt included", "minigpt", "transformers", "CTranslate2", "llama.cpp",
+               "decoding, share of memory's limit"]  # fmt: skip
+AT_THE_SWAP = ("kl_mean", "kl_median", "top1_agreement", "perplexity_after")
+AFTER = ("loss", "over_baseline", "perplexity_recovered", "kl_recovered", "entropy", "calibration_error")
+STUDIES = {"swap": AT_THE_SWAP, "centred": ("ratio", *AT_THE_SWAP), "one-site": AT_THE_SWAP, "recover": AFTER,
+           "remove-layernorm": AFTER, "distil": AFTER[:-1], "seeds": AFTER}  # fmt: skip
+FORMS = SWAPPED | TRAINED | FINAL
+
+
+def markdown(heads: list[str], lines: list[list[str]]) -> str:
+    """Return a table."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *lines))
+
+
+def tokens_a_second(report: dict[str, Any], name: str) -> str:
+    """Return a contestant's new tokens a second, with its kind where that is another than ours."""
+    found = next((other for other in report["contestants"] if other["name"] == name), None)
+    if found is None:
+        return ""
+    plan = report["plan"]
+    speed = plan["batch"] * plan["new_tokens"] / found["total_ms"]["median"] * 1000
+    is_same = found["kind"] in (plan["kind"], GGML_TYPES[plan["kind"]])
+    return f"{speed:.1f}" + ("" if is_same else f" ({found['kind']})")
+
+
+def speed() -> str:
+    """Return the table of ``minigpt bench generate``."""
+    lines = []
+    for label, name in TIMED.items():
+        report = json.loads((RESULTS / f"generate-cpu-zen4-{name}.json").read_text(encoding="utf-8"))
+        speeds = [tokens_a_second(report, name) for name in ("minigpt", "transformers", "ctranslate2", "llama.cpp")]
+        lines.append([label, *speeds, f"{report['share_of_limit']['by_memory']:.0%}"])
+    return markdown(SPEED_HEADS, lines)
+
+
+def rows(study: str) -> list[Row]:
+    """Return the kept rows of a study."""
+    return [json.loads(line) for line in (RESULTS / f"study-{study}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def of_study(study: str) -> str:
+    """Return the table of a study: what varies, then its most telling figures."""
+    cells, names = over_seeds(rows(study))
+    heads = [*(name.replace("_", " ") for name in names), *(FORMS[name][0] for name in STUDIES[study])]
+    lines = [
+        [*(said(cell.get(name)) for name in names), *(shown(cell[name], FORMS[name][1]) for name in STUDIES[study])]
+        for cell in cells
+    ]
+    return markdown(heads, lines).replace("*", r"\*")
+
+
+if __name__ == "__main__":
+    print(f"speed\n\n{speed()}\n")
+    for study in STUDIES:
+        print(f"{study}\n\n{of_study(study)}\n")
