@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.engine import GPT2
+from minigpt.engine.int8 import drafter_of
 from minigpt.errors import RAISED
 from minigpt.generation.batch import WASTE, Batch
 from minigpt.generation.choosing import next_logits
@@ -126,6 +127,8 @@ class Lane:
 
     def __init__(self, name: str, model: GPT2, places: int, meters: Meters, draft: str | None) -> None:
         self.settings = GenerationSettings(max_new_tokens=1).replace(draft=draft)  # each row has its own
+        if draft is not None:
+            drafter_of(model)  # rounds the weights now, or says that the kernel does not serve the model
         self.name, self.model, self.places, self.meters = name, model, places, meters
         self.writing: dict[Row, Text] = {}
         self._batch: Batch | None = None  # made when it is first needed
