@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from minigpt.engine import GPT2
-from minigpt.model.checks import check_gpt2
+from minigpt.model.checks import check_gpt2, check_inputs
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.swap.fit import explained, original_norm
 
@@ -61,6 +61,7 @@ def look(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> list[SiteLook]:
         GenerationError: if an id is outside the vocabulary, or there are more tokens than the context has.
     """
     check_gpt2(model)
+    check_inputs(model.config, input_ids, None, None, None)
     found: list[SiteLook] = []
 
     def looks(site: str, norm: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:
@@ -68,7 +69,7 @@ def look(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> list[SiteLook]:
 
     hooks = [norm.register_forward_pre_hook(looks(site, norm)) for site, norm in model.norm_modules().items()]
     try:
-        model(input_ids)
+        model.hidden_states(input_ids)  # the logits of 16 rows would take 3 GB
     finally:
         for hook in hooks:
             hook.remove()
