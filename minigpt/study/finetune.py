@@ -173,10 +173,12 @@ def require_trainable(settings: FinetuneSettings) -> None:
         value = getattr(settings, name)
         if value is not None and not (isinstance(value, int) and value >= 1):
             raise ConfigError(f"{name} must be a whole number of 1 or more, got {value!r}")
-    if not 0 < settings.learning_rate < float("inf"):
-        raise ConfigError(f"learning_rate must be a positive number, got {settings.learning_rate}")
-    if not 0 <= settings.residual_loss < float("inf"):
-        raise ConfigError(f"residual_loss must be 0 or a positive number, got {settings.residual_loss}")
+    for name in ("learning_rate", "residual_loss"):
+        value = getattr(settings, name)
+        if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise ConfigError(f"{name} must be 0 or a positive number, got {value!r}")
+    if not isinstance(settings.distill, bool):
+        raise ConfigError(f"distill must be true or false, got {settings.distill!r}")
     if settings.train not in ("all", "norms"):
         raise ConfigError(f"train must be 'all' or 'norms', got {settings.train!r}")
     if settings.train == "norms" and settings.lora is not None:
@@ -206,6 +208,8 @@ def checked_schedule(settings: FinetuneSettings) -> Schedule:
     minigpt.norms.build(settings.norm, config.n_embd, eps=config.layer_norm_epsilon)
     schedule = parse_schedule(settings.schedule, sites)
     steps = {turn: step for turn, step in schedule.steps.items() if fnmatchcase(site_of(turn), settings.sites)}
+    if not steps:
+        raise NormError(f"schedule: no stage swaps a site of {settings.sites!r}; leave the schedule out, or add one")
     halves = {turn: step for turn, step in steps.items() if turn != site_of(turn)} | schedule.merges
     if late := [name for name, step in halves.items() if step > settings.steps and name != "first"]:
         raise NormError(f"schedule: {late[0]} has its turn at step {halves[late[0]]}, after the last, {settings.steps}")
@@ -278,7 +282,7 @@ def _with_adapters(model: Any, rank: int) -> Any:
 def _require_same_settings(settings: FinetuneSettings, folder: Path) -> None:
     """Check that a run in ``folder`` was begun with these settings, on the same text, norm and weights."""
     file, fields = folder / SETTINGS, json.loads(json.dumps(dataclasses.asdict(settings)))
-    fields["contents"] = contents(settings.model, settings.norm, (settings.text, settings.eval_text, settings.fit))
+    fields["contents"] = contents(settings.model, (settings.norm,), (settings.text, settings.eval_text, settings.fit))
     if file.is_file():
         before = json.loads(file.read_text())
         way_out = "give the same settings to go on, or another --out"

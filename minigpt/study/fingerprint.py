@@ -14,7 +14,7 @@ from minigpt.checkpoint import locate
 from minigpt.checkpoint.locate import MODEL_FILES, PICKLED_FILES
 from minigpt.norms.foreign.construct import source_file
 from minigpt.norms.foreign.locate import file_of
-from minigpt.norms.foreign.locate import locate as locate_norm
+from minigpt.norms.foreign.locate import locate as located
 
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "lm_eval")
 
@@ -24,18 +24,20 @@ def fingerprint(settings: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def contents(model: str, norm: str | None, files: Iterable[str | None]) -> dict[str, str]:
-    """Return the digests of a checkpoint's files, of the file that a norm is written in, and of texts or code.
+def contents(model: str, code: Iterable[str | None], files: Iterable[str | None]) -> dict[str, str]:
+    """Return the digests of a checkpoint's files, of the files that code is written in, and of texts.
 
     Args:
-        files: each a path, "path.py:name", or the name of a dataset, which has no digest.
+        code: norms and metrics, each as ``norms.foreign.locate`` takes it.
+        files: each a path, or the name of a dataset, which has no digest.
     """
     found = {f"model {model}": _of_checkpoint(model)}
-    if norm is not None and (written := file_of(norm) or source_file(locate_norm(norm))):
-        found[f"norm {norm}"] = _digest(Path(written))
+    for name in filter(None, code):
+        if written := file_of(name) or source_file(located(name)):
+            found[name] = _digest(Path(written))
     for file in filter(None, files):
-        if (path := file_of(file) or Path(file)).is_file():
-            found[file] = _digest(path)
+        if Path(file).is_file():
+            found[file] = _digest(Path(file))
     return found
 
 

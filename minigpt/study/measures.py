@@ -61,7 +61,7 @@ def check_metrics(metrics: Sequence[str]) -> None:
 
 
 def measured(metrics: Sequence[str], model: GPT2, tokenizer: minigpt.Tokenizer) -> dict[str, float]:
-    """Return what a user's functions of (model, tokenizer) say, by the functions' names.
+    """Return what a user's functions of (model, tokenizer) say, by what the study calls them, e.g. "my.py:name".
 
     Raises:
         ConfigError: if one raises an error, or does not return a number.
@@ -75,7 +75,7 @@ def measured(metrics: Sequence[str], model: GPT2, tokenizer: minigpt.Tokenizer) 
             file = file_of(metric)
             raise ConfigError(f"metric {metric} failed: {last_line(error, file and str(file.resolve()))}") from error
         try:
-            found[metric.rpartition(":")[2]] = float(value)
+            found[metric] = float(value)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"metric {metric} must return a number, got {value!r:.60}") from error
     return found

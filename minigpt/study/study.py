@@ -124,6 +124,8 @@ def read_study(file: Path) -> Study:
     for name in ("models", "norms", "sites", "tasks", "metrics"):
         if not all(isinstance(one, str) for one in fields.get(name, [])):
             raise ConfigError(f"{file}: {name} must be a list of strings, got {fields[name]!r:.100}")
+    if not all(isinstance(seed, int) and seed >= 0 for seed in fields.get("seeds", [])):
+        raise ConfigError(f"{file}: seeds must be a list of whole numbers, got {fields['seeds']!r:.100}")
     for name in ("models", "norms"):
         if name not in fields:
             raise ConfigError(f"{file}: {name} is missing")
@@ -177,11 +179,11 @@ def finetune_settings(study: Study, cell: Cell) -> FinetuneSettings:
 def fingerprint_of(study: Study, cell: Cell) -> str:
     """Return the fingerprint of all that decides a cell's row."""
     fit, tuning = _fit(study, cell), cell.finetune or {}
-    files = (study.text, fit, tuning.get("text"), tuning.get("eval_text"), *study.tasks, *study.metrics)
+    files = (study.text, fit, tuning.get("text"), tuning.get("eval_text"), *study.tasks)
     return fingerprint({
         "cell": asdict(cell), "text": study.text, "fit": fit, "tasks": study.tasks, "metrics": study.metrics,
-        "device": str(resolve_device(study.device)), "contents": contents(cell.model, cell.norm, files),
-        "versions": versions(),
+        "device": str(resolve_device(study.device)), "versions": versions(),
+        "contents": contents(cell.model, (cell.norm, *study.metrics), files),
     })  # fmt: skip
 
 

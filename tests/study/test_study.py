@@ -36,12 +36,15 @@ TUNED = '\n[finetune]\ntext = "train.txt"\nsteps = 10\nbatch_size = 2\nblock_siz
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a study of a norm in a file, a text and a trained cell; it is the working directory."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "study_metrics", raising=False)
     (tmp_path / "my_norm.py").write_text(NORM)
+    (tmp_path / "study_metrics.py").write_text("def loss(model, tokenizer): return 42.0")
     for name in ("text.txt", "train.txt"):
         (tmp_path / name).write_text("The old sailor told Mara a tale of the sea. " * 20)
     (tmp_path / "study.toml").write_text(
         f'models = ["demo"]\nnorms = ["my_norm.py:Scaled"]\nsites = ["ln_f"]\ntext = "text.txt"\n'
-        f'device = "cpu"\n{TUNED}'
+        f'device = "cpu"\nmetrics = ["study_metrics:loss"]\n{TUNED}'
     )
     return tmp_path
 
@@ -57,6 +60,7 @@ CHANGES: dict[str, tuple[str, Any]] = {
     "an edited text": ("text.txt", lambda text: text + "One morning the bell rang."),
     "an edited text to train on": ("train.txt", lambda text: text + "One morning the bell rang."),
     "an edited norm": ("my_norm.py", lambda text: text.replace("1.01", "1.02")),
+    "an edited metric in a module": ("study_metrics.py", lambda text: text.replace("42", "43")),
     "no training": ("study.toml", lambda text: text.replace(TUNED, "")),
 }
 
@@ -168,6 +172,7 @@ def test_a_torn_line_is_cut_off(tmp_path: Path) -> None:
         ('norms = ["rms"]\ncolour = 1', "unknown field 'colour'"),
         ('norms = ["rms"]\n[finetune]\ntext = "missing.txt"\nsteps = 2', "missing.txt is not a file"),
         ('norms = ["rms"]\n[finetune]\ntext = "missing.txt"\nsteps = "2"', "steps must be a whole number"),
+        ('norms = ["rms"]\nseeds = ["a"]', "seeds must be a list of whole numbers"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(tmp_path: Path, lines: str, message: str) -> None:
