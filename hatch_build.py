@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,12 @@ def build(library: Path, extra: tuple[str, ...] = ()) -> None:
     environment = {"MACOSX_DEPLOYMENT_TARGET": "11.0", **os.environ}  # as the wheel's tag says
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     threads = ["-fopenmp"] if sys.platform == "linux" else ["-fopenmp-simd"]
+    sources = zlib.crc32(SOURCE.read_bytes() + SOURCE.with_name("products.h").read_bytes())
     with tempfile.TemporaryDirectory() as folder:
         objects = []
         for level, flags in LEVELS.items() if is_x86 else [("portable", [])]:
             objects.append(f"{folder}/{level}.o")
-            dispatch = ["-DDISPATCH"] if level == "portable" else []
+            dispatch = ["-DDISPATCH", f"-DSOURCES={sources}u"] if level == "portable" else []
             command = [compiler, *FLAGS, *threads, *flags, *extra, *dispatch, f"-DLEVEL={level}"]
             subprocess.run([*command, "-c", str(SOURCE), "-o", objects[-1]], check=True, env=environment)
         # Linked without OpenMP's runtime: the one that PyTorch has loaded is used.

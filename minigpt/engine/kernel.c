@@ -450,7 +450,9 @@ void NAMED(minigpt_round, LEVEL)(const struct matrix *m, struct int8_block *pane
             }
 }
 
-#if defined(DISPATCH) /* in one of the levels: which of them this processor has */
+#if defined(DISPATCH) /* in one of the levels: of which sources the library is, and which level this processor has */
+uint32_t minigpt_sources(void) { return SOURCES; } /* their CRC-32, which kernel.py compares */
+
 int minigpt_supports(const char *level) {
 #if defined(__x86_64__)
     const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

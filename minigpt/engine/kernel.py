@@ -5,6 +5,8 @@ R rows, each a new token, C width of the residual stream, V vocabulary, K inputs
 
 import ctypes
 import os
+import warnings
+import zlib
 from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_long, c_void_p
 from functools import cache
@@ -92,6 +94,13 @@ def functions() -> Functions | None:
         library = ctypes.CDLL(str(path))
     except OSError:
         return None
+    if _is_of_other_sources(library, path):
+        warnings.warn(
+            f"{path} was built from other sources than those beside it, so decoding takes PyTorch; install minigpt "
+            "again, or run python hatch_build.py in its repository",
+            stacklevel=2,
+        )
+        return None
     library.minigpt_supports.argtypes = [ctypes.c_char_p]
     for level in LEVELS:
         if hasattr(library, f"minigpt_step_{level}") and library.minigpt_supports(level.encode()):
@@ -108,6 +117,14 @@ def functions() -> Functions | None:
                 found[name].argtypes, found[name].restype = arguments, result
             return Functions(level, **found)
     return None
+
+
+def _is_of_other_sources(library: ctypes.CDLL, path: Path) -> bool:
+    sources = [path.with_name(name) for name in ("kernel.c", "products.h")]
+    if not all(source.is_file() for source in sources):
+        return False
+    built_from = ctypes.c_uint32(library.minigpt_sources()).value if hasattr(library, "minigpt_sources") else None
+    return built_from != zlib.crc32(b"".join(source.read_bytes() for source in sources))
 
 
 _is_on = os.environ.get("MINIGPT_KERNEL") != "0"

@@ -208,6 +208,19 @@ def test_models_that_it_does_not_suit_say_why() -> None:
         assert word in (why_not(model) or ""), f"{word}: {why_not(model)}"
 
 
+def test_a_library_of_other_sources_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MINIGPT_KERNEL_LIBRARY", raising=False)
+    monkeypatch.setattr(kernel.zlib, "crc32", lambda _: 1)
+    kernel.functions.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="built from other sources"):
+            assert kernel.functions() is None
+    finally:
+        monkeypatch.undo()
+        kernel.functions.cache_clear()
+    assert kernel.functions() is not None
+
+
 def build_module() -> Any:
     """Return hatch_build.py of the repository as a module."""
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
