@@ -57,10 +57,7 @@ def finetune(
         from minigpt.study import FinetuneSettings
         from minigpt.study import finetune as run
         from minigpt.study.finetune import write
-        from minigpt.study.texts import require_text
 
-        for source in filter(None, (text, eval_text)):
-            require_text(source)
         settings = FinetuneSettings(
             text=text, steps=steps, model=model, norm=norm, schedule=schedule, fit=None if fit is None else str(fit),
             eval_text=eval_text, distill=distill, train=train, residual_loss=residual_loss, lora=lora, seed=seed,

@@ -22,7 +22,7 @@ from minigpt.engine import GPT2
 from minigpt.errors import ConfigError, NormError
 from minigpt.study.fingerprint import contents
 from minigpt.study.schedule import Schedule, parse_schedule, site_of
-from minigpt.study.texts import blocks
+from minigpt.study.texts import blocks, require_text
 from minigpt.study.turns import Turn, Turns
 from minigpt.swap.fit import rows_of_text
 
@@ -164,6 +164,7 @@ def require_trainable(settings: FinetuneSettings) -> None:
 
     Raises:
         ConfigError: the message names the package or the setting.
+        GenerationError: the message names a text that is missing.
     """
     if importlib.util.find_spec("accelerate") is None:
         raise ConfigError("training needs accelerate, which is not installed; pip install 'minigpt[hf]'")
@@ -186,6 +187,8 @@ def require_trainable(settings: FinetuneSettings) -> None:
     for name in ("schedule", "fit"):
         if getattr(settings, name) is not None and settings.norm is None:
             raise ConfigError(f"{name} needs a norm to swap in; give one with --norm")
+    for source in filter(None, (settings.text, settings.eval_text)):
+        require_text(source)
     if settings.lora is not None and settings.norm == "frozen":
         logging.getLogger("minigpt").warning(
             "adapters of rank %d may not recover what frozen norms cost; all weights recover more", settings.lora

@@ -23,7 +23,6 @@ from minigpt.study.finetune import FinetuneSettings, checked_schedule, finetune,
 from minigpt.study.fingerprint import contents, fingerprint, versions
 from minigpt.study.measures import check_metrics, confidence, measured
 from minigpt.study.tasks import check_tasks, task_scores
-from minigpt.study.texts import require_text
 from minigpt.swap import fit_on_text, match_sites
 from minigpt.text_file import read_text
 
@@ -163,8 +162,6 @@ def check_study(study: Study, file: Path) -> None:
             settings = finetune_settings(study, cell)
             require_trainable(settings)
             checked_schedule(settings)
-            for source in filter(None, (settings.text, settings.eval_text)):
-                require_text(source)
 
 
 def finetune_settings(study: Study, cell: Cell) -> FinetuneSettings:

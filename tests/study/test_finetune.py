@@ -113,5 +113,5 @@ def test_a_schedule_must_swap_one_of_the_sites() -> None:
 
 
 def test_adapters_beside_frozen_norms_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    require_trainable(FinetuneSettings("text.txt", 3, norm="frozen", lora=64))
+    require_trainable(FinetuneSettings(__file__, 3, norm="frozen", lora=64))
     assert caplog.messages == ["adapters of rank 64 may not recover what frozen norms cost; all weights recover more"]
