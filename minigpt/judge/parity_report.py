@@ -165,6 +165,15 @@ class Removal:
     loss: float  # with no site swapped
     steps: list[RemovalStep]
 
+    def summary(self, budget: "list[BudgetLine] | None") -> str:
+        """Say how many sites the budget's KL divergence allows, and on what the figures are measured."""
+        measured = "The least harmful site is swapped first; figures are of one text"
+        limit = next((line.limit for line in budget or [] if line.quantity == "kl"), None)
+        if limit is None:
+            return f"{measured}:"
+        allowed = sum(step.kl_mean <= limit for step in self.steps)
+        return f"A KL divergence of {limit:g} allows {allowed} sites. {measured}:"
+
 
 @dataclasses.dataclass(frozen=True)
 class Bisection:

@@ -32,7 +32,7 @@ def parity_summary(report: ParityReport) -> RenderableType:
     )
 
 
-def _fit_and_removal(report: ParityReport) -> Iterator[Table]:
+def _fit_and_removal(report: ParityReport) -> Iterator[RenderableType]:
     """What the sites explain before and after they were fitted, and the order in which they are swapped."""
     if report.fit is not None:
         table = Table("norm site", "explains", "fitted", box=None, pad_edge=False)
@@ -40,6 +40,7 @@ def _fit_and_removal(report: ParityReport) -> Iterator[Table]:
             table.add_row(site.site, percent(site.before), percent(site.after))
         yield table
     if report.removal is not None:
+        yield Text(report.removal.summary(report.budget))
         table = Table("sites swapped", "the last", "KL divergence", "loss", box=None, pad_edge=False)
         table.add_row("0", "", "0", precise(report.removal.loss))
         for number, step in enumerate(report.removal.steps, 1):

@@ -59,9 +59,10 @@ def test_a_budget_ends_it(folder: Path) -> None:
     whole = judge(folder).removal
     assert whole is not None
     limit = whole.steps[2].kl_mean
-    spent = judge(folder, budget=f"kl={limit * 0.999}").removal
-    assert spent is not None
-    assert spent.steps == whole.steps[:3], "up to the site that is over the budget"
+    report = judge(folder, budget=f"kl={limit * 0.999}")
+    assert report.removal is not None
+    assert report.removal.steps == whole.steps[:3], "up to the site that is over the budget"
+    assert "allows 2 sites" in str(report)
 
 
 def test_a_killed_search_goes_on_where_it_was(
