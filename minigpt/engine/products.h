@@ -32,6 +32,11 @@ INLINE vec add_product(vec sum, vec weights, vec inputs, int is_dot) {
     return sum + weights * inputs;
 }
 
+INLINE vec weights_at(const char *w, int is_half, int is_dot) {
+    if (!is_half || is_dot) return *(const vec *)w;
+    return (vec)(__builtin_convertvector(*(const hvec *)w, ivec) << 16);
+}
+
 /* How many of the rows a tile takes: at most ROWS, and all tiles about the same. */
 INLINE long height(long rows) {
     const long tiles = (rows + ROWS - 1) / ROWS;
@@ -78,90 +83,116 @@ INLINE void slab(const float *x, long rows, const float *w, long w_step, float *
     }
 }
 
-typedef int32_t four __attribute__((vector_size(16), aligned(2), may_alias));
-#if defined(__clang__)
-#define SHUFFLE(one, two, ...) __builtin_shufflevector(one, two, __VA_ARGS__)
-#else
-#define SHUFFLE(one, two, ...) __builtin_shuffle(one, two, (four){__VA_ARGS__})
-#endif
-
-/* Store a word of four rows: a unit, or two of bfloat16 that become two of float32. */
-INLINE void put_words(float *units, four words, int widens) {
-    *(four *)units = widens ? words << 16 : words;
-    if (widens) *(four *)(units + SLAB) = words & -65536;
-}
-
-/* Copy a square of four words of four rows, with rows and columns exchanged. */
-INLINE void transpose(const char *w, long w_step, float *units, int widens) {
-    const four a = *(const four *)w, b = *(const four *)(w + w_step);
-    const four c = *(const four *)(w + 2 * w_step), d = *(const four *)(w + 3 * w_step);
-    const four low_ab = SHUFFLE(a, b, 0, 4, 1, 5), high_ab = SHUFFLE(a, b, 2, 6, 3, 7);
-    const four low_cd = SHUFFLE(c, d, 0, 4, 1, 5), high_cd = SHUFFLE(c, d, 2, 6, 3, 7);
-    const long next = SLAB * (1 + widens);
-    put_words(units, SHUFFLE(low_ab, low_cd, 0, 1, 4, 5), widens);
-    put_words(units + next, SHUFFLE(low_ab, low_cd, 2, 3, 6, 7), widens);
-    put_words(units + 2 * next, SHUFFLE(high_ab, high_cd, 0, 1, 4, 5), widens);
-    put_words(units + 3 * next, SHUFFLE(high_ab, high_cd, 2, 3, 6, 7), widens);
-}
-
 /* Copy a slab's weights to where the tile reads them, as units (STRIPE, SLAB), with zeros behind the last ones. */
-INLINE void pack(const struct matrix *m, long k, long n, long o, long outs, float *units, int is_half, int is_rows,
-                 const char *next) {
+INLINE void pack(const struct matrix *m, long k, long n, long o, long outs, float *units, int is_half) {
     const int is_dot = is_half && HAS_DOT;
     const long size = is_half ? 2 : 4, unit = 1 + is_dot;
-    const long in_step = is_rows ? 1 : m->out, out_step = is_rows ? m->in : 1;
-    const char *w = (const char *)m->weight + (k * in_step + o * out_step) * size;
+    const char *w = (const char *)m->weight + (k * m->out + o) * size;
     if (n < STRIPE * unit || outs < SLAB) {
         memset(units, 0, sizeof(float) * STRIPE * SLAB);
         for (long i = 0; i < n; i++)
             for (long j = 0; j < outs; j++) {
-                const long place = i * in_step + j * out_step;
-                if (is_dot) ((uint16_t *)units)[(i / 2 * SLAB + j) * 2 + i % 2] = ((const uint16_t *)w)[place];
-                else units[i * SLAB + j] = value_at(w, place, is_half);
+                if (is_dot) ((uint16_t *)units)[(i / 2 * SLAB + j) * 2 + i % 2] = ((const uint16_t *)w)[i * m->out + j];
+                else units[i * SLAB + j] = value_at(w, i * m->out + j, is_half);
             }
-    } else if (is_rows) {
-        for (long j = 0; j < SLAB; j += 4) {
-            fetch(next ? next + j * STRIPE * unit * size : NULL, 4 * STRIPE * unit * size / LINE);
-            for (long i = 0; i < STRIPE * unit * size; i += 16) /* bytes of a row */
-                transpose(w + j * m->in * size + i, m->in * size, units + i / (unit * size) * SLAB + j, is_half && !is_dot);
-        }
-    } else
-        for (long i = 0; i < STRIPE; i++, w += unit * m->out * size, units += SLAB) {
+        return;
+    }
+    for (long i = 0; i < STRIPE; i++, w += unit * m->out * size, units += SLAB) {
 #if defined(__AVX512BF16__)
-            for (long j = 0; j < SLAB; j += 2 * LANES) {
-                const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7,
-                                                     38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-                const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-                const __m512i one = _mm512_loadu_si512(w + j * size), two = _mm512_loadu_si512(w + (m->out + j) * size);
-                _mm512_storeu_si512(units + j, _mm512_permutex2var_epi16(one, low, two));
-                _mm512_storeu_si512(units + j + LANES, _mm512_permutex2var_epi16(one, high, two));
-            }
-#else
-            for (long j = 0; j < SLAB; j += LANES) *(ivec *)(units + j) = __builtin_convertvector(*(const hvec *)(w + j * size), ivec) << 16;
-#endif
+        for (long j = 0; j < SLAB; j += 2 * LANES) {
+            const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7,
+                                                 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+            const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+            const __m512i one = _mm512_loadu_si512(w + j * size), two = _mm512_loadu_si512(w + (m->out + j) * size);
+            _mm512_storeu_si512(units + j, _mm512_permutex2var_epi16(one, low, two));
+            _mm512_storeu_si512(units + j + LANES, _mm512_permutex2var_epi16(one, high, two));
         }
+#else
+        for (long j = 0; j < SLAB; j += LANES) *(vec *)(units + j) = weights_at(w + j * size, is_half, 0);
+#endif
+    }
 }
 
-/* Sums of a part of the inputs for some outputs, in the order in which the weights lie in memory. */
-INLINE void float_chunk(struct worker *me, const struct product *p, long part, long from, long count, int is_half,
-                        int is_rows) {
+/* Sums of a part of the inputs, for weights in columns. They are read in stripes of a few inputs. */
+INLINE void columns_chunk(struct worker *me, const struct product *p, long part, long from, long count, int is_half) {
     const struct matrix *m = p->matrix;
     const int is_dot = is_half && HAS_DOT;
     const long rows = me->step->rows->count, size = is_half ? 2 : 4, unit = 1 + is_dot, stripe = STRIPE * unit;
-    const long first = part * p->part, last = first + p->part < m->in ? first + p->part : m->in;
-    const long stripes = (last - first + stripe - 1) / stripe, slabs = (count + SLAB - 1) / SLAB;
-    const char *next = (const char *)m->weight + (is_rows ? from * m->in : first * m->out + from) * size;
+    const long last = (part + 1) * p->part < m->in ? (part + 1) * p->part : m->in;
     float *sums = p->sums + part * rows * p->step + from, units[STRIPE * SLAB] __attribute__((aligned(64)));
-    for (long r = 0; r < rows; r++) memset(sums + r * p->step, 0, sizeof(float) * slabs * SLAB);
-    next += (is_rows ? stripes : slabs) * SLAB * stripe * size;
-    for (long i = 0; i < stripes * slabs; i++, next += SLAB * stripe * size) {
-        const long c = (is_rows ? i / stripes : i % slabs) * SLAB, k = first + (is_rows ? i % stripes : i / slabs) * stripe;
-        const long n = last - k < stripe ? last - k : stripe, outs = count - c < SLAB ? count - c : SLAB;
-        const float *x = (const float *)me->operand + k / unit * rows, *w = (const float *)m->weight + k * m->out + from + c;
-        const int is_ready = !is_half && !is_rows && outs == SLAB;
-        if (!is_ready) w = units, pack(m, k, n, from + c, outs, units, is_half, is_rows, next);
-        slab(x, rows, w, is_ready ? m->out : SLAB, sums + c, p->step, (n + unit - 1) / unit, is_dot,
-             count == m->out && !is_rows ? next : NULL, SLAB * unit * size / LINE);
+    for (long r = 0; r < rows; r++) memset(sums + r * p->step, 0, sizeof(float) * padded(count, SLAB));
+    for (long k = part * p->part; k < last; k += stripe) {
+        const float *x = (const float *)me->operand + k / unit * rows;
+        const char *next = (const char *)m->weight + (k + stripe) * m->out * size; /* contiguous if count is all outputs */
+        const long n = last - k < stripe ? last - k : stripe;
+        for (long c = 0; c < count; c += SLAB) {
+            const float *w = (const float *)m->weight + k * m->out + from + c;
+            const int is_ready = !is_half && count - c >= SLAB;
+            if (!is_ready) w = units, pack(m, k, n, from + c, count - c < SLAB ? count - c : SLAB, units, is_half);
+            slab(x, rows, w, is_ready ? m->out : SLAB, sums + c, p->step, (n + unit - 1) / unit, is_dot,
+                 count == m->out ? next + c * stripe * size : NULL, SLAB * unit * size / LINE);
+        }
+    }
+}
+
+/* Store the total of the lanes of each vector. The order of a total is the same for any count. */
+INLINE void store_totals(float *y, const vec *sum, int count) {
+#if defined(__AVX512F__)
+    __m512 some[4] = {0};
+    for (int i = 0; i < count; i++) some[i] = (__m512)sum[i];
+    const __m512 one = _mm512_unpacklo_ps(some[0], some[2]) + _mm512_unpackhi_ps(some[0], some[2]);
+    const __m512 two = _mm512_unpacklo_ps(some[1], some[3]) + _mm512_unpackhi_ps(some[1], some[3]);
+    const __m512 four = _mm512_unpacklo_ps(one, two) + _mm512_unpackhi_ps(one, two); /* every four lanes: all of some */
+    const __m256 half = _mm512_castps512_ps256(four) + _mm512_extractf32x8_ps(four, 1);
+    _mm_mask_storeu_ps(y, (1 << count) - 1, _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1));
+#else
+    for (int i = 0; i < count; i++) {
+        y[i] = 0;
+        for (int l = 0; l < LANES; l++) y[i] += sum[i][l];
+    }
+#endif
+}
+
+/* y (rows, outs) = x (rows, n) times rows of w. */
+INLINE void dots(int rows, const char *x, long x_step, const char *w, float *y, long step, long n, int outs, int is_half,
+                 const char *next) {
+    const int is_dot = is_half && HAS_DOT;
+    const long lanes = LANES * (1 + is_dot), whole = n / lanes * lanes, size = is_half ? 2 : 4, x_size = is_dot ? 2 : 4;
+    vec sum[ROWS][VECS];
+    for (int r = 0; r < rows; r++)
+        for (int o = 0; o < outs; o++) sum[r][o] = (vec){0};
+    for (long k = 0; k < whole; k += lanes) {
+        fetch(next ? next + k * outs * size : NULL, lanes * outs * size / LINE);
+        vec weights[VECS];
+        for (int o = 0; o < outs; o++) weights[o] = weights_at(w + (o * n + k) * size, is_half, is_dot);
+        for (int r = 0; r < rows; r++) {
+            const vec inputs = *(const vec *)(x + (r * x_step + k) * x_size);
+            for (int o = 0; o < outs; o++) sum[r][o] = add_product(sum[r][o], weights[o], inputs, is_dot);
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        store_totals(y + r * step, sum[r], outs);
+        for (int o = 0; o < outs; o++)
+            for (long k = whole; k < n; k++)
+                y[r * step + o] += value_at(x, r * x_step + k, is_dot) * value_at(w, o * n + k, is_half);
+    }
+}
+
+/* Sums for weights in rows: VECS outputs at a time, or one if rows are few, which reads memory in sequence. */
+INLINE void rows_chunk(struct worker *me, const struct product *p, long from, long count, int is_half) {
+    const struct matrix *m = p->matrix;
+    const long rows = me->step->rows->count, size = is_half ? 2 : 4, x_size = is_half && HAS_DOT ? 2 : 4;
+    const long x_step = padded(m->in, BLOCK);
+    for (long o = 0, outs; o < count; o += outs) {
+        const char *w = (const char *)m->weight + (from + o) * m->in * size;
+        outs = rows >= 4 && count - o >= VECS ? VECS : 1;
+        for (long r = 0, many; r < rows; r += many) {
+            const char *x = me->operand + r * x_step * x_size, *next = r || outs == 1 ? NULL : w + outs * m->in * size;
+            float *y = p->sums + r * p->step + from + o;
+            many = height(rows - r);
+            if (outs == 1) WITH_ROWS(many, dots, x, x_step, w, y, p->step, m->in, 1, is_half, next)
+            else WITH_ROWS(many, dots, x, x_step, w, y, p->step, m->in, VECS, is_half, next)
+        }
     }
 }
 
@@ -252,6 +283,8 @@ static void prepare(struct worker *me, const struct product *p) {
     const struct matrix *m = p->matrix;
     const long rows = me->step->rows->count;
     const int is_half = m->form == HALF_COLUMNS || m->form == HALF_ROWS, is_dot = is_half && HAS_DOT, unit = 1 + is_dot;
+    const int is_rows = m->form == FLOAT_ROWS || m->form == HALF_ROWS;
+    const long step = is_rows ? 1 : rows; /* from unit to unit of a row */
     for (long r = 0; r < rows; r++) {
         const float *x = p->in + r * m->in;
         if (p->norm) normalize(p->norm, x, me->row, m->in), x = me->row;
@@ -259,11 +292,12 @@ static void prepare(struct worker *me, const struct product *p) {
             quantize(x, m->in, (int16_t *)me->operand + 2 * r, rows, me->scales + r);
             continue;
         }
+        float *units = (float *)me->operand + (is_rows ? r * padded(m->in, BLOCK) / unit : r);
         for (long i = 0; i < m->in; i += unit)
             if (is_dot) {
                 const uint32_t second = i + 1 < m->in ? to_half(x[i + 1]) : 0;
-                ((uint32_t *)me->operand)[i / 2 * rows + r] = second << 16 | to_half(x[i]);
-            } else ((float *)me->operand)[i * rows + r] = x[i];
+                ((uint32_t *)units)[i / 2 * step] = second << 16 | to_half(x[i]);
+            } else units[i * step] = x[i];
     }
     me->is_prepared = 1;
 }
@@ -274,10 +308,10 @@ static void product_chunk(struct worker *me, const void *job, long chunk) {
     const long part = chunk % p->parts, from = chunk / p->parts * p->chunk;
     const long count = m->out - from < p->chunk ? m->out - from : p->chunk;
     if (!me->is_prepared) prepare(me, p);
-    if (m->form == FLOAT_COLUMNS) float_chunk(me, p, part, from, count, 0, 0);
-    else if (m->form == HALF_COLUMNS) float_chunk(me, p, part, from, count, 1, 0);
-    else if (m->form == FLOAT_ROWS) float_chunk(me, p, part, from, count, 0, 1);
-    else if (m->form == HALF_ROWS) float_chunk(me, p, part, from, count, 1, 1);
+    if (m->form == FLOAT_COLUMNS) columns_chunk(me, p, part, from, count, 0);
+    else if (m->form == HALF_COLUMNS) columns_chunk(me, p, part, from, count, 1);
+    else if (m->form == FLOAT_ROWS) rows_chunk(me, p, from, count, 0);
+    else if (m->form == HALF_ROWS) rows_chunk(me, p, from, count, 1);
     else int8_chunk(me, p, from, count);
 }
 
