@@ -129,9 +129,7 @@ def test_to_add_a_command(package: Path) -> None:
         'def hello(name: str = "world") -> None:\n    """Greet."""\n    print(f"hello {name}")\n'
     )
     commands = package / "cli/__init__.py"
-    text = commands.read_text()
-    line = next(line for line in text.splitlines() if line.startswith("COMMANDS"))
-    commands.write_text(text.replace(line, line.replace(")", ', "hello")')))
+    commands.write_text(commands.read_text().replace("COMMANDS = (", 'COMMANDS = (\n    "hello",'))
     assert python(package, "-m", "minigpt", "hello", "--name", "you") == "hello you\n"
     assert "minigpt hello --name you" in python(package, "-m", "minigpt", "hello", "--help")
     assert "Greet." in python(package, "-m", "minigpt", "--help")

@@ -216,6 +216,7 @@ def test_a_drafter_has_the_norms_of_the_model_and_follows_its_weights() -> None:
     assert not torch.equal(logits(drafter_of(model), cache.store.clone()), second)
 
 
+@needs_kernel
 def test_where_the_kernel_does_not_serve_an_int8_draft_is_refused() -> None:
     ids = random_ids(1, 3)
     with pytest.raises(minigpt.ConfigError, match="ln_1"):
