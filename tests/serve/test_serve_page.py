@@ -12,11 +12,13 @@ sync_api = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.thorough
 
 COARSE = """
+import time
 from torch import nn
 class Coarse(nn.LayerNorm):
     def forward(self, x):
+        time.sleep(0.001)
         return (super().forward(x) * 2).round() / 2
-"""
+"""  # 9 of them in the demo: 240 tokens take 2 s at least, so that there is time to stop
 
 
 @pytest.fixture(scope="module")
