@@ -14,6 +14,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TIMED = {
     "one text, float32": "float32", "one text, bfloat16": "bfloat16", "one text, int8": "int8",
     "16 texts, float32": "float32-16", "16 texts, bfloat16": "bfloat16-16",
+    "16 texts, int8": "int8-16",
 }  # fmt: skip
 SPEED_HEADS = ["tokens a second, prompt included", "minigpt", "transformers", "CTranslate2", "llama.cpp",
                "decoding, share of memory's limit"]  # fmt: skip
