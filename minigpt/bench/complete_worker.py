@@ -4,7 +4,7 @@ import json
 import sys
 import time
 
-from minigpt.checkpoint import from_pretrained
+from minigpt.bench.contestants import writer
 from minigpt.generation import complete
 from minigpt.process import settle_memory
 from minigpt.tokenizer import Tokenizer
@@ -14,7 +14,7 @@ def main() -> None:
     """Print [seconds, tokens] for each line of standard input."""
     spec, places = json.loads(sys.argv[1]), int(sys.argv[2])
     settle_memory()
-    model = from_pretrained(spec["folder"], device="cpu", dtype=spec["dtype"])
+    model = writer(spec["folder"], spec["kind"])
     tokenizer = Tokenizer.from_pretrained(spec["folder"])
     for _ in sys.stdin:
         began = time.perf_counter()

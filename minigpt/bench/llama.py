@@ -5,6 +5,7 @@ B rows, V vocabulary.
 """
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def write_gguf(folder: str | Path, kind: str) -> Path:
     """Write the checkpoint in ``folder`` as a GGUF file beside it, and return the file's path.
 
     Matrices are converted to ``kind``; positions, norms and biases stay float32, as llama.cpp's own converter leaves
-    them. The file has no tokenizer: ids go in and come out.
+    them. The file has the tokenizer of ``folder``; without one, ids go in and come out.
 
     Args:
         kind: "f32", "f16", "bf16" or "q8_0".
@@ -51,7 +52,7 @@ def write_gguf(folder: str | Path, kind: str) -> Path:
     file.add_head_count(config.n_head)
     file.add_layer_norm_eps(config.layer_norm_epsilon)
     file.add_vocab_size(config.vocab_size)
-    file.add_tokenizer_model("no_vocab")
+    _add_tokenizer(file, Path(folder, "tokenizer.json"), config.vocab_size)
     for name, tensor in model.state_dict().items():
         part, _, field = name.rpartition(".")
         rows = tensor.t() if part.rpartition(".")[2].startswith("c_") and tensor.ndim == 2 else tensor  # (out, in)
@@ -63,6 +64,27 @@ def write_gguf(folder: str | Path, kind: str) -> Path:
     file.write_tensors_to_file()
     file.close()
     return path
+
+
+def _add_tokenizer(file: Any, path: Path, vocab_size: int) -> None:
+    if not path.exists():
+        file.add_tokenizer_model("no_vocab")
+        return
+    from gguf import TokenType  # pyright: ignore[reportMissingImports]
+
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    special = {token["id"]: token["content"] for token in fields["added_tokens"]}
+    tokens = {id: f"[PAD{id}]" for id in range(vocab_size)} | {
+        id: name for name, id in fields["model"]["vocab"].items()
+    }
+    file.add_tokenizer_model("gpt2")
+    file.add_tokenizer_pre("gpt-2")
+    file.add_token_list(list(tokens.values()))
+    file.add_token_types([TokenType.CONTROL if id in special else TokenType.NORMAL for id in tokens])
+    file.add_token_merges([" ".join(pair) for pair in fields["model"]["merges"]] or ["! !"])  # GGUF has no empty list
+    file.add_bos_token_id(end := max(special, default=0))
+    file.add_eos_token_id(end)
+    file.add_add_bos_token(False)
 
 
 def _gguf_name(part: str) -> str:

@@ -1,4 +1,4 @@
-"""The server under load, in turns with ``complete`` on the same texts, and with another server on the same weights."""
+"""The server under load, in turns with ``complete`` on the same texts, and with other servers on the same weights."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import statistics
@@ -24,6 +25,7 @@ import tokenizers
 import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from minigpt.bench.llama import GGML_TYPES, write_gguf
 from minigpt.checkpoint import from_pretrained, save_pretrained
 from minigpt.config import GPT2Config
 from minigpt.engine import GPT2
@@ -32,7 +34,8 @@ from minigpt.measure.environment import environment
 from minigpt.measure.steps import Progress, Steps
 from minigpt.tokenizer import END_OF_TEXT, Tokenizer
 
-OTHERS = ("transformers",)
+NAMES = {"minigpt": "minigpt serve", "transformers": "transformers serve", "llama-server": "llama-server"}
+WHOLE = ", whole answers"
 PATIENCE = 180  # seconds for a server to be ready
 CALM = {"OMP_WAIT_POLICY": "PASSIVE"}  # for each contestant: threads that wait leave the processor to the clients
 
@@ -46,16 +49,17 @@ class ServePlan:
         clients: how many ask at once. Each sends its next request when it has the last answer.
         requests: of each client, in a round.
         prompt_characters: of each prompt, which is random letters.
-        new_tokens: of each text, unless it ends earlier. Every contestant is greedy.
-        against: other servers, from ``OTHERS``.
+        kind: "float32", "bfloat16", "float16", "float64" or "int8". transformers has no int8 and computes in float32.
+        new_tokens: of each text. Every contestant is greedy, and goes on after an end of text.
+        against: other servers: "transformers" or "llama-server".
 
     Raises:
-        ConfigError: if a number is below 1, or a server is unknown.
+        ConfigError: if a number is below 1, or a server is unknown, absent, or does not compute in ``kind``.
     """
 
     model: str | None = None
     preset: str = "gpt2"
-    dtype: str = "float32"
+    kind: str = "float32"
     clients: int = 16
     requests: int = 2
     prompt_characters: int = 32
@@ -67,8 +71,14 @@ class ServePlan:
         for name in ("clients", "requests", "prompt_characters", "new_tokens", "repeats"):
             if (given := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be 1 or more, got {given}")
-        if unknown := [name for name in self.against if name not in OTHERS]:
-            raise ConfigError(f"unknown server {unknown[0]!r}; known are {', '.join(OTHERS)}")
+        for name in self.against:
+            if name not in NAMES:
+                raise ConfigError(f"unknown server {name!r}; known are {', '.join(NAMES)}")
+        if "llama-server" in self.against:
+            if self.kind not in GGML_TYPES:
+                raise ConfigError(f"llama-server computes in {', '.join(GGML_TYPES)}, got {self.kind}")
+            if llama_server() is None:
+                raise ConfigError("llama-server is not on the PATH; put it there, or set LLAMA_SERVER to its path")
 
     @property
     def prompts(self) -> list[str]:
@@ -103,13 +113,14 @@ def bench_serve(plan: ServePlan, progress: Progress | None = None) -> dict[str, 
         _prepare(plan, folder)
         begin("starting complete")
         contestants: dict[str, Any] = {"complete": stack.enter_context(_complete(plan, folder))}
-        servers = {"minigpt": (_minigpt, folder.name), "transformers": (_transformers, str(folder))}
-        for name in ("minigpt", *plan.against):
-            begin(f"starting {name} serve")
-            start, model = servers[name]
-            port = stack.enter_context(start(plan, folder))
-            contestants[f"{name} serve"] = _Load(plan, port, model, streams=True)
-            contestants[f"{name} serve, whole answers"] = _Load(plan, port, model, streams=False)
+        for server in ("minigpt", *plan.against):
+            begin(f"starting {NAMES[server]}")
+            port = stack.enter_context(_server(_command(server, plan, folder)))
+            fields: dict[str, Any] = {"model": str(folder) if server == "transformers" else folder.name}
+            if server == "llama-server":
+                fields |= {"ignore_eos": True, "cache_prompt": False}
+            for how in ("", WHOLE):
+                contestants[NAMES[server] + how] = _Load(plan, port, fields, streams=not how)
         for contestant in contestants.values():
             contestant()  # not timed: compilers, caches
         found: dict[str, list[Round]] = {name: [] for name in contestants}
@@ -118,18 +129,16 @@ def bench_serve(plan: ServePlan, progress: Progress | None = None) -> dict[str, 
             for name, contestant in contestants.items():
                 found[name].append(contestant())
     speeds = {name: statistics.median(one.tokens / one.seconds for one in rounds) for name, rounds in found.items()}
+    ours = {how: speeds[NAMES["minigpt"] + how] for how in ("", WHOLE)}
     return {
         "plan": dataclasses.asdict(plan),
         "environment": environment(torch.get_num_threads(), "fastapi", "uvicorn"),
         "contestants": {name: _described(speeds[name], rounds) for name, rounds in found.items()},
-        "share_of_complete": {
-            name: speed / speeds["complete"] for name, speed in speeds.items() if name.startswith("minigpt")
-        },
+        "share_of_complete": {NAMES["minigpt"] + how: speed / speeds["complete"] for how, speed in ours.items()},
         "times_as_fast_as": {
-            name: speeds[name.replace(other, "minigpt")] / speed
+            NAMES[other] + how: speed / speeds[NAMES[other] + how]
             for other in plan.against
-            for name, speed in speeds.items()
-            if name.startswith(other)
+            for how, speed in ours.items()
         },
     }
 
@@ -148,14 +157,18 @@ def _described(tokens_per_second: float, rounds: list[Round]) -> dict[str, Any]:
 
 
 def _prepare(plan: ServePlan, folder: Path) -> None:
-    """Put a checkpoint and its tokenizer into a folder, from which all contestants load them."""
+    """Put a checkpoint and its tokenizer into a folder, from which all contestants load them. No token ends a text."""
     if plan.model is None:
         torch.manual_seed(0)
-        config = dataclasses.replace(GPT2Config.preset(plan.preset), eos_token_id=None)
-        save_pretrained(GPT2(config), folder, _any_tokenizer(config.vocab_size))
+        model = GPT2(GPT2Config.preset(plan.preset))
+        tokenizer = _any_tokenizer(model.config.vocab_size)
     else:
         model = from_pretrained(plan.model, device="cpu", dtype="float32")
-        save_pretrained(model, folder, Tokenizer.from_pretrained(plan.model))
+        tokenizer = Tokenizer.from_pretrained(plan.model)
+    model.config = dataclasses.replace(model.config, eos_token_id=None)
+    save_pretrained(model, folder, tokenizer)
+    if "llama-server" in plan.against:
+        write_gguf(folder, GGML_TYPES[plan.kind])
 
 
 def _any_tokenizer(vocab_size: int) -> Tokenizer:
@@ -170,9 +183,9 @@ def _any_tokenizer(vocab_size: int) -> Tokenizer:
 class _Load:
     """The clients of a server. They are as light as they can be, since they share the processor with it."""
 
-    def __init__(self, plan: ServePlan, port: int, model: str, streams: bool) -> None:
+    def __init__(self, plan: ServePlan, port: int, fields: dict[str, Any], streams: bool) -> None:
         self.plan, self.port, self.streams = plan, port, streams
-        self.fields: dict[str, Any] = {"model": model, "max_tokens": plan.new_tokens, "temperature": 0}
+        self.fields = fields | {"max_tokens": plan.new_tokens, "temperature": 0}
         if streams:
             self.fields |= {"stream": True, "stream_options": {"include_usage": True}}
 
@@ -189,30 +202,21 @@ class _Load:
         return Round(seconds, sum(count for few in found for _, count in few), waits)
 
     async def _client(self, prompts: list[str]) -> list[tuple[float | None, int]]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            return [await self._ask(reader, writer, prompt) for prompt in prompts]
-        finally:
-            writer.close()
+        return [await self._ask(prompt) for prompt in prompts]
 
-    async def _ask(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, prompt: str
-    ) -> tuple[float | None, int]:
+    async def _ask(self, prompt: str) -> tuple[float | None, int]:
         """Ask for one text; return the seconds to its first token, if it streams, and the number of its tokens."""
         body = json.dumps(self.fields | {"prompt": prompt}).encode()
         lines = ("POST /v1/completions HTTP/1.1", f"Host: 127.0.0.1:{self.port}", "Content-Type: application/json",
-                 f"Content-Length: {len(body)}", "", "")  # fmt: skip
-        began, first = time.perf_counter(), None
+                 "Connection: close", f"Content-Length: {len(body)}", "", "")  # fmt: skip
+        began, first, said = time.perf_counter(), None, b""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write("\r\n".join(lines).encode() + body)
-        head = await reader.readuntil(b"\r\n\r\n")
-        if length := re.search(rb"content-length: (\d+)", head, re.IGNORECASE):
-            said = await reader.readexactly(int(length[1]))
-        else:
-            said = b""
-            while not said.endswith(b"\r\n0\r\n\r\n") and (part := await reader.read(2**16)):
-                said = (said + part)[-4000:]
-                if first is None and b"data: " in said:
-                    first = time.perf_counter() - began
+        while part := await reader.read(2**16):
+            said += part
+            if first is None and b"data: " in said:
+                first = time.perf_counter() - began
+        writer.close()
         count = re.search(rb'"completion_tokens": ?(\d+)', said)
         if count is None:
             raise MiniGPTError(f"a server answered without tokens: {said[-300:]!r}")
@@ -221,7 +225,7 @@ class _Load:
 
 @contextlib.contextmanager
 def _complete(plan: ServePlan, folder: Path) -> Iterator[Any]:
-    spec = json.dumps({"folder": str(folder), "dtype": plan.dtype, "prompts": plan.prompts, "new": plan.new_tokens})
+    spec = json.dumps({"folder": str(folder), "kind": plan.kind, "prompts": plan.prompts, "new": plan.new_tokens})
     command = [sys.executable, "-m", "minigpt.bench.complete_worker", spec, str(plan.clients)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **CALM}
@@ -247,19 +251,24 @@ def _complete(plan: ServePlan, folder: Path) -> Iterator[Any]:
         process.wait()
 
 
-@contextlib.contextmanager
-def _minigpt(plan: ServePlan, folder: Path) -> Iterator[int]:
-    command = ["minigpt", "serve", "--model", str(folder), "--max-batch", str(plan.clients), "--dtype", plan.dtype]
-    with _server(command) as port:
-        yield port
+def llama_server() -> str | None:
+    """Return the path of llama.cpp's server, or None."""
+    return os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
 
 
-@contextlib.contextmanager
-def _transformers(plan: ServePlan, folder: Path) -> Iterator[int]:
-    command = ["transformers.cli.transformers", "serve", str(folder), "--continuous-batching", "--host", "127.0.0.1",
-               "--device", "cpu", "--dtype", plan.dtype]  # fmt: skip
-    with _server(command) as port:
-        yield port
+def _command(server: str, plan: ServePlan, folder: Path) -> list[str]:
+    """Return the command that starts a server, without its port."""
+    if server == "llama-server":
+        room = plan.prompt_characters + plan.new_tokens  # a token has a character or more
+        sizes = {"-np": plan.clients, "-c": plan.clients * room, "-t": torch.get_num_threads(), "--cache-ram": 0}
+        options = [str(word) for pair in sizes.items() for word in pair]
+        return [str(llama_server()), "-m", str(folder / f"{GGML_TYPES[plan.kind]}.gguf"), *options, "--cont-batching"]
+    if server == "transformers":
+        dtype = "float32" if plan.kind == "int8" else plan.kind
+        return [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), "--continuous-batching",
+                "--host", "127.0.0.1", "--device", "cpu", "--dtype", dtype]  # fmt: skip
+    kind = ["--quantize", "int8"] if plan.kind == "int8" else ["--dtype", plan.kind]
+    return [sys.executable, "-m", "minigpt", "serve", "--model", str(folder), "--max-batch", str(plan.clients), *kind]
 
 
 @contextlib.contextmanager
@@ -268,10 +277,10 @@ def _server(command: list[str]) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", *command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         env={**os.environ, **CALM},
     )  # fmt: skip
-    name = " ".join(command[:2])
+    name = " ".join(command[:4])
     try:
         deadline = time.monotonic() + PATIENCE
         while not _is_ready(port):

@@ -57,13 +57,9 @@ def generate(
     from minigpt.bench.generate import BenchPlan, bench_generate
 
     require_writable(json_file)
-    if quantize and dtype != "float32":
-        raise ConfigError(f"--quantize {quantize} computes in float32; leave out --dtype {dtype}")
-    if model is not None and preset is not None:
-        raise ConfigError(f"--preset {preset} is for random weights; leave it out, or --model {model}")
     plan = BenchPlan(
-        model=model, preset=preset or "gpt2", kind=quantize or dtype, batch=batch, prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens, repeats=repeats, compiled=compiled, draft=draft,
+        model=model, preset=_preset(model, preset), kind=_kind(dtype, quantize), batch=batch,
+        prompt_tokens=prompt_tokens, new_tokens=new_tokens, repeats=repeats, compiled=compiled, draft=draft,
         against=tuple(filter(None, against.split(","))),
     )  # fmt: skip
     with progress() as say:
@@ -102,32 +98,48 @@ def serve(
     model: BenchModel = None,
     preset: Preset = None,
     dtype: BenchDtype = "float32",
+    quantize: Quantize = None,
     clients: Annotated[int, typer.Option(help="Clients that ask at once; also the places of each contestant.")] = 16,
     requests: Annotated[int, typer.Option(help="Requests of each client in a round.")] = 2,
     prompt_characters: Annotated[int, typer.Option(help="Random letters of each prompt.")] = 32,
     new_tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 48,
     repeats: Annotated[int, typer.Option(help="Rounds; each contestant has a turn in each.")] = 3,
-    against: Annotated[str, typer.Option(help="Other servers: transformers; '' for none.")] = "transformers",
+    against: Annotated[
+        str, typer.Option(help="Other servers: transformers, llama-server; '' for none.")
+    ] = "transformers",
     json_file: JsonFile = None,
 ) -> None:
-    """Time minigpt serve under load, in turns with complete on the same texts, and with another server."""
+    """Time minigpt serve under load, in turns with complete on the same texts, and with other servers."""
     from minigpt.bench.serve import ServePlan, bench_serve
     from minigpt.serve import missing
 
     if find_spec("uvicorn") is None:
         raise missing(ModuleNotFoundError("", name="uvicorn"))
     require_writable(json_file)
-    preset = preset or "gpt2"
     plan = ServePlan(
-        model=model, preset=preset, dtype=dtype, clients=clients, requests=requests,
+        model=model, preset=_preset(model, preset), kind=_kind(dtype, quantize), clients=clients, requests=requests,
         prompt_characters=prompt_characters, new_tokens=new_tokens, repeats=repeats,
         against=tuple(filter(None, against.split(","))),
     )  # fmt: skip
     with progress() as say:
         report = bench_serve(plan, progress=say)
-    table = Table("", "tokens/s", "first token p50", "p99", title=f"{clients} clients, {model or preset}, {dtype}")
+    table = Table(
+        "", "tokens/s", "first token p50", "p99", title=f"{clients} clients, {model or plan.preset}, {plan.kind}"
+    )
     for name, found in report["contestants"].items():
         waits = found.get("first_token_ms")
         shown = [f"{waits['p50']:.0f} ms", f"{waits['p99']:.0f} ms"] if waits else ["", ""]
         table.add_row(name, f"{found['tokens_per_second']:.1f}", *shown)
     show(table, report, json_file)
+
+
+def _preset(model: str | None, preset: str | None) -> str:
+    if model is not None and preset is not None:
+        raise ConfigError(f"--preset {preset} is for random weights; leave it out, or --model {model}")
+    return preset or "gpt2"
+
+
+def _kind(dtype: str, quantize: str | None) -> str:
+    if quantize and dtype != "float32":
+        raise ConfigError(f"--quantize {quantize} computes in float32; leave out --dtype {dtype}")
+    return quantize or dtype
