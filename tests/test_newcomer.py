@@ -125,11 +125,12 @@ def test_to_add_a_checkpoint_family(package: Path, tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_to_add_a_command(package: Path) -> None:
     (package / "cli/hello.py").write_text(
-        'EXAMPLES = "Example:\\n\\nminigpt hello --name you"\n\n\n'
-        'def hello(name: str = "world") -> None:\n    """Greet."""\n    print(f"hello {name}")\n'
+        'def hello(*, name: str = "world") -> None:\n    """Greet.\n\n    Args:\n        name: Who is greeted.\n\n'
+        '    Examples:\n        minigpt hello --name you\n    """\n    print(f"hello {name}")\n'
     )
     commands = package / "cli/__init__.py"
     commands.write_text(commands.read_text().replace("COMMANDS = (", 'COMMANDS = (\n    "hello",'))
     assert python(package, "-m", "minigpt", "hello", "--name", "you") == "hello you\n"
-    assert "minigpt hello --name you" in python(package, "-m", "minigpt", "hello", "--help")
+    said = python(package, "-m", "minigpt", "hello", "--help")
+    assert all(words in said for words in ("Who is greeted.", "minigpt hello --name you"))
     assert "Greet." in python(package, "-m", "minigpt", "--help")

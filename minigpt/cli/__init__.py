@@ -1,7 +1,7 @@
 """The command line: one file for each command, which parses, calls and prints.
 
-To add a command, write ``cli/NAME.py`` with a function NAME, whose parameters are the command's arguments and options,
-and a string EXAMPLES, which ends its help. Then add NAME to COMMANDS. Import heavy packages inside the function, since
+To add a command, write ``cli/NAME.py`` with a function NAME, and add NAME to COMMANDS. Its parameters and its docstring
+become arguments, options and help: see ``options.add``. Import heavy packages inside the function, since
 ``minigpt --help`` must not wait for them.
 """
 
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import minigpt
-from minigpt.cli.options import with_ray_address
+from minigpt.cli.options import add, with_ray_address
 from minigpt.errors import MiniGPTError
 
 COMMANDS = (
@@ -52,17 +52,12 @@ def _main(
     """A GPT-2 small enough to read and exact enough to trust, on a LayerNorm that you can swap."""
 
 
-def _add(name: str) -> None:
-    module = importlib.import_module(f"minigpt.cli.{name}")
-    command = getattr(module, name)
-    if isinstance(command, typer.Typer):
-        app.add_typer(command, name=name)
-    else:
-        app.command(epilog=module.EXAMPLES)(command)
-
-
 for _name in COMMANDS:
-    _add(_name)
+    _command = getattr(importlib.import_module(f"minigpt.cli.{_name}"), _name)
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_name)
+    else:
+        add(app, _command)
 
 
 def main() -> None:

@@ -1,58 +1,46 @@
 """minigpt bench: how fast is it, and against whom?"""
 
 from importlib.util import find_spec
-from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from minigpt.cli.files import progress, require_writable, show
-from minigpt.cli.options import (
-    BenchDtype,
-    BenchModel,
-    Device,
-    Draft,
-    JsonFile,
-    Preset,
-    Quantize,
-    dtype_names,
-    norm_names,
-)
+from minigpt.cli.options import Compile, JsonFile, add
 from minigpt.errors import ConfigError
 
-EXAMPLES = (
-    "Examples:\n\n[bold]minigpt bench generate[/]\n\n[bold]minigpt bench generate --quantize int8 "
-    "--against ctranslate2:int8,llama.cpp:q8_0[/]\n\n[bold]minigpt bench generate --batch 16 --json -[/]"
-)
 
-bench = typer.Typer(help="Measure speed.")
-
-
-@bench.callback(invoke_without_command=True)
-def _bench(context: typer.Context) -> None:
-    """Measure speed and memory, against others in the same run."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-@bench.command(epilog=EXAMPLES)
 def generate(
-    model: BenchModel = None,
-    preset: Preset = None,
-    dtype: BenchDtype = "float32",
-    quantize: Quantize = None,
-    batch: Annotated[int, typer.Option(help="Rows. Several differ in length, from half a prompt to a whole.")] = 1,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of the longest prompt.")] = 64,
-    new_tokens: Annotated[int, typer.Option(help="Tokens to write.")] = 64,
-    repeats: Annotated[int, typer.Option(help="Rounds; each contestant is timed once in a round.")] = 7,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile our steps with torch.compile.")] = False,
-    draft: Draft = None,
-    against: Annotated[
-        str, typer.Option(help="Others, each NAME or NAME:KIND: transformers, ctranslate2, llama.cpp; '' for none.")
-    ] = "transformers",
+    *,
+    model: str | None = None,
+    preset: str | None = None,
+    dtype: str = "float32",
+    quantize: str | None = None,
+    batch: int = 1,
+    prompt_tokens: int = 64,
+    new_tokens: int = 64,
+    repeats: int = 7,
+    compiled: Compile = False,
+    draft: str | None = None,
+    against: str = "transformers",
     json_file: JsonFile = None,
 ) -> None:
-    """Time prefill and decoding against others, on the same weights in the same run, and against the limit."""
+    """Time prefill and decoding against others, on the same weights in the same run, and against the limit.
+
+    Args:
+        dtype: float32, bfloat16, float16, float64.
+        batch: Rows. Several differ in length, from half a prompt to a whole.
+        prompt_tokens: Tokens of the longest prompt.
+        new_tokens: Tokens to write.
+        repeats: Rounds; each contestant is timed once in a round.
+        compiled: Compile our steps with torch.compile.
+        against: Others, each NAME or NAME:KIND: transformers, ctranslate2, llama.cpp; '' for none.
+
+    Examples:
+        minigpt bench generate
+        minigpt bench generate --quantize int8 --against ctranslate2:int8,llama.cpp:q8_0
+        minigpt bench generate --batch 16 --json -
+    """
     from minigpt.bench.bench_report import bench_summary
     from minigpt.bench.generate import BenchPlan, bench_generate
 
@@ -67,22 +55,28 @@ def generate(
     show(bench_summary(report), report.to_dict(), json_file)
 
 
-@bench.command(epilog="Example:\n\n[bold]minigpt bench norms --norm fused --norm rms --width 768 --json -[/]")
 def norms(
-    norm: Annotated[
-        list[str] | None, typer.Option(help="As minigpt parity takes it; may be repeated.", autocompletion=norm_names)
-    ] = None,
-    width: Annotated[list[int] | None, typer.Option(help="Width of a row; may be repeated.")] = None,
-    rows: Annotated[list[int] | None, typer.Option(help="Rows; may be repeated.")] = None,
-    repeats: Annotated[int, typer.Option(help="Rounds; each norm is timed once in a round.")] = 20,
-    device: Device = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="Of the rows; bfloat16 on CUDA by default, else float32.", autocompletion=dtype_names),
-    ] = None,
+    *,
+    norm: list[str] | None = None,
+    width: list[int] | None = None,
+    rows: list[int] | None = None,
+    repeats: int = 20,
+    device: str | None = None,
+    dtype: str | None = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Time norms in turns: forward, backward, and with the residual addition, against a plain copy."""
+    """Time norms in turns: forward, backward, and with the residual addition, against a plain copy.
+
+    Args:
+        norm: As minigpt parity takes it; may be repeated.
+        width: Width of a row; may be repeated.
+        rows: Rows; may be repeated.
+        repeats: Rounds; each norm is timed once in a round.
+        dtype: Of the rows; bfloat16 on CUDA by default, else float32.
+
+    Examples:
+        minigpt bench norms --norm fused --norm rms --width 768 --json -
+    """
     from minigpt.bench.norms import bench_norms, norms_table
 
     require_writable(json_file)
@@ -93,23 +87,34 @@ def norms(
     show(norms_table(timed), timed, json_file)
 
 
-@bench.command(epilog="Example:\n\n[bold]minigpt bench serve --model demo --against '' --json -[/]")
 def serve(
-    model: BenchModel = None,
-    preset: Preset = None,
-    dtype: BenchDtype = "float32",
-    quantize: Quantize = None,
-    clients: Annotated[int, typer.Option(help="Clients that ask at once; also the places of each contestant.")] = 16,
-    requests: Annotated[int, typer.Option(help="Requests of each client in a round.")] = 2,
-    prompt_characters: Annotated[int, typer.Option(help="Random letters of each prompt.")] = 32,
-    new_tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 48,
-    repeats: Annotated[int, typer.Option(help="Rounds; each contestant has a turn in each.")] = 3,
-    against: Annotated[
-        str, typer.Option(help="Other servers: transformers, llama-server; '' for none.")
-    ] = "transformers",
+    *,
+    model: str | None = None,
+    preset: str | None = None,
+    dtype: str = "float32",
+    quantize: str | None = None,
+    clients: int = 16,
+    requests: int = 2,
+    prompt_characters: int = 32,
+    new_tokens: int = 48,
+    repeats: int = 3,
+    against: str = "transformers",
     json_file: JsonFile = None,
 ) -> None:
-    """Time minigpt serve under load, in turns with complete on the same texts, and with other servers."""
+    """Time minigpt serve under load, in turns with complete on the same texts, and with other servers.
+
+    Args:
+        dtype: float32, bfloat16, float16, float64.
+        clients: Clients that ask at once; also the places of each contestant.
+        requests: Requests of each client in a round.
+        prompt_characters: Random letters of each prompt.
+        new_tokens: Tokens of each text.
+        repeats: Rounds; each contestant has a turn in each.
+        against: Other servers: transformers, llama-server; '' for none.
+
+    Examples:
+        minigpt bench serve --model demo --against '' --json -
+    """
     from minigpt.bench.serve import ServePlan, bench_serve
     from minigpt.serve import missing
 
@@ -143,3 +148,8 @@ def _kind(dtype: str, quantize: str | None) -> str:
     if quantize and dtype != "float32":
         raise ConfigError(f"--quantize {quantize} computes in float32; leave out --dtype {dtype}")
     return quantize or dtype
+
+
+bench = typer.Typer(help="Measure speed and memory, against others in the same run.")
+for _command in (generate, norms, serve):
+    add(bench, _command)

@@ -7,51 +7,59 @@ from typing import Annotated, Any
 import typer
 
 from minigpt.cli.files import console, progress
-from minigpt.cli.options import Device, Fit, Model, norm_names
 from minigpt.errors import ConfigError
-
-EXAMPLES = (
-    "Examples:\n\n[bold]minigpt finetune --text train.txt --steps 300 --out baseline[/]\n\n"
-    "[bold]minigpt finetune --norm frozen --schedule 'h.*.ln_2@20+2, h.*.ln_1@28+2, ln_f@40, first@50' "
-    "--text train.txt --eval held.txt --steps 300 --out tuned[/]\n\n"
-    "Started again with the same settings, it goes on from its newest checkpoint."
-)
 
 
 def finetune(
-    text: Annotated[str, typer.Option(help="A text file, a .jsonl file, or owner/name of a Hugging Face dataset.")],
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")],
-    out: Annotated[Path, typer.Option(help="Folder for the trained model and the checkpoints.")],
-    model: Model = "demo",
-    norm: Annotated[
-        str | None,
-        typer.Option(help="The norm to swap in. Without it, norms stay as they are.", autocompletion=norm_names),
-    ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="'PATTERN@START+GAP, ...'; first@START merges the first position's deviation.")
-    ] = None,
-    fit: Fit = None,
-    eval_text: Annotated[str | None, typer.Option("--eval", help="Held-out text, given as --text is.")] = None,
-    distill: Annotated[
-        bool, typer.Option("--distill", help="Train towards the original's distribution in place of the text.")
-    ] = False,
-    train: Annotated[str, typer.Option(help="all, or norms: the Parameters of the norms only.")] = "all",
-    residual_loss: Annotated[
-        float, typer.Option(help="Weight of the loss that evens out the residual stream's deviations.")
-    ] = 0.0,
-    lora: Annotated[int | None, typer.Option(help="Train adapters of this rank only.")] = None,
-    seed: Annotated[int, typer.Option(help="For the order of the text, dropout and adapters.")] = 0,
-    learning_rate: Annotated[float, typer.Option(help="The highest; it falls linearly to 0.")] = 1e-4,
-    batch_size: Annotated[int, typer.Option(help="Rows for each device and step.")] = 8,
-    block_size: Annotated[int | None, typer.Option(help="Tokens in a row; by default the model's context.")] = None,
-    save_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints; by default a tenth.")] = None,
-    eval_steps: Annotated[int | None, typer.Option(help="Steps between held-out losses; by default a tenth.")] = None,
-    device: Device = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A field of TrainingArguments, as bf16=true; may be repeated.")
-    ] = None,
+    *,
+    text: str,
+    steps: int,
+    out: Path,
+    model: str = "demo",
+    norm: str | None = None,
+    schedule: str | None = None,
+    fit: Path | None = None,
+    eval_text: Annotated[str | None, typer.Option("--eval")] = None,
+    distill: bool = False,
+    train: str = "all",
+    residual_loss: float = 0.0,
+    lora: int | None = None,
+    seed: int = 0,
+    learning_rate: float = 1e-4,
+    batch_size: int = 8,
+    block_size: int | None = None,
+    save_steps: int | None = None,
+    eval_steps: int | None = None,
+    device: str | None = None,
+    set_: Annotated[list[str] | None, typer.Option("--set")] = None,
 ) -> None:
-    """Continue training a checkpoint while norms are swapped in on a schedule, on transformers' Trainer."""
+    """Continue training a checkpoint while norms are swapped in on a schedule, on transformers' Trainer.
+
+    Args:
+        text: A text file, a .jsonl file, or owner/name of a Hugging Face dataset.
+        steps: Optimizer steps.
+        out: Folder for the trained model and the checkpoints.
+        norm: The norm to swap in. Without it, norms stay as they are.
+        schedule: 'PATTERN@START+GAP, ...'; first@START merges the first position's deviation.
+        eval_text: Held-out text, given as --text is.
+        distill: Train towards the original's distribution in place of the text.
+        train: all, or norms: the Parameters of the norms only.
+        residual_loss: Weight of the loss that evens out the residual stream's deviations.
+        lora: Train adapters of this rank only.
+        seed: For the order of the text, dropout and adapters.
+        learning_rate: The highest; it falls linearly to 0.
+        batch_size: Rows for each device and step.
+        block_size: Tokens in a row; by default the model's context.
+        save_steps: Steps between checkpoints; by default a tenth.
+        eval_steps: Steps between held-out losses; by default a tenth.
+        set_: A field of TrainingArguments, as bf16=true; may be repeated.
+
+    Examples:
+        minigpt finetune --text train.txt --steps 300 --out baseline
+        minigpt finetune --norm frozen --schedule 'h.*.ln_2@20+2, ln_f@40' --text train.txt --steps 300 --out tuned
+
+        Started again with the same settings, it goes on from its newest checkpoint.
+    """
     with progress() as say:
         say("loading", 0.0)
         from minigpt.study import FinetuneSettings

@@ -12,124 +12,120 @@ from typing import Annotated, Any, TextIO
 import typer
 
 import minigpt
-from minigpt.cli import options
 from minigpt.cli.files import for_terminal, print_json, read_standard_input, said_aside
 from minigpt.cli.many import write_many
+from minigpt.cli.options import AsJson, Compile, Ray, norm_at, option, parse_keep
 
-EXAMPLES = (
-    "Examples:\n\n[bold]minigpt generate 'Once upon a time' --seed 1[/]\n\n"
-    "[bold]minigpt generate 'The dog' --model gpt2 --greedy[/]\n\n[bold]minigpt generate - < prompt.txt[/]\n\n"
-    "[bold]minigpt generate --prompts prompts.jsonl --out texts.jsonl[/]\n\n"
-    "The options have the names of minigpt.generate's settings. Two defaults differ, for a reader's sake: 200 "
-    "new tokens, drawn at temperature 0.8; in Python max_new_tokens is required and do_sample is off."
-)
+# What a generation_config.json has beside settings, and the values that switch off a setting that we do not know.
+BOOKKEEPING = re.compile(r"_\w+|transformers_version|(bos|decoder_start)_token_id|disable_compile|\w*assistant\w*")
+OFF = (0, 1, "dynamic")
 
 
 def generate(
     context: typer.Context,
-    prompt: Annotated[
-        str, typer.Argument(help="Text to continue; '-' reads it from standard input; without one, a new text.")
-    ] = "",
-    model: options.Model = "demo",
-    max_new_tokens: Annotated[int | None, typer.Option(help="Tokens to write at most.  [dim]default 200[/]")] = None,
-    min_new_tokens: Annotated[int | None, typer.Option(help="Tokens to write before the text may end.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Divides the logits; 0 is greedy.  [dim]default 0.8[/]")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens only.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest tokens that make up p, in (0, 1].")
-    ] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Draw only from tokens at least p times as likely as the likeliest.")
-    ] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: less of what was said before.")] = None,
-    no_repeat_ngram_size: Annotated[int | None, typer.Option(help="Never write a run of so many tokens twice.")] = None,
-    greedy: Annotated[
-        bool, typer.Option("--greedy", help="Always the likeliest token: do_sample=False in Python.")
-    ] = False,
-    seed: Annotated[int | None, typer.Option(help="Makes the draw repeatable.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
-    overflow: Annotated[
-        str | None,
-        typer.Option(
-            help="For texts beyond the context: refuse, or slide, which sees the last tokens that fit.",
-            autocompletion=options.offer(lambda: ["refuse", "slide"]),
-        ),
-    ] = None,
-    slide_stride: Annotated[int | None, typer.Option(help="Tokens that the window forgets at a time.")] = None,
-    prompt_lookup_num_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--prompt-lookup-num-tokens", "--lookup",
-            help="Copy so many tokens of the text so far as a guess, and verify them at once.",
-        ),
-    ] = None,
-    draft: options.Draft = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help='File of prompts, one a line or {"prompt": ...} a line; or a quoted pattern of files.'),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="File for the texts of --prompts, or folder for a pattern; resumes.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Texts of --prompts to write at a time.  [dim]default 16[/]")
-    ] = None,
-    num_return_sequences: Annotated[int | None, typer.Option(help="Texts for each of --prompts.")] = None,
-    norm: options.Norm = "fused",
-    sites: options.Sites = "*",
-    keep: options.Keep = "scale,shift",
-    fit: options.Fit = None,
-    attention: options.Attention = "sdpa",
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    quantize: options.Quantize = None,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the steps with torch.compile first.")] = False,
-    revision: options.Revision = None,
-    ray: options.Ray = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
-) -> None:  # fmt: skip
-    """Continue a prompt, or each prompt of a file."""
-    from minigpt.checkpoint import locate, read_generation_config  # not at the top: --help need not wait for PyTorch
+    prompt: str = "",
+    *,
+    model: str = "demo",
+    max_new_tokens: int | None = None,
+    min_new_tokens: int | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    no_repeat_ngram_size: int | None = None,
+    greedy: bool = False,
+    seed: int | None = None,
+    stop: list[str] | None = None,
+    overflow: str | None = None,
+    slide_stride: int | None = None,
+    prompt_lookup_num_tokens: Annotated[int | None, typer.Option("--prompt-lookup-num-tokens", "--lookup")] = None,
+    draft: str | None = None,
+    prompts: Path | None = None,
+    out: Path | None = None,
+    batch_size: int | None = None,
+    num_return_sequences: int | None = None,
+    norm: str = "fused",
+    sites: str = "*",
+    keep: str = "scale,shift",
+    fit: Path | None = None,
+    attention: str = "sdpa",
+    device: str | None = None,
+    dtype: str | None = None,
+    quantize: str | None = None,
+    compiled: Compile = False,
+    revision: str | None = None,
+    ray: Ray = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a prompt, or each prompt of a file.
+
+    Args:
+        prompt: Text to continue; '-' reads it from standard input; without one, a new text.
+        max_new_tokens: Tokens to write at most; by default 200.
+        min_new_tokens: Tokens to write before the text may end.
+        temperature: Divides the logits; 0 is greedy; by default 0.8.
+        top_k: Draw from the k likeliest tokens only.
+        top_p: Draw from the likeliest tokens that make up p, in (0, 1].
+        min_p: Draw only from tokens at least p times as likely as the likeliest.
+        repetition_penalty: Above 1: less of what was said before.
+        no_repeat_ngram_size: Never write a run of so many tokens twice.
+        greedy: Always the likeliest token: do_sample=False in Python.
+        seed: Makes the draw repeatable.
+        stop: End before this text; may be repeated.
+        overflow: For texts beyond the context: refuse, or slide, which sees the last tokens that fit.
+        slide_stride: Tokens that the window forgets at a time.
+        prompt_lookup_num_tokens: Copy so many tokens of the text so far as a guess, and verify them at once.
+        prompts: File of prompts, one a line or {"prompt": ...} a line; or a quoted pattern of files.
+        out: File for the texts of --prompts, or folder for a pattern; resumes.
+        batch_size: Texts of --prompts to write at a time; by default 16.
+        num_return_sequences: Texts for each of --prompts.
+        compiled: Compile the steps with torch.compile first.
+
+    Examples:
+        minigpt generate 'Once upon a time' --seed 1
+        minigpt generate 'The dog' --model gpt2 --greedy
+        minigpt generate - < prompt.txt
+        minigpt generate --prompts prompts.jsonl --out texts.jsonl
+
+        The options have the names of minigpt.generate's settings. Two defaults differ, for a reader's sake: 200 new
+        tokens, drawn at temperature 0.8; in Python max_new_tokens is required and do_sample is off.
+    """
+    from minigpt.checkpoint import generation_fields, locate
     from minigpt.generation.settings import known_settings
     from minigpt.process import settle_memory
     from minigpt.swap import fit_on_text
 
     settle_memory()
     _check_options(context.params)
-    named = context.params.keys() & set(known_settings())
-    asked = {name: context.params[name] for name in named if context.params[name] is not None}
     place = locate(model, revision=revision)  # once, so that all files come from one commit
-    from_file = read_generation_config(place)
+    asked = {name: value for name in known_settings() if (value := context.params.get(name)) is not None}
+    from_file = _settings_in(generation_fields(place))
     settings = _settings(asked, from_file, greedy)
-    unasked = {name: value for name, value in from_file.items() if name not in asked}
-    _check_settings(settings, unasked, named - unasked.keys(), place, one_text=prompts is None)
+    _check_settings(settings, {*context.params}, from_file.keys() - asked.keys(), place, one_text=prompts is None)
     text = read_standard_input() if prompt == "-" else prompt
 
     output = sys.stdout
     with said_aside():
         how: dict[str, Any] = {
-            "norm": options.norm_at(norm, sites), "keep": options.parse_keep(keep), "attention": attention,
-            "device": device, "dtype": dtype, "quantize": quantize,
+            "norm": norm_at(norm, sites), "keep": parse_keep(keep), "attention": attention, "device": device,
+            "dtype": dtype, "quantize": quantize,
         }  # fmt: skip
-        gpt2 = minigpt.from_pretrained(place, **how)
-        tokenizer = minigpt.Tokenizer.from_pretrained(place)
+        gpt2, tokenizer = minigpt.from_pretrained(place, **how), minigpt.Tokenizer.from_pretrained(place)
         if fit is not None:
             fit_on_text(gpt2, tokenizer, fit)
         if compiled:
             minigpt.compile_steps(gpt2)
         if prompts is not None and out is not None:
-            size = 16 if batch_size is None else batch_size
-            identity = {"norm": norm, "keep": keep, "attention": attention}
-            identity |= {"fit": str(fit)} if fit else {}
-            identity |= {"sites": sites} if sites != "*" else {}
             complete = None
             if ray is not None:
                 from minigpt.study.cluster import complete_on_ray
 
                 complete = partial(complete_on_ray, ray, place, how)
-            write_many(gpt2, tokenizer, prompts, out, settings, size, identity, complete)
+            identity = {"norm": norm, "sites": sites, "keep": keep, "attention": attention, "fit": str(fit)}
+            write_many(
+                gpt2, tokenizer, prompts, out, settings, 16 if batch_size is None else batch_size, identity, complete
+            )
             return
         if not as_json:
             _print(text, minigpt.stream(gpt2, tokenizer, text, **settings), output)
@@ -155,7 +151,7 @@ def _check_options(given: dict[str, Any]) -> None:
     Raises:
         GenerationError: if some contradict or need each other.
     """
-    drawn = [options.option(name) for name in (*_shapes_a_draw(), "seed") if given[name] is not None]
+    drawn = [option(name) for name in (*_shapes_a_draw(), "seed") if given[name] is not None]
     if given["greedy"] and drawn:
         raise minigpt.GenerationError(f"--greedy draws nothing, so it cannot go with {', '.join(drawn)}")
     if (given["prompts"] is None) != (given["out"] is None):
@@ -168,30 +164,15 @@ def _check_options(given: dict[str, Any]) -> None:
         raise minigpt.GenerationError("--prompts cannot go with a PROMPT or --json; it writes JSON lines to --out")
 
 
-def _check_settings(
-    settings: dict[str, Any], unasked: dict[str, Any], given: set[str], place: Path, one_text: bool
-) -> None:
-    """Check the settings before the weights are read.
+def _settings_in(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings in the fields of a generation_config.json, without those that are off."""
+    from minigpt.generation.settings import known_settings
 
-    Raises:
-        GenerationError: if some are wrong. It names those of ``given`` as the shell does; for those that come from
-            the model's generation config, it names the file.
-    """
-    from minigpt.checkpoint import folder_of
-    from minigpt.generation.settings import complaints_about, more_than_one_text
-
-    complaints = complaints_about(settings)
-    if one_text and not complaints:
-        complaints = more_than_one_text(settings)
-    if not complaints:
-        return
-    named = {name for names in complaints for name in names}
-    theirs = [name for name, value in unasked.items() if name in named and settings.get(name) == value]
-    said = f"; {', '.join(theirs)} from {folder_of(place) / 'generation_config.json'}" if theirs else ""
-    said += "; --max-new-tokens overrides it" * ("max_length" in theirs)
-    given_here = re.compile(rf"\b({'|'.join(given)})\b")
-    complaint = given_here.sub(lambda name: options.option(name[0]), "; ".join(complaints.values()))
-    raise minigpt.GenerationError(complaint + said)
+    known = known_settings()
+    given = {name: value for name, value in fields.items() if value is not None and not BOOKKEEPING.fullmatch(name)}
+    if given.get("top_k") == 0:
+        del given["top_k"]
+    return {name: value for name, value in given.items() if name in known or value is True or value not in OFF}
 
 
 def _settings(asked: dict[str, Any], from_file: dict[str, Any], greedy: bool) -> dict[str, Any]:
@@ -206,6 +187,27 @@ def _settings(asked: dict[str, Any], from_file: dict[str, Any], greedy: bool) ->
     if any(name in shaping for name in asked):
         settings["do_sample"] = True
     return ({"temperature": 0.8} if settings["do_sample"] else {}) | settings | asked
+
+
+def _check_settings(
+    settings: dict[str, Any], options: set[str], from_file: set[str], place: Path, one_text: bool
+) -> None:
+    """Check the settings before the weights are read.
+
+    Raises:
+        GenerationError: if some are wrong. It names options as the shell does, and the file of those ``from_file``.
+    """
+    from minigpt.checkpoint import folder_of
+    from minigpt.generation.settings import complaints_about, more_than_one_text
+
+    complaints = complaints_about(settings) or (more_than_one_text(settings) if one_text else {})
+    if not complaints:
+        return
+    message = re.sub(r"\w+", lambda word: option(word[0]) if word[0] in options - from_file else word[0],
+                     "; ".join(complaints.values()))  # fmt: skip
+    if theirs := sorted({name for names in complaints for name in names} & from_file & settings.keys()):
+        message += f"; {', '.join(theirs)} from {folder_of(place) / 'generation_config.json'}"
+    raise minigpt.GenerationError(message)
 
 
 def _shapes_a_draw() -> list[str]:

@@ -1,26 +1,21 @@
 """minigpt info: what a checkpoint is."""
 
-from typing import Annotated
-
-import typer
 from rich.table import Table
 
 from minigpt.cli.files import console, for_terminal, print_json
-from minigpt.cli.options import SOURCE, AsJson, Revision
+from minigpt.cli.options import AsJson
 from minigpt.errors import CheckpointError
 
-EXAMPLES = (
-    "Examples:\n\n[bold]minigpt info gpt2[/]\n\n[bold]minigpt info ./out/ckpt.pt --json[/]\n\n"
-    "Exit status: 0 it would load, 2 it would not, and why."
-)
 
+def info(model: str = "demo", *, revision: str | None = None, as_json: AsJson = False) -> None:
+    """Show what a checkpoint is: format, shape, parameters, dtype, norms, tokenizer, and why it would not load.
 
-def info(
-    model: Annotated[str, typer.Argument(help=SOURCE)] = "demo",
-    revision: Revision = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show what a checkpoint is: format, shape, parameters, dtype, norms, tokenizer, and why it would not load."""
+    Examples:
+        minigpt info gpt2
+        minigpt info ./out/ckpt.pt --json
+
+        Exit status: 0 it would load, 2 it would not, and why.
+    """
     from minigpt.report.describe import describe
 
     facts = describe(model, revision=revision)

@@ -42,6 +42,7 @@ def write_many(
     """
     from minigpt import generation
     from minigpt.generation.promptfile import ResultFile, fingerprint, read_prompts
+    from minigpt.norms.foreign.locate import file_of
 
     files = _files(prompts, out)
     asked = {file: read_prompts(file) for file in files}
@@ -57,26 +58,20 @@ def write_many(
     texts = generation.complete(model, tokenizer, given, **how)  # checks every prompt now, and writes lazily
     if complete is not None:
         texts = complete(given, **how)
-    places = {
-        (file, line.line, copy): (number, copy) for number, (file, line, _) in enumerate(each) for copy in range(copies)
-    }
-    what = {**settings, **_sources(tokenizer, identity)}
+    norm = file_of(identity["norm"])
+    what = {**settings, **identity, "tokenizer": tokenizer.backend.to_str(), "source": norm and norm.read_bytes()}
     with ExitStack() as stack:
         results = {
             file: stack.enter_context(ResultFile(files[file], fingerprint(model, lines, what)))
             for file, lines in asked.items()
         }
-        for file, found in results.items():
-            if strange := {(file, *place) for place in found.done} - places.keys():
-                _, line, copy = min(strange)
-                raise GenerationError(
-                    f"{files[file]} has text {copy} of line {line}, not one of these; give another --out"
-                )
-            written |= {places[file, *place] for place in found.done}
+        for number, (file, line, _) in enumerate(each):
+            written |= {(number, copy) for copy in range(copies) if (line.line, copy) in results[file].done}
+        for found in results.values():
             _note(found.note)
         _note(f"{len(written)} texts are there already" if written else None)
         try:
-            with _bar(len(places), len(written)) as done:
+            with _bar(len(each) * copies, len(written)) as done:
                 for text in texts:
                     file, line, _ = each[text.prompt]
                     results[file].add(line, text)
@@ -91,21 +86,15 @@ def _files(prompts: Path, out: Path) -> dict[Path, Path]:
     """Return the file of texts for each file of prompts.
 
     Raises:
-        GenerationError: if a file would be written over its prompts, or two files have the same name.
+        GenerationError: if no file matches the pattern.
     """
     if prompts.exists() or not glob.has_magic(str(prompts)):
-        found = {prompts: out}
-    else:
-        found = {Path(file): out / Path(file).name for file in sorted(glob.glob(str(prompts), recursive=True))}
-        if not found:
-            raise GenerationError(f"no file matches {prompts}")
-        out.mkdir(parents=True, exist_ok=True)
-    for file, result in found.items():
-        if result.exists() and file.exists() and result.samefile(file):
-            raise GenerationError(f"{result} holds the prompts; give another --out")
-        if list(found.values()).count(result) > 1:
-            raise GenerationError(f"two files of {prompts} are named {result.name}; give one at a time")
-    return found
+        return {prompts: out}
+    found = [Path(file) for file in sorted(glob.glob(str(prompts), recursive=True))]
+    if not found:
+        raise GenerationError(f"no file matches {prompts}")
+    out.mkdir(parents=True, exist_ok=True)
+    return {file: out / file.name for file in found}
 
 
 def _seeded(prompt: "Prompt", seed: int | None, number: int) -> "Prompt":
@@ -113,17 +102,8 @@ def _seeded(prompt: "Prompt", seed: int | None, number: int) -> "Prompt":
     return prompt if seed is None or prompt.seed is not None else dataclasses.replace(prompt, seed=seed + number)
 
 
-def _sources(tokenizer: "minigpt.Tokenizer", identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what else decides the texts: the norm by its name and the source of its file, and the tokenizer."""
-    from minigpt.norms.foreign.locate import file_of
-
-    file = file_of(identity["norm"])
-    source = None if file is None else file.read_bytes()
-    return {**identity, "source": source, "tokenizer": tokenizer.backend.to_str()}
-
-
-def _note(*notes: str | None) -> None:
-    for note in filter(None, notes):
+def _note(note: str | None) -> None:
+    if note is not None:
         print(f"note: {note}", file=sys.stderr)
 
 

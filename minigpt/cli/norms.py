@@ -8,29 +8,32 @@ from rich.table import Table
 
 import minigpt
 from minigpt.cli.files import console, print_json, progress, require_writable, write
-from minigpt.cli.options import AsJson, Device, dtype_names, norm_names
-
-EXAMPLES = (
-    "Examples:\n\n[bold]minigpt norms[/]\n\n[bold]minigpt norms --check my_norm.py:MyNorm[/]\n\n"
-    "Exit status of --check: 0 the norm is a LayerNorm at --dtype, 1 it is not, 2 it could not be judged."
-)
+from minigpt.cli.options import AsJson
 
 
 def norms(
-    check: Annotated[
-        str | None,
-        typer.Option(help="Run the conformance kit on this norm; no model is needed.", autocompletion=norm_names),
-    ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(help="The dtype that verdict and exit status are about.", autocompletion=dtype_names),
-    ] = "float32",
-    every_case: Annotated[bool, typer.Option("--all", help="Print every case of --check.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the report of --check to this file, as a page.")] = None,
-    device: Device = None,
+    *,
+    check: str | None = None,
+    dtype: str = "float32",
+    every_case: Annotated[bool, typer.Option("--all")] = False,
+    html: Path | None = None,
+    device: str | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the registered norms, or check whether one is a LayerNorm."""
+    """List the registered norms, or check whether one is a LayerNorm.
+
+    Args:
+        check: Run the conformance kit on this norm; no model is needed.
+        dtype: The dtype that verdict and exit status are about.
+        every_case: Print every case of --check.
+        html: Write the report of --check to this file, as a page.
+
+    Examples:
+        minigpt norms
+        minigpt norms --check my_norm.py:MyNorm
+
+        Exit status of --check: 0 the norm is a LayerNorm at --dtype, 1 it is not, 2 it could not be judged.
+    """
     from minigpt.placement import resolve_dtype
 
     if check is None:

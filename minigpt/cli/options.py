@@ -1,19 +1,42 @@
-"""Options that several commands take."""
+"""Make the options of a command from the signature and the docstring of its function."""
 
+import copy
+import inspect
+import re
+import textwrap
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args, get_origin
 
 import typer
+from rich.markup import escape
 
-SOURCE = "A directory, a file of weights, a Hugging Face id, or 'demo'."
-NORM = "A registered norm, package.module:Name, or path/to/file.py:Name"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
+# Annotations of parameters whose option is not named as they are.
+JsonFile = Annotated[str | None, typer.Option("--json")]
+AsJson = Annotated[bool, typer.Option("--json")]
+Compile = Annotated[bool, typer.Option("--compile")]
+Ray = Annotated[str | None, typer.Option(metavar="[ADDRESS]")]
 
-def offer(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return what a shell completes an option's value with: those words that begin so."""
-    return lambda incomplete: sorted(word for word in words() if word.startswith(incomplete))
+# What help says about parameters that several commands have.
+SHARED = {
+    "model": "A directory, a file of weights, a Hugging Face id, or 'demo'.",
+    "revision": "Branch, tag or commit of a Hugging Face repository.",
+    "norm": "A registered norm, package.module:Name, or path/to/file.py:Name.",
+    "sites": "Where to put --norm, e.g. 'h.*.ln_1', or 'ln_f,h.0.*'.",
+    "keep": "What of the model's norms stays beside a --norm that lacks it: scale,shift, one of them, none.",
+    "fit": "File to fit the swapped norms on: closest to the original norms' outputs.",
+    "center": "Centre what writes to the residual stream first, so that rms is a LayerNorm.",
+    "attention": "sdpa (fused) or eager (written out).",
+    "device": "cpu, cuda, cuda:N; by default CUDA if there is one.",
+    "dtype": f"{', '.join(DTYPES)}; by default the checkpoint's.",
+    "preset": "Without --model: random weights of this shape; by default gpt2.",
+    "quantize": "int8: weights in eight bits, for the CPU; norms stay exact.",
+    "draft": "int8: draft tokens in eight bits and verify them; the same text, sooner.",
+    "json_file": "Write the report here; '-' is standard output.",
+    "as_json": "Print one JSON object.",
+    "ray": "Run on the Ray cluster at this address; without one, on a cluster on this machine.",
+}
 
 
 def _norms() -> Iterable[str]:
@@ -28,58 +51,56 @@ def _presets() -> Iterable[str]:
     return (path.stem for path in presets_folder().glob("*.json"))
 
 
-norm_names, dtype_names, preset_names = offer(_norms), offer(lambda: DTYPES), offer(_presets)
+# What a shell offers for a parameter.
+VALUES: dict[str, Callable[[], Iterable[str]]] = {
+    "norm": _norms,
+    "check": _norms,
+    "preset": _presets,
+    "dtype": lambda: DTYPES,
+    "attention": lambda: ("sdpa", "eager"),
+    "overflow": lambda: ("refuse", "slide"),
+    **dict.fromkeys(("quantize", "draft"), lambda: ("int8",)),
+}
 
-Model = Annotated[str, typer.Option("--model", help=SOURCE)]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")]
-Norm = Annotated[str, typer.Option(help=f"{NORM}.", autocompletion=norm_names)]
-Sites = Annotated[str, typer.Option(help="Where to put --norm, e.g. 'h.*.ln_1', or 'ln_f,h.0.*'.")]
-Keep = Annotated[
-    str,
-    typer.Option(help="What of the model's norms stays beside a --norm that lacks it: scale,shift, one of them, none."),
-]
-Fit = Annotated[
-    Path | None,
-    typer.Option(metavar="TEXT", help="File to fit the swapped norms on: closest to the original norms' outputs."),
-]
-Center = Annotated[
-    bool, typer.Option("--center", help="Centre what writes to the residual stream first, so that rms is a LayerNorm.")
-]
-Attention = Annotated[
-    str,
-    typer.Option(help="sdpa (fused) or eager (written out).", autocompletion=offer(lambda: ("sdpa", "eager"))),
-]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N; by default CUDA if there is one.")]
-Dtype = Annotated[
-    str | None, typer.Option(help=f"{', '.join(DTYPES)}; by default the checkpoint's.", autocompletion=dtype_names)
-]
-BenchDtype = Annotated[str, typer.Option("--dtype", help=f"{', '.join(DTYPES)}.", autocompletion=dtype_names)]
-BenchModel = Annotated[str | None, typer.Option("--model", help=SOURCE)]
-Preset = Annotated[
-    str | None,
-    typer.Option(help="Without --model: random weights of this shape; by default gpt2.", autocompletion=preset_names),
-]
-JsonFile = Annotated[str | None, typer.Option("--json", help="Write the report here; '-' is standard output.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Quantize = Annotated[
-    str | None,
-    typer.Option(
-        help="int8: weights in eight bits, for the CPU; norms stay exact.", autocompletion=offer(lambda: ["int8"])
-    ),
-]
-Draft = Annotated[
-    str | None,
-    typer.Option(
-        help="int8: draft tokens in eight bits and verify them; the same text, sooner.",
-        autocompletion=offer(lambda: ["int8"]),
-    ),
-]
-Ray = Annotated[
-    str | None,
-    typer.Option(
-        metavar="[ADDRESS]", help="Run on the Ray cluster at this address; without one, on a cluster on this machine."
-    ),
-]
+
+def add(app: typer.Typer, command: Callable[..., None]) -> None:
+    """Add a command to an app.
+
+    Keyword-only parameters become options and the others arguments. The docstring's first paragraph is the help. Its
+    Args, and SHARED, describe the parameters, and its Examples end the help.
+    """
+    summary, about, examples = _sections(command)
+    signature = inspect.signature(command)
+    parameters = [_described(parameter, SHARED | about) for parameter in signature.parameters.values()]
+    vars(command)["__signature__"] = signature.replace(parameters=parameters)
+    app.command(help=summary, epilog=examples)(command)
+
+
+def _sections(command: Callable[..., None]) -> tuple[str, dict[str, str], str]:
+    """Return a docstring's first paragraph, its Args by name, and its Examples in Rich's markup."""
+    docstring = escape(inspect.getdoc(command) or "")
+    head, _, examples = docstring.partition("\nExamples:\n")
+    summary, _, args = head.partition("\nArgs:\n")
+    about = {name: " ".join(text.split()) for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", args, re.M)}
+    marked = re.sub(r"^(.*minigpt .*)$", r"[bold]\1[/]\n", textwrap.dedent(examples), flags=re.M)
+    return summary.strip(), about, f"Examples:\n\n{marked}" if examples else ""
+
+
+def _described(parameter: inspect.Parameter, about: dict[str, str]) -> inspect.Parameter:
+    hint, name = parameter.annotation, parameter.name
+    if hint is typer.Context:
+        return parameter
+    if get_origin(hint) is Annotated:
+        hint, given = get_args(hint)
+        info = copy.copy(given)
+    elif parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+        info = typer.Argument(metavar=name.upper())
+    else:
+        info = typer.Option(option(name)) if hint is bool else typer.Option()  # no --no-NAME for a flag
+    info.help = about.get(name)
+    if name in VALUES:
+        info.autocompletion = lambda incomplete: sorted(word for word in VALUES[name]() if word.startswith(incomplete))
+    return parameter.replace(annotation=Annotated[hint, info])
 
 
 def with_ray_address(words: list[str]) -> list[str]:

@@ -7,31 +7,34 @@ import typer
 
 import minigpt
 from minigpt.cli.files import console, print_json, progress
-from minigpt.cli.options import SOURCE, AsJson, Device, Dtype, Norm, Quantize, Ray, Revision, Sites, norm_at
+from minigpt.cli.options import AsJson, Ray, norm_at
 from minigpt.text_file import read_text
-
-EXAMPLES = (
-    "Examples:\n\n[bold]minigpt perplexity gpt2 held-out.txt[/]\n\n"
-    "[bold]minigpt perplexity --model ./tuned --text held-out.txt --norm rms --json[/]"
-)
 
 
 def perplexity(
-    given: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL TEXT", help="The model and the text, in place of the options.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help=SOURCE)] = None,
-    text: Annotated[str | None, typer.Option(help="A text file in UTF-8.")] = None,
-    norm: Norm = "fused",
-    sites: Sites = "*",
-    device: Device = None,
-    dtype: Dtype = None,
-    quantize: Quantize = None,
-    revision: Revision = None,
+    given: Annotated[list[str] | None, typer.Argument(metavar="MODEL TEXT")] = None,
+    *,
+    model: str | None = None,
+    text: str | None = None,
+    norm: str = "fused",
+    sites: str = "*",
+    device: str | None = None,
+    dtype: str | None = None,
+    quantize: str | None = None,
+    revision: str | None = None,
     ray: Ray = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the perplexity of a text file: exp of the mean negative log-likelihood of a token."""
+    """Measure the perplexity of a text file: exp of the mean negative log-likelihood of a token.
+
+    Args:
+        given: The model and the text, in place of the options.
+        text: A text file in UTF-8.
+
+    Examples:
+        minigpt perplexity gpt2 held-out.txt
+        minigpt perplexity --model ./tuned --text held-out.txt --norm rms --json
+    """
     from minigpt.checkpoint import locate
 
     named = [model, text]

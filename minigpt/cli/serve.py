@@ -3,50 +3,52 @@
 import json
 import os
 import shlex
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from minigpt.cli.options import Device, Draft, Dtype, Fit, Keep, Model, Quantize, norm_names, parse_keep
+from minigpt.cli.options import parse_keep
 from minigpt.errors import ConfigError
-
-EXAMPLES = (
-    "Examples:\n\n[bold]minigpt serve[/]\n\n[bold]minigpt serve --model gpt2 --norm fused --norm std_eps[/]\n\n"
-    "[bold]MINIGPT_API_KEY=secret minigpt serve --host 0.0.0.0[/]"
-)
 
 
 def serve(
-    model: Model = "demo",
-    norm: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A norm to serve; may be repeated: all share the weights.  [dim]default fused[/]",
-            autocompletion=norm_names,
-        ),
-    ] = None,
-    keep: Keep = "scale,shift",
-    fit: Fit = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs a key.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
-    dtype: Dtype = None,
-    quantize: Quantize = None,
-    draft: Draft = None,
-    device: Device = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="MINIGPT_API_KEY", help="Key that clients must send as a bearer token.")
-    ] = None,
-    max_batch: Annotated[int, typer.Option(help="Texts that each model writes at a time.")] = 16,
-    max_queue: Annotated[int, typer.Option(help="Texts that may wait; beyond them the answer is 429.")] = 256,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="A further name in requests' Host header; may be repeated.")
-    ] = None,
-    allow_origin: Annotated[
-        list[str] | None, typer.Option(help="Origin of web pages that may call the server; may be repeated.")
-    ] = None,
-    grace: Annotated[int, typer.Option(help="Seconds that texts have to finish after SIGTERM.")] = 30,
+    *,
+    model: str = "demo",
+    norm: list[str] | None = None,
+    keep: str = "scale,shift",
+    fit: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    dtype: str | None = None,
+    quantize: str | None = None,
+    draft: str | None = None,
+    device: str | None = None,
+    api_key: Annotated[str | None, typer.Option(envvar="MINIGPT_API_KEY")] = None,
+    max_batch: int = 16,
+    max_queue: int = 256,
+    allow_host: list[str] | None = None,
+    allow_origin: list[str] | None = None,
+    grace: int = 30,
 ) -> None:
-    """Serve a model behind OpenAI's completions API, with a page that shows two norms side by side."""
+    """Serve a model behind OpenAI's completions API, with a page that shows two norms side by side.
+
+    Args:
+        norm: A norm to serve, by default fused; may be repeated: all share the weights.
+        host: Address to listen on; any but loopback needs a key.
+        port: Port to listen on; 0 takes a free one.
+        api_key: Key that clients must send as a bearer token.
+        max_batch: Texts that each model writes at a time.
+        max_queue: Texts that may wait; beyond them the answer is 429.
+        allow_host: A further name in requests' Host header; may be repeated.
+        allow_origin: Origin of web pages that may call the server; may be repeated.
+        grace: Seconds that texts have to finish after SIGTERM.
+
+    Examples:
+        minigpt serve
+        minigpt serve --model gpt2 --norm fused --norm std_eps
+        MINIGPT_API_KEY=secret minigpt serve --host 0.0.0.0
+    """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or idle threads of PyTorch keep the event loop waiting
     from minigpt.serve import LOOPBACK, app, missing
 

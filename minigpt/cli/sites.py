@@ -2,31 +2,34 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 import minigpt
 from minigpt.cli.files import progress, require_writable, show, write
-from minigpt.cli.options import SOURCE, Device, Dtype, JsonFile, Revision
-
-EXAMPLES = (
-    "Examples:\n\n[bold]minigpt sites demo --text tales.txt[/]\n\n"
-    "[bold]minigpt sites gpt2 --text wiki.txt --html sites.html[/]\n\n"
-    "A site whose output a constant deviation explains well is safe to freeze. It reads at most 16 rows of the text."
-)
+from minigpt.cli.options import JsonFile
 
 
 def sites(
-    model: Annotated[str, typer.Argument(help=SOURCE)],
-    text: Annotated[Path, typer.Option(help="File to read.")],
-    device: Device = None,
-    dtype: Dtype = None,
-    revision: Revision = None,
+    model: str,
+    *,
+    text: Path,
+    device: str | None = None,
+    dtype: str | None = None,
+    revision: str | None = None,
     json_file: JsonFile = None,
-    html: Annotated[Path | None, typer.Option(help="Write the table and maps of the sites here, as a page.")] = None,
+    html: Path | None = None,
 ) -> None:
-    """Show what each norm is given on a text: deviations, the mean's share, massive channels."""
+    """Show what each norm is given on a text: deviations, the mean's share, massive channels.
+
+    Args:
+        text: File to read.
+        html: Write the table and maps of the sites here, as a page.
+
+    Examples:
+        minigpt sites demo --text tales.txt
+        minigpt sites gpt2 --text wiki.txt --html sites.html
+
+        A site whose output a constant deviation explains well is safe to freeze. It reads at most 16 rows of the text.
+    """
     from minigpt.checkpoint import locate
     from minigpt.judge.look import look
     from minigpt.report.look_summary import look_page, look_summary

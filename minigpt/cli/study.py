@@ -8,24 +8,31 @@ import typer
 from minigpt.cli.files import console, progress, require_writable, write
 from minigpt.cli.options import Ray
 
-EXAMPLES = (
-    "Example:\n\n[bold]minigpt study study.toml --out results --html results/study.html[/]\n\n"
-    "Started again, it runs only the cells that OUT/cells.jsonl lacks. A cell whose text, norm, model or settings have "
-    "changed runs again."
-)
-
 
 def study(
-    file: Annotated[Path, typer.Argument(help="The study: models, norms, sites, seeds, text, \\[finetune].")],
-    out: Annotated[Path, typer.Option(help="Folder for cells.jsonl, the reports and the training runs.")],
-    html: Annotated[Path | None, typer.Option(help="Write the table and the curves here as one page.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the table here.")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only cells with this value; may be repeated.")
-    ] = None,
+    file: Path,
+    *,
+    out: Path,
+    html: Path | None = None,
+    csv: Path | None = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None,
     ray: Ray = None,
 ) -> None:
-    """Judge every cell of a study, train it where asked, and append one line of JSON when it is finished."""
+    """Judge every cell of a study, train it where asked, and append one line of JSON when it is finished.
+
+    Args:
+        file: The study: models, norms, sites, seeds, text, [finetune].
+        out: Folder for cells.jsonl, the reports and the training runs.
+        html: Write the table and the curves here as one page.
+        csv: Write the table here.
+        only: Only cells with this value; may be repeated.
+
+    Examples:
+        minigpt study study.toml --out results --html results/study.html
+
+        Started again, it runs only the cells that OUT/cells.jsonl lacks. A cell whose text, norm, model or settings
+        have changed runs again.
+    """
     with progress() as say:
         say("checking", 0.0)
         from minigpt.study import read_study, run_study

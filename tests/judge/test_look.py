@@ -51,7 +51,8 @@ def test_the_command_shows_writes_and_draws(tmp_path: Path, capsys: pytest.Captu
     from minigpt.cli.sites import sites
 
     (tmp_path / "text").write_text("Once upon a time there was a gardener named Tom. " * 20)
-    sites("demo", tmp_path / "text", device="cpu", json_file=str(tmp_path / "a.json"), html=tmp_path / "page.html")
+    files = {"json_file": str(tmp_path / "a.json"), "html": tmp_path / "page.html"}
+    sites("demo", text=tmp_path / "text", device="cpu", **files)
     shown, fields = capsys.readouterr().out, json.loads((tmp_path / "a.json").read_text())
     page = (tmp_path / "page.html").read_text()
     for site in fields["norm_sites"]:
