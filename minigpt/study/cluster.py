@@ -1,12 +1,13 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """Cells of a study, files of prompts and the windows of a corpus on a Ray cluster.
 
-Ray places the work, retries it when a machine is lost, and moves the data. Every worker loads the model once. Files
-that a model or a norm is read from must be readable under the same path on every machine.
+Ray places the work, and retries it when a machine is lost. Every worker loads the model once. Files that a model or a
+norm is read from must be readable under the same path on every machine.
 """
 
-import logging
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 LOCAL = "local"  # the address of a cluster that is started on this machine for the run
 RETRIES = 3  # of work on a machine that was lost
-NONE = -1  # in a column of seeds
+WINDOWS = 8  # that a worker reads at a time
 
 
 def connect(address: str) -> Any:
@@ -33,7 +34,7 @@ def connect(address: str) -> Any:
     """
     try:
         import ray
-        import ray.data
+        import ray.util
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed; pip install 'minigpt[ray]'") from error
     if not ray.is_initialized():
@@ -42,8 +43,6 @@ def connect(address: str) -> Any:
             ray.init(**where, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError) as error:
             raise ConfigError(f"cannot connect to a Ray cluster at {address}: {error}") from error
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    ray.data.DataContext.get_current().enable_progress_bars = False
     return ray
 
 
@@ -56,35 +55,44 @@ def cells_on_ray(
     ray = connect(address)
     task = ray.remote(run_cell).options(**_resources(ray, study.device), max_retries=RETRIES)
     shared = out.resolve()  # tasks have another working directory
-    waiting = [task.remote(study, cell, print_, shared, file=file) for print_, cell in todo.items()]
+    waiting = [task.remote(study, cell, print_, shared, file) for print_, cell in todo.items()]
     while waiting:
         (done,), waiting = ray.wait(waiting)
         yield ray.get(done)
 
 
-class Writer:
-    """A worker that continues prompts."""
+class Worker:
+    """A process that loads the model once, and does a part of the work at each call."""
 
-    def __init__(
-        self, source: str | Path, how: Mapping[str, Any], settings: Mapping[str, Any], batch_size: int
-    ) -> None:
+    def __init__(self, source: str | Path, how: Mapping[str, Any]) -> None:
         self.model = minigpt.from_pretrained(source, **how)
         self.tokenizer = minigpt.Tokenizer.from_pretrained(source)
-        self.settings, self.batch_size = settings, batch_size
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        columns = zip(batch["prompt"].tolist(), batch["max_new_tokens"].tolist(), batch["seed"].tolist(), strict=True)
-        given = [Prompt(text, new or None, None if seed == NONE else seed) for text, new, seed in columns]
-        numbers = batch["number"].tolist()
-        texts = list(complete(self.model, self.tokenizer, given, batch_size=self.batch_size, **self.settings))
-        return {
-            "number": [numbers[text.prompt] for text in texts],
-            "copy": [text.number for text in texts],
-            "ids": [text.ids for text in texts],
-            "text": [text.text for text in texts],
-            "end": [text.end for text in texts],
-            "logprobs": [text.logprobs or [] for text in texts],
-        }
+    def do(self, work: Callable[..., Any], part: list[Any]) -> Any:
+        return work(self.model, self.tokenizer, part)
+
+
+def spread(
+    address: str,
+    source: str | Path,
+    how: Mapping[str, Any],
+    work: Callable[..., list[Any]],
+    items: list[Any],
+    size: int,
+) -> Iterator[Any]:
+    """Give workers ``size`` items at a time, and yield the results as they are finished.
+
+    Args:
+        source, how: what every worker passes to ``minigpt.from_pretrained``.
+        work: a function of the model, the tokenizer and some items.
+    """
+    ray = connect(address)
+    resources, parts = _resources(ray, how.get("device")), [items[i : i + size] for i in range(0, len(items), size)]
+    room = int(ray.cluster_resources().get("GPU" if resources["num_gpus"] else "CPU", 1))
+    kind = ray.remote(Worker).options(**resources, max_restarts=-1, max_task_retries=RETRIES)
+    pool = ray.util.ActorPool([kind.remote(source, dict(how)) for _ in range(min(room, len(parts)))])
+    for results in pool.map_unordered(lambda worker, part: worker.do.remote(work, part), parts):
+        yield from results
 
 
 def complete_on_ray(
@@ -103,40 +111,19 @@ def complete_on_ray(
         source, how: what every worker passes to ``minigpt.from_pretrained``.
         prompts: each with a seed, if the texts are to be repeatable.
     """
-    ray = connect(address)
     copies = range(settings.get("num_return_sequences", 1))
-    items = [
-        {
-            "number": number,
-            "prompt": prompt.text,
-            "max_new_tokens": prompt.max_new_tokens or 0,
-            "seed": NONE if prompt.seed is None else prompt.seed,
-        }
-        for number, prompt in enumerate(prompts)
-        if any((number, copy) not in skip for copy in copies)
-    ]
-    if not items:
-        return
-    written = ray.data.from_items(items).map_batches(
-        Writer, fn_constructor_args=(source, dict(how), settings, batch_size), batch_size=batch_size,
-        **_workers(ray, how.get("device")),
-    )  # fmt: skip
-    has_logprobs = bool(settings.get("output_logprobs"))
-    for row in written.iter_rows():
-        if (row["number"], row["copy"]) not in skip:
-            logprobs = list(row["logprobs"]) if has_logprobs else None
-            yield Completion(row["number"], row["copy"], list(row["ids"]), row["text"], row["end"], logprobs)
+    left = [one for one in enumerate(prompts) if any((one[0], copy) not in skip for copy in copies)]
+    work = partial(_texts, batch_size=batch_size, **settings)
+    for text in spread(address, source, how, work, left, batch_size):
+        if (text.prompt, text.number) not in skip:
+            yield text
 
 
-class Reader:
-    """A worker that measures the loss of windows of a text."""
-
-    def __init__(self, source: str | Path, how: Mapping[str, Any], ids: list[int]) -> None:
-        self.model, self.ids = minigpt.from_pretrained(source, **how), ids
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        windows = zip(*(batch[name].tolist() for name in ("start", "first", "end")), strict=True)
-        return {"first": batch["first"], "loss": [window_loss(self.model, self.ids, *window) for window in windows]}
+def _texts(
+    model: minigpt.GPT2, tokenizer: minigpt.Tokenizer, prompts: list[tuple[int, Prompt]], **settings: Any
+) -> list[Completion]:
+    texts = complete(model, tokenizer, [prompt for _, prompt in prompts], **settings)
+    return [replace(text, prompt=prompts[text.prompt][0]) for text in texts]
 
 
 def perplexity_on_ray(
@@ -153,20 +140,15 @@ def perplexity_on_ray(
     """
     ids, context = tokenizer.encode(text), open_checkpoint(Path(source)).config.n_positions
     require_predictable("the text", ids, context)
-    ray = connect(address)
-    windows = [dict(zip(("start", "first", "end"), window, strict=True)) for window in windows_of(len(ids), context)]
-    read = ray.data.from_items(windows).map_batches(
-        Reader, fn_constructor_args=(source, dict(how), ids), batch_size=8, **_workers(ray, how.get("device"))
-    )
-    rows = sorted(read.iter_rows(), key=lambda row: row["first"])  # the order of the windows, for the same sum
-    return perplexity_of(sum(row["loss"] for row in rows), len(ids) - 1)
+    windows = [(ids[start:end], start, first) for start, first, end in windows_of(len(ids), context)]
+    losses = dict(spread(address, source, how, _losses, windows, WINDOWS))
+    return perplexity_of(sum(losses[first] for _, _, first in windows), len(ids) - 1)  # in order, for the same sum
 
 
-def _workers(ray: Any, device: str | None) -> dict[str, Any]:
-    """Return the options of ``map_batches``: as many workers as the cluster has room for."""
-    resources = _resources(ray, device)
-    most = int(ray.cluster_resources().get("GPU" if resources["num_gpus"] else "CPU", 1))
-    return resources | {"compute": ray.data.ActorPoolStrategy(min_size=1, max_size=most)}
+def _losses(
+    model: minigpt.GPT2, _: minigpt.Tokenizer, windows: list[tuple[list[int], int, int]]
+) -> list[tuple[int, float]]:
+    return [(first, window_loss(model, ids, 0, first - start, len(ids))) for ids, start, first in windows]
 
 
 def _resources(ray: Any, device: str | None) -> dict[str, int]:

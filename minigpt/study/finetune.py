@@ -2,21 +2,23 @@
 
 import copy
 import dataclasses
+import functools
 import importlib.util
+import inspect
 import json
-import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import torch
-from torch import nn
 
 import minigpt
 from minigpt import hf
+from minigpt.checkpoint import locate, open_checkpoint
 from minigpt.checkpoint.frozen_norms import can_save_frozen, save_frozen
-from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.pretrained import norm_parameters
 from minigpt.engine import GPT2
 from minigpt.errors import ConfigError, NormError
@@ -27,6 +29,8 @@ from minigpt.study.turns import Turn, Turns
 from minigpt.swap.fit import rows_of_text
 
 SETTINGS, CURVE = "settings.json", "finetune.json"
+LEAST = {"steps": 1, "batch_size": 1, "block_size": 1, "save_steps": 1, "eval_steps": 1, "lora": 1, "seed": 0,
+         "learning_rate": 0, "residual_loss": 0}  # fmt: skip
 
 Say = Callable[[str, float], None]  # what goes on, and the part that is done
 
@@ -61,16 +65,16 @@ class FinetuneSettings:
     eval_text: str | None = None
     distill: bool = False
     train: str = "all"
-    residual_loss: float = 0.0
+    residual_loss: float | int = 0.0
     lora: int | None = None
     seed: int = 0
-    learning_rate: float = 1e-4
+    learning_rate: float | int = 1e-4
     batch_size: int = 8
     block_size: int | None = None
     save_steps: int | None = None
     eval_steps: int | None = None
     device: str | None = None
-    training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    training: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Finetuned:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all but the model as JSON's own types."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "model"}
+        return {name: value for name, value in vars(self).items() if name != "model"}
 
 
 def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda *_: None) -> Finetuned:
@@ -106,21 +110,22 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
         CheckpointError: if the model cannot be read.
         GenerationError: if a text cannot be read.
     """
-    require_trainable(settings)
     schedule = checked_schedule(settings)
-    from transformers import PrinterCallback, set_seed
+    from transformers import set_seed
 
     from minigpt.study import training
 
     checkpoints = Path(out) / "checkpoints"
-    _require_same_settings(settings, checkpoints)
+    _require_same_run(settings, checkpoints)
     tokenizer = minigpt.Tokenizer.from_pretrained(settings.model)
     set_seed(settings.seed)
     model = load(settings.model)
-    context, end = model.config.n_positions, tokenizer.encode("<|endoftext|>")
-    train = blocks(settings.text, tokenizer, settings.block_size or context)
-    held = blocks(settings.eval_text, tokenizer, settings.block_size or context) if settings.eval_text else None
+    end = tokenizer.encode("<|endoftext|>")
     end_of_text = end[0] if len(end) == 1 else None
+    train, held = (
+        blocks(text, tokenizer, settings.block_size or model.config.n_positions) if text else None
+        for text in (settings.text, settings.eval_text)
+    )
     rows = rows_of_text(model.transformer, tokenizer, settings.fit) if settings.fit else None
     turns = Turns(model.transformer, settings.norm, schedule, end_of_text, rows)
     trained = _with_adapters(model, settings.lora) if settings.lora else model
@@ -130,16 +135,15 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.startswith(sites))
     trainer = training.SwapTrainer(
+        settings,
+        model.transformer.ln_f,
+        end_of_text,
         model=trained,
-        args=training.arguments(settings, checkpoints, held is not None, turns),
+        args=training.arguments(settings, checkpoints),
         train_dataset=train,
         eval_dataset=held,
-        callbacks=[training.CallTurns(turns), training.Report(progress)],
+        callbacks=[training.EachStep(turns, progress)],
     )
-    trainer.remove_callback(PrinterCallback)
-    trainer.end_of_text = end_of_text
-    original = load(settings.model) if settings.distill else None
-    trainer.aim(original, settings.residual_loss, model.transformer.ln_f)
     last = training.newest_checkpoint(checkpoints)
     if last is None:
         turns.call(0)  # so that the first evaluation sees what the first step will
@@ -159,27 +163,21 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
     )
 
 
-def require_trainable(settings: FinetuneSettings) -> None:
-    """Check that training is possible here and the settings fit together.
+def checked_schedule(settings: FinetuneSettings) -> Schedule:
+    """Return the schedule, after a check that training is possible here and the settings fit together and the model.
 
     Raises:
         ConfigError: the message names the package or the setting.
+        NormError: if the norm cannot be built, or the schedule does not fit the model.
         GenerationError: the message names a text that is missing.
     """
-    if importlib.util.find_spec("accelerate") is None:
-        raise ConfigError("training needs accelerate, which is not installed; pip install 'minigpt[hf]'")
-    if settings.lora is not None and importlib.util.find_spec("peft") is None:
-        raise ConfigError("lora needs peft, which is not installed; pip install 'minigpt[hf]'")
-    for name in ("steps", "batch_size", "lora", "block_size", "save_steps", "eval_steps"):
-        value = getattr(settings, name)
-        if value is not None and not (isinstance(value, int) and value >= 1):
-            raise ConfigError(f"{name} must be a whole number of 1 or more, got {value!r}")
-    for name in ("learning_rate", "residual_loss"):
-        value = getattr(settings, name)
-        if not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise ConfigError(f"{name} must be 0 or a positive number, got {value!r}")
-    if not isinstance(settings.distill, bool):
-        raise ConfigError(f"distill must be true or false, got {settings.distill!r}")
+    for package in ("accelerate", *(("peft",) if settings.lora else ())):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"training needs {package}, which is not installed; pip install 'minigpt[hf]'")
+    check_types(settings)
+    for name, least in LEAST.items():
+        if (value := getattr(settings, name)) is not None and not least <= value < math.inf:
+            raise ConfigError(f"{name} must be {least} or more, got {value}")
     if settings.train not in ("all", "norms"):
         raise ConfigError(f"train must be 'all' or 'norms', got {settings.train!r}")
     if settings.train == "norms" and settings.lora is not None:
@@ -189,27 +187,9 @@ def require_trainable(settings: FinetuneSettings) -> None:
             raise ConfigError(f"{name} needs a norm to swap in; give one with --norm")
     for source in filter(None, (settings.text, settings.eval_text)):
         require_text(source)
-    if settings.lora is not None and settings.norm == "frozen":
-        logging.getLogger("minigpt").warning(
-            "adapters of rank %d may not recover what frozen norms cost; all weights recover more", settings.lora
-        )
-
-
-def checked_schedule(settings: FinetuneSettings) -> Schedule:
-    """Return the schedule, after a trial on a model without values.
-
-    Raises:
-        NormError: if the norm cannot be built, or the schedule does not fit the model.
-    """
     if settings.norm is None:
         return Schedule({})
-    from minigpt.checkpoint import open_checkpoint
-
-    config = open_checkpoint(locate(settings.model)).config
-    with torch.device("meta"):
-        sites = GPT2(config).norm_sites()
-    minigpt.norms.build(settings.norm, config.n_embd, eps=config.layer_norm_epsilon)
-    schedule = parse_schedule(settings.schedule, sites)
+    schedule = parse_schedule(settings.schedule, shape_of(settings.model, settings.norm).norm_sites())
     steps = {turn: step for turn, step in schedule.steps.items() if fnmatchcase(site_of(turn), settings.sites)}
     if not steps:
         raise NormError(f"schedule: no stage swaps a site of {settings.sites!r}; leave the schedule out, or add one")
@@ -219,6 +199,40 @@ def checked_schedule(settings: FinetuneSettings) -> Schedule:
     return dataclasses.replace(schedule, steps=steps)
 
 
+def check_types(settings: Any) -> None:
+    """Check the values of a dataclass against its annotations.
+
+    Raises:
+        ConfigError: the message names the field.
+    """
+    for field in dataclasses.fields(settings):
+        if not _fits(value := getattr(settings, field.name), field.type):
+            kind = inspect.formatannotation(field.type)
+            raise ConfigError(f"{field.name} must be of type {kind}, got {value!r:.100}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if isinstance(kind, UnionType):
+        return any(_fits(value, one) for one in get_args(kind))
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(_fits(one, get_args(kind)[0]) for one in value)
+    return isinstance(value, get_origin(kind) or kind)
+
+
+@functools.cache
+def shape_of(source: str, norm: str) -> GPT2:
+    """Return a checkpoint's model without values, after a trial of a norm.
+
+    Raises:
+        CheckpointError: if the model cannot be read.
+        NormError: if the norm cannot be built.
+    """
+    config = open_checkpoint(locate(source)).config
+    minigpt.norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon)
+    with torch.device("meta"):
+        return GPT2(config)
+
+
 def load(source: str) -> Any:
     """Return the checkpoint as a transformers model in float32. Any family that ``from_pretrained`` reads will do."""
     ours = minigpt.from_pretrained(source, device="cpu", dtype="float32")
@@ -226,25 +240,23 @@ def load(source: str) -> Any:
 
     model = hf.GPT2LMHeadModel(transformers.GPT2Config(**ours.config.to_dict()))
     model.loss_type = "ForCausalLM"  # transformers warns if it is not named
-    own = {f"transformer.{name}": tensor for name, tensor in ours.state_dict().items() if name != "lm_head.weight"}
-    own["lm_head.weight"] = ours.state_dict().get("lm_head.weight", ours.wte.weight)
-    model.load_state_dict(own)
-    model.tie_weights()
+    tensors = ours.state_dict()
+    model.lm_head.load_state_dict({"weight": tensors.pop("lm_head.weight", ours.wte.weight)})
+    model.transformer.load_state_dict(tensors)
     return model
 
 
 def as_minigpt(model: Any, source: str) -> GPT2:
     """Return a trained transformers model as minigpt's own, with the norms that it has now."""
     ours = minigpt.from_pretrained(source, device="cpu", dtype="float32")
-    body = model.transformer
-    norms = {site: copy.deepcopy(now(body.get_submodule(site))).cpu() for site in ours.norm_sites()}
     with torch.no_grad():
         trained = {name.removeprefix("transformer."): tensor for name, tensor in model.state_dict().items()}
         for name, parameter in ours.named_parameters():
             if name not in norm_parameters(ours):
                 parameter.copy_(trained[name])
-    for site, norm in norms.items():
-        ours.set_submodule(site, norm)
+    for site in ours.norm_sites():
+        norm = model.transformer.get_submodule(site)
+        ours.set_submodule(site, copy.deepcopy(norm.present if isinstance(norm, Turn) else norm).cpu())
     return ours.eval()
 
 
@@ -260,11 +272,6 @@ def save_model(model: GPT2, out: Path, source: str) -> None:
     save(model, out, minigpt.Tokenizer.from_pretrained(source))
 
 
-def now(norm: nn.Module) -> nn.Module:
-    """Return the norm that computes at a site."""
-    return (norm.after if norm.turned else norm.before) if isinstance(norm, Turn) else norm
-
-
 def _by_step(log: list[dict[str, float]], name: str) -> list[tuple[int, float]]:
     """Return the logged values of this name, one for each step."""
     return list({int(entry["step"]): entry[name] for entry in log if name in entry}.items())
@@ -273,31 +280,26 @@ def _by_step(log: list[dict[str, float]], name: str) -> list[tuple[int, float]]:
 def _with_adapters(model: Any, rank: int) -> Any:
     import peft
 
-    return peft.get_peft_model(
-        model,
-        peft.LoraConfig(
-            r=rank, lora_alpha=2 * rank, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True,
-            task_type="CAUSAL_LM",
-        ),
-    )  # fmt: skip
+    layers = ["c_attn", "c_proj", "c_fc"]
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules=layers, fan_in_fan_out=True, task_type="CAUSAL_LM"
+    )
+    return peft.get_peft_model(model, config)
 
 
-def _require_same_settings(settings: FinetuneSettings, folder: Path) -> None:
-    """Check that a run in ``folder`` was begun with these settings, on the same text, norm and weights."""
-    file, fields = folder / SETTINGS, json.loads(json.dumps(dataclasses.asdict(settings)))
-    fields["contents"] = contents(settings.model, (settings.norm,), (settings.text, settings.eval_text, settings.fit))
-    if file.is_file():
-        before = json.loads(file.read_text())
-        way_out = "give the same settings to go on, or another --out"
-        if other := [name for name in fields if name != "contents" and before.get(name) != fields[name]]:
-            raise ConfigError(
-                f"{folder} holds a run with {other[0]} {before.get(other[0])!r}, got {fields[other[0]]!r}; {way_out}"
-            )
-        known = before.get("contents", {})
-        if other := [name for name, digest in fields["contents"].items() if known.get(name) != digest]:
-            raise ConfigError(f"{folder} holds a run from before {other[0]} changed; undo that, or give another --out")
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(fields, indent=2))
-    part.replace(file)
+def _require_same_run(settings: FinetuneSettings, folder: Path) -> None:
+    """Check that a run in ``folder`` was begun with these settings, on the same texts, norm and weights."""
+    digests = contents(settings.model, (settings.norm,), (settings.text, settings.eval_text, settings.fit))
+    now = dataclasses.asdict(settings) | {f"the content of {name}": digest for name, digest in digests.items()}
+    file = folder / SETTINGS
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(now, indent=2))
+        part.replace(file)
+    begun = json.loads(file.read_text())
+    if other := [name for name, value in now.items() if begun.get(name) != value]:
+        raise ConfigError(
+            f"{folder} holds a run with {other[0]} {begun.get(other[0])!r}, got {now[other[0]]!r}; "
+            "give the same to go on, or another --out"
+        )

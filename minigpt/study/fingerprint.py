@@ -31,30 +31,22 @@ def contents(model: str, code: Iterable[str | None], files: Iterable[str | None]
         code: norms and metrics, each as ``norms.foreign.locate`` takes it.
         files: each a path, or the name of a dataset, which has no digest.
     """
-    found = {f"model {model}": _of_checkpoint(model)}
+    place, wanted = locate(model), (*MODEL_FILES, *PICKLED_FILES)
+    folder = place if place.is_dir() else place.parent
+    weights = [file for file in folder.iterdir() if any(fnmatchcase(file.name, pattern) for pattern in wanted)]
+    if place.is_file():
+        weights = [place, *(file for file in weights if file.suffix == ".json")]
+    found = {f"model {model}": fingerprint({file.name: _digest(file) for file in weights})}
     for name in filter(None, code):
         if written := file_of(name) or source_file(located(name)):
             found[name] = _digest(Path(written))
-    for file in filter(None, files):
-        if Path(file).is_file():
-            found[file] = _digest(Path(file))
-    return found
+    return found | {file: _digest(Path(file)) for file in filter(None, files) if Path(file).is_file()}
 
 
 def versions() -> dict[str, str]:
     """Return the versions of minigpt and of the packages that figures depend on, as far as they are installed."""
     installed = {one.metadata["Name"].replace("-", "_"): one.version for one in importlib.metadata.distributions()}
     return {"minigpt": minigpt.__version__} | {name: installed[name] for name in PACKAGES if name in installed}
-
-
-def _of_checkpoint(model: str) -> str:
-    place = locate(model)
-    folder = place if place.is_dir() else place.parent
-    wanted = (*MODEL_FILES, *PICKLED_FILES)
-    files = {file for file in folder.iterdir() if any(fnmatchcase(file.name, pattern) for pattern in wanted)}
-    if place.is_file():
-        files = {file for file in files if file.suffix == ".json"} | {place}
-    return fingerprint({file.name: _digest(file) for file in files})
 
 
 def _digest(file: Path) -> str:

@@ -7,32 +7,18 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from minigpt.errors import GenerationError
 from minigpt.text_file import read_text
 from minigpt.tokenizer import Tokenizer
 
-_DATASET = re.compile(r"[\w.-]+/[\w.-]+(?::[\w.-]+)?")  # owner/name, or owner/name:split
+_DATASET = re.compile(r"[\w.-]+/[\w-]+(:[\w.-]+)?")  # owner/name, or owner/name:split
 
 
-class Blocks(Dataset[dict[str, Tensor]]):
-    """Rows of equal length, each with itself as labels."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows  # (N, T)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, place: int) -> dict[str, Tensor]:
-        return {"input_ids": self.rows[place], "labels": self.rows[place]}
-
-
-def blocks(source: str, tokenizer: Tokenizer, size: int) -> Blocks:
+def blocks(source: str, tokenizer: Tokenizer, size: int) -> list[dict[str, Tensor]]:
     """Return the texts of ``source``, one after another with an end of text between, cut into rows of ``size`` tokens.
 
-    What is left at the end is dropped, if there is a whole row before it.
+    Each row is its own labels. What is left at the end is dropped, if there is a whole row before it.
 
     Raises:
         GenerationError: if the source cannot be read, or has fewer than two tokens.
@@ -44,7 +30,8 @@ def blocks(source: str, tokenizer: Tokenizer, size: int) -> Blocks:
     size = min(size, len(ids))
     if size < 2:
         raise GenerationError(f"{source} has {len(ids)} tokens; training needs 2 or more")
-    return Blocks(torch.tensor(ids[: len(ids) // size * size]).view(-1, size))
+    rows = torch.tensor(ids[: len(ids) // size * size]).view(-1, size)
+    return [{"input_ids": row, "labels": row} for row in rows]
 
 
 def require_text(source: str) -> None:
@@ -53,19 +40,13 @@ def require_text(source: str) -> None:
     Raises:
         GenerationError: the message names it.
     """
-    if not Path(source).is_file() and not is_dataset(source):
+    if not Path(source).is_file() and not _DATASET.fullmatch(source):
         raise GenerationError(f"{source} is not a file, and not the owner/name of a Hugging Face dataset")
-
-
-def is_dataset(source: str) -> bool:
-    """True if ``source`` must be the name of a dataset."""
-    return not Path(source).exists() and not Path(source).suffix and bool(_DATASET.fullmatch(source))
 
 
 def texts(source: str) -> Iterator[str]:
     """Yield the texts of a file, of a .jsonl file's "text" fields, or of a dataset's "text" column."""
-    require_text(source)
-    if is_dataset(source):
+    if not Path(source).is_file():
         yield from _of_dataset(source)
     elif Path(source).suffix in (".jsonl", ".ndjson"):
         for number, line in enumerate(read_text(Path(source), GenerationError).splitlines(), 1):
@@ -86,13 +67,12 @@ def _of_line(line: str, where: str) -> str:
 
 
 def _of_dataset(source: str) -> Iterator[str]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise GenerationError(f"the dataset {source} needs datasets: pip install 'minigpt[hf]'") from error
     name, _, split = source.partition(":")
     try:
-        for row in datasets.load_dataset(name, split=split or "train"):
-            yield dict(row)["text"]
+        from datasets import load_dataset
+
+        yield from load_dataset(name, split=split or "train")["text"]
+    except ImportError as error:
+        raise GenerationError(f"the dataset {source} needs datasets: pip install 'minigpt[hf]'") from error
     except (OSError, ValueError, KeyError) as error:
         raise GenerationError(f"cannot read the dataset {name}: {str(error).splitlines()[0]}") from error

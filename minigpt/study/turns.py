@@ -1,6 +1,5 @@
 """A norm that another one replaces at its turn."""
 
-import logging
 import math
 from typing import Any
 
@@ -33,6 +32,7 @@ class Turn(nn.Module):
     """
 
     average: Tensor
+    after: Any
 
     def __init__(self, before: nn.Module, after: nn.Module) -> None:
         super().__init__()
@@ -44,10 +44,9 @@ class Turn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(self.after, FrozenLayerNorm) and self.after.calibration is None and x.shape[1] > 1:
-            is_due = self.turned or self.values_turned
-            if (self.training and not is_due) or self.average[:EOT].isnan().any():
+            if (self.training and not self.has_begun) or self.average[:EOT].isnan().any():
                 self.observe(x.detach())
-            if is_due:
+            if self.has_begun:
                 self.after.freeze(self.average[FIRST], self.average[USUAL])
         if self.turned != self.values_turned:
             self.values = self.replaced(x) if self.values_turned else self.before(x)
@@ -56,15 +55,24 @@ class Turn(nn.Module):
     def replaced(self, x: Tensor) -> Tensor:
         """Return the new norm's output. End-of-text tokens are divided by their own deviation if they have one."""
         y = self.after(x)
-        if self.ends is None or self.average[EOT].isnan() or not isinstance(self.after, FrozenLayerNorm):
+        if self.ends is None or self.average[EOT].isnan():
             return y
         scaled = (x - x.mean(-1, keepdim=True)) / self.average[EOT] * self.after.weight
         return torch.where(self.ends[..., None], scaled if self.after.bias is None else scaled + self.after.bias, y)
 
+    @property
+    def has_begun(self) -> bool:
+        """True if a part of the attention or more reads the new norm."""
+        return self.turned or self.values_turned
+
+    @property
+    def present(self) -> nn.Module:
+        """The norm whose output is this site's now."""
+        return self.after if self.turned else self.before
+
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
         """Move the running average towards the deviations of ``x`` (B, T, C)."""
-        assert isinstance(self.after, FrozenLayerNorm)
         deviation = self.after.deviation(x.float()).squeeze(-1)  # (B, T)
         usual, ends = deviation[:, 1:], deviation.new_empty(0)
         if self.ends is not None:
@@ -113,36 +121,30 @@ class Turns:
         Args:
             fits: False if the new norms' values come from a checkpoint.
         """
-        due = {site_of(name): None for name, start in self.schedule.steps.items() if step >= start}
-        due = [site for site in due if not (self.of[site].turned or self.of[site].values_turned)]
+        called = [name for name, start in self.schedule.steps.items() if step >= start]
+        due = [site for site in dict.fromkeys(map(site_of, called)) if not self.of[site].has_begun]
         if due and fits and self.rows is not None:
             self._fit(due, self.rows)
-        for name, start in self.schedule.steps.items():
+        for name in called:
             turn = self.of[site_of(name)]
-            for flag, suffix in (("turned", ".v"), ("values_turned", ".qk")):
-                if step >= start and not name.endswith(suffix) and not getattr(turn, flag):
-                    setattr(turn, flag, True)
-                    logging.getLogger("minigpt").info("step %d: %s is swapped", step, name)
+            turn.turned |= not name.endswith(".v")
+            turn.values_turned |= not name.endswith(".qk")
         merges = self.schedule.merges
         self.ends_apart = step < merges.get("eot", 0)
         for turn in self.of.values():
             if not self.ends_apart:
                 turn.ends = None
-            if step >= merges.get("first", math.inf) and isinstance(turn.after, FrozenLayerNorm):
-                calibration = turn.after.calibration
-                if calibration is not None:
-                    turn.after.freeze(calibration[0], calibration[0])
+            if step >= merges.get("first", math.inf) and getattr(turn.after, "calibration", None) is not None:
+                usual = turn.after.calibration[0]
+                turn.after.freeze(usual, usual)
 
     def _fit(self, sites: list[str], rows: Tensor) -> None:
         """Fit the new norms at ``sites`` to the old ones, in the model as it is at this step."""
         for site in sites:
             self.body.set_submodule(site, self.of[site].after)
-        try:
-            rows = rows.to(self.body.wte.weight.device)
-            fit_to(self.body, rows, {site: self.of[site].before for site in sites})
-        finally:
-            for site in sites:
-                self.body.set_submodule(site, self.of[site])
+        fit_to(self.body, rows.to(self.body.wte.weight.device), {site: self.of[site].before for site in sites})
+        for site in sites:
+            self.body.set_submodule(site, self.of[site])
 
     def _mark(self, _: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         if self.ends_apart:

@@ -57,7 +57,7 @@ settings = FinetuneSettings(text=text, steps=steps, batch_size=rows, save_steps=
 train = blocks(text, minigpt.Tokenizer.from_pretrained(folder), block)
 trainer = transformers.Trainer(
     model=transformers.GPT2LMHeadModel.from_pretrained(folder, dtype="float32"),
-    args=arguments(settings, out, False), train_dataset=train, callbacks=[Mark()],
+    args=arguments(settings, out), train_dataset=train, callbacks=[Mark()],
 )
 trainer.train()
 """

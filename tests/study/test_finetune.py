@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import minigpt
 from minigpt import ConfigError, NormError
 from minigpt.study import FinetuneSettings, finetune, parse_schedule
-from minigpt.study.finetune import as_minigpt, checked_schedule, load, require_trainable
+from minigpt.study.finetune import as_minigpt, checked_schedule, load
 from minigpt.study.turns import Turns
 
 TEXT = "The old sailor told Mara a tale of the sea. One morning the bell rang and nobody came. " * 60
@@ -96,22 +96,17 @@ def test_distilling_trains_towards_the_original_and_norms_alone_if_asked(place: 
         ({"schedule": "ln_f@2"}, "schedule needs a norm to swap in"),
         ({"train": "some"}, "train must be 'all' or 'norms', got 'some'"),
         ({"train": "norms", "lora": 2}, "give one of the two"),
-        ({"residual_loss": -1.0}, "residual_loss must be 0 or a positive number, got -1.0"),
-        ({"learning_rate": "high"}, "learning_rate must be 0 or a positive number, got 'high'"),
-        ({"distill": "no"}, "distill must be true or false, got 'no'"),
+        ({"residual_loss": -1.0}, "residual_loss must be 0 or more, got -1.0"),
+        ({"learning_rate": "high"}, r"learning_rate must be of type float \| int, got 'high'"),
+        ({"distill": "no"}, "distill must be of type bool, got 'no'"),
     ],
 )
 def test_settings_that_do_not_fit_together(given: dict[str, str | int | float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        require_trainable(FinetuneSettings("text.txt", 3, **given))  # type: ignore[arg-type]
+        checked_schedule(FinetuneSettings("text.txt", 3, **given))  # type: ignore[arg-type]
 
 
 def test_a_schedule_must_swap_one_of_the_sites() -> None:
     """Or the run would be the baseline under the norm's name."""
     with pytest.raises(NormError, match="no stage swaps a site of 'ln_f'"):
-        checked_schedule(FinetuneSettings("text.txt", 3, norm="rms", schedule="h.*.ln_1@1", sites="ln_f"))
-
-
-def test_adapters_beside_frozen_norms_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    require_trainable(FinetuneSettings(__file__, 3, norm="frozen", lora=64))
-    assert caplog.messages == ["adapters of rank 64 may not recover what frozen norms cost; all weights recover more"]
+        checked_schedule(FinetuneSettings(__file__, 3, norm="rms", schedule="h.*.ln_1@1", sites="ln_f"))
