@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 import minigpt
 from minigpt.checkpoint import formats
 from minigpt.generation import processors
+from minigpt.generation.values import Rule
 from minigpt.norms import registry
 
 PACKAGE = Path(minigpt.__file__).parent
@@ -64,7 +65,7 @@ def test_to_add_a_processor(package: Path) -> None:
 def test_a_processor_of_a_users_own_file_needs_no_line_at_all() -> None:
     before = dict(processors.PROCESSORS)
 
-    @processors.processor(order=95, accepts=lambda value: value is True, requirement="be True", shapes_draw=True)
+    @processors.processor(order=95, rule=Rule(lambda value: value is True, "be True"), shapes_draw=True)
     def odd_only(logits: torch.Tensor, _: bool, __: processors.Situation) -> torch.Tensor:
         return logits.index_fill(-1, torch.arange(0, logits.shape[-1], 2), -torch.inf)
 

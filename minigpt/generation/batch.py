@@ -9,20 +9,17 @@ import time
 from collections.abc import Container, Iterator, Sequence
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from minigpt.engine import GPT2
 from minigpt.engine.kernel import step_of
 from minigpt.errors import GenerationError
 from minigpt.generation.any_length import of_any_length
-from minigpt.generation.choosing import next_logits, next_tokens, without_unused_ids
+from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.drafts import Drafts
-from minigpt.generation.reading import Reading, readings
+from minigpt.generation.reading import readings
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.slots import Slots
-from minigpt.model.cache import KVCache
 
 OVERHEAD = {"cpu": 32, "cuda": 1024}  # a forward takes as long as reading so many more tokens
 WASTE = 32  # unused columns from which on it pays to move all rows to the left
@@ -64,7 +61,8 @@ class Batch:
             self.slots = Slots(model.new_cache(places, longest))
         self.kernel = step_of(model) if settings.use_cache else None
         self.drafts = Drafts(model, settings) if settings.draft or settings.prompt_lookup_num_tokens else None
-        self.drafted: list[int] = []  # what the last step read after the last token of the only row
+        self.drafted: list[int] | None = None  # what the last step read after the last token of the only row
+        self.seconds = 0.0, 0.0  # that the draft and its step took
         self.logits = torch.empty(0, model.config.vocab_size)  # (B, V) of each row's next token
 
     @property
@@ -78,7 +76,12 @@ class Batch:
         windows = {row: self._window(row) for row in rows}
         overhead = OVERHEAD["cuda" if self.device.type == "cuda" else "cpu"]
         for reading in readings(windows, overhead, self.device):
-            logits = self._read_texts(reading)[reading.of_row]
+            cache = self.model.new_cache(*reading.ids.shape) if self.settings.use_cache else None
+            hidden = self.model.hidden_states(reading.ids, reading.mask, cache=cache)[:, -1:]  # (texts, 1, C)
+            logits = next_logits(self.model, self.model.head(hidden)[:, 0])[reading.of_row]
+            if cache is not None:
+                self.slots.trim(WASTE)
+                self.slots.join(cache, reading.of_row, reading.starts)
             self.logits = torch.cat([self.logits, logits]) if self.rows else logits
             self.rows += reading.rows
 
@@ -86,12 +89,12 @@ class Batch:
     def choose(self) -> list[Row]:
         """Add a token to every row, or several to a row with a draft; return the rows. Ended rows leave the batch."""
         chosen = list(self.rows)
-        if self.drafted:
+        if self.drafted is not None:
             self._choose_drafted(*chosen)
         else:
             for row, token in zip(chosen, self._next_tokens(), strict=True):
                 row.push(token)
-        self._leave([place for place, row in enumerate(self.rows) if row.end])
+        self.drop([row for row in chosen if row.end])
         return chosen
 
     @torch.inference_mode()
@@ -115,49 +118,49 @@ class Batch:
         self.join([*again, *new])
 
     def drop(self, rows: Container[Row]) -> None:
-        """Remove rows before they have ended. Call it between ``choose`` and ``read``."""
+        """Remove rows. Call it between ``choose`` and ``read``."""
         self._leave([place for place, row in enumerate(self.rows) if row in rows])
 
     def _next_tokens(self) -> list[int]:
         return next_tokens(self.logits, self.rows)
 
     def _read_last(self) -> None:
-        count, slots = len(self.rows), self.slots
-        ids = [[row.ids[-1], *self.drafted] for row in self.rows]  # there is a draft for a single row only
+        ids = [[row.ids[-1], *(self.drafted or ())] for row in self.rows]  # there is a draft for a single row only
+        slots, count, new = self.slots, len(ids), len(ids[0])
         if self.kernel is None:
             hidden = self.model.hidden_states(torch.tensor(ids, device=self.device), cache=slots)  # (B, T, C)
-            self.logits = next_logits(self.model, self.model.head(hidden).flatten(0, 1))
-            return
-        new, length = len(ids[0]), slots.length
-        tokens = [token for few in ids for token in few]
-        places = [place for place in range(count) for _ in range(new)]
-        starts = [slots.starts[place] for place in places]
-        logits = self.kernel(tokens, places, starts, [*range(length, length + new)] * count, slots.store)
-        slots.resize(length + new)
-        self.logits = without_unused_ids(logits, self.model.config.used_vocab_size)
+            logits = self.model.head(hidden).flatten(0, 1)
+        else:
+            tokens = [token for few in ids for token in few]
+            places = [place for place in range(count) for _ in range(new)]
+            starts = [slots.starts[place] for place in places]
+            columns = [*range(slots.length, slots.length + new)] * count
+            logits = self.kernel(tokens, places, starts, columns, slots.store)
+            slots.resize(slots.length + new)
+        self.logits = next_logits(self.model, logits)
 
     def _read_draft(self, row: Row) -> None:
         """Read the row's last token, and a guess of those that follow it."""
         assert self.drafts is not None
         seen = self.slots.length - self.slots.starts[0]
         room = min(row.left, self.context - seen, self.slots.max_length - self.slots.length)
-        self.drafted = self.drafts.guess(row, room - 1, self.slots)
         begun = time.perf_counter()
+        self.drafted = self.drafts.guess(row, room - 1, self.slots)
+        drafted = time.perf_counter()
         self._read_last()
-        self.drafts.read(time.perf_counter() - begun)
+        self.seconds = drafted - begun, time.perf_counter() - drafted
 
     def _choose_drafted(self, row: Row) -> None:
         """Add the tokens of the draft that are right, and the one after them."""
         assert self.drafts is not None
-        drafted, self.drafted = self.drafted, []
-        right = 0
+        drafted, self.drafted, right = self.drafted or [], None, 0
         for logits in self.logits.split(1):  # each (1, V)
             row.push(*next_tokens(logits, [row]))
             if row.end or right == len(drafted) or row.ids[-1] != drafted[right]:
                 break
             right += 1
         self.slots.resize(self.slots.length - len(drafted) + right)
-        self.drafts.learn(row, len(drafted), right)
+        self.drafts.learn(row, len(drafted), right, *self.seconds)
 
     def _window(self, row: Row) -> list[int]:
         """Return the tokens that the row's next token sees: all, or a window of the last ones if there are too many.
@@ -169,23 +172,6 @@ class Batch:
         least = max(1, self.context - row.settings.slide_stride + 1)
         since = len(row.ids) - max(row.prompt_length, self.context + 1)  # tokens since the text became too long
         return row.ids[-(least + since % (self.context - least + 1)) :]
-
-    def _read_texts(self, reading: Reading) -> Float[Tensor, "texts vocab"]:
-        """Read whole texts into the cache, and return the logits after each."""
-        ids, mask = reading.ids, reading.mask
-        if not self.settings.use_cache:
-            return last_logits(self.model, ids, mask, None)
-        if self.rows:
-            aside = self.model.new_cache(*ids.shape)
-            logits = last_logits(self.model, ids, mask, aside)
-            self.slots.trim(WASTE)
-            self.slots.join(aside, reading.of_row, reading.starts)
-            return logits
-        self.slots.read_into(reading.starts)  # the cache is empty, so no copy is needed
-        logits = last_logits(self.model, ids, mask, self.slots)
-        if reading.of_row != list(range(len(ids))):
-            self.slots.repeat(reading.of_row)
-        return logits
 
     def _leave(self, places: list[int]) -> list[Row]:
         """Remove the rows at these places, and return them; the last row moves to a free place."""
@@ -208,11 +194,3 @@ def write(batch: Batch, rows: list[Row]) -> Iterator[Row]:
     while batch.rows:
         yield from batch.choose()
         batch.read(list(itertools.islice(waiting, batch.places - len(batch.rows))))
-
-
-def last_logits(
-    model: GPT2, input_ids: Tensor, attention_mask: Tensor | None, cache: KVCache | None
-) -> Float[Tensor, "batch vocab"]:
-    """Return logits (B, V) of the last token only, since the head is the widest product of all."""
-    hidden = model.hidden_states(input_ids, attention_mask, cache=cache)  # (B, T, C)
-    return next_logits(model, model.head(hidden[:, -1:])[:, 0])

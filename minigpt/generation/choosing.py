@@ -23,15 +23,11 @@ BLOCK = 256  # scores whose maximum is computed at once
 
 def next_logits(model: GPT2, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
     """Return logits in float32, with -inf for ids that are padding of the vocabulary."""
-    return without_unused_ids(logits.float(), model.config.used_vocab_size)
-
-
-def without_unused_ids(logits: Float[Tensor, "rows vocab"], used_vocab_size: int | None) -> Float[Tensor, "rows vocab"]:
-    """Return the logits with -inf for every id from ``used_vocab_size`` on; None changes nothing."""
-    if used_vocab_size is None:
-        return logits
-    unused = torch.arange(logits.shape[-1], device=logits.device) >= used_vocab_size  # (V,)
-    return logits.masked_fill(unused, -torch.inf)
+    used = model.config.used_vocab_size
+    if used is None:
+        return logits.float()
+    unused = torch.arange(logits.shape[-1], device=logits.device) >= used  # (V,)
+    return logits.float().masked_fill(unused, -torch.inf)
 
 
 def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], *, keeps: bool = True) -> list[int]:
@@ -62,10 +58,9 @@ def _next_tokens_alike(
     if largest.isnan().any():  # NaN is larger than any number
         raise GenerationError(NOT_A_NUMBER)
     scores = _scores(logits, rows, settings)  # (B, V)
-    excludes = settings.depends_on_row or settings.suppress_tokens
-    if scores is not logits and (excludes or settings.samples):
+    if scores is not logits:
         largest = scores.amax(-1)
-    if excludes and (largest == -torch.inf).any():
+    if settings.changes_logits and (largest == -torch.inf).any():
         raise GenerationError(NO_TOKEN_LEFT)
     if settings.samples:
         if largest.isinf().any():
@@ -75,7 +70,11 @@ def _next_tokens_alike(
     else:
         tokens = likeliest(scores).tolist()
     if keeps and (settings.output_scores or settings.output_logprobs):
-        _keep(scores, tokens, rows, settings)
+        logprobs = scores.log_softmax(-1)  # (B, V)
+        for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            row.logprobs.append(float(logprobs[i, token]))
+            if settings.output_scores:
+                row.scores.append(scores[i])
     return tokens
 
 
@@ -104,17 +103,8 @@ def drawn(scores: Float[Tensor, "batch vocab"], chances: Float[Tensor, " batch"]
 def _scores(logits: Tensor, rows: list[Row], settings: GenerationSettings) -> Tensor:
     if not settings.depends_on_row:
         return warp_by(logits, Situation(settings, torch.empty(0, 0), 0, rows[0].end_ids))
-    return torch.cat([_scores_of(logits[i : i + 1], row, settings) for i, row in enumerate(rows)])
-
-
-def _scores_of(logits: Tensor, row: Row, settings: GenerationSettings) -> Tensor:
-    ids = torch.tensor([row.ids], device=logits.device)  # (1, T)
-    return warp_by(logits, Situation(settings, ids, row.prompt_length, row.end_ids))
-
-
-def _keep(scores: Tensor, tokens: list[int], rows: list[Row], settings: GenerationSettings) -> None:
-    logprobs = scores.log_softmax(-1)  # (B, V)
-    for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-        row.logprobs.append(float(logprobs[i, token]))
-        if settings.output_scores:
-            row.scores.append(scores[i])
+    situations = [
+        Situation(settings, torch.tensor([row.ids], device=logits.device), row.prompt_length, row.end_ids)
+        for row in rows
+    ]
+    return torch.cat([warp_by(own, at) for own, at in zip(logits.split(1), situations, strict=True)])

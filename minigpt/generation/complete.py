@@ -5,15 +5,12 @@ from collections.abc import Container, Iterator, Sequence
 from numbers import Integral
 from typing import Unpack
 
-import torch
-
 from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
-from minigpt.generation.decode import rows_of_prompt, write_rows
-from minigpt.generation.prompts import prompt_ids, require_codec, require_room, require_writer
+from minigpt.generation.decode import rows_of, write_rows
+from minigpt.generation.prompts import prompt_ids, require_codec, require_fits
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, TextSettings, parse_settings
-from minigpt.model.checks import check_known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +85,6 @@ def complete(
         raise GenerationError(f"batch_size must be 1 or more, not {batch_size!r}")
     if chosen.output_scores:
         raise GenerationError("output_scores is for generate; use output_logprobs here")
-    require_writer(model, chosen)
     require_codec(tokenizer)
     if not isinstance(prompts, Sequence) or isinstance(prompts, str):
         raise GenerationError(f"prompts must be a list of texts, not of type {type(prompts).__name__}")
@@ -117,11 +113,11 @@ def _rows(model: GPT2, tokenizer: TextCodec, number: int, prompt: object, settin
     try:
         chosen = settings.replace(**own) if own else settings
         ids = prompt_ids(tokenizer, given.text)
-        check_known(torch.tensor([ids], device="cpu"), model.config.vocab_size)
-        require_room(model, len(ids), chosen.max_new_tokens, settings.overflow)
+        require_fits(model, [ids], chosen)
     except GenerationError as error:
         raise GenerationError(f"{given.origin or f'prompt {number}'}: {error}") from error
-    seed = chosen.seed
-    if seed is not None and given.seed is None:
-        seed += number * settings.num_return_sequences
-    return rows_of_prompt(model, number, ids, chosen, tokenizer, seed)
+    rows = rows_of(model, [ids], chosen, tokenizer, number)
+    if given.seed is not None:
+        for row in rows:
+            row.seed = given.seed + row.number
+    return rows

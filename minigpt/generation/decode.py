@@ -95,13 +95,11 @@ def generate(
             or has an id outside the vocabulary. Later, if the logits are NaN or the settings exclude every token.
     """
     chosen = GenerationSettings(**settings)
-    if chosen.stop_texts and tokenizer is None:
-        raise GenerationError("stop needs a tokenizer as well, which decodes the new tokens")
-    if chosen.stop_texts:
+    if chosen.stop:
         require_codec(tokenizer)
-    require_fits(model, input_ids, attention_mask, chosen)
     prompts = without_padding(input_ids, attention_mask)
-    rows = rows_of(model, prompts, chosen, tokenizer if chosen.stop_texts else None)
+    require_fits(model, prompts, chosen)
+    rows = rows_of(model, prompts, chosen, tokenizer if chosen.stop else None)
     for _ in write_rows(model, rows, chosen, len(rows)):
         pass
     ids = [row.new_ids for row in rows]
@@ -126,44 +124,29 @@ def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Unpack[Te
     chosen = parse_settings(**settings)
     if more := more_than_one_text(vars(chosen)):
         raise GenerationError("; ".join(more.values()))
-    ids = prompt_ids(tokenizer, prompt)
-    require_fits(model, torch.tensor([ids], device="cpu"), None, chosen)
-    rows = rows_of(model, [ids], chosen, tokenizer)
+    prompts = [prompt_ids(tokenizer, prompt)]
+    require_fits(model, prompts, chosen)
+    rows = rows_of(model, prompts, chosen, tokenizer)
     return (piece for row in write_rows(model, rows, chosen, 1) if (piece := row.take_text()))
 
 
 def rows_of(
-    model: GPT2, prompts: list[list[int]], settings: GenerationSettings, tokenizer: TextCodec | None
-) -> list[Row]:
-    """Return the rows to write: num_return_sequences for each prompt, each with its own seed."""
-    copies = settings.num_return_sequences
-    return [
-        row
-        for prompt, ids in enumerate(prompts)
-        for row in rows_of_prompt(
-            model, prompt, ids, settings, tokenizer,
-            None if settings.seed is None else settings.seed + prompt * copies,
-        )
-    ]  # fmt: skip
-
-
-def rows_of_prompt(
     model: GPT2,
-    prompt: int,
-    ids: list[int],
+    prompts: list[list[int]],
     settings: GenerationSettings,
-    tokenizer: TextCodec | None,
-    seed: int | None,
+    tokenizer: TextCodec | None = None,
+    first: int = 0,
 ) -> list[Row]:
-    """Return the rows to write for one prompt; ``seed`` is that of the first."""
-    ends = settings.end_ids(model.config)
-    return [
-        Row(
-            prompt, copy, list(ids), settings.max_new_tokens, settings, ends,
-            None if seed is None else seed + copy, tokenizer,
-        )
-        for copy in range(settings.num_return_sequences)
-    ]  # fmt: skip
+    """Return the rows to write: num_return_sequences for each prompt, each with its own seed.
+
+    ``first`` is the number of the first prompt.
+    """
+    ends, copies, rows = settings.end_ids(model.config), settings.num_return_sequences, []
+    for prompt, ids in enumerate(prompts, first):
+        for copy in range(copies):
+            seed = None if settings.seed is None else settings.seed + prompt * copies + copy
+            rows.append(Row(list(ids), settings, ends, tokenizer, prompt, copy, seed))
+    return rows
 
 
 def write_rows(model: GPT2, rows: list[Row], settings: GenerationSettings, places: int) -> Iterator[Row]:
@@ -173,9 +156,8 @@ def write_rows(model: GPT2, rows: list[Row], settings: GenerationSettings, place
     """
     places, new = min(places, len(rows)), max(row.left for row in rows)
     # the model never reads the last new token
-    longest = max(len(row.ids) for row in rows) + max(row.max_new_tokens for row in rows) - 1
-    room = min(model.config.n_positions, longest)
-    room += WASTE * (places > 1)
+    longest = max(len(row.ids) for row in rows) + max(row.settings.max_new_tokens for row in rows) - 1
+    room = min(model.config.n_positions, longest) + WASTE * (places > 1)
     static = (
         new >= WORTH_A_GRAPH and not settings.drafts and is_static(model, settings) and graph_holds(model, places, room)
     )

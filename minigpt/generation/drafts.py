@@ -6,14 +6,13 @@ the model's own logits, with the row's own random number, so the text is the sam
 of the draft saves a step; a wrong one wastes its part of one.
 """
 
-import time
 from collections import deque
 from statistics import median_low
 
 from minigpt.engine import GPT2
 from minigpt.engine.int8 import drafter_of
 from minigpt.errors import GenerationError
-from minigpt.generation.choosing import next_tokens, without_unused_ids
+from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.slots import Slots
@@ -109,37 +108,25 @@ class Drafts:
     """
 
     def __init__(self, model: GPT2, settings: GenerationSettings) -> None:
-        self.copied, self.used_vocab_size = settings.prompt_lookup_num_tokens or 0, model.config.used_vocab_size
+        self.model, self.copied = model, settings.prompt_lookup_num_tokens or 0
         self.int8 = drafter_of(model) if settings.draft == "int8" else None
         self.pace, self.lookup = Pace(), Lookup()
         self.row: Row | None = None
         self.is_written = False  # whether the last draft is the int8 form's
-        self.drafted: list[int] = []
-        self.drafting = self.reading = 0.0  # seconds that the draft and its step took
 
     def guess(self, row: Row, most: int, slots: Slots) -> list[int]:
         """Return up to ``most`` tokens that may follow the only row in the cache."""
         if row is not self.row:
             self.row, self.lookup = row, Lookup()
-        drafted: list[int] = self.lookup.draft(row.ids, min(self.copied, most)) if self.copied else []
-        self.is_written = not drafted and self.int8 is not None
-        begun = time.perf_counter()
-        if self.is_written:
-            drafted = self._written(row, min(self.pace.length(), most), slots)
-        self.drafting, self.drafted = time.perf_counter() - begun, drafted
-        return drafted
+        copied = self.lookup.draft(row.ids, min(self.copied, most)) if self.copied else []
+        self.is_written = not copied and self.int8 is not None
+        return self._written(row, min(self.pace.length(), most), slots) if self.is_written else copied
 
-    def read(self, seconds: float) -> None:
-        """Note how long the step after ``guess`` took."""
-        self.reading = seconds
-        if self.is_written and not self.drafted:
-            self.pace.learn(0, 0, 0, seconds)
-
-    def learn(self, row: Row, drafted: int, right: int) -> None:
-        """Note how many tokens of a draft were right."""
+    def learn(self, row: Row, drafted: int, right: int, drafting: float, reading: float) -> None:
+        """Note how many tokens of a draft were right, and the seconds that the draft and its step took."""
         row.drafted, row.accepted = row.drafted + drafted, row.accepted + right
         if self.is_written:
-            self.pace.learn(drafted, right, self.drafting, self.reading)
+            self.pace.learn(drafted, right, drafting, reading)
 
     def _written(self, row: Row, count: int, slots: Slots) -> list[int]:
         """Return the tokens that the row would add if the int8 form were the model, with the row's random numbers."""
@@ -148,7 +135,7 @@ class Drafts:
         try:
             for column in range(slots.length, slots.length + count):
                 logits = self.int8(row.ids[-1:], [0], slots.starts, [column], slots.store)  # (1, V)
-                row.ids += next_tokens(without_unused_ids(logits, self.used_vocab_size), [row], keeps=False)
+                row.ids += next_tokens(next_logits(self.model, logits), [row], keeps=False)
                 if row.ids[-1] in row.end_ids:
                     break
         except GenerationError:  # the model itself says whether no token can be chosen

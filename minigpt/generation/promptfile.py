@@ -12,8 +12,6 @@ import codecs
 import fcntl
 import hashlib
 import json
-import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -21,7 +19,6 @@ from typing import Any, BinaryIO, NamedTuple
 from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
 from minigpt.generation.complete import Completion, Prompt
-from minigpt.generation.settings import RANGES
 from minigpt.json_file import parse_object
 from minigpt.text_file import not_utf8
 
@@ -51,32 +48,20 @@ def read_prompts(file: str | Path) -> list[PromptLine]:
     if not lines:
         raise GenerationError(f"{file} has no prompt; write one on each line")
     is_json = str(file).endswith(".jsonl") or next(iter(lines.values())).lstrip().startswith(b"{")
-    return [
-        (_from_json if is_json else _from_text)(number, line, f"{file}, line {number}")
-        for number, line in lines.items()
-    ]
+    return [_parsed(number, line, f"{file}, line {number}", is_json) for number, line in lines.items()]
 
 
-def _from_text(number: int, line: bytes, origin: str) -> PromptLine:
+def _parsed(number: int, line: bytes, origin: str, is_json: bool) -> PromptLine:
     try:
-        return PromptLine(number, None, Prompt(line.decode("utf-8"), origin=origin))
+        fields = parse_object(line) if is_json else {"prompt": line.decode("utf-8")}
     except UnicodeDecodeError as error:
         raise GenerationError(not_utf8(origin, error)) from error
-
-
-def _from_json(number: int, line: bytes, origin: str) -> PromptLine:
-    try:
-        fields = parse_object(line)
     except (ValueError, TypeError) as error:
         raise GenerationError(f'{origin}: not a JSON object ({error}); write {{"prompt": ...}} on each line') from error
     if not isinstance(fields.get("prompt"), str):
         raise GenerationError(f'{origin}: "prompt" must be a text')
     if unknown := sorted(fields.keys() - set(FIELDS)):
         raise GenerationError(f"{origin}: unknown {', '.join(unknown)}; known are {', '.join(FIELDS)}")
-    for name in ("max_new_tokens", "seed"):
-        fits, requirement = RANGES[name]
-        if fields.get(name) is not None and not fits(fields[name]):
-            raise GenerationError(f"{origin}: {name} must {requirement}, not {fields[name]!r}")
     prompt = Prompt(fields["prompt"], fields.get("max_new_tokens"), fields.get("seed"), origin)
     return PromptLine(number, fields.get("id"), prompt)
 
@@ -115,15 +100,11 @@ class ResultFile:
             self._file: BinaryIO = open(file, "a+b", buffering=0)  # noqa: SIM115  (closed by __exit__)
         except OSError as error:
             raise GenerationError(f"cannot write {file}: {error.strerror}") from error
-        try:
-            if self._is_regular():  # a pipe or a device has no earlier results
-                self._read_earlier_results()
-        except BaseException:
-            self._file.close()
-            raise
+        if self.path.is_file():  # a pipe or a device has no earlier results
+            self._read_earlier_results()
 
     def add(self, line: PromptLine, result: Completion) -> None:
-        """Write a result, whole or not at all.
+        """Write a result.
 
         Raises:
             GenerationError: if the disk is full; earlier results are kept.
@@ -132,7 +113,15 @@ class ResultFile:
         fields |= {"id": line.id} if line.id is not None else {}
         fields |= {"prompt": line.prompt.text, "text": result.text, "end": result.end, "tokens": len(result.ids)}
         fields |= {"logprobs": result.logprobs} if result.logprobs is not None else {}
-        self._write(json.dumps(fields, ensure_ascii=False).encode() + b"\n")
+        data = json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise GenerationError(
+                f"cannot write {self.path}: {error.strerror}; the {len(self.done)} results before are kept, "
+                "and the same command goes on from there"
+            ) from error
         self.done.add((line.line, result.number))
 
     def __enter__(self) -> "ResultFile":
@@ -141,53 +130,22 @@ class ResultFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def _write(self, data: bytes) -> None:
-        before = os.fstat(self._file.fileno()).st_size
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            if self._is_regular():
-                self._file.truncate(before)
-            raise GenerationError(
-                f"cannot write {self.path}: {error.strerror}; the {len(self.done)} results before are kept, "
-                "and the same command goes on from there"
-            ) from error
-
-    def _is_regular(self) -> bool:
-        return stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
-
     def _read_earlier_results(self) -> None:
+        """Read the places of the results; remove the start of one that was cut short."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise GenerationError(f"another run is writing {self.path}") from error
         self._file.seek(0)
         *lines, rest = self._file.read().split(b"\n")
-        self.done = {self._place_of(number, line) for number, line in enumerate(lines, start=1)}
-        if rest:
-            self._remove_cut_line(rest, len(lines) + 1)
-
-    def _place_of(self, number: int, line: bytes) -> tuple[int, int]:
-        """Return the (line, number) of a result of this run."""
-        try:
-            fields = json.loads(line)
-            run, place = fields["run"], (int(fields["line"]), int(fields["number"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._not_ours(number) from error
-        if run != self.run:
-            raise GenerationError(
-                f"{self.path} has results of another run, of other prompts, settings or weights; give another --out"
-            )
-        return place
-
-    def _remove_cut_line(self, rest: bytes, number: int) -> None:
-        """Remove the start of a result that was cut short."""
         start = json.dumps({"run": self.run})[:-1].encode()
-        if not (rest.startswith(start) or start.startswith(rest)):
-            raise self._not_ours(number)
-        self._file.truncate(os.fstat(self._file.fileno()).st_size - len(rest))
-        self.note = f"line {number} of {self.path} was cut short; its text is written again"
-
-    def _not_ours(self, number: int) -> GenerationError:
-        return GenerationError(f"{self.path}, line {number}: not a result of this command; give another --out")
+        if not (all(line.startswith(start) for line in lines) and rest[: len(start)] == start[: len(rest)]):
+            raise GenerationError(
+                f"{self.path} has lines that are not of this run; another run, of other prompts, settings or weights, "
+                "needs another --out"
+            )
+        results = map(json.loads, lines)
+        self.done = {(result["line"], result["number"]) for result in results}
+        if rest:
+            self._file.truncate(self._file.tell() - len(rest))
+            self.note = f"line {len(lines) + 1} of {self.path} was cut short; its text is written again"

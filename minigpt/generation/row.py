@@ -28,30 +28,27 @@ class Row:
     """A prompt and the tokens added to it.
 
     Attributes:
+        ids: the prompt's tokens and the new ones.
+        settings: how its tokens are chosen, and what ends its text.
+        end_ids: the tokens that end it.
+        tokenizer: None if its text is not needed.
         prompt: number of the prompt.
         number: number of this text among the texts of the prompt.
-        ids: the prompt's tokens and the new ones.
-        prompt_length: number of tokens of the prompt.
-        max_new_tokens: number of tokens to add at most.
-        settings: how its tokens are chosen, and the stop strings that end its text.
-        end_ids: the tokens that end it.
         seed: seed of its random numbers; None takes one from the system.
-        tokenizer: None if its text is not needed.
-        text: decodes the new tokens.
+        prompt_length: number of tokens of the prompt.
+        end: the reason why it is finished: "eos", "stop" or "length"; None before.
         may_draft: whether several tokens may be added in a step.
         drafted, accepted: number of tokens that were drafted, and of those that were right.
         scores, logprobs: of each new token, (V,) and a number, if the settings ask for them.
-        end: the reason why it is finished: "eos", "stop" or "length"; None before.
     """
 
-    prompt: int
-    number: int
     ids: list[int]
-    max_new_tokens: int
     settings: GenerationSettings
-    end_ids: tuple[int, ...]
-    seed: int | None = None
+    end_ids: tuple[int, ...] = ()
     tokenizer: TextCodec | None = None
+    prompt: int = 0
+    number: int = 0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.ids)
@@ -60,7 +57,7 @@ class Row:
         self.drafted = self.accepted = 0
         self.scores: list[Tensor] = []  # each (V,)
         self.logprobs: list[float] = []
-        self.text = TextAssembler(self.settings.stop_texts)
+        self._text = TextAssembler(self.settings.stop)
         self._unread = ""
         self._drawn = NOTHING
 
@@ -71,6 +68,11 @@ class Row:
     @property
     def new_ids(self) -> list[int]:
         return self.ids[self.prompt_length :]
+
+    @property
+    def left(self) -> int:
+        """Number of tokens that may still be added."""
+        return self.settings.max_new_tokens - (len(self.ids) - self.prompt_length)
 
     def chances(self, count: int) -> Float[Tensor, " count"]:
         """Return the random numbers of its next ``count`` tokens, uniform in [0, 1).
@@ -87,16 +89,7 @@ class Row:
     @cached_property
     def _generator(self) -> torch.Generator:
         generator = torch.Generator("cpu")
-        if self.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(int(self.seed))
-        return generator
-
-    @property
-    def left(self) -> int:
-        """Number of tokens that may still be added."""
-        return self.max_new_tokens - (len(self.ids) - self.prompt_length)
+        return generator.manual_seed(generator.seed() if self.seed is None else int(self.seed))
 
     def push(self, token: int) -> None:
         """Add a token, and set ``end`` if it ends the row."""
@@ -104,12 +97,12 @@ class Row:
         if token in self.end_ids:
             self.end = "eos"
         elif self.tokenizer is not None:
-            self._unread += self.text.add(self.tokenizer.decode_bytes([token]))
-            self.end = "stop" if self.text.stopped else None
+            self._unread += self._text.add(self.tokenizer.decode_bytes([token]))
+            self.end = "stop" if self._text.stopped else None
         if self.end is None and not self.left:
             self.end = "length"
         if self.end is not None:
-            self._unread += self.text.add(b"", final=True)
+            self._unread += self._text.add(b"", final=True)
 
     def take_text(self) -> str:
         """Return the text that became ready since the last call: whole characters, no part of a stop string."""

@@ -5,13 +5,14 @@ holds their values at run time and checks them. The settings that change logits 
 """
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Literal, TypedDict, Unpack
 
 from minigpt.config import GPT2Config
 from minigpt.errors import GenerationError
 from minigpt.generation.processors import PROCESSORS
-from minigpt.generation.values import at_least, is_flag, is_int
+from minigpt.generation.values import FLAG, Rule, at_least, is_int
 
 
 class Options(TypedDict, total=False):
@@ -106,49 +107,24 @@ DEFAULTS: dict[str, Any] = {  # of the settings whose default is not None
 }  # fmt: skip
 
 
-class GenerationSettings:
-    """Valid settings of generation: ``Settings`` with the defaults filled in.
+class GenerationSettings(SimpleNamespace):
+    """Valid settings of generation: ``Settings`` with the defaults filled in, as attributes.
+
+    ``stop`` is a tuple of texts, and ``eos_token_id`` one of ids or ``FROM_CONFIG``.
 
     Raises:
         GenerationError: if a setting is unknown or out of range, if settings contradict each other, or if
             max_new_tokens is missing. One error names every setting with the same kind of mistake.
     """
 
-    max_new_tokens: int
-    do_sample: bool
-    temperature: float
-    seed: int | None
-    min_new_tokens: int | None
-    logit_bias: Mapping[int, float] | None
-    bad_words_ids: Sequence[Sequence[int]] | None
-    suppress_tokens: Sequence[int] | None
-    eos_token_id: int | Sequence[int] | None
-    pad_token_id: int | None
-    stop: str | Sequence[str] | None
-    num_return_sequences: int
-    use_cache: bool
-    prompt_lookup_num_tokens: int | None
-    draft: str | None
-    overflow: str
-    slide_stride: int
-    output_scores: bool
-    output_logprobs: bool
-
     def __init__(self, **settings: Unpack[Settings]) -> None:
         if complaints := complaints_about(settings):
             raise GenerationError("; ".join(complaints.values()))
-        vars(self).update(_with_defaults(settings))
+        super().__init__(**_with_defaults(settings))
 
     def replace(self, **changes: Any) -> "GenerationSettings":
         """Return settings with these values changed."""
         return GenerationSettings(**{**vars(self), **changes})
-
-    @property
-    def stop_texts(self) -> tuple[str, ...]:
-        """The stop texts as a tuple."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def samples(self) -> bool:
@@ -156,27 +132,29 @@ class GenerationSettings:
         return self.do_sample and self.temperature > 0
 
     @property
-    def depends_on_row(self) -> bool:
-        """True if a row's logits depend on the text of the row."""
-        return any(known.looks_back and self.active(name) is not None for name, known in PROCESSORS.items())
+    def active(self) -> dict[str, Any]:
+        """The settings that change logits, in the order of their processors."""
+        asked = {name: (getattr(self, name), known) for name, known in PROCESSORS.items()}
+        return {
+            name: value
+            for name, (value, known) in asked.items()
+            if value is not None and value not in known.neutral and (self.samples or not known.shapes_draw)
+        }
 
     @property
-    def depends_on_tokens(self) -> bool:
-        """True if a row's logits depend on its tokens, and not only on their number."""
-        look = any(known.looks_back == "tokens" and self.active(name) is not None for name, known in PROCESSORS.items())
-        return look or any(len(run) > 1 for run in self.bad_words_ids or ())
+    def depends_on_row(self) -> bool:
+        """True if a row's logits depend on the text of the row."""
+        return any(PROCESSORS[name].looks_back for name in self.active)
+
+    @property
+    def changes_logits(self) -> bool:
+        """True if logits change before a draw is shaped, so that every token may be excluded."""
+        return not all(PROCESSORS[name].shapes_draw for name in self.active)
 
     @property
     def choice(self) -> str:
         """A key of everything that decides how tokens are chosen. Rows with equal keys are processed together."""
-        shaping = {name: self.active(name) for name in PROCESSORS}
-        return f"{self.samples} {self.output_scores} {self.output_logprobs} {shaping}"
-
-    def active(self, name: str) -> Any:
-        """Return the value of a processor's setting, or None if it changes no logits."""
-        value, known = getattr(self, name), PROCESSORS[name]
-        idle = value is None or value in known.neutral or (known.shapes_draw and not self.samples)
-        return None if idle else value
+        return f"{self.samples} {self.output_scores} {self.output_logprobs} {self.active}"
 
     @property
     def drafts(self) -> bool:
@@ -185,15 +163,7 @@ class GenerationSettings:
 
     def end_ids(self, config: GPT2Config) -> tuple[int, ...]:
         """Return every id that ends a row."""
-        return config.eos_token_ids if self.eos_token_id is FROM_CONFIG else self.given_end_ids
-
-    @property
-    def given_end_ids(self) -> tuple[int, ...]:
-        """The ids that end a row according to the settings alone."""
-        ends = self.eos_token_id
-        if ends is None or ends is FROM_CONFIG:
-            return ()
-        return tuple(ends) if isinstance(ends, Sequence) else (ends,)
+        return config.eos_token_ids if self.eos_token_id is FROM_CONFIG else self.eos_token_id
 
     def fill_id(self, config: GPT2Config) -> int:
         """Return the id that fills a row after its end."""
@@ -217,18 +187,12 @@ class GenerationSettings:
                 raise GenerationError(f"{name} holds {said}, outside the vocabulary of {vocab_size}")
 
 
-def parse_settings(**settings: Any) -> GenerationSettings:
-    """Return settings from names that no type checker has seen.
-
-    Raises:
-        GenerationError: as ``GenerationSettings``.
-    """
-    return GenerationSettings(**settings)
+parse_settings: Any = GenerationSettings  # for names that no type checker has seen
 
 
 def known_settings() -> list[str]:
     """Return the names of all settings."""
-    return list(RANGES | PROCESSORS)
+    return list(RULES | PROCESSORS)
 
 
 def _is_id_or_ids(value: Any) -> bool:
@@ -240,23 +204,23 @@ def _is_text_or_texts(value: Any) -> bool:
     return isinstance(texts, Sequence) and all(isinstance(text, str) and text for text in texts)
 
 
-# What each setting must be that is not a processor's.
-RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "max_new_tokens": (at_least(1), "be 1 or more"),
-    "do_sample": (is_flag, "be True or False"),
-    "seed": (lambda seed: is_int(seed) and 0 <= seed < 2**63, "be within [0, 2^63)"),
-    "eos_token_id": (_is_id_or_ids, "be an id or a list of ids"),
-    "pad_token_id": (lambda pad: pad is FROM_CONFIG or is_int(pad), "be an id"),
-    "num_return_sequences": (at_least(1), "be 1 or more"),
-    "use_cache": (is_flag, "be True or False"),
-    "prompt_lookup_num_tokens": (at_least(0), "be 0 or more"),
-    "draft": (lambda how: isinstance(how, str) and how == "int8", 'be None or "int8"'),
-    "overflow": (lambda how: isinstance(how, str) and how in ("refuse", "slide"), "be one of refuse, slide"),
-    "slide_stride": (at_least(1), "be 1 or more"),
-    "output_scores": (is_flag, "be True or False"),
-    "output_logprobs": (is_flag, "be True or False"),
-    "stop": (_is_text_or_texts, "be a text or a list of texts, none of them empty"),
-    "stop_strings": (_is_text_or_texts, "be a text or a list of texts, none of them empty"),
+TEXTS = Rule(_is_text_or_texts, "be a text or a list of texts, none of them empty")
+RULES: dict[str, Rule] = {  # of the settings that are not a processor's
+    "max_new_tokens": at_least(1),
+    "do_sample": FLAG,
+    "seed": Rule(lambda seed: is_int(seed) and 0 <= seed < 2**63, "be within [0, 2^63)"),
+    "eos_token_id": Rule(_is_id_or_ids, "be an id or a list of ids"),
+    "pad_token_id": Rule(lambda pad: pad is FROM_CONFIG or is_int(pad), "be an id"),
+    "num_return_sequences": at_least(1),
+    "use_cache": FLAG,
+    "prompt_lookup_num_tokens": at_least(0),
+    "draft": Rule(lambda how: how == "int8", 'be None or "int8"'),
+    "overflow": Rule(lambda how: how in ("refuse", "slide"), "be one of refuse, slide"),
+    "slide_stride": at_least(1),
+    "output_scores": FLAG,
+    "output_logprobs": FLAG,
+    "stop": TEXTS,
+    "stop_strings": TEXTS,
 }
 NEVER_NONE = {"max_new_tokens", *DEFAULTS} - {"eos_token_id", "pad_token_id"}
 
@@ -284,9 +248,13 @@ def more_than_one_text(settings: Settings | dict[str, Any]) -> Complaints:
 
 
 def _with_defaults(given: Any) -> dict[str, Any]:
+    """Return all settings, ``stop`` and ``eos_token_id`` as tuples."""
     settings = dict.fromkeys(known_settings()) | DEFAULTS | dict(given)
-    stop_strings = settings.pop("stop_strings")
-    return settings if stop_strings is None else settings | {"stop": stop_strings}
+    texts, ends = settings.pop("stop_strings") or settings["stop"] or (), settings["eos_token_id"]
+    settings["stop"] = (texts,) if isinstance(texts, str) else tuple(texts)
+    if ends is not FROM_CONFIG:
+        settings["eos_token_id"] = (ends,) if is_int(ends) else tuple(ends or ())
+    return settings
 
 
 def _unknown(names: list[str]) -> str:
@@ -297,11 +265,11 @@ def _unknown(names: list[str]) -> str:
 
 
 def _wrong_values(given: dict[str, Any]) -> Complaints:
-    ranges = RANGES | {name: (processor.accepts, processor.requirement) for name, processor in PROCESSORS.items()}
+    rules = RULES | {name: known.rule for name, known in PROCESSORS.items()}
     return {
-        (name,): f"{name} must {requirement}, not {given[name]!r:.200}"
-        for name, (fits, requirement) in ranges.items()
-        if name in given and (given[name] is not None or name in NEVER_NONE) and not fits(given[name])
+        (name,): f"{name} must {rule.requirement}, not {given[name]!r:.200}"
+        for name, rule in rules.items()
+        if name in given and (given[name] is not None or name in NEVER_NONE) and not rule.accepts(given[name])
     }
 
 
@@ -309,8 +277,8 @@ def _contradictions(given: dict[str, Any]) -> Complaints:
     """Return the settings that contradict each other; each value by itself is valid."""
     chosen = _with_defaults(given)
     found: Complaints = {}
-    new, least = chosen["max_new_tokens"], chosen["min_new_tokens"]
-    if least is not None and least > new:
+    new, least, copies = chosen["max_new_tokens"], chosen["min_new_tokens"] or 0, chosen["num_return_sequences"]
+    if least > new:
         found["min_new_tokens", "max_new_tokens"] = f"min_new_tokens {least} is more than max_new_tokens {new}"
     if None not in (given.get("stop"), given.get("stop_strings")):
         found["stop", "stop_strings"] = "stop and stop_strings are the same setting; give one of them"
@@ -319,24 +287,14 @@ def _contradictions(given: dict[str, Any]) -> Complaints:
             found[name, "use_cache"] = f"{name} needs use_cache=True"
     if chosen["slide_stride"] != 1 and chosen["overflow"] == "refuse":
         found["slide_stride", "overflow"] = "slide_stride needs overflow slide"
-    if not chosen["do_sample"]:
-        found |= _without_effect(chosen, "do_sample", "without do_sample")
-    elif chosen["temperature"] == 0:
-        found |= _without_effect(chosen, "temperature", "at temperature 0")
-    return found
-
-
-def _without_effect(chosen: dict[str, Any], cause: str, where: str) -> Complaints:
-    """Return the settings that have no effect, since no token is drawn at random."""
-    found: Complaints = {}
-    if (copies := chosen["num_return_sequences"]) > 1:
-        found["num_return_sequences", cause] = (
-            f"num_return_sequences {copies} {where} would be the same text {copies} times"
-        )
-    shaping = {name: processor.neutral for name, processor in PROCESSORS.items() if processor.shapes_draw}
-    idle = [name for name in shaping if chosen[name] is not None and chosen[name] not in shaping[name]]
-    idle += ["seed"] if chosen["seed"] is not None else []
-    if idle:
+    if chosen["do_sample"] and chosen["temperature"] != 0:
+        return found
+    cause, where = ("temperature", "at temperature 0") if chosen["do_sample"] else ("do_sample", "without do_sample")
+    if copies > 1:
+        said = f"num_return_sequences {copies} {where} would be the same text {copies} times"
+        found["num_return_sequences", cause] = said
+    neutral = {name: known.neutral for name, known in PROCESSORS.items() if known.shapes_draw} | {"seed": ()}
+    if idle := [name for name in neutral if chosen[name] is not None and chosen[name] not in neutral[name]]:
         verb = "has" if len(idle) == 1 else "have"
         found[*idle, cause] = f"{', '.join(idle)} {verb} no effect {where}, since nothing is drawn"
     return found

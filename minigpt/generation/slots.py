@@ -29,20 +29,9 @@ class Slots(KVCache):
         self.starts: list[int] = []
         self._settle()
 
-    def read_into(self, starts: list[int]) -> None:
-        """Prepare an empty cache for a forward that reads these rows, padded on the left."""
-        self.length, self.starts = 0, list(starts)
-        self._settle()
-
-    def repeat(self, rows: list[int]) -> None:
-        """Replace the rows by these, each as often as it is listed."""
-        for layer in self.room:  # (2, places, H, max_length, D)
-            layer[:, : len(rows), :, : self.length] = layer[:, rows, :, : self.length]
-        self.starts = [self.starts[row] for row in rows]
-        self._settle()
-
     def join(self, other: KVCache, rows: list[int], starts: list[int]) -> None:
         """Add copies of these rows of another cache; ``starts`` has the first column of each in that cache."""
+        self.length = self.length if self.starts else 0
         self._move(max(0, other.length - self.length))
         count, pad = len(self.starts), self.length - other.length
         mine = self.room[:, :, count : count + len(rows)]

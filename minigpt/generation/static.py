@@ -41,24 +41,20 @@ class Flight(NamedTuple):
     report: Tensor  # (2, B)
     landed: torch.cuda.Event | None
 
-    def tokens(self, rows: list[Row]) -> dict[Row, int]:
-        """Return the new tokens of those of the rows that took part. This is a step's only wait for the device.
+    def tokens(self) -> dict[Row, int]:
+        """Return the new token of each row. This is a step's only wait for the device.
 
         Raises:
             GenerationError: if a logit is NaN, or infinite and tokens are drawn.
         """
         if self.landed is not None:
             self.landed.synchronize()
-        wanted, (tokens, largest) = set(rows), self.report.tolist()
-        found = {}
-        for row, token, logit in zip(self.rows, tokens, largest, strict=False):
-            if row in wanted:
-                if math.isnan(logit):
-                    raise GenerationError(NOT_A_NUMBER)
-                if self.samples and math.isinf(logit):
-                    raise GenerationError(INFINITE)
-                found[row] = int(token)
-        return found
+        tokens, largest = self.report[:, : len(self.rows)].tolist()
+        if any(map(math.isnan, largest)):
+            raise GenerationError(NOT_A_NUMBER)
+        if self.samples and any(map(math.isinf, largest)):
+            raise GenerationError(INFINITE)
+        return dict(zip(self.rows, map(int, tokens), strict=True))
 
 
 class StaticBatch(Batch):
@@ -86,7 +82,7 @@ class StaticBatch(Batch):
 
     def _next_tokens(self) -> list[int]:
         flight, self.flight = self.flight, self._launched() if self._is_foreseeable() else None
-        found = {} if flight is None else flight.tokens(self.rows)
+        found = {} if flight is None else flight.tokens()
         joined = [row for row in self.rows if row not in found]  # only their prompts have been read
         if joined:
             found |= zip(joined, next_tokens(self.logits, joined), strict=True)
@@ -140,16 +136,15 @@ class StaticBatch(Batch):
 
 
 def is_static(model: GPT2, settings: GenerationSettings) -> bool:
-    """True if every step is the same: CUDA, norms of this package, no hooks, no setting that looks at the tokens."""
+    """True if every step is the same: CUDA, norms of this package, no hooks, settings that only shape a draw."""
     kept = settings.output_scores or settings.output_logprobs
-    biased = settings.active("logit_bias") is not None  # every step copies it to the device
     known = all(is_ours(type(norm)) for norm in model.norm_modules().values())
     casting = torch.is_autocast_enabled(model.wte.weight.device.type)  # autocast caches copies of the weights
     return (
         model.wte.weight.is_cuda
         and settings.use_cache
         and known
-        and not (model.training or is_watched(model) or casting or kept or biased or settings.depends_on_tokens)
+        and not (model.training or is_watched(model) or casting or kept or settings.changes_logits)
     )
 
 
@@ -165,7 +160,7 @@ def graph_holds(model: GPT2, places: int, longest: int) -> bool:
 def _tried(small: GPT2, places: int, longest: int) -> Iterator[trials.Compared]:
     """Decode texts of different lengths beside one another, and compare each with itself alone."""
     settings = GenerationSettings(max_new_tokens=ROOM, eos_token_id=None)
-    rows = [Row(i, 0, list(range(PROMPT - i)), ROOM, settings, ()) for i in range(min(places, PROMPT))]
+    rows = [Row(list(range(PROMPT - i)), settings, prompt=i) for i in range(min(places, PROMPT))]
     batch, logits = StaticBatch(small, settings, places, longest), []
     batch.join(rows)
     for _ in range(1 + NEW):

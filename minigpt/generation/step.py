@@ -10,7 +10,7 @@ from torch import Tensor
 from minigpt.engine import GPT2
 from minigpt.engine.compiled import FixedCache, hiding, read_fixed
 from minigpt.generation.choosing import drawn, next_logits
-from minigpt.generation.processors import Situation, forbid, warp_by
+from minigpt.generation.processors import Situation, warp_by
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.slots import Slots
@@ -34,21 +34,12 @@ class Step:
         self.compiled = model.step if model.step is not None and model.step.holds(places, slots.max_length) else None
         self.logits = torch.empty(0, config.vocab_size)
         self.rows: list[Row] = []
-        self.tokens, self.starts, self.held = torch.zeros(3, places, dtype=torch.long, device=device)  # each (B,)
+        self.tokens, self.starts = torch.zeros(2, places, dtype=torch.long, device=device)  # each (B,)
         self.column, self.turn = torch.zeros(2, 1, dtype=torch.long, device=device)  # each (1,)
         self.mask = torch.zeros(places, slots.max_length, dtype=model.wte.weight.dtype, device=device)  # (B, S)
         self.chances = torch.zeros(places, slots.max_length, dtype=torch.float64, device=device)
         self.report = torch.zeros(2, places, dtype=torch.float64, device=device)
-
-        # Some settings exclude the same tokens at every step. Applied once to zeros, they give the mask to add.
-        ends, nothing = settings.end_ids(config), torch.zeros(1, config.vocab_size, device=device)
-        words, tokens = settings.bad_words_ids, settings.suppress_tokens
-        excluding = GenerationSettings(max_new_tokens=1, bad_words_ids=words, suppress_tokens=tokens)
-        at = Situation(excluding, torch.empty(1, 0, dtype=torch.long), 0, ends)
-        self.never = warp_by(nothing, at) if words or tokens else None  # (1, V): 0 and -inf
-        self.no_end, self.least = forbid(nothing, ends), settings.min_new_tokens or 0
-        shaping = settings.replace(bad_words_ids=None, suppress_tokens=None, min_new_tokens=None)
-        self.at = at._replace(settings=shaping)
+        self.at = Situation(settings, torch.empty(0, 0), 0, ())
 
     def seat(self, rows: list[Row]) -> None:
         """Set the rows of the next steps, each at the place of its slot."""
@@ -58,7 +49,6 @@ class Step:
         self.tokens.copy_(torch.tensor([row.ids[-1] for row in rows] + [0] * idle))
         self.starts.copy_(starts)
         self.mask.copy_(hiding((columns >= starts[:, None]) & (columns < length), self.mask.dtype))
-        self.held.copy_(torch.tensor([self.least - len(row.new_ids) for row in rows] + [0] * idle))
         self.column.fill_(length)
         self.turn.zero_()
         if self.at.settings.samples:
@@ -76,8 +66,6 @@ class Step:
         self.column.add_(1)
         if self.at.settings.samples:
             self.turn.add_(1)
-        if self.least:
-            self.held.sub_(1)
 
     def _read(self, x: Float[Tensor, "batch 1 embd"]) -> Float[Tensor, "batch 1 embd"]:
         layers = self.slots.room.unbind()  # each (2, B, H, S, D)
@@ -86,18 +74,10 @@ class Step:
         return read_fixed(self.model, x, self.mask, FixedCache(layers, self.column))
 
     def _take(self, logits: Float[Tensor, "batch vocab"]) -> None:
-        self.logits = logits
-        scores = self._scores(logits)
+        self.logits, scores = logits, warp_by(logits, self.at)
         best, tokens = scores.max(-1)  # (B,)
         if self.at.settings.samples:
             tokens = drawn(scores, self.chances.index_select(1, self.turn)[:, 0])
         self.tokens.copy_(tokens)
         self.report[0].copy_(tokens)
         self.report[1].copy_(best if scores is logits else logits.amax(-1))
-
-    def _scores(self, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch vocab"]:
-        if self.never is not None:
-            logits = logits + self.never
-        if self.least:
-            logits = torch.where((self.held > 0)[:, None], logits + self.no_end, logits)
-        return warp_by(logits, self.at)

@@ -1,9 +1,21 @@
-"""Predicates on single values, for the ranges of settings."""
+"""Rules for single values of settings: a test, and the rest of the sentence "top_k must ..."."""
 
 import numbers
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Rule(NamedTuple):
+    """What a value must be.
+
+    Attributes:
+        accepts: returns True if a value other than None is valid.
+        requirement: completes the message "top_k must ...".
+    """
+
+    accepts: Callable[[Any], bool]
+    requirement: str
 
 
 def is_int(value: Any) -> bool:
@@ -11,24 +23,22 @@ def is_int(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def is_finite(value: Any) -> bool:
-    return is_number(value) and abs(value) <= sys.float_info.max
-
-
-def is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def at_least(least: int) -> Callable[[Any], bool]:
-    return lambda value: is_int(value) and value >= least
-
-
-def between(least: float, most: float) -> Callable[[Any], bool]:
-    return lambda value: is_number(value) and least <= value <= most
+    """Return True for a finite real number."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def is_ids(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(map(at_least(0), value))
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(is_int(id) and id >= 0 for id in value)
+
+
+def at_least(least: int) -> Rule:
+    return Rule(lambda value: is_int(value) and value >= least, f"be {least} or more")
+
+
+def between(least: float, most: float) -> Rule:
+    return Rule(lambda value: is_number(value) and least <= value <= most, f"be within [{least}, {most}]")
+
+
+FLAG = Rule(lambda value: isinstance(value, bool), "be True or False")
+NUMBER = Rule(is_number, "be a finite number")
+IDS = Rule(is_ids, "be a list of ids")

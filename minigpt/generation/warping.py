@@ -1,7 +1,7 @@
 """``warp``: the logits processors as a public function."""
 
-from numbers import Integral
-from typing import SupportsIndex, Unpack
+import sys
+from typing import Unpack
 
 import torch
 from jaxtyping import Int
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from minigpt.errors import GenerationError
 from minigpt.generation.processors import Logits, Situation, warp_by
-from minigpt.generation.settings import Options, parse_settings
+from minigpt.generation.settings import FROM_CONFIG, Options, parse_settings
 from minigpt.model.checks import check_ids, check_known
 
 
@@ -33,25 +33,22 @@ def warp(
         GenerationError: if a setting is unknown, out of range, contradicts another or needs input_ids, or if a tensor
             has the wrong shape, dtype or ids.
     """
-    least = settings.get("min_new_tokens")
-    enough = max(1, int(least)) if isinstance(least, Integral) else 1
-    chosen = parse_settings(**{"max_new_tokens": enough, "do_sample": True, **settings})
-    if not isinstance(logits, Tensor):
-        raise GenerationError(f"logits must be a tensor (batch, vocab), not of type {type(logits).__name__}")
-    if logits.ndim != 2 or not logits.shape[1] or not logits.is_floating_point():
-        raise GenerationError(f"logits must be numbers (batch, vocab), not {logits.dtype} of {tuple(logits.shape)}")
+    chosen = parse_settings(**{"max_new_tokens": sys.maxsize, "do_sample": True, **settings})
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
+        raise GenerationError("logits must be a tensor (batch, vocab) of floating point")
     chosen.require_known_ids(logits.shape[-1])
     if input_ids is None:
         if chosen.depends_on_row:
             raise GenerationError("these settings look back at the text; give input_ids as well")
         input_ids = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
     check_ids("input_ids", input_ids)
+    length = input_ids.shape[1]
     if len(input_ids) != len(logits):
         raise GenerationError(f"there are {len(logits)} rows of logits and {len(input_ids)} of input_ids")
-    if input_ids.numel() and chosen.depends_on_row:
+    if length and chosen.depends_on_row:
         check_known(input_ids, logits.shape[-1])
-    length = input_ids.shape[1]
     prompt_length = length if prompt_length is None else prompt_length
-    if not isinstance(prompt_length, SupportsIndex) or not 0 <= prompt_length <= length:
-        raise GenerationError(f"prompt_length must be within the {length} tokens of input_ids, not {prompt_length!r}")
-    return warp_by(logits, Situation(chosen, input_ids, prompt_length, chosen.given_end_ids))
+    if not 0 <= prompt_length <= length:
+        raise GenerationError(f"prompt_length must be within the {length} tokens of input_ids, not {prompt_length}")
+    ends = () if chosen.eos_token_id is FROM_CONFIG else chosen.eos_token_id
+    return warp_by(logits, Situation(chosen, input_ids, prompt_length, ends))

@@ -152,7 +152,7 @@ class Service:
     ) -> Row:
         seed = None if settings.seed is None else settings.seed + number
         ends = settings.end_ids(model.config)
-        return Row(prompt, copy, list(ids), settings.max_new_tokens, settings, ends, seed, self.tokenizer)
+        return Row(list(ids), settings, ends, self.tokenizer, prompt, copy, seed)
 
     def _check(self, model: GPT2, ids: list[int], new: int, settings: GenerationSettings, scored: bool = False) -> None:
         context = model.config.n_positions

@@ -37,7 +37,7 @@ def test_groups_take_every_text_once_and_cost_least(lengths: list[int], overhead
 def batch_of(model: GPT2, texts: list[list[int]]) -> Batch:
     settings = GenerationSettings(max_new_tokens=1)
     batch = Batch(model, settings, len(texts), 110)
-    batch.join([Row(number, 0, text, 1, settings, ()) for number, text in enumerate(texts)])
+    batch.join([Row(text, settings, prompt=number) for number, text in enumerate(texts)])
     return batch
 
 
@@ -88,7 +88,7 @@ def test_rows_of_different_settings_share_a_batch() -> None:
     rows = []
     for number, (text, how) in enumerate(zip(texts, ways, strict=True)):
         own = parse_settings(max_new_tokens=4 + number, eos_token_id=None, **how)
-        rows.append(Row(number, 0, list(text), 4 + number, own, (), own.seed))
+        rows.append(Row(list(text), own, prompt=number, seed=own.seed))
     batch = Batch(model, GenerationSettings(max_new_tokens=1), len(rows), 60)
     batch.join(rows)
     for _ in range(4 + len(rows)):
@@ -96,5 +96,7 @@ def test_rows_of_different_settings_share_a_batch() -> None:
             batch.choose()
             batch.read()
     for row, text, how in zip(rows, texts, ways, strict=True):
-        alone = generate(model, torch.tensor([text]), max_new_tokens=row.max_new_tokens, eos_token_id=None, **how)
+        alone = generate(
+            model, torch.tensor([text]), max_new_tokens=row.settings.max_new_tokens, eos_token_id=None, **how
+        )
         assert row.ids == alone[0].tolist(), how

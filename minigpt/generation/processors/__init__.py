@@ -2,7 +2,7 @@
 
 To add one, write a file here whose function has the setting's name and the decorator ``processor``::
 
-    @processor(order=95, accepts=between(0, 1), requirement="be within [0, 1]", shapes_draw=True)
+    @processor(order=95, rule=between(0, 1), shapes_draw=True)
     def top_a(logits, a, at):
         probabilities = logits.softmax(-1)
         return logits.masked_fill(probabilities < a * probabilities.amax(-1, keepdim=True) ** 2, -torch.inf)
@@ -17,11 +17,13 @@ import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from minigpt.generation.values import Rule
 
 if TYPE_CHECKING:
     from minigpt.generation.settings import GenerationSettings
@@ -39,64 +41,40 @@ class Situation(NamedTuple):
     end_ids: tuple[int, ...]
 
 
-Process = Callable[[Tensor, Any, Situation], Tensor]
+Process = Callable[[Tensor, Any, Situation], Tensor]  # of the logits, the setting's value and the situation
+PROCESSORS: dict[str, "processor"] = {}  # by name, in the order in which they run
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Processor:
-    """A processor and what the settings need to know about it.
+@dataclasses.dataclass(kw_only=True)
+class processor:
+    """Registers the decorated function as the processor of the setting of its name.
 
     Attributes:
-        process: ``(logits, value of the setting, situation) -> logits``.
         order: processors run from the lowest to the highest.
-        accepts: whether a value other than None is valid.
-        requirement: completes the message "top_k must ..." where it is not.
+        rule: what a value must be.
         neutral: values that change nothing.
         shapes_draw: it changes only how a token is drawn, so it is skipped when nothing is drawn.
-        looks_back: at the "length" of the row's text, or at its "tokens"; None at neither.
+        looks_back: it depends on the row's text.
     """
 
-    process: Process
     order: int
-    accepts: Callable[[Any], bool]
-    requirement: str
+    rule: Rule
     neutral: tuple[Any, ...] = ()
     shapes_draw: bool = False
-    looks_back: Literal["length", "tokens"] | None = None
+    looks_back: bool = False
 
-
-PROCESSORS: dict[str, Processor] = {}  # by name, in the order in which they run
-
-
-def processor(
-    *,
-    order: int,
-    accepts: Callable[[Any], bool],
-    requirement: str,
-    neutral: tuple[Any, ...] = (),
-    shapes_draw: bool = False,
-    looks_back: Literal["length", "tokens"] | None = None,
-) -> Callable[[Process], Process]:
-    """Register the decorated function as the processor of the setting of its name. See ``Processor``."""
-
-    def add(process: Process) -> Process:
-        PROCESSORS[process.__name__] = Processor(
-            process=process, order=order, accepts=accepts, requirement=requirement, neutral=neutral,
-            shapes_draw=shapes_draw, looks_back=looks_back,
-        )  # fmt: skip
-        ordered = sorted(PROCESSORS.items(), key=lambda item: item[1].order)
-        PROCESSORS.clear()
-        PROCESSORS.update(ordered)
+    def __call__(self, process: Process) -> Process:
+        self.process = process
+        PROCESSORS[process.__name__] = self
+        for name in sorted(PROCESSORS, key=lambda name: PROCESSORS[name].order):
+            PROCESSORS[name] = PROCESSORS.pop(name)
         return process
-
-    return add
 
 
 def warp_by(logits: Logits, situation: Situation) -> Logits:
     """Apply every processor that the situation's settings name."""
-    for name, known in PROCESSORS.items():
-        if (value := situation.settings.active(name)) is not None:
-            logits = known.process(logits, value, situation)
+    for name, value in situation.settings.active.items():
+        logits = PROCESSORS[name].process(logits, value, situation)
     return logits
 
 

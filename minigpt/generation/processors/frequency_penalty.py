@@ -1,10 +1,10 @@
 import torch
 
 from minigpt.generation.processors import Logits, Situation, processor
-from minigpt.generation.values import is_finite
+from minigpt.generation.values import NUMBER
 
 
-@processor(order=12, accepts=is_finite, requirement="be a finite number", neutral=(0,), looks_back="tokens")
+@processor(order=12, rule=NUMBER, neutral=(0,), looks_back=True)
 def frequency_penalty(logits: Logits, penalty: float, at: Situation) -> Logits:
     """Subtract the penalty for each time that a token has been added, as OpenAI's API does."""
     added = at.ids[:, at.prompt_length :]  # (B, new)

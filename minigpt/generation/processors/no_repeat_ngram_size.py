@@ -4,7 +4,7 @@ from minigpt.generation.processors import Logits, Situation, processor
 from minigpt.generation.values import at_least
 
 
-@processor(order=20, accepts=at_least(0), requirement="be 0 or more", neutral=(0,), looks_back="tokens")
+@processor(order=20, rule=at_least(0), neutral=(0,), looks_back=True)
 def no_repeat_ngram_size(logits: Logits, size: int, at: Situation) -> Logits:
     """Exclude tokens that would complete a run of ``size`` tokens that the text already has (arXiv 1705.04304)."""
     ids = at.ids
