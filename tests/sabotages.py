@@ -80,11 +80,6 @@ class DividesByNMinusOne(LayerNorm):
         return centred(x) / torch.sqrt(x.var(-1, keepdim=True) + self.eps)
 
 
-class HalfTheVariance(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / torch.sqrt(variance(x) / 2 + self.eps)
-
-
 class HalfTheMean(LayerNorm):
     def standardize(self, x: Tensor) -> Tensor:
         return (x - x.mean(-1, keepdim=True) / 2) / torch.sqrt(variance(x) + self.eps)
@@ -98,13 +93,6 @@ class VarianceForDeviation(LayerNorm):
 class StdPlusEps(LayerNorm):
     def standardize(self, x: Tensor) -> Tensor:
         return centred(x) / (variance(x).sqrt() + self.eps)
-
-
-class SampleStdPlusEps(LayerNorm):
-    """Two mistakes at once, which torch.std makes easy."""
-
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / (x.std(-1, keepdim=True) + self.eps)
 
 
 class FirstAttempt(LayerNorm):
@@ -132,16 +120,6 @@ class Exchanged(LayerNorm):
 class ScaleAddedToOne(LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.normalized_shape, 1 + self.weight, self.bias, self.eps)
-
-
-class Float16Throughout(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return super().standardize(x.half()).to(x.dtype)
-
-
-class Float16Variance(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / torch.sqrt(variance(x).half().to(x.dtype) + self.eps)
 
 
 class BFloat16Throughout(LayerNorm):

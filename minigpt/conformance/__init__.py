@@ -2,12 +2,11 @@
 
 check.py          runs the cases on a norm, and returns the report
   cases.py  behaviour.py      the cases
-  case.py         one question to a norm, measured at each dtype against a bound, and its result
+  case.py         one question to a norm, compared at each dtype within a bound, and its result
   subject.py      the norm under check, and how to build it
   rows.py         the inputs
   truth.py        LayerNorm in float64, and the bound on rounding
 diagnosis.py      from failed cases to the name of the mistake
-  mistakes.py     probes for the mistakes of formula and of precision
 """
 
 from minigpt.conformance.case import CaseResult

@@ -1,19 +1,24 @@
-"""One question to a norm: what is measured, at which dtypes, against which bound, and what came out."""
+"""One question to a norm: tensors that are compared, at which dtypes, and what came out."""
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from minigpt.conformance.subject import Candidate, Subject, Unsupported, described
+from minigpt.conformance.subject import Subject, Unsupported
 from minigpt.errors import RAISED, NormError
 from minigpt.measure.numerals import brief
+from minigpt.norms.foreign.locate import last_line
 from minigpt.placement import dtype_name
 
 EXACTLY = "the numbers must be the same: nothing is rounded"
+
+# What is compared, the norm's numbers, the expected ones, and the largest error allowed: float64 on the CPU, or 0
+Compared = tuple[str, Tensor, Tensor, Tensor | float]
+Compare = Callable[[Subject, torch.dtype], Iterator[Compared]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,90 +53,66 @@ class CaseResult:
 
 
 class Measurement(NamedTuple):
-    """An error and the largest error allowed. NaN is never within a bound."""
+    """The element with the largest ratio of error and bound. A NaN's ratio is infinite."""
 
+    ratio: float
     error: float
     bound: float
-    note: str = ""
-
-    @property
-    def within(self) -> bool:
-        return self.error <= self.bound
-
-    @property
-    def ratio(self) -> float:
-        """Error over bound; infinite for NaN, and for any error if none is allowed."""
-        if math.isnan(self.error):
-            return math.inf
-        return self.error / self.bound if self.bound else math.inf if self.error else 0.0
+    what: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A question, and how to measure the answer at one dtype."""
+    """A question, and what to compare for the answer at one dtype."""
 
     name: str
     group: str
     tests: str
     reason: str  # for the bound
-    measure: Callable[[Subject, torch.dtype], Measurement]
+    compare: Compare
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
 
     def run(self, subject: Subject) -> CaseResult:
         """Ask at every dtype. A norm that raises fails; one that does not support a dtype is not judged there."""
-        measured: dict[str, Measurement] = {}
+        measured: list[Measurement] = []
         passed: dict[str, bool] = {}
         failed = refused = ""
         for dtype in self.dtypes:
             name = dtype_name(dtype)
             try:
-                measured[name] = self.measure(subject.drawing_for(self.name), dtype)
-                passed[name] = measured[name].within
-            except Unsupported as refusal:
-                refused = f"not judged: {refusal}"
+                worst = self._worst(subject, dtype)
             except RAISED as error:
-                passed[name] = False
-                failed = described(error) if isinstance(error, NormError) else f"it raises {described(error)}"
-        if failed or not measured:
-            error, bound, note = None, None, failed or refused
-        else:
-            error, bound, note = worst(measured) if len(self.dtypes) > 1 else next(iter(measured.values()))
+                said = str(error) if isinstance(error, NormError) else f"it raises {last_line(error)}"
+                if isinstance(error, Unsupported) or dtype == torch.float64:
+                    refused = f"not judged: {said}"
+                else:
+                    passed[name], failed = False, said
+            else:
+                passed[name] = worst.ratio <= 1
+                measured.append(worst)
+        error, bound, note = None, None, failed or refused
+        if measured and not failed:
+            _, error, bound, what = max(measured)
+            note = f"worst at {what}" if error and what else ""
         return CaseResult(
-            self.name, self.group, self.tests, error, bound, self.reason,
-            passed=all(passed.values()), dtypes=passed, note=note,
-        )  # fmt: skip
+            self.name, self.group, self.tests, error, bound, self.reason, all(passed.values()), passed, note
+        )
+
+    @torch.no_grad()
+    def _worst(self, subject: Subject, dtype: torch.dtype) -> Measurement:
+        compared = self.compare(subject.drawing_for(self.name), dtype)
+        worst = max(worst_element(*tensors)._replace(what=what) for what, *tensors in compared)
+        places = [dtype_name(dtype)] * (len(self.dtypes) > 1) + [worst.what] * bool(worst.what)
+        return worst._replace(what=", ".join(places))
 
 
-def against_truth(candidate: Candidate, x: Tensor, y: Tensor | None = None) -> Measurement:
-    """Compare the norm of ``x`` with float64. ``y`` is the norm's output if it is known."""
-    with torch.no_grad():
-        values, bound = candidate.truth(x)  # before the norm, which may write into its input
-        return worst_element(candidate(x) if y is None else y, values, bound)
-
-
-def worst_element(value: Tensor, expected: Tensor, bound: Tensor) -> Measurement:
-    """Return error and bound of the element with the largest ratio; ``bound`` is float64 on the CPU.
-
-    The error is 0 for equal infinities and for two NaNs, and NaN for a NaN and a number.
-    """
+def worst_element(value: Tensor, expected: Tensor, bound: Tensor | float) -> Measurement:
+    """Return the element with the largest ratio. Equal infinities and two NaNs have no error; a NaN alone is one."""
     if value.numel() == 0:
-        return Measurement(0.0, 0.0)
+        return Measurement(0.0, 0.0, 0.0)
     a, b = (tensor.detach().cpu().double() for tensor in (value, expected))
     error = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
+    bound = torch.as_tensor(bound, dtype=torch.float64).expand_as(error)
     ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
     index = int(ratio.argmax())
-    return Measurement(error.flatten()[index].item(), bound.flatten()[index].item())
-
-
-def same_numbers(value: Tensor, expected: Tensor) -> Measurement:
-    """Return the largest difference between two tensors that must be equal."""
-    return worst_element(value, expected, torch.zeros_like(expected, dtype=torch.float64, device="cpu"))
-
-
-def worst(measurements: dict[str, Measurement]) -> Measurement:
-    """Return the measurement with the largest ratio. Its note says which one it is."""
-    name = max(measurements, key=lambda key: measurements[key].ratio)
-    found = measurements[name]
-    if found.error == 0:
-        return found
-    return found._replace(note=f"worst at {name}" + (f"; {found.note}" if found.note else ""))
+    return Measurement(*(figure.flatten()[index].item() for figure in (ratio, error, bound)))

@@ -3,17 +3,17 @@
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from minigpt.conformance.case import Case, Measurement, against_truth, same_numbers, worst, worst_element
+from minigpt.conformance.case import Case, Compared
 from minigpt.conformance.rows import ORDINARY, ROW_KINDS, RowKind, transposed
 from minigpt.conformance.subject import Candidate, Subject
-from minigpt.conformance.truth import PRECISIONS, Truth, bound_reason
+from minigpt.conformance.truth import PRECISIONS, bound_reason
 from minigpt.errors import NormError
 from minigpt.norms.add import parts_of
 from minigpt.placement import DTYPES
@@ -60,23 +60,22 @@ class Given(NamedTuple):
         return subject.candidate(self.shape[-1], dtype, weights=self.kind.weights), self.of_input(x)
 
 
-def values(*inputs: Given) -> Callable[[Subject, torch.dtype], Measurement]:
-    """Return a measure of the norm of each input."""
-    return lambda subject, dtype: worst(
-        {f"shape {given.shape}": against_truth(*given.to(subject, dtype)) for given in inputs}
-    )
+def values(inputs: list[Given], subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
+    """Compare the norm of each input with float64."""
+    for given in inputs:
+        norm, x = given.to(subject, dtype)
+        yield norm.compared(x, f"shape {given.shape}")
 
 
-@torch.no_grad()
-def not_finite(subject: Subject, dtype: torch.dtype) -> Measurement:
+def not_finite(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     """Put a NaN into row 1, an infinity into row 3 and two into row 4."""
-    candidate, x = Given((6, 64)).to(subject, dtype)
+    norm, x = Given((6, 64)).to(subject, dtype)
     spoilt = x.clone()
     spoilt[1, 7], spoilt[3, 0], spoilt[4, 5], spoilt[4, 63] = torch.nan, torch.inf, -torch.inf, torch.inf
-    reference, y = candidate.reference(spoilt), candidate(spoilt)
-    if (y.isfinite().all(-1) & ~reference.isfinite().all(-1)).any():
+    y = norm(spoilt)
+    if y[[1, 3, 4]].isfinite().all(-1).any():
         raise NormError("it returns finite numbers where torch's layer_norm returns NaN, so it hides a NaN")
-    return same_numbers(y[[0, 2, 5]], candidate(x)[[0, 2, 5]])
+    yield "the other rows", y[[0, 2, 5]], norm(x)[[0, 2, 5]], 0
 
 
 FLOAT32 = bound_reason(torch.float32)
@@ -88,82 +87,70 @@ STRIDES = "the norm follows strides"
 THREE = (torch.float32, torch.bfloat16, torch.float16)
 LAID_OUT = (torch.float32, torch.bfloat16, torch.float64)
 VALUE_CASES = [
-    *(Case(f"width {width}", "widths", OF_WIDTHS, FLOAT32, values(Given((33, width))), THREE) for width in WIDTHS),
-    *(Case(f"{count:,} rows", "rows", OF_ROWS, FLOAT32, values(Given((count, 16)))) for count in ROW_COUNTS),
+    *(
+        Case(f"width {width}", "widths", OF_WIDTHS, FLOAT32, partial(values, [Given((33, width))]), THREE)
+        for width in WIDTHS
+    ),
+    *(Case(f"{rows:,} rows", "rows", OF_ROWS, FLOAT32, partial(values, [Given((rows, 16))])) for rows in ROW_COUNTS),
     *(
         Case(
             f"{name}, {kind.name}", "values", kind.tests, bound_reason(dtype),
-            values(Given((24, 64), kind), Given((24, 768), kind)), (dtype,),
+            partial(values, [Given((24, 64), kind), Given((24, 768), kind)]), (dtype,),
         )
         for name, dtype in DTYPES.items()
         for kind in ROW_KINDS
     ),
     *(Case(f"{name}, infinity and NaN", "special", OF_NAN, SAME_BITS, not_finite, (DTYPES[name],)) for name in DTYPES),
     *(
-        Case(f"{name} input", "layouts", f"input of shape {shape}", FLOAT32, values(Given(shape)), LAID_OUT)
+        Case(f"{name} input", "layouts", f"input of shape {shape}", FLOAT32, partial(values, [Given(shape)]), LAID_OUT)
         for name, shape in SHAPES.items()
     ),
     *(
-        Case(f"non-contiguous: {name}", "layouts", STRIDES, FLOAT32, values(Given((12, 64), of_input=lay)))
+        Case(f"non-contiguous: {name}", "layouts", STRIDES, FLOAT32, partial(values, [Given((12, 64), of_input=lay)]))
         for name, lay in LAYOUTS.items()
     ),
 ]  # fmt: skip
 
 
-def gradients_of(given: Given, subject: Subject, dtype: torch.dtype) -> Measurement:
-    """Compare the gradients of the norm with float64 autograd."""
-    candidate, x = given.to(subject, dtype)
-    candidate.module.train()
+def of_gradients(given: Given, subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
+    """Compare the norm's gradients with float64."""
+    norm, x = given.to(subject, dtype)
+    norm.module.train()
     dy = given.of_output(subject.rows(*given.shape, dtype=dtype))
-    true = candidate.gradient_truth(x, dy)
-    return _measured(gradients(candidate, candidate, x, dy, frozen={given.frozen}), true)
+    true = norm.gradient_truth(x, dy)
+    for name, gradient in gradients(norm, norm, x, dy, given.frozen).items():
+        yield name, gradient, *true[name]
 
 
-def gradients_of_sum(subject: Subject, dtype: torch.dtype) -> Measurement:
+def of_gradients_of_sum(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     """Compare the gradients of ``add_norm``, by its sum and by its norm, with float64."""
-    candidate, x = Given((12, 64)).to(subject, dtype)
-    candidate.module.train()
+    norm, x = Given((12, 64)).to(subject, dtype)
+    norm.module.train()
     dy = subject.rows(12, 64, dtype=dtype)
-    true = candidate.gradient_truth(x, dy)
-    back = true["input"].values + dy.cpu().double()
-    true["input"] = Truth(back, true["input"].bound + 2 * PRECISIONS[dtype].result * back.abs())
-    return _measured(gradients(candidate, lambda rows: torch.add(*candidate.add_norm(*parts_of(rows))), x, dy), true)
+    found = gradients(norm, lambda rows: torch.add(*norm.add_norm(*parts_of(rows))), x, dy)
+    for name, (gradient, bound) in norm.gradient_truth(x, dy).items():
+        by_sum = dy.cpu().double() if name == "input" else 0.0
+        rounding = 2 * PRECISIONS[dtype].result * (gradient + by_sum).abs()
+        yield name, found[name], gradient + by_sum, bound + rounding
 
 
 @torch.enable_grad()
 def gradients(
-    candidate: Candidate,
-    forward: Callable[[Tensor], Tensor],
-    x: Tensor,
-    dy: Tensor,
-    *,
-    frozen: Collection[str] = (),
+    norm: Candidate, forward: Callable[[Tensor], Tensor], x: Tensor, dy: Tensor, frozen: str = ""
 ) -> dict[str, Tensor]:
-    """Return the gradients of ``forward(x)`` for an incoming ``dy``, by name.
+    """Return the gradients of ``forward(x)`` for an incoming ``dy``, by name; 0 where none arrives.
 
     Args:
-        forward: a function that computes with the candidate's Parameters.
-        frozen: those of "input", "weight" and "bias" that take no gradient.
-
-    Raises:
-        NormError: if one of the others gets no gradient.
+        forward: a function that computes with the norm's Parameters.
+        frozen: that of "input", "weight" and "bias" that takes no gradient.
     """
-    leaves = {"input": x.detach().clone(), **candidate.parameters}
+    leaves = {"input": x.detach().clone(), **norm.parameters}
     for name, leaf in leaves.items():
-        leaf.requires_grad_(name not in frozen)
-    wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+        leaf.requires_grad_(name != frozen)
     y = forward(leaves["input"])
-    if not y.requires_grad:
-        raise NormError("no gradient flows through it")
-    found = torch.autograd.grad(y, list(wanted.values()), dy.to(y.dtype), allow_unused=True)
-    by_name = {name: gradient for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
-    if missing := sorted(wanted.keys() - by_name.keys()):
-        raise NormError(f"no gradient reaches its {missing[0]}")
-    return by_name
-
-
-def _measured(found: dict[str, Tensor], true: dict[str, Truth]) -> Measurement:
-    return worst({name: worst_element(tensor, *true[name]) for name, tensor in found.items()})
+    wanted = {name: leaf for name, leaf in leaves.items() if name != frozen}
+    found = torch.autograd.grad(y, [*wanted.values()], dy.to(y.dtype), allow_unused=True, materialize_grads=True)
+    return dict(zip(wanted, found, strict=True))
 
 
 MANY = "every row and column, in sizes that no block of a kernel divides"
@@ -184,15 +171,15 @@ SETTINGS = {
 }
 GRADIENT_CASES = [
     *(
-        Case(f"gradients, {name}", "gradients", tests, TWICE, partial(gradients_of, given))
+        Case(f"gradients, {name}", "gradients", tests, TWICE, partial(of_gradients, given))
         for name, (tests, given) in SETTINGS.items()
     ),
     *(
-        Case(f"gradients, {name}", "gradients", ORDINARY.name, TWICE, partial(gradients_of, Given((24, 768))), (dtype,))
+        Case(f"gradients, {name}", "gradients", ORDINARY.name, TWICE, partial(of_gradients, Given((24, 768))), (dtype,))
         for name, dtype in DTYPES.items()
         if name != "float32"
     ),
-    Case("gradients, residual added too", "gradients", OF_SUMS, AND_SUM, gradients_of_sum, THREE[:2]),
+    Case("gradients, residual added too", "gradients", OF_SUMS, AND_SUM, of_gradients_of_sum, THREE[:2]),
 ]
 
 
@@ -204,30 +191,28 @@ def best_backend(device: torch.device) -> str:
     return "inductor" if importlib.util.find_spec("triton") else "aot_eager"
 
 
-@torch.no_grad()
-def compiled_values(subject: Subject, dtype: torch.dtype) -> Measurement:
+def compiled_values(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     """Compare the compiled norm with the eager one."""
-    candidate, x = subject.candidate(768), _mixed_rows(subject, dtype)
-    bound = 2 * candidate.truth(x).bound
-    eager = candidate(x.clone())
-    compiled = _compiled(candidate.module, subject.compile_backend)(x.clone())
-    return worst_element(compiled, eager, bound)._replace(note=f"compiled with {subject.compile_backend}")
+    norm, x = subject.candidate(768), _mixed_rows(subject, dtype)
+    bound, eager = 2 * norm.truth(x).bound, norm(x.clone())
+    compiled = _compiled(norm, subject.compile_backend)(x.clone())
+    yield f"values compiled with {subject.compile_backend}", compiled, eager, bound
 
 
-def compiled_gradients(subject: Subject, dtype: torch.dtype) -> Measurement:
+def compiled_gradients(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     """Compare the compiled norm's gradients with the eager one's."""
-    candidate, x = subject.candidate(768), _mixed_rows(subject, dtype)
+    norm, x = subject.candidate(768), _mixed_rows(subject, dtype)
     dy = subject.rows(*x.shape, dtype=dtype)
-    true = candidate.gradient_truth(x, dy)
-    eager = gradients(candidate, candidate, x, dy)
-    compiled = gradients(candidate, _compiled(candidate.module, "aot_eager"), x, dy)
-    return worst({name: worst_element(compiled[name], eager[name], 2 * true[name].bound) for name in true})
+    eager = gradients(norm, norm, x, dy)
+    compiled = gradients(norm, _compiled(norm, "aot_eager"), x, dy)
+    for name, true in norm.gradient_truth(x, dy).items():
+        yield name, compiled[name], eager[name], 2 * true.bound
 
 
-def _compiled(module: nn.Module, backend: str) -> Callable[[Tensor], Tensor]:
+def _compiled(norm: Candidate, backend: str) -> Callable[[Tensor], Tensor]:
     """Forget earlier programs and compile: beyond its limit of recompilations torch.compile would run eagerly."""
     torch.compiler.reset()
-    return torch.compile(module, backend=backend, dynamic=False)
+    return torch.compile(norm.module, backend=backend, dynamic=False)
 
 
 def _mixed_rows(subject: Subject, dtype: torch.dtype) -> Tensor:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from minigpt import ConfigError, LayerNorm, NormError, norms
 from minigpt.conformance import ConformanceReport, case_names, check_norm
-from minigpt.conformance.case import Measurement, same_numbers, worst, worst_element
+from minigpt.conformance.case import worst_element
 from minigpt.conformance.cases import best_backend
-from minigpt.conformance.truth import PRECISIONS, gradient_truth, layer_norm_float64, truth
+from minigpt.conformance.truth import PRECISIONS, gradient_truth, truth
 
 # torch.compile would trace the shape checks as well
 unchecked = pytest.mark.usefixtures("unchecked")
@@ -76,15 +76,12 @@ def test_inductor_agrees_with_eager() -> None:
         pytest.skip("needs a C++ compiler, which inductor generates code for")
     report = check_norm("textbook", device="cpu", cases="compiled equals eager")
     assert report.passed, report
-    assert report.cases[0].note == "compiled with inductor"
 
 
-@unchecked
 def test_without_a_compiler_the_trace_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    report = check_norm("fused", device="cpu", cases="compiled equals eager")
-    assert report.cases[0].note == "compiled with aot_eager"
+    assert best_backend(torch.device("cpu")) == "aot_eager"
 
 
 # --- The truth and its bounds ---
@@ -102,11 +99,9 @@ def by_fractions(row: list[float], eps: float) -> list[float]:
 def test_the_truth_is_exact_whatever_the_mean(mean: float) -> None:
     row = torch.randn(33, dtype=torch.float64) + mean
     expected = torch.tensor(by_fractions(row.tolist(), 1e-5), dtype=torch.float64)
-    found = layer_norm_float64(row[None], torch.ones(33, dtype=torch.float64), None, 1e-5)[0]
+    (found,), (bound,) = truth(row[None], torch.ones(33, dtype=torch.float64), None, 1e-5)
     assert (found - expected).abs().max() < 4e-15, (found - expected).abs().max()
-    naive = F.layer_norm(row, (33,), eps=1e-5)
-    bound = truth(row[None], torch.ones(33, dtype=torch.float64), None, 1e-5).bound[0]
-    assert ((naive - expected).abs() <= bound).all()
+    assert ((F.layer_norm(row, (33,), eps=1e-5) - expected).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -123,33 +118,25 @@ def test_gradient_truth_is_that_of_layer_norm() -> None:
     weight, bias = torch.randn(2, 16, dtype=torch.float64)
     leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
     expected = torch.autograd.grad(F.layer_norm(leaves[0], (16,), leaves[1], leaves[2], 1e-5), leaves, dy)
-    true = gradient_truth(x, weight, bias, 1e-5, dy)
+    true = gradient_truth(x, weight, 1e-5, dy)
     for name, gradient in zip(("input", "weight", "bias"), expected, strict=True):
         assert ((gradient - true[name].values).abs() <= true[name].bound).all()
         assert true[name].bound.max() < 1e-11 * gradient.abs().max().clamp(min=1)
-    assert set(gradient_truth(x, weight, None, 1e-5, dy)) == {"input", "weight"}
 
 
 # --- Measuring ---
 
 
 def test_the_worst_element_is_the_one_furthest_beyond_its_own_bound() -> None:
-    expected, bound = torch.zeros(3).double(), torch.tensor([10.0, 1e-3, 1.0]).double()
-    found = worst_element(torch.tensor([5.0, 2e-3, 0.5]), expected, bound)
-    assert (found.error, found.bound) == (pytest.approx(2e-3), pytest.approx(1e-3))
+    expected, bound = torch.zeros(3).double(), torch.tensor([10.0, 2**-10, 1.0]).double()
+    found = worst_element(torch.tensor([5.0, 2**-9, 0.5]), expected, bound)
+    assert (found.error, found.bound, found.ratio) == (2**-9, 2**-10, 2)
 
 
 def test_nan_is_never_within_a_bound() -> None:
-    found = worst_element(torch.tensor([0.0, torch.nan]), torch.zeros(2).double(), torch.full((2,), 1e9).double())
-    assert not found.within
-    assert found.ratio == math.inf
-    assert not same_numbers(torch.tensor([torch.nan]), torch.zeros(1)).within
-    assert same_numbers(torch.tensor([torch.nan, torch.inf]), torch.tensor([torch.nan, torch.inf])).within
-
-
-def test_worst_names_the_measurement() -> None:
-    measured = {"a": Measurement(1.0, 2.0), "b": Measurement(1e-9, 0.0), "c": Measurement(9.0, 10.0)}
-    assert worst(measured) == (1e-9, 0.0, "worst at b")
+    assert worst_element(torch.tensor([0.0, torch.nan]), torch.zeros(2), 1e9).ratio == math.inf
+    both = torch.tensor([torch.nan, torch.inf])
+    assert worst_element(both, both, 0).ratio == 0
 
 
 # --- The report ---
@@ -193,7 +180,7 @@ def test_what_is_not_supported_is_said() -> None:
     report = check(sabotages.NoFloat64, ["float64, *"])
     assert report.passed
     assert report.dtypes == {}
-    assert all("not judged: it refuses float64" in case.note for case in report.cases)
+    assert all(case.note.startswith("not judged: NoFloat64, given ") for case in report.cases)
 
 
 def test_progress_names_each_group() -> None:
@@ -225,9 +212,9 @@ class RaisesInConstructor(nn.Module):
     ("norm", "said"),
     [
         ("no_such_norm", "unknown norm 'no_such_norm'"),
-        ("frozen", "'frozen' cannot be judged: .*no deviation"),
+        ("frozen", "no deviation"),
         (RaisesInForward, "RaisesInForward.*no such kernel.*test_conformance.py"),
-        (TextsAlone, "ValueError: not enough values.*; it must take rows of shape .rows, width."),
+        (TextsAlone, "TextsAlone, given rows of shape .4, 64., raised ValueError: not enough values"),
         (RaisesInConstructor, "RaisesInConstructor.*no such size.*test_conformance.py"),
     ],
 )
@@ -256,29 +243,14 @@ def test_it_leaves_the_process_as_it_was() -> None:
     assert (torch.get_float32_matmul_precision(), torch.is_grad_enabled(), list(warnings.filters)) == before
 
 
-def test_it_works_beside_the_newer_setting_of_precision() -> None:
-    """PyTorch refuses to read the older setting beside it."""
-    before, torch.backends.cuda.matmul.fp32_precision = torch.backends.cuda.matmul.fp32_precision, "tf32"
-    try:
-        assert check("fused", "float32, *").passed
-        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
-
-
 # --- Mistakes that show in one place alone ---
 
 # Where add_norm may take another path than for rows of float32
 ONE_SUM: dict[str, Callable[[LayerNorm, Tensor, Tensor], bool]] = {
-    "texts": lambda norm, residual, delta: residual.ndim == 3,
-    "one token": lambda norm, residual, delta: residual.shape[:-1] == (1, 1),
-    "a width that no block fits": lambda norm, residual, delta: residual.shape[-1] % 8 > 0,
     "other strides": lambda norm, residual, delta: not residual.is_contiguous(),
-    "training": lambda norm, residual, delta: norm.training,
     "mixed dtypes": lambda norm, residual, delta: residual.dtype != delta.dtype,
     "float16": lambda norm, residual, delta: residual.dtype == torch.float16,
     "constant rows": lambda norm, residual, delta: bool(((residual + delta).std(-1) == 0).any()),
-    "rows far from 0": lambda norm, residual, delta: bool(((residual + delta).mean(-1).abs() > 99).any()),
 }
 
 
@@ -308,10 +280,8 @@ def test_a_sum_without_gradient_is_found() -> None:
 ONE_SETTING: dict[str, Callable[[LayerNorm, Tensor], bool]] = {
     "float16": lambda norm, x: x.dtype == torch.float16,
     "1,000 rows": lambda norm, x: len(x) > 64,
-    "width 1001": lambda norm, x: x.shape[-1] > 768,
     "input transposed": lambda norm, x: not x.is_contiguous(),
     "frozen weight": lambda norm, x: not norm.weight.requires_grad,
-    "as tokens": lambda norm, x: x.ndim == 3,
 }
 
 

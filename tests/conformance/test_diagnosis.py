@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from minigpt.conformance import ConformanceReport, check_norm
-from minigpt.conformance.mistakes import BATCH, Probe, wrong_formula
+from minigpt.conformance.diagnosis import BATCH, wrong_formula
 from minigpt.conformance.subject import Subject
 from minigpt.placement import DTYPES
 
@@ -24,9 +24,7 @@ MISTAKES: list[tuple[type[nn.Module], list[str]]] = [
     (sabotages.NoEps, ["eps is left out", "the eps it is given is ignored"]),
     (sabotages.StdPlusEps, ["eps is added to the deviation, not to the variance"]),
     (sabotages.DividesByNMinusOne, ["variance divides by n - 1"]),
-    (sabotages.SampleStdPlusEps, ["variance divides by n - 1", "eps is added to the deviation"]),
     (sabotages.FirstAttempt, ["variance divides by n - 1", "eps is added to the deviation", *HALVES]),
-    (sabotages.HalfTheVariance, ["variance is 0.5 times what it should be"]),
     (sabotages.VarianceForDeviation, ["it divides by the variance: a square root is missing"]),
     (sabotages.ConstantDeviation, ["it does not divide by the row's own deviation"]),
     (sabotages.NoMean, ["the mean is not subtracted (it is an RMSNorm)"]),
@@ -34,24 +32,22 @@ MISTAKES: list[tuple[type[nn.Module], list[str]]] = [
     (sabotages.DynamicTanh, ["each value is computed by itself", "it returns finite numbers where torch's layer_norm"]),
     (sabotages.NoShift, ["the shift is ignored"]),
     (sabotages.NoScale, ["the scale is ignored"]),
-    (sabotages.Exchanged, ["scale and shift are applied otherwise"]),
-    (sabotages.ScaleAddedToOne, ["scale and shift are applied otherwise"]),
+    (sabotages.Exchanged, ["scale and shift are exchanged"]),
+    (sabotages.ScaleAddedToOne, ["it multiplies by 1 + scale"]),
     (sabotages.TwiceTheShift, ["scale and shift are applied otherwise"]),
-    (sabotages.Float16Throughout, ["statistics are kept in float16, or in as few bits"]),
-    (sabotages.Float16Variance, ["statistics are kept in float16, or in as few bits"]),
-    (sabotages.BFloat16Throughout, ["statistics are kept in bfloat16, or in as few bits"]),
+    (sabotages.BFloat16Throughout, ["statistics are kept in half precision, or in as few bits"]),
     (sabotages.StatisticsOfTheInput, HALVES),
     (sabotages.DetachedStatisticsOfTheInput, [*HALVES, "gradients are wrong though values are right"]),
     (sabotages.NoSingleTokens, [*HALVES, "wrong only for one token, decoding input", BATCH]),
     (sabotages.Float32Throughout, ["wrong only for float64 input"]),
     (sabotages.LouderInBfloat16, ["wrong only for bfloat16 input"]),
-    (sabotages.DifferenceOfSquares, ["variance is a difference of squares"]),
+    (sabotages.DifferenceOfSquares, ["wrong only for mean far from 0, where a difference of squares"]),
     (sabotages.OverTheSequence, [MISPLACED]),
     (sabotages.OverDimensionOne, [MISPLACED]),
     (sabotages.OneVarianceForAll, [BATCH]),
     (sabotages.LooksAtItsBatch, ["wrong only for one token input", BATCH]),
     (sabotages.ZeroForConstantRows, ["wrong only for constant rows"]),
-    (sabotages.NaNForAnyRow, ["it returns NaN for ordinary rows"]),
+    (sabotages.NaNForAnyRow, ["it returns NaN or infinities for ordinary rows"]),
     (sabotages.HidesNaN, ["it returns finite numbers where torch's layer_norm returns NaN"]),
     (sabotages.MultiplesOfFourOnly, ["wrong only at width 2, 3, 127, 1001"]),
     (sabotages.IgnoresStrides, ["wrong only for non-contiguous input: transposed, every second column"]),
@@ -67,11 +63,14 @@ MISTAKES: list[tuple[type[nn.Module], list[str]]] = [
     (sabotages.RemembersStatistics, ["it answers differently from call to call"]),
     (sabotages.WritesOverItsOutput, ["its next call writes over its output"]),
     (sabotages.KeepsItsWeights, ["it keeps its weights"]),
-    (sabotages.ModifiesItsInput, ["it modifies its input", "ModifiesItsInput raised RuntimeError"]),
+    (
+        sabotages.ModifiesItsInput,
+        ["it modifies its input", "ModifiesItsInput, given (12, 64) in float32, raised "],
+    ),
     (sabotages.ReturnsFloat32, ["ReturnsFloat32 changes the dtype: torch.float16 went in, torch.float32 came out"]),
-    (sabotages.RowsOnly, ["RowsOnly raised ValueError: rows, please, and not (3, 4, 64)"]),
-    (sabotages.NoHalf, ["NoHalf raised RuntimeError: no kernel for float16"]),
-    (sabotages.NoHalfWeights, ["NoHalfWeights raised RuntimeError: "]),
+    (sabotages.RowsOnly, ["RowsOnly, given (3, 4, 64) in bfloat16, raised ValueError: rows, please"]),
+    (sabotages.NoHalf, ["NoHalf, given (33, 2) in float16, raised RuntimeError: no kernel for float16"]),
+    (sabotages.NoHalfWeights, ["NoHalfWeights, given (33, 2) in float16, raised RuntimeError: "]),
     (sabotages.EpsTwice, ["no mistake known by name; the first case that fails is 'width 2'"]),
 ]
 
@@ -107,12 +106,10 @@ def test_what_cannot_be_compiled_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert said.startswith("it raises RuntimeError: no such backend"), said
 
 
-def test_the_judgement_says_if_only_half_precision_is_wrong() -> None:
+def test_the_judgement_says_at_which_dtypes_it_is_wrong() -> None:
     report = check(sabotages.StatisticsOfTheInput, ["widths", "values", "layouts"])
-    assert str(report).startswith("StatisticsOfTheInput is not a LayerNorm in half precision on cpu: ")
+    assert str(report).startswith("StatisticsOfTheInput is not a LayerNorm at bfloat16, float16 on cpu: ")
     assert report.dtypes == {"float32": True, "bfloat16": False, "float16": False, "float64": True}
-    for norm in (sabotages.NoSingleTokens, sabotages.Float32Throughout, sabotages.DividesByNMinusOne):
-        assert " is not a LayerNorm on cpu: " in str(check(norm, ["widths", "values", "layouts"])), norm
     assert str(check("textbook", "float32, *")).startswith("textbook is a LayerNorm on cpu: ")
 
 
@@ -121,7 +118,9 @@ def test_a_norm_that_needs_a_bias_is_judged_with_one() -> None:
     assert report.passed, report
     assert report.dtypes == dict.fromkeys(DTYPES, True)
     (case,) = (case for case in report.cases if case.name == "no bias")
-    assert case.note.startswith("not judged: without a bias, NeedsAShift raised AttributeError"), case.note
+    assert case.note.startswith(
+        "not judged: without a bias, NeedsAShift, given (12, 64) in float32, raised AttributeError"
+    ), case.note
 
 
 def test_an_output_of_another_shape_is_a_failure() -> None:
@@ -149,7 +148,7 @@ def test_inexact_registered_norms_are_named_for_what_they_are(name: str, mistake
 @pytest.mark.parametrize("norm", ["fused", "textbook", *sabotages.CORRECT])
 def test_no_probe_blames_a_correct_norm(norm: type[nn.Module] | str) -> None:
     for seed in range(3):
-        assert wrong_formula(Probe(Subject(norm, torch.device("cpu"), seed=seed))) == []
+        assert wrong_formula(Subject(norm, torch.device("cpu"), seed=seed)) == []
 
 
 def test_a_norm_that_raises_on_every_probe_is_still_diagnosed() -> None:
@@ -161,20 +160,3 @@ def test_a_norm_that_raises_on_every_probe_is_still_diagnosed() -> None:
 
     (said,) = check(Moody, "width*").diagnoses
     assert " raised RuntimeError: 64 only" in said
-
-
-class AffineAfterTheCast(sabotages.LayerNorm):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
-        standard = torch.nn.functional.layer_norm(wide, wide.shape[-1:], eps=self.eps)
-        return standard.to(x.dtype) * self.weight + self.bias
-
-
-def test_a_norm_that_scales_after_the_cast_passes_with_a_remark() -> None:
-    report = check(AffineAfterTheCast, ["values", "widths"])
-    assert report.passed
-    assert [
-        note for note in report.notes if note.startswith("In bfloat16 and float16, scale and shift are applied after")
-    ]
-    for norm in ("fused", "textbook"):
-        assert check(norm, "float32, *").notes == []

@@ -41,7 +41,7 @@ def printed(report: ConformanceReport, dtype: str = "float32") -> list[str]:
 
 def test_a_dtype_that_was_not_judged_says_so() -> None:
     lines = printed(check_norm(sabotages.NoFloat64, device="cpu", cases="values"), "float64")
-    assert lines[0].startswith("NOT JUDGED  NoFloat64 at float64 on cpu: it refuses float64")
+    assert lines[0].startswith("NOT JUDGED  NoFloat64 at float64 on cpu: NoFloat64, given ")
 
 
 def test_the_page_escapes_and_lists_every_case() -> None:
