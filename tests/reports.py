@@ -3,6 +3,8 @@
 import random
 from typing import Any
 
+from minigpt.judge.report import Fields
+
 Report = dict[str, Any]
 
 TEXT = (
@@ -10,11 +12,12 @@ TEXT = (
     "| morning| they| went| out| to| look| for| berries|.| One| day|,| they| found| a| door|."
 )
 
-# What every version of a report has held.
-CONTRACTED = (
-    "model", "norm", "sites", "device", "dtype", "attention", "versions", "verdict", "reasons", "bitwise", "logits",
-    "distribution", "greedy", "norm_sites", "speed",
-)  # fmt: skip
+
+def fields(value: Any) -> Any:
+    """The same with attributes, as a judgement makes it."""
+    if isinstance(value, dict):
+        return Fields({key: fields(member) for key, member in value.items()})
+    return [fields(member) for member in value] if isinstance(value, list) else value
 
 
 def sample_report(layers: int = 12, *, passing: bool = True, norm: str = "textbook", seed: int = 0) -> Report:
@@ -24,7 +27,8 @@ def sample_report(layers: int = 12, *, passing: bool = True, norm: str = "textbo
     sites = norm_sites(layers, passing, draw)
     return {
         "model": "demo" if layers < 12 else "gpt2", "norm": norm, "sites": ["*"], "device": "cpu", "dtype": "float32",
-        "attention": "sdpa", "prompts": "4 texts",
+        "attention": "sdpa", "prompts": "4 texts", "against": None, "quantize": None,
+        "center": False, "exact": True, "notes": [],
         "versions": {"minigpt": "0.1.0", "python": "3.11.9", "torch": "2.13.0", "transformers": "5.23.0",
                      "hardware": "x86_64", "threads": 2, "float32_products": "full float32 (TF32 off)"},
         "norm_sites": sites,
@@ -34,6 +38,10 @@ def sample_report(layers: int = 12, *, passing: bool = True, norm: str = "textbo
         **measured(error, sites, draw),
         "cost": {"prefill_tokens": 39, "prefill_ms": 23.02, "prefill_norm_ms": 0.921, "prefill_norm_share": 0.04001,
                  "decode_ms": 9.87, "decode_norm_ms": 0.733, "decode_norm_share": 0.07427},
+        "fit": [{"site": site["site"], "before": draw.random(), "after": draw.random()} for site in sites],
+        "removal": {"loss": 2.81, "steps": [
+            {"site": site["site"], "kl_mean": 1e-3 * draw.random(), "loss": 2.81 + draw.random(), "rms_error": 0.1}
+            for site in sites]},
         "budget": None,
     }  # fmt: skip
 
@@ -111,6 +119,7 @@ def divergence() -> Report:
     shared = ' the old woman was sitting by the fire. "You are late," she said, and the'
     return {
         "prompt": 2, "token": 17, "candidate_id": 1119, "reference_id": 262, "margin": 0.3127, "noise": 1.82e-5,
+        "within_noise": False,
         "prompt_text": "In the morning the village was quiet, because everyone who could walk had gone to the river. "
                        "When they came back,",
         "candidate_text": f"{shared}n told them of the stranger who had knocked three times.",
@@ -119,8 +128,12 @@ def divergence() -> Report:
 
 
 def smallest_report() -> Report:
-    """A passing report with nothing but what every version has held."""
-    report = {key: value for key, value in sample_report(2).items() if key in CONTRACTED}
+    """A passing report with nothing but what docs and other tools may rely on."""
+    optional = (
+        "prompts", "against", "quantize", "center", "exact", "notes", "blocks", "decoding", "perplexity", "bisect",
+        "noise", "tokens", "sensitivity", "cost", "fit", "removal", "budget",
+    )  # fmt: skip
+    report = {key: value for key, value in sample_report(2).items() if key not in optional}
     kept = ("site", "local_error", "propagated_error", "swapped")
     report["norm_sites"] = [{key: site[key] for key in kept} for site in report["norm_sites"]]
     for new in ("top5_agreement", "kl_median", "kl_p999"):

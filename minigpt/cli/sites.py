@@ -1,6 +1,5 @@
 """minigpt sites: what each norm of a model is given on a text."""
 
-import dataclasses
 from pathlib import Path
 
 import minigpt
@@ -45,7 +44,7 @@ def sites(
         found = look(gpt2, ids)
     about = f"{ids.numel():,} tokens of {text}, in rows of {ids.shape[1]:,}"
     fields = {"model": model, "text": str(text), "tokens": ids.numel(), "row": ids.shape[1],
-              "norm_sites": [dataclasses.asdict(site) for site in found]}  # fmt: skip
+              "norm_sites": found}  # fmt: skip
     show(look_summary(found, about), fields, json_file)
     if html is not None:
-        write(html, look_page(found, fields, about))
+        write(html, look_page(found, f"Norm sites of {model}", about))

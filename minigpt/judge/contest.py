@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,8 +18,9 @@ from minigpt.config import GPT2Config
 from minigpt.engine import GPT2
 from minigpt.errors import CheckpointError, ConfigError, GenerationError
 from minigpt.generation import prompt_ids
-from minigpt.judge.parity_report import SiteFit
 from minigpt.judge.reference import Reference
+from minigpt.judge.report import Fields
+from minigpt.model.checks import check_inputs
 from minigpt.norms import NormSpec, available, notes
 from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm
 from minigpt.swap import center_writers, fit_norms, match_sites, swap_norms
@@ -51,6 +53,7 @@ class Contest:
         reference: transformers, the original at the candidate's dtype.
         truth: transformers in float64, on the original's weights as rounded to that dtype.
         swapped: the sites that hold the norm in question.
+        new: every site's norm, the ones in question among them.
         fit_rows: the token ids (B, T) that its Parameters are fitted on; None if they are not.
     """
 
@@ -74,8 +77,9 @@ class Contest:
             place, norm=self._named, attention=attention, device=device, dtype=dtype, quantize=quantize
         )
         # Ids that stand for no text count like any other: the model is judged, not what is drawn from it.
-        self.candidate.config = dataclasses.replace(self.candidate.config, used_vocab_size=None)
-        self._weights = {} if center else dict(self.candidate.named_parameters())
+        self.candidate.config = self.config = dataclasses.replace(self.candidate.config, used_vocab_size=None)
+        self.dtype = self.candidate.wte.weight.dtype
+        self._weights = {} if center or against else dict(self.candidate.named_parameters())
         if center:
             center_writers(self.candidate)
         self._own = self.candidate.norm_modules()
@@ -84,31 +88,28 @@ class Contest:
             self.swapped = match_sites(self.candidate, sites)
         else:
             self.swapped = swap_norms(self.candidate, norm, sites, keep)
-        self._new = self.candidate.norm_modules()
+        self.new = self.candidate.norm_modules()
         self.fit_rows: Int[Tensor, "batch seq"] | None = None
-        self.dtype = self.candidate.wte.weight.dtype
         self.plain = self.ours(arithmetic="reference")
         if not is_plain_form(self.plain):
             swap_norms(self.plain, "fused")  # a checkpoint may name other norms
-        _require_same_shape(self.candidate.config, self.plain.config, place, self.original)
-        self.reference = Reference(self.original, attention=attention, dtype=self.dtype, device=device)
+        for name in SHAPE:
+            if (found := getattr(self.config, name)) != (wanted := getattr(self.plain.config, name)):
+                raise ConfigError(
+                    f"{place} and {against} must have the same shape to be compared, but {name} is {found} and {wanted}"
+                )
+        their = partial(Reference, self.original, dtype=self.dtype, device=device)
+        self.reference = their(attention=attention)
         other = "eager" if attention == "sdpa" else "sdpa"  # so that float64 has a noise floor too
-        self.truth = Reference(
-            self.original, attention=other, dtype=self.dtype, device=device, compute=torch.float64
-        )  # fmt: skip
-
-    @property
-    def config(self) -> GPT2Config:
-        return self.candidate.config
+        self.truth = their(attention=other, compute=torch.float64)
 
     def ours(self, **other: Any) -> GPT2:
         """Our model of the original with its own norms, under conditions that differ in ``other``."""
         conditions: dict[str, Any] = dict(attention=self.attention, device=self.device, dtype=self.dtype)
         named = self._named if self.original == self.place else "fused"
         model = from_pretrained(self.original, norm=named, **conditions | other)
-        shared = self._weights if self.original == self.place else {}
         for name, parameter in list(model.named_parameters()):
-            ours = shared.get(name)
+            ours = self._weights.get(name)
             if ours is not None and (ours.dtype, ours.stride()) == (parameter.dtype, parameter.stride()):
                 site, _, attribute = name.rpartition(".")
                 setattr(model.get_submodule(site), attribute, ours)  # the same values, held once
@@ -116,20 +117,16 @@ class Contest:
 
     def swap_only(self, sites: Sequence[str]) -> None:
         """Put the norm in question at these of its sites only, and the model's own norms elsewhere."""
-        self.put({site: self._new[site] for site in sites})
+        self.put({site: self.new[site] for site in sites})
 
     def put(self, norms: Mapping[str, nn.Module]) -> None:
         """Put these norms at their sites, and the model's own norms at the others that are swapped."""
         for site in self.swapped:
             self.candidate.set_submodule(site, norms.get(site, self._own[site]))
 
-    def norm_at(self, site: str) -> nn.Module:
-        """The norm in question at one of its sites."""
-        return self._new[site]
-
     def with_site(self, norms: Mapping[str, nn.Module], site: str) -> dict[str, nn.Module]:
         """Return these norms, and the one in question at one more site: fitted there, if norms are fitted."""
-        new = self._new[site]
+        new = self.new[site]
         if self.fit_rows is not None:
             new = copy.deepcopy(new)
             self.put({**norms, site: new})
@@ -140,29 +137,27 @@ class Contest:
     def is_exact(self) -> bool:
         """Whether the candidate claims to be the same model as the original."""
         is_same = self.quantize is None and self.original == self.place
-        return is_same and all(claims_layer_norm(self._new[site]) for site in self.swapped)
+        return is_same and all(claims_layer_norm(self.new[site]) for site in self.swapped)
 
     @property
     def notes(self) -> list[str]:
         """What a reader should know of the candidate, e.g. that its norm's class has another eps."""
-        found = {note for site in self.swapped for note in notes(self._new[site])}
+        found = {note for site in self.swapped for note in notes(self.new[site])}
         if self.quantize is not None:
             found.add(f"The weights that multiply are {self.quantize}, with a scale for each output channel.")
         if self.center:
             found.add("The model was folded and centred first, so a norm's input and output are not the original's.")
         return sorted(found)
 
-    def fit(self, file: str | Path, tokenizer: Tokenizer | None) -> list[SiteFit]:
+    def fit(self, file: str | Path, tokenizer: Tokenizer | None) -> list[Fields]:
         """Fit the norms in question on a text file; errors are those of ``minigpt.swap.fit_on_text``."""
-        if tokenizer is None:
-            raise GenerationError(f"{file} needs a tokenizer, and the checkpoint has none")
-        self.fit_rows = rows_of_text(self.candidate, tokenizer, file)
+        self.fit_rows = rows_of_text(self.candidate, require_tokenizer(tokenizer, file), file)
         found = fit_norms(self.candidate, self.fit_rows, self.swapped)
-        return [SiteFit(site, *explained) for site, explained in found.items()]
+        return [Fields(site=site, **explained._asdict()) for site, explained in found.items()]
 
     def tensor(self, ids: list[int]) -> Int[Tensor, "1 seq"]:
         """Token ids as a batch of one on the contest's device."""
-        return torch.tensor([ids], dtype=torch.long, device=self.device)
+        return torch.tensor([ids], device=self.device)
 
 
 def claims_layer_norm(norm: nn.Module) -> bool:
@@ -172,20 +167,17 @@ def claims_layer_norm(norm: nn.Module) -> bool:
     return not issubclass(cls, (*inexact, nn.RMSNorm)) and "rms" not in cls.__name__.lower()
 
 
+def require_tokenizer(tokenizer: Tokenizer | None, file: str | Path) -> Tokenizer:
+    """Return the tokenizer that a text file needs; raise GenerationError if there is none."""
+    if tokenizer is None:
+        raise GenerationError(f"{file} needs a tokenizer, and the checkpoint has none")
+    return tokenizer
+
+
 def _named_again(place: Path, norm: NormSpec) -> NormSpec:
     """Return ``norm`` if the checkpoint names a norm that is not registered, which a caller must name again."""
     named = open_checkpoint(place).norms
     return "fused" if all(is_registered(of_site) for _, of_site in named) else norm
-
-
-def _require_same_shape(config: GPT2Config, original: GPT2Config, place: Path, against: Path) -> None:
-    differing = [name for name in SHAPE if getattr(config, name) != getattr(original, name)]
-    if differing:
-        name = differing[0]
-        raise ConfigError(
-            f"{place} and {against} must have the same shape to be compared, but {name} is {getattr(config, name)} "
-            f"and {getattr(original, name)}"
-        )
 
 
 class Judged(NamedTuple):
@@ -193,12 +185,7 @@ class Judged(NamedTuple):
 
     prompts: list[list[int]]
     described: str
-    tokenizer: Tokenizer | None
-
-    def piece(self, token: int) -> str:
-        """The text of a token, or its number without a tokenizer."""
-        text = self.text([token])
-        return f"#{token} " if text is None else text
+    tokenizer: Tokenizer | None = None
 
     def text(self, ids: list[int]) -> str | None:
         """The text of tokens, or None without a tokenizer."""
@@ -208,7 +195,7 @@ class Judged(NamedTuple):
 
 
 def judged_prompts(place: Path, prompts: Prompts | None, config: GPT2Config) -> Judged:
-    """Return the prompts' token ids. By default ``PROMPTS``, or random ids if there is no tokenizer.
+    """Return the prompts' token ids. By default ``PROMPTS``, or random ids if the model cannot read those.
 
     An empty text is end-of-text, with which a document starts.
 
@@ -216,28 +203,34 @@ def judged_prompts(place: Path, prompts: Prompts | None, config: GPT2Config) -> 
         CheckpointError: if texts are given and there is no tokenizer for them.
         GenerationError: if there is no prompt, or one is an empty list, too long, or outside the vocabulary.
     """
-    if isinstance(prompts, str) or (prompts is not None and len(prompts) == 0):
+    if prompts is None:
+        try:
+            found = judged_prompts(place, PROMPTS, config)
+        except CheckpointError as error:
+            return Judged(_random_ids(config), f"4 sequences of random ids, since {error}")
+        except GenerationError:
+            return Judged(_random_ids(config), "4 sequences of random ids, since the default texts do not fit it")
+        return found._replace(described=f"{len(PROMPTS)} built-in texts")
+    if isinstance(prompts, str) or len(prompts) == 0:
         raise GenerationError(f"prompts must be a list of texts, or of lists of token ids, got {prompts!r}")
-    tokenizer = None
+    are_texts = isinstance(prompts[0], str)
     try:
         tokenizer = Tokenizer.from_pretrained(place)
-    except CheckpointError as error:
-        if prompts is None:
-            return Judged(_random_ids(config), f"4 sequences of random ids, since {error}", None)
-        if isinstance(prompts[0], str):
+    except CheckpointError:
+        if are_texts:
             raise
-    given = PROMPTS if prompts is None else prompts
-    if tokenizer is not None and isinstance(given[0], str):
-        ids = [prompt_ids(tokenizer, text) for text in cast("Sequence[str]", given)]
-        described = f"{len(ids)} {'built-in ' if prompts is None else ''}text{'s' if len(ids) > 1 else ''}"
+        tokenizer = None
+    if tokenizer is not None and are_texts:
+        ids = [prompt_ids(tokenizer, text) for text in cast("Sequence[str]", prompts)]
+        described = f"{len(ids)} text{'s' if len(ids) > 1 else ''}"
     else:
-        ids = [[int(token) for token in prompt] for prompt in given]
+        ids = [list(prompt) for prompt in cast("Sequence[Sequence[int]]", prompts)]
         described = f"{len(ids)} lists of ids"
-    faults = [f"prompt {i} {fault}" for i, prompt in enumerate(ids) if (fault := _fault(prompt, config)) is not None]
-    if faults and prompts is not None:
-        raise GenerationError(faults[0])
-    if faults:
-        return Judged(_random_ids(config), "4 sequences of random ids, since the default texts do not fit it", None)
+    for i, prompt in enumerate(ids):
+        try:
+            check_inputs(config, torch.tensor([prompt], dtype=torch.long), None, None, None)
+        except GenerationError as error:
+            raise GenerationError(f"prompt {i}: {error}") from error
     return Judged(ids, described, tokenizer)
 
 
@@ -245,14 +238,3 @@ def _random_ids(config: GPT2Config) -> list[list[int]]:
     seq = min(24, max(1, config.n_positions // 2))
     generator = torch.Generator().manual_seed(0)
     return torch.randint(config.vocab_size, (4, seq), generator=generator).tolist()
-
-
-def _fault(ids: list[int], config: GPT2Config) -> str | None:
-    """Return why the model cannot read a prompt; None if it can."""
-    if not ids:
-        return "is empty; give at least one token"
-    if len(ids) > config.n_positions:
-        return f"is {len(ids)} tokens, more than the model's context of {config.n_positions}"
-    if min(ids) < 0 or max(ids) >= config.vocab_size:
-        return f"has a token id outside the model's vocabulary of {config.vocab_size}"
-    return None

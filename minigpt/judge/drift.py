@@ -1,7 +1,8 @@
 """The error at each norm, by itself and after everything before it, and in the residual stream after each block."""
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from minigpt.errors import NormError
 from minigpt.judge.contest import Contest
 from minigpt.judge.measures import Distance
-from minigpt.judge.parity_report import BlockDrift, NormSite
+from minigpt.judge.report import Fields
 from minigpt.norms.add import has_hooks, norm_by_addition, own_addition
 
 # T tokens, C embedding
@@ -26,16 +27,15 @@ class Drift:
 
     def __init__(self, contest: Contest) -> None:
         self.model = contest.candidate
-        self.sites = self.model.norm_sites()
-        self.blocks = [f"h.{i}" for i in range(contest.config.n_layer)]
-        places = [*self.sites, *self.blocks]
         self.norms = {site: RecordedNorm(norm) for site, norm in self.model.norm_modules().items()}
+        self.blocks = [f"h.{i}" for i in range(contest.config.n_layer)]
+        places = [*self.norms, *self.blocks]
         self.stream = Recorder(self.model, self.blocks)
         self.reference = Recorder(contest.reference.model.transformer, places)
         self.truth = Recorder(contest.truth.model.transformer, places)
-        self.local = {site: PositionedDistance() for site in self.sites}
-        self.propagated = {place: PositionedDistance() for place in places}
-        self.noise = {place: Distance() for place in places}
+        self.local: defaultdict[str, PositionedDistance] = defaultdict(PositionedDistance)
+        self.propagated: defaultdict[str, PositionedDistance] = defaultdict(PositionedDistance)
+        self.noise: defaultdict[str, Distance] = defaultdict(Distance)
 
     def __enter__(self) -> "Drift":
         self._active = contextlib.ExitStack()
@@ -67,32 +67,25 @@ class Drift:
             x = self.truth.inputs[site].to(norm.output.dtype)  # (1, T, C): the true input in the norm's dtype
             self.local[site].add(norm.again(x.clone()), exact_layer_norm(x, self.truth.modules[site]))
 
-    def norm_sites(self, swapped: Iterable[str]) -> list[NormSite]:
+    def norm_sites(self, swapped: Collection[str]) -> list[Fields]:
         """Every site, in the order of the forward."""
-        chosen = set(swapped)
         return [
-            NormSite(
+            Fields(
                 site=site,
-                local_error=self.local[site].all.relative,
-                propagated_error=self.propagated[site].all.relative,
-                swapped=site in chosen,
-                local_first=self.local[site].first.relative,
-                local_rest=self.local[site].rest.relative,
-                propagated_first=self.propagated[site].first.relative,
-                propagated_rest=self.propagated[site].rest.relative,
+                swapped=site in swapped,
+                **self.local[site].relative("local_error", "local_first", "local_rest"),
+                **self.propagated[site].relative("propagated_error", "propagated_first", "propagated_rest"),
                 noise=self.noise[site].relative,
             )
-            for site in self.sites
+            for site in self.norms
         ]
 
-    def block_drift(self) -> list[BlockDrift]:
+    def block_drift(self) -> list[Fields]:
         """The residual stream after every block."""
         return [
-            BlockDrift(
+            Fields(
                 block=block,
-                error=self.propagated[block].all.relative,
-                error_first=self.propagated[block].first.relative,
-                error_rest=self.propagated[block].rest.relative,
+                **self.propagated[block].relative("error", "error_first", "error_rest"),
                 noise=self.noise[block].relative,
             )
             for block in self.blocks
@@ -108,18 +101,17 @@ class Recorder:
         self.outputs: dict[str, Tensor] = {}
 
     def __enter__(self) -> None:
-        self._hooks = [module.register_forward_hook(self._hook(place)) for place, module in self.modules.items()]
+        self._hooks = [
+            module.register_forward_hook(partial(self._keep, place)) for place, module in self.modules.items()
+        ]
 
     def __exit__(self, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
 
-    def _hook(self, place: str) -> Callable[..., None]:
-        def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
-            self.inputs[place] = args[0]
-            self.outputs[place] = output if isinstance(output, Tensor) else output[0]  # blocks may return a tuple
-
-        return keep
+    def _keep(self, place: str, _: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+        self.inputs[place] = args[0]
+        self.outputs[place] = output if isinstance(output, Tensor) else output[0]  # blocks may return a tuple
 
 
 class RecordedNorm(nn.Module):
@@ -151,11 +143,15 @@ class PositionedDistance:
     """A distance, with the first token apart: it carries the massive activations (arXiv 2402.17762)."""
 
     def __init__(self) -> None:
-        self.all, self.first, self.rest = Distance(), Distance(), Distance()
+        self.parts = [(slice(None), Distance()), (slice(1), Distance()), (slice(1, None), Distance())]
 
     def add(self, value: Float[Tensor, "1 seq embd"], truth: Float[Tensor, "1 seq embd"]) -> None:
-        for part, places in ((self.all, slice(None)), (self.first, slice(1)), (self.rest, slice(1, None))):
+        for places, part in self.parts:
             part.add(value[:, places], truth[:, places])
+
+    def relative(self, *names: str) -> dict[str, float]:
+        """Relative RMS errors of all tokens, of the first and of the rest, under these names."""
+        return {name: part.relative for name, (_, part) in zip(names, self.parts, strict=True)}
 
 
 def exact_layer_norm(x: Float[Tensor, "batch seq embd"], norm: nn.Module) -> Float[Tensor, "batch seq embd"]:

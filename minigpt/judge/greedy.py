@@ -17,7 +17,7 @@ from minigpt.generation.any_length import of_any_length
 from minigpt.generation.reading import left_padded
 from minigpt.judge.contest import Contest, Judged
 from minigpt.judge.measures import Distance
-from minigpt.judge.parity_report import Divergence, Greedy
+from minigpt.judge.report import Fields
 
 BATCH = 8  # prompts read at once: a step costs hardly more for 8 rows than for one
 
@@ -47,10 +47,11 @@ def continuations(contest: Contest, prompts: list[list[int]], most: int) -> list
         NormError: if the candidate's logits are NaN.
     """
     room = [min(most, contest.config.n_positions - len(prompt)) for prompt in prompts]
-    texts = {i: Continued(prompt, [], []) for i, prompt in enumerate(prompts)}
+    texts = [Continued(prompt, [], []) for prompt in prompts]
     for new, batch in batches(room):
-        texts.update(zip(batch, _continued(contest, [prompts[i] for i in batch], new), strict=True))
-    return [texts[i] for i in range(len(prompts))]
+        for i, text in zip(batch, _continued(contest, [prompts[i] for i in batch], new), strict=True):
+            texts[i] = text
+    return texts
 
 
 def batches(lengths: list[int]) -> Iterator[tuple[int, list[int]]]:
@@ -78,32 +79,38 @@ def _to_its_end(new: list[int], ends: tuple[int, ...]) -> list[int]:
     return new[: last + 1]
 
 
-def compare_greedy(texts: list[Continued], margins: list[list[float]], noise: float, judged: Judged) -> Greedy:
+def compare_greedy(
+    texts: list[Continued], truths: list[Float[Tensor, "_seq vocab"]], noise: float, judged: Judged
+) -> Fields:
     """Compare what both wrote; the report names the first difference that noise does not explain, else the first.
 
     Args:
-        margins: for each text, the distance of the two best true logits before each new token.
-        noise: margins up to this are within the noise.
+        truths: for each text the true logits (T, V) at every token.
+        noise: two best true logits that are this close are within the noise.
     """
     compared, partings = 0, []
-    for i, (text, margin) in enumerate(zip(texts, margins, strict=True)):
+    for i, (text, truth) in enumerate(zip(texts, truths, strict=True)):
         j = first_difference(text.candidate, text.reference)
         compared += min(len(text.candidate), len(text.reference)) if j is None else j + 1
         if j is not None:
+            best = truth[text.before_new][j].topk(2).values
+            margin = float(best[0] - best[1])
             partings.append(
-                Divergence(
+                Fields(
                     prompt=i,
                     token=j,
                     candidate_id=text.candidate[j],
                     reference_id=text.reference[j],
-                    margin=margin[j],
+                    margin=margin,
                     noise=noise,
+                    within_noise=margin <= noise,
                     prompt_text=judged.text(text.prompt),
                     candidate_text=judged.text(text.candidate),
                     reference_text=judged.text(text.reference),
                 )
             )
-    return Greedy(compared, min(partings, key=lambda parting: parting.within_noise, default=None))
+    first = min(partings, key=lambda parting: parting.within_noise, default=None)
+    return Fields(tokens_compared=compared, first_divergence=first)
 
 
 def first_difference(a: list[int], b: list[int]) -> int | None:
@@ -129,8 +136,15 @@ def decoding_distance(
     """
     found = Distance()
     for new, batch in batches([len(text.reference) for text in texts]):
-        for step, logits in enumerate(_decoded(begin, [texts[i] for i in batch], new, device)):
-            found.add(logits, torch.stack([truths[i][texts[i].before_new][step] for i in batch]))
+        few = [texts[i] for i in batch]
+        ids, mask = left_padded([text.prompt for text in few], device)  # both (B, T)
+        written = torch.tensor([text.reference for text in few], device=device)  # (B, new)
+        read = begin(len(few), ids.shape[1] + new - 1)
+        for step in range(new):
+            if step > 0:
+                ids = written[:, step - 1 : step]
+                mask = torch.cat([mask, mask.new_ones(len(few), 1)], dim=1)
+            found.add(read(ids, mask), torch.stack([truths[i][texts[i].before_new][step] for i in batch]))
     return found
 
 
@@ -142,16 +156,3 @@ def reader_of(model: GPT2) -> Begin:
         return lambda ids, mask: model.head(model.hidden_states(ids, mask, cache=cache)[:, -1:])[:, 0]
 
     return begin
-
-
-def _decoded(
-    begin: Begin, texts: list[Continued], new: int, device: torch.device
-) -> Iterator[Float[Tensor, "batch vocab"]]:
-    """Logits (B, V) before each of ``new`` tokens: after the left-padded prompts, then token by token."""
-    ids, mask = left_padded([text.prompt for text in texts], device)  # both (B, T)
-    written = torch.tensor([text.reference for text in texts], device=device)  # (B, new)
-    read = begin(len(texts), ids.shape[1] + new - 1)
-    yield read(ids, mask)
-    for step in range(new - 1):
-        mask = torch.cat([mask, mask.new_ones(len(texts), 1)], dim=1)
-        yield read(written[:, step : step + 1], mask)

@@ -4,7 +4,6 @@ B batch, T tokens, C embedding.
 """
 
 import copy
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from minigpt.engine import GPT2
+from minigpt.judge.report import Fields
 from minigpt.model.checks import check_gpt2, check_inputs
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.swap.fit import explained, original_norm
@@ -20,40 +20,19 @@ from minigpt.swap.fit import explained, original_norm
 MOST_CHANNELS = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class ChannelShare:
-    """A channel's share of the variance at a site, summed over all tokens."""
-
-    channel: int
-    share: float
-
-
-@dataclasses.dataclass(frozen=True)
-class SiteLook:
-    """What a norm is given on a text. A row is the stream at one token; its deviation is sqrt(variance + eps).
-
-    Attributes:
-        deviation: its mean over the tokens after the first.
-        deviation_spread: its standard deviation over the same tokens.
-        deviation_first: its mean over first tokens.
-        mean_share: the share of a row's mean square that the square of its mean is, over all tokens.
-        channels: the channels with most of the variance.
-        unexplained: the share of a LayerNorm's output that it does not explain (1 - R squared) if it divides by
-            constants, as ``frozen`` does, and keeps its scale and shift.
-    """
-
-    site: str
-    deviation: float
-    deviation_spread: float
-    deviation_first: float
-    mean_share: float
-    channels: list[ChannelShare]
-    unexplained: float
-
-
 @torch.inference_mode()
-def look(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> list[SiteLook]:
+def look(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> list[Fields]:
     """Return what each norm is given when the model reads ``input_ids`` (B, T), in the order of the data.
+
+    A row is the stream at one token; its deviation is sqrt(variance + eps). For each ``site``:
+
+    - deviation: its mean over the tokens after the first.
+    - deviation_spread: its standard deviation over the same tokens.
+    - deviation_first: its mean over first tokens.
+    - mean_share: the share of a row's mean square that the square of its mean is, over all tokens.
+    - channels: the channels with most of the variance, each with its share of it, summed over all tokens.
+    - unexplained: the share of a LayerNorm's output that it does not explain (1 - R squared) if it divides by
+      constants, as ``frozen`` does, and keeps its scale and shift.
 
     Raises:
         ConfigError: if the model is not a GPT2.
@@ -62,7 +41,7 @@ def look(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> list[SiteLook]:
     """
     check_gpt2(model)
     check_inputs(model.config, input_ids, None, None, None)
-    found: list[SiteLook] = []
+    found: list[Fields] = []
 
     def looks(site: str, norm: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         return lambda _, args: found.append(_of_site(site, args[0], original_norm(norm, model)))
@@ -76,7 +55,7 @@ def look(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> list[SiteLook]:
     return found
 
 
-def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any) -> SiteLook:
+def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any) -> Fields:
     x, norm = x.double(), copy.deepcopy(norm).double()
     frozen = FrozenLayerNorm(x.shape[-1], norm.eps, norm.bias is not None).to(x)
     frozen.weight, frozen.bias = norm.weight, norm.bias
@@ -85,12 +64,15 @@ def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any) -> SiteLo
     mean = x.mean(-1)
     energy = (x - mean[..., None]).square().sum((0, 1))  # (C)
     shares, channels = (energy / energy.sum()).topk(min(MOST_CHANNELS, len(energy)))
-    return SiteLook(
+    return Fields(
         site=site,
         deviation=deviation[:, 1:].mean().item(),
         deviation_spread=deviation[:, 1:].std(correction=0).item(),
         deviation_first=deviation[:, 0].mean().item(),
         mean_share=(mean.square() / x.square().mean(-1).clamp(min=1e-300)).mean().item(),
-        channels=[ChannelShare(*pair) for pair in zip(channels.tolist(), shares.tolist(), strict=True)],
+        channels=[
+            Fields(channel=channel, share=share)
+            for channel, share in zip(channels.tolist(), shares.tolist(), strict=True)
+        ],
         unexplained=1 - explained(frozen(x), norm(x)),
     )

@@ -1,12 +1,14 @@
 """Distances between tensors and between next-token distributions, collected over many texts in float64."""
 
 import math
+import sys
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minigpt.judge.parity_report import Distribution, Logits
+from minigpt.judge.report import Fields
 
 # T tokens, V vocabulary
 
@@ -24,7 +26,7 @@ class Distance:
             return
         truth = truth.double()
         difference = value.double() - truth
-        self.largest = nan_max(self.largest, float(difference.abs().max()))
+        self.largest = float(np.maximum(self.largest, float(difference.abs().max())))  # NaN if either is
         self.squares += float(difference.square().sum())
         self.true_squares += float(truth.square().sum())
         self.count += truth.numel()
@@ -32,12 +34,12 @@ class Distance:
     @property
     def rms(self) -> float:
         """Root of the mean squared difference."""
-        return math.sqrt(self.squares / self.count) if self.count else 0.0
+        return math.sqrt(self.squares / max(self.count, 1))
 
     @property
     def scale(self) -> float:
         """Root of the truth's mean square."""
-        return math.sqrt(self.true_squares / self.count) if self.count else 0.0
+        return math.sqrt(self.true_squares / max(self.count, 1))
 
     @property
     def relative(self) -> float:
@@ -71,9 +73,9 @@ class LogitsMeter:
         self.loss -= float(q[: len(targets)].gather(1, said).sum())
         self.targets += len(targets)
 
-    def distribution(self) -> Distribution:
+    def distribution(self) -> Fields:
         kl = torch.cat(self.kl)
-        return Distribution(
+        return Fields(
             top1_agreement=float(torch.cat(self.top1).mean()),
             top5_agreement=float(torch.cat(self.top5).mean()),
             kl_mean=float(kl.mean()),
@@ -85,15 +87,21 @@ class LogitsMeter:
         )
 
 
-def over_floor(candidate: Distance, reference: Distance) -> Logits:
-    """The candidate's distance from the truth beside the reference's, which is the noise floor."""
-    return Logits(
+def over_floor(candidate: Distance, reference: Distance) -> Fields:
+    """Return the candidate's distance from the truth beside the reference's, which is the noise floor."""
+    return Fields(
         max_abs_error=candidate.largest,
         rms_error=candidate.rms,
         scale=candidate.scale,
         noise_floor_max=reference.largest,
         noise_floor_rms=reference.rms,
+        ratio=over_noise(candidate.rms, reference.rms, candidate.scale),
     )
+
+
+def over_noise(rms_error: float, noise_floor: float, scale: float) -> float:
+    """Return an RMS error as a multiple of the noise floor, which is at least the truth's own rounding."""
+    return rms_error / (noise_floor or 8 * sys.float_info.epsilon * (scale or 1.0))
 
 
 def kl_divergence(p: Float[Tensor, "seq vocab"], q: Float[Tensor, "seq vocab"]) -> Float[Tensor, " seq"]:
@@ -108,13 +116,6 @@ def top_overlap(a: Float[Tensor, "seq vocab"], b: Float[Tensor, "seq vocab"], k:
     return (mine[:, :, None] == theirs[:, None, :]).any(-1).double().mean(-1)
 
 
-def nan_max(a: float, b: float) -> float:
-    """The larger; NaN if either is NaN, which ``max`` would lose."""
-    return math.nan if math.isnan(a) or math.isnan(b) else max(a, b)
-
-
 def perplexity_of(loss: float, targets: int) -> float:
     """exp of the mean loss in nats; NaN if there was nothing to predict, infinite if it overflows."""
-    if targets == 0 or math.isnan(loss):
-        return math.nan
-    return math.exp(loss / targets) if loss / targets < 700 else math.inf
+    return (torch.tensor(loss, dtype=torch.float64) / targets).exp().item()

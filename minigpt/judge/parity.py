@@ -1,7 +1,6 @@
 """Is it still the same model? A GPT-2 with its norms swapped, against transformers on the same weights."""
 
-import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,14 @@ from torch import Tensor
 from minigpt.checkpoint import locate
 from minigpt.errors import GenerationError, MiniGPTError
 from minigpt.judge import search
-from minigpt.judge.budget import parse_budget, spend
 from minigpt.judge.contest import Contest, Judged, Prompts, judged_prompts
 from minigpt.judge.drift import Drift
 from minigpt.judge.greedy import Continued, compare_greedy, continuations, decoding_distance, reader_of
 from minigpt.judge.measures import Distance, LogitsMeter, over_floor
-from minigpt.judge.parity_report import Bitwise, Logits, OrdinaryDifference, ParityReport, TokenDrift
 from minigpt.judge.perplexity import file_ids, perplexity_of_ids, text_perplexity
 from minigpt.judge.reference import judging
 from minigpt.judge.removal import Remover
+from minigpt.judge.report import Fields, ParityReport, judged, parse_budget
 from minigpt.judge.yardsticks import cost, ordinary_differences, speed
 from minigpt.measure.environment import versions
 from minigpt.measure.numerals import brief
@@ -104,17 +102,16 @@ def parity(
     place = locate(source, revision=revision, local_files_only=local_files_only)
     original = None if against is None else locate(against, local_files_only=local_files_only)
     contest = Contest(place, norm, patterns, attention, on, resolve_dtype(dtype), quantize, original, keep, center)
-    judged = judged_prompts(contest.original, prompts, contest.config)
-    if "perplexity" in limits and text is None and max(map(len, judged.prompts)) < 2:
+    read = judged_prompts(contest.original, prompts, contest.config)
+    if "perplexity" in limits and text is None and max(map(len, read.prompts)) < 2:
         raise GenerationError("the budget limits perplexity, but no prompt has two tokens; give longer ones, or a text")
-    text_ids = file_ids(text, judged.tokenizer, contest.config.n_positions) if text is not None else []
-    fitted = None if fit is None else contest.fit(fit, judged.tokenizer)
-    steps.total += len(judged.prompts) - 1 + (len(contest.swapped) if remove else 0)
-    run = _Run(contest, judged, steps)
+    text_ids = file_ids(text, read.tokenizer, contest.config.n_positions) if text is not None else []
+    fitted = None if fit is None else contest.fit(fit, read.tokenizer)
+    steps.total += len(read.prompts) - 1 + (len(contest.swapped) if remove else 0)
     with judging():
-        run.compare(max_new_tokens)
+        run = _Run(contest, read, steps, max_new_tokens)
         require_on(norm, contest.device)
-        report = ParityReport(
+        report: dict[str, Any] = dict(
             model=str(source),
             against=None if against is None else str(against),
             norm=norm if isinstance(norm, str) else title(norm),
@@ -123,64 +120,49 @@ def parity(
             dtype=dtype_name(contest.dtype),
             attention=attention,
             versions=versions(contest.device) | {"float32_products": "full float32 (TF32 off)"},
-            prompts=judged.described,
+            prompts=read.described,
             quantize=quantize,
             center=center,
             exact=contest.is_exact,
             fit=fitted,
             **run.findings(),
+            noise=run.noise() if noise else None,
+            **dict.fromkeys(("sensitivity", "removal", "perplexity", "bisect")),
         )
-        extras: dict[str, Any] = {}
-        if noise:
-            extras["noise"] = run.noise()
         if sensitivity or remove:
             remover = Remover(contest, text_ids[: contest.config.n_positions] or run.longest.text, remove_file)
             steps("swapping one site at a time")
-            extras["sensitivity"] = remover.sensitivity(report.logits)
+            report["sensitivity"] = remover.sensitivity(report["logits"])
             if remove:
-                extras["removal"] = remover.curve(limits.get("kl", torch.inf), steps)
+                report["removal"] = remover.curve(limits.get("kl", torch.inf), steps)
         if text is not None:
-            extras["perplexity"] = text_perplexity(contest, text, text_ids, steps)
-        report = _spent(dataclasses.replace(report, **extras), limits)
+            report["perplexity"] = text_perplexity(contest, text, text_ids, steps)
         if bisect:
             steps("searching for the sites that break it")
             fails = run.failing(report, limits, text_ids)
-            report = dataclasses.replace(report, bisect=search.bisect(contest.swapped, fails))
-    return report
+            report["bisect"] = search.bisect(contest.swapped, fails)
+    return judged(report, limits)
 
 
 class _Run:
-    """One judgement under way: the texts that were written, and what was measured on them."""
+    """One judgement under way: the texts that were written, and what was measured on them.
 
-    def __init__(self, contest: Contest, judged: Judged, steps: Steps) -> None:
+    Raises:
+        MiniGPTError: if the noise floor is so high that transformers itself cannot be trusted.
+    """
+
+    def __init__(self, contest: Contest, judged: Judged, steps: Steps, max_new_tokens: int) -> None:
         self.contest, self.judged, self.begin = contest, judged, steps
-        self.texts: list[Continued] = []
-        self.truths: list[Float[Tensor, "seq vocab"]] = []
-        self.meter, self.drift = LogitsMeter(), Drift(contest)
+        self.drift = Drift(contest)
         self.floor, self.bits = Distance(), Distance()  # of transformers from the truth, and of ours from transformers
-        self.decoding: Logits | None = None
-
-    def compare(self, max_new_tokens: int) -> None:
-        """Continue every prompt greedily, and let all models read the result.
-
-        Raises:
-            MiniGPTError: if the noise floor is so high that transformers itself cannot be trusted.
-        """
-        contest = self.contest
+        self.truths: list[Float[Tensor, "seq vocab"]] = []
         self.begin("decoding greedily")
-        self.texts = continuations(contest, self.judged.prompts, max_new_tokens)
-        models = (contest.truth, contest.candidate, contest.reference, contest.plain)
+        self.texts = continuations(contest, judged.prompts, max_new_tokens)
+        self.longest = max(self.texts, key=lambda text: len(text.text))
         with self.drift:
-            for i, text in enumerate(self.texts):
-                self.begin(f"comparing logits and norms on prompt {i + 1} of {len(self.texts)}")
-                ids = contest.tensor(text.text)  # (1, T)
-                truth, candidate, reference, plain = (model(ids)[0] for model in models)  # each (T, V)
-                self.drift.add()
-                self.meter.add(truth, candidate, self._targets(text))
-                self.floor.add(reference, truth)
-                self.bits.add(plain, reference)
-                self.truths.append(truth)
+            self.meter = self._metered(self._read())
         self._require_trustworthy()
+        self.decoding = None
         if any(text.reference for text in self.texts):
             self.begin("comparing logits as they are decoded")
             floor = decoding_distance(contest.reference.reading, self.texts, self.truths, contest.device)
@@ -188,33 +170,56 @@ class _Run:
             self.decoding_floor = max(floor, self.floor, key=lambda distance: distance.rms)
             self.decoding = self._decoding()
 
+    def _read(self) -> Iterator[Float[Tensor, "seq vocab"]]:
+        """Let all models read each text; yield the candidate's logits (T, V), and count the others'."""
+        contest = self.contest
+        models = (contest.truth, contest.candidate, contest.reference, contest.plain)
+        for i, text in enumerate(self.texts, start=1):
+            self.begin(f"comparing logits and norms on prompt {i} of {len(self.texts)}")
+            ids = contest.tensor(text.text)  # (1, T)
+            truth, candidate, reference, plain = (model(ids)[0] for model in models)  # each (T, V)
+            self.drift.add()
+            self.floor.add(reference, truth)
+            self.bits.add(plain, reference)
+            self.truths.append(truth)
+            yield candidate
+
+    def _metered(self, logits: Iterable[Float[Tensor, "seq vocab"]]) -> LogitsMeter:
+        """Compare a candidate's logits of every text with the truth."""
+        meter = LogitsMeter()
+        for candidate, text, truth in zip(logits, self.texts, self.truths, strict=True):
+            meter.add(truth, candidate, self.contest.tensor(text.prompt)[0, 1:])
+        return meter
+
     def findings(self) -> dict[str, Any]:
         """The parts of the report that are always there."""
         self.begin("timing")
-        logits, longest = over_floor(self.meter.distance, self.floor), self.longest
+        longest = self.texts.index(self.longest)
         return dict(
-            bitwise=Bitwise(equal=self.bits.largest == 0, max_abs_error=self.bits.largest),
-            logits=logits,
-            distribution=self.meter.distribution(),
-            greedy=compare_greedy(self.texts, self._margins(), logits.greedy_noise, self.judged),
+            **self._deciding(self.meter, self.texts),
+            decoding=self.decoding,
+            bitwise=Fields(equal=self.bits.largest == 0, max_abs_error=self.bits.largest),
             norm_sites=self.drift.norm_sites(self.contest.swapped),
             blocks=self.drift.block_drift(),
-            decoding=self.decoding,
-            tokens=self._token_drift(self.texts.index(longest)),
-            speed=speed(self.contest, longest.text),
-            cost=cost(self.contest, longest.prompt),
-            notes=[*self.contest.notes, *self._unsteadiness(longest)],
+            tokens=Fields(
+                prompt=longest,
+                pieces=[self.judged.text([token]) or f"#{token} " for token in self.longest.text],
+                kl=self.meter.kl[longest].tolist(),
+                new_from=len(self.longest.prompt),
+            ),
+            speed=speed(self.contest, self.longest.text),
+            cost=cost(self.contest, self.longest.prompt),
+            notes=self.contest.notes,
         )
 
-    def noise(self) -> list[OrdinaryDifference]:
+    def noise(self) -> list[Fields]:
         """Ordinary differences, on the shortest prompt: float16 is slow on a CPU."""
         self.begin("measuring ordinary differences")
-        shortest = min(range(len(self.texts)), key=lambda i: len(self.texts[i].prompt))
-        prompt = self.texts[shortest].prompt
-        return ordinary_differences(self.contest, prompt, self.truths[shortest][: len(prompt)])
+        text, truth = min(zip(self.texts, self.truths, strict=True), key=lambda pair: len(pair[0].prompt))
+        return ordinary_differences(self.contest, text.prompt, truth[: len(text.prompt)])
 
     def failing(
-        self, report: ParityReport, limits: dict[str, float], text_ids: list[int]
+        self, report: dict[str, Any], limits: dict[str, float], text_ids: list[int]
     ) -> Callable[[list[str]], bool]:
         """Return the function that says whether the report would fail with the norm at some of its sites only.
 
@@ -225,78 +230,45 @@ class _Run:
         def fails(sites: list[str]) -> bool:
             self.contest.swap_only(sites)
             try:
-                partial = self._measured_again(report, limits, text_ids)
-                if partial.passed and self.decoding is not None:
-                    partial = _spent(dataclasses.replace(partial, decoding=self._decoding()), limits)
-                return not partial.passed
+                found = report | self._measured_again() | {"decoding": None}
+                if report["perplexity"] is not None and "perplexity" in limits:
+                    candidate = perplexity_of_ids(self.contest.candidate, text_ids)
+                    found["perplexity"] = Fields(report["perplexity"], candidate=candidate)
+                if judged(found, limits).passed and self.decoding is not None:
+                    found["decoding"] = self._decoding()
+                return not judged(found, limits).passed
             finally:
                 self.contest.swap_only(self.contest.swapped)
 
         return fails
 
-    def _measured_again(self, report: ParityReport, limits: dict[str, float], text_ids: list[int]) -> ParityReport:
-        """Measure again what decides the verdict, except the decoded logits, and return the new report."""
-        meter, texts = LogitsMeter(), []
-        for text, truth in zip(self.texts, self.truths, strict=True):
-            logits = self.contest.candidate(self.contest.tensor(text.text))[0]  # (T, V)
-            meter.add(truth, logits, self._targets(text))
-            texts.append(text._replace(candidate=logits[text.before_new].argmax(-1).tolist()))
-        found: dict[str, Any] = dict(
+    def _measured_again(self) -> dict[str, Any]:
+        """What decides the verdict, except the decoded logits, of the candidate as it stands."""
+        logits = [self.contest.candidate(self.contest.tensor(text.text))[0] for text in self.texts]  # each (T, V)
+        texts = [
+            text._replace(candidate=rows[text.before_new].argmax(-1).tolist())
+            for text, rows in zip(self.texts, logits, strict=True)
+        ]
+        return self._deciding(self._metered(logits), texts)
+
+    def _deciding(self, meter: LogitsMeter, texts: list[Continued]) -> dict[str, Any]:
+        noise = 2 * self.floor.largest  # can swap two logits this close: each may be off by the floor's maximum
+        return dict(
             logits=over_floor(meter.distance, self.floor),
             distribution=meter.distribution(),
-            greedy=compare_greedy(texts, self._margins(), report.logits.greedy_noise, self.judged),
-            decoding=None,
+            greedy=compare_greedy(texts, self.truths, noise, self.judged),
         )
-        if report.perplexity is not None and "perplexity" in limits:
-            candidate = perplexity_of_ids(self.contest.candidate, text_ids)
-            found["perplexity"] = dataclasses.replace(report.perplexity, candidate=candidate)
-        return _spent(dataclasses.replace(report, **found), limits)
 
-    def _decoding(self) -> Logits:
+    def _decoding(self) -> Fields:
         """The candidate's logits as they are while the continuations are written."""
         reader = reader_of(self.contest.candidate)
         candidate = decoding_distance(reader, self.texts, self.truths, self.contest.device)
         return over_floor(candidate, self.decoding_floor)
 
     def _require_trustworthy(self) -> None:
-        most = MOST_FLOOR[self.contest.dtype] * self.floor.scale
-        if self.floor.rms > most:
+        if self.floor.rms > MOST_FLOOR[self.contest.dtype] * self.floor.scale:
             raise MiniGPTError(
                 f"transformers at {dtype_name(self.contest.dtype)} is {brief(self.floor.rms)} from itself in float64, "
                 f"on logits of scale {brief(self.floor.scale)}, so it cannot be the reference; update transformers, "
                 "or try another --attention or --dtype"
             )
-
-    def _unsteadiness(self, text: Continued) -> list[str]:
-        ids = self.contest.tensor(text.text)  # (1, T)
-        is_steady = torch.equal(self.contest.candidate(ids), self.contest.candidate(ids))
-        return [] if is_steady else ["The candidate's logits differ from call to call; these are those of one call."]
-
-    @property
-    def longest(self) -> Continued:
-        return max(self.texts, key=lambda text: len(text.text))
-
-    def _targets(self, text: Continued) -> Tensor:
-        """The tokens of the prompt that are predicted: (prompt - 1,)."""
-        return self.contest.tensor(text.prompt)[0, 1:]
-
-    def _margins(self) -> list[list[float]]:
-        margins = []
-        for text, truth in zip(self.texts, self.truths, strict=True):
-            best = truth[text.before_new].topk(min(2, truth.shape[-1])).values  # (new, 2)
-            margins.append((best[:, 0] - best[:, -1]).tolist())
-        return margins
-
-    def _token_drift(self, i: int) -> TokenDrift:
-        text = self.texts[i]
-        return TokenDrift(
-            prompt=i,
-            pieces=[self.judged.piece(token) for token in text.text],
-            kl=self.meter.kl[i].tolist(),
-            new_from=len(text.prompt),
-        )
-
-
-def _spent(report: ParityReport, limits: dict[str, float]) -> ParityReport:
-    """The report with its budget computed from its own figures."""
-    return dataclasses.replace(report, budget=spend(report, limits)) if limits else report

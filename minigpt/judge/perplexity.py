@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
-from minigpt.judge.contest import Contest
+from minigpt.judge.contest import Contest, require_tokenizer
 from minigpt.judge.measures import perplexity_of
-from minigpt.judge.parity_report import TextPerplexity
+from minigpt.judge.report import Fields
 from minigpt.measure.steps import Progress, Steps
 from minigpt.text_file import read_text
 from minigpt.tokenizer import Tokenizer
@@ -56,13 +56,17 @@ def window_loss(model: GPT2, ids: list[int], start: int, first: int, end: int) -
     return loss
 
 
-def text_perplexity(contest: Contest, file: str | Path, ids: list[int], begin: Steps) -> TextPerplexity:
+def text_perplexity(contest: Contest, file: str | Path, ids: list[int], begin: Steps) -> Fields:
     """Perplexity of a file's tokens with the original model and with the candidate."""
-    window, found = contest.config.n_positions, []
-    for name, model in (("the original model", contest.plain), ("the candidate", contest.candidate)):
-        begin(f"perplexity of {file} with {name}")
-        found.append(perplexity_of_ids(model, ids))
-    return TextPerplexity(str(file), len(ids), window, max(1, window // 2), *found)
+    window = contest.config.n_positions
+    found = Fields(file=str(file), tokens=len(ids), window=window, stride=max(1, window // 2))
+    for name, model, told in (
+        ("reference", contest.plain, "the original model"),
+        ("candidate", contest.candidate, "the candidate"),
+    ):
+        begin(f"perplexity of {file} with {told}")
+        found[name] = perplexity_of_ids(model, ids)
+    return found
 
 
 def windows_of(tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
@@ -81,16 +85,14 @@ def file_ids(file: str | Path, tokenizer: Tokenizer | None, context: int) -> lis
         GenerationError: if the file cannot be read or has fewer than two tokens, the checkpoint has no tokenizer, or
             the model's ``context`` is one token.
     """
-    if tokenizer is None:
-        raise GenerationError(f"{file} needs a tokenizer, and the checkpoint has none")
-    ids = tokenizer.encode(read_text(Path(file), GenerationError))
+    ids = require_tokenizer(tokenizer, file).encode(read_text(Path(file), GenerationError))
     require_predictable(str(file), ids, context)
     return ids
 
 
 def require_predictable(name: str, ids: list[int], context: int) -> None:
     """Raise GenerationError if no token of a text can be predicted."""
-    if context < 2:
-        raise GenerationError(f"{name} cannot be judged by a model whose context is {context} token")
-    if len(ids) < 2:
-        raise GenerationError(f"{name} must have at least 2 tokens, got {len(ids)}")
+    if min(len(ids), context) < 2:
+        raise GenerationError(
+            f"{name} must have at least 2 tokens, and the model's context too, got {len(ids)} and {context}"
+        )

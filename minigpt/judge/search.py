@@ -1,13 +1,11 @@
 """Which sites break the verdict: the smallest sets of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from minigpt.judge.parity_report import Bisection
+from minigpt.judge.report import Fields
 
 
-def bisect(sites: list[str], fails: Callable[[list[str]], bool]) -> Bisection:
+def bisect(sites: list[str], fails: Callable[[list[str]], bool]) -> Fields:
     """Find the sites that must have their own norm back, as minimal failing sets, until the remaining sites pass.
 
     Nothing is found if the verdict fails without any of them, since something else breaks it.
@@ -29,25 +27,22 @@ def bisect(sites: list[str], fails: Callable[[list[str]], bool]) -> Bisection:
             break
         found.append(minimal_failing(remaining, counted))
         remaining = [site for site in remaining if site not in found[-1]]
-    return Bisection([site for site in sites if site not in remaining], found, asked)
+    return Fields(sites=[site for site in sites if site not in remaining], sets=found, verdicts=asked)
 
 
-def minimal_failing(sites: list[str], fails: Callable[[list[str]], bool]) -> list[str]:
-    """A failing subset from which no site can be left out (delta debugging, Zeller & Hildebrandt 2002).
+def minimal_failing(
+    sites: list[str], fails: Callable[[list[str]], bool], beside: Sequence[str] = (), *, ask: bool = False
+) -> list[str]:
+    """A subset that fails, and from which no site can be left out (QuickXplain, Junker 2004).
 
     Args:
-        sites: a set that is known to fail.
+        sites: a set that is known to fail with the norm at the sites of ``beside`` too.
+        ask: whether ``beside`` may fail by itself.
     """
-    parts = 2
-    while len(sites) > 1:
-        chunks = [chunk.tolist() for chunk in np.array_split(sites, min(parts, len(sites)))]
-        complements = [[site for site in sites if site not in chunk] for chunk in chunks]
-        if (failing := next(filter(fails, chunks), None)) is not None:
-            sites, parts = failing, 2
-        elif len(chunks) > 2 and (failing := next(filter(fails, complements), None)) is not None:
-            sites, parts = failing, len(chunks) - 1
-        elif len(chunks) == len(sites):
-            break
-        else:
-            parts = 2 * len(chunks)
-    return sites
+    if ask and fails([*beside]):
+        return []
+    if len(sites) == 1:
+        return sites
+    first, second = sites[: len(sites) // 2], sites[len(sites) // 2 :]
+    needed = minimal_failing(second, fails, [*beside, *first], ask=True)
+    return minimal_failing(first, fails, [*beside, *needed], ask=bool(needed)) + needed

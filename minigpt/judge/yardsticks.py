@@ -1,9 +1,9 @@
 """What a norm's error and time are held against: ordinary differences, transformers' time, the norms' share of it."""
 
-import functools
-import itertools
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import takewhile
 from statistics import median
 from typing import Any
 
@@ -11,30 +11,29 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minigpt.engine import GPT2
 from minigpt.judge.contest import Contest
 from minigpt.judge.measures import Distance
-from minigpt.judge.parity_report import Cost, OrdinaryDifference, Speed
+from minigpt.judge.report import Fields
 from minigpt.measure.stopwatch import in_turns, wall_seconds
 
 BATCH = 8
+ROUNDS, LEAST_ROUNDS, ENOUGH_S = 7, 3, 3.0
 
 
-def ordinary_differences(
-    contest: Contest, text: list[int], truth: Float[Tensor, "seq vocab"]
-) -> list[OrdinaryDifference]:
+def ordinary_differences(contest: Contest, text: list[int], truth: Float[Tensor, "seq vocab"]) -> list[Fields]:
     """Return RMS differences of the logits of one text under harmless changes, e.g. of the dtype.
 
     Each comes with the candidate's error on the same text as a share of it.
     """
-    ours = Distance()
-    ours.add(contest.candidate(contest.tensor(text))[0], truth)
-    found = []
-    for name, one, other in _pairs(contest, text):
-        distance = Distance()
-        distance.add(one, other)
-        found.append(OrdinaryDifference(name, distance.rms, ours.rms / distance.rms if distance.rms else None))
-    return found
+    error = _rms(contest.candidate(contest.tensor(text))[0], truth)
+    found = [(name, _rms(one, other)) for name, one, other in _pairs(contest, text)]
+    return [Fields(difference=name, rms_error=rms, share=error / rms if rms else None) for name, rms in found]
+
+
+def _rms(one: Tensor, other: Tensor) -> float:
+    distance = Distance()
+    distance.add(one, other)
+    return distance.rms
 
 
 def _pairs(contest: Contest, text: list[int]) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -45,7 +44,6 @@ def _pairs(contest: Contest, text: list[int]) -> Iterator[tuple[str, Tensor, Ten
     for name in ("bfloat16", "float16"):
         yield f"{name} against float32", _logits(contest, ids, dtype=getattr(torch, name)), logits
     yield f"batch of 1 against batch of {BATCH}", logits, _logits(contest, ids.expand(BATCH, -1))[:1]
-    yield from _in_company(contest.candidate, ids)
     if contest.device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         with_tf32 = _logits(contest, ids)
@@ -53,33 +51,24 @@ def _pairs(contest: Contest, text: list[int]) -> Iterator[tuple[str, Tensor, Ten
         yield "TF32 against float32", with_tf32, logits
 
 
-def _in_company(model: GPT2, ids: Int[Tensor, "1 seq"]) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """The candidate's logits of one text, read in other ways. Kernels may change their order of summation there."""
-    alone, seq = model(ids), ids.shape[1]
-    few, many = (model(ids.expand(texts, -1))[:1] for texts in (max(255 // seq, 1), 255 // seq + 1))
-    yield f"candidate among up to 255 rows against 256 and more, {seq} a text", few, many
-    yield "candidate alone against among others", alone, many
-    for name, size in (("in two pieces", -(-seq // 2)), ("decoded", 1)):
-        cache = model.new_cache(1, seq)
-        yield (
-            f"candidate {name} against read at once",
-            torch.cat([model(p, cache=cache) for p in ids.split(size, 1)], 1),
-            alone,
-        )
-
-
 def _logits(contest: Contest, ids: Int[Tensor, "batch seq"], **other: Any) -> Float[Tensor, "batch seq vocab"]:
     """Logits of a model that is freed afterwards: five models at once would fill the memory."""
     return contest.ours(**{"dtype": torch.float32} | other)(ids)
 
 
-def speed(contest: Contest, text: list[int]) -> Speed:
+def speed(contest: Contest, text: list[int]) -> Fields:
     """Medians of one forward over a text, candidate and transformers in turns."""
     ids = contest.tensor(text)
-    return Speed(*interleaved_ms(contest.device, lambda: contest.candidate(ids), lambda: contest.reference(ids)))
+    return Fields(
+        interleaved_ms(
+            contest.device,
+            candidate_ms=lambda: contest.candidate(ids),
+            reference_ms=lambda: contest.reference(ids),
+        )
+    )
 
 
-def cost(contest: Contest, text: list[int]) -> Cost:
+def cost(contest: Contest, text: list[int]) -> Fields:
     """The norms' share of the time to read a text (prefill) and to read one more token (decode)."""
     model, ids = contest.candidate, contest.tensor(text)
     norms = list(model.norm_modules().values())
@@ -94,24 +83,26 @@ def cost(contest: Contest, text: list[int]) -> Cost:
 
     taken = interleaved_ms(
         contest.device,
-        lambda: model(ids),
-        lambda: [norm(prefilled) for norm in norms],
-        decode,
-        lambda: [norm(prefilled[:, :1]) for norm in norms],
+        prefill_ms=lambda: model(ids),
+        prefill_norm_ms=lambda: [norm(prefilled) for norm in norms],
+        decode_ms=decode,
+        decode_norm_ms=lambda: [norm(prefilled[:, :1]) for norm in norms],
     )
-    return Cost(len(text), *taken)
+    shares = {
+        f"{phase}_norm_share": min(1.0, taken[f"{phase}_norm_ms"] / taken[f"{phase}_ms"])
+        for phase in ("prefill", "decode")
+    }
+    return Fields(prefill_tokens=len(text), **taken, **shares)
 
 
-def interleaved_ms(
-    device: torch.device, *contestants: Callable[[], object], repeats: int = 7, enough_s: float = 3.0
-) -> list[float]:
+def interleaved_ms(device: torch.device, **contestants: Callable[[], object]) -> dict[str, float]:
     """Median milliseconds of each, taken in turns after a first round that warms up.
 
-    At least three rounds are measured, then more until there are ``repeats`` or ``enough_s`` seconds have passed.
+    At least three rounds are measured, then more until there are seven or three seconds have passed.
     """
-    for contestant in contestants:
+    for contestant in contestants.values():
         contestant()
     began = time.perf_counter()
-    rounds = itertools.takewhile(lambda done: done < 3 or time.perf_counter() - began <= enough_s, range(repeats))
-    timed = [functools.partial(wall_seconds, contestant, 1, device) for contestant in contestants]
-    return [1000 * median(seconds) for seconds in in_turns(dict(enumerate(timed)), rounds).values()]
+    rounds = takewhile(lambda done: done < LEAST_ROUNDS or time.perf_counter() - began <= ENOUGH_S, range(ROUNDS))
+    timed = {name: partial(wall_seconds, contestant, 1, device) for name, contestant in contestants.items()}
+    return {name: 1000 * median(seconds) for name, seconds in in_turns(timed, rounds).items()}

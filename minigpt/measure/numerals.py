@@ -1,11 +1,17 @@
 """Numbers as text: one format for messages, the terminal and the pages."""
 
 import math
+from typing import TypeGuard
+
+
+def is_finite(x: float | None) -> TypeGuard[float]:
+    """Return True for a number that is neither NaN nor infinite; None stands for one that is."""
+    return x is not None and math.isfinite(x)
 
 
 def brief(x: float | None, digits: int = 3) -> str:
     """Format with ``digits`` significant digits: 0, 0.0123, 12.0, 12,345, 1.23e-7; None means not finite."""
-    if x is None or not math.isfinite(x):
+    if not is_finite(x):
         return "not finite"
     if x == 0:
         return "0"
@@ -22,11 +28,13 @@ def precise(x: float | None) -> str:
 
 def times(x: float | None) -> str:
     """Format a ratio: 0.940 and a multiplication sign."""
-    return f"{brief(x)}\u00d7"
+    return brief(x) + "\u00d7" * is_finite(x)
 
 
-def percent(x: float) -> str:
+def percent(x: float | None) -> str:
     """Format a share. It reads 100% only if it is exactly 1."""
+    if not is_finite(x):
+        return brief(x)
     digits = 3
     while x != 1 and digits < 15 and float(f"{100 * x:.{digits}g}") == 100:
         digits += 1
@@ -38,7 +46,7 @@ def change(before: float | None, after: float | None) -> str:
     if before == after and before is not None:
         return "none"
     if not before or after is None or not math.isfinite(after / before):
-        return "not finite"
+        return brief(None)
     ratio = after / before
     return times(ratio) if ratio >= 10 else ("+" if ratio > 1 else "\u2212") + percent(abs(ratio - 1))
 

@@ -1,20 +1,66 @@
-"""Many parity reports in one table, as people compare them in a terminal."""
+"""Parity reports as people compare them: labelled, and in one table for a terminal."""
 
-from collections.abc import Callable, Sequence
+import string
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from minigpt.errors import MiniGPTError
+from minigpt.judge.report import outcome_of, perplexities
 from minigpt.measure.numerals import brief, percent, precise, times
 from minigpt.report.parity_summary import outcome
-from minigpt.report.reading import Reading, caution, outcome_of, readings_of
 
-Writer = Callable[[float], str]
+Report = dict[str, Any]
+
+KINDS = {
+    "model": str, "norm": str, "sites": list, "device": str, "dtype": str, "attention": str, "versions": dict,
+    "verdict": str, "reasons": list, "logits": dict, "distribution": dict, "greedy": dict, "norm_sites": list,
+}  # fmt: skip
 
 
-def reports_table(reports: Sequence[dict[str, Any]]) -> RenderableType:
+def labelled(reports: Sequence[Report]) -> list[Report]:
+    """Return what was measured of each report, with its outcome and, if there are several, a label A, B, C.
+
+    Raises:
+        MiniGPTError: if one of them is not a parity report.
+    """
+    found, letters = [], string.ascii_uppercase
+    for i, report in enumerate(reports):
+        label = f"{letters[i % 26]}{i // 26 or ''}" if len(reports) > 1 else ""
+        lacking = [
+            key for key, kind in KINDS.items() if not (isinstance(report, dict) and isinstance(report.get(key), kind))
+        ]
+        if lacking or report["verdict"] not in ("pass", "fail"):
+            raise MiniGPTError(
+                f"{f'report {label}' if label else 'the report'} is not a parity report: its "
+                f"{', '.join(lacking) or 'verdict'} cannot be read; write one with minigpt parity --json FILE"
+            )
+        measured = {name: value for name, value in report.items() if value is not None}
+        heading = f"{label} · {report['norm']}" if label else ""
+        found.append(measured | {"label": label, "heading": heading, "outcome": outcome_of(report)})
+    return found
+
+
+def conditions(reports: Sequence[Report]) -> dict[str, list[Any]]:
+    """What each report was measured on: a list for each condition that one of them names."""
+    names = ("model", "against", "norm", "sites", "dtype", "attention", "device", "prompts")
+    facts = {name: [report.get(name) for report in reports] for name in names}
+    for name in dict.fromkeys(name for report in reports for name in report["versions"]):
+        facts[name.replace("_", " ")] = [report["versions"].get(name) for report in reports]
+    return {name: values for name, values in facts.items() if any(values)}
+
+
+def caution(reports: Sequence[Report]) -> str | None:
+    """Say in what the reports were not measured alike, so that their figures cannot be compared."""
+    facts = conditions(reports).items()
+    names = [name for name, values in facts if values.count(values[0]) < len(values) and name not in ("norm", "sites")]
+    return f"Not measured alike: the reports differ in {', '.join(names)}." if names else None
+
+
+def reports_table(reports: Sequence[Report]) -> RenderableType:
     """One table with a row for each report, and why those fail that do.
 
     Args:
@@ -23,40 +69,28 @@ def reports_table(reports: Sequence[dict[str, Any]]) -> RenderableType:
     Raises:
         MiniGPTError: if one of them is not a parity report.
     """
-    readings = readings_of(reports)
+    reports = labelled(reports)
     figures = ("KL mean", "top-1", "perplexity", "of noise", "greedy")
-    models = ("model",) if len({reading["model"].text for reading in readings}) > 1 else ()
-    names = (*models, "norm", "sites")
-    table = Table("", "", *names, *figures, box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for reading in readings:
-        in_file = "perplexity.candidate" if reading["perplexity"] else "distribution.perplexity_candidate"
+    models = ("model",) if len({report["model"] for report in reports}) > 1 else ()
+    table = Table("", "", *models, "norm", "sites", *figures, box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for report in reports:
+        found, parting = report["distribution"], report["greedy"].get("first_divergence")
         table.add_row(
-            reading.label,
-            outcome(outcome_of(reading)),
-            *(Text(reading[name].text) for name in names),
-            _written(reading, "distribution.kl_mean", brief),
-            _written(reading, "distribution.top1_agreement", percent),
-            _written(reading, in_file, precise),
-            _written(reading, "logits.ratio", times),
-            _parting(reading),
+            report["label"],
+            outcome(report["outcome"]),
+            *(Text(report[name]) for name in (*models, "norm")),
+            Text(", ".join(report["sites"])),
+            brief(found["kl_mean"]),
+            percent(found["top1_agreement"]),
+            precise(perplexities(report)[1]),
+            times(report["logits"]["ratio"]),
+            f"parts at {parting['token']}" if parting else "all agree",
         )
-    before = {_written(r, "distribution.perplexity_reference", precise) for r in readings if not r["perplexity"]}
-    before |= {_written(r, "perplexity.reference", precise) for r in readings if r["perplexity"]}
+    before = {precise(perplexities(report)[0]) for report in reports}
     table.caption = f"perplexity of the original: {', '.join(sorted(before))}"
     table.caption_justify = "left"
-    told = [Text(f"{r.label}: {reason.text}") for r in readings if outcome_of(r) == "FAIL" for reason in r["reasons"]]
-    told += [Text(f"{r.label} is broken by {r['bisect.sites'].text}") for r in readings if list(r["bisect.sites"])]
-    return Group(*map(Text, filter(None, [caution(readings)])), table, *told)
-
-
-def _written(reading: Reading, path: str, written: Writer) -> str:
-    x = reading[path].number
-    return "-" if path not in reading else "not finite" if x is None else written(x)
-
-
-def _parting(reading: Reading) -> str:
-    """Whether greedy decoding parts from transformers', and at which new token."""
-    parting = reading["greedy.first_divergence"]
-    if not reading["greedy"]:
-        return "-"
-    return f"parts at {parting['token'].text}" if parting else "all agree"
+    said = caution(reports)
+    why = [f"{r['label']}: {reason}" for r in reports if r["outcome"] == "FAIL" for reason in r["reasons"]]
+    broken = {r["label"]: r.get("bisect", {}).get("sites") for r in reports}
+    why += [f"{label} is broken by {', '.join(sites)}" for label, sites in broken.items() if sites]
+    return Group(*([Text(said)] if said else []), table, *map(Text, why))

@@ -1,15 +1,13 @@
 """What each norm is given, as a table in the terminal and as a page."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.table import Table
 
-from minigpt.judge.look import SiteLook
+from minigpt.judge.report import Fields
 from minigpt.measure.numerals import brief, percent
 from minigpt.report.charts import LogScale
 from minigpt.report.page import render
-from minigpt.report.reading import Reading
 
 HEADS = ("norm site", "deviation", "spread", "first token", "mean's share", "largest channels", "constant explains")
 QUANTITIES = {
@@ -22,25 +20,20 @@ QUANTITIES = {
 }
 
 
-def look_rows(sites: Sequence[SiteLook]) -> list[tuple[str, ...]]:
+def look_rows(sites: Sequence[Fields]) -> list[tuple[str, ...]]:
     """Return the cells of the table, a row for each site."""
     return [
         (
-            one.site, *(brief(x) for x in (one.deviation, one.deviation_spread, one.deviation_first)),
-            percent(one.mean_share), _channels(one),
+            one.site, brief(one.deviation), brief(one.deviation_spread), brief(one.deviation_first),
+            percent(one.mean_share),
+            f"{', '.join(str(top.channel) for top in one.channels)}: {percent(sum(top.share for top in one.channels))}",
             percent(1 - one.unexplained),
         )
         for one in sites
     ]  # fmt: skip
 
 
-def _channels(site: SiteLook) -> str:
-    """Return the channels with most of the variance, and their share of it together."""
-    share = percent(sum(top.share for top in site.channels))
-    return f"{', '.join(str(top.channel) for top in site.channels)}: {share}"
-
-
-def look_summary(sites: Sequence[SiteLook], about: str) -> Table:
+def look_summary(sites: Sequence[Fields], about: str) -> Table:
     """Return the table for a terminal."""
     table = Table(*HEADS, box=None, pad_edge=False, caption=about, caption_justify="left")
     table.columns[5].no_wrap = True
@@ -49,11 +42,10 @@ def look_summary(sites: Sequence[SiteLook], about: str) -> Table:
     return table
 
 
-def look_page(sites: Sequence[SiteLook], fields: dict[str, Any], about: str) -> str:
+def look_page(sites: Sequence[Fields], title: str, about: str) -> str:
     """Return a page with a map of the sites for each quantity, and the table."""
-    reading = Reading(fields)
-    scales = {name: LogScale(site[name].number for site in reading["norm_sites"]) for name in QUANTITIES}
+    scales = {name: LogScale(site[name] for site in sites) for name in QUANTITIES}
     return render(
-        "look.html", title=f"Norm sites of {fields['model']}", about=about, reading=reading, scales=scales,
-        quantities=QUANTITIES, heads=HEADS, rows=look_rows(sites),
+        "look.html", title=title, about=about, report={"norm_sites": sites}, scales=scales, quantities=QUANTITIES,
+        heads=HEADS, rows=look_rows(sites),
     )  # fmt: skip

@@ -1,6 +1,5 @@
 """A parity report as people read it in a terminal."""
 
-import math
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -8,8 +7,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from minigpt.judge.parity_report import NormSite, ParityReport
-from minigpt.measure.numerals import brief, percent, precise
+from minigpt.judge.report import Fields, ParityReport
+from minigpt.measure.numerals import brief, is_finite, percent, precise
 
 MOST_SITES = 5
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "DIFFERENT": "bold yellow"}
@@ -23,29 +22,28 @@ def parity_summary(report: ParityReport) -> RenderableType:
         f"{report.device}, {report.prompts}"
     )
     sentences = [*report.reasons, *report.notes, *_next_step(report)]
+    figures = _table(padding=(0, 2, 0, 0))
+    closeness = [*_logits(report), *_distribution(report)]
+    if report.outcome == "DIFFERENT":
+        closeness = [*_distribution(report), *_logits(report)]
+    for name, figure in (*closeness, *_others(report)):
+        figures.add_row(name, figure)
     return Group(
         outcome(report.outcome, about),
         *(Padding(Text(sentence), (0, 0, 0, 2), expand=False) for sentence in sentences),
-        _figures(report),
+        figures,
         _worst_sites(report.norm_sites),
         *_fit_and_removal(report),
     )
 
 
-def _fit_and_removal(report: ParityReport) -> Iterator[RenderableType]:
-    """What the sites explain before and after they were fitted, and the order in which they are swapped."""
-    if report.fit is not None:
-        table = Table("norm site", "explains", "fitted", box=None, pad_edge=False)
-        for site in sorted(report.fit, key=lambda site: site.after):
-            table.add_row(site.site, percent(site.before), percent(site.after))
-        yield table
-    if report.removal is not None:
-        yield Text(report.removal.summary(report.budget))
-        table = Table("sites swapped", "the last", "KL divergence", "loss", box=None, pad_edge=False)
-        table.add_row("0", "", "0", precise(report.removal.loss))
-        for number, step in enumerate(report.removal.steps, 1):
-            table.add_row(str(number), step.site, brief(step.kl_mean), precise(step.loss))
-        yield table
+def outcome(word: str, about: str = "") -> Text:
+    """A verdict in its colour, and what it is about."""
+    return Text(word, style=STYLES[word]).append(f"  {about}" if about else "", style="not bold default")
+
+
+def _table(*heads: str, padding: tuple[int, int, int, int] = (0, 1, 0, 0)) -> Table:
+    return Table(*heads, show_header=bool(heads), box=None, pad_edge=False, padding=padding)
 
 
 def _next_step(report: ParityReport) -> Iterator[str]:
@@ -59,21 +57,6 @@ def _next_step(report: ParityReport) -> Iterator[str]:
         yield f"Next: {'; '.join(steps)}."
 
 
-def outcome(word: str, about: str = "") -> Text:
-    """A verdict in its colour, and what it is about."""
-    return Text(word, style=STYLES[word]).append(f"  {about}" if about else "", style="not bold default")
-
-
-def _figures(report: ParityReport) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    parts = (_distribution(report), _logits(report))
-    closeness = parts if report.outcome == "DIFFERENT" else reversed(parts)
-    for part in (*closeness, _decoding(report), _asked_for(report), _time(report)):
-        for name, figure in part:
-            table.add_row(name, figure)
-    return table
-
-
 def _distribution(report: ParityReport) -> Iterator[tuple[str, str]]:
     found = report.distribution
     yield (
@@ -81,7 +64,7 @@ def _distribution(report: ParityReport) -> Iterator[tuple[str, str]]:
         f"mean {brief(found.kl_mean)}, median {brief(found.kl_median)}, 99.9th percentile {brief(found.kl_p999)}, "
         f"largest {brief(found.kl_max)} nats",
     )
-    if math.isnan(found.perplexity_reference) and math.isfinite(report.logits.scale):
+    if not is_finite(found.perplexity_reference):
         yield "perplexity", "nothing to predict: no prompt has two tokens"
     else:
         of_what = f", of the {report.prompts}; --text FILE measures others" if "built-in" in report.prompts else ""
@@ -106,24 +89,11 @@ def _logits(report: ParityReport) -> Iterator[tuple[str, str]]:
     yield "largest error", f"{brief(logits.max_abs_error)} (noise floor {brief(logits.noise_floor_max)})"
 
 
-def _decoding(report: ParityReport) -> Iterator[tuple[str, str]]:
-    yield "greedy tokens", _greedy(report)
+def _others(report: ParityReport) -> Iterator[tuple[str, str]]:
+    """Greedy decoding, what was asked for, and the time."""
+    yield "greedy tokens", _greedy(report.greedy)
     difference = f"differs from transformers by up to {brief(report.bitwise.max_abs_error)}"
     yield "reference arithmetic", "equals transformers bit for bit" if report.bitwise.equal else difference
-
-
-def _greedy(report: ParityReport) -> str:
-    parting, compared = report.greedy.first_divergence, report.greedy.tokens_compared
-    if parting is None:
-        return f"all {compared} agree"
-    excuse = "within the noise" if parting.within_noise else "beyond the noise"
-    return (
-        f"{compared} compared; prompt {parting.prompt} parts at token {parting.token}, {excuse}: "
-        f"margin {brief(parting.margin)}, noise {brief(parting.noise)}"
-    )
-
-
-def _asked_for(report: ParityReport) -> Iterator[tuple[str, str]]:
     for ordinary in report.noise or []:
         share = "no difference" if ordinary.share is None else f"this error is {brief(ordinary.share)} of it"
         yield ordinary.difference, f"{brief(ordinary.rms_error)}: {share}"
@@ -140,22 +110,49 @@ def _asked_for(report: ParityReport) -> Iterator[tuple[str, str]]:
     for line in report.budget or []:
         kept = "kept" if line.kept else "NOT kept"
         yield f"budget {line.quantity}", f"{brief(line.measured)} of {line.limit:g}: {kept}"
-
-
-def _time(report: ParityReport) -> Iterator[tuple[str, str]]:
     yield "one forward", f"{brief(report.speed.candidate_ms)} ms (transformers {brief(report.speed.reference_ms)} ms)"
-    if (cost := report.cost) is not None:
-        shares = f"prefill {percent(cost.prefill_norm_share)}, decode {percent(cost.decode_norm_share)}"
-        yield "norms' share of time", shares
+    shares = (percent(report.cost[f"{phase}_norm_share"]) for phase in ("prefill", "decode"))
+    yield "norms' share of time", "prefill {}, decode {}".format(*shares)
 
 
-def _worst_sites(sites: list[NormSite]) -> Table:
-    heads = ("norm site", "own error", "propagated error", "transformers' own", "swapped")
-    table = Table(*heads, box=None, pad_edge=False)
+def _greedy(greedy: Fields) -> str:
+    parting, compared = greedy.first_divergence, greedy.tokens_compared
+    if parting is None:
+        return f"all {compared} agree"
+    excuse = "within the noise" if parting.within_noise else "beyond the noise"
+    return (
+        f"{compared} compared; prompt {parting.prompt} parts at token {parting.token}, {excuse}: "
+        f"margin {brief(parting.margin)}, noise {brief(parting.noise)}"
+    )
+
+
+def _worst_sites(sites: list[Fields]) -> Table:
+    table = _table("norm site", "own error", "propagated error", "transformers' own", "swapped")
     for site in sorted(sites, key=lambda site: -site.local_error)[:MOST_SITES]:
-        errors = (f"{brief(error)}" for error in (site.local_error, site.propagated_error, site.noise))
+        errors = map(brief, (site.local_error, site.propagated_error, site.noise))
         table.add_row(site.site, *errors, "yes" if site.swapped else "no")
     if len(sites) > MOST_SITES:
         table.caption = f"the {MOST_SITES} with the largest own error, of {len(sites)}"
         table.caption_justify = "left"
     return table
+
+
+def _fit_and_removal(report: ParityReport) -> Iterator[RenderableType]:
+    """What the sites explain before and after they were fitted, and the order in which they are swapped."""
+    if report.fit is not None:
+        table = _table("norm site", "explains", "fitted")
+        for site in sorted(report.fit, key=lambda site: site.after):
+            table.add_row(site.site, percent(site.before), percent(site.after))
+        yield table
+    if report.removal is not None:
+        limit = next((line.limit for line in report.budget or [] if line.quantity == "kl"), None)
+        allowed = sum(limit is not None and step.kl_mean <= limit for step in report.removal.steps)
+        yield Text(
+            ("" if limit is None else f"A KL divergence of {limit:g} allows {allowed} sites. ")
+            + "The least harmful site is swapped first; figures are of one text:"
+        )
+        table = _table("sites swapped", "the last", "KL divergence", "loss")
+        table.add_row("0", "", "0", precise(report.removal.loss))
+        for number, step in enumerate(report.removal.steps, 1):
+            table.add_row(str(number), step.site, brief(step.kl_mean), precise(step.loss))
+        yield table

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import minigpt
-from minigpt.judge.parity_report import MOST_NOISE
 from minigpt.judge.reference import judging
+from minigpt.judge.report import MOST_NOISE
 from minigpt.measure.settings import full_products
 from minigpt.placement import dtype_name
 

@@ -60,21 +60,23 @@ def test_a_norm_that_computes_nan_is_named(folder: Path) -> None:
 
 def test_what_noise_does_not_explain_is_told_first() -> None:
     judged = Judged([], "ids", None)
-    close = Continued([9], [1, 2, 3], [1, 5, 6])
-    wide = Continued([8, 9], [4, 4, 4], [4, 4, 7])
-    found = compare_greedy([close, wide], [[1.0, 0.1, 1.0], [1.0, 1.0, 0.9]], 0.2, judged)
+    close, close_truth = Continued([9], [1, 2, 3], [1, 5, 6]), margins(1.0, 0.1, 1.0, 1.0)
+    wide, wide_truth = Continued([8, 9], [4, 4, 4], [4, 4, 7]), margins(1.0, 1.0, 1.0, 0.9, 1.0)
+    found = compare_greedy([close, wide], [close_truth, wide_truth], 0.2, judged)
     assert found.tokens_compared == 2 + 3
     parting = found.first_divergence
-    assert parting is not None
     assert (parting.prompt, parting.token, parting.candidate_id, parting.reference_id) == (1, 2, 4, 7)
-    assert (parting.margin, parting.within_noise) == (0.9, False)
-    only_close = compare_greedy([close], [[1.0, 0.1, 1.0]], 0.2, judged).first_divergence
-    assert only_close is not None
+    assert (parting.margin, parting.within_noise) == (pytest.approx(0.9), False)
+    only_close = compare_greedy([close], [close_truth], 0.2, judged).first_divergence
     assert (only_close.token, only_close.within_noise) == (1, True)
-    assert compare_greedy([Continued([9], [1, 2], [1, 2])], [[1.0, 1.0]], 0.2, judged).first_divergence is None
+    assert compare_greedy([Continued([9], [1, 2], [1, 2])], [margins(1, 1, 1)], 0.2, judged).first_divergence is None
+
+
+def margins(*apart: float) -> torch.Tensor:
+    """Logits (T, 3) whose two largest are so far apart."""
+    return torch.tensor([[0.0, x, -5.0] for x in apart], dtype=torch.float64)
 
 
 def test_the_first_difference_lies_where_both_still_go() -> None:
     assert first_difference([1, 2, 3], [1, 2, 4]) == 2
     assert first_difference([1, 2, 3], [1, 2]) is None
-    assert first_difference([], []) is None

@@ -155,18 +155,6 @@ def test_every_form_of_a_source(folder: Path, plain: minigpt.ParityReport, tmp_p
 # Norms that are not LayerNorm
 
 
-class Dithered(minigpt.LayerNorm):
-    """Off by another part of its rounding at every call."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * (1 + 1e-7 * torch.rand_like(x))
-
-
-def test_what_answers_differently_from_call_to_call_is_said_to_do_so(small: Path) -> None:
-    said = "The candidate's logits differ from call to call; these are those of one call."
-    assert judge(small, norm=Dithered).notes == [said]
-
-
 @pytest.mark.parametrize("sabotage", SABOTAGES)
 def test_a_sabotaged_norm_fails_and_the_reason_names_numbers(folder: Path, sabotage: str) -> None:
     report = judge(folder, norm=norm_that(SABOTAGES[sabotage]))
@@ -240,30 +228,8 @@ NOT_A_NUMBER = {
 
 @pytest.mark.parametrize("where", NOT_A_NUMBER)
 def test_nan_never_passes(small: Path, where: str) -> None:
-    assert "nan" in complaint(small, norm=norm_that(NOT_A_NUMBER[where])).lower()
-
-
-def complaint(place: Path, **how: Any) -> str:
-    """Why it was refused."""
-    with pytest.raises(NormError) as raised:
-        judge(place, **how)
-    return str(raised.value)
-
-
-class ReturnsTheMean(nn.Module):
-    def __init__(self, size: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean(-1)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_another_shape_is_refused_at_the_norms_own_line(small: Path) -> None:
-    line = ReturnsTheMean.forward.__code__.co_firstlineno
-    said = complaint(small, norm=ReturnsTheMean)
-    assert f"must return one tensor of its input's shape (1, 2, 32), got (1, 2) ({__file__}, line {line})" in said
+    with pytest.raises(NormError, match="NaN"):
+        judge(small, norm=norm_that(NOT_A_NUMBER[where]))
 
 
 # That the judge is independent
@@ -485,16 +451,11 @@ def test_one_token_predicts_nothing_in_its_prompt(small: Path) -> None:
     json.dumps(fields, allow_nan=False)
 
 
-def test_one_text_is_not_a_list_of_prompts(small: Path) -> None:
-    with pytest.raises(minigpt.GenerationError, match=r"^prompts must be a list of texts, .*, got 'the dog'$"):
-        judge(small, prompts="the dog")
-
-
 @pytest.mark.parametrize(("length", "compared"), [(48, 0), (47, 1)])
 def test_a_prompt_that_fills_the_context(small: Path, length: int, compared: int) -> None:
     report = judge(small, prompts=tokens(1, length).tolist())
     assert report.passed, report.reasons
-    assert report.greedy.tokens_compared == compared
+    assert (report.greedy.tokens_compared, report.decoding is None) == (compared, compared == 0)
 
 
 def test_a_budget_that_nothing_is_measured_for(small: Path) -> None:
@@ -511,25 +472,13 @@ def test_texts_of_our_own_that_the_model_cannot_read(talking: Path, tmp_path: Pa
     assert report.passed
 
 
-def test_no_new_tokens(small: Path) -> None:
-    report = judge(small, max_new_tokens=0)
-    assert report.passed
-    assert (report.greedy.tokens_compared, report.greedy.first_divergence) == (0, None)
-    assert report.decoding is None
-
-
-def test_long_and_short_prompts_together(small: Path) -> None:
-    report = judge(small, prompts=[[5], tokens(1, 48).tolist()[0], [6, 7]])
-    assert report.passed, report.reasons
-    assert report.greedy.tokens_compared == sum(len(continuation(small, ids, 4)) for ids in ([5], [6, 7]))
-
-
 BAD_PROMPTS = {
     "none": ([], "prompts must be a list"),
-    "an empty one": ([[1, 2], []], "empty"),
+    "one text": ("the dog", "prompts must be a list of texts, .*, got 'the dog'"),
+    "an empty one": ([[1, 2], []], "prompt 1: input_ids is empty"),
     "an id below 0": ([[1, -1]], "vocabulary of 61"),
     "an id beyond the vocabulary": ([[61]], "vocabulary of 61"),
-    "longer than the context": ([[1] * 49], "49 tokens.*48"),
+    "longer than the context": ([[1] * 49], "prompt 0: 49 tokens .* 48"),
     "a text without a tokenizer": (["the dog"], "tokenizer"),
 }
 
@@ -540,9 +489,6 @@ def test_prompts_that_cannot_be_read(small: Path, fault: str) -> None:
     prompts, message = BAD_PROMPTS[fault]
     with pytest.raises(MiniGPTError, match=message):
         judge(small, prompts=prompts)
-
-
-# Sites
 
 
 # What cannot be judged, and what is left as it was

@@ -66,7 +66,7 @@ def test_a_context_of_one_token_predicts_none(tmp_path: Path) -> None:
     place = saved(reference(n_layer=1, vocab_size=300, n_positions=1), tmp_path)
     tiny_bpe(300).save(str(place / "tokenizer.json"))
     (place / "text").write_text(TEXT, encoding="utf-8")
-    with pytest.raises(minigpt.GenerationError, match=r"text cannot be judged by a model whose context is 1 token"):
+    with pytest.raises(minigpt.GenerationError, match=r"and the model's context too, got \d+ and 1"):
         minigpt.parity(place, prompts=["a"], device="cpu", text=place / "text")
 
 
@@ -74,7 +74,7 @@ def test_a_context_of_one_token_predicts_none(tmp_path: Path) -> None:
     ("content", "complaint"),
     [
         (None, "cannot read .*story: No such file"), (b"caf\xe9", "story is not UTF-8 text: byte 0xe9 at 3"),
-        (b"", "story must have at least 2 tokens, got 0"), (b"\xef\xbb\xbfx", "at least 2 tokens, got 1"),
+        (b"", "story must have at least 2 tokens, .* got 0"), (b"\xef\xbb\xbfx", "at least 2 tokens, .* got 1"),
     ],
 )  # fmt: skip
 def test_a_text_file_that_cannot_be_read(folder: Path, tmp_path: Path, content: bytes | None, complaint: str) -> None:

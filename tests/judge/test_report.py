@@ -1,102 +1,187 @@
-"""The verdict, on reports made by hand, and the report as JSON."""
+"""The verdict and the budget, on reports made by hand; the word for the verdict; and the report as JSON."""
 
-import dataclasses
 import json
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpoints import reference, saved
+from reports import fields, sample_report
+from torch import Tensor, nn
 
 import minigpt
-from minigpt.judge.parity_report import Divergence, Logits
+from minigpt.judge.contest import claims_layer_norm
+from minigpt.judge.measures import over_noise
+from minigpt.judge.reference import Reference
+from minigpt.judge.report import QUANTITIES, Fields, ParityReport, judged, parse_budget
 
-ABOVE_2 = math.nextafter(2, 3)
-
-
-@pytest.fixture(scope="module")
-def passing(tmp_path_factory: pytest.TempPathFactory) -> minigpt.ParityReport:
-    """A real report, whose figures the tests replace."""
-    place = saved(reference(std=0.3, n_layer=1), tmp_path_factory.mktemp("tiny"))
-    return minigpt.parity(place, device="cpu", prompts=[[5, 17, 42]], max_new_tokens=4)
-
-
-def with_logits(report: minigpt.ParityReport, rms_error: float, noise_floor_rms: float) -> minigpt.ParityReport:
-    logits = Logits(
-        max_abs_error=1.0, rms_error=rms_error, scale=1.0, noise_floor_max=1.0, noise_floor_rms=noise_floor_rms
-    )
-    return dataclasses.replace(report, logits=logits)
-
-
-def with_divergence(report: minigpt.ParityReport, margin: float, noise: float) -> minigpt.ParityReport:
-    parting = Divergence(prompt=3, token=17, candidate_id=4, reference_id=5, margin=margin, noise=noise)
-    return dataclasses.replace(report, greedy=dataclasses.replace(report.greedy, first_divergence=parting))
-
-
-def judged(report: minigpt.ParityReport) -> bool:
-    """The verdict, in which ``passed``, the reasons and the JSON agree; each reason is a sentence with numbers."""
-    fields = report.to_dict()
-    assert fields["verdict"] == ("pass" if report.passed else "fail")
-    assert fields["reasons"] == report.reasons
-    assert bool(report.reasons) is not report.passed
-    for reason in report.reasons:
-        assert reason[0].isupper(), reason
-        assert reason.endswith("."), reason
-        assert "\n" not in reason, reason
-    return report.passed
+PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
+MADE = fields(sample_report(2))
 
 
 @pytest.mark.parametrize(
     ("rms_error", "noise_floor", "passes"),
     [
         (0.0, 1e-6, True),
-        (1e-6, 1e-6, True),
-        (2e-6, 1e-6, True),  # exactly twice
-        (2.0, 1.0, True),
-        (ABOVE_2, 1.0, False),
-        (2.0001, 1.0, False),
-        (1e6, 1.0, False),
+        (2.0, 1.0, True),  # exactly twice
+        (math.nextafter(2, 3), 1.0, False),
         (0.0, 0.0, True),
         (math.inf, 1.0, False),
         (math.nan, 1.0, False),
         (1.0, math.nan, False),
-        (math.nan, math.nan, False),
         (math.inf, math.inf, False),
         (math.nan, 0.0, False),
     ],
 )
-def test_at_most_twice_the_noise_floor(
-    passing: minigpt.ParityReport, rms_error: float, noise_floor: float, passes: bool
-) -> None:
-    report = with_logits(passing, rms_error, noise_floor)
-    assert judged(report) is passes, report.reasons
-    json.dumps(report.to_dict(), allow_nan=False)
+def test_at_most_twice_the_noise_floor(rms_error: float, noise_floor: float, passes: bool) -> None:
+    ratio = over_noise(rms_error, noise_floor, 1.0)
+    verdict_is(passes, MADE | {"logits": Fields(MADE.logits, rms_error=rms_error, ratio=ratio)})
+    verdict_is(
+        over_noise(rms_error, noise_floor, 1.0) <= 4,
+        MADE | {"decoding": Fields(MADE.decoding, rms_error=rms_error, ratio=ratio)},
+    )
+
+
+@pytest.mark.parametrize(("within_noise"), [True, False])
+def test_greedy_tokens_may_part_only_within_the_noise(within_noise: bool) -> None:
+    parting = Fields(prompt=3, token=17, candidate_id=4, reference_id=5, margin=0.5, noise=1.0)
+    parting["within_noise"] = within_noise
+    verdict_is(within_noise, MADE | {"greedy": Fields(MADE.greedy, first_divergence=parting)})
+
+
+def verdict_is(passes: bool, found: dict[str, Any]) -> None:
+    """The verdict, and reasons that are sentences; in the JSON too."""
+    report = judged(found, {})
+    assert report.passed is passes, report.reasons
+    written = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert written["verdict"] == ("pass" if passes else "fail")
+    assert bool(report.reasons) is not passes
+    assert written["reasons"] == report.reasons == [reason.strip() for reason in report.reasons]
+    assert all(reason[0].isupper() and reason.endswith(".") for reason in report.reasons)
+
+
+# Budgets
+
+
+def test_limits_are_numbers_or_percent() -> None:
+    assert parse_budget("kl=1e-6, perplexity = 0.01%,top1=0") == {"kl": 1e-6, "perplexity": 1e-4, "top1": 0.0}
 
 
 @pytest.mark.parametrize(
-    ("margin", "noise", "passes"),
+    "text",
+    ["", "kl", "kl=", "=1", "kl=1,,", "kl=1,kl=2", "speed=1", "kl=-1", "kl=inf", "kl=nan", "kl=1%%", "KL=1",
+     "top1=99%", "top5=0.5"],
+)  # fmt: skip
+def test_what_cannot_be_read_is_named(text: str) -> None:
+    with pytest.raises(minigpt.ConfigError, match="in the budget; "):
+        parse_budget(text)
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES)
+def test_a_limit_is_kept_up_to_itself(quantity: str) -> None:
+    made = fields(sample_report(2, passing=False))
+    measured = QUANTITIES[quantity](made)
+    for limit, kept in ((measured, True), (math.nextafter(measured, math.inf), True), (measured / 2, False)):
+        report = judged(made, {quantity: limit})
+        assert report.budget == [{"quantity": quantity, "limit": limit, "measured": measured, "kept": kept}]
+        assert report.passed is kept
+        assert report.reasons == [] or quantity in report.reasons[0]
+
+
+@pytest.mark.parametrize("decoded", [7.0, math.nan])
+def test_errors_of_the_logits_are_those_as_decoded_where_they_are_larger(decoded: float) -> None:
+    worse = Fields(MADE | {"decoding": Fields(rms_error=decoded, ratio=3 * decoded, max_abs_error=math.inf)})
+    for quantity, wanted in {"rms": decoded, "ratio": 3 * decoded, "max": math.inf}.items():
+        assert QUANTITIES[quantity](worse) == pytest.approx(wanted, nan_ok=True)
+    better = Fields(MADE | {"decoding": Fields(rms_error=0.0)})
+    assert QUANTITIES["rms"](better) == MADE.logits.rms_error
+
+
+def test_what_is_not_a_number_is_never_kept() -> None:
+    assert not judged(MADE | {"distribution": Fields(MADE.distribution, kl_mean=math.nan)}, {"kl": 1e9}).passed
+
+
+# PASS, FAIL, DIFFERENT
+
+
+def judge(folder: Path, **how: Any) -> ParityReport:
+    return minigpt.parity(folder, **{"device": "cpu", "prompts": PROMPTS, "max_new_tokens": 4} | how)
+
+
+class Louder(minigpt.LayerNorm):
+    """A LayerNorm that is wrong."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 1.01
+
+
+class MyRMSNorm(nn.Module):
+    """Somebody's RMSNorm, with a shift."""
+
+    def __init__(self, size: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight + self.bias
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome"),
     [
-        (0.0, 0.0, True),
-        (0.5, 1.0, True),
-        (1.0, 1.0, True),  # exactly as close as the noise
-        (math.nextafter(1, 2), 1.0, False),
-        (1e-9, 0.0, False),
-        (3.0, 1.0, False),
-        (math.nan, 1.0, False),
-        (1.0, math.nan, False),
-        (math.inf, 1.0, False),
+        ({"norm": "textbook"}, "PASS"),
+        ({"norm": Louder}, "FAIL"),
+        ({"norm": MyRMSNorm}, "DIFFERENT"),
+        ({"quantize": "int8"}, "DIFFERENT"),
+        ({"norm": "rms", "budget": "kl=1e-9"}, "FAIL"),
+        ({"norm": "rms", "budget": "kl=100"}, "PASS"),
+    ],
+    ids=str,
+)
+def test_the_outcome(folder: Path, how: dict[str, Any], outcome: str) -> None:
+    report = judge(folder, **how)
+    assert report.outcome == outcome
+    assert report.to_dict()["verdict"] == ("pass" if outcome == "PASS" else "fail")
+    assert bool(report.reasons) is (outcome != "PASS")
+
+
+@pytest.mark.parametrize(
+    ("norm", "claims"),
+    [
+        (lambda: nn.LayerNorm(8), True),
+        (lambda: minigpt.norms.build("textbook", 8), True),
+        (lambda: Louder(8), True),
+        (lambda: minigpt.norms.build("dyt", 8), False),
+        (lambda: minigpt.norms.build(MyRMSNorm, 8), False),
+        (lambda: nn.RMSNorm(8), False),
     ],
 )
-def test_greedy_tokens_may_part_only_within_the_noise(
-    passing: minigpt.ParityReport, margin: float, noise: float, passes: bool
-) -> None:
-    report = with_divergence(passing, margin, noise)
-    assert judged(report) is passes, report.reasons
-    parting = report.to_dict()["greedy"]["first_divergence"]
-    assert parting["margin"] == (margin if math.isfinite(margin) else None)
-    assert {"prompt": 3, "token": 17, "candidate_id": 4, "reference_id": 5}.items() <= parting.items()
-    json.dumps(report.to_dict(), allow_nan=False)
+def test_what_claims_to_be_a_layer_norm(norm: Callable[[], nn.Module], claims: bool) -> None:
+    assert claims_layer_norm(norm()) is claims
 
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_reference_far_from_its_own_float64_cannot_judge(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """As when a version of transformers ignores an option of the config in one kind of attention."""
+    wrong_by = {"float32": 1.002, "bfloat16": 1.2}[dtype]
+
+    class Broken(Reference):
+        def __call__(self, input_ids: Tensor) -> Tensor:
+            logits = super().__call__(input_ids)
+            return logits if logits.dtype == torch.float64 else logits * wrong_by
+
+    monkeypatch.setattr("minigpt.judge.contest.Reference", Broken)
+    with pytest.raises(minigpt.MiniGPTError, match=f"^transformers at {dtype} is .* from itself in float64"):
+        judge(folder, dtype=dtype)
+
+
+# JSON
 
 # What ``minigpt parity --json`` promises. A type stands for a value of it, a list for a list of such, and a tuple for
 # any one of several. More keys may follow.
@@ -125,12 +210,12 @@ def fits(value: Any, wanted: Any) -> bool:
     return value is None if wanted is None else type(value) is wanted
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_json_is_the_contracts(passing: minigpt.ParityReport, fails: bool) -> None:
-    report = with_divergence(with_logits(passing, 5.0, 1.0), 1.0, 0.5) if fails else passing
-    fields = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-    wanted = CONTRACT if fails else CONTRACT | {"reasons": list}
-    unfit = [key for key in wanted if not fits(fields.get(key), wanted[key])]
-    assert not unfit, {key: fields.get(key) for key in unfit}
-    assert fields == report.to_dict(), "to_dict holds something that JSON does not"
-    assert "TF32 off" in fields["versions"]["float32_products"]
+@pytest.mark.parametrize("norm", ["textbook", Louder])
+def test_the_json_is_the_contracts(tmp_path: Path, norm: Any) -> None:
+    report = judge(saved(reference(std=0.3, n_layer=1), tmp_path), norm=norm, max_new_tokens=12)
+    written = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    wanted = CONTRACT | ({"reasons": list} if report.passed else {})
+    unfit = [key for key in wanted if not fits(written.get(key), wanted[key])]
+    assert not unfit, {key: written.get(key) for key in unfit}
+    assert written == report.to_dict(), "to_dict holds something that JSON does not"
+    assert "TF32 off" in written["versions"]["float32_products"]

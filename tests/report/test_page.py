@@ -4,7 +4,6 @@ import copy
 import functools
 import itertools
 import json
-import math
 import re
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
@@ -14,9 +13,8 @@ import pytest
 from reports import Report, sample_report, smallest_report
 
 import minigpt
-from minigpt.measure.numerals import brief, percent
-from minigpt.report.charts import LogScale, block_ticks
-from minigpt.report.page import parting_point, report_page
+from minigpt.report.charts import LogScale, depth_ticks
+from minigpt.report.page import at_parting, report_page
 
 HOSTILE = (
     '</title></style><script>window.entered = 1</script><img src=x onerror="window.entered=1">'
@@ -27,12 +25,12 @@ VOID = {"meta", "link", "br", "col", "img", "hr", "input"}
 
 # Each optional block of a report, and the sections that it alone fills.
 OPTIONAL = {
-    "budget": "budget", "noise": "noise", "norm_sites": "sites", "tokens": "tokens", "sensitivity": "sensitivity",
-    "bisect": "bisect", "perplexity": "perplexity",
+    "budget": "budget", "noise": "noise", "tokens": "tokens", "sensitivity": "sensitivity",
+    "bisect": "bisect", "perplexity": "perplexity", "fit": "fit", "removal": "removal",
 }  # fmt: skip
 
 # Numbers of the report that the page tells in another way: by a drawing, or not at all.
-NOT_FIGURES = r"versions\..*|tokens\.(prompt|new_from)"
+NOT_FIGURES = r"versions\..*|tokens\.(prompt|new_from)|removal.*rms_error"
 
 
 class Parsed(HTMLParser):
@@ -148,29 +146,24 @@ def assert_shows(text: str, value: float) -> None:
 
 @every_report
 def test_every_figure_is_the_reports_own(name: str) -> None:
-    report = REPORTS[name]()
-    wanted, shown = numbers(report), set()
-    for attributes, text in Parsed(page_of(name)).figures:
-        path = attributes["data-field"]
-        assert json.loads(attributes["value"]) == wanted[path], path
-        assert_shows(text, wanted[path])
-        shown.add(path)
-    assert shown == wanted.keys(), f"not shown: {wanted.keys() - shown}"
-    print(f"{len(shown)} figures of the report shown, {len(wanted)} in it")
+    assert_all_shown(page_of(name), REPORTS[name]())
 
 
 @pytest.mark.parametrize("many", [2, 4])
 def test_a_comparison_shows_every_figure_of_every_report(many: int) -> None:
-    reports = {
-        letter: sample_report(2 + i, passing=i == 0, norm=f"norm {i}", seed=i) for i, letter in enumerate("ABCD"[:many])
-    }
-    shown: dict[str, set[str]] = {letter: set() for letter in reports}
-    for attributes, text in Parsed(report_page(*reports.values())).figures:
-        which, path = attributes["data-report"], attributes["data-field"]
-        assert json.loads(attributes["value"]) == numbers(reports[which])[path]
-        assert_shows(text, numbers(reports[which])[path])
-        shown[which].add(path)
-    assert shown == {which: set(numbers(report)) for which, report in reports.items()}
+    reports = [sample_report(2 + i, passing=i == 0, norm=f"norm {i}", seed=i) for i in range(many)]
+    assert_all_shown(report_page(*reports), *reports)
+
+
+def assert_all_shown(page: str, *reports: Report) -> None:
+    """The page has every number of the reports, and no other."""
+    wanted = {value for report in reports for value in numbers(report).values()}
+    shown = set()
+    for attributes, text in Parsed(page).figures:
+        value = json.loads(attributes["value"])
+        assert_shows(text, value)
+        shown.add(value)
+    assert shown == wanted, f"not shown: {wanted - shown}; shown: {shown - wanted}"
 
 
 @pytest.mark.parametrize(
@@ -233,23 +226,21 @@ def whole_page_sections() -> set[str]:
 @pytest.mark.parametrize("absent", ["null", "lacking"])
 def test_what_was_not_measured_leaves_its_section_out(block: str, section: str, absent: str) -> None:
     report = with_budget(sample_report(2, passing=False))
+    report = {name: value for name, value in report.items() if name != block}
     if absent == "null":
         report[block] = None
-    else:
-        del report[block]
     assert whole_page_sections() - Parsed(report_page(report)).sections == {section}
 
 
-@pytest.mark.parametrize("value", [None, float("inf"), 0.0, 7, 1e150, 5e-324])
+@pytest.mark.parametrize("value", [None, 0.0, 1e150, 5e-324])
 @pytest.mark.thorough
 def test_any_number_can_be_drawn(value: float | None) -> None:
     report = replaced(
         with_budget(sample_report(2, passing=False)),
-        lambda leaf: value if isinstance(leaf, int | float) and not isinstance(leaf, bool) else leaf,
+        lambda leaf: value if isinstance(leaf, float) else leaf,
     )
     parsed = Parsed(report_page(report))
-    finite = value is not None and math.isfinite(value)
-    assert ("not finite" in parsed.text) is not finite
+    assert ("not finite" in parsed.text) is (value is None)
     Parsed(report_page(report, sample_report()))
 
 
@@ -308,40 +299,19 @@ def test_no_text_of_a_report_becomes_markup(compare: bool) -> None:
 @pytest.mark.parametrize(
     ("report", "message"),
     [
-        ({}, "{} is not a parity report: it has no 'model', 'norm', 'dtype', 'verdict', 'logits'; write one with"),
+        ({}, "{} is not a parity report: its model, norm, .* cannot be read; write one with"),
         ([], "{} is not a parity report"),
-        (sample_report(2) | {"verdict": "maybe"}, "the verdict of {} must be 'pass' or 'fail', got 'maybe'"),
-        (sample_report(2) | {"logits": {"rms_error": "big"}}, "logits.rms_error of {} must be a number, got 'big'"),
-        (sample_report(2) | {"norm_sites": 3}, "norm_sites of {} must be a list, got '3'"),
-        (sample_report(2) | {"logits": 3}, "logits of {} must be an object, got '3'"),
+        (sample_report(2) | {"verdict": "maybe"}, "{} is not a parity report: its verdict cannot be read"),
+        (sample_report(2) | {"norm_sites": 3, "logits": 3}, "{} is not .*: its logits, norm_sites cannot be read"),
     ],
 )
 def test_a_file_that_is_not_a_report_is_refused(report: Any, message: str, unchecked: None) -> None:
-    for reports, name in (
-        ([report], "the report"),
-        ([report, sample_report(2)], "report A"),
-        ([sample_report(2), report], "report B"),
-    ):
-        with pytest.raises(minigpt.MiniGPTError, match=f"^{re.escape(message.format(name))}"):
+    for reports, name in (([report], "the report"), ([sample_report(2), report], "report B")):
+        with pytest.raises(minigpt.MiniGPTError, match=f"^{message.format(name)}"):
             report_page(*reports)
 
 
 # Its parts
-
-
-@pytest.mark.parametrize(
-    ("x", "text"),
-    [(0.0, "0"), (1.0, "1.00"), (0.03456, "0.0346"), (1.2345e-7, "1.23e-7"), (999.6, "1,000"), (12345.6, "12,346"),
-     (-0.5, "-0.500"), (1e-3, "0.00100"), (9.999e-4, "1.00e-3"), (1.5e6, "1.50e6"), (5e-324, "4.94e-324"),
-     (1e300, "1.00e300"), (float("inf"), "not finite")],
-)  # fmt: skip
-def test_brief(x: float, text: str) -> None:
-    assert brief(x) == text
-
-
-@pytest.mark.parametrize("x", [1 - 10.0**-k for k in range(1, 16)] + [1.0, 0.5, 0.0, 1e-9, 1 + 1e-12])
-def test_only_all_is_a_hundred_percent(x: float) -> None:
-    assert (percent(x) == "100%") is (x == 1)
 
 
 def test_log_scale() -> None:
@@ -352,25 +322,23 @@ def test_log_scale() -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "length"),
+    ("text", "other", "parts"),
     [
-        (" the cat", " the dog", 5),
-        (" then", " the", 1),
-        ("same", "same", 4),
-        ("", "x", 0),
-        ("a b", "a b c", 3),
-        ("a b", "a bc", 2),
+        (" the cat ran", " the dog", (" the ", "cat", " ran")),
+        (" then", " the", (" ", "then", "")),
+        ("a b", "a b c", ("a b", "", "")),
+        ("", "x", ("", "", "")),
     ],
 )
-def test_parting_point(a: str, b: str, length: int) -> None:
-    assert parting_point(a, b) == parting_point(b, a) == length
+def test_the_word_in_which_texts_part(text: str, other: str, parts: tuple[str, str, str]) -> None:
+    assert at_parting(text, other) == parts
 
 
 @pytest.mark.parametrize("layers", [1, 2, 7, 8, 12, 24, 36, 48])
-def test_block_ticks_leave_room_for_each_other(layers: int) -> None:
-    names = [f"h.{i}.{norm}" for i in range(layers) for norm in ("ln_1", "ln_2")] + ["ln_f"]
-    ticks = block_ticks(names, 0.5)
+def test_ticks_leave_room_for_each_other(layers: int) -> None:
+    ticks = depth_ticks(2 * layers + 1, 0.5)
     gaps = [b - a for (a, _), (b, _) in itertools.pairwise(ticks)]
     assert ticks[-1] == (layers, "ln_f")
     assert len(ticks) <= 8
     assert min(gaps) >= 0.7 * layers / 8
+    assert len(depth_ticks(layers, 1.0)) <= 7

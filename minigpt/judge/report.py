@@ -1,0 +1,233 @@
+"""What a judgement found, with its verdict: the object of ``minigpt parity --json``, and the budget that may decide."""
+
+import html
+import io
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minigpt.errors import ConfigError
+from minigpt.json_file import finite
+from minigpt.measure.numerals import brief, change, percent, precise
+
+MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
+MOST_DECODING_NOISE = 4.0  # the same for tokens read one by one: of few tokens the floor may be small by chance
+
+
+class Fields(dict[str, Any]):
+    """A dict whose keys are attributes as well."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no {name}") from None
+
+
+class ParityReport(Fields):
+    """Is the candidate still the same model as the original, as transformers computes it?
+
+    It holds the fields of ``minigpt parity --json``, as keys and as attributes. ``print`` shows it as the command does,
+    and a notebook as the page of ``--html``. Errors of sites and blocks are relative RMS errors; KL divergence is in
+    nats. What was not asked for is None.
+
+    Attributes:
+        model, against, norm, sites, device, dtype, attention, quantize, center, prompts, versions: what was judged.
+        verdict, reasons: "pass" or "fail", and why it did not pass, a sentence each.
+        exact: whether the candidate claims to be the same model; an RMSNorm or int8 weights do not.
+        notes: e.g. that the norm's class has another eps.
+        bitwise: reference arithmetic with fused norms against transformers, same attention and dtype.
+        logits: distance from transformers in float64. ``noise_floor_*`` is that of transformers at this dtype, and
+            ``ratio`` the candidate's RMS error over it; ``scale`` is the RMS of the true logits.
+        decoding: the same where both read a token at a time; its floor is at least that of whole texts.
+        distribution: next-token distributions against the truth; ``top5_agreement`` is the share of the five likeliest
+            tokens that both have.
+        greedy: continuations, compared token by token up to the first difference in each. ``first_divergence`` is the
+            first that noise does not explain, else the first; ``margin`` is between the two best true logits there.
+        norm_sites: for each norm, ``local_error`` is its own given the true input, ``propagated_error`` that of its
+            output in the running model, and ``noise`` that of transformers. ``*_first`` is of the first token alone,
+            which carries the massive activations, ``*_rest`` of the others.
+        blocks: the residual stream after each block.
+        tokens: KL divergence along one prompt and its continuation, which begins at ``new_from``.
+        speed: median time of one forward over the longest text.
+        cost: the norms' share of the candidate's time.
+        fit: R squared of each swapped norm before and after it was fitted.
+        noise: harmless changes of the logits of the shortest prompt; ``share`` is the candidate's error over each.
+        sensitivity: what each site alone does to the logits, most first.
+        removal: the sites in the order in which they are swapped, and what the model is after each.
+        bisect: the swapped sites that must have their own norm back for a pass. ``sets`` are the same sites, as sets
+            that each break it and would not with any one site left out; ``verdicts`` is how many sets were tried.
+        perplexity: of a text file, with the original (``reference``) and with the candidate.
+        budget: the limits that decide in place of parity.
+    """
+
+    @property
+    def passed(self) -> bool:
+        """Whether the budget is kept; if there is none, whether parity holds."""
+        return self.verdict == "pass"
+
+    @property
+    def outcome(self) -> str:
+        """PASS, FAIL, or DIFFERENT, as ``outcome_of`` says."""
+        return outcome_of(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report in JSON's own types; a number that is not finite is null."""
+        return finite(self)
+
+    def to_html(self, path: str | Path) -> None:
+        """Write the report as one self-contained page."""
+        from minigpt.report.page import report_page
+
+        Path(path).write_text(report_page(self.to_dict()), encoding="utf-8")
+
+    def __repr__(self) -> str:
+        return f"<ParityReport {self.outcome}: {self.norm} at {', '.join(self.sites)} in {self.model}>"
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        from minigpt.report.parity_summary import parity_summary
+
+        console = Console(file=io.StringIO(), width=max(80, Console().width))
+        with console.capture() as caught:
+            console.print(parity_summary(self))
+        return caught.get().rstrip()
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, for its styles must not reach the notebook."""
+        from minigpt.report.page import report_page
+
+        page = html.escape(report_page(self.to_dict()))
+        return f'<iframe title="{html.escape(repr(self))}" srcdoc="{page}" width="100%" height="800"></iframe>'
+
+
+def judged(fields: Mapping[str, Any], limits: Mapping[str, float]) -> ParityReport:
+    """Return the report of these fields with its verdict: by the limits if there are some, else by parity."""
+    report = ParityReport(fields, budget=None)
+    if limits:
+        measured = {name: QUANTITIES[name](report) for name in limits}
+        report["budget"] = [
+            Fields(quantity=name, limit=limits[name], measured=x, kept=x <= limits[name])  # NaN is not kept
+            for name, x in measured.items()
+        ]
+    broken = _broken_parity(report) if report.budget is None else _broken_budget(report)
+    report["verdict"] = "fail" if broken else "pass"
+    report["reasons"] = [_difference(report), _why_different(report)] if report.outcome == "DIFFERENT" else broken
+    return report
+
+
+def outcome_of(report: Mapping[str, Any]) -> str:
+    """Return PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
+    if report["verdict"] == "pass":
+        return "PASS"
+    return "FAIL" if report.get("exact", True) or report.get("budget") else "DIFFERENT"
+
+
+def perplexities(report: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the original's and the candidate's: on the text file if there is one, else on the prompts."""
+    if (text := report.get("perplexity")) is not None:
+        return text["reference"], text["candidate"]
+    return report["distribution"]["perplexity_reference"], report["distribution"]["perplexity_candidate"]
+
+
+def _difference(report: ParityReport) -> str:
+    """How different the model is, in a sentence."""
+    found, (before, after) = report.distribution, perplexities(report)
+    told = f"perplexity {precise(after)} instead of {precise(before)} ({change(before, after)}), "
+    return (
+        f"KL divergence {brief(found.kl_mean)} nats a token, {'' if math.isnan(before) else told}"
+        f"the same likeliest token for {percent(found.top1_agreement)} of the tokens."
+    )
+
+
+def _why_different(report: ParityReport) -> str:
+    if report.against is not None:
+        why = f"{report.model} is another checkpoint than {report.against}"
+    elif report.quantize is not None:
+        why = f"{report.quantize} weights are other weights"
+    else:
+        why = f"{report.norm} is not a LayerNorm"
+    return f"A difference is expected, since {why}; a budget says how much is allowed."
+
+
+def _broken_parity(report: ParityReport) -> list[str]:
+    """Why this is not the same model, a sentence each."""
+    found = []
+    for when, logits, floor, most in (
+        ("The", report.logits, f"noise floor of {report.dtype}", MOST_NOISE),
+        ("Decoded a token at a time, the", report.decoding, "noise floor", MOST_DECODING_NOISE),
+    ):
+        if logits is not None and not logits.ratio <= most:  # written so that NaN fails
+            found.append(
+                f"{when} logits' RMS error is {brief(logits.rms_error)}, {brief(logits.ratio)} times the {floor}; "
+                f"at most {most:g} times is parity."
+            )
+    parting = report.greedy.first_divergence
+    if parting is not None and not parting.within_noise:
+        found.append(
+            f"Greedy decoding of prompt {parting.prompt} parts at new token {parting.token}, where the two best logits "
+            f"are {brief(parting.margin)} apart and the noise is only {brief(parting.noise)}."
+        )
+    return found
+
+
+def _broken_budget(report: ParityReport) -> list[str]:
+    """The limits that were not kept, a sentence each."""
+    return [
+        f"The budget allows {line.quantity} {line.limit:g}, and it is {brief(line.measured)}."
+        for line in report.budget
+        if not line.kept
+    ]
+
+
+def _perplexity_change(report: ParityReport) -> float:
+    before, after = perplexities(report)
+    return abs(after / before - 1)
+
+
+def _worst(report: ParityReport, figure: str) -> float:
+    """A figure of the logits, on whole texts or as they are decoded, whichever is larger; NaN if one is."""
+    return float(np.max([part[figure] for part in (report.logits, report.decoding) if part is not None]))
+
+
+QUANTITIES: dict[str, Callable[[ParityReport], float]] = {
+    "kl": lambda report: report.distribution.kl_mean,
+    "kl_max": lambda report: report.distribution.kl_max,
+    "perplexity": _perplexity_change,
+    "top1": lambda report: 1 - report.distribution.top1_agreement,
+    "top5": lambda report: 1 - report.distribution.top5_agreement,
+    "rms": lambda report: _worst(report, "rms_error"),
+    "max": lambda report: _worst(report, "max_abs_error"),
+    "ratio": lambda report: _worst(report, "ratio"),
+}
+
+
+def parse_budget(text: str) -> dict[str, float]:
+    """Parse limits by quantity, e.g. "kl=1e-6,perplexity=0.01%"; 1% is 0.01.
+
+    kl, kl_max: nats. perplexity: relative change, up or down. top1, top5: share of tokens that disagree, below a half.
+    rms, max: error of the logits, on whole texts or as they are decoded, whichever is larger. ratio: the same RMS error
+    over the noise floor.
+
+    Raises:
+        ConfigError: if it cannot be parsed; the message names the part and the known quantities.
+    """
+    limits: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        try:
+            limit = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+        except ValueError:
+            limit = math.nan
+        most = 0.5 if name in ("top1", "top5") else math.inf  # 99% would mean the tokens that agree
+        if name not in QUANTITIES or name in limits or not 0 <= limit < most:
+            raise ConfigError(
+                f"cannot read {part!r} in the budget; write each of {', '.join(QUANTITIES)} once at most, with a limit "
+                "of 0 or more, e.g. kl=1e-6 or top1=1%; top1 and top5 limit the share that differs, to below 50%"
+            )
+        limits[name] = limit
+    return limits

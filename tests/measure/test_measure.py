@@ -1,0 +1,63 @@
+"""Progress, turns, environment, and numbers as text."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import reference, saved, tiny_bpe
+
+import minigpt
+from minigpt.measure.environment import PACKAGES, environment
+from minigpt.measure.numerals import brief, percent
+from minigpt.measure.steps import Steps
+from minigpt.measure.stopwatch import in_turns
+
+
+def test_shares_grow_and_stay_below_the_whole() -> None:
+    said: list[tuple[str, float]] = []
+    begin = Steps(lambda *step: said.append(step), total=2)
+    for step in "abcd":  # more than were expected
+        begin(step)
+    assert said == [("a", 0.0), ("b", 0.5), ("c", 2 / 3), ("d", 3 / 4)]
+
+
+def test_a_judgement_counts_all_its_steps(tmp_path: Path) -> None:
+    place = saved(reference(n_layer=1, vocab_size=300), tmp_path)
+    tiny_bpe(300).save(str(place / "tokenizer.json"))
+    (tmp_path / "text").write_text("the dog saw the house. " * 9, encoding="utf-8")
+    said: list[tuple[str, float]] = []
+    minigpt.parity(
+        place, norm="textbook", prompts=["the dog", "a cat", "x"], max_new_tokens=1, device="cpu", noise=True,
+        sensitivity=True, bisect=True, text=tmp_path / "text", progress=lambda *step: said.append(step),
+    )  # fmt: skip
+    assert [share for _, share in said] == [i / len(said) for i in range(len(said))]
+
+
+def test_contestants_take_turns() -> None:
+    order = itertools.count()
+    assert in_turns({"a": lambda: next(order), "b": lambda: next(order)}, range(3)) == {"a": [0, 2, 4], "b": [1, 3, 5]}
+
+
+def test_the_environment_names_processor_threads_and_versions() -> None:
+    found = environment(3, "safetensors", "no_such_package")
+    assert found["processor"]
+    assert (found["threads"], found["minigpt"], found["torch"]) == (3, minigpt.__version__, torch.__version__)
+    assert {*PACKAGES, "python", "load_average", "instructions"} <= found.keys()
+    assert found["safetensors"].partition(".")[0].isdigit()
+    assert found["no_such_package"] is None
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [(0.0, "0"), (1.0, "1.00"), (0.03456, "0.0346"), (1.2345e-7, "1.23e-7"), (999.6, "1,000"), (12345.6, "12,346"),
+     (-0.5, "-0.500"), (1e-3, "0.00100"), (9.999e-4, "1.00e-3"), (1.5e6, "1.50e6"), (1e300, "1.00e300"),
+     (float("inf"), "not finite")],
+)  # fmt: skip
+def test_brief(x: float, text: str) -> None:
+    assert brief(x) == text
+
+
+@pytest.mark.parametrize("x", [1 - 10.0**-k for k in range(1, 16)] + [1.0, 0.0, 1e-9, 1 + 1e-12])
+def test_only_all_is_a_hundred_percent(x: float) -> None:
+    assert (percent(x) == "100%") is (x == 1)
