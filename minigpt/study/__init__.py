@@ -2,10 +2,9 @@
 
 from minigpt.study.finetune import Finetuned, FinetuneSettings, finetune
 from minigpt.study.schedule import Schedule, parse_schedule
-from minigpt.study.study import Cell, Study, read_study, run_study
+from minigpt.study.study import Study, read_study, run_study
 
 __all__ = [
-    "Cell",
     "FinetuneSettings",
     "Finetuned",
     "Schedule",

@@ -22,13 +22,13 @@ from minigpt.checkpoint.frozen_norms import can_save_frozen, save_frozen
 from minigpt.checkpoint.pretrained import norm_parameters
 from minigpt.engine import GPT2
 from minigpt.errors import ConfigError, NormError
-from minigpt.study.fingerprint import contents
+from minigpt.study.fingerprint import contents, fingerprint
 from minigpt.study.schedule import Schedule, parse_schedule, site_of
 from minigpt.study.texts import blocks, require_text
 from minigpt.study.turns import Turn, Turns
 from minigpt.swap.fit import rows_of_text
 
-SETTINGS, CURVE = "settings.json", "finetune.json"
+CURVE = "finetune.json"
 LEAST = {"steps": 1, "batch_size": 1, "block_size": 1, "save_steps": 1, "eval_steps": 1, "lora": 1, "seed": 0,
          "learning_rate": 0, "residual_loss": 0}  # fmt: skip
 
@@ -85,14 +85,12 @@ class Finetuned:
         model: in eval mode, with the new norms at their sites.
         losses, eval_losses: (step, loss in nats a token).
         swaps: the step before which each site was swapped.
-        seconds: of the last run; a resumed run does not know those before it.
     """
 
     model: GPT2
     losses: list[tuple[int, float]]
     eval_losses: list[tuple[int, float]]
     swaps: dict[str, int]
-    seconds: float
 
     def to_dict(self) -> dict[str, Any]:
         """Return all but the model as JSON's own types."""
@@ -102,10 +100,11 @@ class Finetuned:
 def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda *_: None) -> Finetuned:
     """Train, and keep Trainer's checkpoints under ``out``/checkpoints. Started again, it goes on from the newest.
 
-    A resumed run ends with the same weights as an undisturbed one.
+    A resumed run ends with the same weights as an undisturbed one. With other settings, or on other texts, another norm
+    or other weights, it begins anew.
 
     Raises:
-        ConfigError: if a setting cannot be used, or ``out`` holds a run with other settings.
+        ConfigError: if a setting cannot be used.
         NormError: if the norm is unknown, or the schedule does not fit the model.
         CheckpointError: if the model cannot be read.
         GenerationError: if a text cannot be read.
@@ -115,8 +114,8 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
 
     from minigpt.study import training
 
-    checkpoints = Path(out) / "checkpoints"
-    _require_same_run(settings, checkpoints)
+    decides = contents(settings.model, (settings.norm,), (settings.text, settings.eval_text, settings.fit))
+    checkpoints = Path(out) / "checkpoints" / fingerprint(dataclasses.asdict(settings) | decides)
     tokenizer = minigpt.Tokenizer.from_pretrained(settings.model)
     set_seed(settings.seed)
     model = load(settings.model)
@@ -144,12 +143,12 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
         eval_dataset=held,
         callbacks=[training.EachStep(turns, progress)],
     )
-    last = training.newest_checkpoint(checkpoints)
-    if last is None:
+    step = training.resumable_step(checkpoints, settings.steps)
+    if step is None:
         turns.call(0)  # so that the first evaluation sees what the first step will
     else:
-        turns.call(int(last.name.rpartition("-")[2]) - 1, fits=False)
-    result = trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        turns.call(step - 1, fits=False)
+    trainer.train(resume_from_checkpoint=step and str(checkpoints / f"checkpoint-{step}"))
     log = trainer.state.log_history
     trainer.accelerator.free_memory()  # gradients and the optimizer's state, before the model is loaded again
     trainer.optimizer = None
@@ -159,7 +158,6 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
         _by_step(log, "loss"),
         _by_step(log, "eval_loss"),  # a resumed run evaluates the step at which it resumes again
         {site: step for site, step in schedule.steps.items() if step <= settings.steps},
-        result.metrics["train_runtime"],
     )
 
 
@@ -285,21 +283,3 @@ def _with_adapters(model: Any, rank: int) -> Any:
         r=rank, lora_alpha=2 * rank, target_modules=layers, fan_in_fan_out=True, task_type="CAUSAL_LM"
     )
     return peft.get_peft_model(model, config)
-
-
-def _require_same_run(settings: FinetuneSettings, folder: Path) -> None:
-    """Check that a run in ``folder`` was begun with these settings, on the same texts, norm and weights."""
-    digests = contents(settings.model, (settings.norm,), (settings.text, settings.eval_text, settings.fit))
-    now = dataclasses.asdict(settings) | {f"the content of {name}": digest for name, digest in digests.items()}
-    file = folder / SETTINGS
-    if not file.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(now, indent=2))
-        part.replace(file)
-    begun = json.loads(file.read_text())
-    if other := [name for name, value in now.items() if begun.get(name) != value]:
-        raise ConfigError(
-            f"{folder} holds a run with {other[0]} {begun.get(other[0])!r}, got {now[other[0]]!r}; "
-            "give the same to go on, or another --out"
-        )

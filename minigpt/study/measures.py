@@ -1,6 +1,6 @@
 """What a study measures on a cell's final model beside parity: entropy, calibration, and a user's own functions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,13 +9,12 @@ from torch import Tensor
 
 import minigpt
 from minigpt.engine import GPT2
-from minigpt.errors import RAISED, ConfigError
+from minigpt.errors import ConfigError
 from minigpt.judge.perplexity import AT_ONCE, windows_of
-from minigpt.norms.foreign.locate import file_of, last_line, locate
+from minigpt.norms.foreign.construct import naming
+from minigpt.norms.foreign.locate import locate
 
 BINS = 15  # of confidence, as Guo et al. (2017)
-
-Metric = Callable[[GPT2, minigpt.Tokenizer], float]
 
 
 @torch.inference_mode()
@@ -37,11 +36,11 @@ def confidence(model: GPT2, ids: list[int]) -> dict[str, float]:
             right.append((likeliest.indices == wanted).float())
     return {
         "entropy": float(torch.cat(entropy).mean()),
-        "calibration_error": calibration_error(torch.cat(sure), torch.cat(right)),
+        "calibration_error": _calibration_error(torch.cat(sure), torch.cat(right)),
     }
 
 
-def calibration_error(sure: Float[Tensor, " tokens"], right: Float[Tensor, " tokens"]) -> float:
+def _calibration_error(sure: Float[Tensor, " tokens"], right: Float[Tensor, " tokens"]) -> float:
     """Return the expected calibration error of probabilities and whether each came true, as 1 or 0."""
     bins: Int[Tensor, " tokens"] = (sure * BINS).long().clamp(max=BINS - 1)
     gap = torch.zeros(BINS, dtype=sure.dtype, device=sure.device).index_add_(0, bins, sure - right)
@@ -64,18 +63,11 @@ def measured(metrics: Sequence[str], model: GPT2, tokenizer: minigpt.Tokenizer) 
     """Return what a user's functions of (model, tokenizer) say, by what the study calls them, e.g. "my.py:name".
 
     Raises:
-        ConfigError: if one raises an error, or does not return a number.
+        NormError: if one raises an error, or does not return a number.
     """
     found: dict[str, float] = {}
     for metric in metrics:
         function: Any = locate(metric)
-        try:
-            value = function(model, tokenizer)
-        except RAISED as error:
-            file = file_of(metric)
-            raise ConfigError(f"metric {metric} failed: {last_line(error, file and str(file.resolve()))}") from error
-        try:
-            found[metric] = float(value)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"metric {metric} must return a number, got {value!r:.60}") from error
+        with naming(function, metric):
+            found[metric] = float(function(model, tokenizer))
     return found

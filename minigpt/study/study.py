@@ -8,7 +8,7 @@ import shlex
 import time
 import tomllib
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -38,29 +38,8 @@ BASELINE = "fused"  # trained as long as the others, it is what they are compare
 OF_CELL = ("model", "norm", "sites", "seed", "fit", "device")  # settings that [finetune] does not have
 TUNED = [field.name for field in fields(FinetuneSettings) if field.name not in OF_CELL]
 
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One model with one norm at some sites, one seed, and one value of each setting.
-
-    Attributes:
-        fit: the text that the new norms' Parameters are fitted on; None if they are not.
-        finetune: how it is trained, a value for each field of [finetune]; None if it is not.
-    """
-
-    model: str
-    norm: str
-    sites: str = "*"
-    seed: int = 0
-    fit: str | None = None
-    finetune: dict[str, Any] | None = None
-
-    def columns(self) -> dict[str, Any]:
-        """Return what tells this cell from others of its study."""
-        columns = asdict(self)
-        return columns | (columns.pop("finetune") or {})
+Cell = dict[str, Any]  # model, norm, sites, fit, seed, and if it is trained a value for each field of [finetune]
+Row = dict[str, Any]  # the cell, and what was measured on it
 
 
 @dataclass(frozen=True)
@@ -83,31 +62,28 @@ class Study:
 
         Those that differ only in what makes no difference to them are one.
         """
-        norms = self.norms if self.finetune is None or BASELINE in self.norms else [BASELINE, *self.norms]
-        every = itertools.product(self.models, norms, self.sites, self.fit, self._trainings(), self.seeds)
+        tuning, norms = self.finetune or {}, self.norms
+        if tuning and BASELINE not in norms:
+            norms = [BASELINE, *norms]
+        lists = {"model": self.models, "norm": norms, "sites": self.sites, "fit": self.fit}
+        lists |= {name: value if isinstance(value, list) else [value] for name, value in tuning.items()}
+        lists["seed"] = self.seeds
         found: dict[str, Cell] = {}
-        for model, norm, sites, fit, tuning, seed in every:
-            cell = Cell(model, norm, sites, seed, fit, tuning)
-            if tuning is None:
-                cell = replace(cell, fit=self.fit_of(cell))
-            elif norm == BASELINE:
-                kept = {name: value for name, value in tuning.items() if name != "schedule"}
-                cell = Cell(model, norm, seed=seed, finetune=kept)
-            found[json.dumps(asdict(cell))] = cell
+        for values in itertools.product(*lists.values()):
+            cell = dict(zip(lists, values, strict=True))
+            if not tuning:
+                cell["fit"] = self.fit_of(cell)
+            elif cell["norm"] == BASELINE:
+                cell |= {"sites": "*", "fit": None}
+                cell.pop("schedule", None)
+            found[json.dumps(cell)] = cell
         return list(found.values())
 
     def fit_of(self, cell: Cell) -> str | None:
         """Return the text that norms are fitted on before training. Frozen norms cannot do without."""
-        if cell.norm != "frozen":
-            return cell.fit
-        return cell.fit or self.text or (cell.finetune or {}).get("text")
-
-    def _trainings(self) -> list[dict[str, Any] | None]:
-        """Return [finetune] with one value for each field: a field may list several."""
-        if self.finetune is None:
-            return [None]
-        lists = [value if isinstance(value, list) else [value] for value in self.finetune.values()]
-        return [dict(zip(self.finetune, values, strict=True)) for values in itertools.product(*lists)]
+        if cell["norm"] != "frozen":
+            return cell["fit"]
+        return cell["fit"] or self.text or cell.get("text")
 
 
 def read_study(file: Path) -> Study:
@@ -140,8 +116,8 @@ def read_study(file: Path) -> Study:
     if study.finetune is not None:
         _require_fields(study.finetune, TUNED, ("text", "steps"), f"{file}, [finetune]")
     for cell in study.cells():
-        match_sites(shape_of(cell.model, cell.norm), cell.sites)
-        if cell.finetune is not None:
+        match_sites(shape_of(cell["model"], cell["norm"]), cell["sites"])
+        if study.finetune:
             checked_schedule(finetune_settings(study, cell))
     return study
 
@@ -156,21 +132,17 @@ def _require_fields(table: Row, known: Collection[str], needed: Collection[str],
 
 def finetune_settings(study: Study, cell: Cell) -> FinetuneSettings:
     """Return how a cell is trained. A schedule counts for the sites of the cell only."""
-    norm = None if cell.norm == BASELINE else cell.norm
-    own: dict[str, Any] = {"eval_text": study.text} | (cell.finetune or {})
-    return FinetuneSettings(
-        **own, model=cell.model, norm=norm, sites=cell.sites, fit=cell.fit, seed=cell.seed, device=study.device
-    )
+    norm = None if cell["norm"] == BASELINE else cell["norm"]
+    return FinetuneSettings(**{"eval_text": study.text, "device": study.device} | cell | {"norm": norm})
 
 
 def fingerprint_of(study: Study, cell: Cell) -> str:
     """Return the fingerprint of all that decides a cell's row."""
-    fit, tuning = study.fit_of(cell), cell.finetune or {}
-    files = (study.text, fit, tuning.get("text"), tuning.get("eval_text"), *study.tasks)
+    files = (study.text, study.fit_of(cell), cell.get("text"), cell.get("eval_text"), *study.tasks)
     return fingerprint({
-        "cell": asdict(cell), "text": study.text, "fit": fit, "tasks": study.tasks, "metrics": study.metrics,
+        "cell": cell, "text": study.text, "fit": study.fit_of(cell), "tasks": study.tasks, "metrics": study.metrics,
         "device": str(resolve_device(study.device)), "versions": versions(),
-        "contents": contents(cell.model, (cell.norm, *study.metrics), files),
+        "contents": contents(cell["model"], (cell["norm"], *study.metrics), files),
     })  # fmt: skip
 
 
@@ -225,37 +197,38 @@ def run_cell(
         file: the study file, for the command that reproduces the cell.
     """
     begin, fit = time.monotonic(), study.fit_of(cell)
-    name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', cell.norm)[-60:]}-{print_}"
-    folder, tokenizer = out / RUNS / name / "model", minigpt.Tokenizer.from_pretrained(cell.model)
+    source, norm, sites = cell["model"], cell["norm"], cell["sites"]
+    name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', norm)[-60:]}-{print_}"
+    folder, tokenizer = out / RUNS / name / "model", minigpt.Tokenizer.from_pretrained(source)
     how: dict[str, Any] = {"device": study.device, "text": study.text}
 
     def tell(what: str, part: float) -> None:
-        say(f"{cell.model} {cell.norm} {cell.sites}: {what}", part)
+        say(f"{source} {norm} {sites}: {what}", part)
 
-    report = minigpt.parity(cell.model, norm=cell.norm, sites=cell.sites, fit=fit, progress=tell, **how)
+    report = minigpt.parity(source, norm=norm, sites=sites, fit=fit, progress=tell, **how)
     judged, figures = report.to_dict(), {}
-    if cell.finetune is None:
-        model = minigpt.from_pretrained(cell.model, norm={cell.sites: cell.norm}, device="cpu")
+    if not study.finetune:
+        model = minigpt.from_pretrained(source, norm={sites: norm}, device="cpu")
         if fit is not None:
-            fit_on_text(model, tokenizer, fit, cell.sites)
+            fit_on_text(model, tokenizer, fit, sites)
         trained = {"losses": [], "eval_losses": [], "swaps": {}} | dict.fromkeys(RECOVERED)
     else:
         result = finetune(finetune_settings(study, cell), folder.parent, tell)
         model = result.model
-        write(result, folder, cell.model)
-        norm = "fused" if cell.norm in minigpt.norms.available() else cell.norm  # "fused" leaves the norms as saved
-        again = minigpt.parity(folder, norm=norm, against=cell.model, **how).to_dict()
+        write(result, folder, source)
+        named = "fused" if norm in minigpt.norms.available() else norm  # "fused" leaves the norms as saved
+        again = minigpt.parity(folder, norm=named, against=source, **how).to_dict()
         trained = {"losses": result.losses, "eval_losses": result.eval_losses, "swaps": result.swaps}
         trained |= _distance(again, RECOVERED)
     if study.text is not None:
         figures = confidence(model, tokenizer.encode(read_text(Path(study.text), minigpt.GenerationError)))
     if study.tasks:
         tell("running lm-eval", 1.0)
-        if cell.finetune is None:
-            save_model(model, folder, cell.model)
+        if not study.finetune:
+            save_model(model, folder, source)
     return {
-        **cell.columns(),
-        "settings": ["fit", *(cell.finetune or ())],
+        **cell,
+        "settings": ["fit", *(study.finetune or ())],
         "verdict": judged["verdict"],
         "outcome": report.outcome,
         "ratio": judged["logits"]["ratio"],
@@ -265,7 +238,7 @@ def run_cell(
         **trained,
         **figures,
         "metrics": measured(study.metrics, model, tokenizer),
-        "tasks": task_scores(study.tasks, folder, cell.norm, cell.sites) if study.tasks else {},
+        "tasks": task_scores(study.tasks, folder, norm, sites) if study.tasks else {},
         "report": _keep_report(report, out, name),
         "fingerprint": print_,
         "seconds": round(time.monotonic() - begin, 3),
@@ -296,12 +269,12 @@ def _keep_report(report: minigpt.ParityReport, out: Path, name: str) -> str:
 
 def command(study: Study, cell: Cell, file: Path | None) -> str:
     """Return the command that runs this cell again."""
-    if cell.finetune is None:
-        options = {"--model": cell.model, "--norm": cell.norm, "--sites": cell.sites, "--text": study.text,
-                   "--fit": study.fit_of(cell), "--device": study.device}  # fmt: skip
+    if not study.finetune:
+        options = {"--model": cell["model"], "--norm": cell["norm"], "--sites": cell["sites"], "--text": study.text,
+                   "--fit": cell["fit"], "--device": study.device}  # fmt: skip
         return shlex.join(["minigpt", "parity", *(word for pair in options.items() if pair[1] for word in pair)])
-    varied = [name for name, value in (study.finetune or {}).items() if isinstance(value, list)]
-    wanted = [f"{name}={cell.columns().get(name)}" for name in ("model", "norm", "sites", "seed", "fit", *varied)]
+    varied = [name for name, value in study.finetune.items() if isinstance(value, list)]
+    wanted = [f"{name}={cell.get(name)}" for name in ("model", "norm", "sites", "seed", "fit", *varied)]
     only = [word for one in wanted for word in ("--only", one)]
     return shlex.join(["minigpt", "study", str(file or "FILE.toml"), "--out", "again", *only])
 
@@ -313,9 +286,9 @@ def only(study: Study, wanted: list[str]) -> list[Cell]:
         ConfigError: if there is none.
     """
     cells, pairs = study.cells(), [one.partition("=") for one in wanted]
-    chosen = [cell for cell in cells if all(str(cell.columns().get(name)) == value for name, _, value in pairs)]
+    chosen = [cell for cell in cells if all(str(cell.get(name)) == value for name, _, value in pairs)]
     if not chosen:
-        names = ", ".join(cells[0].columns())
+        names = ", ".join(cells[0])
         raise ConfigError(f"no cell has {' and '.join(wanted)}; --only takes NAME=VALUE with a name of {names}")
     return chosen
 

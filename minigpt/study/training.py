@@ -107,14 +107,19 @@ class EachStep(TrainerCallback):
         self.say(f"step {state.global_step} of {state.max_steps} {self.loss}", state.global_step / state.max_steps)
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint that was written to its end. Its last file is trainer_state.json."""
-    for place in sorted(folder.glob("checkpoint-*"), key=lambda place: -int(place.name.rpartition("-")[2])):
+def resumable_step(folder: Path, steps: int) -> int | None:
+    """Return the step of the newest checkpoint in ``folder`` that was written to its end; None if there is none.
+
+    Trainer would add a step to one of the last step, so that is left out. A checkpoint's last file is
+    trainer_state.json.
+    """
+    for step in sorted((int(place.name.rpartition("-")[2]) for place in folder.glob("checkpoint-*")), reverse=True):
         try:
-            json.loads((place / "trainer_state.json").read_text())
+            json.loads((folder / f"checkpoint-{step}" / "trainer_state.json").read_text())
         except (OSError, ValueError):
             continue
-        return place
+        if step < steps:
+            return step
     return None
 
 
