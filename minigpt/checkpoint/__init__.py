@@ -7,7 +7,6 @@ from minigpt.checkpoint.files import (
     generation_fields,
     has_tokenizer,
     holds_model,
-    read_generation_config,
     read_tensors,
     weight_files,
 )  # fmt: skip
@@ -18,6 +17,6 @@ from minigpt.checkpoint.save import save_pretrained
 
 __all__ = [
     "TOKENIZER_FILES", "Checkpoint", "config_file", "folder_of", "from_pretrained", "generation_fields",
-    "has_tokenizer", "holds_model", "load_norms", "locate", "open_checkpoint", "read_generation_config",
+    "has_tokenizer", "holds_model", "load_norms", "locate", "open_checkpoint",
     "read_tensors", "save_pretrained", "weight_files",
 ]  # fmt: skip

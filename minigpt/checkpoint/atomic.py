@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, INDEX, SAFETENSORS, SHARDS
-
-REPLACED = (CONFIG, SAFETENSORS, INDEX, SHARDS, GENERATION_CONFIG)
+from minigpt.checkpoint.files import CONFIG, MODEL
 
 
 @contextmanager
-def replacing(folder: Path, replaced: tuple[str, ...] = REPLACED) -> Iterator[Path]:
+def replacing(folder: Path, replaced: tuple[str, ...] = MODEL) -> Iterator[Path]:
     """Yield a new folder to write into. Its files appear in ``folder`` when the block has ended without an error.
 
     Files in ``folder`` that match the patterns ``replaced`` go. All others stay.
@@ -29,7 +27,9 @@ def replacing(folder: Path, replaced: tuple[str, ...] = REPLACED) -> Iterator[Pa
         OSError: if it cannot be written.
     """
     folder = Path(os.path.realpath(folder.expanduser()))  # a link stays a link
-    can_exchange = not folder.exists() or _may_be_renamed(folder)
+    here = Path.cwd()
+    is_fixed = os.path.ismount(folder) or folder in (here, *here.parents) or not os.access(folder.parent, os.W_OK)
+    can_exchange = not (folder.exists() and is_fixed)
     new = (folder.parent if can_exchange else folder) / f".{folder.name}.being-saved"
     shutil.rmtree(new, ignore_errors=True)  # left by a process that was killed
     new.mkdir(parents=True)
@@ -39,30 +39,24 @@ def replacing(folder: Path, replaced: tuple[str, ...] = REPLACED) -> Iterator[Pa
             _flush(path)
         if not folder.exists():
             new.rename(folder)
-        elif not (can_exchange and _exchanged(folder, new, replaced)):
-            _move_in(folder, new, replaced)
+        else:
+            goes = [path for path in folder.iterdir() if any(fnmatch.fnmatchcase(path.name, one) for one in replaced)]
+            if not (can_exchange and _exchanged(folder, new, goes)):
+                _move_in(folder, new, goes)
         _flush(folder.parent)
     finally:
         shutil.rmtree(new, ignore_errors=True)  # by now the old files
 
 
-def _may_be_renamed(folder: Path) -> bool:
-    here = Path.cwd()
-    return (
-        not os.path.ismount(folder)
-        and folder not in (here, *here.parents)
-        and os.access(folder.parent, os.W_OK)
-        and not any(path.is_dir() for path in folder.iterdir())
-    )
-
-
-def _exchanged(folder: Path, new: Path, replaced: tuple[str, ...]) -> bool:
+def _exchanged(folder: Path, new: Path, goes: list[Path]) -> bool:
     """Exchange two folders' names in one call. Return False if the system or the file system cannot."""
     libc, names = ctypes.CDLL(None), (os.fsencode(folder), os.fsencode(new))
+    if any(path.is_dir() for path in folder.iterdir()):  # which no link can keep
+        return False
     try:
         shutil.copymode(folder, new)
         for path in folder.iterdir():  # files that are not part of a checkpoint stay
-            if not _matches(path, replaced) and not (new / path.name).exists():
+            if path not in goes and not (new / path.name).exists():
                 os.link(path, new / path.name, follow_symlinks=False)
     except OSError:
         return False
@@ -73,18 +67,13 @@ def _exchanged(folder: Path, new: Path, replaced: tuple[str, ...]) -> bool:
     return False
 
 
-def _move_in(folder: Path, new: Path, replaced: tuple[str, ...]) -> None:
+def _move_in(folder: Path, new: Path, goes: list[Path]) -> None:
     """Move the new files in, config.json last: without one the folder is not a checkpoint."""
     (folder / CONFIG).unlink(missing_ok=True)
-    for path in folder.iterdir():
-        if _matches(path, replaced):
-            path.unlink()
+    for path in goes:
+        path.unlink(missing_ok=True)
     for path in sorted(new.iterdir(), key=lambda path: path.name == CONFIG):
         path.replace(folder / path.name)
-
-
-def _matches(path: Path, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns)
 
 
 def _flush(path: Path) -> None:

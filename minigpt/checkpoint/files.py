@@ -2,9 +2,9 @@
 
 import os.path
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,32 +15,17 @@ from minigpt.errors import CheckpointError
 from minigpt.json_file import read_object
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
-SAFETENSORS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"
+SAFETENSORS = "model.safetensors"
+# Patterns of the files that a model is, without its tokenizer.
+MODEL = (CONFIG, GENERATION_CONFIG, SAFETENSORS, f"{SAFETENSORS}.index.json", "model-?????-of-?????.safetensors")
 TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)
 VOCABULARIES = ("tokenizer.json", "vocab.json")
+WEIGHT_SUFFIXES = (".safetensors", ".npz", ".bin", ".pt", ".pth")
 WEIGHTS = (SAFETENSORS, "pytorch_model.bin", "ckpt.pt")  # the first that exists, whole or with an index
 
-NO_SETTING = (  # fields of a generation_config.json that do not say how to write; the last four of an assistant model
-    "_from_model_config", "transformers_version", "bos_token_id", "decoder_start_token_id", "disable_compile",
-    "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
-)  # fmt: skip
-OFF: dict[str, Any] = {  # the values with which the format switches a setting off
-    "top_k": 0, "typical_p": 1, "num_beams": 1, "num_beam_groups": 1, "length_penalty": 1, "diversity_penalty": 0,
-    "min_length": 0,
-    "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0, "epsilon_cutoff": 0, "eta_cutoff": 0,
-    "guidance_scale": 1, "early_stopping": False, "output_attentions": False, "output_hidden_states": False,
-    "output_logits": False, "remove_invalid_values": False, "renormalize_logits": False,
-    "return_dict_in_generate": False, "cache_implementation": "dynamic",
-}  # fmt: skip
-
-
-class Contents(NamedTuple):
-    """What a file holds: tensors on the CPU, by their names in the file, and the config if it carries one."""
-
-    tensors: dict[str, Tensor]
-    fields: Mapping[str, Any] | None = None
+Contents = tuple[dict[str, Tensor], Mapping[str, Any] | None]  # tensors on the CPU, and the config that they come with
 
 
 def read_contents(place: Path) -> Contents:
@@ -51,38 +36,32 @@ def read_contents(place: Path) -> Contents:
     Raises:
         CheckpointError: if there are no weights, or a file is damaged or holds more than tensors.
     """
-    first, *more = [_read(file) for file in weight_files(place)]
-    for shard in more:
-        first.tensors.update(shard.tensors)
-    return first
+    (tensors, fields), *more = [_read(file) for file in weight_files(place)]
+    for shard, _ in more:
+        tensors.update(shard)
+    return tensors, fields
 
 
 def read_tensors(place: Path) -> dict[str, Tensor]:
     """Return every tensor of a checkpoint by its name in the file. Raises as ``read_contents``."""
-    return read_contents(place).tensors
+    return read_contents(place)[0]
 
 
 def _read(file: Path) -> Contents:
     try:
-        return READERS[file.suffix](file)
+        if file.suffix == ".safetensors":
+            return load_file(file), None  # mapped into memory
+        if file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as archive:
+                return {name: torch.from_numpy(archive[name]) for name in archive.files}, None
+        return _read_pickle(file)
     except Exception as error:  # each library raises its own kinds
         # torch.load also says how to run the file without restrictions. Keep only what it found.
         reason = str(error).partition("WeightsUnpickler error:")[2].partition("Please use")[0] or str(error)
         raise CheckpointError(f"{file} cannot be read as a {file.suffix} file: {' '.join(reason.split())}") from error
 
 
-def read_safetensors(file: Path) -> Contents:
-    """Return every tensor of a safetensors file, mapped into memory."""
-    return Contents(load_file(file))
-
-
-def read_npz(file: Path) -> Contents:
-    """Return every array of a NumPy archive as a tensor."""
-    with np.load(file, allow_pickle=False) as archive:
-        return Contents({name: torch.from_numpy(archive[name]) for name in archive.files})
-
-
-def read_pickle(file: Path) -> Contents:
+def _read_pickle(file: Path) -> Contents:
     """Return the tensors of a state dict, or of a trainer's checkpoint that holds one.
 
     ``torch.load(weights_only=True)`` reads the pickle. It builds tensors and plain containers, and calls nothing else.
@@ -95,15 +74,7 @@ def read_pickle(file: Path) -> Contents:
     for name, value in state.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided:
             raise ValueError(f"{name!r} must be a plain tensor, got a {type(value).__name__}")
-    return Contents({name: value.detach() for name, value in state.items()}, loaded.get("model_args"))  # as nanoGPT
-
-
-READERS: dict[str, Callable[[Path], Contents]] = {
-    ".safetensors": read_safetensors,
-    ".npz": read_npz,
-    **dict.fromkeys((".bin", ".pt", ".pth"), read_pickle),
-}
-WEIGHT_SUFFIXES = tuple(READERS)  # of files that hold tensors
+    return {name: value.detach() for name, value in state.items()}, loaded.get("model_args")  # as nanoGPT
 
 
 def folder_of(place: Path) -> Path:
@@ -145,8 +116,8 @@ def weight_files(place: Path) -> list[Path]:
     for name in WEIGHTS:
         if (place / name).is_file():
             return [place / name]
-        if (place / f"{name}.index.json").is_file():
-            return _shards(place / f"{name}.index.json")
+        if (index := place / f"{name}.index.json").is_file():
+            return _shards(index)
     no_config = "" if (place / CONFIG).is_file() else f"no {CONFIG} and "
     others = sorted(path.name for path in place.glob("*") if path.suffix in WEIGHT_SUFFIXES)
     hint = f"; to load one of {', '.join(others)}, give the path of that file" if others else ""
@@ -172,18 +143,3 @@ def generation_fields(place: Path) -> dict[str, Any]:
     """
     path = folder_of(place) / GENERATION_CONFIG
     return read_object(path, CheckpointError) if path.is_file() else {}
-
-
-def read_generation_config(place: Path) -> dict[str, Any]:
-    """Return the settings of generation beside a checkpoint's weights by name: how its makers mean it to write.
-
-    Fields that are null, off, or not about generation are left out. ``GenerationSettings`` checks names and values.
-
-    Raises:
-        CheckpointError: if the file is not a JSON object.
-    """
-    return {
-        name: value
-        for name, value in generation_fields(place).items()
-        if name not in NO_SETTING and value is not None and not (name in OFF and value == OFF[name])
-    }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt.engine import GPT2
 from minigpt.errors import NormError
@@ -30,19 +30,22 @@ def save_frozen(model: GPT2, directory: str | Path, tokenizer: "SavesItself | No
     ``minigpt.from_pretrained`` loads what is written with frozen norms again.
 
     Raises:
-        NormError: if a norm is not frozen or not calibrated, or divides the first position by another deviation. Also
-            if a scaled weight is too large for the model's dtype.
+        NormError: if ``can_save_frozen`` is False, or a scaled weight is too large for the model's dtype.
         CheckpointError: as ``save_pretrained``.
     """
     from minigpt.checkpoint.save import save_pretrained  # which imports the reading side, and so this file
 
+    if not can_save_frozen(model):
+        raise NormError(
+            "only a model whose norms are all frozen and divide all positions by one deviation has a plain form; end "
+            "the training schedule with a stage first@STEP"
+        )
     plain = copy.deepcopy(model)
     plain.config = dataclasses.replace(model.config, layer_norm_epsilon=EPS)
     for site, norm in model.norm_modules().items():
-        scale = EPS**0.5 / _only_deviation(site, norm)
         weight = plain.get_parameter(f"{site}.weight")
         with torch.no_grad():
-            weight.copy_(weight.double() * scale)
+            weight.copy_(weight.double() * (EPS**0.5 / _deviations(norm)[0]))
         vars(plain.get_submodule(site)).pop("originals", None)  # a fitted norm's own scale and shift are saved
         if not weight.isfinite().all():
             raise NormError(
@@ -53,11 +56,8 @@ def save_frozen(model: GPT2, directory: str | Path, tokenizer: "SavesItself | No
 
 
 def can_save_frozen(model: GPT2) -> bool:
-    """True if ``save_frozen`` takes the model's norms."""
-    try:
-        return all(_only_deviation(site, norm) > 0 for site, norm in model.norm_modules().items())
-    except NormError:
-        return False
+    """True if all norms are frozen, and each divides all positions by one deviation."""
+    return all(len({*_deviations(norm)}) == 1 for norm in model.norm_modules().values())
 
 
 def is_frozen(eps: float) -> bool:
@@ -82,15 +82,7 @@ def is_plain_form(model: GPT2) -> bool:
     return all(calibration is not None and calibration.tolist() == PLAIN for calibration in found)
 
 
-def _only_deviation(site: str, norm: torch.nn.Module) -> float:
-    if not isinstance(norm, FrozenLayerNorm):
-        raise NormError(f"{site} is a {type(norm).__name__}; only a model whose norms are all frozen has a plain form")
-    if norm.calibration is None:
-        raise NormError(f"{site} is not calibrated; see minigpt.fit_norms")
-    usual, massive, _ = norm.calibration.tolist()
-    if usual != massive:
-        raise NormError(
-            f"{site} divides the first position by {massive:.4g} and others by {usual:.4g}, which no LayerNorm does; "
-            "end the training schedule with a stage first@STEP"
-        )
-    return usual
+def _deviations(norm: nn.Module) -> list[float]:
+    """Return what a frozen norm divides the other positions and the first by; nothing if it is not calibrated."""
+    frozen = isinstance(norm, FrozenLayerNorm) and norm.calibration is not None
+    return norm.calibration.tolist()[:2] if frozen else []

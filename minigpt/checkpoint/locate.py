@@ -1,20 +1,11 @@
 """Find a checkpoint: a folder, a file of weights, the bundled demo, or a repository of the Hugging Face hub."""
 
-import difflib
 import functools
 import os.path
 import re
 from pathlib import Path
 
-from minigpt.checkpoint.files import (
-    CONFIG,
-    GENERATION_CONFIG,
-    INDEX,
-    SAFETENSORS,
-    SHARDS,
-    TOKENIZER_FILES,
-    WEIGHT_SUFFIXES,
-)  # fmt: skip
+from minigpt.checkpoint.files import MODEL, SAFETENSORS, TOKENIZER_FILES, WEIGHT_SUFFIXES
 from minigpt.errors import CheckpointError
 
 DEMO = Path(__file__).parents[1] / "demo"
@@ -22,7 +13,7 @@ KNOWN = ("demo", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
 REPOSITORY = re.compile(r"[^./~][^/]*(/[^/]+)?")
 
 # The tokenizer's files count the ids in use, and must come from the same commit.
-MODEL_FILES = (CONFIG, GENERATION_CONFIG, SAFETENSORS, INDEX, SHARDS, *TOKENIZER_FILES)
+MODEL_FILES = (*MODEL, *TOKENIZER_FILES)
 PICKLED_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-?????-of-?????.bin")
 
 
@@ -68,10 +59,8 @@ def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_
             snapshot(revision=folder.name, allow_patterns=[*PICKLED_FILES])  # from the same commit
     except Exception as error:  # the client and its transport raise many kinds
         at = f" at revision {revision!r}" if revision else ""
-        meant = difflib.get_close_matches(repository, KNOWN, n=1)
-        way_out = f"did you mean {meant[0]}? Otherwise give" if meant else "give"
         raise CheckpointError(
-            f"cannot get {repository!r}{at} from the Hugging Face hub; {way_out} a local folder, or one of "
+            f"cannot get {repository!r}{at} from the Hugging Face hub; give a local folder, or one of "
             f"{', '.join(KNOWN)}; only demo needs no network, and a private or gated repository needs HF_TOKEN. "
             f"The hub's client says: {' '.join(str(error).split())}"
         ) from error

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from minigpt.checkpoint.files import CONFIG, config_file, folder_of, read_contents
 from minigpt.checkpoint.formats import Format, recognise
+from minigpt.checkpoint.formats.format import same_values
 from minigpt.checkpoint.frozen_norms import is_frozen, unscaled
 from minigpt.config import GPT2Config
 from minigpt.errors import CheckpointError, ConfigError, listing
@@ -44,59 +45,46 @@ def open_checkpoint(place: Path) -> Checkpoint:
     """Read the checkpoint in a folder or file.
 
     Raises:
-        CheckpointError: if files are missing or damaged.
+        CheckpointError: if files are missing or damaged, or a head that the config ties differs from the embedding.
         ConfigError: if the config cannot be honoured.
     """
-    contents, folder = read_contents(place), folder_of(place)
-    tensors = without_wrappers(contents.tensors)
-    form = recognise(tensors)
-    if contents.fields is not None and not (folder / CONFIG).is_file():
-        path, fields = place, contents.fields  # a trainer's file with its own config
-    else:
-        is_openai = form.fields is not None and not (folder / CONFIG).is_file() and (folder / HPARAMS).is_file()
-        path = folder / HPARAMS if is_openai else config_file(place)
+    folder = folder_of(place)
+    theirs, fields = read_contents(place)
+    form, tensors = as_ours(theirs)
+    path, has_config = place, (folder / CONFIG).is_file()
+    if fields is None or has_config:  # a config goes before the one that a trainer's file carries
+        path = config_file(place) if has_config or not (folder / HPARAMS).is_file() else folder / HPARAMS
         fields = read_object(path, ConfigError)
     norms: Pairs
     fields, norms = without_norms(fields)
     try:
-        config = form.config(fields, tensors) if form.describes(fields) else GPT2Config.from_dict(fields)
+        config = form.config(fields, tensors)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     known = max(tokenizer_size(folder), config.used_vocab_size or 0)  # a tokenizer may have been given tokens later
     config = dataclasses.replace(config, used_vocab_size=known if 0 < known < config.vocab_size else None)
-    ours = as_ours(tensors, form, config)
-    if is_frozen(config.layer_norm_epsilon):
-        ours = unscaled(ours, config.layer_norm_epsilon)
-        norms = [("*", "frozen")]
-        config = dataclasses.replace(config, layer_norm_epsilon=GPT2Config.layer_norm_epsilon)
-    return Checkpoint(place, form, config, ours, norms)
-
-
-def without_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors without the prefixes that wrappers around the network put before their names."""
-    return {_WRAPPERS.sub("", name, count=1): tensor for name, tensor in tensors.items()}
-
-
-def as_ours(tensors: dict[str, Tensor], form: Format, config: GPT2Config) -> dict[str, Tensor]:
-    """Return the tensors under our names and in our layout, without those that are not parameters.
-
-    Args:
-        tensors: as ``without_wrappers`` returns them.
-        form: the family that they belong to.
-        config: of the model that they are for.
-
-    Raises:
-        CheckpointError: if a head that the config ties differs from the embedding.
-    """
-    ours = form.ours(tensors, config.n_layer)
-    if config.tie_word_embeddings and "wte.weight" in ours and "lm_head.weight" in ours:
-        head, embedding = ours.pop("lm_head.weight"), ours["wte.weight"]
-        if head.data_ptr() != embedding.data_ptr() and not torch.equal(head, embedding):
+    if config.tie_word_embeddings and {"wte.weight", "lm_head.weight"} <= tensors.keys():
+        head = tensors.pop("lm_head.weight")
+        if not same_values(head, tensors["wte.weight"]):
             raise CheckpointError(
                 "lm_head.weight differs from wte.weight, but the config ties them; "
                 'a config.json with "tie_word_embeddings": false beside it uses both'
             )
-    return ours
+    if is_frozen(config.layer_norm_epsilon):
+        tensors, norms = unscaled(tensors, config.layer_norm_epsilon), [("*", "frozen")]
+        config = dataclasses.replace(config, layer_norm_epsilon=GPT2Config.layer_norm_epsilon)
+    return Checkpoint(place, form, config, tensors, norms)
+
+
+def as_ours(tensors: dict[str, Tensor]) -> tuple[Format, dict[str, Tensor]]:
+    """Return the family of tensors, and the tensors under our names, in our layout, without those that are not learned.
+
+    Raises:
+        CheckpointError: if parts of one parameter do not fit together.
+    """
+    plain = {_WRAPPERS.sub("", name, count=1): tensor for name, tensor in tensors.items()}
+    form = recognise(plain)
+    return form, form.ours(plain)
 
 
 def tokenizer_size(folder: Path) -> int:
@@ -107,15 +95,13 @@ def tokenizer_size(folder: Path) -> int:
     Raises:
         CheckpointError: if a file is damaged.
     """
-    if (folder / "tokenizer.json").is_file():
-        fields = read_object(folder / "tokenizer.json", CheckpointError)
+    if (file := folder / "tokenizer.json").is_file():
+        fields = read_object(file, CheckpointError)
         vocab = fields.get("model", {}).get("vocab", {})
         ids = [*vocab.values()] if isinstance(vocab, dict) else [*range(len(vocab))]  # a Unigram model has a list
-        ids += [token["id"] for token in fields.get("added_tokens", ())]
-        return max(ids, default=-1) + 1
-    if (folder / "vocab.json").is_file():
-        return max(read_object(folder / "vocab.json", CheckpointError).values()) + 1
-    return 0
+        return 1 + max([*ids, *(token["id"] for token in fields.get("added_tokens", ()))], default=-1)
+    file = folder / "vocab.json"
+    return 1 + max(read_object(file, CheckpointError).values()) if file.is_file() else 0
 
 
 def require_fitting(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], place: Path) -> None:
@@ -125,8 +111,11 @@ def require_fitting(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], p
         CheckpointError: if some are missing, unexpected, of another shape, or of a dtype that no model computes in.
     """
     complaints = misfits(given, wanted)
-    known = {name: given[name].dtype for name in given.keys() & wanted.keys() if wanted[name].is_floating_point()}
-    strange = [f"{name} is {dtype_name(dtype)}" for name, dtype in known.items() if dtype not in DTYPES.values()]
+    strange = [
+        f"{name} is {dtype_name(own.dtype)}"
+        for name, own in given.items()
+        if name in wanted and wanted[name].is_floating_point() and own.dtype not in DTYPES.values()
+    ]
     if strange:
         complaints.append(f"of a dtype other than {', '.join(DTYPES)}: {listing(strange)}")
     if complaints:
@@ -135,10 +124,12 @@ def require_fitting(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], p
 
 def misfits(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
     """Return what is missing, unexpected or of another shape, in a few words each."""
-    missing, unexpected = wanted.keys() - given.keys(), given.keys() - wanted.keys()
     shapes = {name: (tuple(given[name].shape), tuple(wanted[name].shape)) for name in given.keys() & wanted.keys()}
-    misshapen = [f"{name} is {has}, not {needs}" for name, (has, needs) in shapes.items() if has != needs]
-    kinds = {"missing": missing, "unexpected": unexpected, "of another shape:": misshapen}
+    kinds = {
+        "missing": wanted.keys() - given.keys(),
+        "unexpected": given.keys() - wanted.keys(),
+        "of another shape:": [f"{name} is {has}, not {needs}" for name, (has, needs) in shapes.items() if has != needs],
+    }
     return [f"{what} {listing(names)}" for what, names in kinds.items() if names]
 
 

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.checkpoint.files import read_tensors
-from minigpt.checkpoint.formats import recognise
 from minigpt.checkpoint.locate import locate
-from minigpt.checkpoint.opened import Checkpoint, only_dtype, open_checkpoint, require_fitting, without_wrappers
+from minigpt.checkpoint.opened import Checkpoint, as_ours, only_dtype, open_checkpoint, require_fitting
 from minigpt.engine import GPT2
 from minigpt.engine.int8 import check_roundable, quantize_int8
 from minigpt.engine.layout import placed as placed_by_rows
@@ -140,8 +139,7 @@ def load_norms(
         require_own_parameters(site, norm)
     place = locate(source, revision=revision, local_files_only=local_files_only)
     wanted = norm_parameters(model)
-    tensors = without_wrappers(read_tensors(place))
-    found = recognise(tensors).ours(tensors, model.config.n_layer)
+    _, found = as_ours(read_tensors(place))
     require_fitting({name: found[name] for name in found.keys() & wanted.keys()}, wanted, place)
     with torch.no_grad():
         for name, parameter in wanted.items():

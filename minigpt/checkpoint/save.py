@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from minigpt.checkpoint.atomic import REPLACED, replacing
-from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES
+from minigpt.checkpoint.atomic import replacing
+from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, MODEL, TOKENIZER_FILES
 from minigpt.checkpoint.opened import misfits
 from minigpt.engine import GPT2
 from minigpt.errors import CheckpointError, listing
@@ -74,7 +74,7 @@ def save_pretrained(
     config = model.config.to_dict()
     ids = {name: value for name, value in config.items() if name.endswith("_token_id")}
     try:
-        with replacing(Path(directory), REPLACED + (() if tokenizer is None else TOKENIZER_FILES)) as folder:
+        with replacing(Path(directory), MODEL + (() if tokenizer is None else TOKENIZER_FILES)) as folder:
             _write_weights(folder, tensors, max_shard_bytes)
             _write_json(folder / CONFIG, config | {"dtype": dtype_name(model.wte.weight.dtype)} | of_norms)
             _write_json(folder / GENERATION_CONFIG, ids | dict(generation_config or {}))

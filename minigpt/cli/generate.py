@@ -100,7 +100,7 @@ def generate(
     _check_options(context.params)
     place = locate(model, revision=revision)  # once, so that all files come from one commit
     asked = {name: value for name in known_settings() if (value := context.params.get(name)) is not None}
-    from_file = _settings_in(generation_fields(place))
+    from_file = settings_in(generation_fields(place))
     settings = _settings(asked, from_file, greedy)
     _check_settings(settings, {*context.params}, from_file.keys() - asked.keys(), place, one_text=prompts is None)
     text = read_standard_input() if prompt == "-" else prompt
@@ -164,7 +164,7 @@ def _check_options(given: dict[str, Any]) -> None:
         raise minigpt.GenerationError("--prompts cannot go with a PROMPT or --json; it writes JSON lines to --out")
 
 
-def _settings_in(fields: dict[str, Any]) -> dict[str, Any]:
+def settings_in(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the settings in the fields of a generation_config.json, without those that are off."""
     from minigpt.generation.settings import known_settings
 

@@ -96,9 +96,7 @@ def test_old_buffers_of_any_dtype_are_skipped(folder: Path, theirs: GPT2LMHeadMo
     assert_same_logits(load(folder), theirs)
 
 
-@pytest.mark.parametrize(
-    "name", ["h.0.attn.biases", "h.99.attn.bias", "transformer.h.2.attn.masked_bias", "h.00.attn.bias", "attn.bias"]
-)
+@pytest.mark.parametrize("name", ["h.0.attn.biases", "attn.bias"])
 def test_what_only_resembles_an_old_buffer_is_unexpected(folder: Path, name: str) -> None:
     edit_tensors(folder, lambda tensors: tensors | {name: torch.ones(3)})
     with pytest.raises(CheckpointError, match=rf"unexpected {name.removeprefix('transformer.')}$"):

@@ -5,7 +5,7 @@ Queries, keys and values are three linear layers, each (out, in), with or withou
 
 import re
 
-from minigpt.checkpoint.formats.format import Format, same, transposed
+from minigpt.checkpoint.formats.format import DROPOUTS, Format, same, transposed
 
 _BLOCK = "trf_blocks.{i}"
 _QKV = tuple(f"{_BLOCK}.att.W_{part}" for part in ("query", "key", "value"))
@@ -32,16 +32,15 @@ BOOK = Format(
         "ln_f.bias": same("final_norm.shift"),
         "lm_head.weight": same("out_head.weight"),
     },
-    buffers=(f"{_BLOCK}.att.mask",),
+    buffers=re.compile(r"trf_blocks\.\d+\.att\.mask"),
     may_lack=re.compile(r"h\.\d+\.attn\.c_attn\.bias"),
     fields={
-        "vocab_size": ("vocab_size",),
-        "context_length": ("n_positions",),
-        "emb_dim": ("n_embd",),
-        "n_heads": ("n_head",),
-        "n_layers": ("n_layer",),
-        "drop_rate": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+        "vocab_size": "vocab_size",
+        "n_positions": "context_length",
+        "n_embd": "emb_dim",
+        "n_head": "n_heads",
+        "n_layer": "n_layers",
+        **dict.fromkeys(DROPOUTS, "drop_rate"),
     },
     ignored=("qkv_bias",),
-    tied=None,  # it has a tensor for the head, and GPT-2's embedding is copied into it
 )

@@ -5,7 +5,7 @@ nanoGPT uses the exact GELU. A model trained before June 2023, or by minGPT, nee
 
 import re
 
-from minigpt.checkpoint.formats.format import CAUSAL_MASKS, LINEARS, Format, Tensors, transposed
+from minigpt.checkpoint.formats.format import CAUSAL_MASKS, DROPOUTS, LINEARS, Format, Tensors, transposed
 
 FIRST = "h.0.attn.c_attn.weight"
 
@@ -23,12 +23,9 @@ NANOGPT = Format(
     buffers=CAUSAL_MASKS,
     may_lack=re.compile(r"(.*\.)?(c_attn|c_proj|c_fc|ln_1|ln_2|ln_f)\.bias"),
     fields={
-        "block_size": ("n_positions",),
-        "vocab_size": ("vocab_size",),
-        "n_layer": ("n_layer",),
-        "n_head": ("n_head",),
-        "n_embd": ("n_embd",),
-        "dropout": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+        **{name: name for name in ("vocab_size", "n_layer", "n_head", "n_embd")},
+        "n_positions": "block_size",
+        **dict.fromkeys(DROPOUTS, "dropout"),
     },
     ignored=("bias",),
     fixed={"activation_function": "gelu"},

@@ -18,10 +18,8 @@ OPENAI = Format(
         **{f"h.{{i}}.{name}.bias": same(f"{_BLOCK}/{name.replace('.', '/')}/b") for name in LINEARS},
     },
     fields={
-        "n_vocab": ("vocab_size",),
-        "n_ctx": ("n_positions",),
-        "n_embd": ("n_embd",),
-        "n_head": ("n_head",),
-        "n_layer": ("n_layer",),
+        **{name: name for name in ("n_embd", "n_head", "n_layer")},
+        "vocab_size": "n_vocab",
+        "n_positions": "n_ctx",
     },
 )
