@@ -198,9 +198,9 @@ def _check_settings(
         GenerationError: if some are wrong. It names options as the shell does, and the file of those ``from_file``.
     """
     from minigpt.checkpoint import folder_of
-    from minigpt.generation.settings import complaints_about, more_than_one_text
+    from minigpt.generation.settings import complaints_about
 
-    complaints = complaints_about(settings) or (more_than_one_text(settings) if one_text else {})
+    complaints = complaints_about(settings, one_text)
     if not complaints:
         return
     message = re.sub(r"\w+", lambda word: option(word[0]) if word[0] in options - from_file else word[0],

@@ -1,25 +1,30 @@
 """A decoding step over a cache of fixed shape, and as one program made by ``torch.compile``, which is opt-in.
 
-B rows, H heads, S tokens that the cache has room for, D width of a head, C embedding.
+B rows, H heads, S tokens that the cache has room for, D width of a head, C embedding, V vocabulary.
 """
 
+import copy
+import dataclasses
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt import trials
 from minigpt.engine.layout import lay_by_rows
 from minigpt.engine.root import GPT2
-from minigpt.engine.specimen import ROOM, by_steps, compared, specimen
 from minigpt.errors import ConfigError
 from minigpt.model import gpt2
 from minigpt.model.cache import KVCache
 from minigpt.model.checks import check_gpt2
 
 WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}  # the same otherwise
+
+LAYERS = 2  # of a model on which accelerators are tried
+PROMPT, NEW = 2, 3  # tokens that it reads at once, and then one by one
+ROOM = PROMPT + 1 + NEW  # a graph is recorded at the token between
 
 Layers = tuple[Tensor, ...]  # each (2, B, H, S, D); of one tensor for all layers, a compiler copies the whole for each
 
@@ -135,3 +140,31 @@ def without_graphs(options: dict[str, Any]) -> dict[str, Any]:
         options = options | {"options": {name: value for name, value in inner.items() if name != "triton.cudagraphs"}}
     mode = options.get("mode")
     return options | {"mode": WITHOUT_GRAPHS[mode]} if mode in WITHOUT_GRAPHS else options
+
+
+def specimen(model: GPT2, step: CompiledStep | None) -> GPT2:
+    """Return a model of the first layers, on the same Parameters, that uses a compiled step as ``step`` is compiled."""
+    small = copy.copy(model)
+    vars(small)["_modules"] = dict(model._modules)
+    small.h = nn.ModuleList(list(model.h)[:LAYERS])
+    small.config = dataclasses.replace(model.config, n_layer=len(small.h))
+    small.step = None if step is None else step.untried(small)
+    return small
+
+
+@torch.inference_mode()
+def compared(small: GPT2, ids: list[int], given: Float[Tensor, "new vocab"]) -> trials.Compared:
+    """Compare logits after each of the last ``NEW`` tokens with those of the plain path and of float64."""
+    small.step = None
+    truth = copy.deepcopy(small).double()
+    used = slice(small.config.used_vocab_size)
+    return trials.Compared(
+        *(logits[:, used] for logits in (given, by_steps(small, ids).to(given.dtype), by_steps(truth, ids)))
+    )
+
+
+def by_steps(model: GPT2, ids: list[int], rows: int = 1, room: int = ROOM) -> Float[Tensor, "new vocab"]:
+    """Return logits (NEW, V) of the first of equal rows that read the last tokens one by one."""
+    text, cache = torch.tensor([ids] * rows, device=model.wte.weight.device), model.new_cache(rows, room)
+    model.hidden_states(text[:, :-NEW], cache=cache)
+    return torch.cat([model.head(model.hidden_states(part, cache=cache))[0] for part in text[:, -NEW:].split(1, 1)])

@@ -3,7 +3,7 @@
 C embedding, V vocabulary, R rows: every token of a batch is one.
 """
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
@@ -52,15 +52,6 @@ class Int8Linear(nn.Module):
         y = torch.ops.minigpt.int8_product(rows, self.panels, self.shape[0])  # (R, out)
         y = y if self.bias is None else y + self.bias
         return y.to(x.dtype).view(*x.shape[:-1], -1)
-
-    def check_applicable(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Check that the layer stays on the CPU.
-
-        Raises:
-            ConfigError: if it would move to another device.
-        """
-        if not (there := fn(torch.empty(0, device="cpu"))).is_cpu:
-            raise ConfigError(f"weights of eight bits are for the CPU, and cannot move to {there.device}")
 
     def extra_repr(self) -> str:
         return "{1}, {0}, int8".format(*self.shape)

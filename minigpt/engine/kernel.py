@@ -11,14 +11,18 @@ from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_long, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from minigpt.engine.hooks import is_watched
+from minigpt.engine.parts import FastAttention, FastConv1D, FastLinear, FastMLP
+from minigpt.engine.root import GPT2
 from minigpt.model.conv1d import Conv1D
+from minigpt.model.gpt2 import Block
+from minigpt.norms.add import is_watched
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.fused import FusedLayerNorm
 from minigpt.norms.rms import RMSNorm
@@ -71,20 +75,18 @@ class Rows(Structure):
     ]
 
 
-class Functions(NamedTuple):
-    """The functions of ``kernel.c`` at the best level that the processor has."""
-
-    level: str
-    memory: Any
-    step: Any
-    product_memory: Any
-    product: Any
-    round: Any
+SIGNATURES = {  # of the functions of ``kernel.c``: what they return, and their arguments
+    "memory": (c_long, c_void_p, c_void_p, c_long, c_long),
+    "step": (None, c_void_p, c_void_p, c_long, c_long, c_void_p),
+    "product_memory": (c_long, c_void_p, c_long, c_long),
+    "product": (None, c_void_p, c_void_p, c_void_p, c_long, c_long, c_void_p),
+    "round": (None, c_void_p, c_void_p, c_long),
+}
 
 
 @cache
-def functions() -> Functions | None:
-    """Return the compiled functions, or None if they were not built."""
+def functions() -> SimpleNamespace | None:
+    """Return the functions at the best level that the processor has, and its name; None if they were not built."""
     path = Path(os.environ.get("MINIGPT_KERNEL_LIBRARY", Path(__file__).with_name("libminigpt.so")))
     if not path.is_file():
         return None
@@ -104,18 +106,10 @@ def functions() -> Functions | None:
     library.minigpt_supports.argtypes = [ctypes.c_char_p]
     for level in LEVELS:
         if hasattr(library, f"minigpt_step_{level}") and library.minigpt_supports(level.encode()):
-            signatures = {
-                "memory": ([c_void_p, c_void_p, c_long, c_long], c_long),
-                "step": ([c_void_p, c_void_p, c_long, c_long, c_void_p], None),
-                "product_memory": ([c_void_p, c_long, c_long], c_long),
-                "product": ([c_void_p, c_void_p, c_void_p, c_long, c_long, c_void_p], None),
-                "round": ([c_void_p, c_void_p, c_long], None),
-            }
-            found = {}
-            for name, (arguments, result) in signatures.items():
-                found[name] = getattr(library, f"minigpt_{name}_{level}")
-                found[name].argtypes, found[name].restype = arguments, result
-            return Functions(level, **found)
+            found = {name: getattr(library, f"minigpt_{name}_{level}") for name in SIGNATURES}
+            for name, (result, *arguments) in SIGNATURES.items():
+                found[name].restype, found[name].argtypes = result, arguments
+            return SimpleNamespace(level=level, **found)
     return None
 
 
@@ -143,32 +137,28 @@ def is_at_hand() -> bool:
 
 def why_not(model: nn.Module) -> str | None:
     """Return why decoding this model takes the PyTorch path, or None if it takes the kernel."""
-    from minigpt.engine.root import GPT2
-
     if not _is_on:
         return "the kernel is turned off"
     if functions() is None:
         return "the kernel was not built; installing minigpt where there is a C compiler builds it"
     if type(model) is not GPT2 or model.arithmetic != "fast" or model.attention != "sdpa":
         return 'the model is not a minigpt.GPT2 with arithmetic="fast" and attention="sdpa"'
-    if model.step is not None or model.training:
-        return "the model is in training mode" if model.training else "its steps are compiled by torch.compile"
-    dtypes = {p.dtype for p in model.parameters()}
-    if (
-        any(p.device.type not in ("cpu", "meta") for p in model.parameters())
-        or len(dtypes) > 1
-        or not dtypes <= COLUMNS.keys()
-    ):
-        return "the weights are not all on the CPU in float32, or all in bfloat16"
-    if torch.is_autocast_enabled("cpu"):
-        return "autocast is on"
-    if [getattr(block.attn, "layer", None) for block in model.h] != list(range(len(model.h))):
-        return "the blocks are not in the order of their layers in the cache"
-    replaced = vars(model).keys() & {"hidden_states", "embed", "run", "head"}
-    if is_watched(model) or replaced or any("forward" in vars(part) for part in model.modules()):
-        return "a module has hooks or a replaced forward"
-    return next((f"{name} is a {type(part).__module__}.{type(part).__name__}"
-                 for name, part in model.named_modules() if not _is_known(part, model)), None)  # fmt: skip
+    dtypes, devices = ({getattr(p, name) for p in model.parameters()} for name in ("dtype", "device"))
+    is_known_form = len(dtypes) == 1 and dtypes <= COLUMNS.keys() and {d.type for d in devices} <= {"cpu", "meta"}
+    layers = [getattr(block.attn, "layer", None) for block in model.h]
+    is_replaced = vars(model).keys() & {"hidden_states", "embed", "run", "head"}
+    is_replaced = is_replaced or any("forward" in vars(part) for part in model.modules())
+    reasons = {
+        "the model is in training mode": model.training,
+        "its steps are compiled by torch.compile": model.step is not None,
+        "the weights are not all on the CPU in float32, or all in bfloat16": not is_known_form,
+        "autocast is on": torch.is_autocast_enabled("cpu"),
+        "the blocks are not in the order of their layers in the cache": layers != list(range(len(layers))),
+        "a module has hooks or a replaced forward": is_watched(model) or is_replaced,
+    }
+    for name, part in model.named_modules():
+        reasons[f"{name} is a {type(part).__module__}.{type(part).__name__}"] = not _is_known(part, model)
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def path_of(model: nn.Module) -> str:
@@ -177,19 +167,15 @@ def path_of(model: nn.Module) -> str:
     return f"kernel ({found.level})" if reason is None and found is not None else f"PyTorch: {reason}"
 
 
-def _is_known(part: nn.Module, model: Any) -> bool:
-    from minigpt.engine.int8 import Int8Linear
-    from minigpt.engine.parts import FastAttention, FastConv1D, FastLinear, FastMLP
-    from minigpt.model.gpt2 import Block
-
+def _is_known(part: Any, model: GPT2) -> bool:
     if type(part) in NORMS:
-        norm: Any = part
-        is_ready = not isinstance(norm, FrozenLayerNorm) or norm.calibration is not None
-        return is_ready and norm.normalized_shape == (model.config.n_embd,)
+        is_ready = not isinstance(part, FrozenLayerNorm) or part.calibration is not None
+        return is_ready and part.normalized_shape == (model.config.n_embd,)
     if type(part) in (FastLinear, nn.Linear):
         return part.bias is None
-    known = (Block, FastAttention, FastMLP, FastConv1D, Conv1D, Int8Linear, nn.Embedding, nn.Dropout, nn.ModuleList)
-    return type(part) in (*known, type(model)) or isinstance(part, type(model.h[0].mlp.act))
+    known = (GPT2, Block, FastAttention, FastMLP, FastConv1D, Conv1D, nn.Embedding, nn.Dropout, nn.ModuleList)
+    is_int8 = hasattr(part, "panels")
+    return type(part) in known or is_int8 or isinstance(part, type(model.h[0].mlp.act))
 
 
 def step_of(model: nn.Module) -> "StepKernel | None":
@@ -214,19 +200,18 @@ class StepKernel:
         self.layers = (Layer * config.n_layer)(*(
             Layer(
                 self._norm(block.ln_1), self._norm(block.ln_2),
-                self._affine(block.attn.c_attn, c, 3 * c), self._affine(block.attn.c_proj, c, c),
-                self._affine(block.mlp.c_fc, c, inner), self._affine(block.mlp.c_proj, inner, c),
+                self._matrix(block.attn.c_attn, c, 3 * c), self._matrix(block.attn.c_proj, c, c),
+                self._matrix(block.mlp.c_fc, c, inner), self._matrix(block.mlp.c_proj, inner, c),
                 block.attn.scale,
             )
             for block in model.h
         ))  # fmt: skip
-        head = model.fast_head
+        head = model.fast_head or (model.wte if config.tie_word_embeddings else model.lm_head)
         self.model = Model(
             config.n_layer, c, config.n_head, inner, model.wte.weight.dtype == torch.bfloat16,
             ACTIVATIONS[config.activation_function],
             self._address(model.wte.weight), self._address(model.wpe.weight), self.layers, self._norm(model.ln_f),
-            self._head(model.head_rows()) if head is None
-            else self._affine(head, c, config.vocab_size),
+            self._matrix(head, c, config.vocab_size, by_rows=True),
         )  # fmt: skip
         self.memory: Tensor | None = None
 
@@ -269,24 +254,18 @@ class StepKernel:
         constants = [0.0] * 3 if constants is None else constants.tolist()
         return Norm(self._vector(norm.weight), self._vector(norm.bias), NORMS[type(norm)], norm.eps, *constants)
 
-    def _affine(self, layer: Any, inp: int, out: int) -> Matrix:
-        if hasattr(layer, "panels"):
-            return Matrix(self._address(layer.panels), self._vector(layer.bias), inp, out, INT8)
-        if self.panels_of is not None:
-            return Matrix(self._address(self.panels_of(layer.weight, False)), self._vector(layer.bias), inp, out, INT8)
-        return self._matrix(layer.weight, layer.bias, inp, out)
-
-    def _head(self, rows: Float[Tensor, "vocab embd"]) -> Matrix:
-        if self.panels_of is not None:
-            return Matrix(self._address(self.panels_of(rows, True)), None, rows.shape[1], len(rows), INT8)
-        return Matrix(self._address(rows), None, rows.shape[1], len(rows), ROWS[rows.dtype])
-
-    def _matrix(self, weight: Tensor, bias: Tensor | None, inp: int, out: int) -> Matrix:
-        if weight.shape != (inp, out):
-            raise ValueError(f"weight must have shape ({inp}, {out}), got {tuple(weight.shape)}")
-        lies_by_rows = weight.t().is_contiguous() and not weight.is_contiguous()
-        address = self._address(weight.t() if lies_by_rows else weight)
-        return Matrix(address, self._vector(bias), inp, out, (ROWS if lies_by_rows else COLUMNS)[weight.dtype])
+    def _matrix(self, layer: Any, inp: int, out: int, by_rows: bool = False) -> Matrix:
+        """Pass the weight of a layer; with ``by_rows`` it has shape (out, in)."""
+        bias, panels = self._vector(getattr(layer, "bias", None)), getattr(layer, "panels", None)
+        if panels is None and self.panels_of is not None:
+            panels = self.panels_of(layer.weight, by_rows)
+        if panels is not None:
+            return Matrix(self._address(panels), bias, inp, out, INT8)
+        rows = layer.weight if by_rows else layer.weight.t()  # (out, in)
+        if rows.shape != (out, inp):
+            raise ValueError(f"weight must have shape ({inp}, {out}), got {tuple(rows.t().shape)}")
+        weight, forms = (rows, ROWS) if rows.is_contiguous() else (rows.t(), COLUMNS)
+        return Matrix(self._address(weight), bias, inp, out, forms[rows.dtype])
 
 
 def int8_product(
@@ -309,9 +288,9 @@ def int8_panels(rows: Float[Tensor, "out inp"], panels: UInt8[Tensor, "panels bl
     """Round a weight in float32 or bfloat16 to ``panels``, as ``int8.panels_of`` does."""
     found = functions()
     assert found is not None
-    lies_by_columns = rows.t().is_contiguous() and not rows.is_contiguous()
-    weight = rows if lies_by_columns else rows.contiguous()
-    form = (COLUMNS if lies_by_columns else ROWS)[rows.dtype]
+    is_by_columns = rows.t().is_contiguous() and not rows.is_contiguous()
+    weight = rows if is_by_columns else rows.contiguous()
+    form = (COLUMNS if is_by_columns else ROWS)[rows.dtype]
     matrix = Matrix(weight.data_ptr(), None, rows.shape[1], len(rows), form)
     found.round(byref(matrix), panels.data_ptr(), torch.get_num_threads())
 

@@ -61,7 +61,7 @@ FASTER: dict[type[nn.Module], type[nn.Module]] = {
     CausalSelfAttention: FastAttention,
     MLP: FastMLP,
 }
-PLAINER = {fast: slow for slow, fast in FASTER.items()}
+PLAINER = {fast: slow for slow, fast in FASTER.items()} | {FastLinear: nn.Linear}
 
 
 def accelerate(model: Model) -> Model:
@@ -74,7 +74,7 @@ def accelerate(model: Model) -> Model:
         model: a GPT2, or any module that contains parts of one.
     """
     _exchange(model, FASTER)
-    if isinstance(getattr(model, "lm_head", None), nn.Linear) and type(model.lm_head) is nn.Linear:
+    if type(getattr(model, "lm_head", None)) is nn.Linear:
         model.lm_head.__class__ = FastLinear
     if hasattr(model, "arithmetic"):
         vars(model)["arithmetic"] = "fast"
@@ -90,8 +90,6 @@ def plain(model: Model) -> Model:
     if getattr(model, "fast_head", None) is not None:
         raise ConfigError("model must have its original weights, got int8 weights; load it again")
     _exchange(model, PLAINER)
-    if isinstance(getattr(model, "lm_head", None), FastLinear):
-        model.lm_head.__class__ = nn.Linear  # type: ignore[union-attr]
     if hasattr(model, "arithmetic"):
         vars(model)["arithmetic"] = "reference"
     return model

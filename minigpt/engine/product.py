@@ -21,12 +21,17 @@ def product(
     x: Float[Tensor, "batch seq inp"], weight: Float[Tensor, "inp out"], bias: Float[Tensor, " out"] | None = None
 ) -> Float[Tensor, "batch seq out"]:
     """Return ``x W + b``."""
-    if _suits_onednn(x, weight):
-        return onednn_linear(x, weight.t(), bias)
-    if _suits_float32(x, weight):
-        return in_float32(x, weight, bias)
+    infers, is_compiling = not torch.is_grad_enabled(), torch.compiler.is_compiling()
+    if infers and x.is_cpu and x.dtype == weight.dtype and not torch.is_autocast_enabled("cpu"):
+        # oneDNN's call has no derivative. A compiler cannot ask for the inference mode.
+        if PREFERS_ONEDNN and x.dtype == torch.float32 and (is_compiling or torch.is_inference_mode_enabled()):
+            return onednn_linear(x, weight.t(), bias)
+        if x.dtype in SLOW_HALVES:  # converting the weight is faster than multiplying it
+            return in_float32(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])  # (R, in)
-    if _suits_a_compiler(x) and known_length(rows) == 1:
+    # ``is_exporting()`` is True in all that a compiler reads before torch 2.13, exported or not.
+    may_fuse = infers and x.is_cuda and is_compiling and not torch.compiler._is_exporting_flag
+    if may_fuse and not torch.is_autocast_enabled("cuda") and len(rows) == 1:
         y = written_out(rows, weight, bias)
     else:
         y = torch.mm(rows, weight) if bias is None else torch.addmm(bias, rows, weight)  # (R, out)
@@ -65,40 +70,6 @@ def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if bias is not None and not bias.is_contiguous():
         bias = bias.contiguous()  # oneDNN would read it as if it were contiguous
     return linear_pointwise(x, weight, bias, "none", [], "")
-
-
-def known_length(rows: Float[Tensor, "rows inp"]) -> int | None:
-    """Return the number of rows, or None while a program for any number of rows is exported."""
-    # ``is_exporting()`` is True in all that a compiler reads before torch 2.13, exported or not.
-    return None if torch.compiler._is_exporting_flag else len(rows)
-
-
-def only_infers(x: Tensor) -> bool:
-    """Return True if no derivative is asked for, and no dtype other than that of ``x``."""
-    return not (torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type))
-
-
-def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Return True if oneDNN is faster, and may take this product."""
-    may = x.is_cpu and x.dtype == weight.dtype == torch.float32 and _asks_no_derivative()
-    return PREFERS_ONEDNN and may and not torch.is_autocast_enabled("cpu")
-
-
-def _suits_float32(x: Tensor, weight: Tensor) -> bool:
-    """Return True if the processor converts a weight of this half precision faster than it multiplies it."""
-    is_slow = x.dtype in SLOW_HALVES and x.dtype == weight.dtype and x.is_cpu
-    return is_slow and only_infers(x)
-
-
-def _suits_a_compiler(x: Tensor) -> bool:
-    """Return True if a compiler is at work on inference on a GPU: its own loops are faster for one row."""
-    return x.is_cuda and only_infers(x) and torch.compiler.is_compiling()
-
-
-def _asks_no_derivative() -> bool:
-    if torch.compiler.is_compiling():  # the compiler cannot ask for the inference mode
-        return not torch.is_grad_enabled()
-    return torch.is_inference_mode_enabled()
 
 
 torch.library.define("minigpt::onednn_linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor")

@@ -4,7 +4,7 @@ B batch, T new tokens, S tokens in all, C embedding, V vocabulary.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.config import GPT2Config
-from minigpt.engine.hooks import is_watched
 from minigpt.engine.parts import accelerate
 from minigpt.engine.product import product
 from minigpt.errors import ConfigError
 from minigpt.model import gpt2
 from minigpt.model.cache import KVCache, LayerCache
 from minigpt.model.checks import check_option
+from minigpt.norms.add import is_watched
 
 if TYPE_CHECKING:
     from minigpt.engine.compiled import CompiledStep
@@ -99,12 +99,6 @@ class GPT2(gpt2.GPT2):
         if self.step is not None:  # a compiled step also reads what is masked, which must not be NaN by chance
             cache.store.zero_()
         return cache
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move to another dtype or device. A part that cannot follow says so before any has moved."""
-        for part in self.modules():
-            getattr(part, "check_applicable", lambda fn: None)(fn)
-        return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:
         return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}, quantize={self.quantize!r}"

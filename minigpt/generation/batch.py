@@ -6,6 +6,7 @@ B rows, T tokens read at once, V vocabulary.
 import itertools
 import os
 import time
+from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 
 import torch
@@ -16,7 +17,7 @@ from minigpt.errors import GenerationError
 from minigpt.generation.any_length import of_any_length
 from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.drafts import Drafts
-from minigpt.generation.reading import readings
+from minigpt.generation.reading import groups, left_padded
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.slots import Slots
@@ -60,7 +61,7 @@ class Batch:
         if settings.use_cache:
             self.slots = Slots(model.new_cache(places, longest))
         self.kernel = step_of(model) if settings.use_cache else None
-        self.drafts = Drafts(model, settings) if settings.draft or settings.prompt_lookup_num_tokens else None
+        self.drafts = Drafts(model, settings) if settings.drafts else None
         self.drafted: list[int] | None = None  # what the last step read after the last token of the only row
         self.seconds = 0.0, 0.0  # that the draft and its step took
         self.logits = torch.empty(0, model.config.vocab_size)  # (B, V) of each row's next token
@@ -73,17 +74,25 @@ class Batch:
     @of_any_length()
     def join(self, rows: list[Row]) -> None:
         """Read the texts of new rows, a group of similar lengths at a time."""
-        windows = {row: self._window(row) for row in rows}
-        overhead = OVERHEAD["cuda" if self.device.type == "cuda" else "cpu"]
-        for reading in readings(windows, overhead, self.device):
-            cache = self.model.new_cache(*reading.ids.shape) if self.settings.use_cache else None
-            hidden = self.model.hidden_states(reading.ids, reading.mask, cache=cache)[:, -1:]  # (texts, 1, C)
-            logits = next_logits(self.model, self.model.head(hidden)[:, 0])[reading.of_row]
+        texts: defaultdict[tuple[int, ...], list[Row]] = defaultdict(list)
+        for row in rows:
+            texts[row.prompt, *self._window(row)].append(row)  # rows of one prompt that say the same share its reading
+        said = sorted(texts, key=len, reverse=True)
+        for group in groups(
+            [len(text) - 1 for text in said], OVERHEAD["cuda" if self.device.type == "cuda" else "cpu"]
+        ):
+            few = said[group]
+            ids, mask = left_padded([text[1:] for text in few], self.device)  # both (texts, T)
+            starts = [len(few[0]) - len(text) for text in few]
+            of_row = [place for place, text in enumerate(few) for _ in texts[text]]
+            cache = self.model.new_cache(*ids.shape) if self.settings.use_cache else None
+            hidden = self.model.hidden_states(ids, mask if any(starts) else None, cache=cache)[:, -1:]  # (texts, 1, C)
+            logits = next_logits(self.model, self.model.head(hidden)[:, 0])[of_row]
             if cache is not None:
                 self.slots.trim(WASTE)
-                self.slots.join(cache, reading.of_row, reading.starts)
+                self.slots.join(cache, of_row, starts)
             self.logits = torch.cat([self.logits, logits]) if self.rows else logits
-            self.rows += reading.rows
+            self.rows += [row for text in few for row in texts[text]]
 
     @torch.inference_mode()
     def choose(self) -> list[Row]:
@@ -104,11 +113,11 @@ class Batch:
 
         A row whose context is full reads its window again as a new row, and so does every row without a cache.
         """
+        again = list(self.rows)
         if self.settings.use_cache:
-            full = [place for place, start in enumerate(self.slots.starts) if self.slots.length - start >= self.context]
-            again = self._leave(full)
-        else:
-            again, self.rows = self.rows, []
+            seen = [self.slots.length - start for start in self.slots.starts]
+            again = [row for row, tokens in zip(self.rows, seen, strict=True) if tokens >= self.context]
+        self.drop(again)
         if self.rows:
             self.slots.trim(WASTE)
             if self.drafts and len(self.rows) == 1 and self.rows[0].may_draft and not (again or new):
@@ -118,8 +127,13 @@ class Batch:
         self.join([*again, *new])
 
     def drop(self, rows: Container[Row]) -> None:
-        """Remove rows. Call it between ``choose`` and ``read``."""
-        self._leave([place for place, row in enumerate(self.rows) if row in rows])
+        """Remove rows; the last row moves to a free place. Call it between ``choose`` and ``read``."""
+        for place in reversed(range(len(self.rows))):
+            if self.rows[place] in rows:
+                if self.settings.use_cache:
+                    self.slots.leave(place)
+                self.rows[place] = self.rows[-1]
+                del self.rows[-1]
 
     def _next_tokens(self) -> list[int]:
         return next_tokens(self.logits, self.rows)
@@ -172,16 +186,6 @@ class Batch:
         least = max(1, self.context - row.settings.slide_stride + 1)
         since = len(row.ids) - max(row.prompt_length, self.context + 1)  # tokens since the text became too long
         return row.ids[-(least + since % (self.context - least + 1)) :]
-
-    def _leave(self, places: list[int]) -> list[Row]:
-        """Remove the rows at these places, and return them; the last row moves to a free place."""
-        gone = [self.rows[place] for place in places]
-        for place in reversed(places):
-            if self.settings.use_cache:
-                self.slots.leave(place)
-            self.rows[place] = self.rows[-1]
-            del self.rows[-1]
-        return gone
 
 
 def write(batch: Batch, rows: list[Row]) -> Iterator[Row]:

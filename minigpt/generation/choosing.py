@@ -13,7 +13,6 @@ from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
 from minigpt.generation.processors import Situation, warp_by
 from minigpt.generation.row import Row
-from minigpt.generation.settings import GenerationSettings
 
 NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
 INFINITE = "a logit is infinite, so no token can be drawn; use a wider dtype or a higher temperature"
@@ -39,25 +38,21 @@ def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], *, keeps:
     Raises:
         GenerationError: if a logit is NaN, or infinite where a token is drawn, or if no token is left to choose.
     """
-    if len({row.choice for row in rows}) == 1:
-        return _next_tokens_alike(logits, rows, rows[0].settings, keeps)
-    alike: defaultdict[object, list[int]] = defaultdict(list)
+    alike: defaultdict[str, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         alike[row.choice].append(place)
     found = {}
     for places in alike.values():
-        some = [rows[place] for place in places]
-        found |= zip(places, _next_tokens_alike(logits[places], some, some[0].settings, keeps), strict=True)
+        own = logits if len(places) == len(rows) else logits[places]
+        found |= zip(places, _next_tokens_alike(own, [rows[place] for place in places], keeps), strict=True)
     return [found[place] for place in range(len(rows))]
 
 
-def _next_tokens_alike(
-    logits: Float[Tensor, "batch vocab"], rows: list[Row], settings: GenerationSettings, keeps: bool
-) -> list[int]:
-    largest = logits.amax(-1)  # (B,)
+def _next_tokens_alike(logits: Float[Tensor, "batch vocab"], rows: list[Row], keeps: bool) -> list[int]:
+    settings, largest = rows[0].settings, logits.amax(-1)  # (B,)
     if largest.isnan().any():  # NaN is larger than any number
         raise GenerationError(NOT_A_NUMBER)
-    scores = _scores(logits, rows, settings)  # (B, V)
+    scores = _scores(logits, rows)  # (B, V)
     if scores is not logits:
         largest = scores.amax(-1)
     if settings.changes_logits and (largest == -torch.inf).any():
@@ -100,7 +95,8 @@ def drawn(scores: Float[Tensor, "batch vocab"], chances: Float[Tensor, " batch"]
     return found.clamp_(max=scores.shape[-1] - 1)  # NaN gives an id in range too
 
 
-def _scores(logits: Tensor, rows: list[Row], settings: GenerationSettings) -> Tensor:
+def _scores(logits: Tensor, rows: list[Row]) -> Tensor:
+    settings = rows[0].settings
     if not settings.depends_on_row:
         return warp_by(logits, Situation(settings, torch.empty(0, 0), 0, rows[0].end_ids))
     situations = [

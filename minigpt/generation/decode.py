@@ -9,13 +9,14 @@ from typing import Literal, NamedTuple, Unpack, overload
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
 from minigpt.generation.batch import WASTE, Batch, write
 from minigpt.generation.prompts import prompt_ids, require_codec, require_fits, without_padding
 from minigpt.generation.row import Row, TextCodec
-from minigpt.generation.settings import GenerationSettings, Settings, TextSettings, more_than_one_text, parse_settings
+from minigpt.generation.settings import ONE_TEXT, GenerationSettings, Settings, TextSettings, parse_settings
 from minigpt.generation.static import WORTH_A_GRAPH, StaticBatch, graph_holds, is_static
 
 Sequences = Int[Tensor, "rows total"]
@@ -50,20 +51,7 @@ def generate(
     attention_mask: Tensor | None = None,
     *,
     tokenizer: TextCodec | None = None,
-    output_scores: Literal[True],
-    output_logprobs: bool = False,
-    **settings: Unpack[TextSettings],
-) -> Generated: ...
-@overload
-def generate(
-    model: GPT2,
-    input_ids: Int[Tensor, "batch seq"],
-    attention_mask: Tensor | None = None,
-    *,
-    tokenizer: TextCodec | None = None,
-    output_scores: bool = False,
-    output_logprobs: Literal[True],
-    **settings: Unpack[TextSettings],
+    **settings: Unpack[Settings],
 ) -> Generated: ...
 def generate(
     model: GPT2,
@@ -102,13 +90,14 @@ def generate(
     rows = rows_of(model, prompts, chosen, tokenizer if chosen.stop else None)
     for _ in write_rows(model, rows, chosen, len(rows)):
         pass
-    ids = [row.new_ids for row in rows]
-    new = _padded(ids, chosen.fill_id(model.config), input_ids.dtype, input_ids.device)  # (B * N, new)
+    like = {"dtype": input_ids.dtype, "device": input_ids.device}
+    new = _padded([torch.tensor(row.new_ids, **like) for row in rows], chosen.fill_id(model.config))  # (B * N, new)
     sequences = torch.cat([input_ids.repeat_interleave(chosen.num_return_sequences, 0), new], dim=1)
     if not (chosen.output_scores or chosen.output_logprobs):
         return sequences
-    logprobs = _padded([row.logprobs for row in rows], 0.0, torch.float32, new.device)  # (B * N, new)
-    return Generated(sequences, _scores(rows) if chosen.output_scores else None, logprobs)
+    scores = _padded([torch.stack(row.scores) for row in rows], torch.nan) if chosen.output_scores else None
+    logprobs = _padded([torch.tensor(row.logprobs, dtype=torch.float32, device=new.device) for row in rows], 0)
+    return Generated(sequences, None if scores is None else scores.unbind(1), logprobs)
 
 
 def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Unpack[TextSettings]) -> Iterator[str]:
@@ -122,8 +111,8 @@ def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Unpack[Te
             checked at the call, before the first piece.
     """
     chosen = parse_settings(**settings)
-    if more := more_than_one_text(vars(chosen)):
-        raise GenerationError("; ".join(more.values()))
+    if chosen.num_return_sequences > 1:
+        raise GenerationError(ONE_TEXT)
     prompts = [prompt_ids(tokenizer, prompt)]
     require_fits(model, prompts, chosen)
     rows = rows_of(model, prompts, chosen, tokenizer)
@@ -165,15 +154,6 @@ def write_rows(model: GPT2, rows: list[Row], settings: GenerationSettings, place
     return write(batch, rows)
 
 
-def _padded(
-    rows: list[list[int]] | list[list[float]], filling: float, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Return rows of different lengths as one tensor (rows, longest), the shorter ones filled up on the right."""
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[filling] * (longest - len(row))] for row in rows], dtype=dtype, device=device)
-
-
-def _scores(rows: list[Row]) -> tuple[Float[Tensor, "rows vocab"], ...]:
-    nothing = torch.full_like(rows[0].scores[0], torch.nan)
-    steps = range(max(len(row.scores) for row in rows))
-    return tuple(torch.stack([row.scores[i] if i < len(row.scores) else nothing for row in rows]) for i in steps)
+def _padded(rows: list[Tensor], filling: float) -> Tensor:
+    """Return rows of different lengths as one tensor (rows, longest, ...), the shorter ones filled up on the right."""
+    return pad_sequence(rows, batch_first=True, padding_value=filling)

@@ -141,8 +141,8 @@ class ResultFile:
         start = json.dumps({"run": self.run})[:-1].encode()
         if not (all(line.startswith(start) for line in lines) and rest[: len(start)] == start[: len(rest)]):
             raise GenerationError(
-                f"{self.path} has lines that are not of this run; another run, of other prompts, settings or weights, "
-                "needs another --out"
+                f"{self.path} has lines of another run, with other prompts, settings or weights, or of none; "
+                "give another --out"
             )
         results = map(json.loads, lines)
         self.done = {(result["line"], result["number"]) for result in results}

@@ -78,13 +78,8 @@ def require_fits(model: GPT2, prompts: list[list[int]], settings: GenerationSett
             "the text goes beyond the model's context of %d tokens; from there on it sees only the last of them",
             context,
         )
-    elif longest >= context:
-        raise GenerationError(
-            f"the prompt is {longest} tokens, and the model's context of {context} leaves no room for more "
-            "unless overflow is slide"
-        )
     else:
         raise GenerationError(
             f"a prompt of {longest} tokens and {new} new ones exceed the model's context of {context}; "
-            f"ask for at most {context - longest}, or set overflow to slide"
+            "ask for fewer, or set overflow to slide"
         )

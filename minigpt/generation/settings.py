@@ -224,27 +224,22 @@ RULES: dict[str, Rule] = {  # of the settings that are not a processor's
 }
 NEVER_NONE = {"max_new_tokens", *DEFAULTS} - {"eos_token_id", "pad_token_id"}
 
+ONE_TEXT = "a stream is one text; num_return_sequences must be 1"
+
 Complaints = dict[tuple[str, ...], str]  # sentences by the names of the settings that they are about
 
 
-def complaints_about(settings: Settings | dict[str, Any]) -> Complaints:
+def complaints_about(settings: Settings | dict[str, Any], one_text: bool = False) -> Complaints:
     """Return what is wrong with settings: unknown names; if there are none, wrong values; else contradictions."""
     given = dict(settings)
     if unknown := sorted(given.keys() - set(known_settings())):
         return {tuple(unknown): _unknown(unknown)}
     if "max_new_tokens" not in given:
         return {("max_new_tokens",): "max_new_tokens must be given"}
-    return _wrong_values(given) or _contradictions(given)
-
-
-def more_than_one_text(settings: Settings | dict[str, Any]) -> Complaints:
-    """Return the settings that ask for more than one text."""
-    found: Complaints = {}
-    if settings.get("num_return_sequences", 1) > 1:
-        found["num_return_sequences",] = "a stream is one text; num_return_sequences must be 1"
-    if kept := tuple(name for name in ("output_scores", "output_logprobs") if settings.get(name)):
-        found[kept] = f"a stream returns only text; {' and '.join(kept)} must be False"
-    return found
+    if wrong := _wrong_values(given):
+        return wrong
+    several = {("num_return_sequences",): ONE_TEXT} if one_text and given.get("num_return_sequences", 1) > 1 else {}
+    return _contradictions(given) or several
 
 
 def _with_defaults(given: Any) -> dict[str, Any]:

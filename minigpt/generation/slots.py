@@ -58,8 +58,10 @@ class Slots(KVCache):
 
     def resize(self, length: int) -> None:
         """Count so many columns, after every layer has written its keys and values there; or forget the last ones."""
-        self.length = length
-        self.padding_mask = self._mask() if any(self.starts) else None
+        self.length, self.padding_mask = length, None
+        if any(self.starts):
+            starts = torch.tensor(self.starts, device=self.room.device)
+            self.padding_mask = torch.arange(length, device=self.room.device) >= starts[:, None]  # (B, S)
 
     def _move(self, columns: int) -> None:
         """Move all rows to the right, or to the left if ``columns`` is negative."""
@@ -75,10 +77,5 @@ class Slots(KVCache):
         self.starts = [start + columns for start in self.starts]
 
     def _settle(self) -> None:
-        count = len(self.starts)
-        self.store = self.room[:, :, :count]
-        self.padding_mask = self._mask() if any(self.starts) else None
-
-    def _mask(self) -> Tensor:
-        starts = torch.tensor(self.starts, device=self.room.device)
-        return torch.arange(self.length, device=self.room.device) >= starts[:, None]  # (B, S)
+        self.store = self.room[:, :, : len(self.starts)]
+        self.resize(self.length)

@@ -8,21 +8,20 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from minigpt import trials
 from minigpt.engine import GPT2
-from minigpt.engine.hooks import is_watched
-from minigpt.engine.specimen import NEW, PROMPT, ROOM, compared, specimen
+from minigpt.engine.compiled import NEW, PROMPT, ROOM, compared, specimen
 from minigpt.errors import GenerationError
 from minigpt.generation.batch import Batch
 from minigpt.generation.choosing import INFINITE, NOT_A_NUMBER, next_tokens
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.step import Step
+from minigpt.norms.add import is_watched
 from minigpt.norms.foreign.adapt import is_ours
 
 WORTH_A_GRAPH = 8  # new tokens; recording a graph costs about as much as a few steps
@@ -33,28 +32,7 @@ _recording = threading.Lock()  # one recording at a time
 _free: defaultdict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)  # streams whose batch is gone
 
 
-class Flight(NamedTuple):
-    """A launched step, and its report on the way to the host."""
-
-    rows: list[Row]
-    samples: bool
-    report: Tensor  # (2, B)
-    landed: torch.cuda.Event | None
-
-    def tokens(self) -> dict[Row, int]:
-        """Return the new token of each row. This is a step's only wait for the device.
-
-        Raises:
-            GenerationError: if a logit is NaN, or infinite and tokens are drawn.
-        """
-        if self.landed is not None:
-            self.landed.synchronize()
-        tokens, largest = self.report[:, : len(self.rows)].tolist()
-        if any(map(math.isnan, largest)):
-            raise GenerationError(NOT_A_NUMBER)
-        if self.samples and any(map(math.isinf, largest)):
-            raise GenerationError(INFINITE)
-        return dict(zip(self.rows, map(int, tokens), strict=True))
+Flight = tuple[Tensor, torch.cuda.Event | None]  # the report of a launched step, and the event of its arrival here
 
 
 class StaticBatch(Batch):
@@ -82,12 +60,27 @@ class StaticBatch(Batch):
 
     def _next_tokens(self) -> list[int]:
         flight, self.flight = self.flight, self._launched() if self._is_foreseeable() else None
-        found = {} if flight is None else flight.tokens()
+        found = {} if flight is None else self._landed(*flight)
         joined = [row for row in self.rows if row not in found]  # only their prompts have been read
         if joined:
             found |= zip(joined, next_tokens(self.logits, joined), strict=True)
         self.logits = self.logits[:0]
         return [found[row] for row in self.rows]
+
+    def _landed(self, report: Tensor, landed: torch.cuda.Event | None) -> dict[Row, int]:
+        """Return the new token of each row of a step. This is a step's only wait for the device.
+
+        Raises:
+            GenerationError: if a logit is NaN, or infinite and tokens are drawn.
+        """
+        if landed is not None:
+            landed.synchronize()
+        tokens, largest = report[:, : len(self.step.rows)].tolist()
+        if any(map(math.isnan, largest)):
+            raise GenerationError(NOT_A_NUMBER)
+        if self.settings.samples and any(map(math.isinf, largest)):
+            raise GenerationError(INFINITE)
+        return dict(zip(self.step.rows, map(int, tokens), strict=True))
 
     def _read_last(self) -> None:
         self.step.seat(self.rows)
@@ -113,7 +106,7 @@ class StaticBatch(Batch):
             else:
                 self.step()
             self.slots.length += 1
-            return Flight(self.step.rows, self.settings.samples, *_sent(self.step.report))
+            return _sent(self.step.report)
 
     def _recorded(self) -> torch.cuda.CUDAGraph:
         """Run the first step, which prepares the kernels; then record a step without running it."""
@@ -171,7 +164,7 @@ def _tried(small: GPT2, places: int, longest: int) -> Iterator[trials.Compared]:
         yield compared(small, row.ids, given)
 
 
-def _sent(report: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+def _sent(report: Tensor) -> Flight:
     if not report.is_cuda:
         return report.clone(), None
     host = torch.empty(report.shape, dtype=report.dtype, device="cpu", pin_memory=True)

@@ -62,7 +62,14 @@ class Step:
         model = self.model
         self.mask.index_fill_(1, self.column, 0)
         x = model.wte(self.tokens[:, None]) + model.wpe((self.column - self.starts)[:, None])  # (B, 1, C)
-        self._take(next_logits(model, model.head(self._read(x))[:, 0]))
+        self.logits = next_logits(model, model.head(self._read(x))[:, 0])
+        scores = warp_by(self.logits, self.at)
+        best, tokens = scores.max(-1)  # (B,)
+        if self.at.settings.samples:
+            tokens = drawn(scores, self.chances.index_select(1, self.turn)[:, 0])
+        self.tokens.copy_(tokens)
+        self.report[0].copy_(tokens)
+        self.report[1].copy_(best if scores is self.logits else self.logits.amax(-1))
         self.column.add_(1)
         if self.at.settings.samples:
             self.turn.add_(1)
@@ -72,12 +79,3 @@ class Step:
         if self.compiled is not None:
             return self.compiled.read(x, self.mask, layers, self.column)
         return read_fixed(self.model, x, self.mask, FixedCache(layers, self.column))
-
-    def _take(self, logits: Float[Tensor, "batch vocab"]) -> None:
-        self.logits, scores = logits, warp_by(logits, self.at)
-        best, tokens = scores.max(-1)  # (B,)
-        if self.at.settings.samples:
-            tokens = drawn(scores, self.chances.index_select(1, self.turn)[:, 0])
-        self.tokens.copy_(tokens)
-        self.report[0].copy_(tokens)
-        self.report[1].copy_(best if scores is logits else logits.amax(-1))

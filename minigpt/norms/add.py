@@ -55,3 +55,8 @@ def has_own_hooks(module: nn.Module) -> bool:
 def hooks_of_all() -> bool:
     """Return True if there are hooks on all modules at once."""
     return bool(of_all._has_any_global_hook())
+
+
+def is_watched(model: nn.Module) -> bool:
+    """Return True if any of its modules has hooks."""
+    return hooks_of_all() or any(map(has_own_hooks, model.modules()))

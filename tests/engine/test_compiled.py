@@ -4,22 +4,13 @@ The compiler's front half alone, which is what captures and counts: the code tha
 """
 
 import copy
-import gc
 import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from helpers import (
-    assert_within,
-    left_padding,
-    needs_onednn,
-    random_ids,
-    randomize,
-    rms,
-    small_model,
-)
+from helpers import assert_within, left_padding, needs_onednn, random_ids, randomize, rms, small_model
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -100,29 +91,6 @@ def test_int8_weights_are_compiled_too() -> None:
     assert compilations() == 1
 
 
-def test_a_copy_is_compiled_with_its_own_weights() -> None:
-    model, ids = quantize_int8(small_model()), random_ids(1, 9)
-    wanted = minigpt.generate(model, ids, max_new_tokens=10, eos_token_id=None)
-    other = copy.deepcopy(model)
-    del model
-    gc.collect()
-    compile_steps(other, backend="aot_eager")
-    assert torch.equal(minigpt.generate(other, ids, max_new_tokens=10, eos_token_id=None), wanted)
-
-
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("batch", [1, 5])
-def test_halves_that_are_multiplied_in_float32_are_compiled_too(
-    batch: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("minigpt.engine.product.SLOW_HALVES", HALVES)
-    model, ids = small_model(dtype=dtype), random_ids(batch, 9)
-    wanted = minigpt.generate(model, ids, max_new_tokens=10, eos_token_id=None)
-    compile_steps(model, backend="aot_eager")
-    assert torch.equal(minigpt.generate(model, ids, max_new_tokens=10, eos_token_id=None), wanted)
-    assert compilations() == 1
-
-
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @torch.no_grad()
@@ -134,27 +102,6 @@ def test_halves_in_float32_are_one_graph_for_every_shape(dtype: torch.dtype, mon
         ids = random_ids(*shape)
         wanted = model(ids)
         assert_within(rms(compiled(ids) - wanted), torch.finfo(dtype).eps * rms(wanted), rms(wanted), str(shape))
-
-
-def product_compiled(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
-    """Their product as a compiler would have it, and what that is given to compile."""
-    called: list[Any] = []
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        called.extend(node.target for node in graph.graph.nodes)
-        return graph
-
-    with torch.no_grad():
-        return torch.compile(product, backend=backend, fullgraph=True)(x, weight), called
-
-
-@pytest.mark.parametrize(("rows", "is_written_out"), [(1, True), (2, False)])
-def test_a_compiler_for_a_gpu_makes_its_own_loops_of_one_row(rows: int, is_written_out: bool) -> None:
-    with FakeTensorMode():
-        x, weight = torch.empty(1, rows, 24, device="cuda"), torch.empty(24, 37, device="cuda")
-        given, called = product_compiled(x, weight)
-    assert given.shape == (1, rows, 37)
-    assert ("sum" if is_written_out else torch.mm) in called, called
 
 
 def pickled(model: minigpt.GPT2) -> minigpt.GPT2:
@@ -215,14 +162,27 @@ def test_what_the_cache_happened_to_hold_does_not_matter(monkeypatch: pytest.Mon
         assert model(ids[:, 3:], cache=cache).isfinite().all()
 
 
-def test_a_full_cache_is_refused_as_without_the_compiler() -> None:
-    model = compile_steps(small_model(), backend="eager")
-    cache = model.new_cache(1, 3)
-    model(random_ids(1, 3), cache=cache)
-    with pytest.raises(minigpt.GenerationError, match="the cache holds 3 tokens of at most 3"):
-        model(random_ids(1, 1), cache=cache)
-
-
 def test_what_cannot_be_compiled_is_refused() -> None:
     with pytest.raises(ConfigError, match='attention must be "sdpa" for compiled steps'):
         compile_steps(small_model(attention="eager"))
+
+
+def product_compiled(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
+    """Their product as a compiler would have it, and what that is given to compile."""
+    called: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        called.extend(node.target for node in graph.graph.nodes)
+        return graph
+
+    with torch.no_grad():
+        return torch.compile(product, backend=backend, fullgraph=True)(x, weight), called
+
+
+@pytest.mark.parametrize(("rows", "is_written_out"), [(1, True), (2, False)])
+def test_a_compiler_for_a_gpu_makes_its_own_loops_of_one_row(rows: int, is_written_out: bool) -> None:
+    with FakeTensorMode():
+        x, weight = torch.empty(1, rows, 24, device="cuda"), torch.empty(24, 37, device="cuda")
+        given, called = product_compiled(x, weight)
+    assert given.shape == (1, rows, 37)
+    assert ("sum" if is_written_out else torch.mm) in called, called

@@ -1,6 +1,5 @@
 """Weights in eight bits: the rounding is theirs alone, a row is its own, and what cannot be honoured is refused."""
 
-import json
 import pickle
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 
 import minigpt
 from minigpt import CheckpointError, ConfigError, NormError
-from minigpt.cli import app
 from minigpt.engine import kernel
 from minigpt.engine.int8 import Int8Linear, panels_of, quantize_int8, rows_of
 from minigpt.model.conv1d import Conv1D
@@ -96,26 +94,6 @@ def test_the_model_is_one_of_rounded_weights(tied: bool, dtype: torch.dtype) -> 
     assert_within(rms(given - truth), 0.03 * cost if dtype != torch.bfloat16 else cost, rms(truth), f"cost {cost:.3g}")
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_embeddings_norms_and_biases_are_left_exact_and_nothing_else(tied: bool) -> None:
-    model, other = (small_model(tie_word_embeddings=tied) for _ in range(2))
-    quantize_int8(model)
-    was = dict(other.named_parameters())
-    left = dict(model.named_parameters())
-    assert left.keys() == {name for name, p in was.items() if p.ndim == 1 or name in ("wte.weight", "wpe.weight")}
-    for name, parameter in left.items():
-        assert_same_bits(parameter, was[name], name)
-
-
-def test_decoding_through_a_cache_is_reading_at_once() -> None:
-    model, ids = quantize_int8(small_model()), random_ids(3, 20)
-    cache = model.new_cache(3, 20)
-    with torch.inference_mode():
-        pieces = torch.cat([model(ids[:, a:b], cache=cache) for a, b in ((0, 9), (9, 10), (10, 11), (11, 20))], dim=1)
-        whole = model(ids, cache=model.new_cache(3, 20))  # keys and values in bfloat16, too
-    assert_within(rms(pieces - whole), 2e-4 * rms(whole), rms(whole), "in four pieces")
-
-
 def test_the_perplexity_of_the_demo_hardly_moves() -> None:
     text = "Once upon a time there was a dog who lived by the sea. Every morning it ran to the harbour and back."
     ids = torch.tensor([minigpt.Tokenizer.from_pretrained("demo").encode(text)])
@@ -162,18 +140,6 @@ def test_weights_that_are_not_finite_are_refused() -> None:
         quantize_int8(model)
 
 
-def test_parity_shows_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    status = app(["parity", "--quantize", "int8", "--prompt", "Once upon a time", "--json", "-"], standalone_mode=False)
-    report = json.loads(capsys.readouterr().out)
-    assert status == 1
-    assert report["verdict"] == "fail"
-    assert report["logits"]["ratio"] > 100
-    assert report["bitwise"]["equal"]
-    assert any("int8" in note for note in report["notes"])
-    shares = report["norm_sites"]
-    assert all(site["local_error"] < 1e-6 for site in shares), "the norms are exact"
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -192,31 +158,6 @@ def test_a_layer_that_somebody_has_changed_stays_as_it_is(change: Callable[[Any]
     assert isinstance(model.h[0].mlp.c_fc, Conv1D)
     assert isinstance(model.h[1].mlp.c_fc, Int8Linear)
     assert rms(model(ids) - expected) < 0.02 * rms(expected)
-
-
-def test_its_layers_are_in_the_mode_of_the_model() -> None:
-    for mode in (True, False):
-        model = quantize_int8(small_model().train(mode))
-        assert {module.training for module in model.modules()} == {mode}
-
-
-def test_reference_arithmetic_is_not_rounded() -> None:
-    with pytest.raises(ConfigError, match='needs arithmetic="fast"'):
-        quantize_int8(small_model(arithmetic="reference"))
-
-
-def test_a_wrapped_model_is_refused_by_its_name() -> None:
-    wrapped: Any = nn.DataParallel(small_model())
-    with pytest.raises(ConfigError, match=r"model must be a minigpt\.GPT2, got torch's DataParallel"):
-        quantize_int8(wrapped)
-
-
-def test_it_goes_to_no_other_device_and_stays_whole() -> None:
-    model, ids = quantize_int8(small_model()), random_ids(1, 5)
-    wanted = model(ids)
-    with pytest.raises(ConfigError, match=r"^weights of eight bits are for the CPU, and cannot move to meta$"):
-        model.to("meta")
-    assert_same_bits(model(ids), wanted, "after it was refused")
 
 
 @pytest.mark.parametrize("through", [pickle, ForkingPickler], ids=["a file", "another process"])

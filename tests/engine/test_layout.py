@@ -4,14 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import (
-    assert_same_bits,
-    assert_within,
-    left_padding,
-    random_ids,
-    rms,
-    small_model,
-)
+from helpers import assert_same_bits, assert_within, left_padding, random_ids, rms, small_model
 
 import minigpt
 from minigpt.engine.layout import lay_by_rows

@@ -17,7 +17,7 @@ from minigpt.processor import HALVES
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (3, 1), (7, 1), (5, 6), (1, 33), (9, 9)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (5, 6)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_is_the_affine_product(shape: tuple[int, int], bias: bool, dtype: torch.dtype, device: torch.device) -> None:
     x, rows = torch.randn(*shape, 24).to(device, dtype), torch.randn(37, 24).to(device, dtype)
@@ -39,17 +39,6 @@ def test_what_a_compiler_is_given_is_the_affine_product(bias: bool, dtype: torch
         given = written_out(x, weight, shift)
         assert given.dtype == dtype
         assert_within(rms(given.double() - truth), 2 * torch.finfo(dtype).eps * rms(truth), rms(truth), "written out")
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (4, 1), (2, 20), (2, 40)])
-def test_gradients_are_those_of_the_affine_product(shape: tuple[int, int]) -> None:
-    x, rows = torch.randn(*shape, 5, dtype=torch.float64, requires_grad=True), torch.randn(7, 5, dtype=torch.float64)
-    shift = torch.randn(7).double().requires_grad_()
-
-    def by_rows_of(x: torch.Tensor, rows: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-        return product(x, rows.t(), shift)
-
-    assert torch.autograd.gradcheck(by_rows_of, (x, rows.requires_grad_(), shift))
 
 
 def shapes_given(call: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
@@ -155,31 +144,6 @@ def test_float32_stands_in_for_halves_only_where_it_may(float32_calls: list[tupl
     assert len(float32_calls) == 2 * 4 + 1, "two blocks and the head"
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("batch", [1, 5])
-@torch.no_grad()
-def test_a_model_in_halves_that_a_processor_does_not_know_errs_less_than_the_reference(
-    batch: int, dtype: torch.dtype, float32_calls: list[tuple[int, ...]]
-) -> None:
-    theirs, ids = reference_model(dtype=dtype), random_ids(batch, 30)
-    truth = in_float64(theirs)(ids).logits
-    floor = rms(theirs(ids).logits.double() - truth)
-    error = rms(same_weights(theirs)(ids).double() - truth)
-    assert float32_calls
-    assert_within(error, 1.1 * floor, rms(truth), f"RMS error (transformers' own: {floor:.3g})")
-
-
-def test_the_layout_of_a_weight_changes_neither_shape_nor_values() -> None:
-    layer, other = Conv1D(6, 10), Conv1D(6, 10)
-    torch.nn.init.normal_(layer.weight)
-    other.weight = torch.nn.Parameter(by_rows(layer.weight.detach()))
-    assert torch.equal(other.weight, layer.weight)
-    assert other.weight.shape == (6, 10)
-    assert other.weight.stride() == (1, 6)
-    x = torch.randn(4, 3, 6)
-    assert_within(rms(other(x) - layer(x)), 1e-6, rms(layer(x)), "the same product")
-
-
 def test_a_cast_at_load_chooses_the_layout_and_a_load_as_it_lies_does_not(tmp_path: Path) -> None:
     place = saved(reference(), tmp_path)
     as_it_lies, cast = minigpt.from_pretrained(place), minigpt.from_pretrained(place, dtype="bfloat16")
@@ -190,14 +154,6 @@ def test_a_cast_at_load_chooses_the_layout_and_a_load_as_it_lies_does_not(tmp_pa
     assert cast.h[0].attn.c_attn.weight.t().is_contiguous()
     assert as_it_lies.h[0].attn.c_attn.weight.is_contiguous()
     assert exact.h[0].attn.c_attn.weight.is_contiguous()
-
-
-def test_a_model_laid_out_by_rows_is_saved_as_any_other(tmp_path: Path) -> None:
-    place = saved(reference(), tmp_path / "in")
-    minigpt.save_pretrained(minigpt.from_pretrained(place, dtype="bfloat16"), tmp_path / "out")
-    again, wanted = minigpt.from_pretrained(tmp_path / "out"), minigpt.from_pretrained(place, dtype="bfloat16")
-    for name, weight in wanted.state_dict().items():
-        assert torch.equal(again.state_dict()[name], weight), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -220,13 +176,3 @@ def test_decoding_by_rows_errs_no_more_than_the_reference(batch: int, dtype: tor
     floor = rms(torch.cat(wanted, dim=1).double() - truth)
     error = rms(torch.cat(given, dim=1).double() - truth)
     assert_within(error, 1.1 * floor, rms(truth), f"RMS error (transformers' own: {floor:.3g})")
-
-
-@needs_onednn
-@torch.inference_mode()
-def test_a_compiler_in_another_thread_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``is_compiling()`` is true in every thread while it is in one."""
-    x, weight, bias = torch.randn(1, 1, 24), torch.randn(24, 37), torch.randn(37)
-    expected = minigpt.engine.product.onednn_linear(x, weight.t(), bias)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert torch.equal(minigpt.engine.product.onednn_linear(x, weight.t(), bias), expected)

@@ -127,17 +127,17 @@ def test_what_was_written_before_is_left_out() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "a prompt too long": ({"prompts": ["a", "x" * 70]}, "^prompt 1: the prompt is 70 tokens"),
     "no room": ({"prompts": [Prompt("a", max_new_tokens=64)]}, "^prompt 0: a prompt of 1 tokens and 64 new ones"),
-    "a prompt of its own name": ({"prompts": [Prompt("x" * 70, origin="f, line 3")]}, "^f, line 3: the prompt is 70"),
+    "a prompt of its own name": (
+        {"prompts": [Prompt("x" * 70, origin="f, line 3")]},
+        "^f, line 3: a prompt of 70 tokens",
+    ),
     "its own length 0": ({"prompts": ["a", Prompt("a", max_new_tokens=0)]}, "^prompt 1: max_new_tokens must be 1"),
     "its own seed": ({"prompts": [Prompt("a", seed=-1)], "do_sample": True}, "^prompt 0: seed must be within"),
     "no text": ({"prompts": ["\ud800"]}, "^prompt 0: text must be a string of valid Unicode"),
     "no places": ({"batch_size": 0}, "batch_size must be 1 or more, not 0"),
-    "an unknown setting": ({"beams": 2}, "unknown generation settings: beams"),
     "one text": ({"prompts": "abc"}, "prompts must be a list of texts, not of type str"),
     "ids": ({"prompts": ["a", [1, 2]]}, "^prompt 1 must be a text or a Prompt, not of type list"),
-    "half a place": ({"batch_size": 2.5}, "batch_size must be 1 or more, not 2.5"),
     "scores": ({"output_scores": True}, "output_logprobs"),
     "ids of no token": ({"suppress_tokens": [300]}, "suppress_tokens holds 300, outside the vocabulary of 300"),
 }

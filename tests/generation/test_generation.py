@@ -681,21 +681,9 @@ def test_wrong_settings_are_refused_before_any_work(
         stream(Untouched(), tokenizer, "the", **given)
 
 
-@pytest.mark.parametrize("length", [16, 17, 400])
-def test_a_prompt_longer_than_the_context(tokenizer: Tokenizer, length: int) -> None:
-    model, complaint = (
-        Untouched(n_positions=16),
-        rf"the prompt is {length} tokens, and the model's context of 16 leaves no",
-    )
-    with pytest.raises(GenerationError, match=complaint):
-        generate(model, tokens(2, length), max_new_tokens=1)
-    with pytest.raises(GenerationError, match=complaint):
-        stream(model, tokenizer, "<|endoftext|>" * length, max_new_tokens=1)
-
-
 def test_a_prompt_and_new_tokens_beyond_the_context(tokenizer: Tokenizer) -> None:
     model = Untouched(n_positions=16)
-    complaint = "a prompt of 10 tokens and 7 new ones exceed the model's context of 16; ask for at most 6"
+    complaint = "a prompt of 10 tokens and 7 new ones exceed the model's context of 16; ask for fewer"
     with pytest.raises(GenerationError, match=complaint):
         generate(model, tokens(2, 10), max_new_tokens=7)
     with pytest.raises(GenerationError, match=complaint):

@@ -131,9 +131,9 @@ def test_a_window_that_is_full_is_read_anew_in_time(
 def test_a_step_is_under_way_while_the_last_is_read(by_static: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """And none is launched that nobody needs: of one row, as many as there are tokens to read."""
     order: list[str] = []
-    launched, tokens = StaticBatch._launched, static.Flight.tokens
+    launched, landed = StaticBatch._launched, StaticBatch._landed
     monkeypatch.setattr(StaticBatch, "_launched", lambda batch: order.append("launch") or launched(batch))
-    monkeypatch.setattr(static.Flight, "tokens", lambda flight: order.append("read") or tokens(flight))
+    monkeypatch.setattr(StaticBatch, "_landed", lambda batch, *how: order.append("read") or landed(batch, *how))
     generate(small_model(), random_ids(1, 3), max_new_tokens=5, eos_token_id=None)
     assert order == ["launch", "launch", "read", "launch", "read", "launch", "read", "read"]
 
