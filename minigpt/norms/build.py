@@ -41,8 +41,6 @@ def build(
     if not is_several(keep) or not set(keep) <= set(KEEP):
         raise NormError(f"keep must be a tuple with none, one or both of 'scale' and 'shift', got {keep!r:.100}")
     make = locate(norm) if isinstance(norm, str) else norm
-    if not callable(make):
-        raise NormError(f"norm must be a name, a class, or a function that makes a norm, got {make!r:.100}")
     if is_ours(make):
         return make(normalized_shape, eps=eps, bias=bias)
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)

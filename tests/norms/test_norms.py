@@ -1,21 +1,30 @@
-"""The exact norms against float64, examples worked by hand, and the registry. The conformance kit checks hard rows."""
+"""Each registered norm is its own formula, in float64, and what it means in a model. The kit checks hard rows."""
+
+import copy
+import math
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_close, assert_same_bits, assert_within, max_abs
+from helpers import assert_close, assert_same_bits, assert_within, max_abs, random_ids, rms, small_model
 from torch import Tensor, nn
 
-from minigpt import LayerNorm, NormError, norms
+from minigpt import GPT2, LayerNorm, NormError, norms, swap_norms
 from minigpt.norms import registry
+from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.processor import HALVES
+from minigpt.swap import fit_norms
 
 EXACT = ("fused", "textbook")
+VARIANTS = ("std_eps", "rms", "dyt", "derf", "frozen")
+OWN = {"dyt": {"alpha"}, "derf": {"alpha", "s"}}  # Parameters beside weight and bias
 DTYPES = (torch.float64, torch.float32, *HALVES)
-SHAPES = [1, 7, 768, (3, 7), (2, 3, 5)]
+DEVIATION = 1.75  # what the frozen norms here divide by; the same number in every dtype
+NEVER = float("inf")
 
-every_norm = pytest.mark.parametrize("name", EXACT)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+every_norm = pytest.mark.parametrize("name", EXACT + VARIANTS)
+every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 
 @pytest.fixture(autouse=True)
@@ -25,88 +34,137 @@ def registered_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
 
 
+def layer_norm(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
+    """(x - mean) / sqrt(var + eps) (Ba et al. 2016, arXiv 1607.06450, equations 3 and 4)."""
+    var, mean = torch.var_mean(x, row, correction=0, keepdim=True)
+    return (x - mean) / torch.sqrt(var + eps)
+
+
+def std_eps(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
+    """(x - mean) / (std + eps), the deviation biased."""
+    mean = x.mean(row, keepdim=True)
+    return (x - mean) / ((x - mean).square().mean(row, keepdim=True).sqrt() + eps)
+
+
+def root_mean_square(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
+    """x / RMS(x) (Zhang & Sennrich 2019, arXiv 1910.07467, equation 4), eps under the root."""
+    return x * torch.rsqrt((x * x).sum(row, keepdim=True) / x[0, 0].numel() + eps)
+
+
+def dynamic_tanh(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
+    """tanh(alpha x) (Zhu et al. 2025, arXiv 2503.10622), as (1 - e) / (1 + e)."""
+    e = torch.exp(-2 * 0.5 * x)
+    return (1 - e) / (1 + e)
+
+
+def dynamic_erf(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
+    """erf(alpha x + s) at s = 0 (Chen et al. 2025, arXiv 2512.10938), by the distribution function of a normal."""
+    return 2 * torch.special.ndtr(0.5 * x * math.sqrt(2)) - 1
+
+
+def frozen(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
+    """(x - mean) over a constant."""
+    return (x - x.mean(row, keepdim=True)) / DEVIATION
+
+
+FORMULAS = dict(zip(VARIANTS, (std_eps, root_mean_square, dynamic_tanh, dynamic_erf, frozen), strict=True))
+
+
 def random_norm(name: str, shape: int | tuple[int, ...], *, eps: float = 1e-5, bias: bool = True,
-                dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> nn.Module:  # fmt: skip
-    """A norm whose scale and shift are random: at 1 and 0 a test would not see them."""
+                dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> LayerNorm:  # fmt: skip
+    """A norm whose scale and shift are random: at 1 and 0 a test would not see them. A frozen one is calibrated."""
     norm = norms.build(name, shape, eps=eps, bias=bias)
+    assert isinstance(norm, LayerNorm)
     with torch.no_grad():
-        for parameter in norm.parameters():
-            parameter.copy_(torch.randn_like(parameter) + 0.5)
+        for parameter in (norm.weight, norm.bias):
+            if parameter is not None:
+                parameter.copy_(torch.randn_like(parameter) + 0.5)
+    if isinstance(norm, FrozenLayerNorm):
+        norm.calibration = torch.tensor([DEVIATION, DEVIATION, NEVER])
     return norm.to(device, dtype)
 
 
-def formula(norm: nn.Module, x: Tensor) -> Tensor:
-    """(x - mean) / sqrt(var + eps) * weight + bias in float64 (Ba et al. 2016, arXiv 1607.06450, equations 3 and 4)."""
+def truth(name: str, norm: LayerNorm, x: Tensor) -> Tensor:
+    """The norm's own formula in float64, on what the parameters and the input are rounded to."""
     row = tuple(range(-norm.weight.ndim, 0))
-    x, weight = x.double(), norm.weight.double()
-    var, mean = torch.var_mean(x, dim=row, correction=0, keepdim=True)
     shift = 0 if norm.bias is None else norm.bias.double()
-    return (x - mean) / torch.sqrt(var + norm.eps) * weight + shift
+    return FORMULAS.get(name, layer_norm)(x.double(), norm.eps, row) * norm.weight.double() + shift
 
 
-def rounding(norm: nn.Module, x: Tensor) -> Tensor:
-    """Return the largest error of each element of the output that rounding explains.
+def rounding(norm: LayerNorm, x: Tensor, wanted: Tensor) -> Tensor:
+    """How far rounding alone may bring each element: the output's own, and that of statistics in float32 or wider.
 
-    It is one unit in the last place of the output, whose terms may cancel, or the smallest float16. The statistics add
-    their own error. They are in float32 or wider, so the mean is off by a few units in the last place of the row's
-    largest element. That error is divided by the row's deviation.
+    The mean is off by a few units in the last place of the row's largest element, and is then divided by the deviation.
     """
     row, own = tuple(range(-norm.weight.ndim, 0)), torch.finfo(x.dtype)
     wide = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
-    deviation = torch.sqrt(x.double().var(dim=row, correction=0, keepdim=True) + norm.eps)
-    lost = 8 * wide * (1 + x.double().abs().amax(dim=row, keepdim=True) / deviation) * norm.weight.double().abs()
+    deviation = torch.sqrt(x.double().var(row, correction=0, keepdim=True) + norm.eps)
+    lost = 4 * wide * (1 + x.double().abs().amax(row, keepdim=True) / deviation) * norm.weight.double().abs()
     shift = 0 if norm.bias is None else norm.bias.double().abs()
-    return own.eps * (formula(norm, x).abs() + shift + own.smallest_normal) + lost
+    return own.eps * (wanted.abs() + shift) + own.smallest_normal + lost
 
 
-def assert_is_layer_norm(norm: nn.Module, x: Tensor, what: str) -> None:
-    """Same shape and dtype, and within rounding of the formula, element by element."""
-    y, before = norm(x), x.clone()
-    assert (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
-    assert y.isfinite().all()
-    excess = ((y.double() - formula(norm, x)).abs() / rounding(norm, x)).max().item()
-    assert_within(excess, 1.0, max_abs(y), f"{what}: error in units of what rounding allows")
-    assert torch.equal(x, before), "the input was written to"
+# Formulas.
 
 
-@every_dtype
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @every_norm
-def test_is_the_formula(name: str, shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+@pytest.mark.parametrize("shape", [1, 2, 7, 768, (2, 3, 5)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.no_grad()
+def test_is_its_own_formula(name: str, shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     sizes = (shape,) if isinstance(shape, int) else shape
-    x = (torch.randn(4, 5, *sizes) * 2 + 0.7).to(device, dtype)
+    x = (torch.randn(4, 6, *sizes) * 2 + 0.7).to(device, dtype)
+    before = x.clone()
     for bias in (True, False):
         norm = random_norm(name, shape, bias=bias, dtype=dtype, device=device)
-        assert (norm.bias is None) == (not bias)
-        assert_is_layer_norm(norm, x, f"bias={bias}")
+        y, wanted = norm(x), truth(name, norm, x)
+        assert (y.dtype, y.shape, y.device) == (x.dtype, x.shape, x.device)
+        excess = max_abs((y.double() - wanted) / rounding(norm, x, wanted))
+        assert_within(excess, 1.0, max_abs(wanted), f"bias={bias}: error in units of what rounding allows")
+    assert torch.equal(x, before), "the input was written to"
+    assert_same_bits(norm(x[2:3, 4:5]), norm(x)[2:3, 4:5], "one row")
 
 
-@every_norm
-@pytest.mark.parametrize("leading", [(0,), (2, 0), (0, 3), ()], ids=str)
-def test_no_rows_and_a_single_row_without_a_batch(name: str, leading: tuple[int, ...]) -> None:
-    norm, x = random_norm(name, (3, 5)), torch.randn(*leading, 3, 5)
-    y = norm(x)
-    assert y.shape == x.shape
-    if y.numel():
-        assert_close(y, formula(norm, x), 1e-6, f"leading {leading}")
-
-
-@every_norm
-def test_starts_at_scale_one_and_shift_zero_with_eps_of_gpt2(name: str) -> None:
-    norm = norms.build(name, (2, 3))
-    assert {key: tuple(value.shape) for key, value in norm.state_dict().items()} == {"weight": (2, 3), "bias": (2, 3)}
-    assert torch.equal(norm.weight, torch.ones(2, 3))
-    assert torch.equal(norm.bias, torch.zeros(2, 3))
-    assert norm.eps == 1e-5
-    assert [key for key, _ in norms.build(name, 3, bias=False).named_parameters()] == ["weight"]
+@pytest.mark.parametrize("name", [*EXACT, "std_eps", "rms"])
+@torch.no_grad()
+def test_uses_the_eps_that_it_is_given(name: str) -> None:
+    for eps in (0.0, 1e-12, 1e-3, 1.0):
+        norm, x = random_norm(name, 24, eps=eps, dtype=torch.float64), torch.randn(2, 3, 24).double() * 0.1
+        assert_close(norm(x), truth(name, norm, x), 1e-14, f"eps={eps}")
 
 
 @every_norm
 @pytest.mark.parametrize("bias", [True, False])
-def test_gradients_of_input_scale_and_shift(name: str, bias: bool) -> None:
+def test_gradients_are_those_of_its_formula(name: str, bias: bool) -> None:
     norm = random_norm(name, (2, 3), bias=bias, dtype=torch.float64)
     x = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, *_: norm(x), (x, *norm.parameters()))
+
+
+@every_norm
+def test_constant_rows_have_finite_values_and_gradients(name: str) -> None:
+    norm = random_norm(name, 8)
+    for value in (0.0, 3.0):
+        x = torch.full((2, 8), value, requires_grad=True)
+        norm(x).sum().backward()
+        assert x.grad is not None
+        assert x.grad.isfinite().all()
+        if name not in ("dyt", "derf") and (name != "rms" or value == 0):
+            assert_close(norm(x), norm.bias.expand(2, 8), 1e-6, "a constant row is the shift")
+
+
+@torch.no_grad()
+def test_statistics_of_float16_rows_are_wider_than_float16() -> None:
+    x = (torch.randn(2, 4, 768) * 300).half()
+    for name in ("std_eps", "rms"):
+        norm = random_norm(name, 768, dtype=torch.float16)
+        assert_close(norm(x), truth(name, norm, x), 2e-3, name)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("leading", [(0,), (2, 0), ()], ids=str)
+def test_no_rows_and_a_single_row_without_a_batch(name: str, leading: tuple[int, ...]) -> None:
+    assert random_norm(name, (3, 5))(torch.randn(*leading, 3, 5)).shape == (*leading, 3, 5)
 
 
 def test_fused_is_the_library_s_own_bits(device: torch.device) -> None:
@@ -116,14 +174,9 @@ def test_fused_is_the_library_s_own_bits(device: torch.device) -> None:
         assert_same_bits(norm(x), F.layer_norm(x, (3, 7), norm.weight, norm.bias, 1e-4), str(dtype))
 
 
-# What the textbooks work out by hand.
-
-
-@every_norm
+@pytest.mark.parametrize("name", EXACT)
 def test_two_rows_worked_by_hand(name: str) -> None:
     x = torch.tensor([[0.2, 0.1, 0.3], [0.5, 0.1, 0.1]])
-    deviation = torch.sqrt(x.var(dim=-1, correction=0) + 1e-5)  # what a row is divided by
-    torch.testing.assert_close(deviation, torch.tensor([0.0817, 0.1886]), atol=5e-5, rtol=0)
     wanted = torch.tensor([[0.0, -1.2238, 1.2238], [1.4140, -0.7070, -0.7070]])
     torch.testing.assert_close(norms.build(name, 3)(x).detach(), wanted, atol=5e-5, rtol=0)
     without_eps = norms.build(name, 3, eps=0.0)(x).detach()
@@ -140,13 +193,15 @@ class Doubling(LayerNorm):
         return 2 * super().forward(x)
 
 
-def test_the_built_in_norms_are_exact_and_available() -> None:
-    for name in EXACT:
-        info = norms.available()[name]
-        assert info.exact
-        assert info.available
-        assert info.reason is None
-        assert isinstance(norms.build(name, 4), LayerNorm)
+@every_norm
+def test_what_is_registered_and_how_it_starts(name: str) -> None:
+    info, norm = norms.available()[name], norms.build(name, (2, 3))
+    assert (info.exact, info.available, info.reason) == (name in EXACT, True, None)
+    assert info.summary.endswith(".")
+    assert torch.equal(norm.weight, torch.ones(2, 3))
+    assert torch.equal(norm.bias, torch.zeros(2, 3))
+    assert norm.eps == 1e-5
+    assert {key for key, _ in norms.build(name, 3, bias=False).named_parameters()} == {"weight"} | OWN.get(name, set())
 
 
 def test_a_registered_class_is_built_by_its_name() -> None:
@@ -157,32 +212,120 @@ def test_a_registered_class_is_built_by_its_name() -> None:
     assert (norm.normalized_shape, norm.eps, norm.bias) == ((2, 3), 1e-3, None)
 
 
-def test_a_factory_of_something_else_is_refused() -> None:
-    with pytest.raises(NormError, match=r"makes a str, not a torch\.nn\.Module"):
-        norms.build(lambda *_, **__: "a norm", 3)
-
-
 def test_a_name_is_taken_once() -> None:
     norms.register("doubling")(Doubling)
     norms.register("doubling")(Doubling)  # the same class again, as a reloaded module registers it
-    with pytest.raises(NormError, match=r"'doubling' is taken by .*Doubling"):
-        norms.register("doubling")(nn.LayerNorm)
     with pytest.raises(NormError, match="'textbook' is taken"):
         norms.register("textbook")(Doubling)
     assert norms.lookup("textbook").cls is LayerNorm
 
 
-@pytest.mark.parametrize("name", ["", "a:b", "a/b", "mine.py"])
-def test_a_name_that_would_never_be_found_is_no_name(name: str) -> None:
-    with pytest.raises(NormError, match="cannot name a norm"):
-        norms.register(name)
-
-
 def test_a_norm_whose_package_is_missing_says_how_to_get_it() -> None:
     said = "needs it: pip install 'minigpt[it]'"
     norms.register("absent", obstacle=lambda device: said)(Doubling)
-    info = norms.available()["absent"]
-    assert not info.available
-    assert info.reason == said
+    assert norms.available()["absent"].reason == said
     with pytest.raises(NormError, match=r"norm 'absent' needs it: .*minigpt\[it\]"):
         norms.build("absent", 3)
+
+
+# In a model.
+
+
+@every_variant
+def test_shares_the_model_s_parameters_and_gives_them_back(name: str) -> None:
+    model, ids = small_model(), random_ids(2, 9)
+    wanted, before = model(ids).detach(), dict(model.named_parameters())
+    swap_norms(model, name)
+    after = dict(model.named_parameters())
+    assert {key: after[key] for key in before} == before
+    assert {key.rpartition(".")[2] for key in after.keys() - before.keys()} == OWN.get(name, set())
+    assert not model.ln_f.training
+    swap_norms(model, "fused")
+    assert_same_bits(model(ids).detach(), wanted, "after swapping back")
+
+
+@every_variant
+def test_its_whole_state_is_in_the_state_dict(name: str) -> None:
+    model = small_model(name)
+    if name == "frozen":
+        fit_norms(model, random_ids(8, 16))
+    if name == "dyt":
+        with torch.no_grad():
+            model.h[1].ln_2.alpha.fill_(0.875)
+    other = small_model(name, initializer_range=0.5)
+    other.load_state_dict(model.state_dict(), strict=True)
+    ids = random_ids(2, 9)
+    assert_same_bits(other(ids), model(ids), "loaded")
+    assert_same_bits(copy.deepcopy(model)(ids), model(ids), "copied")
+
+
+@pytest.mark.usefixtures("unchecked")
+@every_variant
+@torch.no_grad()
+def test_compiled_it_is_one_graph_and_the_same_norm(name: str) -> None:
+    torch.compiler.reset()
+    norm, x = random_norm(name, 8), torch.randn(2, 3, 8)
+    assert_close(torch.compile(norm, backend="eager", fullgraph=True)(x), norm(x), 1e-6, "compiled")
+
+
+# Frozen.
+
+
+@pytest.fixture
+def massive_model() -> GPT2:
+    """A model whose first position carries massive activations from the start, as a trained GPT-2's does."""
+    model = small_model(dtype=torch.float64)
+    with torch.no_grad():
+        model.wpe.weight[0, :3] = torch.tensor([300.0, -200.0, 250.0])
+    return model
+
+
+def inputs(model: GPT2, ids: Tensor) -> dict[str, Tensor]:
+    """What each norm of the model is given."""
+    found: dict[str, Tensor] = {}
+
+    def remember(site: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda _, args: found.update({site: args[0]})
+
+    hooks = [norm.register_forward_pre_hook(remember(site)) for site, norm in model.norm_modules().items()]
+    with torch.no_grad():
+        model(ids)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def test_before_calibration_it_says_how_to_calibrate() -> None:
+    model = small_model("frozen")
+    with pytest.raises(NormError, match=r"no deviation to divide by yet; .* minigpt\.fit_norms\(model, "):
+        model(random_ids(1, 4))
+    assert "calibration" not in " ".join(model.state_dict())
+
+
+@pytest.mark.parametrize("is_massive", [True, False])
+def test_divides_by_the_mean_deviation_of_each_kind_of_row(massive_model: GPT2, is_massive: bool) -> None:
+    model = massive_model if is_massive else small_model(dtype=torch.float64)
+    for site, x in inputs(model, random_ids(8, 32)).items():
+        norm = norms.build("frozen", 48).double()
+        norm.calibrate(x)
+        deviation = torch.sqrt(x.var(-1, correction=0) + 1e-5)
+        assert (deviation[:, 0].mean() > 10 * deviation[:, 1:].mean()) == is_massive
+        usual, massive = (deviation[:, 1:], deviation[:, 0]) if is_massive else (deviation, deviation)
+        assert_close(norm.calibration[:2], torch.stack([usual.mean(), massive.mean()]), 1e-12, site)
+        assert (norm.calibration[2] == NEVER) != is_massive
+
+
+@torch.no_grad()
+def test_with_massive_rows_known_the_model_is_closer_to_itself(massive_model: GPT2) -> None:
+    ids = random_ids(4, 32)
+    wanted = massive_model(ids)
+    swap_norms(massive_model, "frozen")
+    fit_norms(massive_model, random_ids(8, 32))
+    drift = rms(massive_model(ids) - wanted) / rms(wanted)
+    for site in massive_model.norm_sites():
+        usual, massive, _ = massive_model.get_submodule(site).calibration
+        average = (31 * usual + massive) / 32
+        massive_model.get_submodule(site).calibration = torch.stack([average, average, average * 1000])
+    one_constant = rms(massive_model(ids) - wanted) / rms(wanted)
+    print(f"drift {drift:.3g} with two constants, {one_constant:.3g} with one")
+    assert drift < one_constant / 2

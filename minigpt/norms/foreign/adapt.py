@@ -7,7 +7,7 @@ the module lacks one of them, the wrapper applies that one to the module's outpu
 
 import copy
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from jaxtyping import Float
@@ -45,8 +45,7 @@ def adapt(
         notes += _keep_notes(module, lacking, keep)
         beside = [what for what in lacking if what in keep]
         if beside or (scale and "weight" not in scale) or (shift and "bias" not in shift):
-            kind = AdaptedAddNorm if own_addition(module) else AdaptedNorm
-            module = kind(module, shape, scale, shift, beside, eps)
+            module = AdaptedNorm(module, shape, scale, shift, beside, eps)
     vars(module)["norm_notes"] = notes
     return module
 
@@ -98,22 +97,20 @@ class AdaptedNorm(nn.LayerNorm):
     ) -> None:
         nn.Module.__init__(self)
         self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, True
-        self._loans: list[tuple[nn.Module, str, str]] = []  # a module, its name for what it borrows, and ours
         self.multiplies, self.adds = "scale" in beside, "shift" in beside
         like = torch.empty(0, device=next((own.device for own in norm.parameters()), None))
         ones = nn.Parameter(like.new_ones(shape)) if self.multiplies else None
         zeros = nn.Parameter(like.new_zeros(shape)) if self.adds else None
-        self.register_parameter("weight", norm.get_parameter(scale[0]) if scale else ones)
-        self.register_parameter("bias", norm.get_parameter(shift[0]) if shift else zeros)
+        self.weight = norm.get_parameter(scale[0]) if scale else ones
+        self.bias = norm.get_parameter(shift[0]) if shift else zeros
         self.norm = norm
-        loans = [
+        self._loans = [  # a module, its name for what it borrows, and ours
             (norm.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], role)
             for role, paths in (("weight", scale), ("bias", shift))
             for path in paths
         ]
-        for borrower, name, _ in loans:
+        for borrower, name, _ in self._loans:
             del borrower._parameters[name]
-        self._loans = loans
         self._lend()
 
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -123,13 +120,18 @@ class AdaptedNorm(nn.LayerNorm):
         require_same_shape(y, x, self.norm)  # or a scale would spread a smaller one
         return self._scaled_and_shifted(y)
 
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        super().register_parameter(name, param)
-        if param is not None:
-            self._lend()
+    @property
+    def add_norm(self) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+        """A function of ``residual`` and ``delta`` that returns their sum and its norm; None if the module has none."""
+        return self._add_norm if own_addition(self.norm) else None
 
     def extra_repr(self) -> str:
         return "; ".join((f"{self.normalized_shape}, eps={self.eps}, bias={self.bias is not None}", *notes(self)))
+
+    def _add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        self._lend()
+        total, y = self.norm.add_norm(residual, delta)  # pyright: ignore[reportCallIssue]
+        return total, self._scaled_and_shifted(y)
 
     def _lend(self) -> None:
         """Give the module the present weight and bias, which torch.func may replace for one call."""
@@ -143,18 +145,6 @@ class AdaptedNorm(nn.LayerNorm):
         if self.adds:
             y = y + self.bias
         return y.to(dtype)
-
-
-class AdaptedAddNorm(AdaptedNorm):
-    """An ``AdaptedNorm`` for a module with its own ``add_norm``."""
-
-    def add_norm(
-        self, residual: Float[Tensor, "*dims"], delta: Float[Tensor, "*dims"]
-    ) -> tuple[Float[Tensor, "*dims"], Float[Tensor, "*dims"]]:
-        """Return the sum and its norm, both by the module's own ``add_norm``."""
-        self._lend()
-        total, y = self.norm.add_norm(residual, delta)  # pyright: ignore[reportCallIssue]
-        return total, self._scaled_and_shifted(y)
 
 
 def _scale(module: nn.Module, shape: tuple[int, ...]) -> Paths:

@@ -19,7 +19,6 @@ from minigpt.norms.foreign.locate import last_line
 EPS = re.compile(r"(\w+_)?(eps|epsilon)")
 SHIFT_FLAG = re.compile(r"((use|has|with|add|enable|include|elementwise|learnable)_)?(bias|beta|shift)")
 SCALE_FLAG = re.compile(r"(use|has|with|add|enable|include)_(weight|gamma|scale)|(\w+_)?affine|learnable|channels_last")
-VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 Maker = Callable[..., Any]
 
@@ -41,11 +40,14 @@ def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) ->
     """
     if isinstance(make, nn.Module):
         raise NormError(f"norm must be a class or a function that makes one, got a module: {title(make)}")
-    if isinstance(make, type) and not issubclass(make, nn.Module):
-        raise NormError(f"{title(make)} is a class, but not a torch.nn.Module")
-    first, errors, made = _size_parameter(make), [], []
+    with naming(make):
+        parameters = list(inspect.signature(make).parameters.values())
+    first = next((own for own in parameters if not _known([own], eps, bias)), None)  # some take their eps before it
+    if first is None:
+        raise NormError(f"{title(make)} has no parameter for the size")
     sizes = [*shape, torch.Size(shape)] if len(shape) == 1 else [torch.Size(shape)]
-    for size, keywords in itertools.product(sizes, _keywords(make, first, eps, bias)):
+    errors, made = [], []
+    for size, keywords in itertools.product(sizes, _keywords(make, parameters, eps, bias)):
         try:
             one = Constructed(_make(make, first, size, keywords), any(map(EPS.fullmatch, keywords)))
         except NormError as error:
@@ -101,11 +103,10 @@ def naming(make: object, asked: str | None = None) -> Iterator[None]:
 
 
 def _make(make: Maker, first: Parameter, size: Any, keywords: dict[str, Any]) -> nn.Module:
-    name = "normalized_shape" if first.kind is Parameter.VAR_KEYWORD else first.name
-    by_place = first.kind in (Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY)
     given = ", ".join([repr(size), *(f"{key}={value!r}" for key, value in keywords.items())])
     with naming(make, f"{title(make)}({given})"):
-        module = make(size, **keywords) if by_place else make(**{name: size}, **keywords)
+        is_named = first.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+        module = make(**{first.name: size}, **keywords) if is_named else make(size, **keywords)
     if not isinstance(module, nn.Module):
         raise NormError(f"{title(make)} makes a {type(module).__name__}, not a torch.nn.Module")
     return module
@@ -113,41 +114,26 @@ def _make(make: Maker, first: Parameter, size: Any, keywords: dict[str, Any]) ->
 
 def _runs(module: nn.Module, shape: tuple[int, ...]) -> bool:
     """Return True if a copy of the module returns two rows in the shape of its input."""
+    x = torch.arange(2.0 * torch.Size(shape).numel()).sin().view(1, 2, *shape)
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            y = copy.deepcopy(module)(torch.randn(1, 2, *shape))
+            require_same_shape(copy.deepcopy(module)(x), x, module)
     except RAISED:
         return False
-    return isinstance(y, Tensor) and y.shape == (1, 2, *shape)
+    return True
 
 
-def _size_parameter(make: Maker) -> Parameter:
-    """Return the first parameter that is not the eps or a flag. A class may take its eps before its size."""
-    parameters = _parameters(make)
-    for parameter in parameters:
-        if parameter.name not in _known(parameters, 0.0, True):
-            return parameter
-    raise NormError(f"{title(make)} has no parameter for the size")
-
-
-def _keywords(make: Maker, first: Parameter, eps: float, bias: bool) -> list[dict[str, Any]]:
+def _keywords(make: Maker, parameters: list[Parameter], eps: float, bias: bool) -> list[dict[str, Any]]:
     """Return the keyword arguments to try, in order: those of the signature, and more for ``**kwargs``.
 
     ``**kwargs`` may go to a base class that takes an eps and a flag. The class may pass some of them itself, and would
     then raise if it got them twice. So both are tried first, then the flag alone, then none.
     """
-    parameters = _parameters(make)
-    bound = make.keywords if isinstance(make, functools.partial) else {}  # chosen by the user
-    beside = [own for own in parameters if own != first and own.kind not in VARIADIC and own.name not in bound]
-    keywords = _known(beside, eps, bias)
-    if missing := [own.name for own in beside if own.default is Parameter.empty and own.name not in keywords]:
-        raise NormError(
-            f"{title(make)} needs {', '.join(missing)} beside a size, an eps and a flag for the shift; "
-            "wrap it in a function (size, eps, bias) that knows the rest"
-        )
+    chosen = make.keywords if isinstance(make, functools.partial) else {}  # by the user
+    keywords = _known([own for own in parameters if own.name not in chosen], eps, bias)
     if not any(own.kind is Parameter.VAR_KEYWORD for own in parameters):
         return [keywords]
-    passed = _known([own for own in _passed_on(make) if own.name not in bound], eps, bias)
+    passed = _known([own for own in _passed_on(make) if own.name not in chosen], eps, bias)
     shift = {name: value for name, value in passed.items() if SHIFT_FLAG.fullmatch(name)}
     return [more | keywords for more in (passed, shift, {})]
 
@@ -172,11 +158,3 @@ def _known(parameters: Iterable[Parameter], eps: float, bias: bool) -> dict[str,
         elif is_flag and SCALE_FLAG.fullmatch(own.name):
             known[own.name] = True
     return known
-
-
-def _parameters(make: Maker) -> list[Parameter]:
-    """Return the parameters of a function, or of a class's constructor without self."""
-    try:
-        return list(inspect.signature(make).parameters.values())
-    except (TypeError, ValueError) as error:
-        raise NormError(f"{title(make)} has no signature to read; wrap it in a function (size, eps, bias)") from error

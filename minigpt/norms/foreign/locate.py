@@ -4,7 +4,6 @@ import difflib
 import functools
 import hashlib
 import importlib
-import importlib.util
 import linecache
 import os.path
 import sys
@@ -30,26 +29,27 @@ def locate(norm: str) -> Callable[..., Any]:
     Raises:
         NormError: if the name is unknown, the file or module is not there or does not import, or has no such class.
     """
-    if ":" not in norm and not _is_file(norm):
+    file = file_of(norm)
+    if file is None and ":" not in norm:
         return lookup(norm).cls
     place, _, name = norm.rpartition(":") if ":" in norm else (norm, "", "")
-    file = file_of(norm)
     module = _from_package(place) if file is None else _from_file(file)
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
-    if not callable(found):
-        wrong = f"{norm} is of type {type(found).__name__}, not a class"
-        if found is None:
-            wrong = f"{place} has no {name!r}" if name else f"{norm} names no class, as {place}:Name would"
-        raise NormError(f"{wrong}; {_classes(module, place, name)}")
-    return found
+    if callable(found):
+        return found
+    classes = {name: cls for name, cls in vars(module).items() if isinstance(cls, type) and issubclass(cls, nn.Module)}
+    own = [name for name, cls in classes.items() if cls.__module__ == module.__name__]
+    shown = listing(difflib.get_close_matches(name, classes) or own or classes)
+    raise NormError(f"{place} has no class {name!r}; its torch.nn.Module classes are {shown or 'none'}")
 
 
 def file_of(norm: str) -> Path | None:
     """Return the file of "path/to/file.py:Name"; None for a name of another kind."""
     place = norm.rpartition(":")[0] or norm
-    return Path(os.path.expanduser(place)) if _is_file(place) else None  # "~" of an unknown user stays as it is
+    is_file = place.endswith(".py") or "/" in place or "\\" in place
+    return Path(os.path.expanduser(place)) if is_file else None  # "~" of an unknown user stays as it is
 
 
 def last_line(error: BaseException, file: str | None = None) -> str:
@@ -72,10 +72,6 @@ def last_line(error: BaseException, file: str | None = None) -> str:
     return f"{type(error).__name__}{': ' if message else ''}{message} ({place})"
 
 
-def _is_file(place: str) -> bool:
-    return place.endswith(".py") or "/" in place or "\\" in place
-
-
 def _from_file(path: Path) -> ModuleType:
     try:
         source = path.read_bytes()
@@ -91,13 +87,9 @@ def _run(path: Path, source: bytes) -> ModuleType:
     The import system would trust cached bytecode by time stamp and size, so the source is compiled here.
     """
     name = f"{path.stem}_{hashlib.sha256(bytes(path) + b':' + source).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None:
-        raise NormError(f"{path} is not a Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__, folder = str(path), str(path.parent)
     linecache.checkcache(str(path))  # Triton reads the source of a kernel from there
-    sys.modules[name] = module
-    folder = str(path.parent)
     sys.path.append(folder)  # it can import its neighbours; at the end, so that they hide no other module
     try:
         exec(compile(source, path, "exec"), vars(module))
@@ -113,17 +105,5 @@ def _from_package(place: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except RAISED as error:
-        if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
-            hint = "a class in your own file is path/to/file.py:Name"
-            raise NormError(f"there is no module {error.name!r} on Python's path; {hint}") from error
-        raise NormError(f"{place} does not import: {last_line(error)}") from error
-
-
-def _classes(module: ModuleType, place: str, wanted: str) -> str:
-    """Return the most similar names, or the module's own, or all that it has."""
-    modules = {name: cls for name, cls in vars(module).items() if isinstance(cls, type) and issubclass(cls, nn.Module)}
-    own = [name for name, cls in modules.items() if cls.__module__ == module.__name__]
-    if not modules:
-        return f"{place} has no torch.nn.Module at all"
-    similar = ", ".join(difflib.get_close_matches(wanted, modules, n=3))
-    return f"its torch.nn.Module classes are {similar or listing(own or modules)}"
+        hint = "a class in your own file is path/to/file.py:Name"
+        raise NormError(f"{place} does not import: {last_line(error)}; {hint}") from error

@@ -23,6 +23,8 @@ REGISTERS = 32 * 1024  # the most bytes of one row, in the dtype of the sums, th
 FORWARD_BYTES, BACKWARD_BYTES = 4096, 2048  # of a row for each warp; fewer warps exchange less for a sum
 BUSY = 16  # warps that keep a multiprocessor busy
 
+Maybe = Tensor | None
+Three = tuple[Tensor, Tensor, Tensor]
 Stream = Float[Tensor, "*dims"]
 Row = Float[Tensor, "*row"]
 
@@ -64,16 +66,12 @@ def tile(width: int, wide: torch.dtype, of_warp: int) -> Tile:
     return Tile(rows, block, warps=min(16, max(1, rows * block * wide.itemsize // of_warp)))
 
 
-def _forward(
-    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(x: Tensor, delta: Maybe, weight: Tensor, bias: Maybe, eps: float) -> Three:
     compute = _forward_by_kernel if _hold(x.dtype, weight) else _forward_by_library
     return compute(x, delta, weight, bias, eps)
 
 
-def _backward(
-    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(dy: Tensor, dtotal: Maybe, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor) -> Three:
     compute = _backward_by_kernel if _hold(x.dtype, weight) else _backward_by_library
     return compute(dy, dtotal, x, weight, bias_dtype, stats)
 
@@ -99,9 +97,7 @@ def _hold(dtype: torch.dtype, weight: Tensor) -> bool:
     return trials.passes(TRIAL, device, dtype, width, attempt)
 
 
-def _forward_by_library(
-    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_by_library(x: Tensor, delta: Maybe, weight: Tensor, bias: Maybe, eps: float) -> Three:
     total, wide = x if delta is None else x + delta, _wide(x.dtype)
     scale, shift = weight.to(wide), None if bias is None else bias.to(wide)
     y, mean, rstd = torch.native_layer_norm(total.to(wide), weight.shape, scale, shift, eps)
@@ -110,8 +106,8 @@ def _forward_by_library(
 
 
 def _backward_by_library(
-    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    dy: Tensor, dtotal: Maybe, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
+) -> Three:
     mean, rstd = stats.view(2, *stats.shape[1:], *[1] * weight.ndim)
     wide = (tensor.to(stats.dtype).contiguous() for tensor in (dy, x))
     scale = weight.to(stats.dtype)
@@ -122,9 +118,7 @@ def _backward_by_library(
     return dx.to(x.dtype), dweight.to(weight.dtype), dbias.to(bias_dtype)
 
 
-def _forward_by_kernel(
-    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_by_kernel(x: Tensor, delta: Maybe, weight: Tensor, bias: Maybe, eps: float) -> Three:
     """Return ``y``, ``total`` (empty without a ``delta``), and means and reciprocal deviations of the rows (2, ...)."""
     width, held = weight.numel(), tile(weight.numel(), _wide(x.dtype), FORWARD_BYTES)
     y, total, stats = _forward_shapes(x, delta, weight, bias, eps)
@@ -141,16 +135,14 @@ def _forward_by_kernel(
     return y, total, stats
 
 
-def _forward_shapes(
-    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_shapes(x: Tensor, delta: Maybe, weight: Tensor, bias: Maybe, eps: float) -> Three:
     stats = x.new_empty((2, *x.shape[: x.ndim - weight.ndim]), dtype=_wide(x.dtype))
     return x.new_empty(x.shape), x.new_empty(0 if delta is None else x.shape), stats
 
 
 def _backward_by_kernel(
-    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    dy: Tensor, dtotal: Maybe, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
+) -> Three:
     """Return the gradients of the norm's input ``x``, of the weight and of the bias."""
     dx, width, rows = x.new_empty(x.shape), weight.numel(), stats.numel() // 2
     held = tile(width, stats.dtype, BACKWARD_BYTES)
@@ -169,8 +161,8 @@ def _backward_by_kernel(
 
 
 def _backward_shapes(
-    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    dy: Tensor, dtotal: Maybe, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
+) -> Three:
     return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape, dtype=bias_dtype)
 
 
@@ -195,7 +187,7 @@ def _refuse(ctx: Any, *gradients: Tensor | None) -> None:
     raise NormError("the triton norm has first derivatives only; for second ones use norm 'fused' or 'textbook'")
 
 
-def _contiguous(tensor: Tensor | None) -> Tensor | None:
+def _contiguous(tensor: Maybe) -> Maybe:
     return None if tensor is None else tensor.contiguous()
 
 
@@ -211,18 +203,12 @@ def _programs(device: torch.device, warps: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count * max(1, BUSY // warps)
 
 
-torch.library.define(
-    "minigpt::layer_norm",
-    "(Tensor x, Tensor? delta, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
-)
-torch.library.define(
-    "minigpt::layer_norm_backward",
-    "(Tensor dy, Tensor? dtotal, Tensor x, Tensor weight, ScalarType bias_dtype, Tensor stats)"
-    " -> (Tensor, Tensor, Tensor)",
-)
-torch.library.impl("minigpt::layer_norm", ("cpu", "cuda"), _forward)
-torch.library.impl("minigpt::layer_norm_backward", ("cpu", "cuda"), _backward)
-torch.library.register_fake("minigpt::layer_norm", _forward_shapes)
-torch.library.register_fake("minigpt::layer_norm_backward", _backward_shapes)
+for name, compute, shapes in (
+    ("minigpt::layer_norm", _forward, _forward_shapes),
+    ("minigpt::layer_norm_backward", _backward, _backward_shapes),
+):
+    torch.library.define(name, torch.library.infer_schema(compute, mutates_args=()))
+    torch.library.impl(name, ("cpu", "cuda"), compute)
+    torch.library.register_fake(name, shapes)
 torch.library.register_autograd("minigpt::layer_norm", _gradients, setup_context=_remember)
 torch.library.register_autograd("minigpt::layer_norm_backward", _refuse)
