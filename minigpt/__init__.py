@@ -22,27 +22,19 @@ if TYPE_CHECKING:
     from minigpt.swap import center_writers, fit_norms, fold_norms, swap_norms
     from minigpt.tokenizer import Tokenizer
 
-_HOME = {
-    "GPT2": "minigpt.engine",
-    "GPT2Config": "minigpt.config",
-    "KVCache": "minigpt.model.cache",
-    "LayerNorm": "minigpt.norms",
-    "ParityReport": "minigpt.judge.parity",
-    "Tokenizer": "minigpt.tokenizer",
-    "center_writers": "minigpt.swap",
-    "compile_steps": "minigpt.engine",
-    "fit_norms": "minigpt.swap",
-    "fold_norms": "minigpt.swap",
-    "from_pretrained": "minigpt.checkpoint",
-    "generate": "minigpt.generation",
-    "load_norms": "minigpt.checkpoint",
-    "parity": "minigpt.judge.parity",
-    "perplexity": "minigpt.judge.perplexity",
-    "save_pretrained": "minigpt.checkpoint",
-    "stream": "minigpt.generation",
-    "swap_norms": "minigpt.swap",
-} | dict.fromkeys(("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"), "minigpt.errors")
-
+_HOMES = {
+    "checkpoint": ("from_pretrained", "load_norms", "save_pretrained"),
+    "config": ("GPT2Config",),
+    "engine": ("GPT2", "compile_steps"),
+    "errors": ("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"),
+    "generation": ("generate", "stream"),
+    "judge.parity": ("ParityReport", "parity"),
+    "judge.perplexity": ("perplexity",),
+    "model.cache": ("KVCache",),
+    "norms": ("LayerNorm",),
+    "swap": ("center_writers", "fit_norms", "fold_norms", "swap_norms"),
+    "tokenizer": ("Tokenizer",),
+}
 _MODULES = ("engine", "generation", "hf", "model", "norms", "serve", "swap", "testing")
 
 __all__ = [
@@ -58,8 +50,9 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
     def __getattr__(name: str) -> Any:
         if name in _MODULES:
             return importlib.import_module(f"minigpt.{name}")
-        if name in _HOME:
-            return getattr(importlib.import_module(_HOME[name]), name)
+        for home, names in _HOMES.items():
+            if name in names:
+                return getattr(importlib.import_module(f"minigpt.{home}"), name)
         raise AttributeError(f"module 'minigpt' has no attribute {name!r}")
 
 

@@ -87,7 +87,11 @@ class GPT2Config:
     def __post_init__(self) -> None:
         if isinstance(self.eos_token_id, list):  # as JSON gives it; a tuple keeps the config hashable
             object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
-        check_ranges(self)
+        for names, (fits, wanted) in _RANGES.items():
+            for name in names.split():
+                value, optional = getattr(self, name), name in _OPTIONAL
+                if not (fits(value) or (optional and value is None)):
+                    raise ConfigError(f"{name} must be {wanted}{', or null' * optional}, got {value!r:.200}")
         for name in ("layer_norm_epsilon", "initializer_range"):
             object.__setattr__(self, name, float(getattr(self, name)))  # transformers takes no whole number here
         if (used := self.used_vocab_size) is not None and used > self.vocab_size:
@@ -104,14 +108,6 @@ class GPT2Config:
     def inner_size(self) -> int:
         """Return the width of the MLP's hidden layer."""
         return 4 * self.n_embd if self.n_inner is None else self.n_inner
-
-    @property
-    def parameter_count(self) -> int:
-        """Return the number of values in a model of this shape. A tied head counts once."""
-        c, inner = self.n_embd, self.inner_size
-        block = 4 * c * c + 4 * c + 2 * c * inner + inner + c + 4 * c  # attention, MLP, two norms
-        heads = 1 if self.tie_word_embeddings else 2
-        return heads * self.vocab_size * c + self.n_positions * c + self.n_layer * block + 2 * c
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -152,7 +148,20 @@ class GPT2Config:
         Raises:
             ConfigError: if a field has a value that would make another model, or its name is unknown.
         """
-        return cls(**known_fields(fields, {field.name for field in dataclasses.fields(cls)}))
+        if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
+            raise ConfigError(f"config fields must be a dict with names as keys, got {fields!r:.100}")
+        _refuse_other_models(fields)
+        ours = {field.name for field in dataclasses.fields(cls)}
+        known = {name: value for name, value in fields.items() if name not in _ALIASES}
+        for alias, name in _ALIASES.items():  # n_ctx may contradict n_positions: transformers does not read it
+            if alias in fields and known.setdefault(name, fields[alias]) != fields[alias] and alias != "n_ctx":
+                raise ConfigError(
+                    f"{alias}={fields[alias]!r:.200} contradicts {name}={known[name]!r:.200}; they are one field"
+                )
+        others = known.keys() - ours - _NEUTRAL.keys()
+        if unknown := sorted(name for name in others if not _WITHOUT_EFFECT.fullmatch(name)):
+            raise ConfigError(f"unknown config fields: {', '.join(unknown)}; remove those that do not change the model")
+        return cls(**{name: value for name, value in known.items() if name in ours})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of a ``config.json`` that transformers reads as this same model."""
@@ -170,23 +179,6 @@ def presets_folder() -> Path:
     return installed if installed.is_dir() else Path(__file__).parents[1] / "configs"
 
 
-def known_fields(fields: Mapping[str, Any], ours: set[str]) -> dict[str, Any]:
-    """Return the fields of a ``config.json`` that are in ``ours``, under their own names.
-
-    Raises:
-        ConfigError: if a field has a value that would make another model, or a name that is unknown.
-    """
-    if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
-        raise ConfigError(f"config fields must be a dict with names as keys, got {fields!r:.100}")
-    _refuse_other_models(fields)
-    fields = _without_aliases(fields)
-    unknown = [name for name in fields if name not in ours | _NEUTRAL.keys() and not _WITHOUT_EFFECT.fullmatch(name)]
-    if unknown:
-        names = ", ".join(sorted(unknown))
-        raise ConfigError(f"unknown config fields: {names}; remove those that do not change the model")
-    return {name: value for name, value in fields.items() if name in ours}
-
-
 def _refuse_other_models(fields: Mapping[str, Any]) -> None:
     for name, neutral in _NEUTRAL.items():
         if name in fields and fields[name] not in neutral:
@@ -198,72 +190,35 @@ def _refuse_other_models(fields: Mapping[str, Any]) -> None:
             )
 
 
-def _without_aliases(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields under the names we know.
-
-    An alias must not contradict the name itself. n_ctx may, since transformers does not read it.
-    """
-    plain = {name: value for name, value in fields.items() if name not in _ALIASES}
-    for alias, name in _ALIASES.items():
-        if alias in fields and plain.setdefault(name, fields[alias]) != fields[alias] and alias != "n_ctx":
-            raise ConfigError(
-                f"{alias}={fields[alias]!r:.200} contradicts {name}={plain[name]!r:.200}; they are one field"
-            )
-    return plain
-
-
-def check_ranges(config: object) -> None:
-    """Check that every field of a config is of its kind and in its range.
-
-    Raises:
-        ConfigError: if one is not.
-    """
-    for name, (fits, wanted) in _RANGES.items():
-        if not fits(value := getattr(config, name)):
-            raise ConfigError(f"{name} must be {wanted}, got {value!r:.200}")
+def _is_int(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_id(value: object) -> bool:
     return _is_int(value) and -(2**31) <= value < 2**31  # some write -1 for none
 
 
-def _is_int(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_number(value: object, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
 
-
-def _is_size(value: object) -> bool:
-    return _is_int(value) and 0 < value < 2**31
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-_SIZE = "a whole number above 0 and below 2^31"
 
 # What each field must be.
+_OPTIONAL = ("n_inner", "used_vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"), (_is_size, _SIZE)),
-    "n_inner": (lambda width: width is None or _is_size(width), f"{_SIZE}, or null for 4 * n_embd"),
+    "vocab_size n_positions n_embd n_layer n_head n_inner used_vocab_size": (
+        lambda size: _is_int(size) and 0 < size < 2**31, "a whole number above 0 and below 2^31",
+    ),
     "activation_function": (lambda name: name in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
-    **dict.fromkeys(
-        ("resid_pdrop", "embd_pdrop", "attn_pdrop"), (lambda p: _is_number(p) and 0 <= p <= 1, "within [0, 1]")
+    "resid_pdrop embd_pdrop attn_pdrop": (lambda p: _is_number(p, 1), "within [0, 1]"),
+    "layer_norm_epsilon initializer_range": (
+        lambda x: _is_number(x, sys.float_info.max), "0 or more, and no more than a float can hold",
     ),
-    **dict.fromkeys(
-        ("layer_norm_epsilon", "initializer_range"),
-        (lambda x: _is_number(x) and 0 <= x <= sys.float_info.max, "0 or more, and no more than a float can hold"),
+    "scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn tie_word_embeddings": (
+        lambda flag: isinstance(flag, bool), "true or false",
     ),
-    **dict.fromkeys(
-        ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "tie_word_embeddings"),
-        (lambda flag: isinstance(flag, bool), "true or false"),
-    ),
-    **dict.fromkeys(
-        ("bos_token_id", "pad_token_id"),
-        (lambda token: token is None or _is_id(token), "a token id of 32 bits or null"),
-    ),
+    "bos_token_id pad_token_id": (_is_id, "a token id of 32 bits"),
     "eos_token_id": (
-        lambda end: end is None or _is_id(end) or (isinstance(end, tuple) and all(map(_is_id, end))),
-        "a token id of 32 bits, a list of them, or null",
+        lambda end: all(map(_is_id, end if isinstance(end, tuple) else [end])),
+        "a token id of 32 bits, or a list of them",
     ),
-    "used_vocab_size": (lambda size: size is None or _is_size(size), f"{_SIZE}, or null"),
-}
+}  # fmt: skip

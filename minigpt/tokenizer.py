@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from minigpt.checkpoint import TOKENIZER_FILES, folder_of, locate
-from minigpt.checkpoint.files import CHAT_TEMPLATE, SPECIAL_TOKENS, TOKENIZER_CONFIG
+from minigpt.checkpoint.files import CHAT_TEMPLATE, TOKENIZER_CONFIG
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.json_file import read_object
 
@@ -135,40 +135,23 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
             backend.model.dropout = None
         return backend
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return byte_level_bpe(folder / "vocab.json", folder / "merges.txt")
+        backend = tokenizers.Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        if backend.token_to_id(END_OF_TEXT) is not None:
+            backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+        return backend
     raise CheckpointError(
         f"{folder.resolve()} has no tokenizer.json, and no vocab.json with a merges.txt; add the files that the "
         "model was trained with"
     )
 
 
-def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
-    """Return GPT-2's tokenizer from its two original files."""
-    backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    if backend.token_to_id(END_OF_TEXT) is not None:
-        backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
-    return backend
-
-
 def _settings(folder: Path) -> dict[str, Any]:
-    config, special = (
-        read_object(folder / name, CheckpointError) if (folder / name).is_file() else {}
-        for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS)
-    )
-    later = (special, config) if "added_tokens_decoder" in config else (config, special)  # as transformers has it
-    settings = {name: _typed(value) for fields in later for name, value in fields.items() if name in KEPT}
-    if (template := folder / CHAT_TEMPLATE).is_file():
-        settings["chat_template"] = template.read_text(encoding="utf-8")
-    return settings
-
-
-def _typed(value: Any) -> Any:
-    """Return a token as tokenizer_config.json has it. special_tokens_map.json leaves out its type."""
-    if isinstance(value, list):
-        return [_typed(member) for member in value]
-    return value | {"__type": "AddedToken"} if isinstance(value, dict) and "content" in value else value
+    file, template = folder / TOKENIZER_CONFIG, folder / CHAT_TEMPLATE
+    fields = read_object(file, CheckpointError) if file.is_file() else {}
+    settings = {name: value for name, value in fields.items() if name in KEPT}
+    return settings | ({"chat_template": template.read_text(encoding="utf-8")} if template.is_file() else {})
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -59,17 +59,3 @@ def test_loading_and_generating_need_no_transformers_and_no_network_client(tmp_p
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(minigpt, name) is not None
     assert name in dir(minigpt)
-
-
-def test_every_error_is_a_value_error() -> None:
-    for kind in (minigpt.ConfigError, minigpt.CheckpointError, minigpt.NormError, minigpt.GenerationError):
-        assert issubclass(kind, minigpt.MiniGPTError)
-    assert issubclass(minigpt.MiniGPTError, ValueError)
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    assert not hasattr(minigpt, "GPT3")
-    with pytest.raises(AttributeError, match="module 'minigpt' has no attribute 'GPT3'"):
-        minigpt.GPT3  # noqa: B018
-    with pytest.raises(ImportError):
-        from minigpt import GPT3  # noqa: F401

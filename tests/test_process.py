@@ -24,9 +24,3 @@ def test_no_piece_is_so_large_that_it_is_given_back(allocator: list[tuple[int, i
     settle_memory()
     assert allocator == [(-1, 2**30), (-3, 2**30)]
     assert {name: os.environ[name] for name in ENVIRONMENT} == ENVIRONMENT
-
-
-def test_what_the_environment_says_is_left_at_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
-    settle_memory()
-    assert os.environ["LRU_CACHE_CAPACITY"] == "7"

@@ -18,10 +18,9 @@ CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 SAFETENSORS = "model.safetensors"
 # Patterns of the files that a model is, without its tokenizer.
 MODEL = (CONFIG, GENERATION_CONFIG, SAFETENSORS, f"{SAFETENSORS}.index.json", "model-?????-of-?????.safetensors")
-TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
-CHAT_TEMPLATE = "chat_template.jinja"
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)
+TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 VOCABULARIES = ("tokenizer.json", "vocab.json")
+TOKENIZER_FILES = (*VOCABULARIES, "merges.txt", TOKENIZER_CONFIG, "special_tokens_map.json", CHAT_TEMPLATE)
 WEIGHT_SUFFIXES = (".safetensors", ".npz", ".bin", ".pt", ".pth")
 WEIGHTS = (SAFETENSORS, "pytorch_model.bin", "ckpt.pt")  # the first that exists, whole or with an index
 
