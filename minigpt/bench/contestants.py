@@ -1,11 +1,11 @@
 """The contestants: each loads one checkpoint, and continues the same prompts greedily by a given number of tokens.
 
+``prefill`` reads the prompts and gives the logits of the next tokens. ``generate`` returns how many tokens it wrote.
 B rows, T tokens of the longest prompt.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,32 +14,17 @@ from minigpt.bench.llama import LlamaCpp
 from minigpt.checkpoint import from_pretrained
 from minigpt.engine import GPT2, compile_steps
 from minigpt.engine.kernel import path_of, use_kernel
-from minigpt.errors import ConfigError, GenerationError
+from minigpt.errors import ConfigError
+from minigpt.generation import complete
 from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.reading import left_padded
 from minigpt.generation.settings import parse_settings
 from minigpt.judge.reference import quiet_transformers
+from minigpt.process import settle_memory
+from minigpt.tokenizer import Tokenizer
 
 Prompts = list[list[int]]
 READ, TIMES = 2**28, 16  # bytes read to measure the speed of memory, more than caches hold; and how often
-
-
-class Contestant(Protocol):
-    """What the clock needs.
-
-    Attributes:
-        decoding: the path by which minigpt decodes, and why; for the others, their name.
-    """
-
-    decoding: str
-
-    def prefill(self) -> object:
-        """Read the prompts and give the logits of the next tokens, once."""
-        ...
-
-    def generate(self, new: int) -> int:
-        """Continue every prompt by ``new`` tokens; return how many were written in all rows."""
-        ...
 
 
 class Minigpt:
@@ -54,6 +39,10 @@ class Minigpt:
             compile_steps(self.model)
         self.decoding = path_of(self.model)
         self.ids, self.mask = left_padded(prompts)
+
+    @property
+    def acceptance(self) -> float | None:
+        return self.accepted / self.drafted if self.drafted else None
 
     @torch.inference_mode()
     def prefill(self) -> Tensor:
@@ -70,10 +59,23 @@ class Minigpt:
         return sum(len(row.new_ids) for row in rows)
 
 
+class Complete:
+    """``complete`` on texts, so many at a time."""
+
+    def __init__(self, folder: str, prompts: list[str], kind: str, places: int) -> None:
+        self.model, self.tokenizer = writer(folder, kind), Tokenizer.from_pretrained(folder)
+        self.prompts, self.places = prompts, places
+
+    def prefill(self) -> None:
+        pass
+
+    def generate(self, new: int) -> int:
+        texts = complete(self.model, self.tokenizer, self.prompts, batch_size=self.places, max_new_tokens=new)
+        return sum(len(text.ids) for text in texts)
+
+
 class Transformers:
     """Hugging Face transformers: sdpa attention, its default cache."""
-
-    decoding = "transformers"
 
     def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
         from transformers import AutoModelForCausalLM
@@ -99,8 +101,6 @@ class Transformers:
 class CTranslate2:
     """CTranslate2, with the weights in its own format."""
 
-    decoding = "ctranslate2"
-
     def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
         import ctranslate2  # pyright: ignore[reportMissingImports]
 
@@ -123,8 +123,6 @@ class Products:
     ``generate`` computes a step's matrix products one after another with the same weights, by PyTorch, and nothing
     else. ``prefill`` reads ``READ`` bytes ``TIMES`` times, for the limit that memory sets.
     """
-
-    decoding = "products"
 
     def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
         use_kernel(kind == "int8")  # other kinds by PyTorch's products
@@ -153,9 +151,10 @@ class Products:
         return new * self.rows
 
 
-CONTESTANTS: dict[str, Callable[..., Contestant]] = {
+CONTESTANTS: dict[str, Any] = {
     "minigpt": Minigpt,
     "undrafted": Minigpt,
+    "complete": Complete,
     "transformers": Transformers,
     "ctranslate2": CTranslate2,
     "llama.cpp": LlamaCpp,
@@ -165,6 +164,7 @@ CONTESTANTS: dict[str, Callable[..., Contestant]] = {
 
 def writer(folder: str, kind: str) -> GPT2:
     """Return the model as the command line loads it."""
+    settle_memory()
     how: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
     return from_pretrained(folder, device="cpu", **how)
 
@@ -191,16 +191,6 @@ def convert_for_ctranslate2(folder: Path, kind: str) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
     with quiet_transformers():
         TransformersConverter(str(folder)).convert(str(folder / f"ctranslate2-{kind}"), quantization=kind)
-
-
-def require_all(made: int, asked: int, name: str) -> None:
-    """Check that a contestant wrote all tokens.
-
-    Raises:
-        GenerationError: if it wrote more or fewer tokens than it was asked for.
-    """
-    if made != asked:
-        raise GenerationError(f"{name} wrote {made} tokens where {asked} were asked for, so its time says nothing")
 
 
 def weight_bytes(model: GPT2) -> int:

@@ -2,29 +2,30 @@
 
 import dataclasses
 import importlib.util
-import json
-import subprocess
-import sys
+import statistics
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import IO, Any
+from contextlib import ExitStack
+from typing import Any
 
 import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from minigpt.bench.bench_report import BenchReport, Limit, Measured
-from minigpt.bench.contestants import convert_for_ctranslate2, weight_bytes
+from minigpt.bench.contestants import READ, TIMES, convert_for_ctranslate2, weight_bytes
 from minigpt.bench.llama import GGML_TYPES, write_gguf
+from minigpt.bench.worker import contestant
 from minigpt.checkpoint import from_pretrained, save_pretrained
 from minigpt.config import GPT2Config
 from minigpt.engine import GPT2
-from minigpt.errors import ConfigError, MiniGPTError
+from minigpt.errors import ConfigError
 from minigpt.measure.environment import environment
 from minigpt.measure.steps import Progress, Steps
-from minigpt.placement import DTYPES
+from minigpt.measure.stopwatch import Spread, in_turns
 
 OTHERS = {"transformers": "transformers", "ctranslate2": "ctranslate2", "llama.cpp": "llama_cpp"}  # name: module
+CONVERT = {"ctranslate2": convert_for_ctranslate2, "llama.cpp": write_gguf}
+PHASES = ("prefill_ms", "first_token_ms", "total_ms", "total_cpu_ms")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,11 +39,12 @@ class BenchPlan:
         against: other contestants, each NAME or NAME:KIND, for example "transformers:float32", "ctranslate2:int8" or
             "llama.cpp:q8_0". llama.cpp's kinds are f32, f16, bf16 and q8_0.
         batch: rows; more than one are ragged, from half of ``prompt_tokens`` to all of them.
+        new_tokens: of each row, 2 or more.
         compiled: whether our steps are compiled.
         draft: as in ``generate``; ours without drafts is then a contestant too, named "undrafted".
 
     Raises:
-        ConfigError: if a number, a kind or a contestant is out of range or named twice, or a package is missing.
+        ConfigError: if a contestant is unknown, or its package is missing.
     """
 
     model: str | None = None
@@ -57,17 +59,12 @@ class BenchPlan:
     draft: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in {"batch": 1, "prompt_tokens": 1, "new_tokens": 2, "repeats": 1}.items():
-            if (given := getattr(self, name)) < least:
-                raise ConfigError(f"{name} is {given}; it must be {least} or more")
-        for name, kind in self.contestants:
-            known = tuple(GGML_TYPES.values()) if name == "llama.cpp" else (*DTYPES, "int8")
-            if kind not in known:
-                raise ConfigError(f"the kind of {name} must be one of {', '.join(known)}, got {kind!r}")
         for name in (entry.partition(":")[0] for entry in self.against):
-            _require_installed(name)
-        if twice := [one for one in self.contestants if self.contestants.count(one) > 1]:
-            raise ConfigError(f"{' at '.join(twice[0])} is named twice; name each contestant once")
+            if name not in OTHERS:
+                raise ConfigError(f"unknown contestant {name!r}; known are {', '.join(OTHERS)}")
+            if importlib.util.find_spec(OTHERS[name]) is None:
+                extra = "llama" if name == "llama.cpp" else "bench"
+                raise ConfigError(f"{name} is not installed; pip install 'minigpt[{extra}]', or leave it out")
 
     @property
     def contestants(self) -> list[tuple[str, str]]:
@@ -90,52 +87,54 @@ class BenchPlan:
         return "float32" if name == "transformers" and self.kind == "int8" else self.kind
 
 
-def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> BenchReport:
-    """Time every contestant and the limit ``plan.repeats`` times, in turns.
+def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> dict[str, Any]:
+    """Time every contestant and the limit ``plan.repeats`` times, in turns; return the report as JSON's own types.
+
+    ``contestants`` has ours first. The memory of one is the peak of its process less that of ``import torch`` alone,
+    with the files that it maps. Its ``total_cpu_ms``, the processor time of all threads, changes least on a busy
+    machine. ``tokens_per_second`` counts the whole call, ``decode_tokens_per_second`` the tokens after the first.
 
     Raises:
         CheckpointError, ConfigError: if the model cannot be loaded, or its context is too short.
-        MiniGPTError: if a contestant's process failed.
+        MiniGPTError: if a contestant failed.
     """
     plans = [("products", plan.kind), *plan.contestants]
-    begin = Steps(progress, total=1 + len(plans) * (1 + plan.repeats))
-    with tempfile.TemporaryDirectory() as temporary, ExitStack() as processes:
-        folder = Path(temporary)
+    begin = Steps(progress, total=1 + len(plans) + plan.repeats)
+    how = {
+        "minigpt": {"compiled": plan.compiled, "draft": plan.draft},
+        "llama.cpp": {"room": plan.prompt_tokens + plan.new_tokens},
+    }
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as processes:
         begin("preparing the checkpoint")
         model = _prepared(plan, folder)
-        prompts = plan.prompts(model.config.vocab_size)
-        common = dict(folder=str(folder), prompts=prompts, new=plan.new_tokens)
-        how = {
-            "minigpt": {"compiled": plan.compiled, "draft": plan.draft},
-            "llama.cpp": {"room": plan.prompt_tokens + plan.new_tokens},
-        }
-        running = []
+        common: dict[str, Any] = dict(folder=folder, prompts=plan.prompts(model.config.vocab_size), new=plan.new_tokens)
+        asked = {}
         for name, kind in plans:
             begin(f"loading {name} at {kind}")
-            if name == "ctranslate2":
-                convert_for_ctranslate2(folder, kind)
-            if name == "llama.cpp":
-                write_gguf(folder, kind)
-            spec = dict(common, name=name, kind=kind, how=how.get(name, {}))
-            running.append(processes.enter_context(_process(spec)))
-        for round_ in range(plan.repeats):
-            for process in running:
-                begin(f"round {round_ + 1} of {plan.repeats}: {process.name} at {process.kind}")
-                process.run()
-        products, *contestants = [
-            Measured.of(process.name, process.kind, process.runs, process.end(), plan.batch, plan.new_tokens)
-            for process in running
-        ]
-    return BenchReport(
-        plan=dataclasses.asdict(plan),
-        environment=environment(running[0].ready["threads"], "llama-cpp-python")
-        | {"decoding": running[1].ready["decoding"]},
-        contestants=contestants,
-        limit=Limit.of(products, weight_bytes(model), plan.kind, plan.batch),
-    )
+            if name in CONVERT:
+                CONVERT[name](folder, kind)
+            own = contestant(name, kind=kind, **common, **how.get(name, {}))
+            asked[name, kind] = processes.enter_context(own)
+        rounds = (begin(f"round {number + 1} of {plan.repeats}") for number in range(plan.repeats))
+        runs = in_turns({who: lambda ask=ask: ask("run") for who, ask in asked.items()}, rounds)
+        ends = {who: ask("describe") for who, ask in asked.items()}
+    products, ours, *others = (_measured(plan, *who, runs[who], ends[who]) for who in plans)
+    limit = _limit(products, weight_bytes(model), plan)
+    return {
+        "plan": dataclasses.asdict(plan),
+        "environment": environment(torch.get_num_threads(), "llama-cpp-python")
+        | {"decoding": ends["minigpt", plan.kind]["decoding"]},
+        "contestants": [ours, *others],
+        "limit": limit,
+        "times_as_fast_as": {
+            f"{other['name']}:{other['kind']}": {phase: _ratio(other, ours, phase) for phase in PHASES}
+            for other in others
+        },
+        "share_of_limit": {by: ours["decode_tokens_per_second"] / limit[by] for by in ("by_memory", "by_products")},
+    }
 
 
-def _prepared(plan: BenchPlan, folder: Path) -> GPT2:
+def _prepared(plan: BenchPlan, folder: str) -> GPT2:
     """Return the model, and write it to ``folder`` as a float32 checkpoint that all contestants can load."""
     if plan.model is None:
         torch.manual_seed(0)
@@ -151,57 +150,66 @@ def _prepared(plan: BenchPlan, folder: Path) -> GPT2:
     return model
 
 
-class _Process:
-    """A contestant in another process, and what it has measured."""
-
-    def __init__(self, spec: dict[str, Any], pipes: subprocess.Popen[str], told: IO[str]) -> None:
-        self.name, self.kind, self.pipes, self.told = spec["name"], spec["kind"], pipes, told
-        self.ready = self._answer()
-        self.runs: list[dict[str, float]] = []
-
-    def run(self) -> None:
-        assert self.pipes.stdin is not None
-        self.pipes.stdin.write("\n")
-        self.pipes.stdin.flush()
-        self.runs.append(self._answer())
-
-    def end(self) -> dict[str, float]:
-        """End the process; return its first and last answers."""
-        assert self.pipes.stdin is not None
-        self.pipes.stdin.close()
-        return self.ready | self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self.pipes.stdout is not None
-        line = self.pipes.stdout.readline()
-        answer = json.loads(line) if line else {"error": self._end()}
-        if "error" in answer:
-            raise MiniGPTError(f"{self.name} could not be timed: {answer['error']}")
-        return answer
-
-    def _end(self) -> str:
-        """Return how the process ended, and the last line that it printed."""
-        status = self.pipes.wait()
-        self.told.seek(0)
-        said = [line.strip() for line in self.told if line.strip()]
-        return f"its process ended with status {status}" + f": {said[-1][:300]}" * bool(said)
+def _measured(
+    plan: BenchPlan, name: str, kind: str, runs: list[dict[str, float]], end: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the figures of a contestant."""
+    times = {phase: dataclasses.asdict(Spread.of([run[phase] for run in runs])) for phase in PHASES}
+    after_first = statistics.median(run["total_ms"] - run["first_token_ms"] for run in runs)
+    return {
+        "name": name,
+        "kind": kind,
+        **times,
+        "tokens_per_second": 1000 * plan.batch * plan.new_tokens / times["total_ms"]["median"],
+        "decode_tokens_per_second": 1000 * plan.batch * (plan.new_tokens - 1) / after_first,
+        "memory_mb": end["memory_mb"],
+        "compilations": end["compilations"],
+        "acceptance": end["acceptance"],
+    }
 
 
-@contextmanager
-def _process(spec: dict[str, Any]) -> Iterator[_Process]:
-    command = [sys.executable, "-m", "minigpt.bench.worker", json.dumps(spec)]
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as told:
-        pipes = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=told, text=True)
-        try:
-            yield _Process(spec, pipes, told)
-        finally:
-            pipes.kill()
-            pipes.wait()
+def _limit(products: dict[str, Any], float32_bytes: int, plan: BenchPlan) -> dict[str, Any]:
+    """Return the most tokens a second that the machine allows, in all rows.
+
+    By memory: every step reads the weights once, at the speed of sums over much more than caches hold. By products: a
+    step computes its matrix products by PyTorch, and nothing else.
+    """
+    bandwidth = READ * TIMES / (products["prefill_ms"]["median"] / 1000)  # bytes a second
+    step = float32_bytes * getattr(torch, plan.kind).itemsize // torch.float32.itemsize
+    return {
+        "bandwidth_gb_s": bandwidth / 1e9,
+        "bytes_per_step": step,
+        "by_memory": plan.batch * bandwidth / step,
+        "by_products": products["tokens_per_second"],
+    }
 
 
-def _require_installed(name: str) -> None:
-    if name not in OTHERS:
-        raise ConfigError(f"unknown contestant {name!r}; known are {', '.join(OTHERS)}")
-    if importlib.util.find_spec(OTHERS[name]) is None:
-        extra = "llama" if name == "llama.cpp" else "bench"
-        raise ConfigError(f"{name} is not installed; pip install 'minigpt[{extra}]', or leave it out of --against")
+def _ratio(other: dict[str, Any], ours: dict[str, Any], phase: str) -> float:
+    """Return how many times as fast as ``other`` ours is, by medians."""
+    return other[phase]["median"] / ours[phase]["median"]
+
+
+def bench_summary(report: dict[str, Any]) -> RenderableType:
+    """Return the times of all contestants, their speeds, and the limit."""
+    plan, machine, limit, ours = report["plan"], report["environment"], report["limit"], report["contestants"][0]
+    table = Table("", "prefill ms", "first token ms", "total ms", "tokens/s", "ours", "MiB",
+                  box=None, pad_edge=False)  # fmt: skip
+    for one in report["contestants"]:
+        table.add_row(
+            f"{one['name']} {one['kind']}",
+            *("{median:.0f} ({p20:.0f} to {p80:.0f})".format(**one[phase]) for phase in PHASES[:3]),
+            f"{one['tokens_per_second']:.1f}",
+            f"{_ratio(one, ours, 'total_ms'):.2f} x",
+            f"{one['memory_mb']:.0f}",
+        )
+    said = [
+        f"batch {plan['batch']}, prompt {plan['prompt_tokens']}, new {plan['new_tokens']}, medians (p20 to p80) of "
+        f"{plan['repeats']} interleaved runs, {machine['threads']} threads, {machine['processor']}, "
+        f"load average {machine['load_average']}",
+        f"limit: {limit['bytes_per_step'] / 2**20:.0f} MiB a step at the {limit['bandwidth_gb_s']:.1f} GB/s measured "
+        f"are {limit['by_memory']:.1f} tokens/s, the products alone {limit['by_products']:.1f}; ours decodes at "
+        f"{ours['decode_tokens_per_second']:.1f}, by {machine['decoding']}",
+    ]
+    if ours["acceptance"] is not None:
+        said.append(f"{ours['acceptance']:.0%} of the drafted tokens were accepted")
+    return Group(Text(said[0]), table, *map(Text, said[1:]))

@@ -10,25 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.checkpoint import from_pretrained
+from minigpt.errors import ConfigError
+from minigpt.tokenizer import END_OF_TEXT
 
 GGML_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "q8_0"}  # our kinds, and GGML's names
-PARTS = {
-    "wte": "token_embd",
-    "wpe": "position_embd",
-    "ln_f": "output_norm",
-    "lm_head": "output",
-    "ln_1": "attn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "ln_2": "ffn_norm",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-}
 
 
 def write_gguf(folder: str | Path, kind: str) -> Path:
@@ -39,11 +30,17 @@ def write_gguf(folder: str | Path, kind: str) -> Path:
 
     Args:
         kind: "f32", "f16", "bf16" or "q8_0".
+
+    Raises:
+        ConfigError: if it is another kind.
     """
     import gguf  # pyright: ignore[reportMissingImports]
 
+    if kind not in GGML_TYPES.values():
+        raise ConfigError(f"the kinds of llama.cpp are {', '.join(GGML_TYPES.values())}, got {kind}")
     model, path = from_pretrained(str(folder), device="cpu", dtype="float32"), Path(folder) / f"{kind}.gguf"
     config, matrix_type = model.config, gguf.GGMLQuantizationType[kind.upper()]
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.n_layer)
     file = gguf.GGUFWriter(path, "gpt2")
     file.add_context_length(config.n_positions)
     file.add_embedding_length(config.n_embd)
@@ -58,7 +55,8 @@ def write_gguf(folder: str | Path, kind: str) -> Path:
         rows = tensor.t() if part.rpartition(".")[2].startswith("c_") and tensor.ndim == 2 else tensor  # (out, in)
         kept = matrix_type if tensor.ndim == 2 and part != "wpe" else gguf.GGMLQuantizationType.F32
         data = gguf.quants.quantize(rows.contiguous().numpy(), kept)
-        file.add_tensor(f"{_gguf_name(part)}.{field}", data, raw_dtype=kept)
+        found = names.get_name(part if part == "lm_head" else f"transformer.{part}")
+        file.add_tensor(f"{found}.{field}", data, raw_dtype=kept)
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()
@@ -70,35 +68,17 @@ def _add_tokenizer(file: Any, path: Path, vocab_size: int) -> None:
     if not path.exists():
         file.add_tokenizer_model("no_vocab")
         return
-    from gguf import TokenType  # pyright: ignore[reportMissingImports]
-
-    fields = json.loads(path.read_text(encoding="utf-8"))
-    special = {token["id"]: token["content"] for token in fields["added_tokens"]}
-    tokens = {id: f"[PAD{id}]" for id in range(vocab_size)} | {
-        id: name for name, id in fields["model"]["vocab"].items()
-    }
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
     file.add_tokenizer_model("gpt2")
     file.add_tokenizer_pre("gpt-2")
-    file.add_token_list(list(tokens.values()))
-    file.add_token_types([TokenType.CONTROL if id in special else TokenType.NORMAL for id in tokens])
-    file.add_token_merges([" ".join(pair) for pair in fields["model"]["merges"]] or ["! !"])  # GGUF has no empty list
-    file.add_bos_token_id(end := max(special, default=0))
-    file.add_eos_token_id(end)
-    file.add_add_bos_token(False)
-
-
-def _gguf_name(part: str) -> str:
-    """Return GGUF's name of a module: "blk.0.attn_norm" for "h.0.ln_1"."""
-    if not part.startswith("h."):
-        return PARTS[part]
-    _, layer, within = part.split(".", 2)
-    return f"blk.{layer}.{PARTS[within]}"
+    file.add_token_list([tokenizer.id_to_token(i) or f"[PAD{i}]" for i in range(vocab_size)])
+    file.add_token_merges([" ".join(pair) for pair in merges] or ["! !"])  # llama.cpp needs one
+    file.add_eos_token_id(tokenizer.token_to_id(END_OF_TEXT) or 0)
 
 
 class LlamaCpp:
     """llama.cpp with its default settings: the file mapped, flash attention where it has it, a cache in float16."""
-
-    decoding = "llama.cpp"
 
     def __init__(self, folder: str, prompts: list[list[int]], kind: str, room: int) -> None:
         """Load ``write_gguf``'s file, with a cache of ``room`` tokens for each prompt."""

@@ -1,12 +1,13 @@
 """minigpt bench: how fast is it, and against whom?"""
 
 from importlib.util import find_spec
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from minigpt.cli.files import progress, require_writable, show
-from minigpt.cli.options import Compile, JsonFile, add
+from minigpt.cli.options import Compile, Count, JsonFile, add
 from minigpt.errors import ConfigError
 
 
@@ -16,10 +17,10 @@ def generate(
     preset: str | None = None,
     dtype: str = "float32",
     quantize: str | None = None,
-    batch: int = 1,
-    prompt_tokens: int = 64,
-    new_tokens: int = 64,
-    repeats: int = 7,
+    batch: Count = 1,
+    prompt_tokens: Count = 64,
+    new_tokens: Annotated[int, typer.Option(min=2)] = 64,
+    repeats: Count = 7,
     compiled: Compile = False,
     draft: str | None = None,
     against: str = "transformers",
@@ -41,8 +42,7 @@ def generate(
         minigpt bench generate --quantize int8 --against ctranslate2:int8,llama.cpp:q8_0
         minigpt bench generate --batch 16 --json -
     """
-    from minigpt.bench.bench_report import bench_summary
-    from minigpt.bench.generate import BenchPlan, bench_generate
+    from minigpt.bench.generate import BenchPlan, bench_generate, bench_summary
 
     require_writable(json_file)
     plan = BenchPlan(
@@ -52,7 +52,7 @@ def generate(
     )  # fmt: skip
     with progress() as say:
         report = bench_generate(plan, progress=say)
-    show(bench_summary(report), report.to_dict(), json_file)
+    show(bench_summary(report), report, json_file)
 
 
 def norms(
@@ -60,7 +60,7 @@ def norms(
     norm: list[str] | None = None,
     width: list[int] | None = None,
     rows: list[int] | None = None,
-    repeats: int = 20,
+    repeats: Count = 20,
     device: str | None = None,
     dtype: str | None = None,
     json_file: JsonFile = None,
@@ -93,11 +93,11 @@ def serve(
     preset: str | None = None,
     dtype: str = "float32",
     quantize: str | None = None,
-    clients: int = 16,
-    requests: int = 2,
-    prompt_characters: int = 32,
-    new_tokens: int = 48,
-    repeats: int = 3,
+    clients: Count = 16,
+    requests: Count = 2,
+    prompt_characters: Count = 32,
+    new_tokens: Annotated[int, typer.Option(min=2)] = 48,
+    repeats: Count = 3,
     against: str = "transformers",
     json_file: JsonFile = None,
 ) -> None:

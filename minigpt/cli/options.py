@@ -12,11 +12,12 @@ from rich.markup import escape
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
-# Annotations of parameters whose option is not named as they are.
+# Annotations of parameters whose option is not named as they are, or has a range.
 JsonFile = Annotated[str | None, typer.Option("--json")]
 AsJson = Annotated[bool, typer.Option("--json")]
 Compile = Annotated[bool, typer.Option("--compile")]
 Ray = Annotated[str | None, typer.Option(metavar="[ADDRESS]")]
+Count = Annotated[int, typer.Option(min=1)]
 
 # What help says about parameters that several commands have.
 SHARED = {

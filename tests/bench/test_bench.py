@@ -1,7 +1,7 @@
 """minigpt bench generate: everybody writes what was asked for, and the figures are those of the times measured."""
 
-import dataclasses
 import json
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +9,24 @@ import pytest
 import torch
 from checkpoints import reference, saved
 from helpers import assert_within, rms
-from rich.console import Console
 
 import minigpt
-from minigpt import ConfigError, GenerationError, MiniGPTError
+from minigpt import ConfigError, MiniGPTError
 from minigpt.bench import generate as bench_generation
-from minigpt.bench.bench_report import BenchReport, Limit, Measured, bench_summary
 from minigpt.bench.contestants import (
     CONTESTANTS,
-    READ,
-    TIMES,
     CTranslate2,
     Minigpt,
     Products,
     Transformers,
     convert_for_ctranslate2,
-    require_all,
     weight_bytes,
 )
-from minigpt.bench.generate import BenchPlan, bench_generate
+from minigpt.bench.generate import BenchPlan
 from minigpt.bench.llama import LlamaCpp, write_gguf
+from minigpt.bench.worker import contestant
 from minigpt.cli import app
+from minigpt.cli.files import show
 from minigpt.measure.stopwatch import Spread
 
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [1, 2, 3]]
@@ -104,38 +101,6 @@ def test_the_limit_reads_every_matrix_once(folder: Path, kind: str) -> None:
     assert weight_bytes(model) == 4 * (sum(p.numel() for p in matrices) + vectors)
 
 
-def measured(name: str, total: float, **fields: Any) -> Measured:
-    runs = [{"prefill_ms": 10.0, "first_token_ms": 20.0, "total_ms": total, "total_cpu_ms": total}] * 3
-    ends = {"peak_mb": 300.0, "bare_mb": 100.0, "compilations": 0}
-    return dataclasses.replace(Measured.of(name, "float32", runs, ends, batch=2, new=8), **fields)
-
-
-def test_figures_follow_from_the_times() -> None:
-    ours, theirs = measured("minigpt", 160.0), measured("transformers", 240.0)
-    assert ours.tokens_per_second == pytest.approx(100)  # 2 rows of 8 tokens in 160 ms
-    assert ours.decode_tokens_per_second == pytest.approx(100)  # 2 rows of 7 tokens in 140 ms
-    assert ours.memory_mb == 200
-    limit = Limit.of(measured("products", 80.0), 40_000_000, "int8", batch=2)
-    assert limit.bandwidth_gb_s == pytest.approx(READ * TIMES / 0.010 / 1e9)  # in 10 ms
-    assert limit.bytes_per_step == 10_000_000
-    assert limit.by_memory == pytest.approx(2 * limit.bandwidth_gb_s * 1e9 / 10_000_000)  # 2 rows every 10 MB
-    assert limit.by_products == pytest.approx(200)
-    plan = dataclasses.asdict(BenchPlan(batch=2, new_tokens=8))
-    environment = {"threads": 2, "processor": "a [processor]", "load_average": 0.5, "decoding": "kernel (avx512)"}
-    report = BenchReport(plan=plan, environment=environment, contestants=[ours, theirs], limit=limit)
-    found = json.loads(json.dumps(report.to_dict()))
-    assert found["times_as_fast_as"]["transformers:float32"]["total_ms"] == pytest.approx(1.5)
-    assert found["share_of_limit"] == {
-        "by_memory": pytest.approx(100 / limit.by_memory),
-        "by_products": pytest.approx(0.5),
-    }
-    console = Console(width=120, record=True, markup=False, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(bench_summary(report))
-    text = console.export_text()
-    assert "1.50 x" in text
-    assert "a [processor]" in text
-
-
 def test_prompts_are_ragged_in_a_batch_and_the_same_every_time() -> None:
     plan = BenchPlan(batch=16, prompt_tokens=64)
     prompts = plan.prompts(50)
@@ -152,20 +117,23 @@ def test_kinds_are_as_asked_or_the_same_as_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("options", "message"),
     [
-        ({"batch": 0}, "batch is 0; it must be 1 or more"),
-        ({"new_tokens": 1}, "new_tokens is 1; it must be 2 or more"),
-        ({"kind": "int4"}, "the kind of minigpt must be one of float32.* got 'int4'"),
-        ({"against": ("transformers:fp32",)}, "the kind of transformers must be one of float32.* got 'fp32'"),
-        ({"against": ("llama.cpp:int8",)}, "the kind of llama.cpp must be one of f32, f16, bf16, q8_0, got 'int8'"),
-        ({"against": ("vllm",)}, "unknown contestant 'vllm'; known are transformers, ctranslate2, llama.cpp"),
-        ({"against": ("transformers", "transformers:float32")}, "transformers at float32 is named twice; name each"),
+        (
+            ["--against", "llama.cpp:int4", "--prompt-tokens", "4", "--new-tokens", "4"],
+            "the kinds of llama.cpp are f32, f16, bf16, q8_0, got int4",
+        ),
+        (["--against", "vllm"], "unknown contestant 'vllm'; known are transformers, ctranslate2, llama.cpp"),
+        (["--quantize", "int8", "--dtype", "bfloat16"], "--quantize int8 computes in float32"),
+        (["--prompt-tokens", "4000"], "exceed the model's context of"),
+        (["--dtype", "fp32", "--prompt-tokens", "4", "--new-tokens", "4"], "products could not be timed: .*fp32"),
     ],
 )
-def test_a_plan_that_cannot_be_kept_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        BenchPlan(**fields)
+def test_a_bench_that_cannot_run_is_refused(folder: Path, options: list[str], message: str) -> None:
+    if "llama.cpp:int4" in options:
+        pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    with pytest.raises(MiniGPTError, match=message):
+        app(["bench", "generate", "--model", str(folder), *options], standalone_mode=False)
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,41 +142,33 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         BenchPlan(against=("ctranslate2",))
 
 
-def test_who_stops_early_is_not_timed() -> None:
-    with pytest.raises(GenerationError, match="wrote 7 tokens where 8 were asked for"):
-        require_all(7, 8, "somebody")
+def test_a_contestant_that_fails_or_dies_says_so(folder: Path) -> None:
+    how: dict[str, Any] = dict(folder=str(folder), kind="float32")
+    with pytest.raises(MiniGPTError, match="minigpt could not be timed: IndexError"):
+        contestant("minigpt", 2, prompts=[[10**6]], **how).__enter__()
+    with contestant("minigpt", 2, prompts=[[1]], **how) as ask:
+        multiprocessing.active_children()[0].kill()
+        with pytest.raises(MiniGPTError, match="its process ended with status -9"):
+            ask("run")
 
 
-def test_more_tokens_than_the_context_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="exceed the model's context of"):
-        bench_generate(BenchPlan(model=str(folder), prompt_tokens=4000, against=()))
-
-
-def test_a_contestant_that_fails_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BenchPlan, "prompts", lambda plan, vocabulary: [[vocabulary + 1]])
-    with pytest.raises(MiniGPTError, match="could not be timed"):
-        bench_generate(BenchPlan(model=str(folder), prompt_tokens=4, new_tokens=2, repeats=1, against=()))
-
-
-def test_the_command_measures_ours_and_the_limit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_follow_from_the_times(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", "generate", "--model", str(folder), "--prompt-tokens", "4", "--new-tokens", "3"]
-    app([*command, "--repeats", "2", "--batch", "2", "--against", "", "--json", "-"], standalone_mode=False)
+    app([*command, "--repeats", "1", "--batch", "2", "--draft", "int8", "--json", "-"], standalone_mode=False)
     report = json.loads(capsys.readouterr().out)
-    (ours,) = report["contestants"]
-    assert ours["name"] == "minigpt"
-    assert 0 < ours["prefill_ms"]["p20"] <= ours["prefill_ms"]["median"] <= ours["prefill_ms"]["p80"]
+    ours, undrafted, theirs = report["contestants"]
+    assert [ours["name"], undrafted["name"], theirs["name"]] == ["minigpt", "undrafted", "transformers"]
+    assert 0 < ours["prefill_ms"]["p20"] == ours["prefill_ms"]["median"]
+    total, first = ours["total_ms"]["median"], ours["first_token_ms"]["median"]
+    assert ours["tokens_per_second"] == pytest.approx(1000 * 2 * 3 / total)
+    assert ours["decode_tokens_per_second"] == pytest.approx(1000 * 2 * 2 / (total - first))
     assert ours["memory_mb"] > 0
-    assert report["limit"]["by_products"] > 0
-    assert report["environment"]["threads"] >= 1
-
-
-def test_int8_and_a_dtype_contradict() -> None:
-    with pytest.raises(ConfigError, match="--quantize int8 computes in float32"):
-        app(["bench", "generate", "--quantize", "int8", "--dtype", "bfloat16"], standalone_mode=False)
-
-
-def test_what_a_contestant_that_dies_said_last_is_told(tmp_path: Path) -> None:
-    spec = {"name": "transformers", "kind": "float32", "folder": str(tmp_path / "nowhere"), "prompts": [[1]]}
-    said = r"^transformers could not be timed: its process ended with status 1: \S.*nowhere"
-    with pytest.raises(MiniGPTError, match=said), bench_generation._process(spec | {"new": 2, "how": {}}):
-        pass
+    ratio = report["times_as_fast_as"]["transformers:float32"]["total_ms"]
+    assert ratio == pytest.approx(theirs["total_ms"]["median"] / total)
+    limit = report["limit"]
+    assert limit["bytes_per_step"] == weight_bytes(minigpt.from_pretrained(folder, device="cpu"))
+    assert limit["by_memory"] == pytest.approx(2 * limit["bandwidth_gb_s"] * 1e9 / limit["bytes_per_step"])
+    share = ours["decode_tokens_per_second"] / limit["by_products"]
+    assert report["share_of_limit"]["by_products"] == pytest.approx(share)
+    show(bench_generation.bench_summary(report), report, None)
+    assert f"{ratio:.2f} x" in capsys.readouterr().out

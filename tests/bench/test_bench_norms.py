@@ -33,20 +33,8 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 
 def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "bench",
-        "norms",
-        "--norm",
-        "textbook",
-        "--width",
-        "48",
-        "--rows",
-        "3",
-        "--repeats",
-        "2",
-        "--device",
-        "cpu",
-    ]
+    shape = ["--width", "48", "--rows", "3", "--repeats", "2", "--device", "cpu"]
+    words = ["bench", "norms", "--norm", "textbook", *shape]
     app(words, standalone_mode=False)
     assert "add_norm" in capsys.readouterr().out
     app([*words, "--json", "-"], standalone_mode=False)
