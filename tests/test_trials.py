@@ -15,7 +15,7 @@ from minigpt import NormError, norms, trials
 from minigpt.conformance import check_norm
 from minigpt.engine import compile_steps
 from minigpt.generation import static
-from minigpt.generation.step import Step
+from minigpt.generation.static import StaticBatch
 from minigpt.processor import HALVES
 from minigpt.report.describe import describe
 
@@ -85,7 +85,7 @@ def test_a_wrong_graph_is_left_aside(fault: str, monkeypatch: pytest.MonkeyPatch
     change, said = FAULTS[fault]
     wanted = minigpt.generate(small_model(), torch.arange(10).view(2, 5), **HOW)
     kinds = graphs_everywhere(monkeypatch)
-    monkeypatch.setattr(Step, "_read", change(Step._read))
+    monkeypatch.setattr(StaticBatch, "_hidden_states", change(StaticBatch._hidden_states))
     assert torch.equal(written(small_model(), "graph of the step not used on cpu: "), wanted)
     assert kinds == ["Batch"] * 2
     (failure,) = trials.results().values()
@@ -97,8 +97,8 @@ def test_a_wrong_graph_is_left_aside(fault: str, monkeypatch: pytest.MonkeyPatch
 def test_a_graph_that_mixes_up_its_rows_is_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mask that hides the padding of a shorter text is missing."""
     graphs_everywhere(monkeypatch)
-    true = Step.seat
-    monkeypatch.setattr(Step, "seat", lambda step, rows: (true(step, rows), step.mask.zero_())[0])
+    true = StaticBatch.seat
+    monkeypatch.setattr(StaticBatch, "seat", lambda batch, rows: (true(batch, rows), batch.mask.zero_())[0])
     written(small_model(), "graph of the step")
 
 
@@ -185,7 +185,7 @@ def test_info_tells_of_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "none for this machine" in describe("demo")["accelerators"][0]
     written(small_model(), None)
     assert describe("demo")["accelerators"] == ["graph of the step on cpu in float32: passed"]
-    monkeypatch.setattr(Step, "_read", raising)
+    monkeypatch.setattr(StaticBatch, "_hidden_states", raising)
     written(small_model(dtype=torch.float64), "graph of the step")
     assert "graph of the step on cpu in float64: RuntimeError: no compiler here" in describe("demo")["accelerators"]
 

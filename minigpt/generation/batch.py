@@ -78,9 +78,7 @@ class Batch:
         for row in rows:
             texts[row.prompt, *self._window(row)].append(row)  # rows of one prompt that say the same share its reading
         said = sorted(texts, key=len, reverse=True)
-        for group in groups(
-            [len(text) - 1 for text in said], OVERHEAD["cuda" if self.device.type == "cuda" else "cpu"]
-        ):
+        for group in groups([len(text) - 1 for text in said], OVERHEAD.get(self.device.type, OVERHEAD["cpu"])):
             few = said[group]
             ids, mask = left_padded([text[1:] for text in few], self.device)  # both (texts, T)
             starts = [len(few[0]) - len(text) for text in few]

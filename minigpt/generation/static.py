@@ -1,4 +1,7 @@
-"""Batched decoding on a GPU by a CUDA graph: the host launches a whole step at once."""
+"""Batched decoding on a GPU by a CUDA graph: the host launches a whole step, sampling included, at once.
+
+B places, S columns of the cache, C embedding, V vocabulary.
+"""
 
 import contextlib
 import functools
@@ -10,17 +13,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from minigpt import trials
 from minigpt.engine import GPT2
-from minigpt.engine.compiled import NEW, PROMPT, ROOM, compared, specimen
+from minigpt.engine.compiled import NEW, PROMPT, ROOM, FixedCache, compared, hiding, read_fixed, specimen
 from minigpt.errors import GenerationError
 from minigpt.generation.batch import Batch
-from minigpt.generation.choosing import INFINITE, NOT_A_NUMBER, next_tokens
+from minigpt.generation.choosing import INFINITE, NOT_A_NUMBER, drawn, next_logits, next_tokens
+from minigpt.generation.processors import Situation, warp_by
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
-from minigpt.generation.step import Step
 from minigpt.norms.add import is_watched
 from minigpt.norms.foreign.adapt import is_ours
 
@@ -38,17 +42,33 @@ Flight = tuple[Tensor, torch.cuda.Event | None]  # the report of a launched step
 class StaticBatch(Batch):
     """A batch that launches each step, from reading a token to choosing the next, as one CUDA graph.
 
+    A step is a fixed sequence of kernels on fixed memory. Rows are data, so they may join and leave between steps. An
+    empty place computes a text too, which starts when the rows are seated, so it stays in range.
+
     While no row joins or leaves, a step is launched before the host reads the tokens of the step before, so that the
     device does not wait for the host. Its token for a row that has ended is discarded.
+
+    Attributes:
+        seated: the rows at the first places.
+        report: (2, B) the chosen tokens, and the largest logit of each row, which is NaN if any logit is.
+        given: (B, V) the logits of the last step.
     """
 
     def __init__(self, model: GPT2, settings: GenerationSettings, places: int, longest: int) -> None:
         super().__init__(model, settings, places, -(-longest // ALIGNED) * ALIGNED)
         self.slots.room.zero_()  # unwritten memory may hold NaN, which a mask does not remove
-        self.step = Step(model, self.slots, settings, places)
-        self.records = self.device.type == "cuda"
+        device, dtype, room = self.device, model.wte.weight.dtype, self.slots.max_length
+        self.compiled = model.step if model.step is not None and model.step.holds(places, room) else None
+        self.records = device.type == "cuda"
         self.graph: torch.cuda.CUDAGraph | None = None  # the recorded step
         self.flight: Flight | None = None
+        self.seated: list[Row] = []
+        self.given = torch.empty(0, model.config.vocab_size)
+        self.tokens, self.starts = torch.zeros(2, places, dtype=torch.long, device=device)  # each (B,)
+        self.column, self.turn = torch.zeros(2, 1, dtype=torch.long, device=device)  # each (1,)
+        self.mask = torch.zeros(places, room, dtype=dtype, device=device)  # (B, S)
+        self.chances = torch.zeros(places, room, dtype=torch.float64, device=device)
+        self.report = torch.zeros(2, places, dtype=torch.float64, device=device)
 
     @torch.inference_mode()
     def read(self, new: Sequence[Row] = ()) -> None:
@@ -57,6 +77,43 @@ class StaticBatch(Batch):
             super().read(new)
         else:
             self.join(list(new))  # no window is full, or the step would not have been launched
+
+    def step(self) -> None:
+        """Read the last token at every place and choose the next, in place, without waiting for the host."""
+        self.mask.index_fill_(1, self.column, 0)
+        x = self.model.wte(self.tokens[:, None]) + self.model.wpe((self.column - self.starts)[:, None])  # (B, 1, C)
+        self.given = next_logits(self.model, self.model.head(self._hidden_states(x))[:, 0])
+        scores = warp_by(self.given, Situation(self.settings, torch.empty(0, 0), 0, ()))
+        best, tokens = scores.max(-1)  # (B,)
+        if self.settings.samples:
+            tokens = drawn(scores, self.chances.index_select(1, self.turn)[:, 0])
+            self.turn.add_(1)
+        self.tokens.copy_(tokens)
+        self.report[0].copy_(tokens)
+        self.report[1].copy_(best if scores is self.given else self.given.amax(-1))
+        self.column.add_(1)
+
+    def seat(self, rows: list[Row]) -> None:
+        """Set the rows of the next steps, each at the place of its slot."""
+        self.seated, idle = list(rows), self.places - len(rows)
+        room, length = self.slots.max_length, self.slots.length
+        starts, columns = torch.tensor(self.slots.starts + [length] * idle), torch.arange(room)
+        self.tokens.copy_(torch.tensor([row.ids[-1] for row in rows] + [0] * idle))
+        self.starts.copy_(starts)
+        self.mask.copy_(hiding((columns >= starts[:, None]) & (columns < length), self.mask.dtype))
+        self.column.fill_(length)
+        self.turn.zero_()
+        if self.settings.samples:
+            chances = torch.zeros(self.chances.shape, dtype=torch.float64)
+            for place, row in enumerate(rows):
+                chances[place] = row.chances(room)
+            self.chances.copy_(chances)
+
+    def _hidden_states(self, x: Float[Tensor, "batch 1 embd"]) -> Float[Tensor, "batch 1 embd"]:
+        layers = self.slots.room.unbind()  # each (2, B, H, S, D)
+        if self.compiled is not None:
+            return self.compiled.read(x, self.mask, layers, self.column)
+        return read_fixed(self.model, x, self.mask, FixedCache(layers, self.column))
 
     def _next_tokens(self) -> list[int]:
         flight, self.flight = self.flight, self._launched() if self._is_foreseeable() else None
@@ -75,15 +132,15 @@ class StaticBatch(Batch):
         """
         if landed is not None:
             landed.synchronize()
-        tokens, largest = report[:, : len(self.step.rows)].tolist()
+        tokens, largest = report[:, : len(self.seated)].tolist()
         if any(map(math.isnan, largest)):
             raise GenerationError(NOT_A_NUMBER)
         if self.settings.samples and any(map(math.isinf, largest)):
             raise GenerationError(INFINITE)
-        return dict(zip(self.step.rows, map(int, tokens), strict=True))
+        return dict(zip(self.seated, map(int, tokens), strict=True))
 
     def _read_last(self) -> None:
-        self.step.seat(self.rows)
+        self.seat(self.rows)
         self.flight = self._launched()
 
     def _is_foreseeable(self) -> bool:
@@ -91,7 +148,7 @@ class StaticBatch(Batch):
         length, starts = self.slots.length, self.slots.starts
         return (
             self.flight is not None
-            and self.rows == self.step.rows
+            and self.rows == self.seated
             and length < self.slots.max_length
             and length - min(starts) < self.context
             and any(row.left > 1 for row in self.rows)
@@ -106,7 +163,7 @@ class StaticBatch(Batch):
             else:
                 self.step()
             self.slots.length += 1
-            return _sent(self.step.report)
+            return _sent(self.report)
 
     def _recorded(self) -> torch.cuda.CUDAGraph:
         """Run the first step, which prepares the kernels; then record a step without running it."""
@@ -159,7 +216,7 @@ def _tried(small: GPT2, places: int, longest: int) -> Iterator[trials.Compared]:
     for _ in range(1 + NEW):
         batch.choose()
         batch.read()
-        logits.append(batch.step.logits[: len(rows)].clone())  # (B, V); at the first, the graph has only been recorded
+        logits.append(batch.given[: len(rows)].clone())  # (B, V); at the first, the graph has only been recorded
     for row, given in zip(rows, torch.stack(logits[1:], 1), strict=True):
         yield compared(small, row.ids, given)
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import random_ids, small_model
+from helpers import small_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import minigpt
 from minigpt import GPT2
 from minigpt.generation.any_length import of_any_length
 from minigpt.generation.decode import rows_of, write_rows
@@ -34,21 +33,6 @@ def test_a_growing_text_is_not_for_cudnn(alone: bool, how: dict[str, int], monke
         for row in write_rows(model, rows_of(model, [[1, 2, 3]], settings, None), settings, 1):
             assert torch.backends.cuda.cudnn_sdp_enabled(), f"after {len(row.new_ids)} tokens"
     assert seen == {alone}
-
-
-def test_texts_written_at_once_leave_it_as_it_was() -> None:
-    model, ids = small_model(), random_ids(1, 5)
-
-    def write(new: int) -> None:
-        minigpt.generate(model, ids, max_new_tokens=new, eos_token_id=None)
-
-    for _ in range(5):
-        threads = [threading.Thread(target=write, args=(new,)) for new in (20, 33)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_of_several_threads_the_last_puts_it_back() -> None:

@@ -301,15 +301,6 @@ def test_a_row_draws_alike_alone_and_in_company(ours: GPT2) -> None:
     assert together == alone
 
 
-@pytest.mark.parametrize("temperature", [1e-30, 1e-20, 1e-5, 1e30, 10**30])
-def test_extreme_temperatures_are_their_limits(temperature: float) -> None:
-    model = constant_model(LOGITS * 1000)
-    rows = generate(
-        model, torch.zeros(60, 1, dtype=torch.long), max_new_tokens=1, do_sample=True, temperature=temperature, seed=0
-    )[:, 1]
-    assert set(rows.tolist()) == ({2} if temperature < 1 else set(range(7)))
-
-
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_a_model_that_computes_nan_is_no_generator(do_sample: bool) -> None:
     model = constant_model(LOGITS * torch.nan)
@@ -385,14 +376,6 @@ def test_a_stop_string_ends_its_row(tokenizer: Tokenizer, stops: str | list[str]
     assert together == [row + [2] * (width - len(row)) for row in expected]
 
 
-def test_a_stop_string_in_the_prompt_stops_nothing(tokenizer: Tokenizer) -> None:
-    prompt, script = tokenizer.encode("the dog d"), tokenizer.encode("og the dog")
-    out = generate(
-        Scripted(script), torch.tensor([prompt]), max_new_tokens=len(script), stop="dog", tokenizer=tokenizer
-    )
-    assert out[0, len(prompt) :].tolist() == until_stopped(tokenizer, script, ["dog"])
-
-
 def test_the_end_and_a_stop_string_together(tokenizer: Tokenizer) -> None:
     script = [*tokenizer.encode("the"), 0, *tokenizer.encode(" dog")]
     how = {"max_new_tokens": len(script), "tokenizer": tokenizer, "stop": "dog"}
@@ -457,13 +440,6 @@ def test_two_streams_at_once_do_not_disturb_each_other(ours: GPT2, tokenizer: To
     assert set(vars(ours)) == attributes
     assert all(torch.equal(tensor, before[name]) for name, tensor in ours.state_dict().items())
     assert not any(module.training for module in ours.modules())
-
-
-def test_the_reader_of_a_stream_keeps_its_gradients(ours: GPT2, tokenizer: Tokenizer) -> None:
-    for _ in stream(ours, tokenizer, "the", max_new_tokens=4, eos_token_id=None):
-        assert torch.is_grad_enabled()
-        assert not torch.is_inference_mode_enabled()
-    assert torch.is_grad_enabled()
 
 
 def test_an_empty_prompt_starts_from_end_of_text(tokenizer: Tokenizer) -> None:
@@ -553,16 +529,6 @@ def test_a_row_that_has_ended_has_no_scores_and_certain_filling() -> None:
 
 
 # --- beyond the context
-
-
-@pytest.mark.parametrize("stride", [1, 2, 3, 8])
-def test_a_window_that_slides_is_the_same_without_a_cache(stride: int) -> None:
-    torch.manual_seed(0)
-    model = small_model(n_positions=8, dtype=torch.float64)
-    prompts, beyond = torch.randint(model.config.vocab_size, (2, 5)), torch.randint(model.config.vocab_size, (1, 13))
-    how = dict(max_new_tokens=24, overflow="slide", slide_stride=stride, eos_token_id=None)
-    assert torch.equal(generate(model, prompts, **how), generate(model, prompts, **how, use_cache=False))
-    assert torch.equal(generate(model, beyond, **how), generate(model, beyond, **how, use_cache=False))
 
 
 def by_a_window(model: GPT2, ids: Tensor, new: int, stride: int) -> list[int]:
@@ -712,12 +678,6 @@ def test_ids_out_of_range(wrong: int) -> None:
     ids[1, 3] = wrong
     with pytest.raises(GenerationError, match=f"token id {wrong} is outside the vocabulary of {VOCABULARY}"):
         generate(Untouched(), ids, max_new_tokens=2)
-
-
-@pytest.mark.parametrize("how", [{"suppress_tokens": [3, VOCABULARY]}, {"bad_words_ids": [[VOCABULARY, 3]]}], ids=str)
-def test_ids_to_exclude_that_no_token_has(how: dict[str, Any]) -> None:
-    with pytest.raises(GenerationError, match=f"holds {VOCABULARY}, outside the vocabulary of {VOCABULARY}"):
-        generate(Untouched(), tokens(1, 3), max_new_tokens=2, **how)
 
 
 def test_a_model_without_values_writes_nothing() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from checkpoints import tiny_bpe
 from helpers import assert_within, left_padding, max_abs, random_ids, small_model
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minigpt import GPT2, GenerationError, Tokenizer, swap_norms
@@ -22,9 +22,7 @@ from minigpt.generation import Prompt, complete, static
 from minigpt.generation.batch import Batch
 from minigpt.generation.decode import generate, rows_of
 from minigpt.generation.settings import parse_settings
-from minigpt.generation.slots import Slots
 from minigpt.generation.static import StaticBatch, is_static
-from minigpt.generation.step import Step
 from minigpt.model.cache import KVCache
 from minigpt.processor import HALVES
 
@@ -172,15 +170,15 @@ def test_a_step_leaves_its_memory_where_it_is_and_idle_places_sane(device: torch
     rows = rows_of(model, [[1, 2, 3], [4]], settings, None)
     batch.join(rows)
     batch.choose()
-    step = batch.step
-    state = [value for value in vars(step).values() if isinstance(value, Tensor)]
-    places = [tensor.data_ptr() for tensor in state]
-    step.seat(rows)
+    fixed = batch.tokens, batch.starts, batch.column, batch.turn, batch.mask, batch.chances, batch.report
+    places = [tensor.data_ptr() for tensor in fixed]
+    batch.seat(rows)
     for _ in range(20):
-        step()
-    assert [tensor.data_ptr() for tensor in state] == places
-    assert step.column.item() == 3 + 20
-    assert step.report[0, 2] == step.report[0, 3], "idle places read the same text, always"
+        batch.step()
+    now = batch.tokens, batch.starts, batch.column, batch.turn, batch.mask, batch.chances, batch.report
+    assert [tensor.data_ptr() for tensor in now] == places
+    assert batch.column.item() == 3 + 20
+    assert batch.report[0, 2] == batch.report[0, 3], "idle places read the same text, always"
     assert batch.slots.room.isfinite().all()
 
 
@@ -303,7 +301,7 @@ def test_a_step_asks_the_host_nothing(settings: str, norm: str) -> None:
     batch = StaticBatch(model, chosen, 2, 20)
     batch.join(rows_of(model, [[1, 2], [3, 4, 5]], chosen, None))
     batch.choose()
-    batch.step.seat(batch.rows)
+    batch.seat(batch.rows)
     with AsksNoHost():
         batch.step()
 
@@ -316,14 +314,13 @@ def test_a_step_is_all_on_the_models_device(settings: str, norm: str, attention:
     """Here the device without memory: it refuses a tensor of the CPU's as a GPU would."""
     model = small_model(norm, attention=attention, device="meta")
     chosen = parse_settings(**{"max_new_tokens": 9} | SETTINGS[settings])
-    slots = Slots(model.new_cache(3, 24))
-    slots.starts, slots.length = [0, 2], 5
-    step = Step(model, slots, chosen, 3)
-    step.seat(rows_of(model, [[1, 2], [3, 4, 5]], chosen, None))
-    step()
-    assert step.report.is_meta
+    batch = StaticBatch(model, chosen, 3, 24)
+    batch.slots.starts, batch.slots.length = [0, 2], 5
+    batch.seat(rows_of(model, [[1, 2], [3, 4, 5]], chosen, None))
+    batch.step()
+    assert batch.report.is_meta
     with pytest.raises(RuntimeError, match="device"):
-        _ = step.tokens + torch.ones(3)
+        _ = batch.tokens + torch.ones(3)
 
 
 # On a GPU

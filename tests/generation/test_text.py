@@ -65,14 +65,6 @@ def test_bytes_that_are_no_text_become_what_they_become_at_once(data: bytes, cut
     assert "".join(assembled(cut_in_pieces(data, cuts), [])) == data.decode("utf-8", errors="replace")
 
 
-def test_a_character_is_shown_when_its_last_byte_comes() -> None:
-    assert assembled([b"a\xf0", b"\x9f\x90", b"\x95b"], []) == ["a", "", "🐕b", ""]
-
-
-def test_half_a_character_at_the_end_is_shown_as_such() -> None:
-    assert assembled(["é".encode()[:1]], []) == ["", "\ufffd"]
-
-
 @pytest.mark.parametrize(
     ("pieces", "stops", "shown"),
     [
@@ -93,11 +85,6 @@ def test_half_a_character_at_the_end_is_shown_as_such() -> None:
 )
 def test_stop(pieces: list[str], stops: list[str], shown: list[str]) -> None:
     assert assembled([piece.encode() for piece in pieces], stops) == shown
-
-
-def test_a_stop_inside_the_bytes_of_several_tokens() -> None:
-    data = "a狗🐕b".encode()
-    assert "".join(assembled([bytes([byte]) for byte in data], ["狗🐕"])) == "a"
 
 
 def test_nothing_is_shown_after_a_stop() -> None:
