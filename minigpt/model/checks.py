@@ -7,7 +7,7 @@ B batch, T new tokens, S tokens in all: those in the cache, then the new ones.
 
 from collections.abc import Iterable
 from numbers import Integral
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Int
@@ -117,8 +117,6 @@ def check_cache(config: GPT2Config, cache: "KVCache", batch: int, seq: int) -> N
             f"cache must have {wanted[0]} layers of {wanted[1]} heads of width {wanted[2]}, got {found[0]}, {found[1]} "
             f"and {found[2]}; use this model's new_cache"
         )
-    if not isinstance(cache.length, SupportsIndex) or cache.length < 0:
-        raise GenerationError(f"cache.length must be a number of tokens, got {cache.length!r}")
     if batch != cache.batch_size:
         raise GenerationError(f"input_ids must have the cache's batch size of {cache.batch_size}, got {batch}")
     if cache.length + seq > cache.max_length:

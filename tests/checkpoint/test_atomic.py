@@ -55,6 +55,9 @@ def test_a_new_folder_appears_whole(tmp_path: Path) -> None:
 
 
 def test_the_old_is_there_until_the_end_and_what_is_not_ours_stays(old: Path, tmp_path: Path) -> None:
+    """Nor do shards of the old, and what a killed process has left."""
+    fill(old, **{"model-00001-of-00002_safetensors": "old", "model_safetensors_index_json": "old"})
+    (tmp_path / ".model.being-saved").mkdir()
     before, folder = files(old), old.stat().st_ino
     with replacing(old) as new:
         fill(new, **NEW)
@@ -62,12 +65,6 @@ def test_the_old_is_there_until_the_end_and_what_is_not_ours_stays(old: Path, tm
     assert files(old) == WANTED
     assert old.stat().st_ino != folder, "no file of it was exchanged by itself"
     assert os.listdir(tmp_path) == ["model"]
-
-
-def test_shards_of_the_old_do_not_outlive_it(old: Path) -> None:
-    fill(old, **{"model-00001-of-00002_safetensors": "old", "model_safetensors_index_json": "old"})
-    save(old, **NEW)
-    assert files(old) == WANTED
 
 
 def test_an_error_leaves_everything_as_it_was(old: Path, tmp_path: Path) -> None:
@@ -128,13 +125,6 @@ def test_files_are_moved_in_where_folders_cannot_be_exchanged(
     assert set(seen) <= {(None, "new"), (config, "new")}
     assert old.stat().st_ino == before, "it is the folder that it was"
     assert not list(old.parent.glob(".*"))
-
-
-def test_what_a_killed_process_left_is_removed(old: Path, tmp_path: Path) -> None:
-    (tmp_path / ".model.being-saved").mkdir()
-    save(old, **NEW)
-    assert files(old) == WANTED
-    assert os.listdir(tmp_path) == ["model"]
 
 
 def test_a_link_to_a_folder_stays_a_link(old: Path, tmp_path: Path) -> None:

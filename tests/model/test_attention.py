@@ -49,17 +49,6 @@ def test_is_the_formula_head_by_head(n_embd: int, n_head: int, attention: str) -
     assert_close(attend(module, x), head_by_head(module, x, (n_embd / n_head) ** -0.5), 1e-13, f"{n_head} heads")
 
 
-@pytest.mark.parametrize("first", ["sdpa", "eager"])
-@pytest.mark.parametrize("lengths", [(7, 7), (3, 7)], ids=["whole", "padded"])
-@torch.no_grad()
-def test_attention_chosen_by_hand_stays_causal(first: str, lengths: tuple[int, int]) -> None:
-    ids, mask = random_ids(2, 7), left_padding(lengths, 7)
-    model = small_model(attention=first, dtype=torch.float64)
-    expected, other = model(ids, mask)[mask.bool()], "eager" if first == "sdpa" else "sdpa"
-    model.h[0].attn.attention = other
-    assert_close(model(ids, mask)[mask.bool()], expected, 1e-12, f"one block {other}")
-
-
 @torch.no_grad()
 def test_upcast_scores_do_not_overflow_float16() -> None:
     fields = {"reorder_and_upcast_attn": True, "scale_attn_weights": False}

@@ -195,18 +195,3 @@ def test_gradients_of_every_parameter_are_those_of_the_reference(
         assert rms(gradient) > 0
         error = rms(given[name].double() - gradient.double()) / rms(gradient)
         assert_within(error, bound, rms(gradient), f"{name}, relative")
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_heads_of_one_number_in_upcast_scores(seed: int) -> None:
-    """Whose keys lie alike before and behind a transposition, so that only the way there tells the library."""
-    theirs = reference_model(
-        attention="eager", n_embd=4, n_head=4, n_layer=3, reorder_and_upcast_attn=True,
-        scale_attn_by_inverse_layer_idx=True,
-    )  # fmt: skip
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
-    ids = random_ids(3, 20)
-    with torch.inference_mode():
-        assert torch.equal(theirs(ids).logits, same_weights(theirs, arithmetic="reference")(ids))

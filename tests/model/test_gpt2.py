@@ -74,13 +74,6 @@ def test_the_head_on_the_last_position_alone(tied: bool) -> None:
 
 
 @torch.no_grad()
-def test_ids_of_32_bits_and_ids_that_are_not_contiguous() -> None:
-    model, ids = small_model(), random_ids(4, 6)
-    assert_same_bits(model(ids.int()), model(ids), "32 bits")
-    assert_same_bits(model(ids.T.contiguous().T), model(ids), "column by column")
-
-
-@torch.no_grad()
 def test_a_copy_and_a_pickled_copy_are_the_same_model() -> None:
     model, ids = small_model(), random_ids(2, 5)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -136,11 +129,6 @@ def test_gradients_reach_every_parameter_of_a_padded_batch(attention: str, norm:
         assert parameter.grad.abs().max() > 0, name
 
 
-by_either_library = pytest.mark.parametrize(
-    "onednn", [False, pytest.param(True, marks=needs_onednn)], ids=["MKL", "oneDNN"]
-)
-
-
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
 @pytest.mark.usefixtures("unchecked")
 @torch.no_grad()
@@ -155,7 +143,7 @@ def test_compiled_it_is_the_same_model(masked: bool) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@by_either_library
+@pytest.mark.parametrize("onednn", [False, pytest.param(True, marks=needs_onednn)], ids=["MKL", "oneDNN"])
 def test_exported_it_reads_texts_of_any_length(onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minigpt.engine.product.PREFERS_ONEDNN", onednn)
     model, ids = small_model(), random_ids(2, 9)
@@ -174,29 +162,6 @@ def test_shapes_can_be_asked_without_any_values(mode: Callable[[], Any], masked:
         model, ids = GPT2(GPT2Config(**SMALL)), torch.ones(2, 5, dtype=torch.long)
         logits = model(ids, torch.ones_like(ids) if masked else None, position_ids=torch.zeros_like(ids))
     assert logits.shape == (2, 5, 83)
-
-
-@pytest.mark.thorough
-@by_either_library
-def test_a_cache_in_an_exported_program(onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.engine.product.PREFERS_ONEDNN", onednn)
-
-    class NextAfter(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = small_model()
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            cache = self.model.new_cache(ids.shape[0], 16)
-            self.model(ids[:, :-1], cache=cache)
-            return self.model(ids[:, -1:], cache=cache)
-
-    module = NextAfter().eval()
-    with torch.no_grad():
-        rows = {0: torch.export.Dim("batch", min=2, max=16)}
-        exported = torch.export.export(module, (random_ids(2, 9),), dynamic_shapes=(rows,)).module()
-        ids = random_ids(5, 9)
-        assert_close(exported(ids), module.model(ids)[:, -1:], 1e-5, "the last of 5 texts")
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
@@ -219,96 +184,51 @@ def test_gradients_of_every_text_by_itself(masked: bool) -> None:
 
 # What it refuses.
 
-
-@pytest.mark.parametrize("wrong", [-1, 83])
-@pytest.mark.parametrize("cached", [False, True])
-def test_token_ids_outside_the_vocabulary(wrong: int, cached: bool, device: torch.device) -> None:
-    model, ids = small_model(device=device), random_ids(2, 5, device=device)
-    cache = model.new_cache(2, 8) if cached else None
-    ids[1, 3] = wrong
-    with pytest.raises(GenerationError, match=f"^token id {wrong} is outside the vocabulary of 83$"):
-        model(ids, cache=cache)
-    assert cache is None or cache.length == 0
+IDS = torch.tensor([[5, 1, 7]])
 
 
-def test_more_tokens_than_the_context() -> None:
-    model = small_model(n_positions=8)
-    with pytest.raises(GenerationError, match=r"^9 tokens do not fit the model's context of 8$"):
-        model(random_ids(1, 9))
-    mask = left_padding((9, 7), 10)
-    with pytest.raises(GenerationError, match=r"^9 tokens do not fit the model's context"):
-        model(random_ids(2, 10), mask)
-
-
-@torch.no_grad()
-def test_padding_takes_none_of_the_context() -> None:
-    model = small_model(dtype=torch.float64, n_positions=8)
-    ids = random_ids(1, 20)
-    assert_close(model(ids, left_padding((8,), 20))[:, 12:], model(ids[:, 12:]), 1e-13, "a full context behind padding")
-
-
-@pytest.mark.parametrize("position", [-1, 8])
-def test_positions_outside_the_context(position: int, device: torch.device) -> None:
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"input_ids": torch.tensor([[0, -1]])}, "^token id -1 is outside the vocabulary of 83$"),
+        ({"input_ids": torch.tensor([[0, 83]])}, "^token id 83 is outside the vocabulary of 83$"),
+        ({"input_ids": IDS.repeat(1, 3)}, "^9 tokens do not fit the model's context of 8$"),
+        ({"input_ids": IDS.repeat(1, 4), "attention_mask": left_padding((9,), 12)}, "^9 tokens do not fit"),
+        ({"input_ids": IDS[:0]}, r"^input_ids is empty: its shape is \(0, 3\)$"),
+        ({"input_ids": IDS[0]}, "^input_ids must be int64 or int32"),
+        ({"input_ids": IDS.float()}, "^input_ids must be int64 or int32"),
+        ({"input_ids": [[1, 2]]}, r"^input_ids must be a tensor .* got list; use torch\.tensor\(\[ids\]"),
+        ({"position_ids": IDS - 6}, "^position -5 is outside"),
+        ({"position_ids": IDS + 1}, "^position 8 is outside"),
+        ({"position_ids": IDS.repeat(2, 1)}, "^position_ids must have shape"),
+        ({"position_ids": IDS.float()}, "^position_ids must be int64 or int32"),
+        ({"attention_mask": torch.ones(1, 2)}, r"^attention_mask must have shape \(1, 3\), "),
+        ({"attention_mask": [[1] * 3]}, r"^attention_mask must be a tensor \(batch, seq\), got list$"),
+        ({"attention_mask": torch.tensor([[-torch.inf, 0.0, 0.0]])}, "^attention_mask must hold 1 for real tokens"),
+        ({"cache": ()}, "^cache must be made by the model's new_cache, got tuple"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_what_a_forward_refuses(how: dict[str, Any], message: str, device: torch.device) -> None:
     """On a GPU an index out of range would end the process's use of it."""
     model = small_model(n_positions=8, device=device)
-    positions = torch.tensor([[0, position, 1]], device=device)
-    with pytest.raises(GenerationError, match="position"):
-        model(random_ids(1, 3, device=device), position_ids=positions)
-
-
-@pytest.mark.parametrize("shape", [(3, 4), (2, 5), (2, 1), (4,)], ids=str)
-@pytest.mark.usefixtures("unchecked")
-def test_positions_of_another_shape(shape: tuple[int, ...]) -> None:
-    with pytest.raises(GenerationError, match="position_ids"):
-        small_model()(random_ids(2, 4), position_ids=torch.zeros(shape, dtype=torch.long))
-
-
-@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0)], ids=str)
-def test_no_tokens_at_all(shape: tuple[int, int]) -> None:
-    with pytest.raises(GenerationError, match=r"no tokens|empty"):
-        small_model()(torch.zeros(shape, dtype=torch.long))
+    given = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in how.items()}
+    with pytest.raises(GenerationError, match=message):
+        model(**{"input_ids": IDS.to(device)} | given)
 
 
 @pytest.mark.parametrize(
-    "ids",
+    ("config", "how", "kind", "message"),
     [
-        torch.zeros(4, dtype=torch.long), torch.zeros(1, 1, 4, dtype=torch.long), torch.zeros(1, 4),
-        torch.ones(1, 4) > 0, torch.zeros(1, 4, dtype=torch.uint8),
-    ],
-    ids=["one dimension", "three dimensions", "float", "bool", "no embedding's"],
-)  # fmt: skip
-@pytest.mark.usefixtures("unchecked")
-def test_ids_of_the_wrong_kind(ids: torch.Tensor) -> None:
-    with pytest.raises(GenerationError, match="input_ids must be int64 or int32"):
-        small_model()(ids)
-    with pytest.raises(GenerationError, match="input_ids must be int64 or int32"):
-        minigpt.generate(small_model(), ids, max_new_tokens=2)
-    if ids.ndim == 2:
-        with pytest.raises(GenerationError, match="position_ids must be int64 or int32"):
-            small_model()(random_ids(1, 4), position_ids=ids)
-
-
-@pytest.mark.parametrize(
-    ("how", "kind", "message"),
-    [
-        ({"attention": "flash"}, ConfigError, "unknown attention 'flash'; known are sdpa, eager"),
-        ({"arithmetic": "exact"}, ConfigError, "unknown arithmetic 'exact'; known are fast, reference"),
-        ({"norm": "bachnorm"}, NormError, "unknown norm 'bachnorm'; registered are .*fused.*textbook"),
+        (SMALL, {"attention": "flash"}, ConfigError, "unknown attention 'flash'; known are sdpa, eager"),
+        (SMALL, {"arithmetic": "exact"}, ConfigError, "unknown arithmetic 'exact'; known are fast, reference"),
+        (SMALL, {"norm": "bachnorm"}, NormError, "unknown norm 'bachnorm'; registered are .*fused.*textbook"),
+        (transformers.GPT2Config(), {}, ConfigError, "got transformers's GPT2Config; use its preset or "),
     ],
 )
-def test_a_choice_that_is_none_lists_the_known(how: dict[str, Any], kind: type[ValueError], message: str) -> None:
+def test_what_a_model_is_not_made_of(config: Any, how: dict[str, Any], kind: type[ValueError], message: str) -> None:
     with pytest.raises(kind, match=message):
-        GPT2(GPT2Config(**SMALL), **how)
-
-
-@pytest.mark.parametrize(
-    ("config", "kind"),
-    [(transformers.GPT2Config(), "transformers's GPT2Config"), ({"n_layer": 2}, "builtins's dict")],
-    ids=["transformers", "dict"],
-)
-def test_a_config_of_another_class_is_told_so(config: Any, kind: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^config must be a minigpt\.GPT2Config, got {kind}; use its preset or "):
-        GPT2(config)
+        GPT2(GPT2Config(**config) if config is SMALL else config, **how)
 
 
 def test_a_model_of_another_class_is_told_so(tmp_path: Path) -> None:
@@ -329,17 +249,6 @@ def test_a_model_of_another_class_is_told_so(tmp_path: Path) -> None:
             use()
     wrapped: Any = torch.compile(small_model(), backend="eager")
     assert minigpt.generate(wrapped, prompt, max_new_tokens=2, eos_token_id=None).shape == (1, 4)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_lists_and_foreign_caches_are_refused() -> None:
-    model, ids = small_model(), random_ids(1, 3)
-    with pytest.raises(GenerationError, match=r"input_ids must be a tensor .* got list; use torch\.tensor\(\[ids\]"):
-        model([[1, 2]])  # type: ignore[arg-type]
-    with pytest.raises(GenerationError, match="input_ids must be a tensor"):
-        minigpt.generate(model, [1, 2], max_new_tokens=1)  # type: ignore[arg-type]
-    with pytest.raises(GenerationError, match="cache must be made by the model's new_cache, got tuple"):
-        model(ids, cache=())  # type: ignore[arg-type]
 
 
 def test_a_compiled_step_is_not_taken_where_hooks_would_miss_it() -> None:
