@@ -40,7 +40,7 @@ def sample_report(layers: int = 12, *, passing: bool = True, norm: str = "textbo
                  "decode_ms": 9.87, "decode_norm_ms": 0.733, "decode_norm_share": 0.07427},
         "fit": [{"site": site["site"], "before": draw.random(), "after": draw.random()} for site in sites],
         "removal": {"loss": 2.81, "steps": [
-            {"site": site["site"], "kl_mean": 1e-3 * draw.random(), "loss": 2.81 + draw.random(), "rms_error": 0.1}
+            {"site": site["site"], "kl_mean": 1e-3 * draw.random(), "loss": 2.81 + draw.random()}
             for site in sites]},
         "budget": None,
     }  # fmt: skip

@@ -1,7 +1,5 @@
 """LayerNorms with one mistake each, and correct ones that are written in other ways than ours."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -215,24 +213,6 @@ class WrongWhenCompiled(LayerNorm):
         return exact(self, x) * (1.01 if torch.compiler.is_compiling() else 1)
 
 
-class WrongBackward(torch.autograd.Function):
-    """Forgets the part of the gradient that flows through the variance."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.eps, ctx.has_bias = eps, bias is not None
-        return F.layer_norm(x, weight.shape, weight, bias, eps)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (dy,), (x, weight) = grads, ctx.saved_tensors
-        reciprocal = torch.rsqrt(variance(x) + ctx.eps)
-        dx = centred(dy * weight) * reciprocal
-        dweight = (dy * centred(x) * reciprocal).flatten(0, -2).sum(0)
-        return dx, dweight, dy.flatten(0, -2).sum(0) if ctx.has_bias else None, None
-
-
 class OtherSumInTraining(LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         return exact(self, x)
@@ -244,7 +224,7 @@ class OtherSumInTraining(LayerNorm):
 
 class WrongGradients(LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
-        return WrongBackward.apply(x, self.weight, self.bias, self.eps)  # pyright: ignore[reportReturnType]
+        return exact(self, x + 0.1 * (x - x.detach()))
 
 
 class DetachedMean(LayerNorm):

@@ -47,13 +47,6 @@ def test_the_first_token_apart_from_the_rest(folder: Path) -> None:
     assert rest.local_first < rest.local_error < rest.local_rest
 
 
-def test_what_follows_cannot_reach_the_first_token(folder: Path) -> None:
-    """Attention is causal: an error in later tokens stays out of the first, at every site and in every block."""
-    report = judge(folder, AFTER_FIRST, "h.0.ln_1")
-    assert all(site.propagated_first < 1e-5 < site.propagated_rest for site in report.norm_sites)
-    assert all(block.error_first < 1e-5 < block.error_rest for block in report.blocks)
-
-
 def test_a_block_drifts_from_the_site_on(folder: Path) -> None:
     before, after = judge(folder, EVERYWHERE, "h.1.ln_2").blocks
     assert (before.block, after.block) == ("h.0", "h.1")

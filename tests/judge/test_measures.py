@@ -26,11 +26,6 @@ def test_worked_example() -> None:
     assert found.relative == pytest.approx(math.sqrt(2 / 20))
 
 
-def test_a_difference_that_float32_could_not_hold() -> None:
-    truth = torch.full((3,), 1.0, dtype=torch.float64)
-    assert distance((truth + 1e-12, truth)).rms == pytest.approx(1e-12, rel=1e-3)
-
-
 def test_a_truth_of_zeros() -> None:
     zeros = torch.zeros(3)
     assert distance((zeros, zeros)).relative == 0
@@ -45,11 +40,6 @@ def test_a_nan_is_never_forgotten(place: str, position: int) -> None:
     pairs[position][place == "truth"][1, 0] = math.nan
     found = distance(*pairs)
     assert all(map(math.isnan, (found.largest, found.rms, found.relative)))
-
-
-def test_infinity_stays_infinite() -> None:
-    found = distance((torch.tensor([1.0, math.inf]), torch.ones(2)), (torch.ones(2), torch.ones(2)))
-    assert (found.largest, found.rms, found.relative) == (math.inf, math.inf, math.inf)
 
 
 def meter(*texts: tuple[Tensor, Tensor, Tensor]) -> LogitsMeter:

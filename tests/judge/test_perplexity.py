@@ -62,14 +62,6 @@ def test_it_is_that_of_strided_windows(folder: Path) -> None:
     assert found.reference != found.candidate
 
 
-def test_a_context_of_one_token_predicts_none(tmp_path: Path) -> None:
-    place = saved(reference(n_layer=1, vocab_size=300, n_positions=1), tmp_path)
-    tiny_bpe(300).save(str(place / "tokenizer.json"))
-    (place / "text").write_text(TEXT, encoding="utf-8")
-    with pytest.raises(minigpt.GenerationError, match=r"and the model's context too, got \d+ and 1"):
-        minigpt.parity(place, prompts=["a"], device="cpu", text=place / "text")
-
-
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [

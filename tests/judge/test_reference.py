@@ -46,15 +46,6 @@ def test_the_truth_is_float64_on_the_rounded_weights(folder: Path, dtype: torch.
         assert (truth - unrounded).abs().max() > 1e-4
 
 
-@torch.no_grad()
-def test_it_owes_nothing_to_our_names_of_tensors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise AssertionError("the reference went through our translation of names")
-
-    monkeypatch.setattr("minigpt.checkpoint.opened.as_ours", broken)
-    assert Reference(folder, **FLOAT32)(tokens(1, 4)).shape == (1, 4, 61)
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @torch.no_grad()
 def test_float64_is_float64_where_a_config_asks_for_float32_scores(tmp_path: Path, attention: str) -> None:

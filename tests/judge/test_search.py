@@ -50,15 +50,6 @@ def test_sabotaged_sites_are_those_that_are_named(folder: Path, sites: list[str]
     assert report.bisect.verdicts < 3 * len(SITES) * len(sites)
 
 
-def test_the_named_sites_given_back_parity_holds(folder: Path) -> None:
-    norm = wrong_at(folder, ["h.0.ln_2", "h.3.ln_1"])
-    found = judge(folder, norm, bisect=True).bisect
-    assert found is not None
-    assert judge(folder, norm, sites=[site for site in SITES if site not in found.sites]).passed
-    for culprits in found.sets:
-        assert not judge(folder, norm, sites=culprits).passed
-
-
 def test_a_site_that_is_wrong_only_as_tokens_are_decoded(folder: Path) -> None:
     class WrongAtOneToken(wrong_at(folder, ["h.2.ln_2"])):
         def forward(self, x: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def test_axe_finds_no_accessibility_error(browser: Any, all_kinds: list[Path]) -
     package = importlib.resources.files("axe_playwright_python")  # of minigpt[dev]
     axe = package.joinpath("axe.min.js").read_text(encoding="utf-8")
     for file in all_kinds:
-        for width, scheme in VIEWS:
+        for width, scheme in ((1280, "light"), (390, "dark")):
             page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
             page.goto(file.as_uri())
             page.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true })")
@@ -117,25 +117,3 @@ def test_axe_finds_no_accessibility_error(browser: Any, all_kinds: list[Path]) -
             told = [(one["id"], [node["html"][:120] for node in one["nodes"][:3]]) for one in violations]
             assert told == [], f"{file.name} at {width} in {scheme}"
             page.close()
-
-
-def test_a_check_shows_failures_first_and_folds_what_passes(browser: Any, all_kinds: list[Path]) -> None:
-    page = browser.new_page(viewport={"width": 390, "height": 844})
-    page.goto(all_kinds[-1].as_uri())
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-    tops = page.evaluate("['failures', 'passes'].map(id => document.getElementById(id).getBoundingClientRect().top)")
-    assert tops == sorted(tops)
-    assert page.evaluate("[...document.querySelectorAll('#passes table')].every(t => !t.closest('details').open)")
-    page.close()
-
-
-def test_the_first_column_of_ten_reports_stays(browser: Any, all_kinds: list[Path]) -> None:
-    page = browser.new_page(viewport={"width": 1280, "height": 844})
-    page.goto(all_kinds[-2].as_uri())
-    cell = "document.querySelector('.many th[scope=row]')"
-    box = "document.querySelector('.many').closest('.scroll')"
-    before = page.evaluate(f"{cell}.getBoundingClientRect().left")
-    assert page.evaluate(f"{box}.scrollLeft = 300, {box}.scrollLeft") == 300
-    assert page.evaluate(f"{cell}.getBoundingClientRect().left") == before
-    assert "scrolls sideways" in page.evaluate("document.querySelector('main').innerText")
-    page.close()
