@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -214,22 +213,11 @@ def test_a_sabotage_at_one_site_shows_there_and_from_there_on(folder: Path, site
     assert not report.passed
 
 
-def with_one_nan(norm: minigpt.LayerNorm, x: Tensor) -> Tensor:
-    y = F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-    y[..., -1, 7] = float("nan")
-    return y
-
-
-NOT_A_NUMBER = {
-    "in one number": with_one_nan,
-    "in longer texts alone": lambda norm, x: x * (float("nan") if x.shape[1] > 7 else 1),
-}
-
-
-@pytest.mark.parametrize("where", NOT_A_NUMBER)
-def test_nan_never_passes(small: Path, where: str) -> None:
+@pytest.mark.parametrize("longest", [0, 7])
+def test_nan_never_passes(small: Path, longest: int) -> None:
+    """At once, or in longer texts alone."""
     with pytest.raises(NormError, match="NaN"):
-        judge(small, norm=norm_that(NOT_A_NUMBER[where]))
+        judge(small, norm=norm_that(lambda norm, x: x * (float("nan") if x.shape[1] > longest else 1)))
 
 
 # That the judge is independent
@@ -415,24 +403,27 @@ def test_every_greedy_token_is_compared(folder: Path) -> None:
 
 
 def test_texts_are_judged_as_their_ids(talking: Path) -> None:
+    """An empty text starts from end-of-text."""
     tokenizer = minigpt.Tokenizer.from_pretrained(talking)
-    texts = ["the dog saw", "naïve 狗"]
-    as_text, as_ids = judge(talking, prompts=texts), judge(talking, prompts=[tokenizer.encode(text) for text in texts])
+    texts = ["the dog saw", "naïve 狗", ""]
+    ids = [tokenizer.encode(text) or [tokenizer.end_of_text_id] for text in texts]
+    as_text, as_ids = judge(talking, prompts=texts), judge(talking, prompts=ids)
     assert (as_text.logits, as_text.distribution) == (as_ids.logits, as_ids.distribution)
     assert as_text.passed
-    assert "2 texts" in as_text.prompts
+    assert as_text.prompts == "3 texts"
 
 
-def test_no_prompts_and_no_tokenizer_are_random_ids_and_said_to_be(small: Path) -> None:
-    report = judge(small, prompts=None)
+@pytest.mark.parametrize(("has_tokenizer", "why"), [(False, "no tokenizer"), (True, "the default texts do not fit it")])
+def test_a_model_that_cannot_read_our_texts_reads_random_ids(
+    talking: Path, tmp_path: Path, has_tokenizer: bool, why: str
+) -> None:
+    place = saved(reference(vocab_size=300, n_positions=12), tmp_path)
+    if has_tokenizer:
+        (place / "tokenizer.json").write_bytes((talking / "tokenizer.json").read_bytes())
+    report = judge(place, prompts=None)
     assert report.passed
-    assert "random ids" in report.prompts
-    assert "tokenizer" in report.prompts, "and why is not said"
-
-
-def test_an_empty_text_starts_from_end_of_text(talking: Path) -> None:
-    end = minigpt.Tokenizer.from_pretrained(talking).end_of_text_id
-    assert judge(talking, prompts=[""]).logits == judge(talking, prompts=[[end]]).logits
+    assert report.prompts.startswith("4 sequences of random ids, since ")
+    assert why in report.prompts
 
 
 def test_a_model_with_a_wider_vocabulary_than_its_tokenizer(talking: Path, tmp_path: Path) -> None:
@@ -446,9 +437,10 @@ def test_a_model_with_a_wider_vocabulary_than_its_tokenizer(talking: Path, tmp_p
 def test_one_token_predicts_nothing_in_its_prompt(small: Path) -> None:
     fields = judge(small, prompts=[[5], [7]]).to_dict()
     assert fields["verdict"] == "pass"
-    assert fields["distribution"]["perplexity_reference"] is None
-    assert fields["distribution"]["perplexity_candidate"] is None
-    json.dumps(fields, allow_nan=False)
+    assert fields["distribution"]["perplexity_reference"] is fields["distribution"]["perplexity_candidate"] is None
+    with pytest.raises(minigpt.GenerationError, match="no prompt has two tokens"):
+        judge(small, prompts=[[5], [6]], budget="perplexity=1%")
+    assert judge(small, prompts=[[5], [6, 7]], budget="perplexity=1%").passed
 
 
 @pytest.mark.parametrize(("length", "compared"), [(48, 0), (47, 1)])
@@ -456,20 +448,6 @@ def test_a_prompt_that_fills_the_context(small: Path, length: int, compared: int
     report = judge(small, prompts=tokens(1, length).tolist())
     assert report.passed, report.reasons
     assert (report.greedy.tokens_compared, report.decoding is None) == (compared, compared == 0)
-
-
-def test_a_budget_that_nothing_is_measured_for(small: Path) -> None:
-    with pytest.raises(minigpt.GenerationError, match="no prompt has two tokens"):
-        judge(small, prompts=[[5], [6]], budget="perplexity=1%")
-    assert judge(small, prompts=[[5], [6, 7]], budget="perplexity=1%").passed
-
-
-def test_texts_of_our_own_that_the_model_cannot_read(talking: Path, tmp_path: Path) -> None:
-    place = saved(reference(vocab_size=300, n_positions=12), tmp_path)
-    (place / "tokenizer.json").write_bytes((talking / "tokenizer.json").read_bytes())
-    report = judge(place, prompts=None)
-    assert report.prompts == "4 sequences of random ids, since the default texts do not fit it"
-    assert report.passed
 
 
 BAD_PROMPTS = {
