@@ -42,7 +42,7 @@ def norms(
         _list_norms(as_json)
         return
     from minigpt.conformance import check_norm
-    from minigpt.report.conformance_summary import conformance_cases, conformance_page, conformance_summary
+    from minigpt.report.conformance_summary import conformance_page, conformance_summary
 
     resolve_dtype(dtype)
     require_writable(html)
@@ -51,7 +51,7 @@ def norms(
     if as_json:
         print_json(report.to_dict(), "-")
     else:
-        console().print((conformance_cases if every_case else conformance_summary)(report, dtype))
+        console().print(conformance_summary(report, dtype, every_case=every_case))
     if html is not None:
         write(html, conformance_page(report, dtype))
     raise typer.Exit({True: 0, False: 1, None: 2}[report.dtypes.get(dtype)])

@@ -94,11 +94,8 @@ class Remover:
         if self.file is None:
             return
         line = {"search": self.fingerprint, "sites": sites, **self.known[sites]}
-        try:
-            with self.file.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise MiniGPTError(f"cannot write {self.file}: {error.strerror}") from error
+        with self.file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
 
 
 def _read(file: Path, fingerprint: str) -> dict[tuple[str, ...], Fields]:

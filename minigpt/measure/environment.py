@@ -9,8 +9,6 @@ import torch
 
 from minigpt.processor import HAS_BFLOAT16, processor_name
 
-PACKAGES = ("transformers", "ctranslate2")
-
 
 def environment(threads: int, *packages: str) -> dict[str, Any]:
     """Return the processor, its instructions, the threads and the load, and the versions of Python and packages."""
@@ -20,8 +18,9 @@ def environment(threads: int, *packages: str) -> dict[str, Any]:
         "bfloat16_instructions": HAS_BFLOAT16,
         "vnni": torch.cpu._is_vnni_supported(),
         "threads": threads,
-        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-    } | software(*PACKAGES, *packages)
+        "load_average": round(os.getloadavg()[0], 2),
+        **software("transformers", "ctranslate2", *packages),
+    }
 
 
 def software(*packages: str) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Time calls."""
 
 import dataclasses
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 Who = TypeVar("Who")
@@ -22,9 +22,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        ordered = sorted(values)
-        last = len(ordered) - 1
-        return cls(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)])
+        return cls(*np.percentile(values, (50, 20, 80)).tolist())
 
 
 def in_turns(contestants: Mapping[Who, Callable[[], Told]], rounds: Iterable[object]) -> dict[Who, list[Told]]:

@@ -83,8 +83,9 @@ def _keys(panel: Panel) -> tuple[str, ...]:
 
 
 def _chart(reports: Sequence[Report], panel: Panel, scale: LogScale) -> Chart:
-    deepest = max(len(report.get(panel.part, ())) for report in reports)
-    across = (RIGHT - LEFT) / max(1, panel.step * (deepest - 1))
+    longest = max(len(report.get(panel.part, ())) for report in reports)
+    layers = int(panel.step * longest)
+    across = (RIGHT - LEFT) / max(1, panel.step * (longest - 1))
 
     def right(depth: float) -> float:
         return round(LEFT + across * depth, 1)
@@ -111,16 +112,14 @@ def _chart(reports: Sequence[Report], panel: Panel, scale: LogScale) -> Chart:
     return Chart(
         panel.title,
         [line for line in lines if line.points],
-        [(right(depth), text) for depth, text in depth_ticks(deepest, panel.step)],
+        [(right(depth), text) for depth, text in depth_ticks(layers, of_norms=panel.part == "norm_sites")],
         [(down(10.0**power), brief(10.0**power, 1)) for power in powers[:: math.ceil(len(powers) / MOST_TICKS)]],
     )
 
 
-def depth_ticks(members: int, step: float) -> list[tuple[float, str]]:
-    """Place the numbers of the blocks, as many as there is room for; where norms are drawn, ln_f is the last member."""
-    layers = math.ceil((members - 1) * step) if step < 1 else members
+def depth_ticks(layers: int, *, of_norms: bool) -> list[tuple[float, str]]:
+    """Place the numbers of the blocks, as many as there is room for, and of norms ln_f after them."""
     every = math.ceil(layers / MOST_TICKS)
-    blocks = [(step * round(i / step), str(i)) for i in range(0, layers, every)]
-    if step == 1:
-        return blocks
-    return [*(tick for tick in blocks if tick[0] <= layers - 0.7 * every), (layers, "ln_f")]
+    room = layers - 0.7 * every if of_norms else layers
+    blocks = [(float(i), str(i)) for i in range(0, layers, every) if i <= room]
+    return [*blocks, (float(layers), "ln_f")] if of_norms else blocks

@@ -15,28 +15,30 @@ from minigpt.report.parity_summary import outcome
 MORE = "--all lists every case, --html FILE writes a page"
 
 
-def conformance_summary(report: ConformanceReport, dtype: str = "float32") -> RenderableType:
+def conformance_summary(
+    report: ConformanceReport, dtype: str = "float32", *, every_case: bool = False
+) -> RenderableType:
     """Return each dtype's verdict, the notes and diagnoses, and a line for each group with failures.
 
     Args:
         dtype: the dtype that the first line is about.
+        every_case: show every case with its error, its bound and the reason for the bound, in place of the groups.
     """
-    return Group(_headline(report, dtype), *_dtype_lines(report), *_said(report), *_group_lines(report), MORE)
+    said = [f"note: {note}" for note in report.notes] + [f"diagnosis: {found}" for found in report.diagnoses]
+    return Group(
+        _headline(report, dtype),
+        *(Text(f"  {judged:10}{verdict}") for judged, verdict in _verdicts(report)),
+        *(Padding(Text(sentence), (0, 0, 0, 2), expand=False) for sentence in said),
+        *([_cases(report)] if every_case else [*_group_lines(report), MORE]),
+    )
 
 
-def conformance_cases(report: ConformanceReport, dtype: str = "float32") -> RenderableType:
-    """Return the verdicts, the diagnoses, and every case with its error, its bound and the reason for the bound."""
+def _cases(report: ConformanceReport) -> Table:
     table = Table("case", "error", "bound", "why this bound", "", box=None, pad_edge=False)
     for case in sorted(report.cases, key=lambda case: case.passed):
         figures = ("" if figure is None else brief(figure) for figure in (case.error, case.bound))
         table.add_row(case.name, *figures, case.note or case.reason, "pass" if case.passed else "FAIL")
-    return Group(_headline(report, dtype), *_dtype_lines(report), *_said(report), table)
-
-
-def _said(report: ConformanceReport) -> list[Padding]:
-    said = {"note": report.notes, "diagnosis": report.diagnoses}
-    lines = [Text(f"{kind}: {sentence}") for kind, sentences in said.items() for sentence in sentences]
-    return [Padding(line, (0, 0, 0, 2), expand=False) for line in lines]
+    return table
 
 
 def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
@@ -83,24 +85,16 @@ def _refusal(report: ConformanceReport, dtype: str) -> str:
     return said[0].removeprefix("not judged: ") if said else "no case was asked at it"
 
 
-def _dtype_lines(report: ConformanceReport) -> list[Text]:
-    return [Text(f"  {dtype:10}{said}") for dtype, said in _verdicts(report)]
-
-
 def _group_lines(report: ConformanceReport) -> list[Text]:
     """Return a line for each group with failures: how many fail, and the first of them."""
     lines = []
     for group in dict.fromkeys(case.group for case in report.failures):
         cases = [case for case in report.cases if case.group == group]
         failed = [case for case in cases if not case.passed]
-        lines.append(Text(f"  {group:10}{len(failed)} of {len(cases)} fail{_where(failed)}, first {_brief(failed[0])}"))
+        dtypes = sorted(set().union(*(case.failed_at for case in failed)))
+        where = "" if "float32" in dtypes or not dtypes else f" at {' and '.join(dtypes)} only"
+        lines.append(Text(f"  {group:10}{len(failed)} of {len(cases)} fail{where}, first {_brief(failed[0])}"))
     return lines
-
-
-def _where(failed: list[CaseResult]) -> str:
-    """Name the dtypes, for failures that are not of float32, which most readers ask about."""
-    dtypes = sorted(set().union(*(case.failed_at for case in failed)))
-    return "" if "float32" in dtypes or not dtypes else f" at {' and '.join(dtypes)} only"
 
 
 def _brief(case: CaseResult) -> str:

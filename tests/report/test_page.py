@@ -305,9 +305,9 @@ def test_the_word_in_which_texts_part(text: str, other: str, parts: tuple[str, s
 
 @pytest.mark.parametrize("layers", [1, 2, 7, 8, 12, 24, 36, 48])
 def test_ticks_leave_room_for_each_other(layers: int) -> None:
-    ticks = depth_ticks(2 * layers + 1, 0.5)
+    ticks = depth_ticks(layers, of_norms=True)
     gaps = [b - a for (a, _), (b, _) in itertools.pairwise(ticks)]
     assert ticks[-1] == (layers, "ln_f")
     assert len(ticks) <= 8
     assert min(gaps) >= 0.7 * layers / 8
-    assert len(depth_ticks(layers, 1.0)) <= 7
+    assert len(depth_ticks(layers, of_norms=False)) <= 7
