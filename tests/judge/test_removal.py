@@ -17,7 +17,7 @@ PROMPTS = [list(range(5, 25))]
 
 
 def judge(folder: Path, norm: str = "rms", **how: object) -> minigpt.ParityReport:
-    return minigpt.parity(folder, norm=norm, prompts=PROMPTS, max_new_tokens=0, device="cpu", remove=True, **how)  # type: ignore[arg-type]
+    return minigpt.parity(folder, norm=norm, prompts=PROMPTS, max_new_tokens=0, device="cpu", remove=True, **how)
 
 
 @torch.inference_mode()
@@ -25,7 +25,6 @@ def test_each_step_takes_the_least_harmful_site(folder: Path) -> None:
     """Recomputed with the public interface alone."""
     ids, found = torch.tensor(PROMPTS), judge(folder).removal
     original = minigpt.from_pretrained(folder, device="cpu")(ids)[0].double().log_softmax(-1)
-    assert found is not None
     assert found.loss == pytest.approx(-original[:-1].gather(1, ids[0, 1:, None]).mean().item(), rel=1e-6)
     kept: list[str] = []
     for step in found.steps:
@@ -48,7 +47,6 @@ def test_the_first_step_is_the_sensitivity_and_the_rest_of_the_report_is_as_with
     alone = minigpt.parity(folder, norm="rms", prompts=PROMPTS, max_new_tokens=0, device="cpu", sensitivity=True)
     assert report.sensitivity == alone.sensitivity
     assert report.logits == alone.logits
-    assert report.removal is not None
     page = report_page(report.to_dict())
     assert "One site after another" in page
     assert all(step["site"] in page for step in report.to_dict()["removal"]["steps"])
@@ -57,10 +55,8 @@ def test_the_first_step_is_the_sensitivity_and_the_rest_of_the_report_is_as_with
 
 def test_a_budget_ends_it(folder: Path) -> None:
     whole = judge(folder).removal
-    assert whole is not None
     limit = whole.steps[2].kl_mean
     report = judge(folder, budget=f"kl={limit * 0.999}")
-    assert report.removal is not None
     assert report.removal.steps == whole.steps[:3], "up to the site that is over the budget"
     assert "allows 2 sites" in str(report)
 
@@ -92,12 +88,9 @@ def test_each_site_is_fitted_as_it_goes(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("Once upon a time there was a young gardener named Tom, who found a silver coin. " * 20)
     how = {"norm": "dyt", "sites": ["h.3.*", "ln_f"], "remove": True, "text": text, "device": "cpu"}
-    plain, fitted = minigpt.parity(**how), minigpt.parity(**how, fit=text)  # type: ignore[arg-type]
-    assert plain.removal is not None
-    assert fitted.removal is not None
-    assert fitted.fit is not None
+    plain, fitted = minigpt.parity(**how), minigpt.parity(**how, fit=text)
     assert all(site.after > site.before for site in fitted.fit)
-    alone = minigpt.parity(**how | {"remove": False}, fit=text)  # type: ignore[arg-type]
+    alone = minigpt.parity(**how | {"remove": False}, fit=text)
     assert fitted.perplexity == alone.perplexity, "measured with the norms as they were fitted together"
     for one, other in zip(fitted.removal.steps, plain.removal.steps, strict=True):
         assert one.kl_mean < other.kl_mean
