@@ -16,11 +16,4 @@ from minigpt.engine.kernel import use_kernel
 from minigpt.engine.parts import accelerate, plain
 from minigpt.engine.root import GPT2
 
-__all__ = [
-    "GPT2",
-    "accelerate",
-    "compile_steps",
-    "plain",
-    "quantize_int8",
-    "use_kernel",
-]
+__all__ = ["GPT2", "accelerate", "compile_steps", "plain", "quantize_int8", "use_kernel"]

@@ -56,11 +56,7 @@ class FastAttention(CausalSelfAttention):
         return self.resid_dropout(y) if self.training else y
 
 
-FASTER: dict[type[nn.Module], type[nn.Module]] = {
-    Conv1D: FastConv1D,
-    CausalSelfAttention: FastAttention,
-    MLP: FastMLP,
-}
+FASTER: dict[type[nn.Module], type[nn.Module]] = {Conv1D: FastConv1D, CausalSelfAttention: FastAttention, MLP: FastMLP}
 PLAINER = {fast: slow for slow, fast in FASTER.items()} | {FastLinear: nn.Linear}
 
 

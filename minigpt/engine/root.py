@@ -47,12 +47,7 @@ class GPT2(gpt2.GPT2):
     __call__: Callable[..., Float[Tensor, "batch seq vocab"]]  # for type checkers: nn.Module's returns Any
 
     def __init__(
-        self,
-        config: GPT2Config,
-        *,
-        norm: norms.NormSpec = "fused",
-        attention: str = "sdpa",
-        arithmetic: str = "fast",
+        self, config: GPT2Config, *, norm: norms.NormSpec = "fused", attention: str = "sdpa", arithmetic: str = "fast"
     ) -> None:
         check_option("arithmetic", arithmetic, ARITHMETICS)
         super().__init__(config, norm=norm, attention=attention)

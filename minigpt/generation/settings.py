@@ -49,7 +49,7 @@ class Options(TypedDict, total=False):
     """
 
     do_sample: bool
-    temperature: float
+    temperature: float | None
     top_k: int | None
     top_p: float | None
     min_p: float | None
@@ -92,19 +92,7 @@ class Settings(TextSettings, total=False):
     output_logprobs: bool
 
 
-class _FromConfig:
-    """The default of eos_token_id and pad_token_id: the value of the model's config. None means no such id."""
-
-    def __repr__(self) -> str:
-        return "<the config's>"
-
-
-FROM_CONFIG: Any = _FromConfig()
-DEFAULTS: dict[str, Any] = {  # of the settings whose default is not None
-    "do_sample": False, "temperature": 1.0, "eos_token_id": FROM_CONFIG, "pad_token_id": FROM_CONFIG,
-    "num_return_sequences": 1, "use_cache": True, "overflow": "refuse", "slide_stride": 1, "output_scores": False,
-    "output_logprobs": False,
-}  # fmt: skip
+FROM_CONFIG: Any = "the config's"  # the default of eos_token_id and pad_token_id; None means no such id
 
 
 class GenerationSettings(SimpleNamespace):
@@ -129,7 +117,7 @@ class GenerationSettings(SimpleNamespace):
     @property
     def samples(self) -> bool:
         """True if tokens are drawn at random."""
-        return self.do_sample and self.temperature > 0
+        return self.do_sample and self.temperature != 0
 
     @property
     def active(self) -> dict[str, Any]:
@@ -192,7 +180,7 @@ parse_settings: Any = GenerationSettings  # for names that no type checker has s
 
 def known_settings() -> list[str]:
     """Return the names of all settings."""
-    return list(RULES | PROCESSORS)
+    return list(SETTINGS | PROCESSORS)
 
 
 def _is_id_or_ids(value: Any) -> bool:
@@ -205,24 +193,23 @@ def _is_text_or_texts(value: Any) -> bool:
 
 
 TEXTS = Rule(_is_text_or_texts, "be a text or a list of texts, none of them empty")
-RULES: dict[str, Rule] = {  # of the settings that are not a processor's
-    "max_new_tokens": at_least(1),
-    "do_sample": FLAG,
-    "seed": Rule(lambda seed: is_int(seed) and 0 <= seed < 2**63, "be within [0, 2^63)"),
-    "eos_token_id": Rule(_is_id_or_ids, "be an id or a list of ids"),
-    "pad_token_id": Rule(lambda pad: pad is FROM_CONFIG or is_int(pad), "be an id"),
-    "num_return_sequences": at_least(1),
-    "use_cache": FLAG,
-    "prompt_lookup_num_tokens": at_least(0),
-    "draft": Rule(lambda how: how == "int8", 'be None or "int8"'),
-    "overflow": Rule(lambda how: how in ("refuse", "slide"), "be one of refuse, slide"),
-    "slide_stride": at_least(1),
-    "output_scores": FLAG,
-    "output_logprobs": FLAG,
-    "stop": TEXTS,
-    "stop_strings": TEXTS,
+SETTINGS: dict[str, tuple[Rule, Any]] = {  # of those that are not a processor's, what they must be and the default
+    "max_new_tokens": (at_least(1), None),
+    "do_sample": (FLAG, False),
+    "seed": (Rule(lambda seed: is_int(seed) and 0 <= seed < 2**63, "be within [0, 2^63)"), None),
+    "eos_token_id": (Rule(_is_id_or_ids, "be an id or a list of ids"), FROM_CONFIG),
+    "pad_token_id": (Rule(lambda pad: pad is FROM_CONFIG or is_int(pad), "be an id"), FROM_CONFIG),
+    "num_return_sequences": (at_least(1), 1),
+    "use_cache": (FLAG, True),
+    "prompt_lookup_num_tokens": (at_least(0), None),
+    "draft": (Rule(lambda how: how == "int8", 'be None or "int8"'), None),
+    "overflow": (Rule(lambda how: how in ("refuse", "slide"), "be one of refuse, slide"), "refuse"),
+    "slide_stride": (at_least(1), 1),
+    "output_scores": (FLAG, False),
+    "output_logprobs": (FLAG, False),
+    "stop": (TEXTS, None),
+    "stop_strings": (TEXTS, None),
 }
-NEVER_NONE = {"max_new_tokens", *DEFAULTS} - {"eos_token_id", "pad_token_id"}
 
 ONE_TEXT = "a stream is one text; num_return_sequences must be 1"
 
@@ -234,7 +221,7 @@ def complaints_about(settings: Settings | dict[str, Any], one_text: bool = False
     given = dict(settings)
     if unknown := sorted(given.keys() - set(known_settings())):
         return {tuple(unknown): _unknown(unknown)}
-    if "max_new_tokens" not in given:
+    if given.get("max_new_tokens") is None:
         return {("max_new_tokens",): "max_new_tokens must be given"}
     if wrong := _wrong_values(given):
         return wrong
@@ -244,7 +231,8 @@ def complaints_about(settings: Settings | dict[str, Any], one_text: bool = False
 
 def _with_defaults(given: Any) -> dict[str, Any]:
     """Return all settings, ``stop`` and ``eos_token_id`` as tuples."""
-    settings = dict.fromkeys(known_settings()) | DEFAULTS | dict(given)
+    defaults = {name: default for name, (_, default) in SETTINGS.items()}
+    settings = dict.fromkeys(PROCESSORS) | defaults | dict(given)
     texts, ends = settings.pop("stop_strings") or settings["stop"] or (), settings["eos_token_id"]
     settings["stop"] = (texts,) if isinstance(texts, str) else tuple(texts)
     if ends is not FROM_CONFIG:
@@ -260,11 +248,12 @@ def _unknown(names: list[str]) -> str:
 
 
 def _wrong_values(given: dict[str, Any]) -> Complaints:
-    rules = RULES | {name: known.rule for name, known in PROCESSORS.items()}
+    table = SETTINGS | {name: (known.rule, None) for name, known in PROCESSORS.items()}
+    judged = {name for name, value in given.items() if value is not None or table[name][1] not in (None, FROM_CONFIG)}
     return {
         (name,): f"{name} must {rule.requirement}, not {given[name]!r:.200}"
-        for name, rule in rules.items()
-        if name in given and (given[name] is not None or name in NEVER_NONE) and not rule.accepts(given[name])
+        for name, (rule, _) in table.items()
+        if name in judged and not rule.accepts(given[name])
     }
 
 
