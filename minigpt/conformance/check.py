@@ -127,11 +127,9 @@ def case_names() -> list[str]:
 
 
 def _matching(cases: str | Iterable[str]) -> list[Case]:
-    chosen = []
-    for pattern in ([cases] if isinstance(cases, str) else list(cases)) or ["nothing"]:
-        matching = [case for case in CASES if fnmatchcase(case.name, pattern) or fnmatchcase(case.group, pattern)]
-        if not matching:
-            groups = ", ".join(dict.fromkeys(case.group for case in CASES))
-            raise NormError(f"no case matches {pattern!r}; the groups of cases are {groups}")
-        chosen += matching
-    return [case for case in CASES if case in chosen]
+    patterns = [cases] if isinstance(cases, str) else list(cases)
+    chosen = [case for case in CASES if any(fnmatchcase(name, p) for p in patterns for name in (case.name, case.group))]
+    if not chosen:
+        groups = ", ".join(dict.fromkeys(case.group for case in CASES))
+        raise NormError(f"no case matches {' or '.join(map(repr, patterns))}; the groups of cases are {groups}")
+    return chosen

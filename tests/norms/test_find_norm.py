@@ -114,13 +114,6 @@ def test_a_package_that_is_not_there_or_has_no_such_class() -> None:
     assert refused(lambda *_, **__: "a norm").endswith("makes a str, not a torch.nn.Module")
 
 
-def test_a_package_that_does_not_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    file_with(tmp_path, "import package_that_is_not_there\n", name="broken_of_mine.py")
-    missing = refused("broken_of_mine:Mine")
-    assert "does not import: ModuleNotFoundError: No module named 'package_that_is_not_there'" in missing
-
-
 def test_an_error_in_a_constructor(tmp_path: Path) -> None:
     file = file_with(
         tmp_path,

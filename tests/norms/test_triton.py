@@ -5,14 +5,14 @@ unusual layouts, more than 2^31 elements, the operator's registration, and its e
 """
 
 import importlib.util
-from collections.abc import Callable
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
-from gpu_code import told
 from helpers import assert_close, assert_same_bits, random_ids, small_model
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from minigpt import NormError, norms
@@ -33,7 +33,8 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # What the interpreter does in a few seconds; all of it is asked where a GPU runs the kernels.
 KIT = ("width [23]", "width 1001", "[01] rows", "*16, ordinary rows", "float64, *sqrt(eps)", "*32, massive*",
        "special", "input*", "decoding*", "*eps", "no bias", "weights*", "autocast*", "gradients, dy*",
-       "gradients, frozen*", "compile")  # fmt: skip
+       "gradients, frozen*", "gradients, input*", "gradients, residual*", "residual*",
+       "non-contiguous*", "compile")  # fmt: skip
 
 
 @pytest.fixture
@@ -48,22 +49,6 @@ def norm_of(width: int | tuple[int, ...], *, dtype: torch.dtype = torch.float32,
         for parameter in norm.parameters():
             parameter.copy_(torch.randn_like(parameter) + 0.5)
     return norm
-
-
-def truth_of(norm: nn.Module) -> nn.Module:
-    """The textbook's norm in float64 with the same numbers."""
-    shape = norm.weight.shape
-    truth = norms.build("textbook", tuple(shape), bias=norm.bias is not None).to(norm.weight.device, torch.float64)
-    truth.load_state_dict(norm.state_dict())
-    return truth
-
-
-def gradients(compute: Callable[..., Tensor], norm: nn.Module, *leaves: Tensor) -> tuple[Tensor, ...]:
-    """Of the leaves, then of weight and bias, for a loss that tells every element of the result from every other."""
-    leaves = tuple(leaf.detach().requires_grad_() for leaf in leaves)
-    y = compute(*leaves)
-    coefficients = torch.linspace(-1, 2, y.numel(), dtype=torch.float64).to(y.device).view(y.shape)
-    return torch.autograd.grad((y.double() * coefficients).sum(), [*leaves, *norm.parameters()])
 
 
 @pytest.mark.thorough
@@ -90,45 +75,11 @@ def test_add_norm_has_the_bits_of_the_addition_and_then_the_norm(
     assert_same_bits(y, norm(residual + delta), "its norm")
 
 
-@pytest.mark.parametrize("used", ["both", "the sum alone"])
-def test_gradients_of_add_norm(used: str, device: torch.device) -> None:
-    width = 48
-    norm = norm_of(width, device=device)
-    truth = truth_of(norm)
-    residual, delta = torch.randn(2, 3, width).to(device), torch.randn(3, 2, width).to(device).transpose(0, 1)
-
-    def mixed(total: Tensor, y: Tensor) -> Tensor:
-        return total * y if used == "both" else total + 0 * y
-
-    found = gradients(lambda r, d: mixed(*norm.add_norm(r, d)), norm, residual, delta)
-    wanted = gradients(lambda r, d: mixed(r + d, truth(r + d)), truth, residual.double(), delta.double())
-    for what, one, other in zip(("residual", "delta", "weight", "bias"), found, wanted, strict=True):
-        assert_close(one, other, 1e-5, f"{used}: gradient of {what}")
-
-
-@pytest.mark.thorough
-@given(
-    st.lists(st.integers(1, 4), min_size=1, max_size=4),
-    st.sampled_from([(6,), (2, 3)]),
-    st.randoms(use_true_random=False),
-    st.booleans(),
-)
-@settings(max_examples=12)
-def test_any_layout_of_any_leading_dimensions(leading: list[int], row: tuple[int, ...], random, expanded: bool) -> None:
-    if not interpreting():
-        pytest.skip("on a machine with a GPU the kernels are compiled for it, not interpreted on the CPU")
-    device = torch.device("cpu")
-    norm = norm_of(row, device=device)
-    order = list(range(len(leading)))
-    random.shuffle(order)
-    storage = torch.randn(*(leading[i] for i in order), *row, 2)[..., random.randrange(2)]
-    x = storage.permute(*(order.index(i) for i in range(len(leading))), *range(len(leading), storage.ndim))
-    x = x[:1].expand_as(x) if expanded else x
-    x = x[..., ::2, :, :] if len(leading) > 1 and random.random() < 0.5 and len(row) == 1 else x
-    truth = truth_of(norm)
-    assert_close(norm(x), truth(x.double()), 1e-5, f"strides {x.stride()} of {tuple(x.shape)}")
-    for one, other in zip(gradients(norm, norm, x), gradients(truth, truth, x.double()), strict=True):
-        assert_close(one, other, 1e-5, "gradients")
+def test_gradients_of_the_sum_alone(device: torch.device) -> None:
+    norm, residual = norm_of(48, device=device), torch.randn(2, 3, 48).to(device).requires_grad_()
+    total, _ = norm.add_norm(residual, residual.detach())
+    found = torch.autograd.grad(total.sum(), [residual, norm.weight, norm.bias])
+    assert [(each.min(), each.max()) for each in found] == [(1, 1), (0, 0), (0, 0)]
 
 
 @pytest.mark.gpu
@@ -158,9 +109,8 @@ def test_a_row_and_its_gradient_are_the_same_in_any_company(width: int, device: 
 
 
 def test_the_same_bits_on_every_run(device: torch.device) -> None:
-    norm = norm_of(96, device=device)
-    x = torch.randn(3000, 96).to(device)
-    first, again = gradients(norm, norm, x), gradients(norm, norm, x)
+    norm, x = norm_of(96, device=device), torch.randn(3000, 96).to(device).requires_grad_()
+    first, again = (torch.autograd.grad(norm(x).square().sum(), [x, *norm.parameters()]) for _ in range(2))
     for one, other in zip(first, again, strict=True):
         assert_same_bits(one, other, "gradients")
 
@@ -235,10 +185,12 @@ def test_a_block_adds_and_normalizes_at_once_unless_it_has_hooks(device: torch.d
     assert_close(logits, expected, 1e-5, "against the library's norm")
 
 
+# What Triton makes of the kernels for a GPU that need not be there, in a process where they are not interpreted
 COMPILE = """
 import json, re
-import torch
-from gpu_code import compiled
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from minigpt.norms.triton import kernels
 from minigpt.norms.triton.ops import BACKWARD_BYTES, FORWARD_BYTES, tile
 
@@ -246,17 +198,22 @@ POINTERS = "x delta weight bias total y dy dtotal dx dweight dbias".split()
 
 def cases():
     for width, narrow in ((64, "bf16"), (768, "bf16"), (1600, "fp32"), (4096, "fp16"), (8192, "bf16")):
-        forward, backward = (tile(width, torch.float32, of_warp) for of_warp in (FORWARD_BYTES, BACKWARD_BYTES))
-        for rounds in ({}, dict(rounds=1)):
-            yield "forward_rows", narrow, "fp32", forward.warps, rounds | dict(
-                WIDTH=width, ROWS=forward.rows, BLOCK=forward.block, EPS=1e-5)
-            yield "backward_rows", narrow, "fp32", backward.warps, rounds | dict(
-                WIDTH=width, ROWS=backward.rows, BLOCK=backward.block)
+        for name, of_warp in ("forward_rows", FORWARD_BYTES), ("backward_rows", BACKWARD_BYTES):
+            held = tile(width, torch.float32, of_warp)
+            constants = dict(WIDTH=width, ROWS=held.rows, BLOCK=held.block)
+            constants |= dict(EPS=1e-5) if name == "forward_rows" else {}
+            yield name, narrow, held.warps, constants
+            yield name, narrow, held.warps, constants | dict(rounds=1)
 
-def code(name, narrow, wide, warps, constants):
+def code(name, narrow, warps, constants):
     kernel = getattr(kernels, name)
     types = dict.fromkeys(kernel.arg_names, "i32") | dict.fromkeys(POINTERS, "*" + narrow)
-    return compiled(kernel, types | dict.fromkeys(("stats", "partials"), "*" + wide), constants, warps)
+    types |= dict(stats="*fp32", partials="*fp32") | dict.fromkeys(constants, "constexpr")
+    types = {name: types[name] for name in kernel.arg_names}
+    fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types.values()) if kind.startswith("*")}
+    source = ASTSource(fn=kernel, signature=types, constexprs=fixed, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm
 
 def order(code):
     # How the numbers of a row are shared among threads where they are added up.
@@ -264,8 +221,8 @@ def order(code):
     sums = r'"tt.reduce"[^<]*<{axis = 1 : i32}>.*?}\\) : \\(tensor<[^,]*, (#\\w+)>'
     return [known[layout] for layout in re.findall(sums, code, re.S)]
 
-for name, narrow, wide, warps, constants in cases():
-    made = code(name, narrow, wide, warps, constants)
+for name, narrow, warps, constants in cases():
+    made = code(name, narrow, warps, constants)
     assert made["cubin"]
     print(json.dumps(dict(kernel=name, width=constants["WIDTH"], order=order(made["ttgir"]))))
 """
@@ -274,27 +231,13 @@ for name, narrow, wide, warps, constants in cases():
 @pytest.mark.thorough
 def test_few_rows_are_added_up_in_the_order_of_many() -> None:
     """There are two programs of each kernel, one of them without a loop, and a row must come out of both the same."""
+    env = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
     orders: dict[tuple[str, int], list[list[str]]] = {}
-    for kernel in told(COMPILE):
+    for kernel in map(json.loads, done.stdout.splitlines()):
         orders.setdefault((kernel["kernel"], kernel["width"]), []).append(kernel["order"])
     assert len(orders) == 10
     for place, (many, few) in orders.items():
         assert many == few, place
         assert len(many) == 2, "mean and deviation, or two means"
-
-
-@pytest.mark.gpu
-def test_inside_a_cuda_graph() -> None:
-    norm = norm_of(768, device=torch.device("cuda"))
-    x, delta = torch.randn(8, 768, device="cuda"), torch.randn(8, 768, device="cuda")
-    with torch.inference_mode():
-        norm.add_norm(x, delta)  # compiles
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            total, y = norm.add_norm(x, delta)
-        x.copy_(torch.randn_like(x))
-        graph.replay()
-        wanted = norm.add_norm(x, delta)
-    assert_same_bits(total, wanted[0], "the sum")
-    assert_same_bits(y, wanted[1], "its norm")
