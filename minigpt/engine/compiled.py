@@ -135,9 +135,6 @@ class CompiledStep:
 
 def without_graphs(options: dict[str, Any]) -> dict[str, Any]:
     """Return ``torch.compile``'s options without CUDA graphs: one graph cannot be recorded inside another."""
-    inner = options.get("options")
-    if inner:
-        options = options | {"options": {name: value for name, value in inner.items() if name != "triton.cudagraphs"}}
     mode = options.get("mode")
     return options | {"mode": WITHOUT_GRAPHS[mode]} if mode in WITHOUT_GRAPHS else options
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Container, Iterator, Sequence
-from numbers import Integral
 from typing import Unpack
 
 from minigpt.engine import GPT2
@@ -81,7 +80,7 @@ def complete(
             ``generate``.
     """
     chosen = parse_settings(**settings, output_logprobs=output_logprobs)
-    if not isinstance(batch_size, Integral) or batch_size < 1:
+    if batch_size < 1:
         raise GenerationError(f"batch_size must be 1 or more, not {batch_size!r}")
     if chosen.output_scores:
         raise GenerationError("output_scores is for generate; use output_logprobs here")

@@ -27,31 +27,18 @@ REST = 8  # steps without a draft, after which one token is tried; twice as many
 LONGEST_REST = 64
 
 
-class Lookup:
-    """Remembers for each n-gram of the text where its last occurrence ends."""
+def copied(ids: list[int], most: int) -> list[int]:
+    """Return up to ``most`` tokens that followed the last n-gram when it occurred before; [] if it is new.
 
-    def __init__(self) -> None:
-        self._after: dict[tuple[int, ...], int] = {}
-        self._known = 0
-
-    def draft(self, ids: list[int], most: int) -> list[int]:
-        """Return up to ``most`` tokens that followed the last n-gram when it occurred before; [] if it is new.
-
-        The copy may continue into itself, so a text that repeats itself is drafted as a repetition.
-        """
-        for end in range(self._known, len(ids)):
-            for size in NGRAMS:
-                if end >= size:
-                    self._after[tuple(ids[end - size : end])] = end
-        self._known = len(ids)
-        starts = (self._after.get(tuple(ids[-size:])) for size in NGRAMS if len(ids) >= size)
-        start = next((start for start in starts if start is not None), None)
-        if start is None:
-            return []
-        text = list(ids)
-        for place in range(start, start + most):
-            text.append(text[place])
-        return text[len(ids) :]
+    The copy may continue into itself, so a text that repeats itself is drafted as a repetition.
+    """
+    text = "".join(map(chr, ids))  # a string is searched faster than a list
+    for size in NGRAMS:
+        place = text.rfind(text[-size:], 0, -1)
+        if place >= 0:
+            found = ids[place + size :]
+            return [found[i % len(found)] for i in range(most)]
+    return []
 
 
 class Pace:
@@ -108,19 +95,16 @@ class Drafts:
     """
 
     def __init__(self, model: GPT2, settings: GenerationSettings) -> None:
-        self.model, self.copied = model, settings.prompt_lookup_num_tokens or 0
+        self.model, self.most_copied = model, settings.prompt_lookup_num_tokens or 0
         self.int8 = drafter_of(model) if settings.draft == "int8" else None
-        self.pace, self.lookup = Pace(), Lookup()
-        self.row: Row | None = None
+        self.pace = Pace()
         self.is_written = False  # whether the last draft is the int8 form's
 
     def guess(self, row: Row, most: int, slots: Slots) -> list[int]:
         """Return up to ``most`` tokens that may follow the only row in the cache."""
-        if row is not self.row:
-            self.row, self.lookup = row, Lookup()
-        copied = self.lookup.draft(row.ids, min(self.copied, most)) if self.copied else []
-        self.is_written = not copied and self.int8 is not None
-        return self._written(row, min(self.pace.length(), most), slots) if self.is_written else copied
+        draft = copied(row.ids, min(self.most_copied, most)) if self.most_copied else []
+        self.is_written = not draft and self.int8 is not None
+        return self._written(row, min(self.pace.length(), most), slots) if self.is_written else draft
 
     def learn(self, row: Row, drafted: int, right: int, drafting: float, reading: float) -> None:
         """Note how many tokens of a draft were right, and the seconds that the draft and its step took."""
