@@ -44,7 +44,16 @@ def resolve_device(device: str | int | torch.device | None) -> torch.device:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"unknown device {device!r}; known are cpu, cuda, cuda:N, mps and meta") from error
-    _require_present(resolved)
+    if resolved.type in ("cpu", "meta"):
+        return resolved
+    backend = getattr(torch, resolved.type, None)
+    if not hasattr(backend, "device_count"):
+        raise ConfigError(f"device {str(device)!r} is not supported; known are cpu, cuda, cuda:N, mps and meta")
+    count = backend.device_count() if backend.is_available() else 0
+    if (resolved.index or 0) >= count:
+        raise ConfigError(
+            f"device {str(device)!r} is not on this machine, where PyTorch sees {count}; use --device cpu"
+        )
     return resolved
 
 
@@ -73,19 +82,3 @@ def has_values(tensor: torch.Tensor) -> bool:
             return False
         tensor = _functorch.get_unwrapped(tensor)
     return True
-
-
-def _require_present(device: torch.device) -> None:
-    if device.type in ("cpu", "meta"):
-        return
-    backend = getattr(torch, device.type, None)
-    if backend is None or not hasattr(backend, "is_available"):
-        raise ConfigError(f"device {str(device)!r} is not supported; known are cpu, cuda, cuda:N, mps and meta")
-    if not backend.is_available():
-        raise ConfigError(
-            f"device {str(device)!r} was asked for, but PyTorch sees none on this machine; use --device cpu"
-        )
-    if device.index is not None and device.index >= backend.device_count():
-        raise ConfigError(
-            f"device {str(device)!r} was asked for, but this machine has {backend.device_count()} of them"
-        )

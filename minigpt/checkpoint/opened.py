@@ -140,9 +140,7 @@ def only_dtype(tensors: Mapping[str, Tensor], place: Path) -> torch.dtype:
         CheckpointError: if they have several, or there are none.
     """
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.ndim}  # a norm may count its calls
-    if not dtypes:
-        raise CheckpointError(f"{place} holds no tensors")
-    if len(dtypes) > 1:
-        names = ", ".join(sorted(map(dtype_name, dtypes)))
+    if len(dtypes) != 1:
+        names = ", ".join(sorted(map(dtype_name, dtypes))) or "no dtype"
         raise CheckpointError(f"{place} holds tensors of {names}; choose the dtype to compute in, e.g. float32")
     return dtypes.pop()

@@ -36,12 +36,20 @@ def for_terminal(text: str) -> str:
     )
 
 
-def show(summary: RenderableType, fields: Any, json_file: str | None) -> None:
-    """Print a report, and write it as JSON to a file; "-" prints the JSON instead."""
-    if json_file != "-":  # printed first, in case the file cannot be written
+def show(
+    summary: RenderableType,
+    fields: Any,
+    json_file: str | None = None,
+    html: Path | None = None,
+    page: Callable[[], str] = str,
+) -> None:
+    """Print a report, and write it as JSON and as a page; "-" prints the JSON instead."""
+    if json_file != "-":  # printed first, in case a file cannot be written
         console().print(summary)
     if json_file is not None:
         print_json(fields, json_file)
+    if html is not None:
+        write(html, page())
 
 
 def print_json(fields: Any, file: str) -> None:

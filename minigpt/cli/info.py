@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from minigpt.cli.files import console, for_terminal, print_json
+from minigpt.cli.files import for_terminal, show
 from minigpt.cli.options import AsJson
 from minigpt.errors import CheckpointError
 
@@ -19,13 +19,10 @@ def info(model: str = "demo", *, revision: str | None = None, as_json: AsJson = 
     from minigpt.report.describe import describe
 
     facts = describe(model, revision=revision)
-    if as_json:
-        print_json(facts, "-")
-    else:
-        table = Table(show_header=False, box=None, pad_edge=False)
-        for name, value in facts.items():
-            shown = "\n".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
-            table.add_row(name, for_terminal(shown))
-        console().print(table)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in facts.items():
+        shown = "\n".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+        table.add_row(name, for_terminal(shown))
+    show(table, facts, "-" if as_json else None)
     if facts["refused"]:
         raise CheckpointError("; ".join(facts["refused"]))

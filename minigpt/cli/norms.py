@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 import minigpt
-from minigpt.cli.files import console, print_json, progress, require_writable, write
+from minigpt.cli.files import progress, require_writable, show
 from minigpt.cli.options import AsJson
 
 
@@ -39,7 +39,11 @@ def norms(
     if check is None:
         if device is not None or html is not None or every_case:
             raise minigpt.ConfigError("--device, --all and --html are for --check NAME")
-        _list_norms(as_json)
+        known = minigpt.norms.available()
+        table = Table("norm", "exact", "what it is", box=None, pad_edge=False)
+        for name, info in sorted(known.items()):
+            table.add_row(name, "yes" if info.exact else "no", info.reason or info.summary)
+        show(table, {name: info.to_dict() for name, info in known.items()}, "-" if as_json else None)
         return
     from minigpt.conformance import check_norm
     from minigpt.report.conformance_summary import conformance_page, conformance_summary
@@ -48,21 +52,6 @@ def norms(
     require_writable(html)
     with progress() as say:
         report = check_norm(check, device=device, progress=say)
-    if as_json:
-        print_json(report.to_dict(), "-")
-    else:
-        console().print(conformance_summary(report, dtype, every_case=every_case))
-    if html is not None:
-        write(html, conformance_page(report, dtype))
+    summary = conformance_summary(report, dtype, every_case=every_case)
+    show(summary, report.to_dict(), "-" if as_json else None, html, lambda: conformance_page(report, dtype))
     raise typer.Exit({True: 0, False: 1, None: 2}[report.dtypes.get(dtype)])
-
-
-def _list_norms(as_json: bool) -> None:
-    known = minigpt.norms.available()
-    if as_json:
-        print_json({name: info.to_dict() for name, info in known.items()}, "-")
-        return
-    table = Table("norm", "exact", "what it is", box=None, pad_edge=False)
-    for name, info in sorted(known.items()):
-        table.add_row(name, "yes" if info.exact else "no", info.reason or info.summary)
-    console().print(table)

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 import minigpt
-from minigpt.cli.files import console, progress, require_writable, show, write
+from minigpt.cli.files import progress, require_writable, show
 from minigpt.cli.options import JsonFile, parse_keep
 from minigpt.json_file import read_object
 
@@ -99,14 +99,13 @@ def parity(
                 budget=budget, progress=said,
             ))  # fmt: skip
     from minigpt.report.comparison import reports_table
+    from minigpt.report.page import report_page
     from minigpt.report.parity_summary import parity_summary
 
     fields = [report.to_dict() for report in judged]
-    if len(judged) == 1:
-        show(parity_summary(judged[0]), fields[0], json_file)
-    else:
-        show(reports_table(fields), {"reports": fields}, json_file)
-    _write_page(fields, html)
+    is_one = len(judged) == 1
+    summary = parity_summary(judged[0]) if is_one else reports_table(fields)
+    show(summary, fields[0] if is_one else {"reports": fields}, json_file, html, lambda: report_page(*fields))
     raise typer.Exit(0 if all(report.passed for report in judged) else 1)
 
 
@@ -115,17 +114,10 @@ def _compare(files: list[Path], html: Path | None) -> None:
         raise minigpt.ConfigError("--compare needs the files of two or more reports")
     require_writable(html)
     from minigpt.report.comparison import reports_table
+    from minigpt.report.page import report_page
 
     reports: list[dict[str, Any]] = []
     for file in files:
         fields = read_object(file, minigpt.MiniGPTError)
         reports += fields.get("reports", [fields])  # one command may have written several
-    console().print(reports_table(reports))
-    _write_page(reports, html)
-
-
-def _write_page(reports: list[dict[str, Any]], html: Path | None) -> None:
-    if html is not None:
-        from minigpt.report.page import report_page
-
-        write(html, report_page(*reports))
+    show(reports_table(reports), reports, html=html, page=lambda: report_page(*reports))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import minigpt
-from minigpt.cli.files import console, print_json, progress
+from minigpt.cli.files import progress, show
 from minigpt.cli.options import AsJson, Ray, norm_at
 from minigpt.text_file import read_text
 
@@ -54,9 +54,7 @@ def perplexity(
 
             found = perplexity_on_ray(ray, place, how, tokenizer, content)
     tokens = len(tokenizer.encode(content))
-    if as_json:
-        fields = {"model": model, "norm": norm, "sites": sites.split(","), "text": text, "tokens": tokens}
-        print_json(fields | {"perplexity": found}, "-")
-    else:
-        changed = "" if norm == "fused" else f" with {norm}"
-        console().print(f"{found:.6g}  perplexity of {text}, {tokens:,} tokens, by {model}{changed}")
+    fields = {"model": model, "norm": norm, "sites": sites.split(","), "text": text, "tokens": tokens}
+    changed = "" if norm == "fused" else f" with {norm}"
+    said = f"{found:.6g}  perplexity of {text}, {tokens:,} tokens, by {model}{changed}"
+    show(said, fields | {"perplexity": found}, "-" if as_json else None)

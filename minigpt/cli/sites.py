@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import minigpt
-from minigpt.cli.files import progress, require_writable, show, write
+from minigpt.cli.files import progress, require_writable, show
 from minigpt.cli.options import JsonFile
 
 
@@ -45,6 +45,4 @@ def sites(
     about = f"{ids.numel():,} tokens of {text}, in rows of {ids.shape[1]:,}"
     fields = {"model": model, "text": str(text), "tokens": ids.numel(), "row": ids.shape[1],
               "norm_sites": found}  # fmt: skip
-    show(look_summary(found, about), fields, json_file)
-    if html is not None:
-        write(html, look_page(found, f"Norm sites of {model}", about))
+    show(look_summary(found, about), fields, json_file, html, lambda: look_page(found, fields, about))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from checkpoints import edit_config, edit_tensors, reference, saved, tiny_bpe
+from checkpoints import reference, saved, tiny_bpe
 from foreign import write_openai
 from transformers import AutoModelForCausalLM
 
@@ -193,14 +193,6 @@ def test_json_is_all_there_is_on_standard_output(run: Run, folder: Path) -> None
     assert (fields["prompt"], fields["text"]) == ("the dog", greedy_text(folder, "the dog", 12))
 
 
-def test_text_ends_before_a_stop(run: Run, folder: Path) -> None:
-    whole = greedy_text(folder, "the dog", 12)
-    stop = whole[3:5]
-    expected = whole[: whole.index(stop)]
-    assert write(run, folder, "the dog", "--greedy", "--stop", stop).out == f"the dog{expected}\n"
-    assert write(run, folder, "the dog", "--greedy", "--stop", "never", "--stop", stop).out == f"the dog{expected}\n"
-
-
 @pytest.mark.parametrize("prompt", ["the dog", "naïve 狗 🐕", "two\nlines\r\n", " \t", "<|endoftext|>the"])
 def test_a_prompt_from_standard_input(run: Run, folder: Path, prompt: str) -> None:
     as_argument = json.loads(write(run, folder, prompt, "--greedy", "--json").out)
@@ -223,12 +215,6 @@ def test_control_characters_are_escaped_on_a_terminal_and_raw_in_a_pipe(
     assert write(run, folder, prompt, "--greedy").out.startswith(prompt)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert write(run, folder, prompt, "--greedy").out.startswith("a\\x1b[31mb\\x0b\\x9b\\r\tc\nd")
-
-
-def test_an_empty_prompt_starts_from_end_of_text(run: Run, folder: Path) -> None:
-    expected = greedy_text(folder, "<|endoftext|>", 12)
-    for words, stdin in (([], b""), ([""], b""), (["-"], b"")):
-        assert write(run, folder, *words, "--greedy", stdin=stdin) == (0, f"{expected}\n", "")
 
 
 # parity
@@ -282,22 +268,6 @@ def test_parity_as_json(run: Run, folder: Path, tmp_path: Path, wrong_norm: str)
     written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     for part in ("verdict", "logits", "distribution", "greedy", "norm_sites", "sites", "model", "norm"):
         assert written[part] == fields[part]
-
-
-def test_a_budget_decides_instead(run: Run, folder: Path, wrong_norm: str) -> None:
-    wrong = ("--norm", wrong_norm, "--sites", "ln_f", "--json", "-")
-    kept, broken = (judge(run, folder, *wrong, "--budget", f"kl={kl}") for kl in ("1", "1e-12"))
-    assert (kept.status, json.loads(kept.out)["verdict"]) == (0, "pass")
-    assert (broken.status, json.loads(broken.out)["verdict"]) == (1, "fail")
-    assert "1e-12" in json.loads(broken.out)["reasons"][0]
-
-
-def test_prompts_from_a_file_are_judged_as_those_of_the_command_line(run: Run, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text("naïve\n\n狗 saw\n", encoding="utf-8")
-    from_file = judge(run, folder, "--prompts", tmp_path / "prompts.txt", "--json", "-")
-    given = judge(run, folder, "--prompt", "naïve", "--prompt", "狗 saw", "--json", "-")
-    for part in ("logits", "distribution", "greedy"):
-        assert json.loads(from_file.out)[part] == json.loads(given.out)[part]
 
 
 @pytest.fixture
@@ -681,35 +651,14 @@ def test_what_a_norm_prints_is_no_part_of_the_result(run: Run, folder: Path, tmp
         json.loads(ended.out)
 
 
-def corrupt(place: Path) -> None:
-    (place / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{not json at all")
-
-
-BAD_CHECKPOINTS = {
-    "no config": (lambda place: (place / "config.json").unlink(), r"config\.json"),
-    "no weights": (lambda place: (place / "model.safetensors").unlink(), r"model\.safetensors"),
-    "another model": (lambda place: edit_config(place, model_type="llama"), r"model_type.*llama.*gpt2"),
-    "corrupt": (corrupt, r"safetensors"),
-    "a missing tensor": (
-        lambda place: edit_tensors(place, lambda tensors: {n: tensors[n] for n in tensors if "h.0.ln_2.bias" not in n}),
-        r"missing.*h\.0\.ln_2\.bias",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", BAD_CHECKPOINTS)
-def test_a_checkpoint_that_cannot_be_used(run: Run, copy: Path, fault: str) -> None:
-    damage, message = BAD_CHECKPOINTS[fault]
-    damage(copy)
+def test_a_checkpoint_that_cannot_be_used(run: Run, copy: Path) -> None:
+    (copy / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{not json at all")
+    said = f"{copy / 'model.safetensors'} cannot be read as a .safetensors file"
     for words in (["generate", "x", "--model", copy], ["convert", copy, copy / "converted"]):
-        found = complaint(run(*words))
-        assert re.search(message, found), found
-        assert str(copy) in found
+        assert said in complaint(run(*words))
     assert not (copy / "converted").exists()
     found = run("info", copy)  # which tells of it what can be told, and the same reason
-    assert found.status == 2
-    assert re.search(message, found.err), found
-    assert "refused" in found.out
+    assert (found.status, said in found.err, "refused" in found.out) == (2, True, True)
 
 
 # Streams that end early
