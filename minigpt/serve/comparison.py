@@ -3,7 +3,6 @@
 So every position of either text has two distributions over the same context, and their divergence. V vocabulary.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ from minigpt.generation.batch import WASTE, Batch
 from minigpt.generation.choosing import next_tokens
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
-from minigpt.serve.job import REASONS, Channel, Post
+from minigpt.serve.job import REASONS, Channel
 
 AT_ONCE = 4  # comparisons at a time; others wait
 
@@ -39,8 +38,8 @@ class Comparison:
         self.channel, self.is_over = Channel(), False
         self._batches: list[Batch] = []
 
-    def step(self) -> list[Post]:
-        """Add a token to each text that is not over; return the reports."""
+    def step(self) -> None:
+        """Add a token to each text that is not over, and report them."""
         for batch in self._batches:
             batch.read()
         if not self._batches:
@@ -59,12 +58,8 @@ class Comparison:
         for batch in self._batches:
             batch.drop(over)
         self.is_over = len(over) == 2
-        return [Post(self.channel, event, self.is_over) for event in events]
-
-    def failed(self, error: BaseException) -> Post:
-        """Stop, and return the report of the error."""
-        self.is_over = True
-        return Post(self.channel, error, True)
+        for event in events:
+            self.channel.send(event, self.is_over and event is events[-1])
 
     @torch.inference_mode()
     def _written(self, side: int, row: Row, logits: list[Float[Tensor, "1 vocab"]]) -> dict[str, Any]:
@@ -91,38 +86,36 @@ class Comparison:
 
 
 class ComparisonLane:
-    """The comparisons, a few at a time."""
+    """The comparisons. The first few of them take steps."""
 
     def __init__(self) -> None:
-        self.active: list[Comparison] = []
-        self._waiting: deque[Comparison] = deque()
+        self.waiting: list[Comparison] = []
 
-    def add(self, comparison: Comparison) -> None:
-        self._waiting.append(comparison)
+    @property
+    def writing(self) -> list[Comparison]:
+        return self.waiting[:AT_ONCE]
 
     @property
     def count_waiting(self) -> int:
-        return len(self._waiting)
+        return max(0, len(self.waiting) - AT_ONCE)
 
     @property
     def has_work(self) -> bool:
-        return bool(self.active or self._waiting)
+        return bool(self.waiting)
 
-    def step(self) -> list[Post]:
-        """Take a step of each comparison; return the reports."""
-        self.active = [one for one in self.active if not (one.channel.is_left or one.is_over)]
-        while self._waiting and len(self.active) < AT_ONCE:
-            self.active.append(self._waiting.popleft())
-        posts = []
-        for comparison in self.active:
+    def step(self) -> None:
+        """Take a step of each comparison."""
+        for comparison in self.writing:
             try:
-                posts += comparison.step()
+                if not comparison.channel.is_left:
+                    comparison.step()
             except RAISED as error:
-                posts.append(comparison.failed(error))
-        return posts
+                comparison.channel.fail(error)
+            if comparison.channel.is_left or comparison.is_over:
+                self.waiting.remove(comparison)
 
-    def fail(self, error: BaseException) -> list[Post]:
-        """Give up everything; return the reports."""
-        given_up, self.active = [*self.active, *self._waiting], []
-        self._waiting.clear()
-        return [comparison.failed(error) for comparison in given_up]
+    def fail(self, error: BaseException) -> None:
+        """Give up everything."""
+        for comparison in self.waiting:
+            comparison.channel.fail(error)
+        self.waiting.clear()

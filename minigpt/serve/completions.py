@@ -77,7 +77,7 @@ class Answer:
         is_first, choice.total = choice.total == 0, new.total
         if is_first and self.body.echo:
             given = self.body.prompt if isinstance(self.body.prompt, str) else self.body.prompt[prompt]
-            echo = given if isinstance(given, str) else self.service.decode(self.prompts[prompt])
+            echo = given if isinstance(given, str) else self.service.tokenizer.decode(self.prompts[prompt])
             return new._replace(text=echo + new.text, tokens=self.scored.get(prompt, []) + new.tokens)
         return new
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from minigpt.errors import GenerationError
 from minigpt.serve.meters import Meters
 from minigpt.serve.protocol import RefusalError
 
@@ -22,7 +23,7 @@ GONE = 499  # status, in the metrics, of a request whose client has hung up
 class Guard:
     """ASGI middleware that checks who sends a request, and limits the size of its body and the time it takes.
 
-    It answers with the ``RefusalError`` that a check or an endpoint raises.
+    It answers with the error object of a ``RefusalError`` or ``GenerationError`` that a check or an endpoint raises.
 
     The Host header must be known, so that a web page cannot reach the server by a name that it controls (DNS
     rebinding). The Origin header must be the server's own or allowed, so that other pages cannot use the server.
@@ -51,7 +52,8 @@ class Guard:
         try:
             self._check(scope)
             await self.app(scope, await self._body(scope, receive), noted)
-        except RefusalError as refusal:
+        except (RefusalError, GenerationError) as error:
+            refusal = error if isinstance(error, RefusalError) else RefusalError.of(error)
             await refusal.response()(scope, receive, noted)
         except ClientDisconnect:
             pass  # no one reads an answer
@@ -83,10 +85,9 @@ class Guard:
         Raises:
             RefusalError: if it is too large or too slow.
         """
-        headers = dict(scope["headers"])
-        announced = headers.get(b"content-length", b"0")
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
         is_large = not announced.isdigit() or int(announced) > MOST_BODY
-        parts, size, more = [], 0, not (is_large and headers.get(b"expect") == b"100-continue")
+        parts, size, more = [], 0, True
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 while more and size <= MOST_READ:

@@ -1,7 +1,6 @@
 """What the scheduler is asked to do for one request, and the way of its reports to the client's coroutine."""
 
 import asyncio
-import dataclasses
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -18,19 +17,27 @@ REASONS = {None: None, "eos": "stop", "stop": "stop", "length": "length"}  # Row
 
 
 class Channel:
-    """Reports for one client. Create it in the client's coroutine.
+    """Events for one client. Create it in the client's coroutine.
 
     Attributes:
-        is_left: no one receives any more.
+        is_left: no one receives any more, so no more work is to be done.
         opened: when the request came, by ``time.monotonic``.
     """
 
     def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
         self.opened, self.is_left = time.monotonic(), False
-        self._events: list[Any] = []
-        self._is_over = False
-        self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[Any, bool]] = asyncio.Queue()
+
+    def send(self, event: object, is_last: bool) -> None:
+        """Add an event. Any thread may call this."""
+        with suppress(RuntimeError):  # the loop is closed, so no one is waiting
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (event, is_last))
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error. Any thread may call this."""
+        self.is_left = True
+        self.send(error, True)
 
     async def receive(self, request: Request) -> AsyncIterator[list[Any]]:
         """Yield the events that have arrived since the last time, until the last.
@@ -39,57 +46,30 @@ class Channel:
             ClientDisconnect: if the client hangs up.
             RefusalError: if an event is an error.
         """
-        watch = asyncio.create_task(self._watch(request))
+        watch, is_over = asyncio.create_task(self._watch(request)), False
         try:
-            while self._events or not self._is_over:
-                await self._news.wait()
-                if self.is_left:
-                    raise ClientDisconnect
-                self._news.clear()
-                events, self._events = self._events, []
-                for event in events:
+            while not is_over:
+                arrived = [await self._events.get()]
+                while not self._events.empty():
+                    arrived.append(self._events.get_nowait())
+                for event, is_last in arrived:
                     if isinstance(event, BaseException):
                         raise _failure(event)
-                yield events
+                    is_over |= is_last
+                yield [event for event, _ in arrived]
         finally:
             self.is_left = True
             watch.cancel()
 
-    def add(self, event: object, is_last: bool) -> None:
-        self._events.append(event)
-        self._is_over |= is_last
-        self._news.set()
-
     async def _watch(self, request: Request) -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        self.is_left = True
-        self._news.set()
+        self.fail(ClientDisconnect())
 
 
-class Post(NamedTuple):
-    """An event on its way to a channel. An error is an event too, and the last."""
-
-    channel: Channel
-    event: object
-    is_last: bool
-
-
-def deliver(posts: list[Post]) -> None:
-    """Send events to their channels, with one wake-up for each event loop. Any thread may call this."""
-    for loop in {post.channel.loop for post in posts}:
-        with suppress(RuntimeError):  # the loop is closed, so no one is waiting
-            loop.call_soon_threadsafe(_hand_over, [post for post in posts if post.channel.loop is loop])
-
-
-def _hand_over(posts: list[Post]) -> None:
-    for channel, event, is_last in posts:
-        channel.add(event, is_last)
-
-
-def _failure(error: BaseException) -> RefusalError:
+def _failure(error: BaseException) -> BaseException:
     """Return the error that a client gets if its request failed while it was computed."""
-    if isinstance(error, RefusalError):
+    if isinstance(error, RefusalError | ClientDisconnect):
         return error
     if str(error) == NO_TOKEN_LEFT:
         return RefusalError(400, str(error))
@@ -127,21 +107,25 @@ class Written(NamedTuple):
     end: str | None
 
 
-@dataclasses.dataclass(eq=False)
-class Text:
-    """One of a request's texts."""
+class Text(Row):
+    """One of a request's texts.
+
+    Attributes:
+        job: the request.
+        index: its number among the request's texts.
+        tokens: those since the last report, if the request wants log-probabilities.
+    """
 
     job: "Job"
     index: int
-    row: Row
-    tokens: list[Token] = dataclasses.field(default_factory=list)
+    tokens: list[Token]
 
 
 class Job:
     """A request for texts.
 
     Args:
-        rows: one for each text; the texts of a prompt are side by side.
+        texts: the texts of a prompt are side by side.
         alternatives: how many of the likeliest ids to report at each token; None for no log-probabilities.
         scores_prompts: put the log-probabilities of each prompt's tokens into ``scored`` before its texts grow.
         writes: add tokens; otherwise only score the prompts.
@@ -149,29 +133,20 @@ class Job:
     """
 
     def __init__(
-        self, rows: list[Row], *, alternatives: int | None, scores_prompts: bool, writes: bool, streams: bool
+        self, texts: list[Text], *, alternatives: int | None, scores_prompts: bool, writes: bool, streams: bool
     ) -> None:
         self.alternatives, self.scores_prompts = alternatives, scores_prompts
         self.writes, self.streams = writes, streams
-        self.waiting = deque(Text(self, index, row) for index, row in enumerate(rows))
+        self.waiting = deque(texts)
         self.scored: dict[int, list[Token]] = {}
         self.channel = Channel()
-        self._left, self._has_failed = len(rows), False
+        self._left = len(texts)
+        for index, text in enumerate(texts):
+            text.job, text.index, text.tokens = self, index, []
 
-    @property
-    def is_dropped(self) -> bool:
-        """True if no more work is to be done for it."""
-        return self._has_failed or self.channel.is_left
-
-    def written(self, text: Text) -> Post:
-        """Return the report of what a text has added since the last report."""
-        row = text.row
-        self._left -= row.end is not None
-        tokens, text.tokens = text.tokens, []
-        event = Written(text.index, row.take_text(), len(row.ids) - row.prompt_length, tokens, row.end)
-        return Post(self.channel, event, not self._left)
-
-    def failed(self, error: BaseException) -> Post:
-        """Drop all texts, and return the report of the error."""
-        self._has_failed = True
-        return Post(self.channel, error, True)
+    def report(self, text: Text) -> None:
+        """Send what a text has added since the last report."""
+        self._left -= text.end is not None
+        total = len(text.ids) - text.prompt_length
+        self.channel.send(Written(text.index, text.take_text(), total, text.tokens, text.end), not self._left)
+        text.tokens = []

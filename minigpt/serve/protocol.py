@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from starlette.responses import JSONResponse
 
 from minigpt.errors import GenerationError
@@ -32,6 +32,13 @@ class RefusalError(Exception):
         """Return the error object."""
         kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @classmethod
+    def of(cls, error: GenerationError) -> "RefusalError":
+        """Return the refusal of a setting, whose name is the first word of the error."""
+        said = str(error).replace("max_new_tokens", "max_tokens")
+        name = said.partition(" ")[0]
+        return cls(400, said, name if name in CompletionRequest.model_fields else None)
 
     def response(self) -> JSONResponse:
         headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(self.status)
@@ -99,18 +106,13 @@ class Sampling(Body):
         """Return the settings of generation.
 
         Raises:
-            RefusalError: if they contradict each other or are out of range.
+            GenerationError: if they contradict each other or are out of range.
         """
         given = {name: value for name in known_settings() if (value := getattr(self, name, None)) is not None}
         given["do_sample"] = self.temperature != 0
         if not given["do_sample"]:  # clients send settings of draws here too; they have no effect
             given = {name: value for name, value in given.items() if not _is_for_draws(name)}
-        try:
-            return parse_settings(max_new_tokens=max(1, self.new_tokens), **given)
-        except GenerationError as error:
-            said = str(error).replace("max_new_tokens", "max_tokens")
-            param = next((name for name in type(self).model_fields if said.startswith(f"{name} ")), None)
-            raise RefusalError(400, said, param) from error
+        return parse_settings(max_new_tokens=max(1, self.new_tokens), **given)
 
 
 class CompletionRequest(Sampling):
@@ -141,22 +143,18 @@ class CompletionRequest(Sampling):
         """True if a stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def check(self) -> None:
-        """Check the fields against each other.
-
-        Raises:
-            RefusalError: if they contradict each other.
-        """
-        few = f"best_of must not be less than n, got {self.best_of} and {self.choices}"
-        late = "best_of cannot be streamed: the best text is only known when all texts are over"
-        for is_wrong, field, said in (
-            (self.suffix, "suffix", "suffix is not supported: GPT-2 cannot see the text that comes after"),
-            (self.copies < self.choices, "best_of", few),
-            (self.stream and self.copies > self.choices, "best_of", late),
-            (self.stream_options and not self.stream, "stream_options", "stream_options needs stream to be true"),
-        ):
-            if is_wrong:
-                raise RefusalError(400, said, field)
+    @model_validator(mode="after")
+    def _check(self) -> "CompletionRequest":
+        """Check the fields against each other."""
+        if self.suffix:
+            raise ValueError("suffix is not supported: GPT-2 cannot see the text that comes after")
+        if self.copies < self.choices:
+            raise ValueError(f"best_of must not be less than n, got {self.best_of} and {self.choices}")
+        if self.stream and self.copies > self.choices:
+            raise ValueError("best_of cannot be streamed: the best text is only known when all texts are over")
+        if self.stream_options and not self.stream:
+            raise ValueError("stream_options needs stream to be true")
+        return self
 
 
 class CompareRequest(Sampling):

@@ -66,7 +66,6 @@ def _add_texts(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         model = service.model(body.model)
-        body.check()
         prompts = await service.prompts(model, body.prompt)
         job = service.job(body, model, prompts)
         answer, reports = Answer(service, body, prompts, job.scored), job.channel.receive(request)
@@ -110,7 +109,7 @@ def _add_information(app: FastAPI, service: Service) -> None:
     async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
         if body.model is not None:
             service.model(body.model)
-        return {"prompt": service.decode(body.tokens)}
+        return {"prompt": service.tokenizer.decode(body.tokens)}
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -140,19 +139,12 @@ def _add_errors(app: FastAPI) -> None:
 def _invalid(error: RequestValidationError) -> RefusalError:
     """Return the refusal for the first of the errors in a body."""
     first = error.errors()[0]
-    where = [str(part) for part in first["loc"][1:]]
-    field = where[0] if where else None
-    if first["type"] == "json_invalid":
-        return RefusalError(400, "the body of the request is not valid JSON")
-    if field is None or first["type"] in ("model_attributes_type", "dict_type"):
+    where, said = [str(part) for part in first["loc"][1:]], first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":  # a check of ours, which names the field
+        return RefusalError(400, said, said.partition(" ")[0])
+    if not where or first["type"] == "json_invalid":
         return RefusalError(400, "the body must be a JSON object, sent with 'Content-Type: application/json'")
-    if first["type"] == "extra_forbidden":
-        return RefusalError(400, f"the field {'.'.join(where)!r:.100} is not supported", ".".join(where)[:100])
-    if first["type"] == "missing":
-        return RefusalError(400, f"the field {field!r} is missing", field)
-    said = first["msg"].removeprefix("Value error, ")
-    said = said if said.startswith(f"{field} ") else f"{'.'.join(where)[:100]}: {said}"
-    return RefusalError(400, said, field)
+    return RefusalError(400, f"{'.'.join(where)[:100]}: {said}", where[0][:100])
 
 
 async def _stream(parts: AsyncIterator[list[dict[str, Any]]]) -> Response:

@@ -7,7 +7,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,10 +19,9 @@ from minigpt.engine.int8 import drafter_of
 from minigpt.errors import RAISED
 from minigpt.generation.batch import WASTE, Batch
 from minigpt.generation.choosing import next_logits
-from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
-from minigpt.serve.comparison import ComparisonLane
-from minigpt.serve.job import Job, Post, Text, Token, deliver
+from minigpt.serve.comparison import Comparison, ComparisonLane
+from minigpt.serve.job import Job, Text, Token
 from minigpt.serve.meters import Meters
 from minigpt.serve.protocol import RefusalError
 
@@ -57,10 +57,10 @@ class Scheduler:
 
     @property
     def count_writing(self) -> int:
-        return sum(len(lane.writing) for lane in self.lanes.values()) + len(self.comparisons.active)
+        return sum(len(lane.writing) for lane in self._all)
 
-    def submit(self, add: Callable[[], None], texts: int) -> None:
-        """Call ``add``, which lets so many texts wait in a lane.
+    def submit(self, work: Job | Comparison, texts: int, name: str | None = None) -> None:
+        """Let a request for so many texts wait: a job for the model of this name, or a comparison.
 
         Raises:
             RefusalError: if too many texts wait, or the server is shutting down.
@@ -71,7 +71,8 @@ class Scheduler:
             if (waiting := self.count_waiting) + texts > self.max_queue:
                 said = f"{waiting} texts are waiting, and at most {self.max_queue} may; try again in a moment"
                 raise RefusalError(429, said, code="queue_full")
-            add()
+            lane: Any = self.comparisons if name is None else self.lanes[name]
+            lane.waiting.append(work)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="minigpt-scheduler", daemon=True)
                 self._thread.start()
@@ -96,7 +97,7 @@ class Scheduler:
             try:
                 for lane in self._all:
                     if lane.has_work:
-                        deliver(lane.step())
+                        lane.step()
             except Exception as error:  # a bug of ours must not leave clients waiting
                 logging.getLogger("minigpt").exception("a step failed")
                 self._fail(error)
@@ -111,8 +112,9 @@ class Scheduler:
             time.sleep(PAUSE)
 
     def _fail(self, error: BaseException) -> None:
-        for lane in self._all:
-            deliver(lane.fail(error))
+        with self._wake:
+            for lane in self._all:
+                lane.fail(error)
 
 
 def _shutting_down() -> RefusalError:
@@ -120,9 +122,11 @@ def _shutting_down() -> RefusalError:
 
 
 class Lane:
-    """A model, its batch, and the requests for it.
+    """A model, its batch, and the requests for it. Only the scheduler's thread calls ``step``.
 
-    Only the scheduler's thread calls ``step`` and ``fail``. Any thread may call ``add``.
+    Attributes:
+        waiting: requests with texts that have no place yet. Any thread may append to it.
+        writing: texts that have a place.
     """
 
     def __init__(self, name: str, model: GPT2, places: int, meters: Meters, draft: str | None) -> None:
@@ -130,140 +134,125 @@ class Lane:
         if draft is not None:
             drafter_of(model)  # rounds the weights now, or says that the kernel does not serve the model
         self.name, self.model, self.places, self.meters = name, model, places, meters
-        self.writing: dict[Row, Text] = {}
+        self.waiting: deque[Job] = deque()
+        self.writing: list[Text] = []
+        self._joining: list[Text] = []  # those of ``writing`` that are not in the batch
         self._batch: Batch | None = None  # made when it is first needed
-        self._joining: list[Row] = []  # rows that have a place and are not in the batch
-        self._waiting: deque[Job] = deque()
-        self._lock = threading.Lock()
         self._next_report = 0.0  # when texts that stream are next reported
-
-    def add(self, job: Job) -> None:
-        with self._lock:
-            self._waiting.append(job)
 
     @property
     def count_waiting(self) -> int:
         """How many texts wait for a place."""
-        with self._lock:
-            return sum(len(job.waiting) for job in self._waiting)
+        return sum(len(job.waiting) for job in list(self.waiting))
 
     @property
     def has_work(self) -> bool:
-        return bool(self.writing or self._waiting)
+        return bool(self.writing or self.waiting)
 
-    def step(self) -> list[Post]:
-        """Fill the free places, and add a token to every text; return the reports."""
-        posts = self._admit()
+    def step(self) -> None:
+        """Fill the free places, and add a token to every text."""
+        self._admit()
         if self.writing:
             try:
-                posts += self._note(*self._choose())
+                self._note(*self._choose())
             except RAISED:
-                posts += self._one_by_one()
+                self._one_by_one()
         self._let_go()
-        return posts
 
-    def fail(self, error: BaseException) -> list[Post]:
-        """Give up everything; return the reports."""
-        with self._lock:
-            jobs = {*self._waiting, *(text.job for text in self.writing.values())}
-            self._waiting.clear()
-        self.writing, self._joining, self._batch = {}, [], None
-        return [job.failed(error) for job in jobs]
+    def fail(self, error: BaseException) -> None:
+        """Give up everything."""
+        for job in {*self.waiting, *(text.job for text in self.writing)}:
+            job.channel.fail(error)
+        self.waiting.clear()
+        self.writing, self._joining, self._batch = [], [], None
 
-    def _admit(self) -> list[Post]:
-        """Give free places to waiting texts, to each request in turn; score prompts; return the reports."""
-        posts, tokens = [], 0
+    def _admit(self) -> None:
+        """Give free places to waiting texts, to each request in turn; score prompts."""
+        tokens = 0
         while len(self.writing) < self.places and tokens < READ_AT_ONCE and (text := self._next_text()) is not None:
-            job, row = text.job, text.row
-            if row.number == 0:  # other texts of the prompt share its reading
-                tokens += len(row.ids)
+            job = text.job
+            if text.number == 0:  # other texts of the prompt share its reading
+                tokens += len(text.ids)
                 if job.scores_prompts:
                     try:
-                        job.scored[row.prompt] = prompt_tokens(self.model, row.ids, job.alternatives or 0)
+                        job.scored[text.prompt] = prompt_tokens(self.model, text.ids, job.alternatives or 0)
                     except RAISED as error:
-                        posts.append(job.failed(error))
+                        job.channel.fail(error)
                         continue
             if job.writes:
-                self.writing[row] = text
-                row.may_draft = job.alternatives is None  # log-probabilities need the logits of each token
-                self._joining.append(row)
+                text.may_draft = job.alternatives is None  # log-probabilities need the logits of each token
+                self.writing.append(text)
+                self._joining.append(text)
             else:
-                row.end = "length"
-                posts.append(job.written(text))
-        return posts
+                text.end = "length"
+                job.report(text)
 
     def _next_text(self) -> Text | None:
-        with self._lock:
-            while self._waiting:
-                job = self._waiting.popleft()
-                if job.is_dropped:
-                    continue
-                text = job.waiting.popleft()
-                if job.waiting:
-                    self._waiting.append(job)
-                return text
+        while self.waiting:
+            job = self.waiting.popleft()
+            if job.channel.is_left:
+                continue
+            text = job.waiting.popleft()
+            if job.waiting:
+                self.waiting.append(job)
+            return text
         return None
 
-    def _choose(self) -> tuple[list[Row], Tensor]:
-        """Take a step of the batch; return its rows, each of which has a new token, and the logits that led to it."""
+    def _choose(self) -> tuple[list[Text], Tensor]:
+        """Take a step of the batch; return its texts, each of which has a new token, and the logits that led to it."""
         self._batch = batch = self._batch or self._new_batch(self.places)
         new, self._joining = self._joining, []
         if batch.rows:
             batch.read(new)
         else:
-            batch.join(new)
-        logits = batch.logits
-        rows, written = list(batch.rows), sum(len(row.ids) for row in batch.rows)
-        batch.choose()
-        self.meters.tokens.labels(self.name).inc(sum(len(row.ids) for row in rows) - written)
-        return rows, logits
+            batch.join(list(new))
+        logits, before = batch.logits, sum(len(row.ids) for row in batch.rows)
+        texts: Any = batch.choose()
+        self.meters.tokens.labels(self.name).inc(sum(len(text.ids) for text in texts) - before)
+        return texts, logits
 
     def _new_batch(self, places: int) -> Batch:
         return Batch(self.model, self.settings, places, self.model.config.n_positions + WASTE)
 
-    def _one_by_one(self) -> list[Post]:
-        """Take a step that failed again, each row by itself, so that only the client whose row fails gets an error."""
-        posts = []
-        for row, text in self.writing.items():
-            if text.job.is_dropped:
+    def _one_by_one(self) -> None:
+        """Take a step that failed again, each text by itself: only the client whose text fails gets an error."""
+        for text in self.writing:
+            if text.job.channel.is_left:
                 continue
             try:
                 alone = self._new_batch(1)
-                alone.join([row])
+                alone.join([text])
                 logits = alone.logits
-                posts += self._note(alone.choose(), logits)
+                alone.choose()
+                self._note([text], logits)
                 self.meters.tokens.labels(self.name).inc()
             except RAISED as error:
-                posts.append(text.job.failed(error))
+                text.job.channel.fail(error)
         self._batch, self._joining = None, list(self.writing)
-        return posts
 
-    def _note(self, rows: list[Row], logits: Tensor) -> list[Post]:
-        """Return the reports on rows that have a new token."""
-        texts = [self.writing[row] for row in rows]
+    def _note(self, texts: list[Text], logits: Tensor) -> None:
+        """Report on texts that have a new token."""
         scored = [place for place, text in enumerate(texts) if text.job.alternatives is not None]
         if scored:
             most = max(texts[place].job.alternatives or 0 for place in scored)
-            found = tokens_of(logits[scored], [rows[place].ids[-1] for place in scored], most)
+            found = tokens_of(logits[scored], [texts[place].ids[-1] for place in scored], most)
             for place, token in zip(scored, found, strict=True):
                 del token.top[texts[place].job.alternatives :]
                 texts[place].tokens.append(token)
         if is_time := (now := time.monotonic()) >= self._next_report:
             self._next_report = now + STREAM_SECONDS
-        posts = []
         for text in texts:
-            row, job = text.row, text.job
-            if is_first := len(row.ids) == row.prompt_length + 1:
+            job = text.job
+            if is_first := len(text.ids) == text.prompt_length + 1:
                 self.meters.first.labels(self.name).observe(now - job.channel.opened)
-            if row.end or (job.streams and (is_time or is_first)):
-                posts.append(job.written(text))
-        return posts
+            if text.end or (job.streams and (is_time or is_first)):
+                job.report(text)
 
     def _let_go(self) -> None:
         """Forget the texts that are over, and drop those whose client has gone."""
-        gone = {row for row, text in self.writing.items() if text.job.is_dropped and not row.end}
-        self.writing = {row: text for row, text in self.writing.items() if not (row.end or row in gone)}
-        self._joining = [row for row in self._joining if row in self.writing]
+        gone = {text for text in self.writing if text.job.channel.is_left and not text.end}
+        self.writing = [text for text in self.writing if not (text.end or text in gone)]
+        self._joining = [text for text in self._joining if text in self.writing]
         if gone and self._batch is not None:
             self._batch.drop(gone)
 

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from minigpt.engine import GPT2
-from minigpt.errors import ConfigError, GenerationError
-from minigpt.generation.row import Row
+from minigpt.errors import ConfigError
 from minigpt.generation.settings import GenerationSettings
 from minigpt.serve.comparison import Comparison
-from minigpt.serve.job import Job
+from minigpt.serve.job import Job, Text
 from minigpt.serve.protocol import CompareRequest, CompletionRequest, RefusalError
 from minigpt.serve.scheduler import Scheduler
 from minigpt.tokenizer import Tokenizer
@@ -61,7 +60,7 @@ class Service:
         """Return the ids of each prompt. An empty text becomes the end-of-text token, which starts a new document.
 
         Raises:
-            RefusalError: if a text is not valid Unicode, or an id is outside the vocabulary.
+            GenerationError, RefusalError: if a text is not valid Unicode, or an id is outside the vocabulary.
         """
         several = [given] if isinstance(given, str) or isinstance(given[0], int) else given
         found = [await self.encode(one) if isinstance(one, str) else list(one) for one in several]  # type: ignore[arg-type]
@@ -73,40 +72,30 @@ class Service:
         return found
 
     async def encode(self, text: str) -> list[int]:
-        try:
-            encode = self.tokenizer.encode
-            ids = encode(text) if len(text) < LONG else await asyncio.to_thread(encode, text)
-        except GenerationError as error:
-            raise RefusalError(400, str(error), "prompt") from error
-        if ids:
-            return ids
-        end = self.tokenizer.end_of_text_id
-        if end is None:
+        encode, end = self.tokenizer.encode, self.tokenizer.end_of_text_id
+        ids = encode(text) if len(text) < LONG else await asyncio.to_thread(encode, text)
+        if not ids and end is None:
             raise RefusalError(400, "prompt is empty, and the vocabulary has no end-of-text token", "prompt")
-        return [end]
+        return ids or [end]
 
     def job(self, body: CompletionRequest, model: GPT2, prompts: list[list[int]]) -> Job:
         """Submit the texts of a request.
 
         Raises:
-            RefusalError: if a prompt is too long, a setting is wrong, too many texts wait, or the server shuts down.
+            GenerationError: if a setting is wrong.
+            RefusalError: if a prompt is too long, too many texts wait, or the server shuts down.
         """
-        settings, new = body.settings(), body.new_tokens
+        settings, new, copies = body.settings(), body.new_tokens, body.copies
         scores = bool(body.echo) and body.logprobs is not None
         for ids in prompts:
             self._check(model, ids, new, settings, scored=scores)
-        if (count := len(prompts) * body.copies) > self.scheduler.max_queue:
+        if (count := len(prompts) * copies) > self.scheduler.max_queue:
             said = f"a request may ask for at most {self.scheduler.max_queue} texts, got {count}"
             raise RefusalError(400, said, "best_of" if body.best_of else "n" if body.n else "prompt")
-        rows = [
-            self._row(model, ids, prompt, copy, prompt * body.copies + copy, settings)
-            for prompt, ids in enumerate(prompts)
-            for copy in range(body.copies)
-        ]
-        alternatives = 0 if body.logprobs is None and body.copies > body.choices else body.logprobs
-        job = Job(rows, alternatives=alternatives, scores_prompts=scores, writes=new > 0, streams=bool(body.stream))
-        lane = self.scheduler.lanes[body.model]
-        self.scheduler.submit(lambda: lane.add(job), len(rows))
+        texts = [self._text(model, prompts[i // copies], settings, i // copies, i % copies, i) for i in range(count)]
+        alternatives = 0 if body.logprobs is None and copies > body.choices else body.logprobs
+        job = Job(texts, alternatives=alternatives, scores_prompts=scores, writes=new > 0, streams=bool(body.stream))
+        self.scheduler.submit(job, len(texts), body.model)
         self.scheduler.meters.prompts.labels(body.model).inc(sum(map(len, prompts)))
         return job
 
@@ -120,21 +109,10 @@ class Service:
             raise RefusalError(400, "max_tokens must be 1 or more", "max_tokens")
         if settings.samples and settings.seed is None:  # both must draw alike
             settings = settings.replace(seed=secrets.randbelow(2**31))
-        rows = self._row(models[0], ids, 0, 0, 0, settings), self._row(models[1], ids, 0, 0, 0, settings)
-        comparison = Comparison(models, rows, body.alternatives, self.token_text)
-        self.scheduler.submit(lambda: self.scheduler.comparisons.add(comparison), 1)
+        pair = self._text(models[0], ids, settings), self._text(models[1], ids, settings)
+        comparison = Comparison(models, pair, body.alternatives, self.token_text)
+        self.scheduler.submit(comparison, 1)
         return comparison
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of ids.
-
-        Raises:
-            RefusalError: if an id is outside the vocabulary.
-        """
-        try:
-            return self.tokenizer.decode(ids)
-        except GenerationError as error:
-            raise RefusalError(400, str(error), "tokens") from error
 
     def token_bytes(self, id: int) -> bytes:
         return self.tokenizer.decode_bytes([id])
@@ -147,12 +125,11 @@ class Service:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
-    def _row(
-        self, model: GPT2, ids: list[int], prompt: int, copy: int, number: int, settings: GenerationSettings
-    ) -> Row:
-        seed = None if settings.seed is None else settings.seed + number
-        ends = settings.end_ids(model.config)
-        return Row(list(ids), settings, ends, self.tokenizer, prompt, copy, seed)
+    def _text(
+        self, model: GPT2, ids: list[int], settings: GenerationSettings, prompt: int = 0, copy: int = 0, index: int = 0
+    ) -> Text:
+        seed = None if settings.seed is None else settings.seed + index
+        return Text(list(ids), settings, settings.end_ids(model.config), self.tokenizer, prompt, copy, seed)
 
     def _check(self, model: GPT2, ids: list[int], new: int, settings: GenerationSettings, scored: bool = False) -> None:
         context = model.config.n_positions
@@ -162,7 +139,4 @@ class Service:
                 f"{len(ids)} in the prompt and {new} to write; shorten the prompt or lower max_tokens"
             )
             raise RefusalError(400, said, "prompt", "context_length_exceeded")
-        try:
-            settings.require_known_ids(model.config.vocab_size)
-        except GenerationError as error:
-            raise RefusalError(400, str(error), str(error).partition(" ")[0]) from error
+        settings.require_known_ids(model.config.vocab_size)

@@ -210,7 +210,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "a prompt too long": ({"prompt": [1] * 65}, 400, "prompt"),
     "a prompt of mixed kinds": ({"prompt": ["a", 1]}, 400, "prompt"),
     "an id outside the vocabulary": ({"prompt": [300]}, 400, "prompt"),
-    "half a character": ({"prompt": "\ud800"}, 400, "prompt"),
+    "half a character": ({"prompt": "\ud800"}, 400, None),
     "best_of below n": ({"n": 3, "best_of": 2}, 400, "best_of"),
     "a stream of the best": ({"best_of": 2, "stream": True}, 400, "best_of"),
     "options of no stream": ({"stream_options": {"include_usage": True}}, 400, "stream_options"),

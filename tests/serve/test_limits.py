@@ -69,11 +69,6 @@ def test_a_body_above_the_limit_gets_its_answer(server: Live, megabytes: int, ke
         assert list(pool.map(kept if keeps_alive else closed, range(12))) == [(413, "too_large")] * 12
 
 
-def test_a_client_that_asks_first_need_not_send_a_large_body(server: Live) -> None:
-    with connect(server, HEAD + b"Expect: 100-continue\r\nContent-Length: 99999999\r\n\r\n") as connection:
-        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
-
-
 def test_a_body_without_end_loses_its_connection(server: Live) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     with pytest.raises(OSError):  # noqa: PT011 (reset or broken pipe)
