@@ -23,13 +23,9 @@ from minigpt.serve.guard import Guard
 from minigpt.serve.protocol import CompareRequest, CompletionRequest, DetokenizeRequest, RefusalError, TokenizeRequest
 from minigpt.serve.service import Service
 
+NO_PATH = "there is no such path; GPT-2 was trained on plain text, not on chats, so use /v1/completions"
 PAGE_POLICY = "default-src 'none'; img-src data:; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"  # noqa: E501
 PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache", "Referrer-Policy": "no-referrer"}
-NOT_SUPPORTED = {
-    "/v1/chat/completions": "GPT-2 was trained on plain text, not on chats; use /v1/completions",
-    "/v1/embeddings": "this server does not make embeddings; use /v1/completions",
-    "/v1/responses": "GPT-2 was trained on plain text, not on chats; use /v1/completions",
-}
 
 
 def build(
@@ -126,9 +122,8 @@ def _add_errors(app: FastAPI) -> None:
         return _invalid(error).response()
 
     @app.exception_handler(HTTPException)
-    async def failed(request: Request, error: HTTPException) -> Response:
-        said = {404: "there is no such path", 405: "this path does not take that method"}
-        said[404] = NOT_SUPPORTED.get(request.url.path, said[404])
+    async def failed(_: Request, error: HTTPException) -> Response:
+        said = {404: NO_PATH, 405: "this path does not take that method"}
         return RefusalError(error.status_code, said.get(error.status_code, str(error.detail))).response()
 
     @app.exception_handler(Exception)

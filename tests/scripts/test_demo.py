@@ -31,14 +31,6 @@ def told(model: minigpt.GPT2, tokenizer: minigpt.Tokenizer) -> list[str]:
     return [prompt + new[i] for i, prompt in enumerate(PROMPTS)]
 
 
-def test_it_begins_a_text_with_a_capital(model: minigpt.GPT2, tokenizer: minigpt.Tokenizer) -> None:
-    """Without a prompt, whatever is drawn."""
-    how = {"max_new_tokens": 3, "do_sample": True, "temperature": 0.8, "seed": 0, "num_return_sequences": 100}
-    starts = [text.text for text in minigpt.generation.complete(model, tokenizer, [""], batch_size=100, **how)]
-    assert all(text.lstrip('"')[0].isupper() and not text[0].isspace() for text in starts), starts
-    assert len({text.split()[0] for text in starts}) > 5
-
-
 def test_it_has_about_a_million_parameters(model: minigpt.GPT2) -> None:
     assert 900_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
 
@@ -51,13 +43,6 @@ def test_it_fits_in_the_wheel() -> None:
 def test_the_preset_is_its_config(model: minigpt.GPT2) -> None:
     assert minigpt.GPT2Config.preset("demo") == model.config
     assert minigpt.GPT2Config.from_json_file(DEMO / "config.json") == model.config
-
-
-def test_its_vocabulary_is_byte_level(model: minigpt.GPT2, tokenizer: minigpt.Tokenizer) -> None:
-    text = "Zoë's naïve 火 costs €3.50\r\n\t — fine"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.vocab_size == model.config.vocab_size
-    assert tokenizer.end_of_text_id == model.config.eos_token_id
 
 
 def test_its_norms_are_far_from_untrained(model: minigpt.GPT2) -> None:
@@ -83,12 +68,6 @@ def test_it_tells_a_whole_tale(told: list[str]) -> None:
         assert text.rstrip()[-1] in '."', text
         assert 60 <= len(text.split()) <= 200
         assert text.count('"') % 2 == 0
-
-
-def test_it_keeps_to_its_two_people(told: list[str]) -> None:
-    for text in told:
-        words = set(tales.WORD.findall(text))
-        assert len(words & set(tales.WOMEN)) == len(words & set(tales.MEN)) == 1, text
 
 
 def test_it_expects_tales_it_has_never_seen(model: minigpt.GPT2, tokenizer: minigpt.Tokenizer) -> None:

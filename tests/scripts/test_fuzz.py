@@ -2,7 +2,6 @@
 
 import faulthandler
 import os
-import subprocess
 import sys
 import time
 from importlib import import_module
@@ -34,7 +33,6 @@ def folder(fuzz: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_slice(fuzz: ModuleType, folder: Path) -> None:
     found = fuzz.in_a_process(range(FIRST, FIRST + OF_EACH * len(fuzz.TARGETS)), folder)
-    print({name: found[name] for name in ("grown_mb", "slowest_cpu_s")})
     assert found["escaped"] == []
     assert sum(found["counts"].values()) == OF_EACH * len(fuzz.TARGETS)
     assert {name.partition(":")[0] for name in found["counts"]} == fuzz.TARGETS.keys()
@@ -61,26 +59,12 @@ def hang(*_: object, **__: object) -> Any:
 
 
 def grow(*_: object, **__: object) -> Any:
-    raise minigpt.CheckpointError(f"{len(bytearray(os.urandom(2**20)) * 400)} bytes later")
+    return bytearray(2**32)
 
 
 def wander(*_: object, **__: object) -> Any:
     Path("/etc/hostname").open().close()
     raise minigpt.CheckpointError("it looked elsewhere")
-
-
-def test_a_process_that_was_stopped_has_not_hung(
-    fuzz: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*_: object, **__: object) -> Any:
-        waker = subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 1; kill -CONT {os.getpid()}"])
-        waker.wait()
-        raise minigpt.CheckpointError("a second later")
-
-    monkeypatch.setattr(minigpt, "from_pretrained", stopped, raising=False)
-    monkeypatch.setattr(fuzz, "SECONDS", 0.5)
-    number = sorted(fuzz.TARGETS).index("header")
-    assert fuzz.in_a_process(range(number, number + 1), folder)["escaped"] == []
 
 
 @pytest.mark.parametrize(
@@ -89,7 +73,7 @@ def test_a_process_that_was_stopped_has_not_hung(
         (escape, "KeyError: 'got through'"),
         (crash, "the process died of it"),
         (hang, "it took more than 0.2 s"),
-        (grow, "the batch grew by"),
+        (grow, "MemoryError"),
         (wander, "it opened /etc/hostname"),
     ],
 )
@@ -98,14 +82,6 @@ def test_a_fault_is_seen(
 ) -> None:
     monkeypatch.setattr(minigpt, "from_pretrained", fault, raising=False)
     monkeypatch.setattr(fuzz, "SECONDS", 0.2 if fault is hang else 30)
-    monkeypatch.setattr(fuzz, "MEMORY_MB", 80)
     number = sorted(fuzz.TARGETS).index("header")
     found = fuzz.in_a_process(range(number, number + 1), folder)
     assert [what in escaped["what"] for escaped in found["escaped"]] == [True], found
-
-
-def test_a_process_that_dies_before_the_first_is_seen(
-    fuzz: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fuzz, "limit_and_watch", crash)
-    assert fuzz.in_a_process(range(7, 9), folder)["escaped"] == [{"number": 7, "what": "the process died of it"}]

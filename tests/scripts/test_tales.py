@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 SEEDS = st.integers(0, 2**63 - 1)
 WOMEN, MEN = set(tales.WOMEN), set(tales.MEN)
-NAME = r"([A-Z][a-z]+)"
 
 
 @cache
@@ -35,13 +34,6 @@ def test_nothing_of_the_template_is_left(seed: int) -> None:
 
 
 @given(SEEDS)
-def test_sentences_begin_with_a_capital(seed: int) -> None:
-    text = tales.tale(seed)
-    assert text[0].isupper() or text[1].isupper()  # the first may be a quotation mark
-    assert not re.search(r'[.!?]\s"?[a-z]|\.["\n]+ ?[a-z]', text)
-
-
-@given(SEEDS)
 @example(512)  # "a use"
 def test_articles_agree_with_the_next_word(seed: int) -> None:
     for article, word in re.findall(r"\b([Aa]n?) (\w+)", tales.tale(seed)):
@@ -52,23 +44,6 @@ def test_articles_agree_with_the_next_word(seed: int) -> None:
 def test_a_tale_has_one_woman_and_one_man(seed: int) -> None:
     words = set(words_of(tales.tale(seed)))
     assert len(words & WOMEN) == len(words & MEN) == 1
-
-
-@given(SEEDS)
-def test_pronouns_agree(seed: int) -> None:
-    """Where grammar says whose pronoun it is: an introduction, a name, a sentence about the one just named."""
-    text = tales.tale(seed)
-    for his, kin, friend in re.findall(rf"\b([Hh]is|[Hh]er) (friend|neighbour|cousin|sister|brother) {NAME}", text):
-        assert (friend in WOMEN) == (his.lower() == "his")  # whoever has this friend is the other one of the two
-        assert kin not in ("sister", "brother") or (friend in WOMEN) == (kin == "sister")
-    for his, name in re.findall(rf"(His|Her) name was {NAME}", text):
-        assert (name in WOMEN) == (his == "Her")
-    for name, he in re.findall(rf"(?:named|called) {NAME}[^.]*\. (He|She)\b", text):
-        assert (name in WOMEN) == (he == "She")
-    for name, he in re.findall(rf"named {NAME}, and (he|she) lived", text):
-        assert (name in WOMEN) == (he == "she")
-    for role, name in re.findall(rf"little (girl|boy) (?:named |called )?{NAME}", text):
-        assert (name in WOMEN) == (role == "girl")
 
 
 def test_the_vocabulary_holds_every_word() -> None:
