@@ -46,7 +46,7 @@ def resolve_device(device: str | int | torch.device | None) -> torch.device:
         raise ConfigError(f"unknown device {device!r}; known are cpu, cuda, cuda:N, mps and meta") from error
     if resolved.type in ("cpu", "meta"):
         return resolved
-    backend = getattr(torch, resolved.type, None)
+    backend: Any = getattr(torch, resolved.type, None)
     if not hasattr(backend, "device_count"):
         raise ConfigError(f"device {str(device)!r} is not supported; known are cpu, cuda, cuda:N, mps and meta")
     count = backend.device_count() if backend.is_available() else 0

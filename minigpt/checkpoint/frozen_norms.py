@@ -84,5 +84,6 @@ def is_plain_form(model: GPT2) -> bool:
 
 def _deviations(norm: nn.Module) -> list[float]:
     """Return what a frozen norm divides the other positions and the first by; nothing if it is not calibrated."""
-    frozen = isinstance(norm, FrozenLayerNorm) and norm.calibration is not None
-    return norm.calibration.tolist()[:2] if frozen else []
+    if not isinstance(norm, FrozenLayerNorm) or norm.calibration is None:
+        return []
+    return norm.calibration.tolist()[:2]

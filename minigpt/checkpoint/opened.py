@@ -71,7 +71,8 @@ def open_checkpoint(place: Path) -> Checkpoint:
                 'a config.json with "tie_word_embeddings": false beside it uses both'
             )
     if is_frozen(config.layer_norm_epsilon):
-        tensors, norms = unscaled(tensors, config.layer_norm_epsilon), [("*", "frozen")]
+        tensors = unscaled(tensors, config.layer_norm_epsilon)
+        norms = [("*", "frozen")]
         config = dataclasses.replace(config, layer_norm_epsilon=GPT2Config.layer_norm_epsilon)
     return Checkpoint(place, form, config, tensors, norms)
 

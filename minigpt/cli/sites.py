@@ -45,4 +45,5 @@ def sites(
     about = f"{ids.numel():,} tokens of {text}, in rows of {ids.shape[1]:,}"
     fields = {"model": model, "text": str(text), "tokens": ids.numel(), "row": ids.shape[1],
               "norm_sites": found}  # fmt: skip
-    show(look_summary(found, about), fields, json_file, html, lambda: look_page(found, fields, about))
+    title = f"Norm sites of {model}"
+    show(look_summary(found, about), fields, json_file, html, lambda: look_page(found, title, about))
