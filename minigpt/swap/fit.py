@@ -12,13 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from minigpt import norms
 from minigpt.errors import GenerationError, NormError
 from minigpt.model.checks import check_inputs
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
 from minigpt.norms.frozen import FrozenLayerNorm
-from minigpt.swap.sites import HasNorms, check_has_norms, match_sites, originals
+from minigpt.swap.sites import HasNorms, build_like, check_has_norms, match_sites, originals, share
 from minigpt.text_file import read_text
 
 LEAST_TOKENS = 64  # with fewer, two numbers a channel follow the noise
@@ -153,30 +152,27 @@ class Fitting(nn.Module):
             trial.calibrate(x)
         present = trial(x)
         before = explained(present, wanted)
-        rounding = 8 * torch.finfo(x.dtype).eps
-        if _error(present, wanted) <= rounding**2 * wanted.double().square().sum():
+        if _equals(present, wanted, 8 * torch.finfo(x.dtype).eps):
             self.explained = Explained(before, before)  # it is the original norm
             return present
         if name := vars(self.norm).get("of_checkpoint"):
             raise NormError(
                 f"{self.title} cannot be fitted: the checkpoint has {name} there, and no LayerNorm to fit to"
             )
-        if not wanted.isfinite().all() or not x.isfinite().all():
-            raise NormError(f"{self.title} cannot be fitted: its input or output has values that are not finite")
-        alone = trial(x[-1:, -1:].clone())
-        if not _error(alone, present[-1:, -1:]) <= 1e-6 * present[-1:, -1:].double().square().sum():
-            raise NormError(f"{self.title} cannot be fitted: its output for a token depends on the batch")
+        if not _equals(trial(x[-1:, -1:].clone()), present[-1:, -1:], 1e-3):
+            raise NormError(f"{self.title} cannot be fitted: its output depends on the batch or is not finite")
         if isinstance(trial, FrozenLayerNorm):
             trial.calibrate(x)
         parameters = {name: own for name, own in trial.named_parameters() if own.is_floating_point()}
         if not parameters:
             raise NormError(f"{self.title} has no Parameters to fit; keep its scale and shift")
-        affine = _is_affine(trial, x[:1])
-        others = [own for name, own in parameters.items() if not (affine and name in ("weight", "bias"))]
-        if others:
+        affine = _affine_of(trial)
+        if not (affine and _equals(_scaled(_bare(trial, x[:1]), affine), trial(x[:1]), 1e-4)):
+            affine = {}
+        if others := [own for name, own in parameters.items() if name not in affine]:
             _search(trial, x, wanted, others, affine)
-        if affine:
-            _set(trial, *_least_squares(trial, _bare(trial, x), wanted))
+        for role, value in _least_squares(affine, _bare(trial, x), wanted).items():
+            affine[role].copy_(value)
         found = trial(x)
         self.explained = Explained(before, explained(found, wanted))
         self.trial = trial
@@ -190,12 +186,8 @@ def explained(given: Float[Tensor, "batch seq embd"], wanted: Float[Tensor, "bat
 
 def original_norm(norm: nn.Module, model: HasNorms) -> nn.Module:
     """Return the LayerNorm that a norm of ``model`` replaces, on the checkpoint's Parameters."""
-    own = originals(norm)
-    shape, eps = model.config.n_embd, model.config.layer_norm_epsilon
-    original = norms.build("fused", shape, eps=eps, bias="bias" in own or "weight" not in own)
-    original.to(model.wte.weight.device, model.wte.weight.dtype)
-    for role, parameter in own.items():
-        setattr(original, role, parameter)
+    original = build_like(norm, "fused", model)
+    share(original, norm, model)
     return original
 
 
@@ -222,51 +214,41 @@ def _error(given: Tensor, wanted: Tensor) -> Tensor:
     return (given.double() - wanted.double()).square().sum()
 
 
-def _bare(trial: nn.Module, x: Tensor) -> Tensor:
-    """Return what a norm computes before its scale and shift."""
-    own = _affine_of(trial)
-    held = [parameter.data for parameter in own.values()]
-    for role, parameter in own.items():
-        parameter.data = torch.ones_like(parameter) if role == "weight" else torch.zeros_like(parameter)
-    try:
-        return trial(x)
-    finally:
-        for parameter, data in zip(own.values(), held, strict=True):
-            parameter.data = data
+def _equals(given: Tensor, wanted: Tensor, relative: float) -> bool:
+    return bool(_error(given, wanted) <= relative**2 * wanted.double().square().sum())
 
 
 def _affine_of(trial: nn.Module) -> dict[str, nn.Parameter]:
-    both = {role: getattr(trial, role, None) for role in ("weight", "bias")}
-    return {role: own for role, own in both.items() if isinstance(own, nn.Parameter)}
+    return {name: own for name, own in trial.named_parameters() if name in ("weight", "bias")}
 
 
-def _set(trial: nn.Module, scale: Tensor, shift: Tensor) -> None:
-    for role, parameter in _affine_of(trial).items():
-        parameter.copy_(scale if role == "weight" else shift)
+def _bare(trial: nn.Module, x: Tensor) -> Tensor:
+    """Return what a norm computes before its scale and shift."""
+    neutral = {role: torch.full_like(own, role == "weight") for role, own in _affine_of(trial).items()}
+    return torch.func.functional_call(trial, neutral, (x,))
 
 
-def _is_affine(trial: nn.Module, x: Tensor) -> bool:
-    """Return True if a norm's output is ``bare * weight + bias``, with those of the two that it has."""
-    own, present = _affine_of(trial), trial(x)
-    rebuilt = _bare(trial, x) * own.get("weight", 1) + own.get("bias", 0)
-    return bool(own) and bool(_error(rebuilt, present) <= 1e-8 * present.double().square().sum())
+def _scaled(bare: Tensor, affine: Mapping[str, Tensor]) -> Tensor:
+    return bare * affine.get("weight", 1) + affine.get("bias", 0)
 
 
-def _least_squares(trial: nn.Module, bare: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scale and shift (C), of those that the norm has, with which ``bare`` comes closest to ``wanted``."""
-    own = _affine_of(trial)
+def _least_squares(affine: Mapping[str, Tensor], bare: Tensor, wanted: Tensor) -> dict[str, Tensor]:
+    """Return the scale and shift (C), of those in ``affine``, with which ``bare`` comes closest to ``wanted``."""
     u, y = bare.double().flatten(0, 1), wanted.double().flatten(0, 1)  # (tokens, C)
-    u_mean, y_mean = (u.mean(0), y.mean(0)) if "bias" in own else (torch.zeros_like(u[0]),) * 2
+    u_mean, y_mean = (u.mean(0), y.mean(0)) if "bias" in affine else (torch.zeros_like(u[0]),) * 2
     du = u - u_mean
     variance = du.square().sum(0)
     scale = torch.ones_like(u_mean)
-    if "weight" in own:
+    if "weight" in affine:
         is_varied = variance > 1e-12 * u.square().sum(0)
-        scale = torch.where(is_varied, (du * (y - y_mean)).sum(0) / variance, own["weight"].double())
-    return scale, y_mean - scale * u_mean
+        scale = torch.where(is_varied, (du * (y - y_mean)).sum(0) / variance, affine["weight"].double())
+    best = {"weight": scale, "bias": y_mean - scale * u_mean}
+    return {role: best[role].to(bare.dtype) for role in affine}
 
 
-def _search(trial: nn.Module, x: Tensor, wanted: Tensor, others: list[nn.Parameter], affine: bool) -> None:
+def _search(
+    trial: nn.Module, x: Tensor, wanted: Tensor, others: list[nn.Parameter], affine: Mapping[str, Tensor]
+) -> None:
     """Move the Parameters ``others`` to where the norm, with its best scale and shift, explains most.
 
     Each single number is first tried with factors from 1/256 to 16, since far from its best value a tanh is flat. Then
@@ -275,12 +257,10 @@ def _search(trial: nn.Module, x: Tensor, wanted: Tensor, others: list[nn.Paramet
     """
 
     def loss(x: Tensor, wanted: Tensor) -> Tensor:
-        if not affine:
-            return (trial(x) - wanted).square().mean()
-        bare = _bare(trial, x)
+        bare = _bare(trial, x) if affine else trial(x)
         with torch.no_grad():
-            scale, shift = (part.to(bare.dtype) for part in _least_squares(trial, bare, wanted))
-        return (bare * scale + shift - wanted).square().mean()
+            fitted = _least_squares(affine, bare, wanted)
+        return (_scaled(bare, fitted) - wanted).square().mean()
 
     stride = max(1, x.shape[0] * x.shape[1] // SCAN_TOKENS)
     few = [rows.flatten(0, 1)[::stride][None] for rows in (x, wanted)]  # (1, about 1,024, C)

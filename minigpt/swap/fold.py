@@ -35,27 +35,20 @@ def fold_norms(model: GPT2) -> GPT2:
 
     Raises:
         ConfigError: if the model is not a GPT2.
-        NormError: if a norm is not ``s * weight + bias``, the next layer is not a Conv1D, the head belongs to another
-            model, or the model is on meta. Nothing is changed then. Also if a folded weight is too large for the dtype.
+        NormError: if a norm is not ``s * weight + bias``, the next layer is not a Conv1D, or the model is on meta.
+            Nothing is changed then. Also if a folded weight is too large for the dtype.
     """
     check_gpt2(model)
     check_weights(model, "fold", NormError)
-    if model.config.tie_word_embeddings and hasattr(model, "lm_head"):
-        raise NormError(
-            "model must own its head, but its head belongs to the model around it; "
-            "fold a model from minigpt.from_pretrained"
-        )
     for site, norm in model.norm_modules().items():
         require_own_parameters(site, norm)
         _require_affine(norm, site)
-    pairs = [pair for i in range(model.config.n_layer)
-             for pair in ((f"h.{i}.ln_1", f"h.{i}.attn.c_attn"), (f"h.{i}.ln_2", f"h.{i}.mlp.c_fc"))]  # fmt: skip
-    for _, layer in pairs:
-        module = model.get_submodule(layer)
-        if not isinstance(module, Conv1D):
-            raise NormError(f"{layer} must be a Conv1D to fold a norm into it, got a {type(module).__name__}")
-        require_own_parameters(layer, module)
-    _require_unshared(model, [name for pair in pairs for name in pair] + ["ln_f"])
+    pairs = [
+        (f"h.{i}.{norm}", f"h.{i}.{layer}")
+        for i in range(model.config.n_layer)
+        for norm, layer in (("ln_1", "attn.c_attn"), ("ln_2", "mlp.c_fc"))
+    ]
+    _require_conv1d(model, [layer for _, layer in pairs])
     for site, layer in pairs:
         _fold_into_conv1d(model.get_submodule(site), model.get_submodule(layer), layer)
     for norm in model.norm_modules().values():
@@ -84,9 +77,7 @@ def center_writers(model: GPT2) -> GPT2:
     for site, norm in model.norm_modules().items():
         _require_free_of_mean(norm, site, model.wte.weight)
     writers = [f"h.{i}.{part}.c_proj" for i in range(model.config.n_layer) for part in ("attn", "mlp")]
-    for name in writers:
-        if not isinstance(module := model.get_submodule(name), Conv1D):
-            raise NormError(f"{name} must be a Conv1D to be centred, got a {type(module).__name__}")
+    _require_conv1d(model, writers)
     fold_norms(model)
     for name in ["wte", "wpe", *writers]:
         for written in model.get_submodule(name).parameters(recurse=False):  # (..., C)
@@ -96,22 +87,21 @@ def center_writers(model: GPT2) -> GPT2:
 
 def _require_free_of_mean(norm: nn.Module, site: str, embedding: Tensor) -> None:
     """Check that a norm returns the same when every element of a row grows by the same amount."""
-    rows = torch.randn(8, embedding.shape[1], generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+    rows = _rows(embedding).double()
     with naming(norm):
-        bare, rows = copy.deepcopy(norm).eval().double(), rows.to(embedding.device, torch.float64)
+        bare = copy.deepcopy(norm).eval().double()
         given, moved = bare(rows), bare(rows + 1)
     if not (given - moved).abs().max() <= 1e-5 * given.abs().max():
         raise NormError(f"{site} ({type(norm).__name__}) must subtract the mean of its rows for a model to be centred")
 
 
-def _require_unshared(model: GPT2, names: list[str]) -> None:
-    """Check that no two modules share a weight or bias: folding one would silently change the other."""
-    owners: dict[int, str] = {}
+def _require_conv1d(model: GPT2, names: list[str]) -> None:
+    """Check that layers hold their weights as (in, out), which others do not."""
     for name in names:
-        module: Any = model.get_submodule(name)
-        for own in (module.weight, module.bias):
-            if own is not None and owners.setdefault(id(own), name) != name:
-                raise NormError(f"{name} must not share its weight or bias with {owners[id(own)]} to be folded")
+        module = model.get_submodule(name)
+        if not isinstance(module, Conv1D):
+            raise NormError(f"{name} must be a Conv1D, got a {type(module).__name__}")
+        require_own_parameters(name, module)
 
 
 def _fold_into_conv1d(norm: Any, layer: Any, name: str) -> None:
@@ -153,10 +143,8 @@ def _require_affine(norm: Any, site: str) -> None:
     """Check that a norm scales by its weight and shifts by its bias. Some multiply by 1 + weight, for example."""
     if getattr(norm, "weight", None) is None or getattr(norm, "bias", None) is None:
         raise NormError(f"{site} ({type(norm).__name__}) must have a weight and a bias to fold")
-    with naming(norm):
-        bare = copy.deepcopy(norm).eval()
-    generator = torch.Generator("cpu").manual_seed(0)
-    rows = torch.randn(8, len(norm.weight), generator=generator, device="cpu").to(norm.weight)
+    bare = copy.deepcopy(norm).eval()
+    rows = _rows(norm.weight)
     asks = [bare, *([partial(norm_by_addition, addition)] if (addition := own_addition(bare)) else [])]
     whole = torch.stack([ask(rows).double() for ask in asks])  # (ways, 8, C)
     bare.weight.fill_(1)
@@ -166,3 +154,9 @@ def _require_affine(norm: Any, site: str) -> None:
     rounding = 8 * torch.finfo(rows.dtype).eps * (scaled.abs() + shift.abs())
     if not ((whole - (scaled + shift)).abs() <= rounding).all():
         raise NormError(f"{site} ({type(norm).__name__}) must scale by its weight and shift by its bias to fold")
+
+
+def _rows(like: Tensor) -> Tensor:
+    """Return eight random rows (8, C) to try a norm on."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    return torch.randn(8, like.shape[-1], generator=generator, device="cpu").to(like)

@@ -14,7 +14,7 @@ from minigpt.errors import ConfigError, NormError
 from minigpt.model.checks import kind_of
 from minigpt.norms.add import own_addition
 from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm
-from minigpt.norms.foreign.construct import naming, require_same_shape, title
+from minigpt.norms.foreign.construct import naming, require_same_shape
 
 WAY_OUT = "to write it for this model, subclass minigpt.LayerNorm and override standardize(self, x)"
 
@@ -62,10 +62,10 @@ def swap_norms(
     old = {name: model.get_submodule(name) for name in chosen}
     for name, module in old.items():
         require_own_parameters(name, module)
-    new = {name: _built(model, norm, old[name], keep) for name in chosen}
+    new = {name: build_like(module, norm, model, keep) for name, module in old.items()}
     _require_one_each(model, list(new.values()))
     for name, module in new.items():
-        _share(model, module, old[name])
+        share(module, old[name], model)
     _require_runs(next(iter(new.values())), model)
     for name, module in new.items():
         model.set_submodule(name, module)
@@ -89,10 +89,11 @@ def match_sites(model: HasNorms, sites: str | Iterable[str]) -> list[str]:
         NormError: if a pattern matches none, or there is no pattern.
     """
     patterns, names = patterns_of(sites), model.norm_sites()
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+    matched = {pattern: {name for name in names if fnmatchcase(name, pattern)} for pattern in patterns}
+    for pattern, found in matched.items():
+        if not found:
             raise NormError(f"no norm site matches {pattern!r}; the sites are {', '.join(names)}")
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return [name for name in names if any(name in found for found in matched.values())]
 
 
 def patterns_of(sites: str | Iterable[str]) -> list[str]:
@@ -124,7 +125,8 @@ def originals(norm: nn.Module) -> dict[str, nn.Parameter]:
     return {role: own for role, own in both.items() if isinstance(own, nn.Parameter)} | vars(norm).get("originals", {})
 
 
-def _built(model: HasNorms, norm: norms.NormSpec, old: nn.Module, keep: Collection[str]) -> nn.Module:
+def build_like(old: nn.Module, norm: norms.NormSpec, model: HasNorms, keep: Collection[str] = KEEP) -> nn.Module:
+    """Return a new norm for the site of ``old``, with a shift if that has one, and the model's eps."""
     own = originals(old)
     has_shift = "bias" in own or "weight" not in own
     return norms.build(norm, model.config.n_embd, eps=model.config.layer_norm_epsilon, bias=has_shift, keep=keep)
@@ -140,7 +142,7 @@ def _require_one_each(model: HasNorms, new: list[nn.Module]) -> None:
         taken.add(own)
 
 
-def _share(model: HasNorms, new: nn.Module, old: nn.Module) -> None:
+def share(new: nn.Module, old: nn.Module, model: HasNorms) -> None:
     """Give ``new`` the checkpoint's Parameters that ``old`` has or remembers; move it to the model's device, dtype."""
     with naming(new):
         new.to(model.wte.weight.device, model.wte.weight.dtype)
@@ -166,12 +168,11 @@ def _require_runs(norm: nn.Module, model: HasNorms) -> None:
     """
     if norms.is_ours(type(norm)) or model.wte.weight.is_meta:
         return
-    asked, name = copy.deepcopy(norm).eval(), title(norm.norm if isinstance(norm, AdaptedNorm) else norm)
+    asked, own = copy.deepcopy(norm).eval(), norm.norm if isinstance(norm, AdaptedNorm) else norm
     x = torch.arange(2.0 * model.config.n_embd).sin().view(1, 2, -1).to(model.wte.weight)
-    outputs: list[Any] = []
     try:
-        with naming(asked.norm if isinstance(asked, AdaptedNorm) else asked), torch.random.fork_rng(devices=[]):
-            outputs.append(asked(x.clone()))
+        with naming(own), torch.random.fork_rng(devices=[]):
+            outputs = [asked(x.clone())]
             if (addition := own_addition(asked)) is not None:
                 outputs += addition(x.clone(), x.clone())
             for y in outputs:
@@ -179,8 +180,3 @@ def _require_runs(norm: nn.Module, model: HasNorms) -> None:
     except NormError as error:
         shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
         raise NormError(f"{error} on an input of {shape} in {dtype}; {WAY_OUT}") from error
-    for y in outputs:
-        for what in ("dtype", "device"):
-            if getattr(y, what) != getattr(x, what):
-                given, found = getattr(x, what), getattr(y, what)
-                raise NormError(f"{name} changes the {what} from {given} to {found}; {WAY_OUT}")

@@ -66,7 +66,7 @@ def test_what_cannot_be_centred_is_said_and_nothing_changes() -> None:
         assert all(torch.equal(own, before[name]) for name, own in model.state_dict().items())
     model = small_model()
     model.h[1].mlp.c_proj = nn.Linear(192, 48)
-    with pytest.raises(NormError, match=r"h\.1\.mlp\.c_proj must be a Conv1D to be centred, got a Linear"):
+    with pytest.raises(NormError, match=r"h\.1\.mlp\.c_proj must be a Conv1D, got a Linear"):
         center_writers(model)
     with pytest.raises(ConfigError, match=r"must be a minigpt\.GPT2"):
         center_writers(nn.Linear(2, 2))  # type: ignore[arg-type]

@@ -20,7 +20,6 @@ from helpers import (
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-import minigpt
 from minigpt import LayerNorm, NormError, from_pretrained, save_pretrained, swap_norms
 from minigpt.processor import HALVES
 from minigpt.swap import fit_norms, fold_norms
@@ -233,7 +232,7 @@ def test_a_layer_of_another_kind() -> None:
     model = small_model()
     model.h[1].mlp.c_fc = nn.Linear(48, 192)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(NormError, match=r"h\.1\.mlp\.c_fc must be a Conv1D to fold a norm into it, got a Linear"):
+    with pytest.raises(NormError, match=r"h\.1\.mlp\.c_fc must be a Conv1D, got a Linear"):
         fold_norms(model)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
@@ -257,10 +256,3 @@ def test_a_weight_that_is_computed_cannot_be_folded_into(name: str) -> None:
     with pytest.raises(NormError, match=f"weight or bias of {name} is not a Parameter"):
         fold_norms(model)
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
-
-
-def test_layers_that_share_a_weight_are_refused() -> None:
-    model = small_model()
-    model.h[1].mlp.c_fc.weight = model.h[0].mlp.c_fc.weight
-    with pytest.raises(NormError, match=r"h\.1\.mlp\.c_fc must not share its weight or bias with h\.0\.mlp\.c_fc"):
-        minigpt.fold_norms(model)
