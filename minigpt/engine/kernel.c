@@ -20,6 +20,8 @@
 #include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
+#else
+#define omp_get_thread_num() 0
 #endif
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -50,7 +52,7 @@ enum { ROWS = 6, VECS = 4 }; /* of a tile: its sums fill 32 registers */
 #else
 enum { ROWS = 6, VECS = 2 }; /* 16 registers */
 #endif
-enum { SLAB = 64, STRIPE = 16, PARTS = 8, PIECE = 512, LINE = 64, SPINS = 4000 };
+enum { SLAB = 64, STRIPE = 16, PARTS = 8, PIECE = 512, LINE = 64, SPINS = 4000, SHARE = 16, FAR = 16 };
 enum { PHASES = 10 }; /* of a layer */
 enum { BLOCK = 64, PANEL = 16 }; /* of int8 */
 enum form { FLOAT_COLUMNS, HALF_COLUMNS, FLOAT_ROWS, HALF_ROWS, INT8_PANELS }; /* columns: (in, out); rows: (out, in) */
@@ -129,6 +131,15 @@ INLINE uint16_t to_half(float value) { /* rounds to even; NaN stays NaN */
 
 INLINE float value_at(const void *values, long i, int is_half) {
     return is_half ? from_half(((const uint16_t *)values)[i]) : ((const float *)values)[i];
+}
+
+INLINE vec vec_at(const void *values, long i, int is_half) {
+    if (!is_half) return *(const vec *)((const float *)values + i);
+    return (vec)(__builtin_convertvector(*(const hvec *)((const uint16_t *)values + i), ivec) << 16);
+}
+
+INLINE void prefetch(const char *next, long bytes) {
+    for (long i = 0; i < bytes; i += LINE) __builtin_prefetch(next + i, 0, 2);
 }
 
 INLINE long padded(long count, long multiple) { return (count + multiple - 1) / multiple * multiple; }
@@ -237,52 +248,52 @@ static void remember_chunk(struct worker *me, const void *job, long r) {
     }
 }
 
-INLINE vec vec_at(const void *values, long i, int is_half) {
-    if (!is_half) return *(const vec *)((const float *)values + i);
-    return (vec)(__builtin_convertvector(*(const hvec *)((const uint16_t *)values + i), ivec) << 16);
-}
-
-INLINE float total_of(vec sum) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)sum);
-#else
-    float total = 0;
-    for (int i = 0; i < LANES; i++) total += sum[i];
-    return total;
-#endif
+/* Scores of a few keys. */
+INLINE void score(const float *q, const char *keys, long width, float scale, float *scores, int count, int is_half) {
+    const long whole = width / LANES * LANES;
+    vec products[4] = {0};
+    for (long d = 0; d < whole; d += LANES)
+        for (int s = 0; s < count; s++) products[s] += *(const vec *)(q + d) * vec_at(keys, s * width + d, is_half);
+    store_totals(scores, products, count);
+    for (int s = 0; s < count; s++) {
+        for (long d = whole; d < width; d++) scores[s] += q[d] * value_at(keys, s * width + d, is_half);
+        scores[s] *= scale;
+    }
 }
 
 /* y (vecs) = weights (count) times rows of values. */
-INLINE void mix(const float *weights, const void *values, long first, long width, long count, float *y, int vecs, int is_half) {
+INLINE void mix(const float *weights, const char *values, long width, long count, float *y, int vecs, int is_half,
+                const char *next) {
     vec sum[4] = {0};
-    for (long s = 0; s < count; s++)
-        for (int v = 0; v < vecs; v++) sum[v] += weights[s] * vec_at(values, first + s * width + v * LANES, is_half);
+    for (long s = 0, size = width * (is_half ? 2 : 4); s < count; s++) {
+        prefetch(next + s * size, size);
+        for (int v = 0; v < vecs; v++) sum[v] += weights[s] * vec_at(values, s * width + v * LANES, is_half);
+    }
     for (int v = 0; v < vecs; v++) *(vec *)(y + v * LANES) = sum[v];
 }
 
-INLINE void attend_in(struct worker *me, const float *q, const void *keys, const void *values, long start, long end,
-                      float *y, float scale, long width, int is_half) {
-    const long count = end - start, first = start * width, whole = width / LANES * LANES;
-    float most = -INFINITY, sum = 0, *scores = me->scores;
-    for (long s = 0; s < count; s++) {
-        vec products = {0};
-        for (long d = 0; d < whole; d += LANES)
-            products += *(const vec *)(q + d) * vec_at(keys, first + s * width + d, is_half);
-        float score = total_of(products);
-        for (long d = whole; d < width; d++) score += q[d] * value_at(keys, first + s * width + d, is_half);
-        scores[s] = score * scale;
+/* y = the values of count columns, mixed by their scores. Values are prefetched while keys are read, and then next. */
+INLINE void attend_in(const float *q, const char *keys, const char *values, long count, float *scores, float *y, float scale,
+                      long width, int is_half, const char *next) {
+    const long whole = width / LANES * LANES, size = is_half ? 2 : 4;
+    float most = -INFINITY, sum = 0;
+    for (long s = 0, some; s < count; s += some) {
+        some = count - s < 4 ? 1 : 4;
+        prefetch(values + s * width * size, some * width * size);
+        if (some == 4) score(q, keys + s * width * size, width, scale, scores + s, 4, is_half);
+        else score(q, keys + s * width * size, width, scale, scores + s, 1, is_half);
     }
     for (long s = 0; s < count; s++) most = scores[s] > most ? scores[s] : most;
     for (long s = 0; s < count; s++) scores[s] = exponential(scores[s] - most);
     for (long s = 0; s < count; s++) sum += scores[s];
     for (long d = 0, vecs; d < whole; d += vecs * LANES) {
         vecs = whole - d >= 4 * LANES ? 4 : 1;
-        if (vecs == 4) mix(scores, values, first + d, width, count, y + d, 4, is_half);
-        else mix(scores, values, first + d, width, count, y + d, 1, is_half);
+        if (vecs == 4) mix(scores, values + d * size, width, count, y + d, 4, is_half, next);
+        else mix(scores, values + d * size, width, count, y + d, 1, is_half, next);
     }
     for (long d = whole; d < width; d++) {
         y[d] = 0;
-        for (long s = 0; s < count; s++) y[d] += scores[s] * value_at(values, first + s * width + d, is_half);
+        for (long s = 0; s < count; s++) y[d] += scores[s] * value_at(values, s * width + d, is_half);
     }
     for (long d = 0; d < width; d++) y[d] /= sum;
 }
@@ -291,13 +302,15 @@ INLINE void attend_in(struct worker *me, const float *q, const void *keys, const
 static void attention_chunk(struct worker *me, const void *job, long chunk) {
     const struct model *model = me->step->model;
     const struct rows *rows = me->step->rows;
-    const long layer = *(const long *)job, r = chunk / model->heads, h = chunk % model->heads;
-    const long width = model->width / model->heads, start = rows->starts[r], end = rows->ends[r];
+    const long layer = *(const long *)job, heads = model->heads, r = chunk / heads, h = chunk % heads;
+    const long width = model->width / heads, size = rows->is_half ? 2 : 4, start = rows->starts[r], count = rows->ends[r] - start;
+    const long later = chunk + me->step->threads < rows->count * heads ? chunk + me->step->threads : chunk;
     const float *q = me->step->qkv + r * 3 * model->width + h * width;
     float *y = me->step->mixed + r * model->width + h * width, scale = model->h[layer].score_scale;
-    const char *keys = keys_of(me, layer, r, h), *values = keys + (rows->is_half ? 2 : 4) * rows->value_stride;
-    if (rows->is_half) attend_in(me, q, keys, values, start, end, y, scale, width, 1);
-    else attend_in(me, q, keys, values, start, end, y, scale, width, 0);
+    const char *keys = keys_of(me, layer, r, h) + start * width * size, *values = keys + rows->value_stride * size;
+    const char *next = keys_of(me, layer, later / heads, later % heads); /* where this thread probably goes on */
+    if (rows->is_half) attend_in(q, keys, values, count, me->scores, y, scale, width, 1, next);
+    else attend_in(q, keys, values, count, me->scores, y, scale, width, 0, next);
 }
 
 /* The step. ------------------------------------------------------------------------------------------------------ */
@@ -363,14 +376,6 @@ long NAMED(minigpt_memory, LEVEL)(const struct model *model, const struct rows *
     return place(&step, &me, threads - 1, NULL, longest);
 }
 
-static long thread_number(void) {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
-
 void NAMED(minigpt_step, LEVEL)(const struct model *model, const struct rows *rows, long threads, long longest,
                                 char *memory) {
     memset(memory, 0, sizeof(struct counter) * (PHASES * model->layers + 2));
@@ -378,7 +383,7 @@ void NAMED(minigpt_step, LEVEL)(const struct model *model, const struct rows *ro
     {
         struct step step = {.model = model, .rows = rows, .threads = threads};
         struct worker me;
-        place(&step, &me, thread_number(), memory, longest);
+        place(&step, &me, omp_get_thread_num(), memory, longest);
         run_step(&me);
     }
 }
@@ -399,7 +404,7 @@ void NAMED(minigpt_product, LEVEL)(const struct matrix *matrix, const float *in,
     {
         struct step step = {.model = &model, .rows = &rows, .threads = threads};
         struct worker me;
-        place(&step, &me, thread_number(), memory, 0);
+        place(&step, &me, omp_get_thread_num(), memory, 0);
         multiply(&me, matrix, NULL, in, out, LOGITS);
     }
 }

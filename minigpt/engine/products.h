@@ -19,8 +19,19 @@ enum { HAS_DOT = 1 }; /* instructions that multiply pairs of bfloat16: inputs ar
 enum { HAS_DOT = 0 };
 #endif
 
-INLINE void fetch(const char *next, long lines) {
-    for (long i = 0; next && i < lines; i++) __builtin_prefetch(next + i * LINE, 0, 2);
+/* Weights to prefetch while a tile reads lines of weights: some bytes at each line. Tiles that take turns at the same lines
+ * share them, so that memory is asked at an even pace. */
+struct ahead {
+    const char *next;
+    long step, bytes, from, to;
+};
+
+INLINE struct ahead turn(const char *next, long step, long bytes, long lines, long row, long many, long rows) {
+    return (struct ahead){next, step, bytes, lines * row / rows, lines * (row + many) / rows};
+}
+
+INLINE void prefetch_at(const struct ahead *a, long line) {
+    if (line >= a->from && line < a->to) prefetch(a->next + line * a->step, a->bytes);
 }
 
 /* Return sum + weights * inputs; with is_dot, of the pairs of bfloat16 that the lanes hold. */
@@ -30,11 +41,6 @@ INLINE vec add_product(vec sum, vec weights, vec inputs, int is_dot) {
 #endif
     (void)is_dot;
     return sum + weights * inputs;
-}
-
-INLINE vec weights_at(const char *w, int is_half, int is_dot) {
-    if (!is_half || is_dot) return *(const vec *)w;
-    return (vec)(__builtin_convertvector(*(const hvec *)w, ivec) << 16);
 }
 
 /* How many of the rows a tile takes: at most ROWS, and all tiles about the same. */
@@ -57,30 +63,20 @@ INLINE long height(long rows) {
 /* sums (rows, columns) += x (units, rows of the step) times w (units, columns). A unit is one input in float32 or two in
  * bfloat16. */
 INLINE void tile(int rows, const float *x, long x_step, const float *w, long w_step, float *sums, long step, long units,
-                 int is_dot, const char *next, long lines) {
+                 int is_dot, struct ahead ahead) {
     vec sum[ROWS][VECS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < VECS; v++) sum[r][v] = (vec){0};
     for (long k = 0; k < units; k++) {
-        fetch(next ? next + k * lines * LINE : NULL, lines);
+        for (int i = 0; i <= is_dot; i++) prefetch_at(&ahead, k * (1 + is_dot) + i);
         for (int r = 0; r < rows; r++) {
-            const vec input = (vec){0} + x[k * x_step + r];
+            const vec input = x[k * x_step + r] - (vec){0}; /* compilers would add 0 */
             for (int v = 0; v < VECS; v++)
                 sum[r][v] = add_product(sum[r][v], *(const vec *)(w + k * w_step + v * LANES), input, is_dot);
         }
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < VECS; v++) *(vec *)(sums + r * step + v * LANES) += sum[r][v];
-}
-
-/* Multiply all rows by the units of one slab, SLAB outputs. */
-INLINE void slab(const float *x, long rows, const float *w, long w_step, float *sums, long step, long units, int is_dot,
-                 const char *next, long lines) {
-    for (long r = 0, many; r < rows; r += many, next = NULL) {
-        many = height(rows - r);
-        for (long c = 0; c < SLAB; c += VECS * LANES)
-            WITH_ROWS(many, tile, x + r, rows, w + c, w_step, sums + r * step + c, step, units, is_dot, c ? NULL : next, lines);
-    }
 }
 
 /* Copy a slab's weights to where the tile reads them, as units (STRIPE, SLAB), with zeros behind the last ones. */
@@ -108,31 +104,39 @@ INLINE void pack(const struct matrix *m, long k, long n, long o, long outs, floa
             _mm512_storeu_si512(units + j + LANES, _mm512_permutex2var_epi16(one, high, two));
         }
 #else
-        for (long j = 0; j < SLAB; j += LANES) *(vec *)(units + j) = weights_at(w + j * size, is_half, 0);
+        for (long j = 0; j < SLAB; j += LANES) *(vec *)(units + j) = vec_at(w, j, is_half);
 #endif
     }
 }
 
-/* Sums of a part of the inputs, for weights in columns. They are read in stripes of a few inputs. */
-INLINE void columns_chunk(struct worker *me, const struct product *p, long part, long from, long count, int is_half) {
+/* Sums of a part of the inputs, for weights in columns. They are read in stripes of a few inputs, SLAB outputs at a time. */
+INLINE void columns_chunk(struct worker *me, const struct product *p, long chunk, long from, long count, int is_half) {
     const struct matrix *m = p->matrix;
     const int is_dot = is_half && HAS_DOT;
     const long rows = me->step->rows->count, size = is_half ? 2 : 4, unit = 1 + is_dot, stripe = STRIPE * unit;
-    const long last = (part + 1) * p->part < m->in ? (part + 1) * p->part : m->in;
+    const long part = chunk % p->parts, last = (part + 1) * p->part < m->in ? (part + 1) * p->part : m->in;
+    const long later = (chunk + me->step->threads) % p->parts * p->part; /* where this thread probably goes on */
     float *sums = p->sums + part * rows * p->step + from, units[STRIPE * SLAB] __attribute__((aligned(64)));
     for (long r = 0; r < rows; r++) memset(sums + r * p->step, 0, sizeof(float) * padded(count, SLAB));
-    for (long k = part * p->part; k < last; k += stripe) {
-        const float *x = (const float *)me->operand + k / unit * rows;
-        const char *next = (const char *)m->weight + (k + stripe) * m->out * size; /* contiguous if count is all outputs */
-        const long n = last - k < stripe ? last - k : stripe;
+    for (long k = part * p->part; k < last; k += stripe)
         for (long c = 0; c < count; c += SLAB) {
-            const float *w = (const float *)m->weight + k * m->out + from + c;
-            const int is_ready = !is_half && count - c >= SLAB;
-            if (!is_ready) w = units, pack(m, k, n, from + c, count - c < SLAB ? count - c : SLAB, units, is_half);
-            slab(x, rows, w, is_ready ? m->out : SLAB, sums + c, p->step, (n + unit - 1) / unit, is_dot,
-                 count == m->out ? next + c * stripe * size : NULL, SLAB * unit * size / LINE);
+            const long n = last - k < stripe ? last - k : stripe, outs = count - c < SLAB ? count - c : SLAB;
+            const int is_ready = !is_half && outs == SLAB;
+            const float *w = is_ready ? (const float *)m->weight + k * m->out + from + c : units;
+            if (!is_ready) pack(m, k, n, from + c, outs, units, is_half);
+            long then = k, column = c + FAR * SLAB; /* of the weights to prefetch */
+            for (; column >= count; column -= padded(count, SLAB)) then += stripe;
+            if (then >= last) then += later - last;
+            const char *next = (const char *)m->weight + (then * m->out + from + column) * size;
+            for (long r = 0, many; r < rows; r += many) {
+                many = height(rows - r);
+                const float *x = (const float *)me->operand + k / unit * rows + r;
+                struct ahead ahead = turn(next, m->out * size, SLAB * size, n, r, many, rows);
+                for (long v = 0; v < SLAB; v += VECS * LANES, ahead.bytes = 0)
+                    WITH_ROWS(many, tile, x, rows, w + v, is_ready ? m->out : SLAB, sums + r * p->step + c + v, p->step,
+                              (n + unit - 1) / unit, is_dot, ahead);
+            }
         }
-    }
 }
 
 /* Store the total of the lanes of each vector. The order of a total is the same for any count. */
@@ -155,18 +159,18 @@ INLINE void store_totals(float *y, const vec *sum, int count) {
 
 /* y (rows, outs) = x (rows, n) times rows of w. */
 INLINE void dots(int rows, const char *x, long x_step, const char *w, float *y, long step, long n, int outs, int is_half,
-                 const char *next) {
+                 struct ahead ahead) {
     const int is_dot = is_half && HAS_DOT;
     const long lanes = LANES * (1 + is_dot), whole = n / lanes * lanes, size = is_half ? 2 : 4, x_size = is_dot ? 2 : 4;
     vec sum[ROWS][VECS];
     for (int r = 0; r < rows; r++)
         for (int o = 0; o < outs; o++) sum[r][o] = (vec){0};
     for (long k = 0; k < whole; k += lanes) {
-        fetch(next ? next + k * outs * size : NULL, lanes * outs * size / LINE);
+        prefetch_at(&ahead, k / lanes);
         vec weights[VECS];
-        for (int o = 0; o < outs; o++) weights[o] = weights_at(w + (o * n + k) * size, is_half, is_dot);
+        for (int o = 0; o < outs; o++) weights[o] = vec_at(w + (o * n + k) * size, 0, is_half && !is_dot);
         for (int r = 0; r < rows; r++) {
-            const vec inputs = *(const vec *)(x + (r * x_step + k) * x_size);
+            const vec inputs = *(const vec *)(x + r * x_step + k * x_size);
             for (int o = 0; o < outs; o++) sum[r][o] = add_product(sum[r][o], weights[o], inputs, is_dot);
         }
     }
@@ -174,24 +178,30 @@ INLINE void dots(int rows, const char *x, long x_step, const char *w, float *y, 
         store_totals(y + r * step, sum[r], outs);
         for (int o = 0; o < outs; o++)
             for (long k = whole; k < n; k++)
-                y[r * step + o] += value_at(x, r * x_step + k, is_dot) * value_at(w, o * n + k, is_half);
+                y[r * step + o] += value_at(x + r * x_step, k, is_dot) * value_at(w, o * n + k, is_half);
     }
 }
 
-/* Sums for weights in rows: VECS outputs at a time, or one if rows are few, which reads memory in sequence. */
+/* Sums for weights in rows, VECS outputs at a time; or one if rows are few, which reads memory in sequence. SHARE outputs
+ * stay in a cache until all rows have passed. */
 INLINE void rows_chunk(struct worker *me, const struct product *p, long from, long count, int is_half) {
     const struct matrix *m = p->matrix;
-    const long rows = me->step->rows->count, size = is_half ? 2 : 4, x_size = is_half && HAS_DOT ? 2 : 4;
-    const long x_step = padded(m->in, BLOCK);
-    for (long o = 0, outs; o < count; o += outs) {
-        const char *w = (const char *)m->weight + (from + o) * m->in * size;
-        outs = rows >= 4 && count - o >= VECS ? VECS : 1;
+    const int is_dot = is_half && HAS_DOT;
+    const long rows = me->step->rows->count, size = is_half ? 2 : 4, lanes = LANES * (1 + is_dot);
+    const long x_size = padded(m->in, BLOCK) * (is_dot ? 2 : 4);
+    for (long first = from, last; first < from + count; first = last) {
+        last = first + SHARE < from + count ? first + SHARE : from + count;
         for (long r = 0, many; r < rows; r += many) {
-            const char *x = me->operand + r * x_step * x_size, *next = r || outs == 1 ? NULL : w + outs * m->in * size;
-            float *y = p->sums + r * p->step + from + o;
             many = height(rows - r);
-            if (outs == 1) WITH_ROWS(many, dots, x, x_step, w, y, p->step, m->in, 1, is_half, next)
-            else WITH_ROWS(many, dots, x, x_step, w, y, p->step, m->in, VECS, is_half, next)
+            for (long o = first, outs; o < last; o += outs) {
+                outs = rows >= 4 && last - o >= VECS ? VECS : 1;
+                const long line = lanes * outs * size;
+                const char *x = me->operand + r * x_size, *w = (const char *)m->weight + o * m->in * size;
+                const struct ahead ahead = turn(w + SHARE * m->in * size, line, line, m->in / lanes, r, many, rows);
+                float *y = p->sums + r * p->step + o;
+                if (outs == 1) WITH_ROWS(many, dots, x, x_size, w, y, p->step, m->in, 1, is_half, ahead)
+                else WITH_ROWS(many, dots, x, x_size, w, y, p->step, m->in, VECS, is_half, ahead)
+            }
         }
     }
 }
@@ -213,7 +223,7 @@ INLINE ivec add_pairs(ivec sum, ivec weights, ivec inputs) {
 
 /* sums (rows, panels) = x (units, rows of the step) times panels of int8. A unit is two inputs, in 16 bits. */
 INLINE void int8_tile(int rows, const int32_t *x, long x_step, const float *scales, long blocks, const struct int8_block *w,
-                      float *sums, long step, int panels, long ahead) {
+                      float *sums, long step, int panels, int from, int to) {
     const int vecs = panels * PANEL / LANES;
     vec sum[ROWS][2 * PANEL / LANES];
     for (int r = 0; r < rows; r++)
@@ -226,7 +236,7 @@ INLINE void int8_tile(int rows, const int32_t *x, long x_step, const float *scal
             for (int v = 0; v < vecs; v++) {
                 const struct int8_block *block = &w[v * LANES / PANEL * blocks + b];
                 const svec four = *(const svec *)block->weight[g][v * LANES % PANEL];
-                if (ahead) __builtin_prefetch(block->weight[g][v * LANES % PANEL] + ahead, 0, 2);
+                if (g >= from && g < to) __builtin_prefetch(block[panels * blocks].weight[g][v * LANES % PANEL], 0, 2);
                 const ivec first = (ivec)(four << 8 >> 8), second = (ivec)(four >> 8);
                 for (int r = 0; r < rows; r++) {
                     const int32_t *inputs = x + (b * BLOCK / 2 + 2 * g) * x_step + r;
@@ -252,10 +262,10 @@ static void int8_chunk(struct worker *me, const struct product *p, long from, lo
         for (long r = 0, many; r < rows; r += many) {
             const int32_t *x = (const int32_t *)me->operand + r;
             float *sums = p->sums + r * p->step + from + c;
-            const long ahead = r ? 0 : (1 + is_pair) * blocks * sizeof *w;
             many = height(rows - r);
-            if (is_pair) WITH_ROWS(many, int8_tile, x, rows, me->scales + r, blocks, w, sums, p->step, 2, ahead)
-            else WITH_ROWS(many, int8_tile, x, rows, me->scales + r, blocks, w, sums, p->step, 1, ahead)
+            const int first = BLOCK / 4 * r / rows, last = BLOCK / 4 * (r + many) / rows; /* of a block, to prefetch */
+            if (is_pair) WITH_ROWS(many, int8_tile, x, rows, me->scales + r, blocks, w, sums, p->step, 2, first, last)
+            else WITH_ROWS(many, int8_tile, x, rows, me->scales + r, blocks, w, sums, p->step, 1, first, last)
         }
         if (is_pair) c += PANEL;
     }
@@ -305,11 +315,11 @@ static void prepare(struct worker *me, const struct product *p) {
 static void product_chunk(struct worker *me, const void *job, long chunk) {
     const struct product *p = job;
     const struct matrix *m = p->matrix;
-    const long part = chunk % p->parts, from = chunk / p->parts * p->chunk;
+    const long from = chunk / p->parts * p->chunk;
     const long count = m->out - from < p->chunk ? m->out - from : p->chunk;
     if (!me->is_prepared) prepare(me, p);
-    if (m->form == FLOAT_COLUMNS) columns_chunk(me, p, part, from, count, 0);
-    else if (m->form == HALF_COLUMNS) columns_chunk(me, p, part, from, count, 1);
+    if (m->form == FLOAT_COLUMNS) columns_chunk(me, p, chunk, from, count, 0);
+    else if (m->form == HALF_COLUMNS) columns_chunk(me, p, chunk, from, count, 1);
     else if (m->form == FLOAT_ROWS) rows_chunk(me, p, from, count, 0);
     else if (m->form == HALF_ROWS) rows_chunk(me, p, from, count, 1);
     else int8_chunk(me, p, from, count);
