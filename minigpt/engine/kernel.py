@@ -167,7 +167,7 @@ def path_of(model: nn.Module) -> str:
     return f"kernel ({found.level})" if reason is None and found is not None else f"PyTorch: {reason}"
 
 
-def _is_known(part: Any, model: GPT2) -> bool:
+def _is_known(part: Any, model: Any) -> bool:
     if type(part) in NORMS:
         is_ready = not isinstance(part, FrozenLayerNorm) or part.calibration is not None
         return is_ready and part.normalized_shape == (model.config.n_embd,)

@@ -1,6 +1,6 @@
 """The fast classes of the network's parts. A part keeps its identity, Parameters and hooks; only its class changes."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -70,8 +70,9 @@ def accelerate(model: Model) -> Model:
         model: a GPT2, or any module that contains parts of one.
     """
     _exchange(model, FASTER)
-    if type(getattr(model, "lm_head", None)) is nn.Linear:
-        model.lm_head.__class__ = FastLinear
+    head: Any = getattr(model, "lm_head", None)
+    if type(head) is nn.Linear:
+        head.__class__ = FastLinear
     if hasattr(model, "arithmetic"):
         vars(model)["arithmetic"] = "fast"
     return model

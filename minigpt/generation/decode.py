@@ -51,7 +51,20 @@ def generate(
     attention_mask: Tensor | None = None,
     *,
     tokenizer: TextCodec | None = None,
-    **settings: Unpack[Settings],
+    output_scores: Literal[True],
+    output_logprobs: bool = False,
+    **settings: Unpack[TextSettings],
+) -> Generated: ...
+@overload
+def generate(
+    model: GPT2,
+    input_ids: Int[Tensor, "batch seq"],
+    attention_mask: Tensor | None = None,
+    *,
+    tokenizer: TextCodec | None = None,
+    output_scores: bool = False,
+    output_logprobs: Literal[True],
+    **settings: Unpack[TextSettings],
 ) -> Generated: ...
 def generate(
     model: GPT2,

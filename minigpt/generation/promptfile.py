@@ -53,7 +53,7 @@ def read_prompts(file: str | Path) -> list[PromptLine]:
 
 def _parsed(number: int, line: bytes, origin: str, is_json: bool) -> PromptLine:
     try:
-        fields = parse_object(line) if is_json else {"prompt": line.decode("utf-8")}
+        fields: dict[str, Any] = parse_object(line) if is_json else {"prompt": line.decode("utf-8")}
     except UnicodeDecodeError as error:
         raise GenerationError(not_utf8(origin, error)) from error
     except (ValueError, TypeError) as error:

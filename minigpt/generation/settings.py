@@ -218,7 +218,7 @@ Complaints = dict[tuple[str, ...], str]  # sentences by the names of the setting
 
 def complaints_about(settings: Settings | dict[str, Any], one_text: bool = False) -> Complaints:
     """Return what is wrong with settings: unknown names; if there are none, wrong values; else contradictions."""
-    given = dict(settings)
+    given: dict[str, Any] = dict(settings)
     if unknown := sorted(given.keys() - set(known_settings())):
         return {tuple(unknown): _unknown(unknown)}
     if given.get("max_new_tokens") is None:

@@ -24,7 +24,8 @@ def is_int(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Return True for a finite real number."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_real and abs(value) <= sys.float_info.max  # type: ignore[operator]
 
 
 def is_ids(value: Any) -> bool:
