@@ -2,7 +2,7 @@
 
 import ast
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,10 @@ import torch
 import transformers
 from bench.hf_checks import CHECKS, outcome
 from checkpoints import TINY, edit_config, edit_tensors, reference, saved, tiny_bpe, tokens
-from helpers import assert_close, assert_same_bits, left_padding
+from helpers import assert_close, assert_same_bits
 from sabotages import GammaBeta
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
-from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 import minigpt
 from minigpt import ConfigError, NormError
@@ -82,64 +81,6 @@ def test_logits_loss_and_hidden_states_are_transformers_own(fields: Any, attenti
     assert isinstance(ours(x, return_dict=False), tuple)
 
 
-PACKED = {
-    "two texts": [[0, 1, 2, 0, 1, 2]],
-    "padded on the left": [[0, 0, 0, 1, 2, 3]],
-    "in every row others": [[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 0, 1], [5, 6, 7, 1, 2, 3]],
-}
-
-
-@pytest.mark.parametrize("places", PACKED.values(), ids=PACKED)
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_texts_that_are_packed_in_a_row_stay_apart(folder: Path, attention: str, places: list[list[int]]) -> None:
-    ours, theirs = load(folder, attn_implementation=attention), reference()
-    theirs.set_attn_implementation(attention)
-    for cached in (False, True):  # with a cache, transformers' own does not look for them
-        inputs = dict(input_ids=tokens(3, 6), position_ids=torch.tensor(places), use_cache=cached)
-        assert_close(logits(ours, **inputs), logits(theirs, **inputs), 5e-6, "logits")
-
-
-def test_a_subclass_may_be_told_more(folder: Path) -> None:
-    class WithClasses(GPT2LMHeadModel):
-        def __init__(self, config: Any, classes: int = 2) -> None:
-            super().__init__(config)
-            self.value = torch.nn.Linear(config.n_embd, classes)
-
-    assert WithClasses(transformers.GPT2Config(**TINY), classes=3).value.out_features == 3
-
-
-RECORDERS: dict[str, Callable[..., Any]] = {
-    "traced": lambda program, example: torch.jit.trace(program, example),
-    "exported": lambda program, example: torch.export.export(program, example).module(),
-}
-
-
-@pytest.mark.parametrize("record", RECORDERS.values(), ids=RECORDERS)
-@pytest.mark.filterwarnings("ignore")
-def test_a_recorded_program_keeps_packed_texts_apart_too(folder: Path, record: Callable[..., Any]) -> None:
-    class Logits(torch.nn.Module):
-        def __init__(self, model: Any) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-            return self.model(ids, position_ids=places, use_cache=False).logits
-
-    program, x = Logits(load(folder)), tokens(1, 6)
-    packed = torch.tensor([[0, 1, 2, 0, 1, 2]])
-    recorded = record(program, (x, torch.arange(6)[None]))
-    assert_close(recorded(x, packed), program(x, packed), 1e-6, "logits")
-
-
-def test_a_cache_that_is_not_to_be_used_further_is_read_and_not_handed_on(folder: Path) -> None:
-    ours, theirs, x = load(folder), reference(), tokens(2, 9)
-    found, wanted = (
-        model(x[:, 5:], past_key_values=model(x[:, :5]).past_key_values, use_cache=False) for model in (ours, theirs)
-    )
-    assert found.past_key_values is wanted.past_key_values is None
-    assert_close(found.logits, wanted.logits, 5e-6, "logits")
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(folder: Path, dtype: torch.dtype) -> None:
     found, wanted = load(folder, dtype=dtype, arithmetic="reference"), reference().to(dtype)
@@ -154,44 +95,6 @@ def test_norms_are_swapped_in_its_body(folder: Path) -> None:
 
 
 # --- generation
-
-
-@pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"use_cache": False}], ids=str)
-def test_who_speaks_is_added_as_a_token_is(folder: Path, how: dict[str, Any]) -> None:
-    x, types, mask = tokens(2, 9), tokens(2, 9).flip(1), left_padding([9, 6], 9)
-    ours, theirs = load(folder, arithmetic="reference"), reference()
-    assert torch.equal(*(logits(model, input_ids=x, token_type_ids=types) for model in (ours, theirs)))
-    assert not torch.equal(logits(ours, input_ids=x, token_type_ids=types), logits(ours, input_ids=x))
-    given: dict[str, Any] = dict(token_type_ids=types, attention_mask=mask)
-    settings: dict[str, Any] = given | dict(max_new_tokens=9, min_new_tokens=9, do_sample=False, pad_token_id=0) | how
-    assert torch.equal(ours.generate(x, **settings), theirs.generate(x, **settings))
-
-
-@pytest.fixture(scope="module")
-def worded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = saved(reference(vocab_size=300), tmp_path_factory.mktemp("worded"))
-    minigpt.Tokenizer(tiny_bpe()).save(place)
-    return place
-
-
-def test_writing_stops_at_a_text(worded: Path) -> None:
-    tokenizer, x = AutoTokenizer.from_pretrained(worded), tokens(1, 5)
-    how: dict[str, Any] = dict(max_new_tokens=20, do_sample=False, pad_token_id=0, eos_token_id=None)
-    ours, theirs = load(worded), transformers.GPT2LMHeadModel.from_pretrained(worded)
-    whole = ours.generate(x, **how)
-    stop = tokenizer.decode(whole[0, 12:14])
-    found, wanted = (model.generate(x, stop_strings=stop, tokenizer=tokenizer, **how) for model in (ours, theirs))
-    assert torch.equal(found, wanted)
-    assert found.shape[1] < whole.shape[1]
-    embeds = ours.get_input_embeddings()(x)
-    assert torch.equal(*(model.generate(inputs_embeds=embeds, **how) for model in (ours, theirs)))
-    with pytest.raises(ValueError, match="bogus"):
-        ours.generate(x, bogus=1)
-    written = [
-        pipeline("text-generation", model=model, tokenizer=tokenizer)("the dog", stop_sequence=stop, **how)
-        for model in (ours, theirs)
-    ]
-    assert written[0] == written[1]
 
 
 def test_a_pipeline_from_a_folder_with_a_swapped_norm(folder: Path, tmp_path: Path) -> None:
@@ -440,19 +343,6 @@ def test_the_whole_choice_is_asked_for_where_a_folder_s_code_is_not_run(folder: 
 # --- what is refused
 
 
-def test_a_decoder_reads_an_encoder(folder: Path, tmp_path: Path) -> None:
-    both = transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(folder, folder)
-    assert type(both.decoder) is GPT2LMHeadModel
-    assert type(both.decoder.transformer.h[0].crossattention) is GPT2Attention
-    x = tokens(2, 5)
-    minigpt.hf.unregister()
-    both.save_pretrained(tmp_path)
-    wanted = logits(transformers.EncoderDecoderModel.from_pretrained(tmp_path), input_ids=x, decoder_input_ids=x)
-    minigpt.hf.register()
-    again = transformers.EncoderDecoderModel.from_pretrained(tmp_path)
-    assert_close(logits(again, input_ids=x, decoder_input_ids=x), wanted, 1e-5, "logits")
-
-
 def test_fields_of_other_networks_are_refused_and_unknown_ones_carried(tmp_path: Path) -> None:
     odd = edit_config(saved(reference(), tmp_path), rotary_base=10000)
     with pytest.raises(ConfigError, match=r"^rotary_base is of another network than GPT-2"):
@@ -552,25 +442,6 @@ def test_peft_knows_the_layers_of_a_plain_gpt2_by_itself(folder: Path) -> None:
     assert ours == peft.get_peft_model(reference(), config).get_nb_trainable_parameters()[0] > 0
 
 
-def test_lm_eval_s_own_model_reads_it(folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval", reason="lm-eval is not installed; it is heavy, and so in no extra")
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-
-    wide = saved(reference(vocab_size=300), tmp_path)
-    minigpt.Tokenizer(tiny_bpe()).save(wide)
-    asked = [Instance("loglikelihood", {}, ("the dog", text), i) for i, text in enumerate((" saw the", " café", "狗"))]
-    measured = []
-    for norm in (None, "textbook", "rms"):
-        minigpt.hf.unregister()
-        if norm:
-            minigpt.hf.register(norm=norm)
-        lm = HFLM(str(wide), device="cpu", batch_size=2)
-        measured.append(torch.tensor([found for found, _ in lm.loglikelihood(asked, disable_tqdm=True)]))
-    assert_close(measured[1], measured[0], 1e-5, "log-likelihoods")
-    assert (measured[2] - measured[0]).abs().max() > 1e-3
-
-
 # --- the rest of what a PreTrainedModel does
 
 
@@ -599,16 +470,6 @@ def test_of_another_size_nobody_says_how_many_ids_are_in_use(size: int, tmp_path
     assert not hasattr(ours.config, "used_vocab_size")
     ours.save_pretrained(tmp_path / "out")
     assert minigpt.from_pretrained(tmp_path / "out").config.used_vocab_size is None
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_a_step_into_a_static_cache_is_one_program(folder: Path) -> None:
-    ours, x = load(folder), tokens(2, 5)
-    how: dict[str, Any] = dict(max_new_tokens=8, do_sample=False, pad_token_id=0, cache_implementation="static")
-    wanted = ours.generate(x, **how)
-    torch._dynamo.reset()
-    ours.forward = torch.compile(ours.forward, backend="aot_eager", fullgraph=True)
-    assert torch.equal(ours.generate(x, **how, disable_compile=True), wanted)
 
 
 def test_a_missing_tensor_starts_as_in_a_new_model(tmp_path: Path) -> None:

@@ -206,13 +206,6 @@ def test_what_cannot_be_fitted_is_said_and_changes_nothing(ids: Tensor, tmp_path
         fit_norms(model, torch.zeros(8, 8, dtype=torch.long))
 
 
-def test_a_fitted_norm_trains_and_only_it_changes(ids: Tensor) -> None:
-    model = small_model("dyt").train()
-    fit_norms(model, ids)
-    model(ids).square().mean().backward()
-    assert all(own.grad is not None for name, own in model.named_parameters() if "ln_" in name)
-
-
 @torch.no_grad()
 def test_what_is_fitted_on_the_command_line_is_saved_served_and_written(tmp_path: Path) -> None:
     from minigpt.cli.convert import convert

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from helpers import SMALL, assert_same_bits, assert_within, left_padding, random_ids, rms, small_model
+from helpers import assert_same_bits, assert_within, left_padding, random_ids, rms, small_model
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import minigpt
-from minigpt import GPT2, GPT2Config, LayerNorm, NormError, swap_norms
+from minigpt import GPT2, LayerNorm, NormError, swap_norms
 from minigpt.norms.fused import FusedLayerNorm
 
 
@@ -64,15 +64,10 @@ def swapped(model: GPT2, kind: type[nn.Module]) -> list[str]:
     [
         ("*", SITES),
         ("ln_f", ["ln_f"]),
-        ("h.*", SITES[:-1]),
         ("h.*.ln_1", ["h.0.ln_1", "h.1.ln_1", "h.2.ln_1"]),
-        ("*.ln_2", ["h.0.ln_2", "h.1.ln_2", "h.2.ln_2"]),
         ("h.[0-1].ln_2", ["h.0.ln_2", "h.1.ln_2"]),
-        ("h.[!0].ln_?", ["h.1.ln_1", "h.1.ln_2", "h.2.ln_1", "h.2.ln_2"]),
-        ("h.2.ln_1", ["h.2.ln_1"]),
         (["ln_f", "h.0.*"], ["h.0.ln_1", "h.0.ln_2", "ln_f"]),
         (["h.1.ln_1", "h.1.*", "*ln_1"], ["h.0.ln_1", "h.1.ln_1", "h.1.ln_2", "h.2.ln_1"]),
-        (("ln_f", "ln_f"), ["ln_f"]),
     ],
     ids=str,
 )
@@ -84,31 +79,11 @@ def test_the_sites_that_a_pattern_names_and_no_others(
     assert swapped(model, FusedLayerNorm) == [site for site in SITES if site not in sites]
 
 
-def test_a_layer_is_not_taken_for_one_whose_number_begins_alike() -> None:
-    with torch.device("meta"):
-        model = GPT2(GPT2Config(**SMALL | {"n_layer": 12}))
-    assert swap_norms(model, "textbook", "h.1.ln_1") == ["h.1.ln_1"]
-    assert swap_norms(model, "textbook", "h.1?.ln_1") == ["h.10.ln_1", "h.11.ln_1"]
-
-
-@pytest.mark.parametrize("pattern", ["h.3.ln_1", "ln", "ln_F", "h.0", "transformer.ln_f", "h.0.attn", "", "h.*.mlp"])
+@pytest.mark.parametrize("pattern", ["h.3.ln_1", "transformer.ln_f", "", ("ln_f", "h.7.ln_1")])
 def test_a_pattern_that_matches_nothing_lists_the_sites(model: GPT2, pattern: str) -> None:
     with pytest.raises(NormError, match=rf"^no norm site matches '.*'; the sites are {', '.join(SITES)}$"):
         swap_norms(model, "textbook", pattern)
     assert swapped(model, FusedLayerNorm) == SITES
-
-
-def test_of_two_patterns_one_that_matches_nothing_leaves_the_model_as_it_was(model: GPT2) -> None:
-    with pytest.raises(NormError, match=r"no norm site matches 'h\.7\.ln_1'"):
-        swap_norms(model, Doubling, ("ln_f", "h.7.ln_1"))
-    assert swapped(model, FusedLayerNorm) == SITES
-
-
-def test_an_unknown_norm_leaves_the_model_as_it_was(model: GPT2) -> None:
-    before = {site: model.get_submodule(site) for site in SITES}
-    with pytest.raises(NormError, match="unknown norm 'texbook'"):
-        swap_norms(model, "texbook")
-    assert all(model.get_submodule(site) is before[site] for site in SITES)
 
 
 @pytest.mark.parametrize("kind", [LayerNorm, nn.LayerNorm])
@@ -164,26 +139,6 @@ def test_there_and_back_is_the_same_model_to_the_bit(dtype: torch.dtype, device:
     swap_norms(model, "fused")
     assert_same_bits(model(ids), before, "after swapping back")
     assert_same_bits(model(ids, mask), padded, "after swapping back, padded")
-
-
-@torch.no_grad()
-def test_textbook_for_fused_is_the_same_model_to_rounding(model: GPT2, device: torch.device) -> None:
-    for dtype, bound in ((torch.float32, 1e-6), (torch.float64, 1e-14)):
-        fused = small_model(dtype=dtype, device=device)
-        textbook = copy.deepcopy(fused)
-        swap_norms(textbook, "textbook")
-        ids = random_ids(3, 50, device=device)
-        wanted = fused(ids)
-        error = rms(textbook(ids).double() - wanted.double()) / rms(wanted)
-        assert_within(error, bound, rms(wanted), f"{dtype}, relative RMS")
-
-
-@torch.no_grad()
-def test_one_site_alone_changes_what_follows_it() -> None:
-    model, ids = small_model("textbook"), random_ids(2, 9)
-    hidden = model.hidden_states(ids)
-    swap_norms(model, Doubling, "ln_f")
-    assert_same_bits(model.hidden_states(ids), 2 * hidden, "twice the last norm's output")
 
 
 def test_the_new_norm_has_the_model_s_eps_and_shape() -> None:
@@ -247,39 +202,9 @@ def test_the_library_s_class_as_it_is(model: GPT2) -> None:
     assert_same_bits(model(ids), before, "torch.nn.LayerNorm in place of fused")
 
 
-@torch.no_grad()
-def test_a_norm_whose_output_is_not_contiguous(model: GPT2) -> None:
-    class Transposing(LayerNorm):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x.transpose(0, 1)).contiguous().transpose(0, 1)
-
-    ids = random_ids(2, 9)
-    wanted = _after(model, "textbook")(ids)
-    assert_same_bits(_after(model, Transposing)(ids), wanted, "laid out sequence first")
-
-
 def _after(model: GPT2, norm: str | type[nn.Module]) -> GPT2:
     swap_norms(model, norm)
     return model
-
-
-def test_a_norm_that_a_compiler_has_wrapped_is_swapped_as_any(model: GPT2) -> None:
-    ids, weight = random_ids(2, 5), model.ln_f.weight
-    expected = model(ids)
-    model.ln_f = torch.compile(model.ln_f, backend="eager")
-    swap_norms(model, "textbook", "ln_f")
-    assert model.ln_f.weight is weight
-    assert_within(rms(model(ids) - expected), 1e-5, rms(expected), "logits")
-
-
-def test_the_shared_parameters_are_left_as_they_are(model: GPT2) -> None:
-    """Also those that are of another dtype than the weight beside them."""
-    model.ln_f.bias.data = model.ln_f.bias.data.double()
-    weight, bias = model.ln_f.weight, model.ln_f.bias
-    swap_norms(model, "textbook", "ln_f")
-    assert model.ln_f.weight is weight
-    assert model.ln_f.bias is bias
-    assert bias.dtype == torch.float64
 
 
 @pytest.mark.parametrize("norm", [nn.Identity(), nn.LayerNorm(48, elementwise_affine=False)], ids=["none", "no weight"])
