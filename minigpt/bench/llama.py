@@ -10,23 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.checkpoint import from_pretrained
 from minigpt.errors import ConfigError
-from minigpt.tokenizer import END_OF_TEXT
+from minigpt.tokenizer import Tokenizer
 
 GGML_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "q8_0"}  # our kinds, and GGML's names
 
 
-def write_gguf(folder: str | Path, kind: str) -> Path:
+def write_gguf(folder: str | Path, kind: str, tokenizer: Tokenizer | None = None) -> Path:
     """Write the checkpoint in ``folder`` as a GGUF file beside it, and return the file's path.
 
     Matrices are converted to ``kind``; positions, norms and biases stay float32, as llama.cpp's own converter leaves
-    them. The file has the tokenizer of ``folder``; without one, ids go in and come out.
+    them. Without a tokenizer, ids go in and come out.
 
     Args:
         kind: "f32", "f16", "bf16" or "q8_0".
@@ -49,7 +48,16 @@ def write_gguf(folder: str | Path, kind: str) -> Path:
     file.add_head_count(config.n_head)
     file.add_layer_norm_eps(config.layer_norm_epsilon)
     file.add_vocab_size(config.vocab_size)
-    _add_tokenizer(file, Path(folder, "tokenizer.json"), config.vocab_size)
+    if tokenizer is None:
+        file.add_tokenizer_model("no_vocab")
+    else:
+        backend = tokenizer.backend
+        merges = [" ".join(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
+        file.add_tokenizer_model("gpt2")
+        file.add_tokenizer_pre("gpt-2")
+        file.add_token_list([backend.id_to_token(i) or f"[PAD{i}]" for i in range(config.vocab_size)])
+        file.add_token_merges(merges or ["! !"])  # llama.cpp needs one
+        file.add_eos_token_id(tokenizer.end_of_text_id or 0)
     for name, tensor in model.state_dict().items():
         part, _, field = name.rpartition(".")
         rows = tensor.t() if part.rpartition(".")[2].startswith("c_") and tensor.ndim == 2 else tensor  # (out, in)
@@ -62,19 +70,6 @@ def write_gguf(folder: str | Path, kind: str) -> Path:
     file.write_tensors_to_file()
     file.close()
     return path
-
-
-def _add_tokenizer(file: Any, path: Path, vocab_size: int) -> None:
-    if not path.exists():
-        file.add_tokenizer_model("no_vocab")
-        return
-    tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    merges = json.loads(tokenizer.to_str())["model"]["merges"]
-    file.add_tokenizer_model("gpt2")
-    file.add_tokenizer_pre("gpt-2")
-    file.add_token_list([tokenizer.id_to_token(i) or f"[PAD{i}]" for i in range(vocab_size)])
-    file.add_token_merges([" ".join(pair) for pair in merges] or ["! !"])  # llama.cpp needs one
-    file.add_eos_token_id(tokenizer.token_to_id(END_OF_TEXT) or 0)
 
 
 class LlamaCpp:

@@ -156,7 +156,7 @@ def _prepare(plan: ServePlan, folder: Path) -> None:
     model.config = dataclasses.replace(model.config, eos_token_id=None)
     save_pretrained(model, folder, tokenizer)
     if "llama-server" in plan.against:
-        write_gguf(folder, GGML_TYPES.get(plan.kind, plan.kind))
+        write_gguf(folder, GGML_TYPES.get(plan.kind, plan.kind), tokenizer)
 
 
 def _any_tokenizer(vocab_size: int) -> Tokenizer:

@@ -6,9 +6,8 @@ Both train the same random GPT-2 124M on the same rows, each in a separate proce
 from the start of the process.
 """
 
-import json
+import itertools
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -23,7 +22,7 @@ from minigpt.measure.environment import environment
 sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
 
 from bench.random_gpt2 import random_gpt2
-from bench.results import JsonFile, show
+from bench.results import JsonFile, said_by, show
 from demo.tales import tales
 
 COMMON = """
@@ -79,8 +78,8 @@ def main(
         text.write_text("\n".join(tales(400, 0)), encoding="utf-8")
         for number in range(rounds):
             for name, program in (("minigpt", OURS), ("transformers", THEIRS)):
-                words = [str(model), str(text), *map(str, (steps, rows, block)), f"{place}/{name}{number}"]
-                found[name].append(_run(COMMON + program + END, words))
+                out = f"{place}/{name}{number}"
+                found[name].append(_run(COMMON + program + END, model, text, steps, rows, block, out))
     costs = {
         name: {key: statistics.median(one[key] for one in each) for key in each[0]} for name, each in found.items()
     }
@@ -94,12 +93,9 @@ def main(
     show(results, json_file)
 
 
-def _run(program: str, words: list[str]) -> dict[str, float]:
-    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    said = json.loads(done.stdout.splitlines()[-1])
-    steps = [after - before for before, after in zip(said["marks"], said["marks"][1:], strict=False)]
+def _run(program: str, *words: object) -> dict[str, float]:
+    said = said_by(program, *words)
+    steps = [after - before for before, after in itertools.pairwise(said["marks"])]
     return {"step_s": round(statistics.median(steps[WARMUP:]), 4), "peak_mb": said["peak_mb"]}
 
 

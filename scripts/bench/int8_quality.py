@@ -6,44 +6,43 @@ They are minigpt, CTranslate2's int8 and llama.cpp's Q8_0, on the same checkpoin
 left out.
 """
 
-import argparse
-import json
+import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+import typer
 from torch import Tensor
 
 import minigpt
 from minigpt.bench.contestants import convert_for_ctranslate2
 from minigpt.bench.llama import LlamaCpp, write_gguf
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
+
+from bench.results import JsonFile, show
+
 WINDOW = 128  # tokens of a text that are judged together
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--windows", type=int, default=8)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    ids = minigpt.Tokenizer.from_pretrained(given.model).encode(given.text.read_text("utf-8"))
-    windows = torch.tensor(ids[: len(ids) // WINDOW * WINDOW]).view(-1, WINDOW)[: given.windows]
-    truth = ours(given.model, None, windows)
-    found = {"minigpt int8": divergence(truth, ours(given.model, "int8", windows))}
+def main(
+    text: Annotated[Path, typer.Option()], model: str = "demo", windows: int = 8, json_file: JsonFile = None
+) -> None:
+    """Print, and with --json write, the mean divergences on so many windows of a text."""
+    ids = minigpt.Tokenizer.from_pretrained(model).encode(text.read_text("utf-8"))
+    rows = torch.tensor(ids[: len(ids) // WINDOW * WINDOW]).view(-1, WINDOW)[:windows]
+    truth = ours(model, None, rows)
+    found = {"minigpt int8": divergence(truth, ours(model, "int8", rows))}
     with tempfile.TemporaryDirectory() as folder:
-        minigpt.save_pretrained(minigpt.from_pretrained(given.model, device="cpu", dtype="float32"), folder)
+        minigpt.save_pretrained(minigpt.from_pretrained(model, device="cpu", dtype="float32"), folder)
         if find_spec("ctranslate2"):
-            found["ctranslate2 int8"] = divergence(truth, by_ctranslate2(folder, windows))
+            found["ctranslate2 int8"] = divergence(truth, by_ctranslate2(folder, rows))
         if find_spec("llama_cpp"):
-            found["llama.cpp q8_0"] = divergence(truth, by_llama_cpp(folder, windows))
-    for name, kl in found.items():
-        print(f"{name:20} mean KL {kl:.3e}")
-    if given.json:
-        given.json.write_text(json.dumps({"model": given.model, "tokens": windows.numel(), "kl_mean": found}, indent=2))
+            found["llama.cpp q8_0"] = divergence(truth, by_llama_cpp(folder, rows))
+    show({"model": model, "tokens": rows.numel(), "kl_mean": found}, json_file)
 
 
 @torch.inference_mode()
@@ -74,4 +73,4 @@ def divergence(truth: Tensor, given: Tensor) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

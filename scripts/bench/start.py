@@ -8,9 +8,7 @@ Linux only: the peak is read from /proc.
 """
 
 import functools
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -25,7 +23,7 @@ from minigpt.measure.stopwatch import in_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
 
-from bench.results import JsonFile, show
+from bench.results import JsonFile, said_by, show
 
 PROMPT = list(range(100, 116))  # 16 tokens
 
@@ -67,16 +65,13 @@ def main(json_file: JsonFile = None, repeats: int = 7) -> None:
     with tempfile.TemporaryDirectory() as folder:
         minigpt.save_pretrained(minigpt.GPT2(minigpt.GPT2Config.preset("gpt2")), folder)
         file_mb = (Path(folder) / "model.safetensors").stat().st_size / 2**20
-        started = {name: functools.partial(_run, program, folder) for name, program in programs.items()}
+        started = {
+            name: functools.partial(said_by, program.replace("json_prompt", str(PROMPT)), folder)
+            for name, program in programs.items()
+        }
         runs = in_turns(started, range(repeats))
     results = _summary(runs, file_mb)
     show(results, json_file)
-
-
-def _run(program: str, folder: str) -> dict[str, float]:
-    program = program.replace("json_prompt", json.dumps(PROMPT))
-    done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _summary(runs: dict[str, list[dict[str, float]]], file_mb: float) -> dict[str, Any]:

@@ -130,22 +130,3 @@ def copy_rate(device: torch.device, quick: bool) -> float:
     source = torch.zeros(2**20 if quick else 2**31, dtype=torch.uint8, device=device)
     room = torch.empty_like(source)
     return 2 * source.nbytes / min(wall_seconds(lambda: room.copy_(source), 1, device) for _ in range(10))
-
-
-def goals(results: dict[str, Any]) -> Iterator[Row]:
-    """What was aimed at, with what was measured."""
-    found = {row["decoder"]: row for row in results.get("rows", ()) if row["batch"] == 1}
-    ours, triton = found.get("minigpt fused"), found.get("minigpt triton")
-    if ours is None:
-        return
-    compiled = found.get("minigpt fused, compiled", ours)
-    for other, mine, times in (("transformers", ours, 10), ("transformers, static cache, compiled", compiled, 2)):
-        if other in found:
-            ratio, goal = found[other]["call_s"] / mine["call_s"], f"at batch 1, {times} times as fast as {other}"
-            yield {"goal": f"{goal}, by {mine['decoder']}", "measured": ratio, "met": ratio >= times}
-    fastest = min((row for row in found.values() if row["step_ms"]), key=lambda row: row["step_ms"])
-    over, goal = fastest["step_over_limit"], "a step within 6 times the reading of the weights"
-    yield {"goal": f"{goal}, by {fastest['decoder']}", "measured": over, "met": over <= 6}
-    if triton is not None:
-        ratio = triton["step_ms"] / ours["step_ms"]
-        yield {"goal": "a step with triton within 3 % of one with fused", "measured": ratio, "met": ratio <= 1.03}

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from gpu import decoding, norms, parity
+from gpu import parity
 from jinja2 import Environment, FileSystemLoader
 
 from minigpt.judge.report import MOST_NOISE
@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 
 def page(results: Row) -> str:
-    """Return how it went, what was aimed at, and a table for every part."""
+    """Return how it went, and a table for every part."""
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["cell"] = _cell
@@ -22,24 +22,10 @@ def page(results: Row) -> str:
         MOST_NOISE=MOST_NOISE,
         facts=[{"what": name, "value": value} for name, value in results["environment"].items()],
         parts=[{"part": name} | how for name, how in results["parts"].items()],
-        goals=goals(results),
         verdicts=parity.verdicts(results["parity"]),
         failures=parity.failures(results["parity"]),
-        summary=parity.summary(results["parity"]),
         unable=list(unable.values()),
     )
-
-
-def goals(results: Row) -> list[Row]:
-    """Return what was aimed at, as far as it was measured."""
-    bits = [
-        row["bitwise"]
-        for row in results["parity"].get("rows", ())
-        if (row["norm"], row["dtype"]) == ("fused", "float32") and row["case"] != "gradients"
-    ]
-    goal = "float32 logits with fused norms, bit for bit those of transformers: share of all cases"
-    first = [{"goal": goal, "measured": sum(bits) / len(bits), "met": all(bits)}] if bits else []
-    return [*first, *decoding.goals(results["decoding"]), *norms.goals(results["norms"])]
 
 
 def _cell(value: Any) -> str:

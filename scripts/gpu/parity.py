@@ -6,7 +6,6 @@ norms, where both sides call the same kernels, the logits are held to the same b
 
 import contextlib
 import itertools
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -186,22 +185,3 @@ def verdicts(results: dict[str, Any]) -> list[Row]:
             "largest error / transformers'": max((row["ratio"] for row in rows), default=None),
         })  # fmt: skip
     return told
-
-
-def summary(results: dict[str, Any]) -> list[Row]:
-    """For each model, dtype, attention and norm: the worst of its cases."""
-    keys = ("model", "dtype", "attention", "norm")
-    place_of, lines = operator.itemgetter(*keys), []
-    for place, group in itertools.groupby(sorted(results.get("rows", ()), key=place_of), key=place_of):
-        rows = list(group)
-        forward = [row for row in rows if row["case"] != "gradients"]
-        backward = [row for row in rows if row["case"] == "gradients"]
-        lines.append(dict(zip(keys, place, strict=True)) | {
-            "same bits": f"{sum(row['bitwise'] for row in forward)} of {len(forward)}",
-            "largest difference": max(row["max_apart"] for row in forward),
-            "logits' scale": max(row["scale"] for row in forward),
-            "error / transformers'": max(row["ratio"] for row in forward),
-            "gradients' error / transformers'": max((row["ratio"] for row in backward), default=None),
-            "holds": all(row["passed"] for row in rows),
-        })  # fmt: skip
-    return lines

@@ -3,7 +3,6 @@
 import importlib
 import json
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,8 +33,6 @@ def test_every_part_runs_on_the_cpu(suite: ModuleType, tmp_path: Path) -> None:
         pytest.skip(f"the triton norm {reason}")
     status, found, page = run(suite, tmp_path)
     assert {name: how["error"] for name, how in found["parts"].items()} == dict.fromkeys(suite.PARTS)
-    assert all(how["finished"] for how in found["parts"].values())
-
     rows = found["parity"]["rows"]
     swapped = {row["norm"] for row in rows}
     assert swapped == {"fused", "textbook", "triton"}
@@ -53,45 +50,30 @@ def test_every_part_runs_on_the_cpu(suite: ModuleType, tmp_path: Path) -> None:
 
     assert status == 0
     assert f"{len(rows)} of {len(rows)} comparisons hold" in page
-    assert all(goal["goal"] in page for goal in suite.goals(found))
-    assert page.count("\n## ") == 6
+    assert page.count("\n## ") == 5
     assert "| gpt2 | pass |" in page
     assert "| gpt2-xl | not judged |" in page
 
 
-def test_a_run_cut_short_keeps_what_it_has(
-    suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_part_that_fails_does_not_take_the_others_with_it(
+    suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the clock, by a part that breaks off, and by somebody who ends it."""
-
-    def slow(results: dict[str, Any], *_: Any) -> Any:
-        for results["done"] in range(1, 9):
-            yield f"piece {results['done']}"
-            time.sleep(0.1)
-
     def broken(results: dict[str, Any], *_: Any) -> Any:
         results["rows"] = [{"check": "any", "value": float("nan")}]
         yield "begun"
         raise ZeroDivisionError("so it was written")
 
-    def ended(*_: Any) -> Any:
+    def fine(results: dict[str, Any], *_: Any) -> Any:
         yield "begun"
-        raise KeyboardInterrupt
+        results["done"] = True
 
-    parts = {"parity": (slow, -1.0), "decoding": (ended, 9.0), "norms": (slow, 0.09), "extra": (broken, 9.0)}
-    monkeypatch.setattr(suite, "PARTS", parts)
-    status, found, page = run(suite, tmp_path, part=["parity", "norms", "extra"])
+    monkeypatch.setattr(suite, "PARTS", {"parity": fine, "decoding": fine, "norms": fine, "extra": broken})
+    status, found, page = run(suite, tmp_path, part=["extra", "norms"])
     assert status == 1
-    stopped = {name: (how["finished"], how["stopped_before"]) for name, how in found["parts"].items()}
-    assert stopped == {"parity": (False, "piece 1"), "norms": (False, "piece 2"), "extra": (False, None)}
-    assert found["norms"] == {"done": 2}
+    assert found["norms"] == {"done": True}
     assert found["extra"]["rows"][0]["value"] == "nan"
     assert found["parts"]["extra"]["error"] == "ZeroDivisionError: so it was written"
     assert "so it was written" in page
-    assert "ZeroDivisionError" in capsys.readouterr().err
-    with pytest.raises(KeyboardInterrupt):
-        suite.main(out=tmp_path / "ended", device="cpu", quick=True, part=["norms", "decoding"])
-    assert json.loads((tmp_path / "ended" / "gpu.json").read_text())["norms"] == {"done": 2}
 
 
 def test_an_error_beyond_what_transformers_errs_is_no_parity(suite: ModuleType) -> None:

@@ -1,6 +1,5 @@
 """A server as a process: how it starts and ends, who may reach it, and clients that misbehave."""
 
-import contextlib
 import json
 import os
 import shlex
@@ -8,9 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -100,36 +99,25 @@ def test_a_text_whose_client_hangs_up_is_dropped_within_a_step(slow: Live) -> No
 
 
 def test_sigterm_lets_texts_finish_and_takes_no_more(slow: Live) -> None:
-    answers = []
-    asking = threading.Thread(
-        target=lambda: answers.append(httpx.post(f"{slow.url}/v1/completions", json=body(max_tokens=100), timeout=60))
-    )
-    asking.start()
-    while not written(slow)[0]:
-        time.sleep(0.02)
-    slow.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    with pytest.raises(httpx.TransportError):
-        httpx.get(f"{slow.url}/health")
-    asking.join()
-    assert answers[0].json()["usage"]["completion_tokens"] == 100
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(httpx.post, f"{slow.url}/v1/completions", json=body(max_tokens=100), timeout=60)
+        while not written(slow)[0]:
+            time.sleep(0.02)
+        slow.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{slow.url}/health")
+        assert asked.result().json()["usage"]["completion_tokens"] == 100
     assert slow.process.wait(30) == 0
 
 
 def test_sigterm_waits_no_longer_than_its_grace(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW.replace("0.002", "0.02"))
-    with live("--norm", f"{tmp_path / 'slow.py'}:Slow", "--grace", "1") as server:
-        asking = threading.Thread(target=lambda: _ignoring_errors(server))
-        asking.start()
+    with live("--norm", f"{tmp_path / 'slow.py'}:Slow", "--grace", "1") as server, ThreadPoolExecutor() as pool:
+        pool.submit(httpx.post, f"{server.url}/v1/completions", json=body(max_tokens=240), timeout=60)
         while not written(server)[0]:
             time.sleep(0.02)
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) == 0
         assert time.monotonic() - began < 8
-        asking.join()
-
-
-def _ignoring_errors(server: Live) -> None:
-    with contextlib.suppress(httpx.TransportError):
-        httpx.post(f"{server.url}/v1/completions", json=body(max_tokens=240), timeout=60)
