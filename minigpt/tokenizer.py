@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from minigpt.checkpoint import TOKENIZER_FILES, folder_of, locate
+from minigpt.checkpoint import TOKENIZER_FILES, folder_of, has_tokenizer, locate
 from minigpt.checkpoint.files import CHAT_TEMPLATE, TOKENIZER_CONFIG
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.json_file import read_object
@@ -46,11 +46,14 @@ class Tokenizer:
             CheckpointError: if the source cannot be found or has neither, or the tokenizer is not byte-level.
         """
         folder = folder_of(locate(source, TOKENIZER_FILES, revision=revision, local_files_only=local_files_only))
+        if not has_tokenizer(folder):
+            raise CheckpointError(
+                f"{folder.resolve()} has no tokenizer.json, and no vocab.json with a merges.txt; add the files that "
+                "the model was trained with"
+            )
         try:
             tokenizer = cls(_backend(folder), _settings(folder))
             is_exact = tokenizer.backend.normalizer is None and tokenizer.is_byte_exact()
-        except CheckpointError:
-            raise
         except Exception as error:  # the library raises bare Exceptions
             raise CheckpointError(f"the tokenizer files in {folder} are damaged: {error}") from error
         if not is_exact:
@@ -134,17 +137,12 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
         if isinstance(backend.model, models.BPE):
             backend.model.dropout = None
         return backend
-    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        backend = tokenizers.Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-        if backend.token_to_id(END_OF_TEXT) is not None:
-            backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
-        return backend
-    raise CheckpointError(
-        f"{folder.resolve()} has no tokenizer.json, and no vocab.json with a merges.txt; add the files that the "
-        "model was trained with"
-    )
+    backend = tokenizers.Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    if backend.token_to_id(END_OF_TEXT) is not None:
+        backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    return backend
 
 
 def _settings(folder: Path) -> dict[str, Any]:

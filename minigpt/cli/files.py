@@ -71,10 +71,8 @@ def require_writable(*files: str | Path | None) -> None:
         if file is None or str(file) == "-":
             continue
         place = Path(file)
-        if not place.parent.is_dir():
-            raise MiniGPTError(f"cannot write {file}: its folder does not exist")
         if place.is_dir() or not os.access(place if place.exists() else place.parent, os.W_OK):
-            raise MiniGPTError(f"cannot write {file}: it is a folder, or permission is denied")
+            raise MiniGPTError(f"cannot write {file}: it is a folder, has none, or permission is denied")
 
 
 def write(file: str | Path, text: str) -> None:

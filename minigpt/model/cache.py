@@ -9,8 +9,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from minigpt.model.checks import check_size
-
 
 class LayerCache(Protocol):
     """What attention needs of a cache."""
@@ -29,9 +27,6 @@ class KVCache:
         n_layer, batch_size, n_head, max_length, head_size: L, B, H, the largest S, and D.
         dtype, device: of the keys and values.
 
-    Raises:
-        GenerationError: if ``batch_size`` or ``max_length`` is below 1.
-
     Attributes:
         store: (L, 2, B, H, max_length, D), the keys and then the values of every layer.
         length: the number of tokens in the cache. Set it lower to forget the newer ones.
@@ -42,8 +37,6 @@ class KVCache:
         self, n_layer: int, batch_size: int, n_head: int, max_length: int, head_size: int,
         *, dtype: torch.dtype, device: torch.device,
     ) -> None:  # fmt: skip
-        check_size("batch_size", batch_size)
-        check_size("max_length", max_length)
         shape = (n_layer, 2, batch_size, n_head, max_length, head_size)
         self.store = torch.empty(shape, dtype=dtype, device=device)
         self.length = 0

@@ -6,7 +6,6 @@ B batch, T new tokens, S tokens in all: those in the cache, then the new ones.
 """
 
 from collections.abc import Iterable
-from numbers import Integral
 from typing import TYPE_CHECKING
 
 import torch
@@ -134,12 +133,6 @@ def check_layers(blocks: Iterable[nn.Module], n_layer: int) -> None:
             f"each block's attn.layer must be one of {n_layer} layers and its own, got {layers}; renumber copied "
             "blocks, or generate with use_cache=False"
         )
-
-
-def check_size(name: str, size: int) -> None:
-    """Check that a size is a whole number, 1 or more."""
-    if not isinstance(size, Integral | torch.SymInt) or size < 1:
-        raise GenerationError(f"{name} must be a whole number, 1 or more, got {size!r}")
 
 
 def check_config(config: GPT2Config) -> None:

@@ -140,7 +140,7 @@ class GPT2(nn.Module):
         A forward writes its keys and values into the cache in place, so no gradient flows through one.
 
         Raises:
-            GenerationError: if a size is below 1, or two blocks would write to the same layer.
+            GenerationError: if two blocks would write to the same layer.
         """
         check_layers(self.h, self.config.n_layer)
         config, weight = self.config, self.wte.weight
