@@ -32,7 +32,8 @@ def test_every_python_block_runs_and_prints_what_is_shown(
 def test_every_command_runs(page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     write_files(text, tmp_path)
-    shutil.copy(ROOT / "README.md", tmp_path)  # commands that need some text read it
+    for name in ("README.md", "train.txt", "held.txt"):  # commands that need some text read it
+        shutil.copy(ROOT / "README.md", tmp_path / name)
     for command in commands_of(text):
         done = run_command(command, tmp_path)
         assert done.returncode in (0, 1), f"{command}: {done.stderr}"
