@@ -66,8 +66,7 @@ def main() -> None:
     The status is 0 on success, and 1 if parity does not hold or a norm is not a LayerNorm. After an error, which is one
     line on standard error, it is 2. After an interrupt it is 130.
     """
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # head closes the pipe: end quietly
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # head closes the pipe: end quietly
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
     try:

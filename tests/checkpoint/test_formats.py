@@ -9,7 +9,6 @@ import pytest
 import torch
 from checkpoints import edit_config, edit_tensors, reference, saved, tiny_bpe, tokens
 from foreign import WRITERS, book_tensors, parts, write_book, write_nanogpt
-from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
@@ -190,21 +189,3 @@ def test_old_and_bare_configs(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(bare | {"n_embd": 48}))
     with pytest.raises(ConfigError, match="hidden_size=32 contradicts n_embd=48"):
         load(tmp_path)
-
-
-def test_shards_of_at_most_a_size(tmp_path: Path) -> None:
-    theirs = reference()
-    saved(theirs, tmp_path / "in")
-    model = load(tmp_path / "in")
-    minigpt.save_pretrained(model, tmp_path / "out", max_shard_bytes=20_000)
-    files = sorted((tmp_path / "out").glob("*.safetensors"))
-    assert len(files) > 3
-    assert sum(len(load_file(file)) == 1 or file.stat().st_size < 20_000 + 2_000 for file in files) == len(files)
-    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == sum(parameter.nbytes for parameter in model.parameters())
-    assert_bit_equal(load(tmp_path / "out"), AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval())
-    assert_bit_equal(load(tmp_path / "out"), theirs)
-    minigpt.save_pretrained(model, tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "config.json", "generation_config.json", "model.safetensors",
-    }  # fmt: skip
