@@ -34,9 +34,10 @@ class Slots(KVCache):
         self.length = self.length if self.starts else 0
         self._move(max(0, other.length - self.length))
         count, pad = len(self.starts), self.length - other.length
-        mine = self.room[:, :, count : count + len(rows)]
-        mine[:, :, :, :, :pad] = 0  # memory may hold NaN, and NaN times a weight of 0 is NaN
-        mine[:, :, :, :, pad : self.length] = other.store[:, :, rows, :, : other.length]
+        for layer, read in zip(self.room, other.store, strict=True):  # so that the temporary copy is small
+            mine = layer[:, count : count + len(rows)]
+            mine[:, :, :, :pad] = 0  # memory may hold NaN, and NaN times a weight of 0 is NaN
+            mine[:, :, :, pad : self.length] = read[:, rows, :, : other.length]
         self.starts += [pad + starts[row] for row in rows]
         self._settle()
 
