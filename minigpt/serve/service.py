@@ -74,9 +74,11 @@ class Service:
     async def encode(self, text: str) -> list[int]:
         encode, end = self.tokenizer.encode, self.tokenizer.end_of_text_id
         ids = encode(text) if len(text) < LONG else await asyncio.to_thread(encode, text)
-        if not ids and end is None:
+        if ids:
+            return ids
+        if end is None:
             raise RefusalError(400, "prompt is empty, and the vocabulary has no end-of-text token", "prompt")
-        return ids or [end]
+        return [end]
 
     def job(self, body: CompletionRequest, model: GPT2, prompts: list[list[int]]) -> Job:
         """Submit the texts of a request.

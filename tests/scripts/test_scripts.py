@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import reference, saved, tiny_bpe
@@ -43,7 +44,7 @@ def run(script: str, *words: object) -> tuple[int, str, str]:
 
 def test_generate_writes_what_python_writes(folder: Path) -> None:
     model, tokenizer = minigpt.from_pretrained(folder), minigpt.Tokenizer.from_pretrained(folder)
-    settings = dict(max_new_tokens=10, do_sample=True, temperature=0.8, seed=3)
+    settings: dict[str, Any] = dict(max_new_tokens=10, do_sample=True, temperature=0.8, seed=3)
     expected = "".join(minigpt.stream(model, tokenizer, "the dog", **settings))
     found = run("generate.py", "the dog", "--model", folder, "--max-new-tokens", 10, "--seed", 3)
     assert found == (0, f"the dog{expected}\n", "")
