@@ -104,11 +104,6 @@ class NoShift(LayerNorm):
         return F.layer_norm(x, self.normalized_shape, self.weight, None, self.eps)
 
 
-class NoScale(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.normalized_shape, None, self.bias, self.eps)
-
-
 class Exchanged(LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         scale = torch.zeros_like(self.weight) if self.bias is None else self.bias
@@ -165,14 +160,6 @@ class OverTheSequence(LayerNorm):
         return (x - mean) / torch.sqrt(x.var(-2, correction=0, keepdim=True) + self.eps)
 
 
-class OverDimensionOne(LayerNorm):
-    """Is right for 2-D input, and normalizes over the sequence of a 3-D one."""
-
-    def standardize(self, x: Tensor) -> Tensor:
-        mean = x.mean(1, keepdim=True)
-        return (x - mean) / torch.sqrt(x.var(1, correction=0, keepdim=True) + self.eps)
-
-
 class NoMean(LayerNorm):
     def standardize(self, x: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
@@ -220,11 +207,6 @@ class OtherSumInTraining(LayerNorm):
     def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         total = residual + delta
         return total, exact(self, total) + (0.1 if total.requires_grad else 0.0)
-
-
-class WrongGradients(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return exact(self, x + 0.1 * (x - x.detach()))
 
 
 class DetachedMean(LayerNorm):
@@ -294,15 +276,6 @@ class NoHalfWeights(LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return exact(self, x.float()).to(x.dtype)
-
-
-class RemembersStatistics(LayerNorm):
-    """Uses the statistics of the first rows of each shape for all later ones."""
-
-    def standardize(self, x: Tensor) -> Tensor:
-        kept = vars(self).setdefault("kept", {})
-        mean, var = kept.setdefault((x.shape, x.dtype), (x.mean(-1, keepdim=True), variance(x)))
-        return (x - mean) / torch.sqrt(var + self.eps)
 
 
 class TwiceTheShift(LayerNorm):
