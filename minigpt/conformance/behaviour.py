@@ -123,19 +123,21 @@ def residual_added(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
         yield f"the residual after it, {name}", residual, before[0], 0
         yield f"the delta after it, {name}", delta, before[1], 0
         yield f"the sum of {name}", total, expected, 0
-        yield f"the norm of {name}", y, *norm.truth(expected)
+        values, bound = norm.truth(expected)
+        yield f"the norm of {name}", y, values, bound
 
 
 @case("any mode", FLOAT32)
 def any_mode(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     """Training or not, with gradients, without, or for inference."""
     norm, x = Given((3, 4, 768)).to(subject, dtype)
+    values, bound = norm.truth(x)
     modes = {"with gradients": torch.enable_grad, "without": torch.no_grad, "for inference": torch.inference_mode}
     for training, (name, mode) in itertools.product((True, False), modes.items()):
         norm.module.train(training)
         with mode():
             y = norm(x.clone().requires_grad_(mode is torch.enable_grad))
-        yield f"{'training' if training else 'not training'}, {name}", y, *norm.truth(x)
+        yield f"{'training' if training else 'not training'}, {name}", y, values, bound
 
 
 @case("another eps", FLOAT32)

@@ -58,7 +58,7 @@ class Measurement(NamedTuple):
     ratio: float
     error: float
     bound: float
-    what: str = ""
+    what: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,19 +100,19 @@ class Case:
 
     @torch.no_grad()
     def _worst(self, subject: Subject, dtype: torch.dtype) -> Measurement:
-        compared = self.compare(subject.drawing_for(self.name), dtype)
-        worst = max(worst_element(*tensors)._replace(what=what) for what, *tensors in compared)
+        worst = max(worst_element(*compared) for compared in self.compare(subject.drawing_for(self.name), dtype))
         places = [dtype_name(dtype)] * (len(self.dtypes) > 1) + [worst.what] * bool(worst.what)
         return worst._replace(what=", ".join(places))
 
 
-def worst_element(value: Tensor, expected: Tensor, bound: Tensor | float) -> Measurement:
+def worst_element(what: str, value: Tensor, expected: Tensor, bound: Tensor | float) -> Measurement:
     """Return the element with the largest ratio. Equal infinities and two NaNs have no error; a NaN alone is one."""
     if value.numel() == 0:
-        return Measurement(0.0, 0.0, 0.0)
+        return Measurement(0.0, 0.0, 0.0, what)
     a, b = (tensor.detach().cpu().double() for tensor in (value, expected))
     error = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
     bound = torch.as_tensor(bound, dtype=torch.float64).expand_as(error)
     ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
     index = int(ratio.argmax())
-    return Measurement(*(figure.flatten()[index].item() for figure in (ratio, error, bound)))
+    worst = [float(figure.flatten()[index]) for figure in (ratio, error, bound)]
+    return Measurement(worst[0], worst[1], worst[2], what)

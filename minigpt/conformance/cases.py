@@ -119,7 +119,7 @@ def of_gradients(given: Given, subject: Subject, dtype: torch.dtype) -> Iterator
     dy = given.of_output(subject.rows(*given.shape, dtype=dtype))
     true = norm.gradient_truth(x, dy)
     for name, gradient in gradients(norm, norm, x, dy, given.frozen).items():
-        yield name, gradient, *true[name]
+        yield name, gradient, true[name].values, true[name].bound
 
 
 def of_gradients_of_sum(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:

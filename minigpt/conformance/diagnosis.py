@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -85,7 +86,7 @@ AFFINES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "scale and shift are exchanged": lambda y, scale, shift: y * shift + scale,
     "it multiplies by 1 + scale": lambda y, scale, shift: y * (1 + scale) + shift,
 }
-FORMULAS = list(
+FORMULAS: list[tuple[tuple[str, Any], ...]] = list(
     itertools.product(*(table.items() for table in (DIMENSIONS, MEANS, CORRECTIONS, DIVISORS, EPSILONS, AFFINES)))
 )
 FORMULAS.sort(key=lambda parts: sum(bool(mistake) for mistake, _ in parts))  # those with few mistakes first

@@ -64,8 +64,8 @@ class Candidate:
 
     def compared(self, x: Tensor, what: str = "") -> tuple[str, Tensor, Tensor, Tensor]:
         """Return ``what``, the norm of ``x``, the truth and its bound."""
-        true = self.truth(x)  # before the norm, which may write into its input
-        return what, self(x), *true
+        values, bound = self.truth(x)  # before the norm, which may write into its input
+        return what, self(x), values, bound
 
     def truth(self, x: Tensor) -> Truth:
         """Return LayerNorm of ``x`` in float64 with the same weights, and the bound on rounding; on the CPU."""

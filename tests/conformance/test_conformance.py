@@ -129,14 +129,14 @@ def test_gradient_truth_is_that_of_layer_norm() -> None:
 
 def test_the_worst_element_is_the_one_furthest_beyond_its_own_bound() -> None:
     expected, bound = torch.zeros(3).double(), torch.tensor([10.0, 2**-10, 1.0]).double()
-    found = worst_element(torch.tensor([5.0, 2**-9, 0.5]), expected, bound)
+    found = worst_element("", torch.tensor([5.0, 2**-9, 0.5]), expected, bound)
     assert (found.error, found.bound, found.ratio) == (2**-9, 2**-10, 2)
 
 
 def test_nan_is_never_within_a_bound() -> None:
-    assert worst_element(torch.tensor([0.0, torch.nan]), torch.zeros(2), 1e9).ratio == math.inf
+    assert worst_element("", torch.tensor([0.0, torch.nan]), torch.zeros(2), 1e9).ratio == math.inf
     both = torch.tensor([torch.nan, torch.inf])
-    assert worst_element(both, both, 0).ratio == 0
+    assert worst_element("", both, both, 0).ratio == 0
 
 
 # --- The report ---

@@ -101,8 +101,8 @@ class AdaptedNorm(nn.LayerNorm):
         like = torch.empty(0, device=next((own.device for own in norm.parameters()), None))
         ones = nn.Parameter(like.new_ones(shape)) if self.multiplies else None
         zeros = nn.Parameter(like.new_zeros(shape)) if self.adds else None
-        self.weight = norm.get_parameter(scale[0]) if scale else ones
-        self.bias = norm.get_parameter(shift[0]) if shift else zeros
+        self.register_parameter("weight", norm.get_parameter(scale[0]) if scale else ones)
+        self.register_parameter("bias", norm.get_parameter(shift[0]) if shift else zeros)
         self.norm = norm
         self._loans = [  # a module, its name for what it borrows, and ours
             (norm.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], role)
