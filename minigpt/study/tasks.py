@@ -1,12 +1,12 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """lm-eval tasks as columns of a study, through the transformers class of ``minigpt.hf``."""
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import minigpt
+from minigpt import hf
 from minigpt.errors import ConfigError
 
 
@@ -27,19 +27,15 @@ def check_tasks(tasks: Sequence[str]) -> None:
 
 def task_scores(tasks: Sequence[str], folder: Path, norm: str, sites: str) -> dict[str, float]:
     """Return the scores of a saved model by task and metric, e.g. {"lambada_openai acc": 0.41}."""
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
     from transformers import AutoTokenizer
-
-    from minigpt import hf
-
-    lm_eval: Any = importlib.import_module("lm_eval")
-    wrapper: Any = importlib.import_module("lm_eval.models.huggingface").HFLM
 
     named: dict[str, Any] = {} if norm in minigpt.norms.available() else {"norm": {sites: norm}}
     model = hf.GPT2LMHeadModel.from_pretrained(folder, **named).eval()
-    judged = wrapper(
-        pretrained=model, tokenizer=AutoTokenizer.from_pretrained(folder), max_length=model.config.n_positions
-    )
-    found = lm_eval.simple_evaluate(model=judged, tasks=list(tasks), bootstrap_iters=0, log_samples=False)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    judged = HFLM(pretrained=model, tokenizer=tokenizer, max_length=model.config.n_positions)
+    found: Any = lm_eval.simple_evaluate(model=judged, tasks=list(tasks), bootstrap_iters=0, log_samples=False)
     return {
         f"{task} {metric.partition(',')[0]}": float(value)
         for task, scores in found["results"].items()
