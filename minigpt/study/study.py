@@ -133,7 +133,8 @@ def _require_fields(table: Row, known: Collection[str], needed: Collection[str],
 def finetune_settings(study: Study, cell: Cell) -> FinetuneSettings:
     """Return how a cell is trained. A schedule counts for the sites of the cell only."""
     norm = None if cell["norm"] == BASELINE else cell["norm"]
-    return FinetuneSettings(**{"eval_text": study.text, "device": study.device} | cell | {"norm": norm})
+    given: dict[str, Any] = {"eval_text": study.text, "device": study.device} | cell | {"norm": norm}
+    return FinetuneSettings(**given)
 
 
 def fingerprint_of(study: Study, cell: Cell) -> str:
