@@ -161,7 +161,12 @@ class _Run:
         self.longest = max(self.texts, key=lambda text: len(text.text))
         with self.drift:
             self.meter = self._metered(self._read())
-        self._require_trustworthy()
+        if self.floor.rms > MOST_FLOOR[contest.dtype] * self.floor.scale:
+            raise MiniGPTError(
+                f"transformers at {dtype_name(contest.dtype)} is {brief(self.floor.rms)} from itself in float64, on "
+                f"logits of scale {brief(self.floor.scale)}, so it cannot be the reference; update transformers, or "
+                "try another --attention or --dtype"
+            )
         self.decoding = None
         if any(text.reference for text in self.texts):
             self.begin("comparing logits as they are decoded")
@@ -264,11 +269,3 @@ class _Run:
         reader = reader_of(self.contest.candidate)
         candidate = decoding_distance(reader, self.texts, self.truths, self.contest.device)
         return over_floor(candidate, self.decoding_floor)
-
-    def _require_trustworthy(self) -> None:
-        if self.floor.rms > MOST_FLOOR[self.contest.dtype] * self.floor.scale:
-            raise MiniGPTError(
-                f"transformers at {dtype_name(self.contest.dtype)} is {brief(self.floor.rms)} from itself in float64, "
-                f"on logits of scale {brief(self.floor.scale)}, so it cannot be the reference; update transformers, "
-                "or try another --attention or --dtype"
-            )

@@ -54,17 +54,17 @@ class Chart(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """What one chart draws of every report: the members of a list, and the name of their error."""
+    """What one chart draws of every report: the members of a list, and their errors."""
 
     title: str
     part: str
-    error: str
+    errors: tuple[str, str, str]  # of all tokens, of those after the first, and of the first
     step: float  # blocks from one member to the next
 
 
 PANELS = (
-    Panel("The residual stream after each block", "blocks", "error", 1.0),
-    Panel("The output of each norm", "norm_sites", "propagated_error", 0.5),
+    Panel("The residual stream after each block", "blocks", ("error", "error_rest", "error_first"), 1.0),
+    Panel("The output of each norm", "norm_sites", ("propagated_error", "propagated_rest", "propagated_first"), 0.5),
 )
 
 
@@ -72,14 +72,8 @@ def depth_charts(reports: Sequence[Report]) -> list[list[Chart]]:
     """Draw both panels on one scale: one or two reports in the same charts, more in charts of their own."""
     groups = [reports] if len(reports) <= 2 else [[report] for report in reports]
     members = [(one, panel) for report in reports for panel in PANELS for one in report.get(panel.part, ())]
-    scale = LogScale(one.get(key) for one, panel in members for key in _keys(panel)).decades
+    scale = LogScale(one.get(key) for one, panel in members for key in (*panel.errors, "noise")).decades
     return [[_chart(group, panel, scale) for panel in PANELS if group[0].get(panel.part)] for group in groups]
-
-
-def _keys(panel: Panel) -> tuple[str, ...]:
-    """The errors of all tokens, of those after the first, of the first, and of transformers."""
-    stem = panel.error.removesuffix("_error")
-    return panel.error, f"{stem}_rest", f"{stem}_first", "noise"
 
 
 def _chart(reports: Sequence[Report], panel: Panel, scale: LogScale) -> Chart:
@@ -98,14 +92,14 @@ def _chart(reports: Sequence[Report], panel: Panel, scale: LogScale) -> Chart:
         places = [(right(panel.step * i), down(error)) for i, error in enumerate(errors) if error is not None]
         return Line(look, name, places)
 
-    every, others, opening, noise = _keys(panel)
+    every, others, opening = panel.errors
     lines = []
     for look, noise_look, report in zip(("first", "second"), ("noise", "second-noise"), reports, strict=False):
         lines.append(line(look, report["heading"] or "this model", report, every))
         if len(reports) == 1:  # the first token may carry so much that it hides the error of the others
             lines.append(line("others", "other tokens", report, others))
             lines.append(line("opening", "first token", report, opening))
-        theirs = line(noise_look, f"transformers at {report['dtype']}", report, noise)
+        theirs = line(noise_look, f"transformers at {report['dtype']}", report, "noise")
         if theirs.points not in [drawn.points for drawn in lines]:
             lines.append(theirs)
     powers = range(round(math.log10(scale.low)), round(math.log10(scale.high)) + 1)
