@@ -169,7 +169,7 @@ def writer(folder: str, kind: str) -> GPT2:
     return from_pretrained(folder, device="cpu", **how)
 
 
-def convert_for_ctranslate2(folder: Path, kind: str) -> None:
+def convert_for_ctranslate2(folder: str, kind: str) -> None:
     """Write the checkpoint in CTranslate2's format beside it.
 
     CTranslate2's converter needs a tokenizer, to count the tokens: they are t0, t1, t2 and so on.
@@ -190,7 +190,7 @@ def convert_for_ctranslate2(folder: Path, kind: str) -> None:
     special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), f"t{len(vocabulary) - 1}")
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
     with quiet_transformers():
-        TransformersConverter(str(folder)).convert(str(folder / f"ctranslate2-{kind}"), quantization=kind)
+        TransformersConverter(folder).convert(f"{folder}/ctranslate2-{kind}", quantization=kind)
 
 
 def weight_bytes(model: GPT2) -> int:
