@@ -18,8 +18,6 @@ from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings
 from minigpt.serve.job import REASONS, Channel
 
-AT_ONCE = 4  # comparisons at a time; others wait
-
 
 class Comparison:
     """A request to compare two models.
@@ -39,7 +37,13 @@ class Comparison:
         self._batches: list[Batch] = []
 
     def step(self) -> None:
-        """Add a token to each text that is not over, and report them."""
+        """Add a token to each text that is not over, and report them or an error."""
+        try:
+            self._step()
+        except RAISED as error:
+            self.channel.fail(error)
+
+    def _step(self) -> None:
         for batch in self._batches:
             batch.read()
         if not self._batches:
@@ -83,39 +87,3 @@ class Comparison:
             "side": side, "position": position, "text": row.take_text(), "kl": max(kl, 0.0),
             "chosen": shown(token), "alternatives": alternatives, "finish_reason": REASONS[row.end],
         }  # fmt: skip
-
-
-class ComparisonLane:
-    """The comparisons. The first few of them take steps."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Comparison] = []
-
-    @property
-    def writing(self) -> list[Comparison]:
-        return self.waiting[:AT_ONCE]
-
-    @property
-    def count_waiting(self) -> int:
-        return max(0, len(self.waiting) - AT_ONCE)
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.waiting)
-
-    def step(self) -> None:
-        """Take a step of each comparison."""
-        for comparison in self.writing:
-            try:
-                if not comparison.channel.is_left:
-                    comparison.step()
-            except RAISED as error:
-                comparison.channel.fail(error)
-            if comparison.channel.is_left or comparison.is_over:
-                self.waiting.remove(comparison)
-
-    def fail(self, error: BaseException) -> None:
-        """Give up everything."""
-        for comparison in self.waiting:
-            comparison.channel.fail(error)
-        self.waiting.clear()

@@ -1,6 +1,5 @@
-"""Checks of a request before it reaches an endpoint: who sends it, how large it is, and how slow."""
+"""Checks of a request before it reaches an endpoint: who sends it, and how large it is."""
 
-import asyncio
 import hmac
 import time
 from collections.abc import Sequence
@@ -13,15 +12,12 @@ from minigpt.serve.meters import Meters
 from minigpt.serve.protocol import RefusalError
 
 MOST_BODY = 2**20  # bytes of a request
-MOST_READ = 2**26  # bytes of a larger one that are read and dropped, since a client reads the answer after it has sent
-BODY_SECONDS = 30.0  # for a client to send them
-AFTER_SECONDS = 5.0  # for a client that was too slow to read the answer
 OPEN = ("/health", "/", "/page.css", "/page.js")  # paths that need no key
 GONE = 499  # status, in the metrics, of a request whose client has hung up
 
 
 class Guard:
-    """ASGI middleware that checks who sends a request, and limits the size of its body and the time it takes.
+    """ASGI middleware that checks who sends a request, and limits the size of its body.
 
     It answers with the error object of a ``RefusalError`` or ``GenerationError`` that a check or an endpoint raises.
 
@@ -51,7 +47,7 @@ class Guard:
 
         try:
             self._check(scope)
-            await self.app(scope, await self._body(scope, receive), noted)
+            await self.app(scope, await self._body(receive), noted)
         except (RefusalError, GenerationError) as error:
             refusal = error if isinstance(error, RefusalError) else RefusalError.of(error)
             await refusal.response()(scope, receive, noted)
@@ -79,30 +75,24 @@ class Guard:
             said = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
             raise RefusalError(401, said, code="invalid_api_key")
 
-    async def _body(self, scope: Scope, receive: Receive) -> Receive:
+    async def _body(self, receive: Receive) -> Receive:
         """Wait for the whole body, and return a ``receive`` for it.
 
+        A body that is too large is read and dropped, since a client reads the answer after it has sent.
+
         Raises:
-            RefusalError: if it is too large or too slow.
+            RefusalError: if it is too large.
         """
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
-        is_large = not announced.isdigit() or int(announced) > MOST_BODY
         parts, size, more = [], 0, True
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                while more and size <= MOST_READ:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return _once(message, receive)
-                    more, part = message.get("more_body", False), message.get("body", b"")
-                    size += len(part)
-                    if not (is_large := is_large or size > MOST_BODY):
-                        parts.append(part)
-        except TimeoutError as error:
-            if not is_large:
-                said = f"the body of the request did not arrive within {BODY_SECONDS:g} s"
-                raise RefusalError(408, said, code="timeout") from error
-        if is_large:
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return _once(message, receive)
+            more, part = message.get("more_body", False), message.get("body", b"")
+            size += len(part)
+            if size <= MOST_BODY:
+                parts.append(part)
+        if size > MOST_BODY:
             raise RefusalError(413, f"the body of a request may have at most {MOST_BODY} bytes", code="too_large")
         return _once({"type": "http.request", "body": b"".join(parts), "more_body": False}, receive)
 

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from minigpt.generation.choosing import NO_TOKEN_LEFT
 from minigpt.generation.row import Row
-from minigpt.serve.protocol import RefusalError
+from minigpt.serve.protocol import CompletionRequest, RefusalError
 
 REASONS = {None: None, "eos": "stop", "stop": "stop", "length": "length"}  # Row.end -> finish_reason
 
@@ -124,19 +124,13 @@ class Text(Row):
 class Job:
     """A request for texts.
 
-    Args:
-        texts: the texts of a prompt are side by side.
-        alternatives: how many of the likeliest ids to report at each token; None for no log-probabilities.
-        scores_prompts: put the log-probabilities of each prompt's tokens into ``scored`` before its texts grow.
-        writes: add tokens; otherwise only score the prompts.
-        streams: report the tokens as they come; otherwise only when a text is over.
+    Attributes:
+        waiting: texts that have no place yet; the texts of a prompt are side by side.
+        scored: the tokens of each prompt with their log-probabilities, if the request wants them.
     """
 
-    def __init__(
-        self, texts: list[Text], *, alternatives: int | None, scores_prompts: bool, writes: bool, streams: bool
-    ) -> None:
-        self.alternatives, self.scores_prompts = alternatives, scores_prompts
-        self.writes, self.streams = writes, streams
+    def __init__(self, body: CompletionRequest, texts: list[Text]) -> None:
+        self.body = body
         self.waiting = deque(texts)
         self.scored: dict[int, list[Token]] = {}
         self.channel = Channel()

@@ -139,6 +139,16 @@ class CompletionRequest(Sampling):
         return self.n or 1
 
     @property
+    def alternatives(self) -> int | None:
+        """How many of the likeliest ids to report at each token; None for no log-probabilities."""
+        return 0 if self.logprobs is None and self.copies > self.choices else self.logprobs
+
+    @property
+    def scores_prompts(self) -> bool:
+        """True if the answer has the log-probabilities of the prompts' tokens."""
+        return bool(self.echo) and self.logprobs is not None
+
+    @property
     def includes_usage(self) -> bool:
         """True if a stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)

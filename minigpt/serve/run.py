@@ -11,13 +11,14 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from minigpt.errors import ConfigError
-from minigpt.serve.guard import AFTER_SECONDS, BODY_SECONDS, MOST_READ
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+BODY_SECONDS = 30  # for a client to send the body of a request
 HEAD_SECONDS = 30  # for a client to send a request up to its body
 READ_SECONDS = 30  # for a client to read some of what has been sent
+MOST_READ = 2**26  # bytes of a body
 MOST_HEAD = 2**16  # bytes of a request before its body
 CONNECTIONS = 1024  # at a time; beyond them the answer is 503
 
@@ -51,7 +52,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        self._expect(BODY_SECONDS + AFTER_SECONDS, MOST_READ)
+        self._expect(BODY_SECONDS, MOST_READ)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

@@ -20,12 +20,13 @@ from minigpt.errors import RAISED
 from minigpt.generation.batch import WASTE, Batch
 from minigpt.generation.choosing import next_logits
 from minigpt.generation.settings import GenerationSettings
-from minigpt.serve.comparison import Comparison, ComparisonLane
+from minigpt.serve.comparison import Comparison
 from minigpt.serve.job import Job, Text, Token
 from minigpt.serve.meters import Meters
 from minigpt.serve.protocol import RefusalError
 
 PAUSE, MOST_PAUSES = 0.001, 10  # seconds to wait for the next of several requests, and how often
+AT_ONCE = 4  # comparisons at a time; others wait
 READ_AT_ONCE = 512  # tokens of new prompts, before the texts in progress get their next token
 STREAM_SECONDS = 0.02  # between two reports of a text; what it adds in between is sent together
 LOWEST = -9999.0  # log-probability instead of -inf, which JSON does not have
@@ -44,20 +45,23 @@ class Scheduler:
     def __init__(self, models: Mapping[str, GPT2], places: int, max_queue: int, draft: str | None = None) -> None:
         self.meters = Meters(lambda: self.count_writing, lambda: self.count_waiting)
         self.lanes = {name: Lane(name, model, places, self.meters, draft) for name, model in models.items()}
-        self.comparisons = ComparisonLane()
+        self.comparisons: list[Comparison] = []
         self.max_queue = max_queue
-        self._all: list[Lane | ComparisonLane] = [*self.lanes.values(), self.comparisons]
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
 
     @property
     def count_waiting(self) -> int:
-        return sum(lane.count_waiting for lane in self._all)
+        return sum(lane.count_waiting for lane in self.lanes.values()) + len(self.comparisons[AT_ONCE:])
 
     @property
     def count_writing(self) -> int:
-        return sum(len(lane.writing) for lane in self._all)
+        return sum(len(lane.writing) for lane in self.lanes.values()) + len(self.comparisons[:AT_ONCE])
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.comparisons) or any(lane.has_work for lane in self.lanes.values())
 
     def submit(self, work: Job | Comparison, texts: int, name: str | None = None) -> None:
         """Let a request for so many texts wait: a job for the model of this name, or a comparison.
@@ -71,8 +75,8 @@ class Scheduler:
             if (waiting := self.count_waiting) + texts > self.max_queue:
                 said = f"{waiting} texts are waiting, and at most {self.max_queue} may; try again in a moment"
                 raise RefusalError(429, said, code="queue_full")
-            lane: Any = self.comparisons if name is None else self.lanes[name]
-            lane.waiting.append(work)
+            waiting_for: Any = self.comparisons if name is None else self.lanes[name].waiting
+            waiting_for.append(work)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="minigpt-scheduler", daemon=True)
                 self._thread.start()
@@ -90,14 +94,19 @@ class Scheduler:
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._stopping or any(lane.has_work for lane in self._all))
+                self._wake.wait_for(lambda: self._stopping or self.has_work)
                 if self._stopping:
                     return
             self._gather()
             try:
-                for lane in self._all:
+                for lane in self.lanes.values():
                     if lane.has_work:
                         lane.step()
+                for comparison in self.comparisons[:AT_ONCE]:
+                    if comparison.is_over or comparison.channel.is_left:
+                        self.comparisons.remove(comparison)
+                    else:
+                        comparison.step()
             except Exception as error:  # a bug of ours must not leave clients waiting
                 logging.getLogger("minigpt").exception("a step failed")
                 self._fail(error)
@@ -113,8 +122,11 @@ class Scheduler:
 
     def _fail(self, error: BaseException) -> None:
         with self._wake:
-            for lane in self._all:
+            for lane in self.lanes.values():
                 lane.fail(error)
+            for comparison in self.comparisons:
+                comparison.channel.fail(error)
+            self.comparisons.clear()
 
 
 def _shutting_down() -> RefusalError:
@@ -173,14 +185,14 @@ class Lane:
             job = text.job
             if text.number == 0:  # other texts of the prompt share its reading
                 tokens += len(text.ids)
-                if job.scores_prompts:
+                if job.body.scores_prompts:
                     try:
-                        job.scored[text.prompt] = prompt_tokens(self.model, text.ids, job.alternatives or 0)
+                        job.scored[text.prompt] = prompt_tokens(self.model, text.ids, job.body.alternatives or 0)
                     except RAISED as error:
                         job.channel.fail(error)
                         continue
-            if job.writes:
-                text.may_draft = job.alternatives is None  # log-probabilities need the logits of each token
+            if job.body.new_tokens:
+                text.may_draft = job.body.alternatives is None  # log-probabilities need the logits of each token
                 self.writing.append(text)
                 self._joining.append(text)
             else:
@@ -232,12 +244,12 @@ class Lane:
 
     def _note(self, texts: list[Text], logits: Tensor) -> None:
         """Report on texts that have a new token."""
-        scored = [place for place, text in enumerate(texts) if text.job.alternatives is not None]
+        scored = [place for place, text in enumerate(texts) if text.job.body.alternatives is not None]
         if scored:
-            most = max(texts[place].job.alternatives or 0 for place in scored)
+            most = max(texts[place].job.body.alternatives or 0 for place in scored)
             found = tokens_of(logits[scored], [texts[place].ids[-1] for place in scored], most)
             for place, token in zip(scored, found, strict=True):
-                del token.top[texts[place].job.alternatives :]
+                del token.top[texts[place].job.body.alternatives :]
                 texts[place].tokens.append(token)
         if is_time := (now := time.monotonic()) >= self._next_report:
             self._next_report = now + STREAM_SECONDS
@@ -245,7 +257,7 @@ class Lane:
             job = text.job
             if is_first := len(text.ids) == text.prompt_length + 1:
                 self.meters.first.labels(self.name).observe(now - job.channel.opened)
-            if text.end or (job.streams and (is_time or is_first)):
+            if text.end or (job.body.stream and (is_time or is_first)):
                 job.report(text)
 
     def _let_go(self) -> None:

@@ -88,15 +88,13 @@ class Service:
             RefusalError: if a prompt is too long, too many texts wait, or the server shuts down.
         """
         settings, new, copies = body.settings(), body.new_tokens, body.copies
-        scores = bool(body.echo) and body.logprobs is not None
         for ids in prompts:
-            self._check(model, ids, new, settings, scored=scores)
+            self._check(model, ids, new, settings, scored=body.scores_prompts)
         if (count := len(prompts) * copies) > self.scheduler.max_queue:
             said = f"a request may ask for at most {self.scheduler.max_queue} texts, got {count}"
             raise RefusalError(400, said, "best_of" if body.best_of else "n" if body.n else "prompt")
         texts = [self._text(model, prompts[i // copies], settings, i // copies, i % copies, i) for i in range(count)]
-        alternatives = 0 if body.logprobs is None and copies > body.choices else body.logprobs
-        job = Job(texts, alternatives=alternatives, scores_prompts=scores, writes=new > 0, streams=bool(body.stream))
+        job = Job(body, texts)
         self.scheduler.submit(job, len(texts), body.model)
         self.scheduler.meters.prompts.labels(body.model).inc(sum(map(len, prompts)))
         return job

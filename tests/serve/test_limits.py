@@ -15,10 +15,8 @@ from live import Live, live
 httpx = pytest.importorskip("httpx")
 pytestmark = pytest.mark.thorough
 SHORT = """
-from minigpt.serve import guard
-guard.BODY_SECONDS, guard.AFTER_SECONDS = 2, 1
 from minigpt.serve import run
-run.HEAD_SECONDS = run.READ_SECONDS = 2
+run.HEAD_SECONDS = run.BODY_SECONDS = run.READ_SECONDS = 2
 """
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
@@ -88,11 +86,8 @@ def test_150_connections_that_never_finish_their_heads_are_closed(server: Live) 
     assert seconds_until_closed([*waiting, *dripping, answered]) < 20
 
 
-def test_bodies_that_never_end_are_answered_and_closed(server: Live) -> None:
+def test_bodies_that_never_end_lose_their_connection(server: Live) -> None:
     connections = [connect(server, HEAD + b"Content-Length: 100\r\n\r\n", b"{") for _ in range(20)]
-    for connection in connections:
-        connection.sendall(b" ")
-        assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
     assert seconds_until_closed(connections) < 20
 
 
