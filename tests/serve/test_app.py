@@ -327,17 +327,19 @@ def test_a_full_queue_is_said_so_at_once(gate: type[Gate]) -> None:
     with serving(gated(), max_batch=2, max_queue=3) as client:
         gate.open.clear()
 
-        async def patient(http: Any, wait: float) -> Any:
-            await asyncio.sleep(wait)
+        async def patient(http: Any, is_first: bool) -> Any:
+            while not (is_first or client.scheduler.count_writing):
+                await asyncio.sleep(0.01)
             return await http.post("/v1/completions", json={"model": "demo", "prompt": "a", "max_tokens": 3})
 
         async def late(http: Any) -> Any:
-            await asyncio.sleep(1.0)
+            while client.scheduler.count_waiting < 3:
+                await asyncio.sleep(0.01)
             answer = await http.post("/v1/completions", json={"model": "demo", "prompt": "a"})
             gate.open.set()
             return answer
 
-        asked = [lambda http, wait=0.1 * i: patient(http, wait) for i in range(4)]
+        asked = [lambda http, i=i: patient(http, i == 0) for i in range(4)]
         *answers, refused = client.ask_all(*asked, late)
         assert [answer.status_code for answer in answers] == [200] * 4
         assert error_of(refused, 429)["code"] == "queue_full"
