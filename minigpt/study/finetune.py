@@ -148,7 +148,7 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
         turns.call(0)  # so that the first evaluation sees what the first step will
     else:
         turns.call(step - 1, fits=False)
-    trainer.train(resume_from_checkpoint=step and str(checkpoints / f"checkpoint-{step}"))
+    trainer.train(resume_from_checkpoint=None if step is None else str(checkpoints / f"checkpoint-{step}"))
     log = trainer.state.log_history
     trainer.accelerator.free_memory()  # gradients and the optimizer's state, before the model is loaded again
     trainer.optimizer = None
