@@ -62,9 +62,10 @@ def finetune(
     """
     with progress() as say:
         say("loading", 0.0)
+        from minigpt.checkpoint import holds_model
         from minigpt.study import FinetuneSettings
         from minigpt.study import finetune as run
-        from minigpt.study.finetune import write
+        from minigpt.study.finetune import checkpoints_of, write
 
         settings = FinetuneSettings(
             text=text, steps=steps, model=model, norm=norm, schedule=schedule, fit=None if fit is None else str(fit),
@@ -72,6 +73,8 @@ def finetune(
             learning_rate=learning_rate, batch_size=batch_size, block_size=block_size,
             save_steps=save_steps, eval_steps=eval_steps, device=device, training=dict(map(_field, set_ or [])),
         )  # fmt: skip
+        if holds_model(out) and not checkpoints_of(settings, out).exists():
+            raise ConfigError(f"{out} holds a model of another run; give its settings to go on, or another --out")
         result = run(settings, out, say)
         write(result, out, model)
     if result.losses:

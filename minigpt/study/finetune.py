@@ -114,8 +114,7 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
 
     from minigpt.study import training
 
-    decides = contents(settings.model, (settings.norm,), (settings.text, settings.eval_text, settings.fit))
-    checkpoints = Path(out) / "checkpoints" / fingerprint(dataclasses.asdict(settings) | decides)
+    checkpoints = checkpoints_of(settings, Path(out))
     tokenizer = minigpt.Tokenizer.from_pretrained(settings.model)
     set_seed(settings.seed)
     model = load(settings.model)
@@ -159,6 +158,12 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
         _by_step(log, "eval_loss"),  # a resumed run evaluates the step at which it resumes again
         {site: step for site, step in schedule.steps.items() if step <= settings.steps},
     )
+
+
+def checkpoints_of(settings: FinetuneSettings, out: Path) -> Path:
+    """Return the folder of a run's checkpoints, which is named after all that decides the result."""
+    decides = contents(settings.model, (settings.norm,), (settings.text, settings.eval_text, settings.fit))
+    return out / "checkpoints" / fingerprint(dataclasses.asdict(settings) | decides)
 
 
 def checked_schedule(settings: FinetuneSettings) -> Schedule:
