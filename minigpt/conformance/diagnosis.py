@@ -224,7 +224,7 @@ def shift_rounding(subject: Subject, dtype: torch.dtype, shift: float = 64.0) ->
     """
     x = (2 * _normal(subject, 16, 64)).round() / 2  # exact at every dtype, also beside the shift
     off = distance(ask(subject, x + shift, dtype=dtype), ask(subject, x, dtype=dtype))
-    return 0.0 if off > 1 else off / shift / ONE_ROUNDING  # more is no rounding: the mean is not subtracted
+    return 0.0 if off > 1 else off / shift / ONE_ROUNDING  # more is not rounding: the mean is not subtracted
 
 
 def distance(a: Tensor, b: Tensor) -> float:

@@ -5,7 +5,7 @@ from typing import TypeGuard
 
 
 def is_finite(x: float | None) -> TypeGuard[float]:
-    """Return True for a number that is neither NaN nor infinite; None stands for one that is."""
+    """Return True for a finite number; None means one that is not."""
     return x is not None and math.isfinite(x)
 
 

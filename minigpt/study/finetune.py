@@ -101,7 +101,7 @@ def finetune(settings: FinetuneSettings, out: str | Path, progress: Say = lambda
     """Train, and keep Trainer's checkpoints under ``out``/checkpoints. Started again, it goes on from the newest.
 
     A resumed run ends with the same weights as an undisturbed one. With other settings, or on other texts, another norm
-    or other weights, it begins anew.
+    or other weights, it begins at step 0.
 
     Raises:
         ConfigError: if a setting cannot be used.
