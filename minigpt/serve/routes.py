@@ -23,6 +23,7 @@ from minigpt.serve.guard import Guard
 from minigpt.serve.protocol import CompareRequest, CompletionRequest, DetokenizeRequest, RefusalError, TokenizeRequest
 from minigpt.serve.service import Service
 
+NO_JSON = "the body must be a JSON object in UTF-8, sent with 'Content-Type: application/json'"
 NO_PATH = "there is no such path; GPT-2 was trained on plain text, not on chats, so use /v1/completions"
 PAGE_POLICY = "default-src 'none'; img-src data:; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"  # noqa: E501
 PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache", "Referrer-Policy": "no-referrer"}
@@ -123,7 +124,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def failed(_: Request, error: HTTPException) -> Response:
-        said = {404: NO_PATH, 405: "this path does not take that method"}
+        said = {400: NO_JSON, 404: NO_PATH, 405: "this path does not take that method"}
         return RefusalError(error.status_code, said.get(error.status_code, str(error.detail))).response()
 
     @app.exception_handler(Exception)
@@ -138,7 +139,7 @@ def _invalid(error: RequestValidationError) -> RefusalError:
     if first["type"] == "value_error":  # a check of ours, which names the field
         return RefusalError(400, said, said.partition(" ")[0])
     if not where or first["type"] == "json_invalid":
-        return RefusalError(400, "the body must be a JSON object, sent with 'Content-Type: application/json'")
+        return RefusalError(400, NO_JSON)
     return RefusalError(400, f"{'.'.join(where)[:100]}: {said}", where[0][:100])
 
 
