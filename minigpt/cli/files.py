@@ -72,7 +72,7 @@ def require_writable(*files: str | Path | None) -> None:
             continue
         place = Path(file)
         if place.is_dir() or not os.access(place if place.exists() else place.parent, os.W_OK):
-            raise MiniGPTError(f"cannot write {file}: it is a folder, has none, or permission is denied")
+            raise MiniGPTError(f"cannot write {file}: it is a folder, its folder is missing, or permission is denied")
 
 
 def write(file: str | Path, text: str) -> None:

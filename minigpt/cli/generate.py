@@ -39,7 +39,7 @@ def generate(
     stop: list[str] | None = None,
     overflow: str | None = None,
     slide_stride: int | None = None,
-    prompt_lookup_num_tokens: Annotated[int | None, typer.Option("--prompt-lookup-num-tokens", "--lookup")] = None,
+    prompt_lookup_num_tokens: Annotated[int | None, typer.Option("--lookup", "--prompt-lookup-num-tokens")] = None,
     draft: str | None = None,
     prompts: Path | None = None,
     out: Path | None = None,

@@ -84,6 +84,7 @@ def _sections(command: Callable[..., None]) -> tuple[str, dict[str, str], str]:
     summary, _, args = head.partition("\nArgs:\n")
     about = {name: " ".join(text.split()) for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", args, re.M)}
     marked = re.sub(r"^(.*minigpt .*)$", r"[bold]\1[/]\n", textwrap.dedent(examples), flags=re.M)
+    marked = re.sub(r"(?<!\n)\n(?!\n)", " ", marked)  # a sentence is wrapped at the terminal's width
     return summary.strip(), about, f"Examples:\n\n{marked}" if examples else ""
 
 
