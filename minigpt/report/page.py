@@ -92,4 +92,6 @@ def at_parting(text: str, other: str) -> tuple[str, str, str]:
     words, others = re.split(r"(\s+)", text), re.split(r"(\s+)", other)
     parting = (i for i, (one, two) in enumerate(zip(words, others, strict=False)) if one != two)
     shared = next(parting, min(len(words), len(others)))
+    while shared < len(words) - 1 and not words[shared].strip():  # white space, or nothing before it, is not a word
+        shared += 1
     return "".join(words[:shared]), "".join(words[shared : shared + 1]), "".join(words[shared + 1 :])

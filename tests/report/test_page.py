@@ -297,6 +297,8 @@ def test_log_scale() -> None:
         (" then", " the", (" ", "then", "")),
         ("a b", "a b c", ("a b", "", "")),
         ("", "x", ("", "", "")),
+        (" the cat", "... the cat", (" ", "the", " cat")),
+        ("... the cat", " the cat", ("", "...", " the cat")),
     ],
 )
 def test_the_word_in_which_texts_part(text: str, other: str, parts: tuple[str, str, str]) -> None:
