@@ -98,7 +98,7 @@ def test_a_name_that_a_file_does_not_have(tmp_path: Path) -> None:
     both = "its torch.nn.Module classes are One, Other"
     for name in ("Mine", "N", ""):
         assert refused(f"{file}:{name}") == f"{file} has no class {name!r}; {both}"
-    assert refused(f"{file}") == f"{file} has no class ''; {both}"
+    assert refused(f"{file}") == f"give a class as {file}:Name; {both}"
     assert refused(f"{file}:Othr").endswith("its torch.nn.Module classes are Other")
 
 

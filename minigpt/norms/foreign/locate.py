@@ -42,7 +42,8 @@ def locate(norm: str) -> Callable[..., Any]:
     classes = {name: cls for name, cls in vars(module).items() if isinstance(cls, type) and issubclass(cls, nn.Module)}
     own = [name for name, cls in classes.items() if cls.__module__ == module.__name__]
     shown = listing(difflib.get_close_matches(name, classes) or own or classes)
-    raise NormError(f"{place} has no class {name!r}; its torch.nn.Module classes are {shown or 'none'}")
+    missing = f"{place} has no class {name!r}" if name else f"give a class as {place}:Name"
+    raise NormError(f"{missing}; its torch.nn.Module classes are {shown or 'none'}")
 
 
 def file_of(norm: str) -> Path | None:
