@@ -120,6 +120,11 @@ class BFloat16Throughout(LayerNorm):
         return super().standardize(x.bfloat16()).to(x.dtype)
 
 
+class RoundedToBFloat16(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).bfloat16().to(x.dtype)
+
+
 class StatisticsOfTheInput(LayerNorm):
     """Computes in the dtype of the input."""
 

@@ -195,6 +195,8 @@ def unexplained(subject: Subject) -> list[str]:
         return found
     if shift_rounding(subject, torch.float32) >= 2**-14:  # one rounding leaves 2^-11 in float16, 2^-8 in bfloat16
         return ["statistics are kept in half precision, or in as few bits"]
+    if rounded := [dtype_name(dtype) for dtype in HALVES if torch.equal(y.to(dtype).double(), y)]:
+        return [f"its result is rounded to {rounded[0]}, also for float32 input"]
     if not alike(ask(subject, x, 2.0, 3.0), 2 * y + 3):
         return ["scale and shift are applied otherwise than in row * scale + shift"]
     return []

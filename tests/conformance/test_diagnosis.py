@@ -35,6 +35,7 @@ MISTAKES: list[tuple[type[nn.Module], list[str]]] = [
     (sabotages.ScaleAddedToOne, ["it multiplies by 1 + scale"]),
     (sabotages.TwiceTheShift, ["scale and shift are applied otherwise"]),
     (sabotages.BFloat16Throughout, ["statistics are kept in half precision, or in as few bits"]),
+    (sabotages.RoundedToBFloat16, ["its result is rounded to bfloat16"]),
     (sabotages.StatisticsOfTheInput, HALVES),
     (sabotages.DetachedStatisticsOfTheInput, [*HALVES, "gradients are wrong though values are right"]),
     (sabotages.NoSingleTokens, [*HALVES, "wrong only for one token, decoding input", BATCH]),
