@@ -53,7 +53,7 @@ def ours(source: str, quantize: str | None, windows: Tensor) -> Tensor:
 def by_ctranslate2(folder: str, windows: Tensor) -> Tensor:
     import ctranslate2  # pyright: ignore[reportMissingImports]
 
-    convert_for_ctranslate2(Path(folder), "int8")
+    convert_for_ctranslate2(folder, "int8")
     model = ctranslate2.Generator(f"{folder}/ctranslate2-int8", device="cpu", compute_type="int8")
     logits = model.forward_batch([[f"t{token}" for token in window] for window in windows.tolist()])
     return torch.from_numpy(np.array(logits))
