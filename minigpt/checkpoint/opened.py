@@ -96,13 +96,18 @@ def tokenizer_size(folder: Path) -> int:
     Raises:
         CheckpointError: if a file is damaged.
     """
-    if (file := folder / "tokenizer.json").is_file():
-        fields = read_object(file, CheckpointError)
+    file = next((file for name in ("tokenizer.json", "vocab.json") if (file := folder / name).is_file()), None)
+    if file is None:
+        return 0
+    fields = read_object(file, CheckpointError)
+    try:
+        if file.name == "vocab.json":
+            return 1 + max(fields.values(), default=-1)
         vocab = fields.get("model", {}).get("vocab", {})
         ids = [*vocab.values()] if isinstance(vocab, dict) else [*range(len(vocab))]  # a Unigram model has a list
         return 1 + max([*ids, *(token["id"] for token in fields.get("added_tokens", ()))], default=-1)
-    file = folder / "vocab.json"
-    return 1 + max(read_object(file, CheckpointError).values()) if file.is_file() else 0
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} is not a tokenizer's file: {error}") from error
 
 
 def require_fitting(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], place: Path) -> None:

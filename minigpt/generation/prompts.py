@@ -79,7 +79,8 @@ def require_fits(model: GPT2, prompts: list[list[int]], settings: GenerationSett
             context,
         )
     else:
+        way_out = f"ask for at most {context - longest}" if longest < context else "give a shorter prompt"
         raise GenerationError(
             f"a prompt of {longest} tokens and {new} new ones exceed the model's context of {context}; "
-            "ask for fewer, or set overflow to slide"
+            f"{way_out}, or set overflow to slide"
         )

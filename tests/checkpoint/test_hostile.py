@@ -95,3 +95,18 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
         file.write_bytes(whole[:size])
         with pytest.raises(CheckpointError, match=r"cannot be read as a \.safetensors file"):
             read_tensors(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", '{"model": null}'),
+        ("tokenizer.json", '{"model": {"vocab": 3}}'),
+        ("tokenizer.json", '{"added_tokens": [3]}'),
+        ("vocab.json", '{"a": "b"}'),
+    ],
+)
+def test_a_tokenizer_s_file_without_ids_is_refused(tmp_path: Path, name: str, content: str) -> None:
+    place = saved(reference(), tmp_path / "model")
+    (place / name).write_text(content)
+    assert refusal(place).startswith(f"{place / name} is not a tokenizer's file")

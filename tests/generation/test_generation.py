@@ -644,7 +644,7 @@ def test_wrong_settings_are_refused_before_any_work(
 
 def test_a_prompt_and_new_tokens_beyond_the_context(tokenizer: Tokenizer) -> None:
     model = Untouched(n_positions=16)
-    complaint = "a prompt of 10 tokens and 7 new ones exceed the model's context of 16; ask for fewer"
+    complaint = "a prompt of 10 tokens and 7 new ones exceed the model's context of 16; ask for at most 6"
     with pytest.raises(GenerationError, match=complaint):
         generate(model, tokens(2, 10), max_new_tokens=7)
     with pytest.raises(GenerationError, match=complaint):

@@ -111,6 +111,7 @@ def test_a_package_that_is_not_there_or_has_no_such_class() -> None:
     assert refused("torch.nn:Zzz").endswith(" more")
     assert refused("torch.nn:functional").startswith("torch.nn has no class 'functional'")
     assert refused(nn.LayerNorm(8)).startswith("norm must be a class or a function that makes one, got a module")
+    assert refused(dict).endswith("is a class, but not a torch.nn.Module")
     assert refused(lambda *_, **__: "a norm").endswith("makes a str, not a torch.nn.Module")
 
 

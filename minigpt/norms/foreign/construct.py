@@ -40,6 +40,8 @@ def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) ->
     """
     if isinstance(make, nn.Module):
         raise NormError(f"norm must be a class or a function that makes one, got a module: {title(make)}")
+    if isinstance(make, type) and not issubclass(make, nn.Module):
+        raise NormError(f"{title(make)} is a class, but not a torch.nn.Module")
     with naming(make):
         parameters = list(inspect.signature(make).parameters.values())
     first = next((own for own in parameters if not _known([own], eps, bias)), None)  # some take their eps before it
