@@ -48,12 +48,6 @@ def test_a_killed_run_ends_with_the_same_weights(place: Path, options: list[str]
         run.wait()
         assert not (place / "cut/model.safetensors").exists()
     subprocess.run(command("cut"), check=True, timeout=300)
-    written = (place / "cut/model.safetensors").read_bytes()
-    (place / "text.txt").write_text(TEXT[:-90])
-    other = subprocess.run(command("cut"), capture_output=True, text=True, timeout=120)
-    assert other.returncode == 2
-    assert "cut holds a model of another run" in other.stderr
-    assert (place / "cut/model.safetensors").read_bytes() == written
     whole, resumed = (load_file(place / folder / "model.safetensors") for folder in ("whole", "cut"))
     assert whole.keys() == resumed.keys()
     assert all(whole[name].equal(resumed[name]) for name in whole)
