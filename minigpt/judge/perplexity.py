@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
@@ -46,14 +47,18 @@ def perplexity_of_ids(model: GPT2, ids: list[int], progress: Progress | None = N
 @torch.inference_mode()
 def window_loss(model: GPT2, ids: list[int], start: int, first: int, end: int) -> float:
     """Return the loss in nats of tokens ``first`` to ``end``, when the model reads tokens ``start`` to ``end``."""
+    loss = 0.0
+    for logits, wanted in predictions(model, ids, start, first, end):
+        loss += float(F.cross_entropy(logits.double(), wanted, reduction="sum"))
+    return loss
+
+
+def predictions(model: GPT2, ids: list[int], start: int, first: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield logits (AT_ONCE, V) and the tokens (AT_ONCE) that they predict, for ``window_loss``'s tokens."""
     text = torch.tensor([ids[start:end]], device=model.wte.weight.device)  # (1, T)
     hidden = model.hidden_states(text)[:, first - 1 - start : -1]  # (1, counted, C)
-    targets = text[0, first - start :]  # (counted)
-    loss = 0.0
-    for part, wanted in zip(hidden.split(AT_ONCE, dim=1), targets.split(AT_ONCE), strict=True):
-        logits = model.head(part)[0].double()  # (AT_ONCE, V)
-        loss += float(F.cross_entropy(logits, wanted, reduction="sum"))
-    return loss
+    for part, wanted in zip(hidden.split(AT_ONCE, dim=1), text[0, first - start :].split(AT_ONCE), strict=True):
+        yield model.head(part)[0], wanted
 
 
 def text_perplexity(contest: Contest, file: str | Path, ids: list[int], begin: Steps) -> Fields:

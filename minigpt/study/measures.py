@@ -10,7 +10,7 @@ from torch import Tensor
 import minigpt
 from minigpt.engine import GPT2
 from minigpt.errors import ConfigError
-from minigpt.judge.perplexity import AT_ONCE, windows_of
+from minigpt.judge.perplexity import predictions, windows_of
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.foreign.locate import locate
 
@@ -25,11 +25,9 @@ def confidence(model: GPT2, ids: list[int]) -> dict[str, float]:
     is the mean distance over 15 bins of equal width (Guo et al. 2017, arXiv 1706.04599). Windows are perplexity's.
     """
     entropy, sure, right = [], [], []
-    for start, first, end in windows_of(len(ids), model.config.n_positions):
-        text = torch.tensor([ids[start:end]], device=model.wte.weight.device)  # (1, T)
-        hidden = model.hidden_states(text)[:, first - 1 - start : -1]  # (1, counted, C)
-        for part, wanted in zip(hidden.split(AT_ONCE, 1), text[0, first - start :].split(AT_ONCE), strict=True):
-            p = model.head(part)[0].float().softmax(-1)  # (AT_ONCE, V)
+    for window in windows_of(len(ids), model.config.n_positions):
+        for logits, wanted in predictions(model, ids, *window):
+            p = logits.float().softmax(-1)  # (tokens, V)
             likeliest = p.max(-1)
             entropy.append(torch.special.entr(p).sum(-1))
             sure.append(likeliest.values)
