@@ -1,17 +1,33 @@
 """Errors about a user's input. Every message is one sentence: what is wrong, and what to do."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 MOST_NAMES = 8  # in one message
 RAISED = (Exception, SystemExit)  # that foreign code may raise; it must not end the program either
 
 
 class MiniGPTError(ValueError):
-    """Base of every error about input. The message is one line, with unprintable characters escaped."""
+    """Base of every error about input. The message is one line, with unprintable characters escaped.
 
-    def __init__(self, message: str = "") -> None:
+    Args:
+        message: what is wrong, and what to do.
+        argument: the Python name of the argument that is wrong. The text of the error begins with it: write the message
+            as the rest of the sentence, e.g. ``ConfigError("must be positive, got -1", argument="top_k")``.
+
+    Attributes:
+        argument: the same; None if the error is not about one argument.
+        message: the message without the argument's name.
+    """
+
+    def __init__(self, message: str = "", *, argument: str | None = None) -> None:
         line = " ".join(message.splitlines())
-        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line))
+        self.message = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        self.argument = argument
+        super().__init__(self.message if argument is None else f"{argument} {self.message}")
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """Return the text with the argument as ``spell`` writes its name, e.g. as an option of the command line."""
+        return self.message if self.argument is None else f"{spell(self.argument)} {self.message}"
 
 
 class ConfigError(MiniGPTError):

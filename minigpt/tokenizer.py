@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from minigpt.checkpoint import TOKENIZER_FILES, folder_of, has_tokenizer, locate
 from minigpt.checkpoint.files import CHAT_TEMPLATE, TOKENIZER_CONFIG
 from minigpt.errors import CheckpointError, GenerationError
-from minigpt.json_file import read_object
+from minigpt.files import read_object
 
 END_OF_TEXT = "<|endoftext|>"
 KEPT = (  # fields of a tokenizer_config.json that are saved again, though nothing here depends on them

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minigpt.placement import dtype_name
+from minigpt.device import dtype_name
 
 MOST_NOISE = 4  # times the plain path's error; of so few numbers, two correct programs may differ by such a factor
 

@@ -62,7 +62,7 @@ def seed() -> None:
 @pytest.fixture(autouse=True)
 def _unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that is run inside this process does not set up what belongs to a process of its own."""
-    monkeypatch.setattr("minigpt.process.settle_memory", lambda: None)
+    monkeypatch.setattr("minigpt.device.settle_memory", lambda: None)
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from minigpt.process import ENVIRONMENT, settle_memory
+from minigpt.device import ENVIRONMENT, settle_memory
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ from torch import Tensor
 import minigpt
 from minigpt import NormError, norms, trials
 from minigpt.conformance import check_norm
+from minigpt.device import HALVES
 from minigpt.engine import compile_steps
 from minigpt.generation import static
 from minigpt.generation.static import StaticBatch
-from minigpt.processor import HALVES
 from minigpt.report.describe import describe
 
 decode: Any = sys.modules["minigpt.generation.decode"]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from minigpt.errors import CheckpointError
-from minigpt.json_file import read_object
+from minigpt.files import read_object
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 SAFETENSORS = "model.safetensors"

@@ -13,9 +13,9 @@ from minigpt.checkpoint.formats import Format, recognise
 from minigpt.checkpoint.formats.format import same_values
 from minigpt.checkpoint.frozen_norms import is_frozen, unscaled
 from minigpt.config import GPT2Config
+from minigpt.device import DTYPES, dtype_name
 from minigpt.errors import CheckpointError, ConfigError, listing
-from minigpt.json_file import read_object
-from minigpt.placement import DTYPES, dtype_name
+from minigpt.files import read_object
 from minigpt.swap.saved import Pairs, without_norms
 
 HPARAMS = "hparams.json"  # OpenAI's

@@ -10,6 +10,7 @@ from minigpt import norms
 from minigpt.checkpoint.files import read_tensors
 from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.opened import Checkpoint, as_ours, only_dtype, open_checkpoint, require_fitting
+from minigpt.device import resolve_device, resolve_dtype
 from minigpt.engine import GPT2
 from minigpt.engine.int8 import check_roundable, quantize_int8
 from minigpt.engine.layout import placed as placed_by_rows
@@ -18,7 +19,6 @@ from minigpt.errors import ConfigError, NormError
 from minigpt.model.checks import check_gpt2, check_weights
 from minigpt.model.conv1d import Conv1D
 from minigpt.norms.foreign.adapt import KEEP
-from minigpt.placement import resolve_device, resolve_dtype
 from minigpt.swap.saved import Norms, Pairs, as_pairs, is_registered, norm_at, require_registered
 from minigpt.swap.sites import require_own_parameters, swap_norms
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import minigpt
-from minigpt.cli.options import add, with_ray_address
+from minigpt.cli.options import add, option, with_ray_address
 from minigpt.errors import MiniGPTError
 
 COMMANDS = (
@@ -76,7 +76,7 @@ def main() -> None:
         sys.stdout.flush()
         sys.exit(status)
     except MiniGPTError as error:
-        _fail(str(error))
+        _fail(error.spelled(option))
     except _UsageError as error:
         command = error.ctx.command_path if error.ctx else "minigpt"
         _fail(f"{error.format_message()} ({command} --help shows what there is)")

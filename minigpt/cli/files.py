@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from minigpt.errors import MiniGPTError
-from minigpt.text_file import not_utf8
+from minigpt.files import not_utf8
 
 NARROWEST, WIDEST = 40, 10_000  # columns
 

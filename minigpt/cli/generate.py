@@ -92,8 +92,8 @@ def generate(
         tokens, drawn at temperature 0.8; in Python max_new_tokens is required and do_sample is off.
     """
     from minigpt.checkpoint import generation_fields, locate
+    from minigpt.device import settle_memory
     from minigpt.generation.settings import known_settings
-    from minigpt.process import settle_memory
     from minigpt.swap import fit_on_text
 
     settle_memory()

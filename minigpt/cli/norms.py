@@ -34,7 +34,7 @@ def norms(
 
         Exit status of --check: 0 the norm is a LayerNorm at --dtype, 1 it is not, 2 it could not be judged.
     """
-    from minigpt.placement import resolve_dtype
+    from minigpt.device import resolve_dtype
 
     if check is None:
         if device is not None or html is not None or every_case:

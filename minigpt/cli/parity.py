@@ -9,7 +9,7 @@ import typer
 import minigpt
 from minigpt.cli.files import progress, require_writable, show
 from minigpt.cli.options import JsonFile, parse_keep
-from minigpt.json_file import read_object
+from minigpt.files import read_object
 
 
 def parity(

@@ -8,7 +8,7 @@ import typer
 import minigpt
 from minigpt.cli.files import progress, show
 from minigpt.cli.options import AsJson, Ray, norm_at
-from minigpt.text_file import read_text
+from minigpt.files import read_text
 
 
 def perplexity(

@@ -56,7 +56,7 @@ def serve(
         from minigpt.serve.run import is_loopback, listen, run
     except ModuleNotFoundError as error:
         raise missing(error) from error
-    from minigpt.process import settle_memory
+    from minigpt.device import settle_memory
     from minigpt.serve.models import load
 
     if api_key == "":

@@ -13,10 +13,9 @@ from minigpt.conformance.case import EXACTLY, Case, Compare, Compared
 from minigpt.conformance.cases import FLOAT32, Given
 from minigpt.conformance.rows import ORDINARY, ROW_KINDS, far_from_zero, ordinary, transposed
 from minigpt.conformance.subject import OTHER_EPS, Subject, Unsupported
+from minigpt.device import DTYPES, HALVES, dtype_name
 from minigpt.errors import NormError
 from minigpt.norms.add import parts_of
-from minigpt.placement import DTYPES, dtype_name
-from minigpt.processor import HALVES
 
 BOTH = (torch.float32, torch.bfloat16)
 BEHAVIOUR_CASES: list[Case] = []

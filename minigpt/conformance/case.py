@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from minigpt.conformance.subject import Subject, Unsupported
+from minigpt.device import dtype_name
 from minigpt.errors import RAISED, NormError
 from minigpt.measure.numerals import brief
 from minigpt.norms.foreign.locate import last_line
-from minigpt.placement import dtype_name
 
 EXACTLY = "the numbers must be the same: nothing is rounded"
 

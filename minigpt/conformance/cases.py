@@ -14,9 +14,9 @@ from minigpt.conformance.case import Case, Compared
 from minigpt.conformance.rows import ORDINARY, ROW_KINDS, RowKind, transposed
 from minigpt.conformance.subject import Candidate, Subject
 from minigpt.conformance.truth import PRECISIONS, bound_reason
+from minigpt.device import DTYPES
 from minigpt.errors import NormError
 from minigpt.norms.add import parts_of
-from minigpt.placement import DTYPES
 
 # The smallest, those that kernels are written for, GPT-2's four, and some that no block of a kernel divides
 WIDTHS = (2, 3, 64, 127, 128, 256, 512, 768, 1001, 1024, 1280, 1600, 4096)

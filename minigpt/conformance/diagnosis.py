@@ -19,9 +19,8 @@ from minigpt.conformance.case import CaseResult
 from minigpt.conformance.rows import ORDINARY, ROW_KINDS
 from minigpt.conformance.subject import EPS, OTHER_EPS, Subject
 from minigpt.conformance.truth import PRECISIONS
+from minigpt.device import DTYPES, HALVES, dtype_name
 from minigpt.errors import RAISED
-from minigpt.placement import DTYPES, dtype_name
-from minigpt.processor import HALVES
 
 BATCH = "a row depends on its batch"
 UNSTEADY = "same input, same output"  # a norm that fails this case has no formula

@@ -13,10 +13,10 @@ from torch import Generator, Tensor, nn
 from minigpt import norms
 from minigpt.conformance.rows import ORDINARY, RowKind, Weights, ordinary_weights
 from minigpt.conformance.truth import Truth, gradient_truth, truth
+from minigpt.device import dtype_name
 from minigpt.errors import NormError
 from minigpt.norms.add import own_addition
 from minigpt.norms.foreign.construct import naming, require_same_shape, title
-from minigpt.placement import dtype_name
 
 EPS, OTHER_EPS = 1e-5, 1e-3  # GPT-2's, and one that it does not have
 

@@ -4,12 +4,12 @@ import logging
 
 from torch import Tensor
 
+from minigpt.device import require_values
 from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
 from minigpt.generation.row import TextCodec
 from minigpt.generation.settings import GenerationSettings
 from minigpt.model.checks import check_gpt2, check_ids, check_mask
-from minigpt.placement import require_values
 
 
 def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.checkpoint import locate
+from minigpt.device import dtype_name, require_values, resolve_device, resolve_dtype
 from minigpt.errors import GenerationError, MiniGPTError
 from minigpt.judge import search
 from minigpt.judge.contest import Contest, Judged, Prompts, judged_prompts
@@ -27,7 +28,6 @@ from minigpt.norms import NormSpec
 from minigpt.norms.foreign.adapt import KEEP
 from minigpt.norms.foreign.construct import title
 from minigpt.norms.registry import require_on
-from minigpt.placement import dtype_name, require_values, resolve_device, resolve_dtype
 from minigpt.swap.sites import patterns_of
 
 NEW_TOKENS = 32

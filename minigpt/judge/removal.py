@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from minigpt.errors import MiniGPTError
+from minigpt.files import read_text
 from minigpt.judge.contest import Contest
 from minigpt.judge.measures import LogitsMeter, over_noise
 from minigpt.judge.perplexity import AT_ONCE
 from minigpt.judge.report import Fields
 from minigpt.norms.foreign.construct import source_file
-from minigpt.text_file import read_text
 
 BEGIN = '{"search": '  # of a line of the file
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minigpt.errors import ConfigError
-from minigpt.json_file import finite
+from minigpt.files import finite
 from minigpt.measure.numerals import brief, change, percent, precise
 
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from minigpt.processor import HAS_BFLOAT16, processor_name
+from minigpt.device import HAS_BFLOAT16, processor_name
 
 
 def environment(threads: int, *packages: str) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from minigpt.config import GPT2Config
+from minigpt.device import has_values
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError
-from minigpt.placement import has_values
 
 if TYPE_CHECKING:
     from minigpt.model.cache import KVCache

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from minigpt.device import has_values
 from minigpt.model.cache import KVCache
-from minigpt.placement import has_values
 
 
 def real_tokens(given: Tensor | None, cache: KVCache | None, seq: int) -> Bool[Tensor, "batch total"] | None:

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from minigpt.conformance import CaseResult, ConformanceReport
+from minigpt.device import DTYPES
 from minigpt.measure.numerals import brief
-from minigpt.placement import DTYPES
 from minigpt.report.parity_summary import outcome
 
 MORE = "--all lists every case, --html FILE writes a page"

@@ -23,13 +23,13 @@ from minigpt.checkpoint import (
 from minigpt.checkpoint.opened import only_dtype, require_fitting
 from minigpt.checkpoint.pretrained import loadable, put_norms
 from minigpt.config import GPT2Config
+from minigpt.device import DTYPES, dtype_name
 from minigpt.engine import GPT2
 from minigpt.engine.kernel import path_of
 from minigpt.errors import MiniGPTError
 from minigpt.generation.static import graph_holds
 from minigpt.measure.numerals import brief
 from minigpt.norms import available
-from minigpt.placement import DTYPES, dtype_name
 from minigpt.swap.saved import Pairs
 from minigpt.tokenizer import Tokenizer
 

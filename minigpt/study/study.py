@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import minigpt
+from minigpt.device import resolve_device
 from minigpt.errors import ConfigError
-from minigpt.placement import resolve_device
+from minigpt.files import read_text
 from minigpt.study.finetune import (
     FinetuneSettings,
     Say,
@@ -29,7 +30,6 @@ from minigpt.study.fingerprint import contents, fingerprint, versions
 from minigpt.study.measures import check_metrics, confidence, measured
 from minigpt.study.tasks import check_tasks, task_scores
 from minigpt.swap import fit_on_text, match_sites
-from minigpt.text_file import read_text
 
 CELLS, REPORTS, RUNS = "cells.jsonl", "reports", "runs"
 AT_THE_SWAP = ("kl_mean", "kl_median", "top1_agreement", "perplexity_after")

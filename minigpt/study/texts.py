@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minigpt.errors import GenerationError
-from minigpt.text_file import read_text
+from minigpt.files import read_text
 from minigpt.tokenizer import Tokenizer
 
 _DATASET = re.compile(r"[\w.-]+/[\w-]+(:[\w.-]+)?")  # owner/name, or owner/name:split

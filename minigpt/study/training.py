@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from minigpt.device import resolve_device
 from minigpt.errors import ConfigError
-from minigpt.placement import resolve_device
 from minigpt.study.finetune import FinetuneSettings, Say, load
 from minigpt.study.turns import Turns
 

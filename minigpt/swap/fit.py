@@ -13,12 +13,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from minigpt.errors import GenerationError, NormError
+from minigpt.files import read_text
 from minigpt.model.checks import check_inputs
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.swap.sites import HasNorms, build_like, check_has_norms, match_sites, originals, share
-from minigpt.text_file import read_text
 
 LEAST_TOKENS = 64  # with fewer, two numbers a channel follow the noise
 MOST_ROWS = 16  # of a text, each as long as the context

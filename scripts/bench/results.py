@@ -10,7 +10,7 @@ import typer
 
 from minigpt.cli.files import print_json, require_writable
 from minigpt.errors import MiniGPTError
-from minigpt.json_file import finite
+from minigpt.files import finite
 
 
 def _writable(file: Path | None) -> Path | None:

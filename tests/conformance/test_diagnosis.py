@@ -8,7 +8,7 @@ from torch import nn
 from minigpt.conformance import ConformanceReport, check_norm
 from minigpt.conformance.diagnosis import BATCH, wrong_formula
 from minigpt.conformance.subject import Subject
-from minigpt.placement import DTYPES
+from minigpt.device import DTYPES
 
 # torch.compile would trace the shape checks, and some norms here return other shapes on purpose
 pytestmark = pytest.mark.usefixtures("unchecked")

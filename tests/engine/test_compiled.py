@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import minigpt
 from minigpt import ConfigError, trials
+from minigpt.device import HALVES
 from minigpt.engine import compile_steps
 from minigpt.engine.int8 import quantize_int8
 from minigpt.engine.product import product
-from minigpt.processor import HALVES
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the checks of shapes are not for the compiler to see
 

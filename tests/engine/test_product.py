@@ -10,10 +10,10 @@ from checkpoints import reference, saved
 from helpers import assert_within, in_float64, needs_onednn, random_ids, reference_model, rms, same_weights, small_model
 
 import minigpt.engine.product
+from minigpt.device import HALVES
 from minigpt.engine.layout import placed
 from minigpt.engine.product import PIECE, product, written_out
 from minigpt.model.conv1d import Conv1D
-from minigpt.processor import HALVES
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minigpt import GPT2, GenerationError, Tokenizer, swap_norms
+from minigpt.device import HALVES
 from minigpt.engine import compile_steps
 from minigpt.generation import Prompt, complete, static
 from minigpt.generation.batch import Batch
@@ -24,7 +25,6 @@ from minigpt.generation.decode import generate, rows_of
 from minigpt.generation.settings import parse_settings
 from minigpt.generation.static import StaticBatch, is_static
 from minigpt.model.cache import KVCache
-from minigpt.processor import HALVES
 
 decode: Any = sys.modules["minigpt.generation.decode"]
 SAMPLED = {"do_sample": True, "temperature": 1.5, "seed": 5}

@@ -11,9 +11,9 @@ from helpers import assert_close, assert_same_bits, assert_within, max_abs, rand
 from torch import Tensor, nn
 
 from minigpt import GPT2, LayerNorm, NormError, norms, swap_norms
+from minigpt.device import HALVES
 from minigpt.norms import registry
 from minigpt.norms.frozen import FrozenLayerNorm
-from minigpt.processor import HALVES
 from minigpt.swap import fit_norms
 
 EXACT = ("fused", "textbook")

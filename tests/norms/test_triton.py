@@ -16,7 +16,7 @@ from helpers import assert_close, assert_same_bits, random_ids, small_model
 from torch import Tensor, nn
 
 from minigpt import NormError, norms
-from minigpt.processor import HALVES
+from minigpt.device import HALVES
 from minigpt.testing import assert_norm_parity
 
 if importlib.util.find_spec("triton") is None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minigpt import ConfigError
-from minigpt.placement import DTYPES, dtype_name, resolve_device, resolve_dtype
+from minigpt.device import DTYPES, dtype_name, resolve_device, resolve_dtype
 
 
 @pytest.mark.parametrize(("name", "dtype"), DTYPES.items())
