@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from minigpt import engine, generation, hf, model, norms, serve, swap, testing
-    from minigpt.checkpoint import from_pretrained, load_norms, save_pretrained
+    from minigpt.checkpoint import load_norms, save_pretrained
     from minigpt.config import GPT2Config
     from minigpt.engine import GPT2, compile_steps
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from minigpt.judge.perplexity import perplexity
     from minigpt.model.cache import KVCache
     from minigpt.norms import LayerNorm
+    from minigpt.recipe import Recipe, from_pretrained
     from minigpt.swap import center_writers, fit_norms, fold_norms, swap_norms
     from minigpt.tokenizer import Tokenizer
 
 _HOMES = {
-    "checkpoint": ("from_pretrained", "load_norms", "save_pretrained"),
+    "checkpoint": ("load_norms", "save_pretrained"),
     "config": ("GPT2Config",),
     "engine": ("GPT2", "compile_steps"),
     "errors": ("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"),
@@ -32,6 +33,7 @@ _HOMES = {
     "judge.perplexity": ("perplexity",),
     "model.cache": ("KVCache",),
     "norms": ("LayerNorm",),
+    "recipe": ("Recipe", "from_pretrained"),
     "swap": ("center_writers", "fit_norms", "fold_norms", "swap_norms"),
     "tokenizer": ("Tokenizer",),
 }
@@ -39,9 +41,9 @@ _MODULES = ("engine", "generation", "hf", "model", "norms", "serve", "swap", "te
 
 __all__ = [
     "GPT2", "CheckpointError", "ConfigError", "GPT2Config", "GenerationError", "KVCache", "LayerNorm", "MiniGPTError",
-    "NormError", "ParityReport", "Tokenizer", "center_writers", "compile_steps", "engine", "fit_norms", "fold_norms",
-    "from_pretrained", "generate", "generation", "hf", "load_norms", "model", "norms", "parity", "perplexity",
-    "save_pretrained", "serve", "stream", "swap", "swap_norms", "testing",
+    "NormError", "ParityReport", "Recipe", "Tokenizer", "center_writers", "compile_steps", "engine", "fit_norms",
+    "fold_norms", "from_pretrained", "generate", "generation", "hf", "load_norms", "model", "norms", "parity",
+    "perplexity", "save_pretrained", "serve", "stream", "swap", "swap_norms", "testing",
 ]  # fmt: skip
 
 

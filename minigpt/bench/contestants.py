@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from minigpt.bench.llama import LlamaCpp
-from minigpt.checkpoint import from_pretrained
 from minigpt.device import settle_memory
 from minigpt.engine import GPT2, compile_steps
 from minigpt.engine.kernel import path_of, use_kernel
@@ -21,6 +20,7 @@ from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.reading import left_padded
 from minigpt.generation.settings import parse_settings
 from minigpt.judge.reference import quiet_transformers
+from minigpt.recipe import from_pretrained
 from minigpt.tokenizer import Tokenizer
 
 Prompts = list[list[int]]

@@ -15,13 +15,14 @@ from rich.text import Text
 from minigpt.bench.contestants import READ, TIMES, convert_for_ctranslate2, weight_bytes
 from minigpt.bench.llama import GGML_TYPES, write_gguf
 from minigpt.bench.worker import contestant
-from minigpt.checkpoint import from_pretrained, save_pretrained
+from minigpt.checkpoint import save_pretrained
 from minigpt.config import GPT2Config
 from minigpt.engine import GPT2
 from minigpt.errors import ConfigError
 from minigpt.measure.environment import environment
 from minigpt.measure.steps import Progress, Steps
 from minigpt.measure.stopwatch import Spread, in_turns
+from minigpt.recipe import from_pretrained
 
 OTHERS = {"transformers": "transformers", "ctranslate2": "ctranslate2", "llama.cpp": "llama_cpp"}  # name: module
 CONVERT = {"ctranslate2": convert_for_ctranslate2, "llama.cpp": write_gguf}

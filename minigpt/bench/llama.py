@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.checkpoint import from_pretrained
 from minigpt.errors import ConfigError
+from minigpt.recipe import from_pretrained
 from minigpt.tokenizer import Tokenizer
 
 GGML_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "q8_0"}  # our kinds, and GGML's names

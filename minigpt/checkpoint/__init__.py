@@ -12,11 +12,11 @@ from minigpt.checkpoint.files import (
 )  # fmt: skip
 from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.opened import Checkpoint, open_checkpoint
-from minigpt.checkpoint.pretrained import from_pretrained, load_norms
+from minigpt.checkpoint.pretrained import load_norms
 from minigpt.checkpoint.save import save_pretrained
 
 __all__ = [
-    "TOKENIZER_FILES", "Checkpoint", "config_file", "folder_of", "from_pretrained", "generation_fields",
+    "TOKENIZER_FILES", "Checkpoint", "config_file", "folder_of", "generation_fields",
     "has_tokenizer", "holds_model", "load_norms", "locate", "open_checkpoint",
     "read_tensors", "save_pretrained", "weight_files",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from minigpt.engine import GPT2
 from minigpt.errors import NormError
 from minigpt.norms.frozen import FrozenLayerNorm
+from minigpt.norms.record import record_of
 from minigpt.swap import swap_norms
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def save_frozen(model: GPT2, directory: str | Path, tokenizer: "SavesItself | No
         weight = plain.get_parameter(f"{site}.weight")
         with torch.no_grad():
             weight.copy_(weight.double() * (EPS**0.5 / _deviations(norm)[0]))
-        vars(plain.get_submodule(site)).pop("originals", None)  # a fitted norm's own scale and shift are saved
+        record_of(plain.get_submodule(site)).originals.clear()  # a fitted norm's own scale and shift are saved
         if not weight.isfinite().all():
             raise NormError(
                 f"the scaled weight of {site} does not fit into {weight.dtype}; save in float32 or bfloat16"

@@ -1,6 +1,5 @@
 """Checkpoint -> model. Strict: every parameter is written exactly once, or none is."""
 
-from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -9,78 +8,48 @@ from torch import Tensor, nn
 from minigpt import norms
 from minigpt.checkpoint.files import read_tensors
 from minigpt.checkpoint.locate import locate
-from minigpt.checkpoint.opened import Checkpoint, as_ours, only_dtype, open_checkpoint, require_fitting
-from minigpt.device import resolve_device, resolve_dtype
+from minigpt.checkpoint.opened import Checkpoint, as_ours, only_dtype, require_fitting
 from minigpt.engine import GPT2
-from minigpt.engine.int8 import check_roundable, quantize_int8
 from minigpt.engine.layout import placed as placed_by_rows
 from minigpt.engine.pages import MappedFiles
-from minigpt.errors import ConfigError, NormError
+from minigpt.errors import NormError
 from minigpt.model.checks import check_gpt2, check_weights
 from minigpt.model.conv1d import Conv1D
-from minigpt.norms.foreign.adapt import KEEP
-from minigpt.swap.saved import Norms, Pairs, as_pairs, is_registered, norm_at, require_registered
-from minigpt.swap.sites import require_own_parameters, swap_norms
+from minigpt.norms.record import record_of
+from minigpt.swap.saved import Pairs, is_registered, norm_at, require_registered
+from minigpt.swap.sites import require_own_parameters
 
 
-def from_pretrained(
-    source: str | Path = "demo",
+def load(
+    checkpoint: Checkpoint,
+    code: Pairs,
     *,
-    norm: Norms = "fused",
-    keep: Collection[str] = KEEP,
-    attention: str = "sdpa",
-    arithmetic: str = "fast",
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    quantize: str | None = None,
-    revision: str | None = None,
-    local_files_only: bool = False,
+    attention: str,
+    arithmetic: str,
+    device: torch.device,
+    dtype: torch.dtype | None,
 ) -> GPT2:
-    """Return a pretrained GPT-2 in eval mode, from any of the families in ``checkpoint/formats``.
+    """Return the model of a checkpoint in eval mode, with the checkpoint's own norms. Takes the checkpoint's tensors.
 
-    On the CPU, in the checkpoint's own dtype, the parameters of a Hugging Face checkpoint are the file itself, mapped
-    into memory. Nothing is copied or transposed, and a page is read when first used. Do not overwrite the file in place
-    meanwhile. If "fast" arithmetic casts the affine weights to another dtype, it also stores them by rows,
-    (out, in), which processors read faster. Their shapes stay; ``contiguous()`` restores the checkpoint's layout.
+    If "fast" arithmetic casts the affine weights to another dtype, it also stores them by rows, (out, in), which
+    processors read faster. Their shapes stay; ``contiguous()`` restores the checkpoint's layout.
 
     Args:
-        source: a directory, a file of weights with its config beside it, a Hugging Face repository id, or "demo".
-        norm: as ``GPT2`` takes it, or a dict from patterns of sites to norms. The default leaves the norms that the
-            checkpoint names. If one of those is not registered, name it here again, since a file never makes code run.
-            It is then used at the checkpoint's sites for it only.
-        keep: as ``swap_norms`` takes it.
-        attention, arithmetic: as ``GPT2`` takes them.
-        device: None is CUDA where there is one, else the CPU.
-        dtype: float32, bfloat16, float16 or float64; None keeps the checkpoint's own.
-        quantize: "int8" holds the weights that multiply in eight bits, a scale for each output channel, on the CPU.
-        revision: branch, tag or commit of a repository.
-        local_files_only: never use the network.
+        code: the classes of the norms that config.json names and that are not registered, by patterns of sites.
+        dtype: None keeps the checkpoint's own.
 
     Raises:
-        CheckpointError: if the source cannot be found, fetched or read, or does not hold exactly this model's tensors.
-        ConfigError: if the config, dtype, device, quantize, attention or arithmetic cannot be honoured.
-        NormError: if the norm is unknown or does not fit, or the checkpoint names one that is not registered.
+        CheckpointError: if the checkpoint does not hold exactly this model's tensors.
+        NormError: if the checkpoint names a norm that is neither registered nor in ``code``.
     """
-    if quantize not in (None, "int8"):
-        raise ConfigError(f"unknown quantize {quantize!r}; known is int8")
-    if quantize:
-        check_roundable(arithmetic)
-    device, dtype = resolve_device("cpu" if quantize and device is None else device), resolve_dtype(dtype)
-    place = locate(source, revision=revision, local_files_only=local_files_only)
-    checkpoint = open_checkpoint(place)
     with torch.device("meta"):  # shapes only: the parameters come from the file
         model = GPT2(checkpoint.config, attention=attention, arithmetic=arithmetic)
-    asked = [] if norm == "fused" else as_pairs(norm)
-    trained = put_norms(model, checkpoint, asked)
-    require_fitting(checkpoint.tensors, loadable(model, checkpoint), place)
-    _install(model, checkpoint.tensors, device, dtype or only_dtype(checkpoint.tensors, place))
+    trained = put_norms(model, checkpoint, code)
+    require_fitting(checkpoint.tensors, loadable(model, checkpoint), checkpoint.place)
+    _install(model, checkpoint.tensors, device, dtype or only_dtype(checkpoint.tensors, checkpoint.place))
     for site in trained:
         model.get_submodule(site).to(device, model.wte.weight.dtype)  # buffers that are not in the checkpoint
-    there = {norms.name_of(norm) for norm in trained.values()}
-    for pattern, other in asked:
-        if norms.name_of(other) not in there:
-            swap_norms(model, other, pattern, keep)
-    return quantize_int8(model.eval()) if quantize else model.eval()
+    return model.eval()
 
 
 def put_norms(model: GPT2, checkpoint: Checkpoint, asked: Pairs) -> dict[str, norms.NormSpec]:
@@ -107,7 +76,7 @@ def put_norms(model: GPT2, checkpoint: Checkpoint, asked: Pairs) -> dict[str, no
             module = norms.build(
                 norm, model.config.n_embd, eps=model.config.layer_norm_epsilon, bias="shift" in keep, keep=keep
             )
-        vars(module)["of_checkpoint"] = norms.name_of(norm)  # no LayerNorm stood there, so it cannot be fitted to one
+        record_of(module).trained = norms.name_of(norm)
         model.set_submodule(site, module)
         built[site] = norm
     return built

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import minigpt
-from minigpt.cli.options import add, option, with_ray_address
+from minigpt.cli.options import add, option, with_optional_values
 from minigpt.errors import MiniGPTError
 
 COMMANDS = (
@@ -70,7 +70,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
     try:
-        status = app(with_ray_address(sys.argv[1:]) or ["--help"], prog_name="minigpt", standalone_mode=False)
+        status = app(with_optional_values(sys.argv[1:]) or ["--help"], prog_name="minigpt", standalone_mode=False)
         if status == 130:  # Typer's, after an interrupt
             raise KeyboardInterrupt
         sys.stdout.flush()

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from minigpt.cli.files import progress, require_writable, show
-from minigpt.cli.options import Compile, Count, JsonFile, add
+from minigpt.cli.options import Compile, Count, Json, add
 from minigpt.errors import ConfigError
 
 
@@ -24,7 +24,7 @@ def generate(
     compiled: Compile = False,
     draft: str | None = None,
     against: str = "transformers",
-    json_file: JsonFile = None,
+    json_file: Json = None,
 ) -> None:
     """Time prefill and decoding against others, on the same weights in the same run, and against the limit.
 
@@ -63,7 +63,7 @@ def norms(
     repeats: Count = 20,
     device: str | None = None,
     dtype: str | None = None,
-    json_file: JsonFile = None,
+    json_file: Json = None,
 ) -> None:
     """Time norms in turns: forward, backward, and with the residual addition, against a plain copy.
 
@@ -99,7 +99,7 @@ def serve(
     new_tokens: Annotated[int, typer.Option(min=2)] = 48,
     repeats: Count = 3,
     against: str = "transformers",
-    json_file: JsonFile = None,
+    json_file: Json = None,
 ) -> None:
     """Time minigpt serve under load, in turns with complete on the same texts, and with other servers.
 

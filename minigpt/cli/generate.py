@@ -4,17 +4,19 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 import minigpt
 from minigpt.cli.files import for_terminal, print_json, read_standard_input, said_aside
 from minigpt.cli.many import write_many
-from minigpt.cli.options import AsJson, Compile, Ray, norm_at, option, parse_keep
+from minigpt.cli.options import Compile, Json, option
+
+if TYPE_CHECKING:
+    from minigpt.recipe import Recipe
 
 # What a generation_config.json has beside settings, and the values that switch off a setting that we do not know.
 BOOKKEEPING = re.compile(r"_\w+|transformers_version|(bos|decoder_start)_token_id|disable_compile|\w*assistant\w*")
@@ -25,7 +27,7 @@ def generate(
     context: typer.Context,
     prompt: str = "",
     *,
-    model: str = "demo",
+    recipe: "Recipe",
     max_new_tokens: int | None = None,
     min_new_tokens: int | None = None,
     temperature: float | None = None,
@@ -45,18 +47,8 @@ def generate(
     out: Path | None = None,
     batch_size: int | None = None,
     num_return_sequences: int | None = None,
-    norm: str = "fused",
-    sites: str = "*",
-    keep: str = "scale,shift",
-    fit: Path | None = None,
-    attention: str = "sdpa",
-    device: str | None = None,
-    dtype: str | None = None,
-    quantize: str | None = None,
     compiled: Compile = False,
-    revision: str | None = None,
-    ray: Ray = None,
-    as_json: AsJson = False,
+    json_file: Json = None,
 ) -> None:
     """Continue a prompt, or each prompt of a file.
 
@@ -91,14 +83,14 @@ def generate(
         The options have the names of minigpt.generate's settings. Two defaults differ, for a reader's sake: 200 new
         tokens, drawn at temperature 0.8; in Python max_new_tokens is required and do_sample is off.
     """
-    from minigpt.checkpoint import generation_fields, locate
+    from minigpt.checkpoint import generation_fields
     from minigpt.device import settle_memory
     from minigpt.generation.settings import known_settings
-    from minigpt.swap import fit_on_text
+    from minigpt.swap.saved import described_norms
 
     settle_memory()
     _check_options(context.params)
-    place = locate(model, revision=revision)  # once, so that all files come from one commit
+    place = recipe.place()  # once, so that all files come from one commit
     asked = {name: value for name in known_settings() if (value := context.params.get(name)) is not None}
     from_file = settings_in(generation_fields(place))
     settings = _settings(asked, from_file, greedy)
@@ -107,27 +99,16 @@ def generate(
 
     output = sys.stdout
     with said_aside():
-        how: dict[str, Any] = {
-            "norm": norm_at(norm, sites), "keep": parse_keep(keep), "attention": attention, "device": device,
-            "dtype": dtype, "quantize": quantize,
-        }  # fmt: skip
-        gpt2, tokenizer = minigpt.from_pretrained(place, **how), minigpt.Tokenizer.from_pretrained(place)
-        if fit is not None:
-            fit_on_text(gpt2, tokenizer, fit)
+        gpt2, tokenizer = recipe.open()
+        if tokenizer is None:
+            raise minigpt.CheckpointError(f"{recipe.source} has no tokenizer")
         if compiled:
             minigpt.compile_steps(gpt2)
         if prompts is not None and out is not None:
-            complete = None
-            if ray is not None:
-                from minigpt.study.cluster import complete_on_ray
-
-                complete = partial(complete_on_ray, ray, place, how)
-            identity = {"norm": norm, "sites": sites, "keep": keep, "attention": attention, "fit": str(fit)}
-            write_many(
-                gpt2, tokenizer, prompts, out, settings, 16 if batch_size is None else batch_size, identity, complete
-            )
+            size = 16 if batch_size is None else batch_size
+            write_many(gpt2, tokenizer, prompts, out, settings, size, {"recipe": recipe.fingerprint()})
             return
-        if not as_json:
+        if json_file is None:
             _print(text, minigpt.stream(gpt2, tokenizer, text, **settings), output)
             return
         begun = time.perf_counter()
@@ -135,7 +116,7 @@ def generate(
         seconds = time.perf_counter() - begun
     found = {"text": written.text, "settings": settings, "tokens_per_second": len(written.ids) / seconds}
     found |= {"drafted": written.drafted, "accepted": written.accepted} if written.drafted else {}
-    print_json({"model": model, "norm": norm, "prompt": text, **found}, "-")
+    print_json({"model": str(recipe.source), "norm": described_norms(gpt2), "prompt": text, **found}, json_file)
 
 
 def _print(text: str, pieces: Iterator[str], output: TextIO) -> None:
@@ -158,9 +139,7 @@ def _check_options(given: dict[str, Any]) -> None:
         raise minigpt.GenerationError("--prompts, a file of prompts, needs --out, a file for the texts, and vice versa")
     if given["batch_size"] is not None and given["prompts"] is None:
         raise minigpt.GenerationError("--batch-size is for --prompts")
-    if given["ray"] is not None and (given["prompts"] is None or given["compiled"] or given["fit"] is not None):
-        raise minigpt.GenerationError("--ray is for --prompts, without --compile or --fit")
-    if given["prompts"] is not None and (given["prompt"] or given["as_json"]):
+    if given["prompts"] is not None and (given["prompt"] or given["json_file"]):
         raise minigpt.GenerationError("--prompts cannot go with a PROMPT or --json; it writes JSON lines to --out")
 
 

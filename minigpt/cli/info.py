@@ -1,13 +1,22 @@
 """minigpt info: what a checkpoint is."""
 
+from typing import Annotated
+
+import typer
 from rich.table import Table
 
 from minigpt.cli.files import for_terminal, show
-from minigpt.cli.options import AsJson
-from minigpt.errors import CheckpointError
+from minigpt.cli.options import SHARED, Json
+from minigpt.errors import CheckpointError, ConfigError
 
 
-def info(model: str = "demo", *, revision: str | None = None, as_json: AsJson = False) -> None:
+def info(
+    name: Annotated[str | None, typer.Argument(metavar="MODEL", help=SHARED["model"])] = None,
+    *,
+    model: str | None = None,
+    revision: str | None = None,
+    json_file: Json = None,
+) -> None:
     """Show what a checkpoint is: format, shape, parameters, dtype, norms, tokenizer, and why it would not load.
 
     Examples:
@@ -18,11 +27,13 @@ def info(model: str = "demo", *, revision: str | None = None, as_json: AsJson = 
     """
     from minigpt.report.describe import describe
 
-    facts = describe(model, revision=revision)
+    if name is not None and model is not None:
+        raise ConfigError("is given twice, as an argument and as an option", argument="model")
+    facts = describe(name or model or "demo", revision=revision)
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in facts.items():
         shown = "\n".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
         table.add_row(name, for_terminal(shown))
-    show(table, facts, "-" if as_json else None)
+    show(table, facts, json_file)
     if facts["refused"]:
         raise CheckpointError("; ".join(facts["refused"]))

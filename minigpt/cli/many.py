@@ -42,7 +42,6 @@ def write_many(
     """
     from minigpt import generation
     from minigpt.generation.promptfile import ResultFile, fingerprint, read_prompts
-    from minigpt.norms.foreign.locate import file_of
 
     files = _files(prompts, out)
     asked = {file: read_prompts(file) for file in files}
@@ -58,8 +57,7 @@ def write_many(
     texts = generation.complete(model, tokenizer, given, **how)  # checks every prompt now, and writes lazily
     if complete is not None:
         texts = complete(given, **how)
-    norm = file_of(identity["norm"])
-    what = {**settings, **identity, "tokenizer": tokenizer.backend.to_str(), "source": norm and norm.read_bytes()}
+    what = {**settings, **identity, "tokenizer": tokenizer.backend.to_str()}
     with ExitStack() as stack:
         results = {
             file: stack.enter_context(ResultFile(files[file], fingerprint(model, lines, what)))

@@ -8,7 +8,7 @@ from rich.table import Table
 
 import minigpt
 from minigpt.cli.files import progress, require_writable, show
-from minigpt.cli.options import AsJson
+from minigpt.cli.options import Json
 
 
 def norms(
@@ -18,7 +18,7 @@ def norms(
     every_case: Annotated[bool, typer.Option("--all")] = False,
     html: Path | None = None,
     device: str | None = None,
-    as_json: AsJson = False,
+    json_file: Json = None,
 ) -> None:
     """List the registered norms, or check whether one is a LayerNorm.
 
@@ -43,7 +43,7 @@ def norms(
         table = Table("norm", "exact", "what it is", box=None, pad_edge=False)
         for name, info in sorted(known.items()):
             table.add_row(name, "yes" if info.exact else "no", info.reason or info.summary)
-        show(table, {name: info.to_dict() for name, info in known.items()}, "-" if as_json else None)
+        show(table, {name: info.to_dict() for name, info in known.items()}, json_file)
         return
     from minigpt.conformance import check_norm
     from minigpt.report.conformance_summary import conformance_page, conformance_summary
@@ -53,5 +53,5 @@ def norms(
     with progress() as say:
         report = check_norm(check, device=device, progress=say)
     summary = conformance_summary(report, dtype, every_case=every_case)
-    show(summary, report.to_dict(), "-" if as_json else None, html, lambda: conformance_page(report, dtype))
+    show(summary, report.to_dict(), json_file, html, lambda: conformance_page(report, dtype))
     raise typer.Exit({True: 0, False: 1, None: 2}[report.dtypes.get(dtype)])

@@ -1,29 +1,55 @@
-"""Make the options of a command from the signature and the docstring of its function."""
+"""Make the options of a command from the signature and the docstring of its function.
+
+A parameter ``recipe: Recipe`` becomes the options that say how a model is opened, the fields of RECIPE, and the command
+gets the ``Recipe``. ``recipes: list[Recipe]`` lets --norm and --sites be repeated: a recipe for every pair.
+"""
 
 import copy
 import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable
-from typing import Annotated, get_args, get_origin
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 from rich.markup import escape
 
+from minigpt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from minigpt.recipe import Recipe
+
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 # Annotations of parameters whose option is not named as they are, or has a range.
-JsonFile = Annotated[str | None, typer.Option("--json")]
-AsJson = Annotated[bool, typer.Option("--json")]
+Json = Annotated[str | None, typer.Option("--json", metavar="[FILE]")]
 Compile = Annotated[bool, typer.Option("--compile")]
 Ray = Annotated[str | None, typer.Option(metavar="[ADDRESS]")]
 Count = Annotated[int, typer.Option(min=1)]
+
+# The options that open a model: the fields of a Recipe that the shell offers, with their types.
+RECIPE: dict[str, Any] = {
+    "model": str | None,
+    "norm": str | None,
+    "sites": str | None,
+    "keep": str | None,
+    "center": bool,
+    "fit": Path | None,
+    "attention": str,
+    "device": str | None,
+    "dtype": str | None,
+    "quantize": str | None,
+    "revision": str | None,
+}
+REPEATED = ("norm", "sites")  # where a command takes several recipes
 
 # What help says about parameters that several commands have.
 SHARED = {
     "model": "A directory, a file of weights, a Hugging Face id, or 'demo'.",
     "revision": "Branch, tag or commit of a Hugging Face repository.",
-    "norm": "A registered norm, package.module:Name, or path/to/file.py:Name.",
+    "norm": "Norm to swap in: a registered one, package.module:Name or path/to/file.py:Name.",
     "sites": "Where to put --norm, e.g. 'h.*.ln_1', or 'ln_f,h.0.*'.",
     "keep": "What of the model's norms stays beside a --norm that lacks it: scale,shift, one of them, none.",
     "fit": "File to fit the swapped norms on: closest to the original norms' outputs.",
@@ -34,8 +60,7 @@ SHARED = {
     "preset": "Without --model: random weights of this shape; by default gpt2.",
     "quantize": "int8: weights in eight bits, for the CPU; norms stay exact.",
     "draft": "int8: draft tokens in eight bits and verify them; the same text, sooner.",
-    "json_file": "Write the report here; '-' is standard output.",
-    "as_json": "Print one JSON object.",
+    "json_file": "Write JSON to a file; without one, or with '-', print it.",
     "ray": "Run on the Ray cluster at this address; without one, on a cluster on this machine.",
 }
 
@@ -67,14 +92,94 @@ VALUES: dict[str, Callable[[], Iterable[str]]] = {
 def add(app: typer.Typer, command: Callable[..., None]) -> None:
     """Add a command to an app.
 
-    Keyword-only parameters become options and the others arguments. The docstring's first paragraph is the help. Its
-    Args, and SHARED, describe the parameters, and its Examples end the help.
+    Keyword-only parameters become options and the others arguments. Of a command that takes a recipe, an argument may
+    also be given as an option: ``MODEL OUT``, or ``--model MODEL --out OUT``. The docstring's first paragraph is the
+    help. Its Args, and SHARED, describe the parameters, and its Examples end the help.
     """
     summary, about, examples = _sections(command)
     signature = inspect.signature(command)
+    run = command
+    if any(name in signature.parameters for name in ("recipe", "recipes")):
+        run, signature = _with_recipe(command, signature)
     parameters = [_described(parameter, SHARED | about) for parameter in signature.parameters.values()]
-    vars(command)["__signature__"] = signature.replace(parameters=parameters)
-    app.command(help=summary, epilog=examples)(command)
+    vars(run)["__signature__"] = signature.replace(parameters=parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}  # Typer reads both
+    app.command(help=summary, epilog=examples)(run)
+
+
+def _with_recipe(
+    command: Callable[..., None], signature: inspect.Signature
+) -> tuple[Callable[..., None], inspect.Signature]:
+    """Return a function that takes the options of a recipe and calls ``command`` with the recipe; and its signature."""
+    option_of = inspect.Parameter.KEYWORD_ONLY
+    several = "recipes" in signature.parameters
+    places = [name for name, parameter in signature.parameters.items() if parameter.kind is not option_of]
+    places = places if "recipe" in places else []  # else the arguments stay arguments
+    parameters = []
+    for name, parameter in signature.parameters.items():
+        if name in ("recipe", "recipes"):
+            for field, hint in RECIPE.items():
+                repeated = several and field in REPEATED
+                default = False if hint is bool else "sdpa" if field == "attention" else None
+                parameters.append(inspect.Parameter(
+                    field, option_of, default=default, annotation=list[str] | None if repeated else hint
+                ))  # fmt: skip
+        elif name not in places:
+            parameters.append(parameter)
+        else:
+            parameters.append(parameter.replace(kind=option_of, default=None, annotation=parameter.annotation | None))
+    places = ["model" if place == "recipe" else place for place in places]
+    if places:
+        words = Annotated[list[str] | None, typer.Argument(metavar=" ".join(map(str.upper, places)))]
+        first = inspect.Parameter("words", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=words)
+        parameters.insert(0, first)
+
+    def run(**values: Any) -> None:
+        _place_words(values, places)
+        chosen = {name: values.pop(name) for name in RECIPE}
+        recipes = recipes_of(chosen)
+        command(**{"recipes": recipes} if several else {"recipe": recipes[0]}, **values)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run, signature.replace(parameters=sorted(parameters, key=lambda parameter: parameter.kind))
+
+
+def _place_words(values: dict[str, Any], places: list[str]) -> None:
+    """Give the words of the command line to the arguments that no option has given.
+
+    Raises:
+        ConfigError: if their number does not fit. Only a model may be left out, where it is all that is asked for.
+    """
+    words = list(values.pop("words", None) or [])
+    unset = [place for place in places if values[place] is None]
+    if len(words) > len(unset) or (len(words) < len(unset) and unset != ["model"]):
+        usage = " ".join(place.upper() for place in places)
+        got = " ".join(words) or "neither"
+        raise ConfigError(
+            f"give {usage}, or {' and '.join(map(option, places))}; got {got} (--help shows what there is)"
+        )
+    values |= {place: word if place == "model" else Path(word) for place, word in zip(unset, words, strict=False)}
+
+
+def recipes_of(values: dict[str, Any]) -> "list[Recipe]":
+    """Return the recipes of the options in RECIPE: one, or one for every pair of --norm and --sites.
+
+    Raises:
+        ConfigError, NormError: as ``Recipe``; the argument is the option's name.
+    """
+    from minigpt.recipe import Recipe
+
+    norms, sites = (value if isinstance(value, list) else [value] for value in (values["norm"], values["sites"]))
+    return [
+        Recipe(
+            values["model"] or "demo",
+            norm=norm,
+            sites="*" if patterns is None else patterns.split(","),
+            keep=parse_keep(values["keep"] or "scale,shift"),
+            **{name: values[name] for name in RECIPE if name not in ("model", "norm", "sites", "keep")},
+        )
+        for norm, patterns in product(norms or [None], sites or [None])
+    ]
 
 
 def _sections(command: Callable[..., None]) -> tuple[str, dict[str, str], str]:
@@ -105,33 +210,29 @@ def _described(parameter: inspect.Parameter, about: dict[str, str]) -> inspect.P
     return parameter.replace(annotation=Annotated[hint, info])
 
 
-def with_ray_address(words: list[str]) -> list[str]:
-    """Return the command line with an address after every ``--ray`` that has none. Typer needs a value."""
-    followed = [*words[1:], "-"]
+def with_optional_values(words: list[str]) -> list[str]:
+    """Return the command line with a value after every ``--ray`` and ``--json`` that has none. Typer needs one.
+
+    The word after --json is its file. Of a command that takes words of its own, it must end in .json or be "-".
+    """
+    takes_words = words[:1] in [["generate"], ["info"], ["perplexity"], ["sites"]]
+    values = {"--ray": "local", "--json": "-"}
+
+    def is_value(word: str, name: str) -> bool:
+        if word == "-" or word.startswith("-"):
+            return word == "-"
+        return name != "--json" or not takes_words or word.endswith(".json")
+
+    after = [*words[1:], "--"]
     return [
-        "--ray=local" if word == "--ray" and after.startswith("-") else word
-        for word, after in zip(words, followed, strict=False)
+        f"{word}={values[word]}" if word in values and not is_value(following, word) else word
+        for word, following in zip(words, after, strict=False)
     ]
 
 
 def parse_keep(keep: str) -> tuple[str, ...]:
     """Return the words of --keep. ``norms.build`` checks them."""
     return () if keep == "none" else tuple(keep.split(","))
-
-
-def norm_at(norm: str, sites: str) -> str | dict[str, str]:
-    """Return the norm as ``from_pretrained`` takes it.
-
-    Raises:
-        ConfigError: if there are sites, but no norm for them.
-    """
-    from minigpt.errors import ConfigError
-
-    if norm == "fused":  # the default, which leaves the norms that the checkpoint names
-        if sites != "*":
-            raise ConfigError("--sites says where to put --norm; give a --norm")
-        return norm
-    return dict.fromkeys(sites.split(","), norm)
 
 
 def option(name: str) -> str:

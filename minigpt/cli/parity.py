@@ -8,7 +8,7 @@ import typer
 
 import minigpt
 from minigpt.cli.files import progress, require_writable, show
-from minigpt.cli.options import JsonFile, parse_keep
+from minigpt.cli.options import Json, parse_keep
 from minigpt.files import read_object
 
 
@@ -36,7 +36,7 @@ def parity(
     remove_file: Path | None = None,
     bisect: bool = False,
     budget: str | None = None,
-    json_file: JsonFile = None,
+    json_file: Json = None,
     html: Path | None = None,
     compare: bool = False,
 ) -> None:

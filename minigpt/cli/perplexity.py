@@ -1,60 +1,43 @@
 """minigpt perplexity: how well a model predicts a text."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
-
-import minigpt
 from minigpt.cli.files import progress, show
-from minigpt.cli.options import AsJson, Ray, norm_at
+from minigpt.cli.options import Json
+from minigpt.errors import CheckpointError, GenerationError
 from minigpt.files import read_text
+
+if TYPE_CHECKING:
+    from minigpt.recipe import Recipe
 
 
 def perplexity(
-    given: Annotated[list[str] | None, typer.Argument(metavar="MODEL TEXT")] = None,
+    recipe: "Recipe",
+    text: Path,
     *,
-    model: str | None = None,
-    text: str | None = None,
-    norm: str = "fused",
-    sites: str = "*",
-    device: str | None = None,
-    dtype: str | None = None,
-    quantize: str | None = None,
-    revision: str | None = None,
-    ray: Ray = None,
-    as_json: AsJson = False,
+    json_file: Json = None,
 ) -> None:
     """Measure the perplexity of a text file: exp of the mean negative log-likelihood of a token.
 
     Args:
-        given: The model and the text, in place of the options.
         text: A text file in UTF-8.
 
     Examples:
         minigpt perplexity gpt2 held-out.txt
         minigpt perplexity --model ./tuned --text held-out.txt --norm rms --json
     """
-    from minigpt.checkpoint import locate
+    from minigpt.judge.perplexity import perplexity as perplexity_of
+    from minigpt.swap.saved import described_norms
 
-    named = [model, text]
-    if named.count(None) != len(given or []):
-        raise minigpt.ConfigError("perplexity needs a model and a text: MODEL TEXT, or --model and --text")
-    model, text = (value or (given or []).pop(0) for value in named)
-    content = read_text(Path(text), minigpt.GenerationError)
+    content = read_text(text, GenerationError)
     with progress() as say:
-        say(f"reading {model}", 0)
-        place = locate(model, revision=revision)
-        how: dict[str, Any] = {"norm": norm_at(norm, sites), "device": device, "dtype": dtype, "quantize": quantize}
-        tokenizer = minigpt.Tokenizer.from_pretrained(place)
-        if ray is None:
-            found = minigpt.perplexity(minigpt.from_pretrained(place, **how), tokenizer, content, progress=say)
-        else:
-            from minigpt.study.cluster import perplexity_on_ray
-
-            found = perplexity_on_ray(ray, place, how, tokenizer, content)
-    tokens = len(tokenizer.encode(content))
-    fields = {"model": model, "norm": norm, "sites": sites.split(","), "text": text, "tokens": tokens}
-    changed = "" if norm == "fused" else f" with {norm}"
-    said = f"{found:.6g}  perplexity of {text}, {tokens:,} tokens, by {model}{changed}"
-    show(said, fields | {"perplexity": found}, "-" if as_json else None)
+        say(f"reading {recipe.source}", 0)
+        model, tokenizer = recipe.open()
+        if tokenizer is None:
+            raise CheckpointError(f"{text} needs a tokenizer, and {recipe.source} has none")
+        result, tokens = perplexity_of(model, tokenizer, content, progress=say), len(tokenizer.encode(content))
+        norms = described_norms(model)
+    summary = f"{result:.6g}  perplexity of {text}, {tokens:,} tokens, by {recipe.source} with {norms}"
+    fields = {"model": str(recipe.source), "norm": norms, "sites": list(recipe.sites), "text": str(text)}
+    show(summary, fields | {"tokens": tokens, "perplexity": result}, json_file)

@@ -67,7 +67,7 @@ def serve(
     settle_memory()
     with listen(host, port) as listening:
         models, tokenizer = load(
-            model, norm or ["fused"], keep=parse_keep(keep), fit=fit, dtype=dtype, device=device, quantize=quantize
+            model, norm or [None], keep=parse_keep(keep), fit=fit, dtype=dtype, device=device, quantize=quantize
         )  # fmt: skip
         hosts = [*LOOPBACK, host, *(allow_host or [])] if is_local or allow_host else None
         application = app(

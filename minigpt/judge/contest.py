@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from minigpt.checkpoint import from_pretrained
 from minigpt.checkpoint.frozen_norms import is_plain_form
 from minigpt.checkpoint.opened import open_checkpoint
 from minigpt.config import GPT2Config
@@ -23,6 +22,7 @@ from minigpt.judge.report import Fields
 from minigpt.model.checks import check_inputs
 from minigpt.norms import NormSpec, available, notes
 from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm
+from minigpt.recipe import from_pretrained
 from minigpt.swap import center_writers, fit_norms, match_sites, swap_norms
 from minigpt.swap.fit import rows_of_text
 from minigpt.swap.saved import is_registered
@@ -74,7 +74,12 @@ class Contest:
         self.attention, self.device, self.quantize, self.center = attention, device, quantize, center
         self._named = _named_again(place, norm)
         self.candidate = from_pretrained(
-            place, norm=self._named, attention=attention, device=device, dtype=dtype, quantize=quantize
+            place,
+            norm=None if self._named == "fused" else self._named,
+            attention=attention,
+            device=device,
+            dtype=dtype,
+            quantize=quantize,
         )
         # Ids that stand for no text count like any other: the model is judged, not what is drawn from it.
         self.candidate.config = self.config = dataclasses.replace(self.candidate.config, used_vocab_size=None)
@@ -106,7 +111,7 @@ class Contest:
     def ours(self, **other: Any) -> GPT2:
         """Our model of the original with its own norms, under conditions that differ in ``other``."""
         conditions: dict[str, Any] = dict(attention=self.attention, device=self.device, dtype=self.dtype)
-        named = self._named if self.original == self.place else "fused"
+        named = None if self._named == "fused" or self.original != self.place else self._named
         model = from_pretrained(self.original, norm=named, **conditions | other)
         for name, parameter in list(model.named_parameters()):
             ours = self._weights.get(name)

@@ -144,7 +144,7 @@ def check_config(config: GPT2Config) -> None:
 def check_option(name: str, given: str, known: tuple[str, ...]) -> None:
     """Check that ``given`` is one of the names in ``known``."""
     if given not in known:
-        raise ConfigError(f"unknown {name} {given!r}; known are {', '.join(known)}")
+        raise ConfigError(f"must be {' or '.join(known)}, got {given!r}", argument=name)
 
 
 def check_gpt2(model: object) -> None:

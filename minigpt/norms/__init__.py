@@ -1,7 +1,7 @@
 """Every LayerNorm, one file each. They know no config and no model."""
 
 from minigpt.norms.add import add_norm
-from minigpt.norms.build import NormSpec, build, name_of
+from minigpt.norms.build import NormSpec, build, check_keep, name_of
 from minigpt.norms.foreign.adapt import is_ours, notes
 from minigpt.norms.registry import NormInfo, available, lookup, register
 from minigpt.norms.textbook import LayerNorm
@@ -13,6 +13,7 @@ __all__ = [
     "add_norm",
     "available",
     "build",
+    "check_keep",
     "is_ours",
     "lookup",
     "name_of",

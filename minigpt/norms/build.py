@@ -8,6 +8,7 @@ from minigpt.errors import NormError, is_several
 from minigpt.norms.foreign.adapt import KEEP, adapt, is_ours
 from minigpt.norms.foreign.construct import construct, naming
 from minigpt.norms.foreign.locate import locate
+from minigpt.norms.record import record_of
 from minigpt.norms.registry import available
 
 NormSpec = str | type[nn.Module] | Callable[..., nn.Module]
@@ -38,8 +39,7 @@ def build(
         NormError: if the name is unknown, the class cannot be found, imported or constructed, or is not a
             ``torch.nn.Module``.
     """
-    if not is_several(keep) or not set(keep) <= set(KEEP):
-        raise NormError(f"keep must be a tuple with none, one or both of 'scale' and 'shift', got {keep!r:.100}")
+    check_keep(keep)
     make = locate(norm) if isinstance(norm, str) else norm
     if is_ours(make):
         return make(normalized_shape, eps=eps, bias=bias)
@@ -47,8 +47,15 @@ def build(
     module, takes_eps = construct(make, shape, eps=eps, bias=bias)
     with naming(make):
         module = adapt(module, shape, eps=eps, bias=bias, keep=keep, takes_eps=takes_eps)
-    vars(module)["norm_name"] = name_of(norm)
+    record_of(module).name = name_of(norm)
     return module
+
+
+def check_keep(keep: Collection[str]) -> None:
+    """Check that ``keep`` is a collection with none, one or both of "scale" and "shift"."""
+    if not is_several(keep) or not set(keep) <= set(KEEP):
+        shown = ",".join(map(str, keep)) if is_several(keep) else repr(keep)
+        raise NormError(f"must have none, one or both of scale and shift, got {shown:.100}", argument="keep")
 
 
 def name_of(norm: object) -> str:
@@ -59,7 +66,7 @@ def name_of(norm: object) -> str:
     if isinstance(norm, str):
         return norm
     if isinstance(norm, nn.Module):
-        return vars(norm).get("norm_name") or name_of(type(norm))
+        return record_of(norm).name or name_of(type(norm))
     for name, known in available().items():
         if known.cls is norm:
             return name

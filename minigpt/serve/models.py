@@ -4,17 +4,18 @@ import copy
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from minigpt.checkpoint import from_pretrained, locate
+from minigpt.checkpoint import locate
 from minigpt.engine import GPT2
 from minigpt.errors import ConfigError
 from minigpt.norms.foreign.adapt import KEEP
+from minigpt.recipe import from_pretrained
 from minigpt.swap import fit_on_text, swap_norms
 from minigpt.tokenizer import Tokenizer
 
 
 def load(
     source: str,
-    norms: Sequence[str],
+    norms: Sequence[str | None],
     *,
     keep: Collection[str] = KEEP,
     fit: str | Path | None = None,
@@ -38,7 +39,7 @@ def load(
     place = locate(source)
     name = Path(source).resolve().name if Path(source).exists() else source
     first = from_pretrained(place, norm=norms[0], keep=keep, dtype=dtype, device=device, quantize=quantize)
-    models = {name: first} | {f"{name}:{norm}": with_norm(first, norm, keep) for norm in norms[1:]}
+    models = {name: first} | {f"{name}:{norm}": with_norm(first, norm, keep) for norm in norms[1:] if norm}
     tokenizer = Tokenizer.from_pretrained(place)
     if fit is not None:
         for model in models.values():

@@ -18,6 +18,7 @@ from minigpt.model.checks import check_inputs
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
 from minigpt.norms.frozen import FrozenLayerNorm
+from minigpt.norms.record import record_of
 from minigpt.swap.sites import HasNorms, build_like, check_has_norms, match_sites, originals, share
 
 LEAST_TOKENS = 64  # with fewer, two numbers a channel follow the noise
@@ -155,7 +156,7 @@ class Fitting(nn.Module):
         if _equals(present, wanted, 8 * torch.finfo(x.dtype).eps):
             self.explained = Explained(before, before)  # it is the original norm
             return present
-        if name := vars(self.norm).get("of_checkpoint"):
+        if name := record_of(self.norm).trained:
             raise NormError(
                 f"{self.title} cannot be fitted: the checkpoint has {name} there, and no LayerNorm to fit to"
             )
@@ -179,6 +180,19 @@ class Fitting(nn.Module):
         return found
 
 
+def require_fitted(model: HasNorms) -> None:
+    """Check that every frozen norm has deviations to divide by.
+
+    Raises:
+        NormError: the message says how it gets them.
+    """
+    for site, norm in model.norm_modules().items():
+        if isinstance(norm, FrozenLayerNorm) and norm.calibration is None:
+            raise NormError(
+                f"must name a text: the frozen norm at {site} takes its deviations from one", argument="fit"
+            )
+
+
 def explained(given: Float[Tensor, "batch seq embd"], wanted: Float[Tensor, "batch seq embd"]) -> float:
     """Return the share of the variance of ``wanted`` over the tokens that ``given`` explains (R squared)."""
     return float(1 - _error(given, wanted) / _error(wanted, wanted.double().mean((0, 1))))
@@ -193,7 +207,7 @@ def original_norm(norm: nn.Module, model: HasNorms) -> nn.Module:
 
 def separate(norm: nn.Module) -> None:
     """Give a norm its own scale and shift in place of the checkpoint's, which it remembers."""
-    shared = vars(norm)["originals"] = originals(norm)
+    shared = record_of(norm).originals = originals(norm)
     for role, parameter in shared.items():
         if getattr(norm, role, None) is parameter:
             setattr(norm, role, nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad))

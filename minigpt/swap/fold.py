@@ -14,6 +14,7 @@ from minigpt.model.checks import check_gpt2, check_weights
 from minigpt.model.conv1d import Conv1D
 from minigpt.norms.add import norm_by_addition, own_addition
 from minigpt.norms.foreign.construct import naming
+from minigpt.norms.record import record_of
 from minigpt.swap.sites import require_own_parameters
 
 # C embedding, V vocabulary
@@ -52,7 +53,7 @@ def fold_norms(model: GPT2) -> GPT2:
     for site, layer in pairs:
         _fold_into_conv1d(model.get_submodule(site), model.get_submodule(layer), layer)
     for norm in model.norm_modules().values():
-        vars(norm).pop("originals", None)  # what the folded layers fit is the present norm
+        record_of(norm).originals.clear()  # what the folded layers fit is the present norm
     _untie(model)
     _fold_scale_into_head(model.ln_f, model.lm_head)
     return model

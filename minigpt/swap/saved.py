@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from minigpt import norms
-from minigpt.errors import NormError
+from minigpt.errors import NormError, listing
 from minigpt.model import GPT2
 from minigpt.norms.foreign.adapt import other_eps
 
@@ -32,6 +32,17 @@ def norm_fields(model: GPT2) -> dict[str, Any]:
         return {}
     is_one = len(pairs) == len(found) and len({name for _, name in pairs}) == 1
     return {"model_type": MODEL_TYPE, "architectures": [ARCHITECTURE], "norm": pairs[0][1] if is_one else pairs}
+
+
+def described_norms(model: GPT2) -> str:
+    """Return the names of the norms that stand in a model: "rms", or "fused, rms at ln_f" for several."""
+    names = {site: norms.name_of(unwrapped(norm)) for site, norm in model.norm_modules().items()}
+    most = max(names.values(), key=list(names.values()).count)
+    others: dict[str, list[str]] = {}
+    for site, name in names.items():
+        if name != most:
+            others.setdefault(name, []).append(site)
+    return ", ".join([most, *(f"{name} at {listing(sites)}" for name, sites in others.items())])
 
 
 def without_norms(fields: Mapping[str, Any]) -> tuple[dict[str, Any], Pairs]:

@@ -14,7 +14,8 @@ from minigpt.errors import ConfigError, NormError
 from minigpt.model.checks import kind_of
 from minigpt.norms.add import own_addition
 from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm
-from minigpt.norms.foreign.construct import naming, require_same_shape
+from minigpt.norms.foreign.construct import naming, require_same_shape, title
+from minigpt.norms.record import record_of
 
 WAY_OUT = "to write it for this model, subclass minigpt.LayerNorm and override standardize(self, x)"
 
@@ -122,7 +123,7 @@ def require_own_parameters(name: str, module: nn.Module) -> None:
 def originals(norm: nn.Module) -> dict[str, nn.Parameter]:
     """Return the checkpoint's weight and bias at a norm's site, also those that the norm does not use."""
     both = {role: getattr(norm, role, None) for role in ("weight", "bias")}
-    return {role: own for role, own in both.items() if isinstance(own, nn.Parameter)} | vars(norm).get("originals", {})
+    return {role: own for role, own in both.items() if isinstance(own, nn.Parameter)} | record_of(norm).originals
 
 
 def build_like(old: nn.Module, norm: norms.NormSpec, model: HasNorms, keep: Collection[str] = KEEP) -> nn.Module:
@@ -149,13 +150,12 @@ def share(new: nn.Module, old: nn.Module, model: HasNorms) -> None:
         for role, shared in originals(old).items():
             own = getattr(new, role, None)
             if isinstance(own, nn.Parameter) and own.shape == shared.shape:
-                if role in vars(old).get("originals", {}):
+                if role in record_of(old).originals:
                     shared.data = shared.data.to(own)  # the model may have been moved meanwhile
                 setattr(new, role, shared)
             else:
-                vars(new).setdefault("originals", {})[role] = shared
-        if "of_checkpoint" in vars(old):
-            vars(new)["of_checkpoint"] = vars(old)["of_checkpoint"]
+                record_of(new).originals[role] = shared
+        record_of(new).trained = record_of(old).trained
         new.train(old.training)
 
 
@@ -177,6 +177,8 @@ def _require_runs(norm: nn.Module, model: HasNorms) -> None:
                 outputs += addition(x.clone(), x.clone())
             for y in outputs:
                 require_same_shape(y, x, asked)
+                if y.dtype != x.dtype:
+                    raise NormError(f"{title(own)} must return its input's dtype {x.dtype}, got {y.dtype}")
     except NormError as error:
         shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
         raise NormError(f"{error} on an input of {shape} in {dtype}; {WAY_OUT}") from error

@@ -104,7 +104,7 @@ def test_help_of_every_command(run: Run) -> None:
         assert (status, err) == (0, "")
         assert name == "bench" or f"minigpt {name}" in out.partition("Examples:")[2], "no example to copy"
     assert "text, [finetune]." in run("study", "--help").out
-    assert re.search("--norm .*A registered norm.*default: fused", run("generate", "--help").out)
+    assert re.search("--norm .*a registered one", run("generate", "--help").out)
 
 
 def test_the_version(run: Run) -> None:
@@ -480,7 +480,7 @@ def test_a_path_is_shown_as_it_is(run: Run, folder: Path, tmp_path: Path, name: 
 
 def test_convert_writes_what_transformers_loads(run: Run, folder: Path, tmp_path: Path) -> None:
     size = sum(parameter.numel() for parameter in minigpt.from_pretrained(folder).parameters())
-    said = f"{tmp_path / 'out'} holds {folder}: {size:,} parameters\n"
+    said = f"{tmp_path / 'out'} holds {folder} with fused: {size:,} parameters\n"
     assert run("convert", folder, tmp_path / "out") == (0, said, "")
     ours = minigpt.from_pretrained(tmp_path / "out", device="cpu", arithmetic="reference")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
@@ -528,7 +528,7 @@ def test_convert_replaces_a_model_only_by_force_and_leaves_nothing_of_it(run: Ru
         assert "--force" in complaint(run("convert", source, tmp_path / part))
     ended = run("convert", source, out, "--force")
     assert (ended.status, ended.out.count("\n")) == (0, 1)
-    assert ended.out.startswith(f"{out} holds {source}: ")
+    assert ended.out.startswith(f"{out} holds {source} with fused: ")
     assert ended.out.endswith(f"parameters, without a tokenizer, since {source} has none\n")
     assert sorted(path.name for path in out.iterdir()) == [
         "NOTES", "config.json", "generation_config.json", "model.safetensors",
@@ -567,19 +567,19 @@ BAD = [
     ("generate a b", "b.*minigpt generate --help"),
     ("generate --model", "--model.*--help"),
     ("generate --top-k many", "--top-k.*--help"),
-    ("convert", "MODEL.*minigpt convert --help"),
+    ("convert", "MODEL OUT.*--help"),
     ("bench norms --wdith 3", "--width.*minigpt bench norms --help"),
     ("bench norms --width 0", "widths, rows and repeats must be 1 or more"),
     ("bench generate --model demo --preset gpt2-xl", "--preset gpt2-xl is for random weights"),
     ("norms --device cpu", "--device, --all and --html are for --check NAME"),
     ("info ./no/such/folder", "no directory or file of weights"),
     (f"{GENERATE} --norm nope", "unknown norm 'nope'.*fused.*textbook"),
-    (f"{GENERATE} --norm frozen", "no deviation to divide by"),
-    (f"{GENERATE} --attention flash", "unknown attention 'flash'.*sdpa.*eager"),
+    (f"{GENERATE} --norm frozen", "--fit must name a text"),
+    (f"{GENERATE} --attention flash", "--attention must be sdpa or eager, got 'flash'"),
     (f"{GENERATE} --dtype int3", "unknown dtype 'int3'.*float32.*bfloat16.*float16"),
     (f"{GENERATE} --device gpu", "unknown device 'gpu'.*cpu.*cuda"),
-    (f"{GENERATE} --quantize int9", "unknown quantize 'int9'; known is int8"),
-    (f"{GENERATE} --sites ln_f", "give a --norm"),
+    (f"{GENERATE} --quantize int9", "--quantize must be int8, got 'int9'"),
+    (f"{GENERATE} --sites ln_f", "--sites .*a norm"),
     (f"{GENERATE} --temperature 0 --seed 1", "--seed has no effect at --temperature 0"),
     (f"{GENERATE} --top-k 0", "--top-k.*1.*0"),
     (f"{GENERATE} --max-new-tokens 2000", "2000.*1024.*set overflow to slide"),
@@ -604,7 +604,7 @@ BAD = [
     ("parity report.json", "report.json is only read with --compare"),
     ("parity --compare", "--compare needs the files of two or more reports"),
     ("parity --compare PROMPTS PROMPTS", "prompts.jsonl is not a JSON object"),
-    ("perplexity FOLDER", "needs a model and a text: MODEL TEXT, or"),
+    ("perplexity FOLDER", "give MODEL TEXT, or"),
     ("perplexity FOLDER no/such/file.txt", r"no/such/file\.txt"),
 ]
 

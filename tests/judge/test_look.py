@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from helpers import assert_within, random_ids, small_model
 
-from minigpt import NormError
+from minigpt import NormError, Recipe
 from minigpt.judge.drift import Recorder
 from minigpt.judge.look import look
 
@@ -52,7 +52,7 @@ def test_the_command_shows_writes_and_draws(tmp_path: Path, capsys: pytest.Captu
 
     (tmp_path / "text").write_text("Once upon a time there was a gardener named Tom. " * 20)
     files = {"json_file": str(tmp_path / "a.json"), "html": tmp_path / "page.html"}
-    sites("demo", text=tmp_path / "text", device="cpu", **files)
+    sites(Recipe("demo", device="cpu"), text=tmp_path / "text", **files)
     shown, fields = capsys.readouterr().out, json.loads((tmp_path / "a.json").read_text())
     page = (tmp_path / "page.html").read_text()
     for site in fields["norm_sites"]:

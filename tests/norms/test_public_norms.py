@@ -190,7 +190,7 @@ def test_what_is_not_kept_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     swap_norms(model, OlmoLayerNorm, "h.*", keep=["scale"])
     assert "h.0.ln_1.weight" in model.state_dict()
     assert "h.0.ln_1.bias" not in model.state_dict()
-    with pytest.raises(NormError, match="keep must be a tuple with none, one or both of 'scale' and 'shift'"):
+    with pytest.raises(NormError, match="got gain"):
         swap_norms(model, nn.RMSNorm, keep=["gain"])  # type: ignore[list-item]
 
 
@@ -212,7 +212,7 @@ def test_what_was_trained_comes_back(norm: Any, keep: tuple[str, ...], tmp_path:
     if norm != "dyt":
         with pytest.raises(NormError, match="code is not run because a file names it"):
             minigpt.from_pretrained(tmp_path)
-    again = minigpt.from_pretrained(tmp_path, norm="fused" if norm == "dyt" else norm, device="cpu")
+    again = minigpt.from_pretrained(tmp_path, norm=None if norm == "dyt" else norm, device="cpu")
     assert again.state_dict().keys() == model.state_dict().keys()
     with torch.no_grad():
         assert_same_bits(again(ids), model.eval()(ids), "the logits of what was read")

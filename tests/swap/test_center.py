@@ -75,8 +75,8 @@ def test_what_cannot_be_centred_is_said_and_nothing_changes() -> None:
 def test_convert_centres_before_it_swaps(tmp_path: Path) -> None:
     from minigpt.cli.convert import convert
 
-    convert("demo", tmp_path / "plain", center=True)
-    convert("demo", tmp_path / "rms", norm="rms", center=True)
+    convert(minigpt.Recipe(center=True), tmp_path / "plain")
+    convert(minigpt.Recipe(norm="rms", center=True), tmp_path / "rms")
     ids = random_ids(2, 30)
     with torch.no_grad():
         wanted = minigpt.from_pretrained("demo", device="cpu")(ids)

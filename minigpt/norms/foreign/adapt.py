@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from minigpt.errors import RAISED
 from minigpt.norms.add import own_addition
 from minigpt.norms.foreign.construct import EPS, require_same_shape, title
+from minigpt.norms.record import record_of
 from minigpt.norms.textbook import LayerNorm
 
 # Names of a scale and of a shift, the most telling first. DyT has both an alpha and a weight.
@@ -46,7 +47,7 @@ def adapt(
         beside = [what for what in lacking if what in keep]
         if beside or (scale and "weight" not in scale) or (shift and "bias" not in shift):
             module = AdaptedNorm(module, shape, scale, shift, beside, eps)
-    vars(module)["norm_notes"] = notes
+    record_of(module).notes = notes
     return module
 
 
@@ -58,7 +59,7 @@ def is_ours(cls: object) -> bool:
 
 def notes(module: nn.Module) -> tuple[str, ...]:
     """Return what a reader should know of a norm in a model: another eps, a shift that its class lacks."""
-    return vars(module).get("norm_notes", ())
+    return record_of(module).notes
 
 
 def eps_of(module: nn.Module) -> set[float]:

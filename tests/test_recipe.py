@@ -1,0 +1,143 @@
+"""A recipe says how a model is opened; what it says is what is opened, and what is reported is what ran."""
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import random_ids
+
+import minigpt
+from minigpt import ConfigError, NormError, Recipe
+from minigpt.swap.saved import described_norms
+
+TALE = "Once upon a time there was a young gardener named Tom. He had a garden. " * 20
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose norms are rms, with scales that no other folder has."""
+    model = minigpt.from_pretrained("demo", norm="rms", device="cpu")
+    with torch.no_grad():
+        for norm in model.norm_modules().values():
+            norm.get_parameter("weight").mul_(1.25)
+    folder = tmp_path_factory.mktemp("rms")
+    minigpt.save_pretrained(model, folder, minigpt.Tokenizer.from_pretrained("demo"))
+    return folder
+
+
+def names(model: minigpt.GPT2) -> set[str]:
+    return {minigpt.norms.name_of(norm) for norm in model.norm_modules().values()}
+
+
+@pytest.mark.parametrize(("norm", "stands"), [(None, "rms"), ("rms", "rms"), ("fused", "fused"), ("dyt", "dyt")])
+def test_the_norm_that_is_asked_for_stands(norm: str | None, stands: str, trained: Path) -> None:
+    model, tokenizer = Recipe(trained, norm=norm, device="cpu").open()
+    assert names(model) == {stands}
+    assert described_norms(model) == stands
+    assert tokenizer is not None
+    # The scale is the checkpoint's under every norm.
+    assert torch.equal(model.ln_f.weight, minigpt.from_pretrained(trained, device="cpu").ln_f.weight)
+
+
+def test_fused_is_pytorchs_layer_norm(trained: Path) -> None:
+    model = minigpt.from_pretrained(trained, norm="fused", device="cpu")
+    x = torch.randn(3, model.config.n_embd)
+    expected = torch.nn.functional.layer_norm(x, x.shape[-1:], model.ln_f.weight, model.ln_f.bias, 1e-5)
+    torch.testing.assert_close(model.ln_f(x), expected)
+
+
+def test_a_part_of_the_sites_leaves_the_others(trained: Path) -> None:
+    model = minigpt.from_pretrained(trained, norm="fused", sites=["ln_f", "h.0.*"], device="cpu")
+    assert [site for site, norm in model.norm_modules().items() if minigpt.norms.name_of(norm) == "fused"] == [
+        "h.0.ln_1", "h.0.ln_2", "ln_f",
+    ]  # fmt: skip
+    assert described_norms(model).startswith("rms, fused at ")
+
+
+def test_a_trained_norm_that_is_asked_for_again_keeps_what_it_has_learned(tmp_path: Path) -> None:
+    model = minigpt.from_pretrained("demo", norm="dyt", device="cpu")
+    with torch.no_grad():
+        model.ln_f.alpha.fill_(0.75)
+    minigpt.save_pretrained(model, tmp_path)
+    again = minigpt.from_pretrained(tmp_path, norm="dyt", device="cpu")
+    assert again.ln_f.alpha.item() == 0.75
+    ids = random_ids(1, 9)
+    with torch.no_grad():
+        assert torch.equal(again(ids), model.eval()(ids))
+
+
+def test_centring_comes_before_the_swap_and_the_fit_after_it(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(TALE)
+    ids = random_ids(2, 30)
+    with torch.no_grad():
+        plain = minigpt.from_pretrained("demo", device="cpu")(ids)
+        centred = minigpt.from_pretrained("demo", norm="rms", center=True, device="cpu")(ids)
+        torch.testing.assert_close(centred, plain, rtol=1e-4, atol=1e-4)
+        errors = [
+            (minigpt.from_pretrained("demo", norm="dyt", fit=fit, device="cpu")(ids) - plain).square().mean()
+            for fit in (None, tmp_path / "text")
+        ]
+    assert errors[1] < errors[0] / 2
+
+
+@pytest.mark.parametrize(("options", "argument"), [
+    ({"sites": "ln_f"}, "sites"),
+    ({"keep": ()}, "keep"),
+    ({"fit": "text"}, "fit"),
+    ({"norm": "rms", "keep": ("gain",)}, "keep"),
+    ({"norm": {"h.*": "rms"}, "sites": "ln_f"}, "sites"),
+    ({"norm": "frozen"}, "fit"),
+    ({"revision": "main"}, "revision"),
+    ({"quantize": "int4"}, "quantize"),
+    ({"attention": "flash"}, "attention"),
+    ({"torch_dtype": "float16"}, "torch_dtype"),
+    ({"device_map": "auto"}, "device_map"),
+    ({"bogus": 1}, "bogus"),
+])  # fmt: skip
+def test_what_does_nothing_or_is_unknown_is_refused(options: dict[str, Any], argument: str) -> None:
+    with pytest.raises((ConfigError, NormError)) as refused:
+        minigpt.from_pretrained("demo", **options)
+    assert refused.value.argument == argument
+    assert str(refused.value).startswith(argument)
+
+
+def test_the_fingerprint_changes_with_what_decides_the_model(tmp_path: Path) -> None:
+    text, code, copy = tmp_path / "text", tmp_path / "mine.py", tmp_path / "copy"
+    text.write_text(TALE)
+    code.write_text("import minigpt\nclass Mine(minigpt.LayerNorm):\n    pass\n")
+    minigpt.save_pretrained(minigpt.from_pretrained("demo"), copy)
+    recipes = [
+        {}, {"source": copy}, {"norm": "rms"}, {"norm": "rms", "sites": "ln_f"}, {"norm": "rms", "keep": ()},
+        {"norm": "rms", "center": True}, {"norm": "rms", "fit": text}, {"norm": f"{code}:Mine"}, {"dtype": "bfloat16"},
+    ]  # fmt: skip
+    prints = [Recipe(**options).fingerprint() for options in recipes]
+    assert prints == [Recipe(**options).fingerprint() for options in recipes]
+    assert len({*prints}) == len(prints)
+    text.write_text(TALE + "More.")
+    code.write_text("import minigpt\nclass Mine(minigpt.LayerNorm):\n    more = 1\n")
+    minigpt.save_pretrained(minigpt.from_pretrained("demo", norm="std_eps"), copy)
+    changed = [i for i, options in enumerate(recipes) if Recipe(**options).fingerprint() != prints[i]]
+    assert changed == [1, 6, 7]
+
+
+def test_the_words_of_the_shell_open_the_same_model(trained: Path) -> None:
+    from minigpt.cli.options import recipes_of
+
+    recipe = Recipe(
+        trained, norm="std_eps", sites=("ln_f", "h.0.*"), keep=("scale",), center=True, dtype=torch.bfloat16
+    )
+    words = recipe.command()
+    values: dict[str, Any] = dict.fromkeys(("fit", "device", "quantize", "revision")) | {"attention": "sdpa"}
+    values |= {name.removeprefix("--"): value for name, value in pairwise(words) if name[:2] == "--"}
+    (again,) = recipes_of(values | {"center": "--center" in words})
+    assert (again.fingerprint(), again.command()) == (recipe.fingerprint(), words)
+
+
+def test_importing_the_package_reads_no_recipe() -> None:
+    code = "import minigpt, sys; print('torch' in sys.modules, 'minigpt.recipe' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
