@@ -1,12 +1,21 @@
-"""Read text and JSON from files, with one sentence if that fails. Write numbers that JSON has no word for as null."""
+"""Text, JSON and JSON lines in files: one sentence if a file cannot be read, and no half of one is ever written."""
 
+import contextlib
+import fcntl
+import functools
+import hashlib
 import json
 import math
-from collections.abc import Callable
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from minigpt.errors import MiniGPTError
+
+PARTIAL = ".partial"  # ends the name of a temporary file
 
 
 def read_object(path: Path, kind: type[MiniGPTError]) -> dict[str, Any]:
@@ -30,10 +39,21 @@ def parse_object(data: bytes) -> dict[str, Any]:
         ValueError: if they are not JSON.
         TypeError: if they are JSON, but not an object.
     """
-    fields = json.loads(data)
+    try:
+        fields = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     if not isinstance(fields, dict):
         raise TypeError(f"it is a {type(fields).__name__}")
     return fields
+
+
+def _is_object(data: bytes) -> bool:
+    try:
+        parse_object(data)
+    except (ValueError, TypeError):
+        return False
+    return True
 
 
 def finite(value: Any, instead: Callable[[float], Any] = lambda number: None) -> Any:
@@ -66,3 +86,218 @@ def not_utf8(what: object, error: UnicodeDecodeError) -> str:
         f"{what} is not UTF-8 text: byte 0x{byte:02x} at {error.start:,}; convert it first, e.g. Latin-1 with "
         "iconv -f LATIN1 -t UTF-8"
     )
+
+
+def hash_json(value: Any) -> str:
+    """Return 16 hexadecimal digits that stand for a value of JSON's types; other types count as their ``str``."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def hash_file(path: str | Path) -> str:
+    """Return the SHA-256 of a file's content. An unchanged file is read once in a process.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    path = Path(path).resolve()
+    state = path.stat()
+    return _hash_content(path, state.st_ino, state.st_size, state.st_mtime_ns)
+
+
+@functools.cache
+def _hash_content(path: Path, *_state: int) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: a process that is killed leaves the old content or the new.
+
+    The content goes to a temporary file beside it, is flushed to the disk, and takes the name in one rename. A link
+    stays a link. Anything but a regular file, as ``/dev/stdout``, is written directly.
+
+    Raises:
+        OSError: if it cannot be written. The old content stays.
+    """
+    data, path = content.encode() if isinstance(content, str) else content, Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    with temporary(path.parent, path.name) as new:
+        new.write_bytes(data)
+        if path.exists():
+            shutil.copymode(path, new)
+        flush(new)
+        new.replace(path)
+    flush(path.parent)
+
+
+@contextlib.contextmanager
+def temporary(folder: Path, name: str, make: Callable[[Path], None] = Path.touch) -> Iterator[Path]:
+    """Yield a new temporary file in ``folder``, or what ``make`` makes there; it is removed at the end, if still there.
+
+    Its name is unique, and it is locked. Those of this ``name`` that killed processes have left, which nobody holds a
+    lock on, are removed too.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    for path in folder.iterdir():
+        if path.name.startswith(f".{name}.") and path.suffix == PARTIAL:
+            with contextlib.suppress(OSError), locked(path):
+                remove(path)
+    new = folder / f".{name}.{secrets.token_hex(6)}{PARTIAL}"
+    with contextlib.ExitStack() as stack:
+        while not new.exists():  # another process may remove it before it is locked
+            make(new)
+            stack.callback(remove, new)
+            with contextlib.suppress(OSError):  # a file system without locks
+                stack.enter_context(locked(new))
+        yield new
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold an exclusive lock on a file or folder. It ends with the block, or with the process.
+
+    Args:
+        wait: wait for the process that holds it.
+
+    Raises:
+        BlockingIOError: if another process holds it.
+        OSError: if the file is not there, or its file system has no locks.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def flush(path: Path) -> None:
+    """Flush a file, or a folder's list of files, to the disk.
+
+    Raises:
+        OSError: if that fails.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Lines:
+    """A file of JSON objects, one a line, that belongs to one run. A run that is started again goes on with it.
+
+    Each line begins with the run's fingerprint, ``{"run": "..."``. A kill can tear the last line: it is cut off when
+    the file is opened again. The file is locked until ``close``. Lines end at a newline, and at no other character.
+
+    Args:
+        path: is created if it does not exist. A pipe or a device has no earlier rows.
+        fingerprint: what decides the rows, e.g. ``hash_json`` of the settings. None if rows of several runs stand in
+            one file, and the caller tells them apart.
+        kind: of the errors.
+
+    Attributes:
+        rows: what the file holds, in its order, without the fingerprint.
+        torn: the number of the line that was cut off, from 1, or None.
+
+    Raises:
+        MiniGPTError: of the given kind, if the file cannot be written, another process has it open, it has lines of
+            another run, or a line is damaged. The file is unchanged then.
+    """
+
+    def __init__(
+        self, path: str | Path, fingerprint: str | None = None, kind: type[MiniGPTError] = MiniGPTError
+    ) -> None:
+        self.path, self.kind = Path(path), kind
+        self.rows: list[dict[str, Any]] = []
+        self.torn: int | None = None
+        self._run = {} if fingerprint is None else {"run": fingerprint}
+        try:
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115  (``close`` closes it)
+        except (OSError, ValueError) as error:  # ValueError: NUL in a path
+            raise kind(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+        try:
+            if self.path.is_file():
+                self._read()
+        except MiniGPTError:
+            self.close()
+            raise
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a row. A number that is not finite is written as null.
+
+        Raises:
+            MiniGPTError: if it cannot be written, as on a full disk. The earlier rows stay.
+        """
+        line = json.dumps(finite({**self._run, **row}), ensure_ascii=False, allow_nan=False) + "\n"
+        size = os.fstat(self._file.fileno()).st_size
+        try:
+            data = line.encode(errors="backslashreplace")  # a lone surrogate as JSON writes it
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(size)
+            raise self.kind(
+                f"cannot write {self.path}: {error.strerror}; the {len(self.rows)} rows before stay, and the same "
+                "command goes on from there"
+            ) from error
+        self.rows.append(dict(row))
+
+    def close(self) -> None:
+        """Close the file, which ends the lock."""
+        self._file.close()
+
+    def __enter__(self) -> "Lines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise self.kind(f"another process is writing {self.path}") from error
+        except OSError:  # a file system without locks
+            pass
+        self._file.seek(0)
+        *lines, rest = self._file.read().split(b"\n")
+        is_whole = _is_object(rest)  # somebody's editor took the last newline away
+        self.rows = [self._parsed(number, line) for number, line in enumerate(lines + [rest] * is_whole, start=1)]
+        if is_whole:
+            self._file.write(b"\n")
+        elif rest:
+            self.torn = len(lines) + 1
+            self._require_own(self.torn, rest)
+            self._file.truncate(self._file.tell() - len(rest))
+
+    def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
+        self._require_own(number, line)
+        try:
+            row = parse_object(line)
+        except (ValueError, TypeError) as error:
+            raise self.kind(
+                f"line {number} of {self.path} is damaged: {error}; remove the line, and what it held is done again"
+            ) from error
+        return {name: value for name, value in row.items() if name not in self._run}
+
+    def _require_own(self, number: int, line: bytes) -> None:
+        start = json.dumps(self._run).encode().removesuffix(b"}")  # {"run": "...", or {
+        if line[: len(start)] != start[: len(line)]:
+            raise self.kind(
+                f"line {number} of {self.path} is of another run, with other settings, texts or weights, or of none; "
+                "write to another file"
+            )
