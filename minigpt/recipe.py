@@ -20,12 +20,13 @@ from minigpt.engine import GPT2, quantize_int8
 from minigpt.engine.int8 import check_roundable
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.model.checks import check_option
+from minigpt.norms import is_registered
 from minigpt.norms.foreign.construct import source_file
 from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.foreign.locate import locate as locate_class
 from minigpt.swap import center_writers, fit_on_text, swap_norms
 from minigpt.swap.fit import Explained, require_fitted
-from minigpt.swap.saved import Norms, as_pairs, is_registered, norm_at
+from minigpt.swap.saved import Norms, as_pairs, norm_at
 from minigpt.swap.sites import KEEP, match_sites, patterns_of
 from minigpt.tokenizer import Tokenizer
 

@@ -16,7 +16,7 @@ from minigpt.errors import NormError
 from minigpt.model.checks import check_gpt2, check_weights
 from minigpt.model.conv1d import Conv1D
 from minigpt.norms.record import record_of
-from minigpt.swap.saved import Pairs, is_registered, norm_at, require_registered
+from minigpt.swap.saved import Pairs, norm_at, require_registered
 from minigpt.swap.sites import require_own_parameters
 
 
@@ -66,7 +66,7 @@ def put_norms(model: GPT2, checkpoint: Checkpoint, asked: Pairs) -> dict[str, no
         norm = norm_at(checkpoint.norms, site)
         if norm in (None, "fused"):
             continue
-        if not is_registered(norm):
+        if not norms.is_registered(norm):
             norm = norm_at(asked, site) or norm
             if norm_at(asked, site) is None:
                 require_registered(norm)

@@ -24,10 +24,8 @@ from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import Block
 from minigpt.norms.add import is_watched
 from minigpt.norms.frozen import FrozenLayerNorm
-from minigpt.norms.fused import FusedLayerNorm
-from minigpt.norms.rms import RMSNorm
-from minigpt.norms.std_eps import StdEps
-from minigpt.norms.textbook import LayerNorm
+from minigpt.norms.textbook import FusedLayerNorm, LayerNorm
+from minigpt.norms.variants import RMSNorm, StdEps
 
 BLOCK, PANEL = 64, 16  # inputs that share a scale in int8, and outputs that lie together
 SLAB = 64  # the outputs of a row are padded to a multiple of it

@@ -20,12 +20,11 @@ from minigpt.generation import prompt_ids
 from minigpt.judge.reference import Reference
 from minigpt.judge.report import Fields
 from minigpt.model.checks import check_inputs
-from minigpt.norms import NormSpec, available, notes
+from minigpt.norms import NormSpec, available, is_registered, notes
 from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm
 from minigpt.recipe import from_pretrained
 from minigpt.swap import center_writers, fit_norms, match_sites, swap_norms
 from minigpt.swap.fit import rows_of_text
-from minigpt.swap.saved import is_registered
 from minigpt.tokenizer import Tokenizer
 
 # From the world of the demo's tales, but not told as there, so that a changed model shows. Any GPT-2 can read them.

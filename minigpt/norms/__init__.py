@@ -1,9 +1,9 @@
 """Every LayerNorm, one file each. They know no config and no model."""
 
 from minigpt.norms.add import add_norm
-from minigpt.norms.build import NormSpec, build, check_keep, name_of
+from minigpt.norms.build import NormSpec, build, check_keep, is_exact, name_of
 from minigpt.norms.foreign.adapt import is_ours, notes
-from minigpt.norms.registry import NormInfo, available, lookup, register
+from minigpt.norms.registry import NormInfo, available, is_registered, lookup, register
 from minigpt.norms.textbook import LayerNorm
 
 __all__ = [
@@ -14,7 +14,9 @@ __all__ = [
     "available",
     "build",
     "check_keep",
+    "is_exact",
     "is_ours",
+    "is_registered",
     "lookup",
     "name_of",
     "notes",

@@ -5,11 +5,11 @@ from collections.abc import Callable, Collection, Sequence
 from torch import nn
 
 from minigpt.errors import NormError, is_several
-from minigpt.norms.foreign.adapt import KEEP, adapt, is_ours
+from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm, adapt, is_ours
 from minigpt.norms.foreign.construct import construct, naming
 from minigpt.norms.foreign.locate import locate
 from minigpt.norms.record import record_of
-from minigpt.norms.registry import available
+from minigpt.norms.registry import available, is_registered, registered_name
 
 NormSpec = str | type[nn.Module] | Callable[..., nn.Module]
 
@@ -41,7 +41,7 @@ def build(
     """
     check_keep(keep)
     make = locate(norm) if isinstance(norm, str) else norm
-    if is_ours(make):
+    if is_ours(getattr(make, "func", make)):
         return make(normalized_shape, eps=eps, bias=bias)
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     module, takes_eps = construct(make, shape, eps=eps, bias=bias)
@@ -65,10 +65,27 @@ def name_of(norm: object) -> str:
     """
     if isinstance(norm, str):
         return norm
+    if name := registered_name(norm):
+        return name
     if isinstance(norm, nn.Module):
         return record_of(norm).name or name_of(type(norm))
-    for name, known in available().items():
-        if known.cls is norm:
-            return name
     kind = norm if hasattr(norm, "__qualname__") else type(norm)
     return f"{kind.__module__}:{kind.__qualname__}"  # type: ignore[union-attr]
+
+
+def is_exact(norm: object) -> bool:
+    """Return True if a norm claims to be LayerNorm. It is what the norm says, and not whether it is one.
+
+    A registered norm says it by ``register``, any other class by an attribute ``exact``. A class that says nothing
+    claims it, except for kinds of ``torch.nn.RMSNorm``.
+
+    Args:
+        norm: what ``build`` takes, or a module that stands in a model.
+    """
+    if isinstance(norm, str) and is_registered(norm):  # it may be unavailable here
+        return available()[norm.partition(":")[0]].exact
+    made = locate(norm) if isinstance(norm, str) else norm
+    made = made.norm if isinstance(made, AdaptedNorm) else getattr(made, "func", made)
+    cls = made if isinstance(made, type) else type(made)
+    claim = getattr(made, "exact", None)
+    return claim if isinstance(claim, bool) else not issubclass(cls, nn.RMSNorm)

@@ -1,4 +1,4 @@
-"""Dynamic Tanh and dynamic erf: an element-wise function in place of statistics."""
+"""Dynamic Tanh, hard tanh and dynamic erf: an element-wise function in place of statistics."""
 
 from collections.abc import Sequence
 
@@ -23,12 +23,21 @@ class DyT(LayerNorm):
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True, alpha: float = 0.5
     ) -> None:
-        super().__init__(normalized_shape, eps, bias)
+        super().__init__(normalized_shape, eps=eps, bias=bias)
         self.alpha = nn.Parameter(torch.tensor(float(alpha)))
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """Return each element within (-1, 1)."""
         return torch.tanh(self.alpha * x)
+
+
+@register("hardtanh", exact=False)
+class HardTanh(DyT):
+    """Cuts each element off, ``y = clip(alpha * x, -1, 1) * weight + bias`` (arXiv 2604.23434)."""
+
+    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """Return each element within [-1, 1]."""
+        return (self.alpha * x).clamp(-1, 1)
 
 
 @register("derf", exact=False)
@@ -42,7 +51,7 @@ class Derf(DyT):
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True, alpha: float = 0.5
     ) -> None:
-        super().__init__(normalized_shape, eps, bias, alpha)
+        super().__init__(normalized_shape, eps=eps, bias=bias, alpha=alpha)
         self.s = nn.Parameter(torch.tensor(0.0))
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:

@@ -1,4 +1,4 @@
-"""LayerNorm that divides by a constant, a step between a norm and none."""
+"""LayerNorm that divides by a constant, a step between a norm and none, and the way from one to the other."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor
 from minigpt.errors import NormError
 from minigpt.norms.registry import register
 from minigpt.norms.textbook import LayerNorm
+from minigpt.norms.variants import require_share
 
 MASSIVE = 4.0  # the first position has its own constant if its deviation is more than this times the usual
 
@@ -34,7 +35,7 @@ class FrozenLayerNorm(LayerNorm):
     calibration: Float[Tensor, "3"] | None
 
     def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True) -> None:
-        super().__init__(normalized_shape, eps, bias)
+        super().__init__(normalized_shape, eps=eps, bias=bias)
         self.register_buffer("calibration", None)
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
@@ -83,6 +84,32 @@ class FrozenLayerNorm(LayerNorm):
         if self.calibration is None and f"{prefix}calibration" in state_dict:
             self.calibration = torch.empty_like(state_dict[f"{prefix}calibration"], device=self.weight.device)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+@register("taper", exact=False, parameter="gate")
+class TaperedLayerNorm(FrozenLayerNorm):
+    """Goes from LayerNorm to a frozen norm, ``y = gate * LayerNorm(x) + (1 - gate) * Frozen(x)`` (arXiv 2602.10408).
+
+    At a gate of 1 it is LayerNorm and needs no calibration; at 0 it is linear in x. "taper:0.25" sets the gate. A
+    training loop may lower the attribute ``gate`` between steps, as the paper does.
+
+    Args:
+        gate: the share of LayerNorm, from 0 to 1.
+    """
+
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True, gate: float = 0.5
+    ) -> None:
+        super().__init__(normalized_shape, eps=eps, bias=bias)
+        self.gate = require_share(gate, "gate")
+
+    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """Return the mixture of the row at variance 1 and the row over a constant, both at mean 0."""
+        standard = LayerNorm.standardize(self, x)
+        return standard if self.gate == 1 else torch.lerp(super().standardize(x), standard, self.gate)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, gate={self.gate}"
 
 
 def _boundary(first: Tensor, usual: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class NormInfo(NamedTuple):
     cls: type[nn.Module]
     exact: bool  # claims to compute LayerNorm; an inexact norm is expected to drift and fail parity
     obstacle: Callable[[torch.device | None], str | None] | None = None  # see register
+    parameter: str | None = None  # of its constructor: a number that may follow the name, as in "mix:0.75"
 
     @property
     def available(self) -> bool:
@@ -62,11 +63,14 @@ def register(
     exact: bool = True,
     *,
     obstacle: Callable[[torch.device | None], str | None] | None = None,
+    parameter: str | None = None,
 ) -> Callable[[NormClass], NormClass]:
     """Class decorator: make ``cls(normalized_shape, eps=..., bias=...)`` available under ``name``.
 
     Args:
-        exact: whether it claims to be LayerNorm.
+        exact: whether it claims to be LayerNorm. It becomes the attribute ``exact`` of the class, which
+            subclasses inherit.
+        parameter: the constructor's argument that a number behind the name sets, as in "mix:0.75".
         obstacle: a function of a device, or of None for all devices here. It returns why the norm cannot run there, or
             None.
 
@@ -78,7 +82,8 @@ def register(
         taken = _REGISTRY.get(name)
         if taken is not None and (taken.cls.__module__, taken.cls.__qualname__) != (cls.__module__, cls.__qualname__):
             raise NormError(f"the norm name {name!r} is taken by {taken.cls.__module__}.{taken.cls.__qualname__}")
-        _REGISTRY[name] = NormInfo(cls, exact, obstacle)
+        cls.exact = exact  # pyright: ignore[reportAttributeAccessIssue]
+        _REGISTRY[name] = NormInfo(cls, exact, obstacle, parameter)
         return cls
 
     return add
@@ -105,6 +110,41 @@ def lookup(name: str) -> NormInfo:
     if not norms[name].available:
         raise NormError(f"norm {name!r} {norms[name].reason}")
     return norms[name]
+
+
+def is_registered(name: object) -> bool:
+    """Return True for a registered name, also with a number behind it where the norm takes one: "mix:0.75"."""
+    if not isinstance(name, str):
+        return False
+    base, colon, _ = name.partition(":")
+    info = available().get(base)
+    return info is not None and (not colon or info.parameter is not None)
+
+
+def maker_of(name: str) -> Callable[..., nn.Module]:
+    """Return the class of a registered name; for "mix:0.75" a function that sets the number.
+
+    Raises:
+        NormError: as ``lookup``, or if what follows the name is no number.
+    """
+    base, colon, number = name.partition(":")
+    info = lookup(base)
+    if not colon or info.parameter is None:
+        return info.cls
+    try:
+        return functools.partial(info.cls, **{info.parameter: float(number)})
+    except ValueError:
+        raise NormError(f"norm {base!r} takes a number behind its name, as in {base}:0.5, got {name!r}") from None
+
+
+def registered_name(norm: object) -> str | None:
+    """Return the name of a registered class, or of a module of one with its number; None if it is not registered."""
+    cls = norm if isinstance(norm, type) else type(norm)
+    for name, info in available().items():
+        if info.cls is cls:
+            is_set = info.parameter is not None and isinstance(norm, nn.Module)
+            return f"{name}:{getattr(norm, info.parameter)}" if is_set else name  # pyright: ignore[reportArgumentType]
+    return None
 
 
 def require_on(norm: object, device: torch.device) -> None:

@@ -77,11 +77,6 @@ def norm_at(pairs: Pairs, site: str) -> norms.NormSpec | None:
     return next((norm for pattern, norm in reversed(pairs) if fnmatchcase(site, pattern)), None)
 
 
-def is_registered(norm: object) -> bool:
-    """True if ``norm`` is the name of a registered norm."""
-    return isinstance(norm, str) and norm in norms.available()
-
-
 def require_registered(norm: Any) -> None:
     """Check that every norm that a config.json names is registered.
 
@@ -89,7 +84,7 @@ def require_registered(norm: Any) -> None:
         NormError: the message says how to ask for one that is not.
     """
     for _, name in as_pairs(norm):
-        if not is_registered(name):
+        if not norms.is_registered(name):
             raise NormError(
                 f"config.json asks for the norm {name!r}, which is not a registered one, and code is not run because a "
                 f"file names it; if you trust it, ask for it yourself: --norm, or from_pretrained(..., norm={norm!r})"
@@ -106,7 +101,7 @@ def eps_unsaid(model: GPT2) -> dict[str, list[float]]:
     return {
         site: eps
         for site, norm in model.norm_modules().items()
-        if (_is_layer_norm(unwrapped(norm)) or is_registered(norms.name_of(unwrapped(norm))))
+        if (_is_layer_norm(unwrapped(norm)) or norms.is_registered(norms.name_of(unwrapped(norm))))
         and (eps := other_eps(norm, model.config.layer_norm_epsilon))
     }
 

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from helpers import assert_close, assert_same_bits, assert_within, max_abs, random_ids, rms, small_model
 from torch import Tensor, nn
 
+import minigpt
 from minigpt import GPT2, LayerNorm, NormError, norms, swap_norms
 from minigpt.device import HALVES
 from minigpt.norms import registry
@@ -17,8 +19,9 @@ from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.swap import fit_norms
 
 EXACT = ("fused", "textbook")
-VARIANTS = ("std_eps", "rms", "dyt", "derf", "frozen")
-OWN = {"dyt": {"alpha"}, "derf": {"alpha", "s"}}  # Parameters beside weight and bias
+ELEMENTWISE = ("dyt", "derf", "hardtanh", "identity", "mix:0.75")  # a constant row is not the shift
+VARIANTS = ("std_eps", "rms", "frozen", "taper:0.25", "detached", "no_scale", "no_affine", *ELEMENTWISE)
+OWN = {"dyt": {"alpha"}, "hardtanh": {"alpha"}, "derf": {"alpha", "s"}}  # Parameters beside weight and bias
 DTYPES = (torch.float64, torch.float32, *HALVES)
 DEVIATION = 1.75  # what the frozen norms here divide by; the same number in every dtype
 NEVER = float("inf")
@@ -67,7 +70,23 @@ def frozen(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
     return (x - x.mean(row, keepdim=True)) / DEVIATION
 
 
-FORMULAS = dict(zip(VARIANTS, (std_eps, root_mean_square, dynamic_tanh, dynamic_erf, frozen), strict=True))
+def tapered(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
+    """A quarter of LayerNorm, and the rest over a constant (arXiv 2602.10408)."""
+    return 0.25 * layer_norm(x, eps, row) + 0.75 * frozen(x, eps, row)
+
+
+def centred(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
+    return x - x.mean(row, keepdim=True)
+
+
+def clipped(x: Tensor, eps: float, row: tuple[int, ...]) -> Tensor:
+    return torch.minimum(torch.maximum(0.5 * x, -torch.ones_like(x)), torch.ones_like(x))
+
+
+FORMULAS = {
+    "std_eps": std_eps, "rms": root_mean_square, "dyt": dynamic_tanh, "derf": dynamic_erf, "hardtanh": clipped,
+    "frozen": frozen, "taper:0.25": tapered, "no_scale": centred,
+}  # fmt: skip
 
 
 def random_norm(name: str, shape: int | tuple[int, ...], *, eps: float = 1e-5, bias: bool = True,
@@ -88,6 +107,11 @@ def truth(name: str, norm: LayerNorm, x: Tensor) -> Tensor:
     """The norm's own formula in float64, on what the parameters and the input are rounded to."""
     row = tuple(range(-norm.weight.ndim, 0))
     shift = 0 if norm.bias is None else norm.bias.double()
+    standard = layer_norm(x.double(), norm.eps, row)
+    if name in ("identity", "no_affine"):
+        return x.double() if name == "identity" else standard
+    if name == "mix:0.75":
+        return 0.75 * (standard * norm.weight.double() + shift) + 0.25 * x.double()
     return FORMULAS.get(name, layer_norm)(x.double(), norm.eps, row) * norm.weight.double() + shift
 
 
@@ -99,7 +123,8 @@ def rounding(norm: LayerNorm, x: Tensor, wanted: Tensor) -> Tensor:
     row, own = tuple(range(-norm.weight.ndim, 0)), torch.finfo(x.dtype)
     wide = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
     deviation = torch.sqrt(x.double().var(row, correction=0, keepdim=True) + norm.eps)
-    lost = 4 * wide * (1 + x.double().abs().amax(row, keepdim=True) / deviation) * norm.weight.double().abs()
+    reach = x.double().abs().amax(row, keepdim=True) / deviation
+    lost = 4 * wide * (1 + reach) * norm.weight.double().abs().clamp(min=1)
     shift = 0 if norm.bias is None else norm.bias.double().abs()
     return own.eps * (wanted.abs() + shift) + own.smallest_normal + lost
 
@@ -138,7 +163,12 @@ def test_uses_the_eps_that_it_is_given(name: str) -> None:
 def test_gradients_are_those_of_its_formula(name: str, bias: bool) -> None:
     norm = random_norm(name, (2, 3), bias=bias, dtype=torch.float64)
     x = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, *_: norm(x), (x, *norm.parameters()))
+    if name != "detached":
+        assert torch.autograd.gradcheck(lambda x, *_: norm(x), (x, *norm.parameters()))
+        return
+    (slope,) = torch.autograd.grad(norm(x).sum(), x)
+    deviation = torch.sqrt(x.var((1, 2), correction=0, keepdim=True) + norm.eps)
+    assert_close(slope, (norm.weight / deviation).detach(), 1e-12, "linear in each row")
 
 
 @every_norm
@@ -149,8 +179,9 @@ def test_constant_rows_have_finite_values_and_gradients(name: str) -> None:
         norm(x).sum().backward()
         assert x.grad is not None
         assert x.grad.isfinite().all()
-        if name not in ("dyt", "derf") and (name != "rms" or value == 0):
-            assert_close(norm(x), norm.bias.expand(2, 8), 1e-6, "a constant row is the shift")
+        if name not in ELEMENTWISE and (name != "rms" or value == 0):
+            shift = torch.zeros(8) if name == "no_affine" else norm.bias
+            assert_close(norm(x), shift.expand(2, 8), 1e-6, "a constant row is the shift")
 
 
 def test_fused_is_the_library_s_own_bits(device: torch.device) -> None:
@@ -181,7 +212,9 @@ class Doubling(LayerNorm):
 
 @every_norm
 def test_what_is_registered_and_how_it_starts(name: str) -> None:
-    info, norm = norms.available()[name], norms.build(name, (2, 3))
+    info, norm = norms.available()[name.partition(":")[0]], norms.build(name, (2, 3))
+    assert norms.name_of(norm) == name
+    assert norms.is_exact(norm) is norms.is_exact(name) is info.exact
     assert (info.exact, info.available, info.reason) == (name in EXACT, True, None)
     assert info.summary.endswith(".")
     assert torch.equal(norm.weight, torch.ones(2, 3))
@@ -196,6 +229,49 @@ def test_a_registered_class_is_built_by_its_name() -> None:
     norm = norms.build("doubling", (2, 3), eps=1e-3, bias=False)
     assert type(norm) is Doubling
     assert (norm.normalized_shape, norm.eps, norm.bias) == ((2, 3), 1e-3, None)
+
+
+class Centred(nn.Module):
+    """Somebody's class that claims nothing."""
+
+    exact = False
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True)
+
+
+class MyRMSNorms(nn.LayerNorm):
+    """A LayerNorm, whatever its name says."""
+
+
+@pytest.mark.parametrize(
+    ("norm", "exact"),
+    [(nn.LayerNorm, True), (MyRMSNorms, True), (nn.RMSNorm, False), (Centred, False),
+     ("torch.nn:RMSNorm", False), ("mix:1", False), ("triton", True)],
+)  # fmt: skip
+def test_a_norm_says_whether_it_claims_to_be_layer_norm(norm: norms.NormSpec, exact: bool) -> None:
+    assert norms.is_exact(norm) is exact
+    if norm != "triton":
+        assert norms.is_exact(norms.build(norm, 8)) is exact
+    assert norms.is_exact(type("Child", (Centred,), {"exact": True}))
+
+
+@pytest.mark.parametrize("name", ["mix:2", "mix:half", "taper:-1", "taper:nan"])
+def test_a_number_behind_a_name_is_checked(name: str) -> None:
+    with pytest.raises(NormError, match=name.partition(":")[2]):
+        norms.build(name, 8)
+
+
+def test_a_name_with_its_number_is_saved_and_read(tmp_path: Path) -> None:
+    model = minigpt.from_pretrained("demo", norm={"h.*": "mix:0.75", "ln_f": "mix:1"}, device="cpu")
+    minigpt.save_pretrained(model, tmp_path)
+    again = minigpt.from_pretrained(tmp_path, device="cpu")
+    assert [norms.name_of(norm) for norm in again.norm_modules().values()] == ["mix:0.75"] * 8 + ["mix:1.0"]
+    ids = random_ids(1, 9)
+    assert_same_bits(again(ids), model(ids), "the logits of what was read")
 
 
 def test_a_name_is_taken_once() -> None:
@@ -233,7 +309,7 @@ def test_shares_the_model_s_parameters_and_gives_them_back(name: str) -> None:
 @every_variant
 def test_its_whole_state_is_in_the_state_dict(name: str) -> None:
     model = small_model(name)
-    if name == "frozen":
+    if name in ("frozen", "taper:0.25"):
         fit_norms(model, random_ids(8, 16))
     if name == "dyt":
         with torch.no_grad():

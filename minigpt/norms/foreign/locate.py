@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from minigpt.errors import RAISED, NormError, listing
-from minigpt.norms.registry import lookup
+from minigpt.norms.registry import is_registered, maker_of
 
 OURS = str(Path(__file__).parents[2])
 
@@ -30,8 +30,8 @@ def locate(norm: str) -> Callable[..., Any]:
         NormError: if the name is unknown, the file or module is not there or does not import, or has no such class.
     """
     file = file_of(norm)
-    if file is None and ":" not in norm:
-        return lookup(norm).cls
+    if file is None and (":" not in norm or is_registered(norm)):
+        return maker_of(norm)
     place, _, name = norm.rpartition(":") if ":" in norm else (norm, "", "")
     module = _from_package(place) if file is None else _from_file(file)
     found: Any = module

@@ -1,0 +1,119 @@
+"""LayerNorm with one part changed or left out: the ablations that papers publish."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigpt.errors import NormError
+from minigpt.norms.registry import register
+from minigpt.norms.textbook import LayerNorm
+
+
+@register("std_eps", exact=False)
+class StdEps(LayerNorm):
+    """Divides by the deviation plus eps, (x - mean) / (std + eps), instead of sqrt(var + eps).
+
+    The deviation is biased, divided by n, as LayerNorm's is. On ordinary rows the two differ in the fifth digit. On a
+    constant row this one divides by eps, LayerNorm by its root.
+    """
+
+    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """Return the row at mean 0 and a deviation just below 1."""
+        # each (..., 1); the gradient of this deviation at 0 is 0
+        std, mean = torch.std_mean(x, dim=self.row_dims, correction=0, keepdim=True)
+        return (x - mean) / (std + self.eps)
+
+
+@register("rms", exact=False)
+class RMSNorm(LayerNorm):
+    """Divides by the root mean square and subtracts no mean (Zhang & Sennrich 2019, arXiv 1910.07467, equation 4).
+
+    ``y = x / sqrt(mean(x^2) + eps) * weight + bias``. The paper has no shift; a pretrained GPT-2 has one, and keeps it.
+    """
+
+    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """Return the row at mean square 1."""
+        return x / torch.sqrt(x.square().mean(dim=self.row_dims, keepdim=True) + self.eps)
+
+
+@register("no_scale", exact=False)
+class NoScale(LayerNorm):
+    """Subtracts the mean and does not divide: ``y = (x - mean) * weight + bias``. ``eps`` has no effect."""
+
+    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """Return the row at mean 0."""
+        return x - x.mean(dim=self.row_dims, keepdim=True)
+
+
+@register("no_affine", exact=False)
+class NoAffine(LayerNorm):
+    """Has no learned scale and shift: ``y = (x - mean) / sqrt(var + eps)`` (arXiv 2511.10566 removes them).
+
+    The checkpoint's weight and bias stay in the model, unused, so that another norm can take its place.
+    """
+
+    def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """Standardize ``x`` (..., *normalized_shape); same shape and dtype out."""
+        return self.standardize(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+
+
+@register("identity", exact=False)
+class Identity(LayerNorm):
+    """Returns its input, with no scale and shift: ``y = x``, a model without this norm.
+
+    The checkpoint's weight and bias stay in the model, unused, so that another norm can take its place.
+    """
+
+    def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """Return a copy of ``x``."""
+        return x.clone()
+
+
+@register("detached", exact=False)
+class Detached(LayerNorm):
+    """Computes LayerNorm, but no gradient flows through mean and deviation (arXiv 2505.24293).
+
+    The output is LayerNorm's. For the backward pass the norm is linear: each row is shifted and divided by constants.
+    """
+
+    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """Return the row at mean 0 and variance 1, linear in ``x`` for autograd."""
+        mean = x.detach().mean(dim=self.row_dims, keepdim=True)  # (..., 1)
+        var = (x.detach() - mean).square().mean(dim=self.row_dims, keepdim=True)
+        return (x - mean) / torch.sqrt(var + self.eps)
+
+
+@register("mix", exact=False, parameter="share")
+class Mix(LayerNorm):
+    """Mixes LayerNorm with its input, ``y = share * LayerNorm(x) + (1 - share) * x``; "mix:0.75" sets the share.
+
+    Args:
+        share: of LayerNorm, from 0 (the identity) to 1.
+    """
+
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True, share: float = 0.5
+    ) -> None:
+        super().__init__(normalized_shape, eps=eps, bias=bias)
+        self.share = require_share(share, "share")
+
+    def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """Return the mixture for ``x`` (..., *normalized_shape); same shape and dtype out."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return torch.lerp(wide, super().forward(wide), self.share).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, share={self.share}"
+
+
+def require_share(value: float, argument: str) -> float:
+    """Return ``value`` if it is from 0 to 1.
+
+    Raises:
+        NormError: if it is not; the error carries ``argument``.
+    """
+    if not 0 <= value <= 1:
+        raise NormError(f"must be from 0 to 1, got {value}", argument=argument)
+    return float(value)
