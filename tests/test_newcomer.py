@@ -8,13 +8,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import save_file
 
 import minigpt
 from minigpt.checkpoint import formats
-from minigpt.generation import processors
-from minigpt.generation.values import Rule
 from minigpt.norms import registry
 
 PACKAGE = Path(minigpt.__file__).parent
@@ -45,38 +42,28 @@ def example(docstring: str | None, start: str) -> str:
 
 
 @pytest.mark.thorough
-def test_to_add_a_processor(package: Path) -> None:
-    """The example of its docstring, in a new file. The one line elsewhere is for type checkers."""
-    (package / "generation/processors/top_a.py").write_text(
-        "import torch\n"
-        "from minigpt.generation.processors import processor\n"
-        "from minigpt.generation.values import between\n\n" + example(processors.__doc__, "@processor(")
+def test_to_add_a_setting(package: Path) -> None:
+    """A key of the table, and a processor of its name: Python and the shell have it."""
+    settings, processors = package / "generation/settings.py", package / "generation/processors.py"
+    key = '    top_a: Annotated[float | None, Setting("Rare ones go.", between(0, 1), shapes_draw=True)]\n    top_k:'
+    settings.write_text(settings.read_text().replace("    top_k:", key, 1))
+    make = (
+        "def top_a(a):\n"
+        "    return lambda logits, _: logits.masked_fill(logits.softmax(-1) < a, -torch.inf)\n\n\nPROCESSORS: "
     )
+    code = processors.read_text().replace("PROCESSORS: ", make, 1).replace("top_k, top_p", "top_a, top_k, top_p")
+    processors.write_text(code)
     program = (
         "import torch, minigpt\n"
         "from minigpt.generation import warp\n"
-        "print(warp(torch.tensor([[2.0, 1.9, -3.0]]), top_a=0.5).isfinite().tolist())\n"
+        "print(warp(torch.tensor([[2.0, 1.9, -3.0]]), top_a=0.2).isfinite().tolist())\n"
         "try: warp(torch.zeros(1, 3), top_a=2)\n"
-        "except minigpt.GenerationError as error: print(error)\n"
+        "except minigpt.GenerationError as error: print(error.argument)\n"
     )
-    assert python(package, "-c", program) == "[[True, True, False]]\ntop_a must be within [0, 1], not 2\n"
-
-
-def test_a_processor_of_a_users_own_file_needs_no_line_at_all() -> None:
-    before = dict(processors.PROCESSORS)
-
-    @processors.processor(order=95, rule=Rule(lambda value: value is True, "be True"), shapes_draw=True)
-    def odd_only(logits: torch.Tensor, _: bool, __: processors.Situation) -> torch.Tensor:
-        return logits.index_fill(-1, torch.arange(0, logits.shape[-1], 2), -torch.inf)
-
-    try:
-        assert list(processors.PROCESSORS)[-2:] == ["min_p", "odd_only"]
-        how = {"odd_only": True}
-        out = minigpt.generation.warp(torch.zeros(1, 4), **how)
-        assert out.isfinite().tolist() == [[False, True, False, True]]
-    finally:
-        processors.PROCESSORS.clear()
-        processors.PROCESSORS.update(before)
+    assert python(package, "-c", program) == "[[True, True, False]]\ntop_a\n"
+    words = ("generate", "Once", "--top-a", "0.01", "--max-new-tokens", "2", "--json")
+    assert '"top_a": 0.01' in python(package, "-m", "minigpt", *words)
+    assert "Rare ones go." in python(package, "-m", "minigpt", "generate", "--help")
 
 
 @pytest.mark.thorough

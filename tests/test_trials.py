@@ -1,6 +1,5 @@
 """Every accelerator that raises or computes wrong numbers is left aside, with one warning; the plain path goes on."""
 
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +14,8 @@ from minigpt import NormError, norms, trials
 from minigpt.conformance import check_norm
 from minigpt.device import HALVES
 from minigpt.engine import compile_steps
-from minigpt.generation import static
-from minigpt.generation.static import StaticBatch
 from minigpt.report.describe import describe
 
-decode: Any = sys.modules["minigpt.generation.decode"]
 HOW: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": None}
 
 
@@ -42,15 +38,6 @@ def _first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "_failures", {})
 
 
-def graphs_everywhere(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Decode on the CPU as on a GPU, but for the recording; return the kinds of batch that wrote."""
-    kinds: list[str] = []
-    plain = decode.write
-    monkeypatch.setattr(decode, "is_static", lambda model, settings: True)
-    monkeypatch.setattr(decode, "write", lambda batch, rows: kinds.append(type(batch).__name__) or plain(batch, rows))
-    return kinds
-
-
 def written(model: minigpt.GPT2, said: str | None) -> Tensor:
     """Write twice, and expect one warning in all."""
     with warnings.catch_warnings(record=True) as found:
@@ -63,43 +50,10 @@ def written(model: minigpt.GPT2, said: str | None) -> Tensor:
     return first
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES], ids=str)
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_the_step_of_the_graph_passes(
-    attention: str, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kinds = graphs_everywhere(monkeypatch)
-    written(small_model(attention=attention, dtype=dtype, device=device), None)
-    assert kinds == ["StaticBatch"] * 2
-    assert list(trials.results().values()) == [None]
-
-
 FAULTS: dict[str, tuple[Callable[..., Any], str]] = {
     "fails": (lambda true: raising, "RuntimeError: no compiler here"),
     "lies": (lying, "times the noise floor"),
 }
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_wrong_graph_is_left_aside(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    change, said = FAULTS[fault]
-    wanted = minigpt.generate(small_model(), torch.arange(10).view(2, 5), **HOW)
-    kinds = graphs_everywhere(monkeypatch)
-    monkeypatch.setattr(StaticBatch, "_hidden_states", change(StaticBatch._hidden_states))
-    assert torch.equal(written(small_model(), "graph of the step not used on cpu: "), wanted)
-    assert kinds == ["Batch"] * 2
-    (failure,) = trials.results().values()
-    assert failure is not None
-    assert said in failure
-    assert "\n" not in failure
-
-
-def test_a_graph_that_mixes_up_its_rows_is_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mask that hides the padding of a shorter text is missing."""
-    graphs_everywhere(monkeypatch)
-    true = StaticBatch.seat
-    monkeypatch.setattr(StaticBatch, "seat", lambda batch, rows: (true(batch, rows), batch.mask.zero_())[0])
-    written(small_model(), "graph of the step")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -111,14 +65,6 @@ def test_wrong_compiled_steps_are_left_aside(fault: str) -> None:
     model = compile_steps(small_model(), backend=lambda graph, inputs: change(graph.forward))
     assert torch.equal(written(model, "compiled steps"), wanted)
     assert said in str(trials.results())
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_the_step_is_recorded_uncompiled_if_the_compiler_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = graphs_everywhere(monkeypatch)
-    wanted = minigpt.generate(small_model(), torch.arange(10).view(2, 5), **HOW)
-    assert torch.equal(written(compile_steps(small_model(), backend=raising), "compiled steps"), wanted)
-    assert set(kinds) == {"StaticBatch"}
 
 
 @pytest.fixture
@@ -170,27 +116,9 @@ def test_a_norm_without_its_kernels_is_not_judged(
 
 
 def test_a_variable_turns_them_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = graphs_everywhere(monkeypatch)
     monkeypatch.setenv("MINIGPT_ACCELERATORS", "0")
     written(compile_steps(small_model(), backend=raising), None)
-    assert kinds == ["Batch"] * 2
     assert trials.results() == {}
     with pytest.raises(NormError, match="turned off by MINIGPT_ACCELERATORS=0"):
         norms.build("triton", 8)
     assert describe("demo")["accelerators"] == ["turned off by MINIGPT_ACCELERATORS=0"]
-
-
-def test_info_tells_of_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs_everywhere(monkeypatch)
-    assert "none for this machine" in describe("demo")["accelerators"][0]
-    written(small_model(), None)
-    assert describe("demo")["accelerators"] == ["graph of the step on cpu in float32: passed"]
-    monkeypatch.setattr(StaticBatch, "_hidden_states", raising)
-    written(small_model(dtype=torch.float64), "graph of the step")
-    assert "graph of the step on cpu in float64: RuntimeError: no compiler here" in describe("demo")["accelerators"]
-
-
-def test_trials_draw_no_random_numbers() -> None:
-    model, before = small_model(), torch.get_rng_state()
-    assert static.graph_holds(model, 2, 20)
-    assert torch.equal(torch.get_rng_state(), before)

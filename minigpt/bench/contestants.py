@@ -16,8 +16,8 @@ from minigpt.engine import GPT2, compile_steps
 from minigpt.engine.kernel import path_of, use_kernel
 from minigpt.errors import ConfigError
 from minigpt.generation import complete
+from minigpt.generation.batch import left_padded
 from minigpt.generation.decode import rows_of, write_rows
-from minigpt.generation.reading import left_padded
 from minigpt.generation.settings import parse_settings
 from minigpt.judge.reference import quiet_transformers
 from minigpt.recipe import from_pretrained

@@ -204,7 +204,7 @@ def _described(parameter: inspect.Parameter, about: dict[str, str]) -> inspect.P
         info = typer.Argument(metavar=name.upper())
     else:
         info = typer.Option(option(name)) if hint is bool else typer.Option()  # no --no-NAME for a flag
-    info.help = about.get(name)
+    info.help = about.get(name, info.help)
     if name in VALUES:
         info.autocompletion = lambda incomplete: sorted(word for word in VALUES[name]() if word.startswith(incomplete))
     return parameter.replace(annotation=Annotated[hint, info])

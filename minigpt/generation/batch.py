@@ -3,29 +3,34 @@
 B rows, T tokens read at once, V vocabulary.
 """
 
+import contextlib
 import itertools
 import os
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.backends import cuda
 
-from minigpt.engine import GPT2
 from minigpt.engine.kernel import step_of
 from minigpt.errors import GenerationError
-from minigpt.generation.any_length import of_any_length
 from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.drafts import Drafts
-from minigpt.generation.reading import groups, left_padded
 from minigpt.generation.row import Row
-from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.slots import Slots
+from minigpt.model.gpt2 import GPT2
 
 OVERHEAD = {"cpu": 32, "cuda": 1024}  # a forward takes as long as reading so many more tokens
 WASTE = 32  # unused columns from which on it pays to move all rows to the left
 
 _threads_of: int | None = None  # the process whose threads of OpenMP have decoded
+_lock = threading.Lock()
+_cudnn_was: list[bool] = []  # for each ``of_any_length`` in progress, whether cuDNN was enabled before
 
 
 def require_threads() -> None:
@@ -46,60 +51,103 @@ def require_threads() -> None:
     _threads_of = os.getpid()
 
 
+@contextlib.contextmanager
+def of_any_length() -> Iterator[None]:
+    """Disable cuDNN's attention, which makes a slow plan for every new length.
+
+    It stays enabled if no other kernel could replace it, as under ``sdpa_kernel`` for cuDNN alone. The setting belongs
+    to the process: the last of several threads restores it.
+    """
+    with _lock:
+        _cudnn_was.append(cuda.cudnn_sdp_enabled())
+        cuda.enable_cudnn_sdp(_cudnn_was[0] and not cuda.math_sdp_enabled())
+    try:
+        yield
+    finally:
+        with _lock:
+            was = _cudnn_was[0]
+            _cudnn_was.pop()
+            if not _cudnn_was:
+                cuda.enable_cudnn_sdp(was)
+
+
+class Reading(NamedTuple):
+    """What the model computed when it last read tokens.
+
+    Attributes:
+        logits: (B, V) of each row's next token; with a draft, (1 + drafted, V) after the only row's last token and
+            after each token of the draft.
+        draft: the tokens that were read after the last token of the only row; None if no draft was tried.
+        seconds: that the draft and the step took.
+    """
+
+    logits: Float[Tensor, "read vocab"]
+    draft: list[int] | None = None
+    seconds: tuple[float, float] = (0.0, 0.0)
+
+
 class Batch:
     """The rows in progress, and the logits of each one's next token.
 
     ``join`` reads the texts of new rows. ``choose`` adds a token to every row and lets ended rows leave. ``read`` reads
     the new tokens, and the texts of new rows.
+
+    Args:
+        places: the most rows at a time.
+        longest: the columns of the cache.
+        use_cache: whether keys and values are kept.
+        drafts: what guesses the next tokens while there is a single row; None for no guesses.
+
+    Attributes:
+        rows: the rows in progress.
+        last: the last reading; ``choose`` takes the tokens from it.
     """
 
-    def __init__(self, model: GPT2, settings: GenerationSettings, places: int, longest: int) -> None:
+    def __init__(
+        self, model: GPT2, places: int, longest: int, *, use_cache: bool = True, drafts: Drafts | None = None
+    ) -> None:
         require_threads()
-        self.model, self.settings, self.places = model, settings, places
-        self.context = model.config.n_positions
+        self.model, self.places, self.drafts = model, places, drafts
+        self.context, self.device = model.config.n_positions, model.wte.weight.device
         self.rows: list[Row] = []
-        if settings.use_cache:
-            self.slots = Slots(model.new_cache(places, longest))
-        self.kernel = step_of(model) if settings.use_cache else None
-        self.drafts = Drafts(model, settings) if settings.drafts else None
-        self.drafted: list[int] | None = None  # what the last step read after the last token of the only row
-        self.seconds = 0.0, 0.0  # that the draft and its step took
-        self.logits = torch.empty(0, model.config.vocab_size)  # (B, V) of each row's next token
+        self.slots = Slots(model.new_cache(places, longest)) if use_cache else None
+        self.kernel = step_of(model) if use_cache else None
+        self.last = Reading(torch.empty(0, model.config.vocab_size, device=self.device))
 
     @property
-    def device(self) -> torch.device:
-        return self.model.wte.weight.device
+    def logits(self) -> Float[Tensor, "read vocab"]:
+        return self.last.logits
 
     @torch.inference_mode()
     @of_any_length()
     def join(self, rows: list[Row]) -> None:
         """Read the texts of new rows, a group of similar lengths at a time."""
-        texts: defaultdict[tuple[int, ...], list[Row]] = defaultdict(list)
+        rows_of: defaultdict[tuple[int, ...], list[Row]] = defaultdict(list)
         for row in rows:
-            texts[row.prompt, *self._window(row)].append(row)  # rows of one prompt that say the same share its reading
-        said = sorted(texts, key=len, reverse=True)
-        for group in groups([len(text) - 1 for text in said], OVERHEAD.get(self.device.type, OVERHEAD["cpu"])):
-            few = said[group]
+            rows_of[row.prompt, *self._window(row)].append(row)  # equal texts of one prompt share a reading
+        texts = sorted(rows_of, key=len, reverse=True)
+        for group in groups([len(text) - 1 for text in texts], OVERHEAD.get(self.device.type, OVERHEAD["cpu"])):
+            few = texts[group]
             ids, mask = left_padded([text[1:] for text in few], self.device)  # both (texts, T)
             starts = [len(few[0]) - len(text) for text in few]
-            of_row = [place for place, text in enumerate(few) for _ in texts[text]]
-            cache = self.model.new_cache(*ids.shape) if self.settings.use_cache else None
+            of_row = [place for place, text in enumerate(few) for _ in rows_of[text]]
+            cache = None if self.slots is None else self.model.new_cache(*ids.shape)
             hidden = self.model.hidden_states(ids, mask if any(starts) else None, cache=cache)[:, -1:]  # (texts, 1, C)
             logits = next_logits(self.model, self.model.head(hidden)[:, 0])[of_row]
-            if cache is not None:
+            if self.slots is not None and cache is not None:
                 self.slots.trim(WASTE)
                 self.slots.join(cache, of_row, starts)
-            self.logits = torch.cat([self.logits, logits]) if self.rows else logits
-            self.rows += [row for text in few for row in texts[text]]
+            self.last = Reading(torch.cat([self.logits, logits]) if self.rows else logits)
+            self.rows += [row for text in few for row in rows_of[text]]
 
     @torch.inference_mode()
     def choose(self) -> list[Row]:
         """Add a token to every row, or several to a row with a draft; return the rows. Ended rows leave the batch."""
         chosen = list(self.rows)
-        if self.drafted is not None:
-            self._choose_drafted(*chosen)
+        if self.last.draft is not None:
+            self._choose_drafted(*chosen, self.last.draft)
         else:
-            for row, token in zip(chosen, self._next_tokens(), strict=True):
+            for row, token in zip(chosen, next_tokens(self.logits, chosen), strict=True):
                 row.push(token)
         self.drop([row for row in chosen if row.end])
         return chosen
@@ -112,67 +160,66 @@ class Batch:
         A row whose context is full reads its window again as a new row, and so does every row without a cache.
         """
         again = list(self.rows)
-        if self.settings.use_cache:
+        if self.slots is not None:
             seen = [self.slots.length - start for start in self.slots.starts]
             again = [row for row, tokens in zip(self.rows, seen, strict=True) if tokens >= self.context]
         self.drop(again)
-        if self.rows:
+        if self.rows and self.slots is not None:
             self.slots.trim(WASTE)
-            if self.drafts and len(self.rows) == 1 and self.rows[0].may_draft and not (again or new):
-                self._read_draft(*self.rows)
-            else:
-                self._read_last()
+            alone = len(self.rows) == 1 and self.rows[0].may_draft and not (again or new)
+            self.last = self._read_draft(self.rows[0]) if alone and self.drafts else Reading(self._logits())
         self.join([*again, *new])
 
     def drop(self, rows: Container[Row]) -> None:
         """Remove rows; the last row moves to a free place. Call it between ``choose`` and ``read``."""
         for place in reversed(range(len(self.rows))):
             if self.rows[place] in rows:
-                if self.settings.use_cache:
+                if self.slots is not None:
                     self.slots.leave(place)
                 self.rows[place] = self.rows[-1]
                 del self.rows[-1]
 
-    def _next_tokens(self) -> list[int]:
-        return next_tokens(self.logits, self.rows)
-
-    def _read_last(self) -> None:
-        ids = [[row.ids[-1], *(self.drafted or ())] for row in self.rows]  # there is a draft for a single row only
-        slots, count, new = self.slots, len(ids), len(ids[0])
+    def _logits(self, draft: Sequence[int] = ()) -> Float[Tensor, "read vocab"]:
+        """Read the last token of each row, and the tokens of a draft of the only one; return the logits after each."""
+        assert self.slots is not None
+        slots, ids = self.slots, [[row.ids[-1], *draft] for row in self.rows]
+        new = 1 + len(draft)
         if self.kernel is None:
             hidden = self.model.hidden_states(torch.tensor(ids, device=self.device), cache=slots)  # (B, T, C)
             logits = self.model.head(hidden).flatten(0, 1)
         else:
             tokens = [token for few in ids for token in few]
-            places = [place for place in range(count) for _ in range(new)]
+            places = [place for place in range(len(ids)) for _ in range(new)]
             starts = [slots.starts[place] for place in places]
-            columns = [*range(slots.length, slots.length + new)] * count
+            columns = [*range(slots.length, slots.length + new)] * len(ids)
             logits = self.kernel(tokens, places, starts, columns, slots.store)
             slots.resize(slots.length + new)
-        self.logits = next_logits(self.model, logits)
+        return next_logits(self.model, logits)
 
-    def _read_draft(self, row: Row) -> None:
-        """Read the row's last token, and a guess of those that follow it."""
+    def _read_draft(self, row: Row) -> Reading:
+        """Read the only row's last token, and a guess of those that follow it."""
         assert self.drafts is not None
+        assert self.slots is not None
         seen = self.slots.length - self.slots.starts[0]
         room = min(row.left, self.context - seen, self.slots.max_length - self.slots.length)
         begun = time.perf_counter()
-        self.drafted = self.drafts.guess(row, room - 1, self.slots)
+        draft = self.drafts.guess(row, room - 1, self.slots)
         drafted = time.perf_counter()
-        self._read_last()
-        self.seconds = drafted - begun, time.perf_counter() - drafted
+        logits = self._logits(draft)
+        return Reading(logits, draft, (drafted - begun, time.perf_counter() - drafted))
 
-    def _choose_drafted(self, row: Row) -> None:
+    def _choose_drafted(self, row: Row, draft: list[int]) -> None:
         """Add the tokens of the draft that are right, and the one after them."""
         assert self.drafts is not None
-        drafted, self.drafted, right = self.drafted or [], None, 0
+        assert self.slots is not None
+        right = 0
         for logits in self.logits.split(1):  # each (1, V)
             row.push(*next_tokens(logits, [row]))
-            if row.end or right == len(drafted) or row.ids[-1] != drafted[right]:
+            if row.end or right == len(draft) or row.ids[-1] != draft[right]:
                 break
             right += 1
-        self.slots.resize(self.slots.length - len(drafted) + right)
-        self.drafts.learn(row, len(drafted), right, *self.seconds)
+        self.slots.resize(self.slots.length - len(draft) + right)
+        self.drafts.learn(row, len(draft), right, *self.last.seconds)
 
     def _window(self, row: Row) -> list[int]:
         """Return the tokens that the row's next token sees: all, or a window of the last ones if there are too many.
@@ -196,3 +243,32 @@ def write(batch: Batch, rows: list[Row]) -> Iterator[Row]:
     while batch.rows:
         yield from batch.choose()
         batch.read(list(itertools.islice(waiting, batch.places - len(batch.rows))))
+
+
+def groups(lengths: list[int], overhead: int) -> list[slice]:
+    """Return the cheapest groups of texts, given their lengths in descending order.
+
+    Each group is padded to its longest text. It costs its tokens, padding included, and ``overhead`` more for reading
+    all weights.
+    """
+    count = len(lengths)
+    best = [(0, count)] * (count + 1)  # from each text on: the least cost, and where its first group ends
+    for start in reversed(range(count)):
+        ends = range(start + 1, count + 1)
+        best[start] = min((lengths[start] * (end - start) + overhead + best[end][0], end) for end in ends)
+    cheapest, start = [], 0
+    while start < count:
+        cheapest.append(slice(start, best[start][1]))
+        start = best[start][1]
+    return cheapest
+
+
+def left_padded(
+    texts: Sequence[Sequence[int]], device: torch.device | str | None = None
+) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, "batch seq"]]:
+    """Return token ids (B, T), padded on the left, and their attention mask (B, T): 0 for padding."""
+    longest = max(map(len, texts))
+    starts = [longest - len(text) for text in texts]
+    ids = torch.tensor([[0] * start + list(text) for start, text in zip(starts, texts, strict=True)], device=device)
+    mask = torch.arange(longest, device=device) >= torch.tensor(starts, device=device)[:, None]
+    return ids, mask.long()

@@ -1,9 +1,11 @@
-"""Choose the next tokens of rows by their logits and settings.
+"""From logits to tokens: ``warp``, which applies the processors, and the choice of the next token of each row.
 
-B rows, V vocabulary.
+B rows, T tokens so far, V vocabulary.
 """
 
+import sys
 from collections import defaultdict
+from typing import Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -11,13 +13,57 @@ from torch import Tensor
 
 from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
-from minigpt.generation.processors import Situation, warp_by
+from minigpt.generation.processors import Logits, Text
 from minigpt.generation.row import Row
+from minigpt.generation.settings import FROM_CONFIG, GenerationSettings, Options, parse_settings
+from minigpt.model.checks import check_ids, check_known
 
-NOT_A_NUMBER = "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
-INFINITE = "a logit is infinite, so no token can be drawn; use a wider dtype or a higher temperature"
-NO_TOKEN_LEFT = "the settings exclude every token; allow some, or ask for fewer tokens"
 BLOCK = 256  # scores whose maximum is computed at once
+
+
+class NoTokenLeftError(GenerationError):
+    """The settings of a row exclude every token."""
+
+
+def warp(
+    logits: Logits,
+    input_ids: Int[Tensor, "batch seq"] | None = None,
+    *,
+    prompt_length: int | None = None,
+    **settings: Unpack[Options],
+) -> Logits:
+    """Apply every processor that the settings name, and return the logits to draw from; excluded tokens are -inf.
+
+    Args:
+        logits: (B, V) of the next token, in a floating dtype.
+        input_ids: (B, T) the tokens so far, without padding; needed by the settings that look back at the text.
+        prompt_length: number of tokens of the prompt, which min_new_tokens does not count; by default all.
+        settings: as in ``generate``. Those that shape a draw apply unless do_sample is False. min_new_tokens has no
+            effect without eos_token_id.
+
+    Raises:
+        GenerationError: if a setting is unknown, out of range, contradicts another or needs input_ids, or if a tensor
+            has the wrong shape, dtype or ids.
+    """
+    valid = parse_settings(**{"max_new_tokens": sys.maxsize, "do_sample": True, **settings})
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
+        raise GenerationError("must be a tensor (batch, vocab) of floating point", argument="logits")
+    valid.require_known_ids(logits.shape[-1])
+    if input_ids is None:
+        if valid.looks_back:
+            raise GenerationError("must be given, since these settings look back at the text", argument="input_ids")
+        input_ids = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
+    check_ids("input_ids", input_ids)
+    length = input_ids.shape[1]
+    if len(input_ids) != len(logits):
+        raise GenerationError(f"must have {len(logits)} rows, as logits, got {len(input_ids)}", argument="input_ids")
+    if length and valid.looks_back:
+        check_known(input_ids, logits.shape[-1])
+    prompt_length = length if prompt_length is None else prompt_length
+    if not 0 <= prompt_length <= length:
+        raise GenerationError(f"must be within [0, {length}], got {prompt_length}", argument="prompt_length")
+    ends = () if valid.eos_token_id is FROM_CONFIG else valid.eos_token_id
+    return _processed(logits, valid, Text(input_ids.long(), prompt_length, ends))
 
 
 def next_logits(model: GPT2, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
@@ -36,30 +82,37 @@ def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], *, keeps:
     added to the rows whose settings ask for them.
 
     Raises:
-        GenerationError: if a logit is NaN, or infinite where a token is drawn, or if no token is left to choose.
+        NoTokenLeftError: if the settings of a row exclude every token.
+        GenerationError: if a logit is NaN, or infinite where a token is drawn.
     """
     alike: defaultdict[str, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
-        alike[row.choice].append(place)
-    found = {}
+        alike[row.settings.choice].append(place)
+    if len(alike) == 1:
+        return _next_tokens_alike(logits, rows, keeps)
+    tokens: dict[int, int] = {}
     for places in alike.values():
-        own = logits if len(places) == len(rows) else logits[places]
-        found |= zip(places, _next_tokens_alike(own, [rows[place] for place in places], keeps), strict=True)
-    return [found[place] for place in range(len(rows))]
+        group = _next_tokens_alike(logits[places], [rows[place] for place in places], keeps)
+        tokens |= zip(places, group, strict=True)
+    return [tokens[place] for place in range(len(rows))]
 
 
 def _next_tokens_alike(logits: Float[Tensor, "batch vocab"], rows: list[Row], keeps: bool) -> list[int]:
     settings, largest = rows[0].settings, logits.amax(-1)  # (B,)
     if largest.isnan().any():  # NaN is larger than any number
-        raise GenerationError(NOT_A_NUMBER)
+        raise GenerationError(
+            "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
+        )
     scores = _scores(logits, rows)  # (B, V)
     if scores is not logits:
         largest = scores.amax(-1)
     if settings.changes_logits and (largest == -torch.inf).any():
-        raise GenerationError(NO_TOKEN_LEFT)
+        raise NoTokenLeftError("the settings exclude every token; allow some, or ask for fewer tokens")
     if settings.samples:
         if largest.isinf().any():
-            raise GenerationError(INFINITE)
+            raise GenerationError(
+                "a logit is infinite, so no token can be drawn; use a wider dtype or a higher temperature"
+            )
         chances = torch.cat([row.chances(1) for row in rows])  # (B,)
         tokens = drawn(scores, chances.to(scores.device)).tolist()
     else:
@@ -91,16 +144,20 @@ def likeliest(scores: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]:
 def drawn(scores: Float[Tensor, "batch vocab"], chances: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
     """Return a token for each row, drawn by inverting the cumulative distribution at the row's random number."""
     ends = scores.softmax(-1).cumsum(-1, dtype=torch.float64)  # (B, V)
-    found = torch.searchsorted(ends, chances[:, None] * ends[:, -1:], right=True)[:, 0]  # (B,)
-    return found.clamp_(max=scores.shape[-1] - 1)  # NaN gives an id in range too
+    tokens = torch.searchsorted(ends, chances[:, None] * ends[:, -1:], right=True)[:, 0]  # (B,)
+    return tokens.clamp_(max=scores.shape[-1] - 1)  # NaN gives an id in range too
 
 
 def _scores(logits: Tensor, rows: list[Row]) -> Tensor:
     settings = rows[0].settings
-    if not settings.depends_on_row:
-        return warp_by(logits, Situation(settings, torch.empty(0, 0), 0, rows[0].end_ids))
-    situations = [
-        Situation(settings, torch.tensor([row.ids], device=logits.device), row.prompt_length, row.end_ids)
-        for row in rows
-    ]
-    return torch.cat([warp_by(own, at) for own, at in zip(logits.split(1), situations, strict=True)])
+    if not settings.looks_back:
+        nothing = torch.empty(len(rows), 0, dtype=torch.long, device=logits.device)
+        return _processed(logits, settings, Text(nothing, 0, rows[0].end_ids))
+    texts = [Text(row.ids_on(logits.device), row.prompt_length, row.end_ids) for row in rows]
+    return torch.cat([_processed(alone, settings, text) for alone, text in zip(logits.split(1), texts, strict=True)])
+
+
+def _processed(logits: Logits, settings: GenerationSettings, text: Text) -> Logits:
+    for process in settings.processes:
+        logits = process(logits, text)
+    return logits

@@ -1,9 +1,11 @@
-"""``generate`` for tensors, ``stream`` for text.
+"""``generate`` for tensors, ``stream`` for the text of one prompt, ``complete`` for the texts of many.
 
 B prompts, N texts for each, T tokens of the longest prompt, V vocabulary.
 """
 
-from collections.abc import Iterator
+import dataclasses
+import logging
+from collections.abc import Container, Iterator, Sequence
 from typing import Literal, NamedTuple, Unpack, overload
 
 import torch
@@ -11,14 +13,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from minigpt.engine import GPT2
+from minigpt.device import require_values
 from minigpt.errors import GenerationError
 from minigpt.generation.batch import WASTE, Batch, write
-from minigpt.generation.prompts import prompt_ids, require_codec, require_fits, without_padding
+from minigpt.generation.drafts import Drafts
 from minigpt.generation.row import Row, TextCodec
-from minigpt.generation.settings import ONE_TEXT, GenerationSettings, Settings, TextSettings, parse_settings
-from minigpt.generation.static import WORTH_A_GRAPH, StaticBatch, graph_holds, is_static
+from minigpt.generation.settings import GenerationSettings, Settings, TextSettings, check_settings, parse_settings
+from minigpt.model.checks import check_gpt2, check_ids, check_mask
+from minigpt.model.gpt2 import GPT2
 
+PromptIds = Int[Tensor, "batch seq"]
 Sequences = Int[Tensor, "rows total"]
 
 
@@ -33,45 +37,65 @@ class Generated(NamedTuple):
     logprobs: Float[Tensor, "rows new"]  # natural logarithm, of each new token in the distribution it was drawn from
 
 
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """One of many prompts.
+
+    Attributes:
+        text: the text to continue; empty starts a new document.
+        max_new_tokens, seed: values for this prompt instead of the settings'. The seed is that of its first text; its
+            other texts use the following seeds.
+        origin: the name of the prompt in error messages, instead of its number.
+    """
+
+    text: str
+    max_new_tokens: int | None = None
+    seed: int | None = None
+    origin: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """A finished text.
+
+    Attributes:
+        prompt: number of the prompt, from 0.
+        number: number of the text among the prompt's num_return_sequences, from 0.
+        ids: the new tokens, the end included.
+        text: their text, without the end or the stop text.
+        end: "eos", "stop" or "length".
+        logprobs: of each new token, with output_logprobs.
+        drafted, accepted: tokens that were drafted, and those of them that were right.
+    """
+
+    prompt: int
+    number: int
+    ids: list[int]
+    text: str
+    end: str
+    logprobs: list[float] | None
+    drafted: int = 0
+    accepted: int = 0
+
+
+# fmt: off
 @overload
 def generate(
-    model: GPT2,
-    input_ids: Int[Tensor, "batch seq"],
-    attention_mask: Tensor | None = None,
-    *,
-    tokenizer: TextCodec | None = None,
-    output_scores: Literal[False] = False,
-    output_logprobs: Literal[False] = False,
-    **settings: Unpack[TextSettings],
+    model: GPT2, input_ids: PromptIds, attention_mask: Tensor | None = None, *, tokenizer: TextCodec | None = None,
+    output_scores: Literal[False] = False, output_logprobs: Literal[False] = False, **settings: Unpack[TextSettings],
 ) -> Sequences: ...
 @overload
 def generate(
-    model: GPT2,
-    input_ids: Int[Tensor, "batch seq"],
-    attention_mask: Tensor | None = None,
-    *,
-    tokenizer: TextCodec | None = None,
-    output_scores: Literal[True],
-    output_logprobs: bool = False,
-    **settings: Unpack[TextSettings],
+    model: GPT2, input_ids: PromptIds, attention_mask: Tensor | None = None, *, tokenizer: TextCodec | None = None,
+    output_scores: Literal[True], output_logprobs: bool = False, **settings: Unpack[TextSettings],
 ) -> Generated: ...
 @overload
 def generate(
-    model: GPT2,
-    input_ids: Int[Tensor, "batch seq"],
-    attention_mask: Tensor | None = None,
-    *,
-    tokenizer: TextCodec | None = None,
-    output_scores: bool = False,
-    output_logprobs: Literal[True],
-    **settings: Unpack[TextSettings],
+    model: GPT2, input_ids: PromptIds, attention_mask: Tensor | None = None, *, tokenizer: TextCodec | None = None,
+    output_scores: bool = False, output_logprobs: Literal[True], **settings: Unpack[TextSettings],
 ) -> Generated: ...
 def generate(
-    model: GPT2,
-    input_ids: Int[Tensor, "batch seq"],
-    attention_mask: Tensor | None = None,
-    *,
-    tokenizer: TextCodec | None = None,
+    model: GPT2, input_ids: PromptIds, attention_mask: Tensor | None = None, *, tokenizer: TextCodec | None = None,
     **settings: Unpack[Settings],
 ) -> Sequences | Generated:
     """Return the prompts followed by the new tokens: (B * N, T + new) ids, the N texts of a prompt in successive rows.
@@ -80,7 +104,7 @@ def generate(
         input_ids: (B, T) prompts, padded on the left if their lengths differ.
         attention_mask: (B, T), 0 for padding; None if there is no padding.
         tokenizer: needed only for ``stop``.
-        settings: max_new_tokens is required; ``minigpt.generation.Options`` describes the others. As in transformers,
+        settings: max_new_tokens is required; ``minigpt.generation.Options`` has the others. As in transformers,
             do_sample is False by default; the command line samples at temperature 0.8 unless --greedy is given. Rows
             that have ended are filled with pad_token_id; generation ends when all rows have ended. With output_scores
             or output_logprobs, ``generate`` returns a ``Generated``.
@@ -95,24 +119,25 @@ def generate(
         GenerationError: at the call, if a setting is out of range, or a prompt is empty, padded on the right, too long
             or has an id outside the vocabulary. Later, if the logits are NaN or the settings exclude every token.
     """
-    chosen = GenerationSettings(**settings)
-    if chosen.stop:
+    valid = GenerationSettings(**settings)
+    if valid.stop:
         require_codec(tokenizer)
-    prompts = without_padding(input_ids, attention_mask)
-    require_fits(model, prompts, chosen)
-    rows = rows_of(model, prompts, chosen, tokenizer if chosen.stop else None)
-    for _ in write_rows(model, rows, chosen, len(rows)):
+    prompts = _without_padding(input_ids, attention_mask)
+    require_fits(model, prompts, valid)
+    rows = rows_of(model, prompts, valid, tokenizer if valid.stop else None)
+    for _ in write_rows(model, rows, valid, len(rows)):
         pass
     like = {"dtype": input_ids.dtype, "device": input_ids.device}
-    new = _padded([torch.tensor(row.new_ids, **like) for row in rows], chosen.fill_id(model.config))  # (B * N, new)
-    sequences = torch.cat([input_ids.repeat_interleave(chosen.num_return_sequences, 0), new], dim=1)
-    if not (chosen.output_scores or chosen.output_logprobs):
+    new = _padded([torch.tensor(row.new_ids, **like) for row in rows], valid.fill_id(model.config))  # (B * N, new)
+    sequences = torch.cat([input_ids.repeat_interleave(valid.num_return_sequences, 0), new], dim=1)
+    if not (valid.output_scores or valid.output_logprobs):
         return sequences
-    scores = _padded([torch.stack(row.scores) for row in rows], torch.nan) if chosen.output_scores else None
+    scores = _padded([torch.stack(row.scores) for row in rows], torch.nan) if valid.output_scores else None
     logprobs = _padded([torch.tensor(row.logprobs, dtype=torch.float32, device=new.device) for row in rows], 0)
     return Generated(sequences, None if scores is None else scores.unbind(1), logprobs)
 
 
+# fmt: on
 def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Unpack[TextSettings]) -> Iterator[str]:
     """Return an iterator of pieces of the text that the model adds to ``prompt``.
 
@@ -123,22 +148,142 @@ def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Unpack[Te
         ConfigError, GenerationError: as ``generate``, and if the settings ask for more than one text. Arguments are
             checked at the call, before the first piece.
     """
-    chosen = parse_settings(**settings)
-    if chosen.num_return_sequences > 1:
-        raise GenerationError(ONE_TEXT)
+    check_settings(dict(settings), one_text=True)
+    valid = parse_settings(**settings)
     prompts = [prompt_ids(tokenizer, prompt)]
-    require_fits(model, prompts, chosen)
-    rows = rows_of(model, prompts, chosen, tokenizer)
-    return (piece for row in write_rows(model, rows, chosen, 1) if (piece := row.take_text()))
+    require_fits(model, prompts, valid)
+    rows = rows_of(model, prompts, valid, tokenizer)
+    return (piece for row in write_rows(model, rows, valid, 1) if (piece := row.take_text()))
+
+
+def complete(
+    model: GPT2, tokenizer: TextCodec, prompts: Sequence[str | Prompt], *, batch_size: int = 16,
+    skip: Container[tuple[int, int]] = (), output_logprobs: bool = False, **settings: Unpack[TextSettings],
+) -> Iterator[Completion]:  # fmt: skip
+    """Return an iterator of the texts that the model adds to many prompts, in the order in which they are finished.
+
+    At most ``batch_size`` texts are written at a time; the next prompt takes the place of a finished text at once. A
+    text has the same tokens as alone, up to the last bits of the logits. Text j of prompt i draws with
+    seed + i * num_return_sequences + j.
+
+    Args:
+        skip: (prompt, number) of texts to leave out; you may fill it until you request the first text.
+        settings: as in ``generate``.
+
+    Raises:
+        ConfigError: at the call, if the model is not a GPT2, or is on the meta device.
+        GenerationError: at the call, if settings are invalid, prompts is a single text, the tokenizer is not a
+            minigpt.Tokenizer, or a prompt (the message has its number) is too long or not a text. Later, as
+            ``generate``.
+    """
+    valid = parse_settings(**settings, output_logprobs=output_logprobs)
+    if batch_size < 1:
+        raise GenerationError(f"must be at least 1, got {batch_size!r}", argument="batch_size")
+    if valid.output_scores:
+        raise GenerationError("is for generate; use output_logprobs here", argument="output_scores")
+    require_codec(tokenizer)
+    if not isinstance(prompts, Sequence) or isinstance(prompts, str):
+        raise GenerationError(f"must be a list of texts, got {type(prompts).__name__}", argument="prompts")
+    rows = [row for i, prompt in enumerate(prompts) for row in _rows_of_prompt(model, tokenizer, i, prompt, valid)]
+    return _completions(model, rows, valid, skip, batch_size)
+
+
+def _rows_of_prompt(
+    model: GPT2, tokenizer: TextCodec, number: int, prompt: object, settings: GenerationSettings
+) -> list[Row]:
+    prompt = Prompt(prompt) if isinstance(prompt, str) else prompt
+    if not isinstance(prompt, Prompt):
+        kind = type(prompt).__name__
+        raise GenerationError(f"must be a list of texts and Prompts, got {kind} at {number}", argument="prompts")
+    of_prompt = {name: getattr(prompt, name) for name in ("max_new_tokens", "seed")}
+    changes = {name: value for name, value in of_prompt.items() if value is not None}
+    try:
+        settings = settings.replace(**changes) if changes else settings
+        ids = prompt_ids(tokenizer, prompt.text)
+        require_fits(model, [ids], settings)
+    except GenerationError as error:
+        raise GenerationError(f"{prompt.origin or f'prompt {number}'}: {error}") from error
+    rows = rows_of(model, [ids], settings, tokenizer, number)
+    if prompt.seed is not None:
+        for row in rows:
+            row.seed = prompt.seed + row.number
+    return rows
+
+
+def _completions(
+    model: GPT2, rows: list[Row], settings: GenerationSettings, skip: Container[tuple[int, int]], places: int
+) -> Iterator[Completion]:
+    rows = [row for row in rows if (row.prompt, row.number) not in skip]
+    for row in write_rows(model, rows, settings, places) if rows else ():
+        if row.end:
+            logprobs = row.logprobs if settings.output_logprobs else None
+            yield Completion(
+                row.prompt, row.number, row.new_ids, row.take_text(), row.end, logprobs, row.drafted, row.accepted
+            )
+
+
+def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:
+    """Return the ids of a prompt; for an empty one end-of-text, which starts a new document.
+
+    Raises:
+        GenerationError: if the prompt is empty and the vocabulary has no end-of-text, or the tokenizer is not a
+            minigpt.Tokenizer.
+    """
+    require_codec(tokenizer)
+    ids = tokenizer.encode(prompt)
+    if ids:
+        return ids
+    end = getattr(tokenizer, "end_of_text_id", None)
+    if end is None:
+        raise GenerationError("the prompt is empty, and the tokenizer has no end-of-text token to start from")
+    return [end]
+
+
+def require_codec(tokenizer: object) -> None:
+    """Check that a tokenizer has the methods of minigpt.Tokenizer; those of transformers cannot return a token's bytes.
+
+    Raises:
+        GenerationError: if it does not.
+    """
+    if not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode_bytes")):
+        raise GenerationError(f"must be a minigpt.Tokenizer, got {type(tokenizer).__name__}", argument="tokenizer")
+
+
+def require_fits(model: GPT2, prompts: list[list[int]], settings: GenerationSettings) -> None:
+    """Check prompts and settings against the model; log a warning if the window will slide.
+
+    Raises:
+        ConfigError: if the model is not a GPT2, or has no values.
+        GenerationError: if an id is outside the vocabulary, or there is no room and overflow is not "slide".
+    """
+    check_gpt2(model)
+    require_values(model.wte.weight.device)
+    settings.require_known_ids(model.config.vocab_size)
+    vocabulary, context = model.config.vocab_size, model.config.n_positions
+    if wrong := {id for ids in prompts for id in ids if not 0 <= id < vocabulary}:
+        raise GenerationError(f"token id {min(wrong)} is outside the vocabulary of {vocabulary}")
+    longest, new = max(map(len, prompts)), settings.max_new_tokens
+    if longest + new <= context:
+        return
+    if settings.overflow == "slide":
+        text = "the text goes beyond the model's context of %d tokens; from there on it sees only the last of them"
+        logging.getLogger("minigpt").warning(text, context)
+        return
+    if longest >= context:
+        raise GenerationError(
+            f"the prompt has {longest} tokens and the model's context {context}; give a shorter one, or overflow slide"
+        )
+    raise GenerationError(
+        f"must be at most {context - longest} with a prompt of {longest} tokens in a context of {context}, got {new}; "
+        "overflow slide goes on beyond it",
+        argument="max_new_tokens",
+    )
 
 
 def rows_of(
-    model: GPT2,
-    prompts: list[list[int]],
-    settings: GenerationSettings,
-    tokenizer: TextCodec | None = None,
+    model: GPT2, prompts: list[list[int]], settings: GenerationSettings, tokenizer: TextCodec | None = None,
     first: int = 0,
-) -> list[Row]:
+) -> list[Row]:  # fmt: skip
     """Return the rows to write: num_return_sequences for each prompt, each with its own seed.
 
     ``first`` is the number of the first prompt.
@@ -156,15 +301,30 @@ def write_rows(model: GPT2, rows: list[Row], settings: GenerationSettings, place
 
     The cache is as small as possible.
     """
-    places, new = min(places, len(rows)), max(row.left for row in rows)
+    places = min(places, len(rows))
     # the model never reads the last new token
     longest = max(len(row.ids) for row in rows) + max(row.settings.max_new_tokens for row in rows) - 1
     room = min(model.config.n_positions, longest) + WASTE * (places > 1)
-    static = (
-        new >= WORTH_A_GRAPH and not settings.drafts and is_static(model, settings) and graph_holds(model, places, room)
-    )
-    batch = (StaticBatch if static else Batch)(model, settings, places, room)
-    return write(batch, rows)
+    drafts = Drafts(model, settings.prompt_lookup_num_tokens or 0, settings.draft) if settings.drafts else None
+    return write(Batch(model, places, room, use_cache=settings.use_cache, drafts=drafts), rows)
+
+
+def _without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    """Return the ids of each prompt.
+
+    Raises:
+        GenerationError: if a prompt is empty or padded on the right, or a tensor has another shape or dtype.
+    """
+    check_ids("input_ids", input_ids)
+    if input_ids.numel() == 0:
+        raise GenerationError("must not be empty; start from the end-of-text token", argument="input_ids")
+    if attention_mask is None:
+        return input_ids.tolist()
+    check_mask(attention_mask, *input_ids.shape)
+    mask = attention_mask.bool().to(input_ids.device)  # (B, T)
+    if not mask[:, -1].all():
+        raise GenerationError("must end in 1 in each row: pad on the left", argument="attention_mask")
+    return [ids[real].tolist() for ids, real in zip(input_ids, mask, strict=True)]
 
 
 def _padded(rows: list[Tensor], filling: float) -> Tensor:

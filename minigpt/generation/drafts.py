@@ -9,13 +9,12 @@ of the draft saves a step; a wrong one wastes its part of one.
 from collections import deque
 from statistics import median_low
 
-from minigpt.engine import GPT2
 from minigpt.engine.int8 import drafter_of
 from minigpt.errors import GenerationError
 from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.row import Row
-from minigpt.generation.settings import GenerationSettings
 from minigpt.generation.slots import Slots
+from minigpt.model.gpt2 import GPT2
 
 NGRAMS = (3, 2)  # lengths of the n-grams to look up, the more specific first
 MOST = 8  # tokens of a draft by the int8 form
@@ -36,8 +35,8 @@ def copied(ids: list[int], most: int) -> list[int]:
     for size in NGRAMS:
         place = text.rfind(text[-size:], 0, -1)
         if place >= 0:
-            found = ids[place + size :]
-            return [found[i % len(found)] for i in range(most)]
+            after = ids[place + size :]
+            return [after[i % len(after)] for i in range(most)]
     return []
 
 
@@ -90,13 +89,17 @@ class Drafts:
 
     The int8 form reads the model's own cache. What it adds there is overwritten when the draft is verified.
 
+    Args:
+        most_copied: tokens to copy at most; 0 copies none.
+        draft: "int8" for drafts by the int8 form.
+
     Raises:
-        ConfigError: if the settings ask for the int8 form, and the decoding kernel does not serve the model.
+        ConfigError: if the int8 form is asked for, and the decoding kernel does not serve the model.
     """
 
-    def __init__(self, model: GPT2, settings: GenerationSettings) -> None:
-        self.model, self.most_copied = model, settings.prompt_lookup_num_tokens or 0
-        self.int8 = drafter_of(model) if settings.draft == "int8" else None
+    def __init__(self, model: GPT2, most_copied: int = 0, draft: str | None = None) -> None:
+        self.model, self.most_copied = model, most_copied
+        self.int8 = drafter_of(model) if draft == "int8" else None
         self.pace = Pace()
         self.is_written = False  # whether the last draft is the int8 form's
 

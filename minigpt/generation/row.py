@@ -1,15 +1,16 @@
-"""One text that is being written."""
+"""One text that is being written: its tokens, and its characters as they become ready."""
 
+import codecs
 import dataclasses
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from minigpt.generation.settings import GenerationSettings
-from minigpt.generation.text import TextAssembler
 
 NOTHING = torch.empty(0, dtype=torch.float64, device="cpu")
 AT_ONCE = 1024  # random numbers to draw at once; most texts end earlier
@@ -60,10 +61,7 @@ class Row:
         self._text = TextAssembler(self.settings.stop)
         self._unread = ""
         self._drawn = NOTHING
-
-    @cached_property
-    def choice(self) -> str:
-        return self.settings.choice
+        self._prompt: Int[Tensor, "1 prompt"] | None = None
 
     @property
     def new_ids(self) -> list[int]:
@@ -73,6 +71,12 @@ class Row:
     def left(self) -> int:
         """Number of tokens that may still be added."""
         return self.settings.max_new_tokens - (len(self.ids) - self.prompt_length)
+
+    def ids_on(self, device: torch.device) -> Int[Tensor, "1 seq"]:
+        """Return its ids as a tensor. The prompt's are moved to the device once."""
+        if self._prompt is None:
+            self._prompt = torch.tensor([self.ids[: self.prompt_length]], device=device)
+        return torch.cat((self._prompt, torch.tensor([self.new_ids], dtype=torch.long, device=device)), dim=1)
 
     def chances(self, count: int) -> Float[Tensor, " count"]:
         """Return the random numbers of its next ``count`` tokens, uniform in [0, 1).
@@ -108,3 +112,36 @@ class Row:
         """Return the text that became ready since the last call: whole characters, no part of a stop string."""
         piece, self._unread = self._unread, ""
         return piece
+
+
+class TextAssembler:
+    """Turns a growing sequence of bytes into pieces of text.
+
+    A piece never ends in half a character. Text that could still become a stop string is held back until that is
+    decided. The stop string and the text after it are never returned.
+    """
+
+    def __init__(self, stop_texts: Sequence[str] = ()) -> None:
+        self.stop_texts = tuple(stop_texts)
+        self.stopped = False
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+
+    def add(self, data: bytes, final: bool = False) -> str:
+        """Return the text that is ready; with ``final``, also the text that was held back."""
+        if self.stopped:
+            return ""
+        text = self._held + self._characters.decode(data, final)
+        ends = [(cut + len(stop), cut) for stop in self.stop_texts if (cut := text.find(stop)) >= 0]
+        if ends:  # the first complete one, so that the pieces in which the text arrives do not matter
+            self.stopped, self._held = True, ""
+            return text[: min(ends)[1]]
+        undecided = 0 if final else max((_overlap(text, stop) for stop in self.stop_texts), default=0)
+        shown = len(text) - undecided
+        self._held = text[shown:]
+        return text[:shown]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest suffix of ``text`` that is a prefix of ``stop``."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)

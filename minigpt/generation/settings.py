@@ -1,98 +1,294 @@
-"""Settings of generation, in the names and with the meanings of a Hugging Face generation config.
+"""The settings of generation: one table, which the functions, the command line, the server and the docs read.
 
-``Options`` and its kinds are the keyword arguments of the public functions, for type checkers. ``GenerationSettings``
-holds their values at run time and checks them. The settings that change logits live in ``processors``.
+A setting is declared once, as a key of ``Options``: its type, what it does, what a value must be, its default, and who
+may give it. The names and meanings are those of a Hugging Face generation config. What it does to logits is a function
+of its name in ``processors``.
 """
 
+import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+import math
+import numbers
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from types import SimpleNamespace
-from typing import Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, Unpack, get_args, get_type_hints
 
 from minigpt.config import GPT2Config
-from minigpt.errors import GenerationError
-from minigpt.generation.processors import PROCESSORS
-from minigpt.generation.values import FLAG, Rule, at_least, is_int
+from minigpt.errors import GenerationError, listing
+
+if TYPE_CHECKING:
+    from minigpt.generation.processors import Process
+
+PYTHON, SHELL, HTTP = "python", "shell", "http"
+ONLY_PYTHON, NOT_SHELL, NOT_HTTP = (PYTHON,), (PYTHON, HTTP), (PYTHON, SHELL)
+LARGEST = 1e30  # a number added to logits, which stay finite in float32
 
 
-class Options(TypedDict, total=False):
-    """The optional settings.
+class Rule(NamedTuple):
+    """What a value must be.
 
-    Keys:
-        do_sample: draw from the distribution; otherwise take the likeliest token (greedy).
-        temperature: divides the logits before drawing; 0 is greedy.
-        top_k: draw only from the k likeliest tokens.
-        top_p: draw only from the smallest set of tokens whose probabilities reach p, within (0, 1].
-        min_p: draw only from tokens at least min_p times as likely as the likeliest, within [0, 1].
-        seed: makes the draw repeatable. Row i of a batch uses seed + i, so a row draws the same alone and in a batch.
-        min_new_tokens: tokens to add before an eos_token_id is allowed.
-        repetition_penalty: divides positive logits, and multiplies negative ones, of tokens already in the text.
-        presence_penalty: subtracted from the logit of every token that has been added.
-        frequency_penalty: subtracted from a token's logit for each time that it has been added.
-        logit_bias: numbers to add to the logits of ids.
-        no_repeat_ngram_size: no sequence of this many tokens appears twice in prompt and text; 0 allows all.
-        bad_words_ids: sequences of ids that never appear; a sequence that is only an eos_token_id is allowed.
-        suppress_tokens: ids that are never chosen.
-        eos_token_id: id or ids that end a row; by default the config's; None ends no row.
-        pad_token_id: fills the rows that have ended; by default the config's, else the first eos_token_id.
-        stop: text or texts that end a row when they appear in what it has added.
-        stop_strings: transformers' name for ``stop``; give only one of them.
-        num_return_sequences: texts for each prompt, which is read once for all of them.
-        use_cache: keep keys and values; without a cache the model reads the whole text again for each token.
-        prompt_lookup_num_tokens: tokens to copy from the text so far as a draft, verified in one step; 0 for none.
-        draft: "int8" lets the model's own form in eight bits draft tokens, which the model verifies in one step. The
-            text is the same and comes sooner; it takes memory for the rounded weights. Drafts are made while a single
-            text is in progress. It needs the decoding kernel; None drafts nothing.
-        overflow: what happens when the text exceeds the context: "refuse" raises an error, "slide" lets each token
-            see the last tokens that fit. The model reads them again, since their positions change.
-        slide_stride: tokens that a sliding window drops at a time; more is faster, and sees less.
+    Attributes:
+        accepts: returns True if a value other than None is valid.
+        requirement: completes the message "top_k must ...".
     """
 
-    do_sample: bool
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    seed: int | None
-    min_new_tokens: int | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | None
-    no_repeat_ngram_size: int | None
-    bad_words_ids: Sequence[Sequence[int]] | None
-    suppress_tokens: Sequence[int] | None
-    eos_token_id: int | Sequence[int] | None
-    pad_token_id: int | None
-    stop: str | Sequence[str] | None
-    stop_strings: str | Sequence[str] | None
-    num_return_sequences: int
-    use_cache: bool
-    prompt_lookup_num_tokens: int | None
-    draft: Literal["int8"] | None
-    overflow: str
-    slide_stride: int
+    accepts: Callable[[Any], bool]
+    requirement: str
 
 
-class TextSettings(Options):
-    """The settings of functions that return text: max_new_tokens, 1 or more, is required."""
-
-    max_new_tokens: int
+def is_int(value: Any) -> bool:
+    return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
 
 
-class Settings(TextSettings, total=False):
-    """All settings.
+def is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
-    Keys:
-        output_scores: return the processed logits of every step.
-        output_logprobs: return each new token's log-probability in the distribution it was drawn from.
-    """
 
-    output_scores: bool
-    output_logprobs: bool
+def is_list(value: Any, accepts: Callable[[Any], bool], least: int = 0, most: float = math.inf) -> bool:
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    return several and least <= len(value) <= most and all(map(accepts, value))
+
+
+def is_id(value: Any) -> bool:
+    return is_int(value) and 0 <= value < 2**31
+
+
+def is_end(value: Any) -> bool:
+    return value is FROM_CONFIG or (is_int(value) and -(2**31) <= value < 2**31)
+
+
+def texts_of(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+# Rules, of values of a kind. Over HTTP some have limits, since one client must not hold up the others.
+
+
+def count(least: int, most: float = math.inf) -> Rule:
+    span = f"be at least {least}" if most == math.inf else f"be within [{least}, {most}]"
+    return Rule(lambda value: is_int(value) and least <= value <= most, span)
+
+
+def between(least: float, most: float) -> Rule:
+    return Rule(lambda value: is_number(value) and least <= value <= most, f"be within [{least:g}, {most:g}]")
+
+
+def one_of(*words: str) -> Rule:
+    return Rule(lambda value: isinstance(value, str) and value in words, f"be {' or '.join(words)}")
+
+
+def texts(most: float = math.inf, longest: float = math.inf) -> Rule:
+    limits = "" if most == math.inf else f", at most {most} of at most {longest} characters"
+    accepts = lambda text: isinstance(text, str) and 0 < len(text) <= longest  # noqa: E731
+    return Rule(lambda value: is_list(texts_of(value), accepts, 0, most), f"be texts, none of them empty{limits}")
+
+
+def runs(longest: float = math.inf) -> Rule:
+    limits = "" if longest == math.inf else f", each of at most {longest}"
+    accepts = lambda run: is_list(run, is_id, 1, longest)  # noqa: E731
+    return Rule(lambda value: is_list(value, accepts, 1), f"be a list of lists of ids, none of them empty{limits}")
+
+
+def ends(most: float = math.inf) -> Rule:
+    limits = "" if most == math.inf else f" at most {most}"
+    return Rule(lambda value: is_end(value) or is_list(value, is_end, 0, most), f"be an id or a list of{limits} ids")
+
+
+def biases(most: float) -> Rule:
+    numbers = between(-most, most)
+    accepts = lambda item: is_id(item[0]) and numbers.accepts(item[1])  # noqa: E731
+    span = f"map ids to numbers within [{-most:g}, {most:g}]"
+    return Rule(lambda value: isinstance(value, Mapping) and all(map(accepts, value.items())), span)
 
 
 FROM_CONFIG: Any = "the config's"  # the default of eos_token_id and pad_token_id; None means no such id
+FLAG = Rule(lambda value: isinstance(value, bool), "be True or False")
+NUMBER = between(-LARGEST, LARGEST)
+SHARE = Rule(lambda value: is_number(value) and 0 < value <= 1, "be within (0, 1]")
+HEAT = Rule(lambda heat: is_number(heat) and (heat == 0 or 1e-30 <= heat <= LARGEST), "be 0, or within [1e-30, 1e+30]")
+IDS = Rule(lambda value: is_list(value, is_id), "be a list of ids")
+END = Rule(is_end, "be an id")
+SEED = Rule(lambda value: is_int(value) and 0 <= value < 2**63, "be within [0, 2^63)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The declaration of a setting.
+
+    Attributes:
+        about: what it does, for help and docs.
+        rule: what a value must be.
+        default: its value if nobody gives one; None also means that the setting is off.
+        users: who may give it: "python", "shell" and "http".
+        option: its option in the shell, if that is not its name.
+        http: what a value must be over HTTP, where that is less: one client must not hold up the others.
+        neutral: values that change nothing.
+        shapes_draw: it only changes how a token is drawn, so it has no effect if none is.
+        looks_back: its processor depends on the row's text.
+        type: the type of a value.
+    """
+
+    about: str
+    rule: Rule
+    default: Any = None
+    _: dataclasses.KW_ONLY
+    users: tuple[str, ...] = (PYTHON, SHELL, HTTP)
+    option: str | None = None
+    http: Rule | None = None
+    neutral: tuple[Any, ...] = ()
+    shapes_draw: bool = False
+    looks_back: bool = False
+    type: Any = None
+
+    def changes(self, value: Any) -> bool:
+        """Return True if the value has an effect."""
+        return value is not None and value not in self.neutral
+
+
+# fmt: off
+class Options(TypedDict, total=False):
+    """The optional settings of ``generate``, ``stream`` and ``complete``, by their names in Python."""
+
+    do_sample: Annotated[bool, Setting(
+        "Draw from the distribution; otherwise take the likeliest token (greedy).", FLAG, False, users=ONLY_PYTHON)]
+    temperature: Annotated[float | None, Setting(
+        "Divides the logits before drawing; 0 is greedy.", HEAT, http=between(0, 2), neutral=(0, 1), shapes_draw=True)]
+    top_k: Annotated[int | None, Setting("Draw only from the k likeliest tokens.", count(1), shapes_draw=True)]
+    top_p: Annotated[float | None, Setting(
+        "Draw only from the fewest tokens whose probabilities reach p.", SHARE, neutral=(1,), shapes_draw=True)]
+    min_p: Annotated[float | None, Setting(
+        "Draw only from tokens p times as likely as the likeliest.", between(0, 1), neutral=(0,), shapes_draw=True)]
+    seed: Annotated[int | None, Setting(
+        "Makes the draw repeatable. Row i of a batch draws with seed + i, as it does alone.", SEED, shapes_draw=True)]
+    min_new_tokens: Annotated[int | None, Setting(
+        "Tokens to add before an eos_token_id is allowed.", count(0), neutral=(0,), looks_back=True)]
+    repetition_penalty: Annotated[float | None, Setting(
+        "Divides positive logits, and multiplies negative ones, of tokens already in the text.",
+        between(1e-3, 1e3), neutral=(1,), looks_back=True)]
+    presence_penalty: Annotated[float | None, Setting(
+        "Subtracted from the logit of every token that has been added.",
+        NUMBER, http=between(-2, 2), neutral=(0,), looks_back=True)]
+    frequency_penalty: Annotated[float | None, Setting(
+        "Subtracted from a token's logit for each time that it has been added.",
+        NUMBER, http=between(-2, 2), neutral=(0,), looks_back=True)]
+    logit_bias: Annotated[Mapping[int, float] | None, Setting(
+        "Numbers to add to the logits of ids.", biases(LARGEST), http=biases(100), users=NOT_SHELL, neutral=({},))]
+    no_repeat_ngram_size: Annotated[int | None, Setting(
+        "No sequence of this many tokens appears twice in prompt and text; 0 allows all.",
+        count(0), neutral=(0,), looks_back=True)]
+    bad_words_ids: Annotated[Sequence[Sequence[int]] | None, Setting(
+        "Sequences of ids that never appear; a sequence that is only an eos_token_id is allowed.",
+        runs(), http=runs(16), users=NOT_SHELL, looks_back=True)]
+    suppress_tokens: Annotated[Sequence[int] | None, Setting(
+        "Ids that are never chosen.", IDS, users=NOT_SHELL, neutral=([], ()))]
+    eos_token_id: Annotated[int | Sequence[int] | None, Setting(
+        "Id or ids that end a row; by default the config's; None ends no row.",
+        ends(), FROM_CONFIG, http=ends(64), users=NOT_SHELL)]
+    pad_token_id: Annotated[int | None, Setting(
+        "Fills the rows that have ended; by default the config's, else an eos_token_id.",
+        END, FROM_CONFIG, users=ONLY_PYTHON)]
+    stop: Annotated[str | Sequence[str] | None, Setting(
+        "Text or texts that end a row when they appear in what it has added.", texts(), http=texts(16, 256))]
+    stop_strings: Annotated[str | Sequence[str] | None, Setting(
+        "transformers' name for stop; give only one of them.", texts(), users=ONLY_PYTHON)]
+    num_return_sequences: Annotated[int, Setting(
+        "Texts for each prompt, which is read once for all of them.", count(1, 65536), 1, users=NOT_HTTP)]
+    use_cache: Annotated[bool, Setting(
+        "Keep keys and values; otherwise read the whole text for each token.", FLAG, True, users=ONLY_PYTHON)]
+    prompt_lookup_num_tokens: Annotated[int | None, Setting(
+        "Tokens to copy from the text so far as a draft, verified in one step; 0 for none.",
+        count(0), users=NOT_HTTP, option="--lookup")]
+    draft: Annotated[Literal["int8"] | None, Setting(
+        "int8: draft tokens with the model rounded to eight bits, and verify them in one step: the same text, sooner. "
+        "It takes memory for the rounded weights, needs the decoding kernel, and works while there is a single text.",
+        one_of("int8"), users=NOT_HTTP)]
+    overflow: Annotated[Literal["refuse", "slide"], Setting(
+        "For texts beyond the context: refuse; or slide, where a token sees the last tokens that fit, read again.",
+        one_of("refuse", "slide"), "refuse")]
+    slide_stride: Annotated[int, Setting(
+        "Tokens that a sliding window drops at a time; more is faster, and sees less.", count(1), 1)]
+
+
+class TextSettings(Options):
+    """The settings of functions that return text; max_new_tokens is required."""
+
+    max_new_tokens: Annotated[int, Setting("Tokens to add at most.", count(1), http=count(0, 65536))]
+
+
+class Settings(TextSettings, total=False):
+    """All settings."""
+
+    output_scores: Annotated[bool, Setting(
+        "Return the processed logits of every step.", FLAG, False, users=ONLY_PYTHON)]
+    output_logprobs: Annotated[bool, Setting(
+        "Return each new token's log-probability where it was drawn.", FLAG, False, users=ONLY_PYTHON)]
+# fmt: on
+
+
+def _declared() -> Iterator[tuple[str, Setting]]:
+    for name, hint in get_type_hints(Settings, include_extras=True).items():
+        kind, setting = get_args(hint)
+        yield name, dataclasses.replace(setting, type=kind)
+
+
+SETTINGS: dict[str, Setting] = dict(_declared())  # the table
+_keys = (
+    f"    {name}: {SETTINGS[name].about} It must {SETTINGS[name].rule.requirement}." for name in Options.__annotations__
+)
+Options.__doc__ = "\n".join((f"{Options.__doc__}\n\nKeys:", *_keys))  # for help()
+
+
+def check_settings(settings: Mapping[str, Any], user: str = PYTHON, *, one_text: bool = False) -> None:
+    """Check settings: their names, then each value, then whether they contradict each other.
+
+    Args:
+        user: "python", "shell" or "http".
+        one_text: whether the caller returns a single text.
+
+    Raises:
+        GenerationError: about the first that is wrong; ``argument`` is its name.
+    """
+    known = [name for name, setting in SETTINGS.items() if user in setting.users]
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            raise GenerationError(f"is not a setting of generation; {hint}", argument=listing([name]))
+    values = {name: settings.get(name, setting.default) for name, setting in SETTINGS.items()}
+    for name, setting in SETTINGS.items():
+        rule = setting.http if user == HTTP and setting.http is not None else setting.rule
+        is_off = values[name] is None and setting.default in (None, FROM_CONFIG)
+        if not (is_off or rule.accepts(values[name])):
+            raise GenerationError(f"must {rule.requirement}, got {values[name]!r:.200}", argument=name)
+    for name, contradiction in _contradictions(values, one_text):
+        raise GenerationError(contradiction, argument=name)
+
+
+def _contradictions(values: Mapping[str, Any], one_text: bool) -> Iterator[tuple[str, str]]:
+    """Yield settings that others contradict; each value by itself is valid."""
+    new, least, copies = values["max_new_tokens"], values["min_new_tokens"] or 0, values["num_return_sequences"]
+    if new is None:
+        yield "max_new_tokens", "must be given"
+    elif least > new:
+        yield "min_new_tokens", f"must be at most the {new} new tokens, got {least}"
+    if None not in (values["stop"], values["stop_strings"]):
+        yield "stop_strings", "is another name of stop; give one of them"
+    for name in ("prompt_lookup_num_tokens", "draft"):
+        if values[name] and not values["use_cache"]:
+            yield name, "needs use_cache=True"
+    if values["slide_stride"] != 1 and values["overflow"] == "refuse":
+        yield "slide_stride", "needs overflow slide"
+    if one_text and copies > 1:
+        yield "num_return_sequences", "must be 1, since a single text is returned"
+    if values["do_sample"] and values["temperature"] != 0:
+        return
+    cause = "at temperature 0" if values["do_sample"] else "without do_sample"
+    if copies > 1:
+        yield "num_return_sequences", f"must be 1 {cause}, since all texts would be the same"
+    for name, setting in SETTINGS.items():
+        if setting.shapes_draw and setting.changes(values[name]):
+            yield name, f"has no effect {cause}, since nothing is drawn"
 
 
 class GenerationSettings(SimpleNamespace):
@@ -102,44 +298,57 @@ class GenerationSettings(SimpleNamespace):
 
     Raises:
         GenerationError: if a setting is unknown or out of range, if settings contradict each other, or if
-            max_new_tokens is missing. One error names every setting with the same kind of mistake.
+            max_new_tokens is missing; ``argument`` is the name of the setting.
     """
 
     def __init__(self, **settings: Unpack[Settings]) -> None:
-        if complaints := complaints_about(settings):
-            raise GenerationError("; ".join(complaints.values()))
-        super().__init__(**_with_defaults(settings))
+        check_settings(settings)
+        values: Any = {name: setting.default for name, setting in SETTINGS.items()} | dict(settings)
+        values["stop"] = tuple(texts_of(values["stop_strings"] or values["stop"] or ()))
+        values["stop_strings"] = None
+        if (ends := values["eos_token_id"]) is not FROM_CONFIG:
+            values["eos_token_id"] = (ends,) if is_int(ends) else tuple(ends or ())
+        super().__init__(**values)
 
     def replace(self, **changes: Any) -> "GenerationSettings":
         """Return settings with these values changed."""
-        return GenerationSettings(**{**vars(self), **changes})
+        return parse_settings(**{name: getattr(self, name) for name in SETTINGS} | changes)
 
     @property
     def samples(self) -> bool:
         """True if tokens are drawn at random."""
         return self.do_sample and self.temperature != 0
 
-    @property
+    @cached_property
     def active(self) -> dict[str, Any]:
         """The settings that change logits, in the order of their processors."""
-        asked = {name: (getattr(self, name), known) for name, known in PROCESSORS.items()}
+        from minigpt.generation.processors import PROCESSORS  # not before: help must not wait for PyTorch
+
+        values = {name: getattr(self, name) for name in PROCESSORS}
         return {
             name: value
-            for name, (value, known) in asked.items()
-            if value is not None and value not in known.neutral and (self.samples or not known.shapes_draw)
+            for name, value in values.items()
+            if SETTINGS[name].changes(value) and (self.samples or not SETTINGS[name].shapes_draw)
         }
 
+    @cached_property
+    def processes(self) -> "list[Process]":
+        """The processors of the active settings."""
+        from minigpt.generation.processors import PROCESSORS
+
+        return [PROCESSORS[name](value) for name, value in self.active.items()]
+
     @property
-    def depends_on_row(self) -> bool:
+    def looks_back(self) -> bool:
         """True if a row's logits depend on the text of the row."""
-        return any(PROCESSORS[name].looks_back for name in self.active)
+        return any(SETTINGS[name].looks_back for name in self.active)
 
     @property
     def changes_logits(self) -> bool:
         """True if logits change before a draw is shaped, so that every token may be excluded."""
-        return not all(PROCESSORS[name].shapes_draw for name in self.active)
+        return not all(SETTINGS[name].shapes_draw for name in self.active)
 
-    @property
+    @cached_property
     def choice(self) -> str:
         """A key of everything that decides how tokens are chosen. Rows with equal keys are processed together."""
         return f"{self.samples} {self.output_scores} {self.output_logprobs} {self.active}"
@@ -155,130 +364,24 @@ class GenerationSettings(SimpleNamespace):
 
     def fill_id(self, config: GPT2Config) -> int:
         """Return the id that fills a row after its end."""
-        given = config.pad_token_id if self.pad_token_id is FROM_CONFIG else self.pad_token_id
-        return given if given is not None else next(iter(self.end_ids(config)), 0)
+        pad = config.pad_token_id if self.pad_token_id is FROM_CONFIG else self.pad_token_id
+        return pad if pad is not None else next(iter(self.end_ids(config)), 0)
 
     def require_known_ids(self, vocab_size: int) -> None:
         """Check that the ids in the settings are in the vocabulary.
 
         Raises:
-            GenerationError: if some are not; the message names them.
+            GenerationError: if some are not; the message has the least of them.
         """
-        named = {
-            "bad_words_ids": [i for run in self.bad_words_ids or () for i in run],
-            "suppress_tokens": self.suppress_tokens or (),
-            "logit_bias": self.logit_bias or (),
-        }
-        for name, ids in named.items():
-            if wrong := sorted({i for i in ids if i >= vocab_size}):
-                said = ", ".join(map(str, wrong))
-                raise GenerationError(f"{name} holds {said}, outside the vocabulary of {vocab_size}")
+        words = [id for run in self.bad_words_ids or () for id in run]
+        for name, ids in (
+            ("bad_words_ids", words),
+            *((name, getattr(self, name)) for name in ("suppress_tokens", "logit_bias")),
+        ):
+            if (largest := max(ids or (), default=0)) >= vocab_size:
+                raise GenerationError(
+                    f"must hold ids below the vocabulary's {vocab_size}, got {largest}", argument=name
+                )
 
 
 parse_settings: Any = GenerationSettings  # for names that no type checker has seen
-
-
-def known_settings() -> list[str]:
-    """Return the names of all settings."""
-    return list(SETTINGS | PROCESSORS)
-
-
-def _is_id_or_ids(value: Any) -> bool:
-    return value is FROM_CONFIG or is_int(value) or (isinstance(value, Sequence) and all(map(is_int, value)))
-
-
-def _is_text_or_texts(value: Any) -> bool:
-    texts = [value] if isinstance(value, str) else value
-    return isinstance(texts, Sequence) and all(isinstance(text, str) and text for text in texts)
-
-
-TEXTS = Rule(_is_text_or_texts, "be a text or a list of texts, none of them empty")
-SETTINGS: dict[str, tuple[Rule, Any]] = {  # of those that are not a processor's, what they must be and the default
-    "max_new_tokens": (at_least(1), None),
-    "do_sample": (FLAG, False),
-    "seed": (Rule(lambda seed: is_int(seed) and 0 <= seed < 2**63, "be within [0, 2^63)"), None),
-    "eos_token_id": (Rule(_is_id_or_ids, "be an id or a list of ids"), FROM_CONFIG),
-    "pad_token_id": (Rule(lambda pad: pad is FROM_CONFIG or is_int(pad), "be an id"), FROM_CONFIG),
-    "num_return_sequences": (at_least(1), 1),
-    "use_cache": (FLAG, True),
-    "prompt_lookup_num_tokens": (at_least(0), None),
-    "draft": (Rule(lambda how: how == "int8", 'be None or "int8"'), None),
-    "overflow": (Rule(lambda how: how in ("refuse", "slide"), "be one of refuse, slide"), "refuse"),
-    "slide_stride": (at_least(1), 1),
-    "output_scores": (FLAG, False),
-    "output_logprobs": (FLAG, False),
-    "stop": (TEXTS, None),
-    "stop_strings": (TEXTS, None),
-}
-
-ONE_TEXT = "a stream is one text; num_return_sequences must be 1"
-
-Complaints = dict[tuple[str, ...], str]  # sentences by the names of the settings that they are about
-
-
-def complaints_about(settings: Settings | dict[str, Any], one_text: bool = False) -> Complaints:
-    """Return what is wrong with settings: unknown names; if there are none, wrong values; else contradictions."""
-    given: dict[str, Any] = dict(settings)
-    if unknown := sorted(given.keys() - set(known_settings())):
-        return {tuple(unknown): _unknown(unknown)}
-    if given.get("max_new_tokens") is None:
-        return {("max_new_tokens",): "max_new_tokens must be given"}
-    if wrong := _wrong_values(given):
-        return wrong
-    several = {("num_return_sequences",): ONE_TEXT} if one_text and given.get("num_return_sequences", 1) > 1 else {}
-    return _contradictions(given) or several
-
-
-def _with_defaults(given: Any) -> dict[str, Any]:
-    """Return all settings, ``stop`` and ``eos_token_id`` as tuples."""
-    defaults = {name: default for name, (_, default) in SETTINGS.items()}
-    settings = dict.fromkeys(PROCESSORS) | defaults | dict(given)
-    texts, ends = settings.pop("stop_strings") or settings["stop"] or (), settings["eos_token_id"]
-    settings["stop"] = (texts,) if isinstance(texts, str) else tuple(texts)
-    if ends is not FROM_CONFIG:
-        settings["eos_token_id"] = (ends,) if is_int(ends) else tuple(ends or ())
-    return settings
-
-
-def _unknown(names: list[str]) -> str:
-    known = known_settings()
-    meant = [near[0] for name in names if (near := difflib.get_close_matches(name, known, n=1, cutoff=0.75))]
-    hint = f"did you mean {', '.join(meant)}?" if meant else f"known are {', '.join(known)}"
-    return f"unknown generation settings: {', '.join(names)}; {hint}"
-
-
-def _wrong_values(given: dict[str, Any]) -> Complaints:
-    table = SETTINGS | {name: (known.rule, None) for name, known in PROCESSORS.items()}
-    judged = {name for name, value in given.items() if value is not None or table[name][1] not in (None, FROM_CONFIG)}
-    return {
-        (name,): f"{name} must {rule.requirement}, not {given[name]!r:.200}"
-        for name, (rule, _) in table.items()
-        if name in judged and not rule.accepts(given[name])
-    }
-
-
-def _contradictions(given: dict[str, Any]) -> Complaints:
-    """Return the settings that contradict each other; each value by itself is valid."""
-    chosen = _with_defaults(given)
-    found: Complaints = {}
-    new, least, copies = chosen["max_new_tokens"], chosen["min_new_tokens"] or 0, chosen["num_return_sequences"]
-    if least > new:
-        found["min_new_tokens", "max_new_tokens"] = f"min_new_tokens {least} is more than max_new_tokens {new}"
-    if None not in (given.get("stop"), given.get("stop_strings")):
-        found["stop", "stop_strings"] = "stop and stop_strings are the same setting; give one of them"
-    for name in ("prompt_lookup_num_tokens", "draft"):
-        if chosen[name] and not chosen["use_cache"]:
-            found[name, "use_cache"] = f"{name} needs use_cache=True"
-    if chosen["slide_stride"] != 1 and chosen["overflow"] == "refuse":
-        found["slide_stride", "overflow"] = "slide_stride needs overflow slide"
-    if chosen["do_sample"] and chosen["temperature"] != 0:
-        return found
-    cause, where = ("temperature", "at temperature 0") if chosen["do_sample"] else ("do_sample", "without do_sample")
-    if copies > 1:
-        said = f"num_return_sequences {copies} {where} would be the same text {copies} times"
-        found["num_return_sequences", cause] = said
-    neutral = {name: known.neutral for name, known in PROCESSORS.items() if known.shapes_draw} | {"seed": ()}
-    if idle := [name for name in neutral if chosen[name] is not None and chosen[name] not in neutral[name]]:
-        verb = "has" if len(idle) == 1 else "have"
-        found[*idle, cause] = f"{', '.join(idle)} {verb} no effect {where}, since nothing is drawn"
-    return found

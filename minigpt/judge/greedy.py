@@ -13,8 +13,7 @@ from torch import Tensor
 from minigpt.engine import GPT2
 from minigpt.errors import GenerationError, NormError
 from minigpt.generation import generate
-from minigpt.generation.any_length import of_any_length
-from minigpt.generation.reading import left_padded
+from minigpt.generation.batch import left_padded, of_any_length
 from minigpt.judge.contest import Contest, Judged
 from minigpt.judge.measures import Distance
 from minigpt.judge.report import Fields

@@ -1,6 +1,5 @@
 """Describe a checkpoint, and why it would not load, without building its model."""
 
-import dataclasses
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -27,9 +26,7 @@ from minigpt.device import DTYPES, dtype_name
 from minigpt.engine import GPT2
 from minigpt.engine.kernel import path_of
 from minigpt.errors import MiniGPTError
-from minigpt.generation.static import graph_holds
 from minigpt.measure.numerals import brief
-from minigpt.norms import available
 from minigpt.swap.saved import Pairs
 from minigpt.tokenizer import Tokenizer
 
@@ -77,19 +74,15 @@ def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
         "norm": _norm_names(checkpoint.norms),
         "norms": [_norm_ranges(site, tensors) for site in model.norm_sites()],
         "not finite": [name for name, own in tensors.items() if own.is_floating_point() and not own.isfinite().all()],
-        "accelerators": _accelerators(config),
+        "accelerators": _accelerators(),
         "decoding": path_of(model.to(next((tensor.dtype for tensor in tensors.values()), None)).eval()),
     }
 
 
-def _accelerators(config: GPT2Config) -> list[str]:
-    """Try them, where there is a GPU, on two layers of this shape; say how each did in this process."""
+def _accelerators() -> list[str]:
+    """Say how each accelerator that was tried in this process did."""
     if not trials.are_on():
         return ["turned off by MINIGPT_ACCELERATORS=0"]
-    if torch.cuda.is_available():
-        small = dataclasses.replace(config, n_layer=2)
-        norm = "fused" if available()["triton"].reason else "triton"
-        graph_holds(GPT2(small, norm=norm).eval().to("cuda"), places=1, longest=64)
     told = [
         f"{trial.accelerator} on {trial.device} in {trial.dtype}: {failure or 'passed'}"
         for trial, failure in trials.results().items()

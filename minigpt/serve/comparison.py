@@ -15,7 +15,6 @@ from minigpt.errors import RAISED
 from minigpt.generation.batch import WASTE, Batch
 from minigpt.generation.choosing import next_tokens
 from minigpt.generation.row import Row
-from minigpt.generation.settings import GenerationSettings
 from minigpt.serve.job import REASONS, Channel
 
 
@@ -47,9 +46,8 @@ class Comparison:
         for batch in self._batches:
             batch.read()
         if not self._batches:
-            settings = GenerationSettings(max_new_tokens=1)
             for model in self.models:
-                batch = Batch(model, settings, 2, model.config.n_positions + WASTE)
+                batch = Batch(model, 2, model.config.n_positions + WASTE)
                 batch.join(list(self.rows))
                 self._batches.append(batch)
         logits = [dict(zip(batch.rows, batch.logits.split(1), strict=True)) for batch in self._batches]

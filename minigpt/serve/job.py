@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 
-from minigpt.generation.choosing import NO_TOKEN_LEFT
+from minigpt.generation.choosing import NoTokenLeftError
 from minigpt.generation.row import Row
 from minigpt.serve.protocol import CompletionRequest, RefusalError
 
@@ -71,7 +71,7 @@ def _failure(error: BaseException) -> BaseException:
     """Return the error that a client gets if its request failed while it was computed."""
     if isinstance(error, RefusalError | ClientDisconnect):
         return error
-    if str(error) == NO_TOKEN_LEFT:
+    if isinstance(error, NoTokenLeftError):
         return RefusalError(400, str(error))
     return RefusalError(500, f"the model failed: {type(error).__name__}: {str(error)[:500]}", code="model_failed")
 

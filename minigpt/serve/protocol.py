@@ -7,10 +7,10 @@ from starlette.responses import JSONResponse
 
 from minigpt.errors import GenerationError
 from minigpt.generation import parse_settings
-from minigpt.generation.processors import PROCESSORS
-from minigpt.generation.settings import GenerationSettings, known_settings
+from minigpt.generation.settings import SETTINGS, GenerationSettings
 
 MOST_NEW = 65536  # tokens of one text; with a sliding window there is no other limit
+FIELDS = {"max_new_tokens": "max_tokens"}  # of settings whose field has another name
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -35,10 +35,9 @@ class RefusalError(Exception):
 
     @classmethod
     def of(cls, error: GenerationError) -> "RefusalError":
-        """Return the refusal of a setting, whose name is the first word of the error."""
-        said = str(error).replace("max_new_tokens", "max_tokens")
-        name = said.partition(" ")[0]
-        return cls(400, said, name if name in CompletionRequest.model_fields else None)
+        """Return the refusal of a setting."""
+        message = error.spelled(lambda name: FIELDS.get(name, name))
+        return cls(400, message, error.argument and FIELDS.get(error.argument, error.argument))
 
     def response(self) -> JSONResponse:
         headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(self.status)
@@ -58,7 +57,7 @@ def _prompt(given: Any) -> Any:
 
 
 def _is_for_draws(setting: str) -> bool:
-    return setting == "seed" or (setting in PROCESSORS and PROCESSORS[setting].shapes_draw)
+    return SETTINGS[setting].shapes_draw
 
 
 Prompt = Annotated[str | list[str] | list[int] | list[list[int]], BeforeValidator(_prompt)]
@@ -108,7 +107,7 @@ class Sampling(Body):
         Raises:
             GenerationError: if they contradict each other or are out of range.
         """
-        given = {name: value for name in known_settings() if (value := getattr(self, name, None)) is not None}
+        given = {name: value for name in SETTINGS if (value := getattr(self, name, None)) is not None}
         given["do_sample"] = self.temperature != 0
         if not given["do_sample"]:  # clients send settings of draws here too; they have no effect
             given = {name: value for name, value in given.items() if not _is_for_draws(name)}

@@ -19,7 +19,7 @@ from minigpt.engine.int8 import drafter_of
 from minigpt.errors import RAISED
 from minigpt.generation.batch import WASTE, Batch
 from minigpt.generation.choosing import next_logits
-from minigpt.generation.settings import GenerationSettings
+from minigpt.generation.drafts import Drafts
 from minigpt.serve.comparison import Comparison
 from minigpt.serve.job import Job, Text, Token
 from minigpt.serve.meters import Meters
@@ -142,10 +142,9 @@ class Lane:
     """
 
     def __init__(self, name: str, model: GPT2, places: int, meters: Meters, draft: str | None) -> None:
-        self.settings = GenerationSettings(max_new_tokens=1).replace(draft=draft)  # each row has its own
         if draft is not None:
             drafter_of(model)  # rounds the weights now, or says that the kernel does not serve the model
-        self.name, self.model, self.places, self.meters = name, model, places, meters
+        self.name, self.model, self.places, self.meters, self.draft = name, model, places, meters, draft
         self.waiting: deque[Job] = deque()
         self.writing: list[Text] = []
         self._joining: list[Text] = []  # those of ``writing`` that are not in the batch
@@ -224,7 +223,8 @@ class Lane:
         return texts, logits
 
     def _new_batch(self, places: int) -> Batch:
-        return Batch(self.model, self.settings, places, self.model.config.n_positions + WASTE)
+        drafts = Drafts(self.model, draft=self.draft) if self.draft else None
+        return Batch(self.model, places, self.model.config.n_positions + WASTE, drafts=drafts)
 
     def _one_by_one(self) -> None:
         """Take a step that failed again, each text by itself: only the client whose text fails gets an error."""

@@ -1,20 +1,17 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""Cells of a study, files of prompts and the windows of a corpus on a Ray cluster.
+"""Cells of a study and the windows of a corpus on a Ray cluster.
 
 Ray places the work, and retries it when a machine is lost. Every worker loads the model once. Files that a model or a
 norm is read from must be readable under the same path on every machine.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import minigpt
 from minigpt.checkpoint import open_checkpoint
 from minigpt.errors import ConfigError
-from minigpt.generation import Completion, Prompt, complete
 from minigpt.judge.measures import perplexity_of
 from minigpt.judge.perplexity import require_predictable, window_loss, windows_of
 
@@ -93,37 +90,6 @@ def spread(
     pool = ray.util.ActorPool([kind.remote(source, dict(how)) for _ in range(min(room, len(parts)))])
     for results in pool.map_unordered(lambda worker, part: worker.do.remote(work, part), parts):
         yield from results
-
-
-def complete_on_ray(
-    address: str,
-    source: str | Path,
-    how: Mapping[str, Any],
-    prompts: Sequence[Prompt],
-    *,
-    skip: Container[tuple[int, int]] = (),
-    batch_size: int = 16,
-    **settings: Any,
-) -> Iterator[Completion]:
-    """Like ``minigpt.generation.complete``, by workers of a Ray cluster.
-
-    Args:
-        source, how: what every worker passes to ``minigpt.from_pretrained``.
-        prompts: each with a seed, if the texts are to be repeatable.
-    """
-    copies = range(settings.get("num_return_sequences", 1))
-    left = [one for one in enumerate(prompts) if any((one[0], copy) not in skip for copy in copies)]
-    work = partial(_texts, batch_size=batch_size, **settings)
-    for text in spread(address, source, how, work, left, batch_size):
-        if (text.prompt, text.number) not in skip:
-            yield text
-
-
-def _texts(
-    model: minigpt.GPT2, tokenizer: minigpt.Tokenizer, prompts: list[tuple[int, Prompt]], **settings: Any
-) -> list[Completion]:
-    texts = complete(model, tokenizer, [prompt for _, prompt in prompts], **settings)
-    return [replace(text, prompt=prompts[text.prompt][0]) for text in texts]
 
 
 def perplexity_on_ray(

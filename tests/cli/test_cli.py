@@ -393,20 +393,6 @@ def test_a_run_that_is_ended_goes_on(
     assert sorted(results(out)) == list(range(8))
 
 
-def test_a_pattern_of_prompt_files_gives_a_file_of_texts_for_each(run: Run, folder: Path, tmp_path: Path) -> None:
-    """The texts are those of each file alone, seeds included."""
-    how = ("--model", folder, "--max-new-tokens", 5, "--seed", 3)
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.txt").write_text(f"the {name} dog\nthe {name} cat\n")
-    assert run("generate", "--prompts", tmp_path / "?.txt", "--out", tmp_path / "all", *how).status == 0
-    for name in ("a", "b"):
-        alone = tmp_path / f"{name}.jsonl"
-        assert run("generate", "--prompts", tmp_path / f"{name}.txt", "--out", alone, *how).status == 0
-        texts, wanted = (sorted(file.read_text().splitlines()) for file in (tmp_path / "all" / f"{name}.txt", alone))
-        assert len(texts) == 2
-        assert texts == wanted
-
-
 # What the model's own generation config says
 
 
@@ -422,22 +408,21 @@ def test_settings_beside_the_weights_are_used_unless_others_are_given(run: Run, 
 def test_settings_beside_the_weights_that_contradict_each_other(run: Run, copy: Path) -> None:
     (copy / "generation_config.json").write_text('{"do_sample": false, "top_k": 5}')
     message = complaint(run("generate", "the dog", "--model", copy))
-    assert "top_k has no effect without do_sample" in message
-    assert message.endswith(f"; do_sample, top_k from {copy / 'generation_config.json'}\n")
+    assert message.startswith("error: top_k ")
+    assert str(copy / "generation_config.json") in message
     assert run("generate", "the dog", "--model", copy, "--greedy", "--max-new-tokens", 3).status == 0
     (copy / "generation_config.json").write_text('{"num_beams": 4, "max_length": 20, "transformers_version": "5"}')
-    assert "unknown generation settings: max_length, num_beams" in complaint(
-        run("generate", "the dog", "--model", copy)
-    )
+    assert complaint(run("generate", "the dog", "--model", copy)).startswith("error: num_beams ")
     (copy / "generation_config.json").write_text('{"num_return_sequences": 3, "max_length": 20, "max_new_tokens": 3}')
-    assert "num_return_sequences must be 1" in complaint(run("generate", "the dog", "--model", copy))
+    assert complaint(run("generate", "the dog", "--model", copy)).startswith("error: num_return_sequences ")
     (copy / "generation_config.json").write_text('{"top_k": 5}')
     assert run("generate", "the dog", "--model", copy, "--temperature", 0, "--max-new-tokens", 3).status == 0
     both = complaint(run("generate", "the dog", "--model", copy, "--temperature", 0, "--top-k", 5))
-    assert both == "error: --top-k has no effect at --temperature 0, since nothing is drawn\n"
+    assert both.startswith("error: --top-k ")
     (copy / "generation_config.json").write_text('{"top_k": 7}')
     mine = complaint(run("generate", "the dog", "--model", copy, "--top-k", 5, "--max-new-tokens", -3))
-    assert mine == "error: --max-new-tokens must be 1 or more, not -3\n"
+    assert mine.startswith("error: --max-new-tokens ")
+    assert "-3" in mine
 
 
 def test_beyond_the_context(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -580,21 +565,21 @@ BAD = [
     (f"{GENERATE} --device gpu", "unknown device 'gpu'.*cpu.*cuda"),
     (f"{GENERATE} --quantize int9", "--quantize must be int8, got 'int9'"),
     (f"{GENERATE} --sites ln_f", "--sites .*a norm"),
-    (f"{GENERATE} --temperature 0 --seed 1", "--seed has no effect at --temperature 0"),
+    (f"{GENERATE} --temperature 0 --seed 1", "--seed .* temperature 0"),
     (f"{GENERATE} --top-k 0", "--top-k.*1.*0"),
-    (f"{GENERATE} --max-new-tokens 2000", "2000.*1024.*set overflow to slide"),
+    (f"{GENERATE} --max-new-tokens 2000", "--max-new-tokens.*1024.*2000"),
     (f"{GENERATE} --batch-size 3", "--batch-size is for --prompts"),
-    (f"{GENERATE} --slide-stride 3", "--slide-stride needs --overflow slide"),
+    (f"{GENERATE} --draft int4", "--draft .*int4"),
+    (f"{GENERATE} --slide-stride 3", "--slide-stride .*overflow"),
     (f"{GENERATE} --greedy --top-k=2 --top-p=.5 --seed=1", "--greedy.*--top-k, --top-p, --seed"),
     (f"{GENERATE} --prompts PROMPTS --out OUT", "cannot go with a PROMPT or --json"),
     (f"{MANY} --json", "cannot go with a PROMPT or --json"),
-    ("generate --prompts PROMPTS", "--prompts, a file of prompts, needs --out"),
-    ("generate --out OUT", "--prompts, a file of prompts, needs --out"),
+    ("generate --prompts PROMPTS", "--prompts .*--out"),
+    ("generate --out OUT", "--out .*--prompts"),
     ("generate --prompts PROMPTS --out PROMPTS --model FOLDER", "prompts.jsonl.*give another --out"),
     ("generate --prompts no/such.jsonl --out OUT", r"cannot read no/such\.jsonl"),
-    ("generate --prompts no*such.jsonl --out OUT", "no file matches"),
-    (f"{MANY} --max-new-tokens 1020", r"prompts\.jsonl, line 6: a prompt of 30 tokens and 1020"),
-    (f"{MANY} --batch-size 0", "batch_size must be 1 or more"),
+    (f"{MANY} --max-new-tokens 1020", r"prompts\.jsonl, line 6: .*30 tokens.*1020"),
+    (f"{MANY} --batch-size 0", "--batch-size .*0"),
     (f"{PARITY} --sites h.7.*", r"'h\.7\.\*'.*h\.0\.ln_1.*ln_f"),
     (f"{PARITY} --json - --norm nope", "unknown norm"),
     (f"{PARITY} --budget kl", "'kl'.*budget"),

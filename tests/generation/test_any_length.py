@@ -9,7 +9,7 @@ from helpers import small_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from minigpt import GPT2
-from minigpt.generation.any_length import of_any_length
+from minigpt.generation.batch import of_any_length
 from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import parse_settings
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from minigpt import GPT2
 from minigpt.generation import generate
-from minigpt.generation.batch import Batch
-from minigpt.generation.reading import groups, left_padded
+from minigpt.generation.batch import Batch, groups, left_padded
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings, parse_settings
 
@@ -36,7 +35,7 @@ def test_groups_take_every_text_once_and_cost_least(lengths: list[int], overhead
 
 def batch_of(model: GPT2, texts: list[list[int]]) -> Batch:
     settings = GenerationSettings(max_new_tokens=1)
-    batch = Batch(model, settings, len(texts), 110)
+    batch = Batch(model, len(texts), 110)
     batch.join([Row(text, settings, prompt=number) for number, text in enumerate(texts)])
     return batch
 
@@ -89,7 +88,7 @@ def test_rows_of_different_settings_share_a_batch() -> None:
     for number, (text, how) in enumerate(zip(texts, ways, strict=True)):
         own = parse_settings(max_new_tokens=4 + number, eos_token_id=None, **how)
         rows.append(Row(list(text), own, prompt=number, seed=own.seed))
-    batch = Batch(model, GenerationSettings(max_new_tokens=1), len(rows), 60)
+    batch = Batch(model, len(rows), 60)
     batch.join(rows)
     for _ in range(4 + len(rows)):
         if batch.rows:

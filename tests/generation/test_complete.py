@@ -127,19 +127,15 @@ def test_what_was_written_before_is_left_out() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no room": ({"prompts": [Prompt("a", max_new_tokens=64)]}, "^prompt 0: a prompt of 1 tokens and 64 new ones"),
-    "a prompt of its own name": (
-        {"prompts": [Prompt("x" * 70, origin="f, line 3")]},
-        "^f, line 3: a prompt of 70 tokens",
-    ),
-    "its own length 0": ({"prompts": ["a", Prompt("a", max_new_tokens=0)]}, "^prompt 1: max_new_tokens must be 1"),
-    "its own seed": ({"prompts": [Prompt("a", seed=-1)], "do_sample": True}, "^prompt 0: seed must be within"),
-    "no text": ({"prompts": ["\ud800"]}, "^prompt 0: text must be a string of valid Unicode"),
-    "no places": ({"batch_size": 0}, "batch_size must be 1 or more, not 0"),
-    "one text": ({"prompts": "abc"}, "prompts must be a list of texts, not of type str"),
-    "ids": ({"prompts": ["a", [1, 2]]}, "^prompt 1 must be a text or a Prompt, not of type list"),
-    "scores": ({"output_scores": True}, "output_logprobs"),
-    "ids of no token": ({"suppress_tokens": [300]}, "suppress_tokens holds 300, outside the vocabulary of 300"),
+    "no room": ({"prompts": [Prompt("a", max_new_tokens=64)]}, "^prompt 0: max_new_tokens .*64"),
+    "a prompt of its own name": ({"prompts": [Prompt("x" * 70, origin="f, line 3")]}, "^f, line 3: .*70"),
+    "its own length 0": ({"prompts": ["a", Prompt("a", max_new_tokens=0)]}, "^prompt 1: max_new_tokens .*0"),
+    "its own seed": ({"prompts": [Prompt("a", seed=-1)], "do_sample": True}, "^prompt 0: seed .*-1"),
+    "no text": ({"prompts": ["\ud800"]}, "^prompt 0: text "),
+    "no places": ({"batch_size": 0}, "^batch_size .*0"),
+    "one text": ({"prompts": "abc"}, "^prompts .*str"),
+    "ids": ({"prompts": ["a", [1, 2]]}, "^prompts .*list at 1"),
+    "scores": ({"output_scores": True}, "^output_scores .*output_logprobs"),
 }
 
 

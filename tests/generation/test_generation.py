@@ -11,7 +11,7 @@ from checkpoints import END_OF_TEXT, reference, saved, tiny_bpe, tokens
 from helpers import small_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_text import STOPS, until_the_first_stop
+from test_row import STOPS, until_the_first_stop
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 
@@ -319,7 +319,16 @@ def test_nothing_is_drawn_from_infinite_logits(value: float) -> None:
         assert generate(model, ids, max_new_tokens=2).tolist() == [[0, 2, 2]], "it is the likeliest all the same"
 
 
-@pytest.mark.parametrize("how", [{}, {"do_sample": True, "seed": 3}, {"prompt_lookup_num_tokens": 4}], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"do_sample": True, "seed": 3},
+        {"prompt_lookup_num_tokens": 4},
+        {"logit_bias": {3: 1.0}, "bad_words_ids": [[5, 9], [7]]},
+    ],
+    ids=str,
+)
 def test_the_default_device_is_nobodys_business(how: dict[str, Any]) -> None:
     """Numbers that lie in main memory say so: where all else is made on a GPU, they would not fit together."""
     model, ids = minigpt.from_pretrained("demo", device="cpu"), torch.tensor([[5, 9, 4]])
@@ -584,73 +593,18 @@ class Untouched(GPT2):
         raise AssertionError("the model was run")
 
 
-WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "no length": ({}, "max_new_tokens must be given"),
-    "length 0": ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more, not 0"),
-    "temperature below 0": ({"temperature": -0.5}, r"temperature must be 0 \(greedy\).*, not -0\.5"),
-    "temperature that divides to infinity": ({"temperature": 1e-40}, "temperature must be .*, not 1e-40"),
-    "top_k 0": ({"top_k": 0}, "top_k must be 1 or more, not 0"),
-    "top_p 0": ({"top_p": 0.0}, r"top_p must be within \(0, 1\], not 0\.0"),
-    "seed -1": ({"seed": -1}, r"seed must be within \[0, 2\^63\), not -1"),
-    "empty stop": ({"stop": ""}, "stop must be a text or a list of texts, none of them empty"),
-    "penalty 0": ({"repetition_penalty": 0.0}, "repetition_penalty must be finite and above 0"),
-    "no bad words": ({"bad_words_ids": [[]]}, "bad_words_ids must be a list of lists of ids"),
-    "a flag that is a text": ({"do_sample": "no"}, "do_sample must be True or False"),
-    "more at least than at most": ({"min_new_tokens": 5}, "min_new_tokens 5 is more than max_new_tokens 4"),
-    "a draw without drawing": (
-        {"temperature": 0.7, "min_p": 0.1},
-        "temperature, min_p have no effect without do_sample, since nothing is drawn",
-    ),
-    "a seed without drawing": ({"seed": 1}, "seed has no effect without do_sample, since nothing is drawn"),
-    "a misspelt setting": ({"temprature": 0.7}, r"unknown generation settings: temprature; did you mean temperature\?"),
-    "two names of one": ({"stop": "a", "stop_strings": "b"}, "stop and stop_strings are the same setting"),
-    "a draw at temperature 0": (
-        {"do_sample": True, "temperature": 0, "top_k": 3},
-        "top_k has no effect at temperature 0, since nothing is drawn",
-    ),
-    "greedy copies": ({"num_return_sequences": 2}, "num_return_sequences 2 without do_sample would be the same text"),
-    "a draft without a cache": (
-        {"prompt_lookup_num_tokens": 3, "use_cache": False},
-        "prompt_lookup_num_tokens needs use_cache=True",
-    ),
-    "a stride without a window": ({"slide_stride": 2}, "slide_stride needs overflow slide"),
-    "a penalty beyond all floats": ({"repetition_penalty": 10**400}, "repetition_penalty must be finite and above 0"),
-    "an unknown overflow": ({"overflow": "wrap"}, "overflow must be one of refuse, slide, not 'wrap'"),
-    "all at once": (
-        {"top_k": 0, "top_p": 2.0, "stop": "", "do_sample": True},
-        r"stop .*, not ''; top_k .*, not 0; top_p .*, not 2\.0$",
-    ),
-    "every contradiction": (
-        {"min_new_tokens": 9, "slide_stride": 2, "seed": 1},
-        "min_new_tokens 9 is more than max_new_tokens 4; slide_stride .*; seed has no effect without do_sample",
-    ),
-    "unknown": (
-        {"num_beams": 4, "beam": 1},
-        "unknown generation settings: beam, num_beams; known are max_new_tokens, do_sample",
-    ),
-}
-
-
-@pytest.mark.parametrize(("wrong", "complaint"), WRONG_SETTINGS.values(), ids=WRONG_SETTINGS)
-def test_wrong_settings_are_refused_before_any_work(
-    tokenizer: Tokenizer, wrong: dict[str, Any], complaint: str
-) -> None:
-    given = wrong if "length" in complaint or "given" in complaint else {"max_new_tokens": 4, **wrong}
-    with pytest.raises(GenerationError, match=f"^{complaint}"):
-        generate(Untouched(), tokens(1, 3), tokenizer=tokenizer, **given)
-    with pytest.raises(GenerationError, match=f"^{complaint}"):
-        stream(Untouched(), tokenizer, "the", **given)
-
-
 def test_a_prompt_and_new_tokens_beyond_the_context(tokenizer: Tokenizer) -> None:
     model = Untouched(n_positions=16)
-    complaint = "a prompt of 10 tokens and 7 new ones exceed the model's context of 16; ask for at most 6"
-    with pytest.raises(GenerationError, match=complaint):
-        generate(model, tokens(2, 10), max_new_tokens=7)
-    with pytest.raises(GenerationError, match=complaint):
-        generate(model, *left_padded([tokens(1, 3), tokens(1, 10)]), max_new_tokens=7)
-    with pytest.raises(GenerationError, match=complaint):
-        stream(model, tokenizer, "<|endoftext|>" * 10, max_new_tokens=7)
+    for call in (
+        lambda: generate(model, tokens(2, 10), max_new_tokens=7),
+        lambda: generate(model, *left_padded([tokens(1, 3), tokens(1, 10)]), max_new_tokens=7),
+        lambda: stream(model, tokenizer, "<|endoftext|>" * 10, max_new_tokens=7),
+    ):
+        with pytest.raises(GenerationError, match=r"6.*10.*16.*7") as refused:
+            call()
+        assert refused.value.argument == "max_new_tokens"
+    with pytest.raises(GenerationError, match="17"):
+        generate(model, tokens(2, 17), max_new_tokens=1)
 
 
 def test_padding_takes_no_room_in_the_context(ours: GPT2) -> None:
@@ -659,7 +613,7 @@ def test_padding_takes_no_room_in_the_context(ours: GPT2) -> None:
     batch, mask = (torch.nn.functional.pad(part, (40, 0)) for part in (row, torch.ones_like(row)))
     expected = generate(ours, row, max_new_tokens=28, eos_token_id=None)[0, 100:].tolist()
     assert generate(ours, batch, mask, max_new_tokens=28, eos_token_id=None)[0, 140:].tolist() == expected
-    with pytest.raises(GenerationError, match="a prompt of 100 tokens and 29 new ones"):
+    with pytest.raises(GenerationError, match=r"28.*100.*29"):
         generate(ours, batch, mask, max_new_tokens=29)
 
 
@@ -678,7 +632,7 @@ def test_a_model_without_values_writes_nothing() -> None:
 
 @pytest.mark.parametrize("mask", [[[1, 1, 1], [1, 1, 0]], [[0, 0, 0], [1, 1, 1]], [[1, 0, 0], [0, 1, 1]]])
 def test_padding_on_the_right(mask: list[list[int]]) -> None:
-    with pytest.raises(GenerationError, match="ends in padding; pad on the left"):
+    with pytest.raises(GenerationError, match=r"^attention_mask"):
         generate(Untouched(), tokens(2, 3), torch.tensor(mask), max_new_tokens=2)
 
 

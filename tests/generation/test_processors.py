@@ -1,5 +1,6 @@
 """Logits to logits: element for element what transformers computes, alone and in every combination."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -76,9 +77,9 @@ TOP_PS = st.one_of(st.none(), st.floats(1e-6, 1), st.sampled_from([1.0, 1e-30, 0
 
 
 def random_text(batch: int, seq: int, vocab: int, seed: int) -> Tensor:
-    """Ids (batch, seq) of few kinds, so that runs of them come again."""
+    """Ids (batch, seq) of one to four kinds, so that runs of them come again."""
     few = torch.randint(vocab, (4,), generator=torch.Generator().manual_seed(seed))
-    return few[torch.randint(4, (batch, seq), generator=torch.Generator().manual_seed(seed + 1))]
+    return few[torch.randint(1 + seed % 4, (batch, seq), generator=torch.Generator().manual_seed(seed + 1))]
 
 
 VOCAB = 40
@@ -86,7 +87,7 @@ TOKEN = st.integers(0, VOCAB - 1)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "logit_bias": st.dictionaries(TOKEN, st.floats(-100, 100, width=32), min_size=1, max_size=5),
     "repetition_penalty": st.floats(0.1, 5),
-    "no_repeat_ngram_size": st.integers(1, 4),
+    "no_repeat_ngram_size": st.one_of(st.integers(1, 4), st.integers(15, 30)),  # longer ones are hashed
     "bad_words_ids": st.lists(st.lists(TOKEN, min_size=1, max_size=3), min_size=1, max_size=5),
     "min_new_tokens": st.integers(1, 12),
     "suppress_tokens": st.lists(TOKEN, min_size=1, max_size=6),
@@ -96,7 +97,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "min_p": st.floats(0, 1),
 }
 SITUATIONS = st.fixed_dictionaries({
-    "kind": st.sampled_from(KINDS), "batch": st.integers(1, 3), "seq": st.integers(1, 12), "prompt": st.integers(1, 12),
+    "kind": st.sampled_from(KINDS), "batch": st.integers(1, 3), "seq": st.integers(1, 60), "prompt": st.integers(1, 12),
     "seed": st.integers(0, 10**6), "ends": st.one_of(TOKEN, st.lists(TOKEN, min_size=1, max_size=3)),
 })  # fmt: skip
 
@@ -157,6 +158,40 @@ def test_a_run_that_the_whole_text_begins_is_not_completed() -> None:
     assert (out[0] == -torch.inf).nonzero().flatten().tolist() == [7]
 
 
+@pytest.mark.parametrize("size", [17, 33, 150])
+@pytest.mark.parametrize("period", [1, 2, 7, 40])
+def test_long_runs_come_again_at_any_period(period: int, size: int) -> None:
+    ids = torch.arange(period).repeat(200 // period)[None]
+    broken = ids.index_fill(1, torch.tensor([199 - size // 2]), 3)
+    for text in (ids, broken):
+        ours, theirs = (way(torch.zeros(1, VOCAB), text, no_repeat_ngram_size=size) for way in (warp, by_transformers))
+        assert torch.equal(ours, theirs)
+
+
+HUGE: dict[str, tuple[int, dict[str, Any]]] = {
+    "n-grams as long as half of a text": (100_000, {"no_repeat_ngram_size": 50_000}),
+    "n-grams of every length": (200_000, {"no_repeat_ngram_size": 17}),
+    "many words of each length": (5000, {"bad_words_ids": [[5] * (i % 400 + 1) for i in range(4000)]}),
+    "many words of one beginning": (100, {"bad_words_ids": [[5, 5, i % 50_000] for i in range(80_000)]}),
+    "many ids": (100, {"suppress_tokens": [i % 50_000 for i in range(500_000)]}),
+    "many biases": (100, {"logit_bias": dict.fromkeys(range(50000), 1.0)}),
+    "many ends": (100, {"min_new_tokens": 5, "eos_token_id": [*range(50_000)]}),
+    "penalties": (300_000, {"repetition_penalty": 1.5, "frequency_penalty": 1.0, "presence_penalty": 1.0}),
+}
+
+
+@pytest.mark.parametrize("kind", HUGE)
+def test_time_and_memory_are_linear_in_the_text_and_in_a_setting(kind: str) -> None:
+    """A quadratic one would take minutes, or tens of gigabytes."""
+    length, how = HUGE[kind]
+    logits, ids = torch.zeros(16, 50_257), torch.full((16, length), 5)
+    begun = time.perf_counter()
+    warp(logits, ids, prompt_length=0, **how)
+    spent = time.perf_counter() - begun
+    print(f"{kind}: {spent:.2f} s")
+    assert spent < 4
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "chosen",
@@ -190,20 +225,25 @@ def test_the_order_is_that_of_transformers_generate(chosen: dict[str, Any]) -> N
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    ("logits", "ids", "how", "complaint"),
+    ("logits", "ids", "how", "argument"),
     [
-        ([[0.0] * 4], None, {}, "^logits must be a tensor"),
-        (torch.zeros(4), None, {}, "^logits must be a tensor"),
-        (torch.zeros(1, 4), torch.zeros(1, 2), {}, "^input_ids must be int64 or int32"),
-        (torch.zeros(1, 4), torch.ones(2, 2).long(), {}, "^there are 1 rows of logits and 2 of input_ids$"),
-        (torch.zeros(1, 4), torch.full((1, 2), 4), {"repetition_penalty": 2.0}, "^token id 4 is outside"),
-        (torch.zeros(1, 4), torch.ones(1, 2).long(), {"prompt_length": 3}, "^prompt_length must be within the 2 .* 3$"),
-        (torch.zeros(1, 4), None, {"repetition_penalty": 1.5}, "give input_ids"),
-        (torch.zeros(1, 4), None, {"bad_words_ids": [[9, 1], [12]]}, "holds 9, 12, outside the vocabulary of 4"),
-        (torch.zeros(1, 4), None, {"top_k": 0}, "top_k must be 1 or more, not 0"),
-        (torch.zeros(1, 4), None, {"num_beams": 4}, "unknown generation settings: num_beams"),
+        ([[0.0] * 4], None, {}, "logits"),
+        (torch.zeros(4), None, {}, "logits"),
+        (torch.zeros(1, 4), torch.ones(2, 2).long(), {}, "input_ids"),
+        (torch.zeros(1, 4), torch.ones(1, 2).long(), {"prompt_length": 3}, "prompt_length"),
+        (torch.zeros(1, 4), None, {"repetition_penalty": 1.5}, "input_ids"),
+        (torch.zeros(1, 4), None, {"bad_words_ids": [[9, 1], [12]]}, "bad_words_ids"),
+        (torch.zeros(1, 4), None, {"top_k": 0}, "top_k"),
     ],
 )
-def test_tensors_and_settings_are_judged(logits: Any, ids: Any, how: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(GenerationError, match=complaint):
+def test_tensors_and_settings_are_judged(logits: Any, ids: Any, how: dict[str, Any], argument: str) -> None:
+    with pytest.raises(GenerationError) as refused:
         warp(logits, ids, **how)
+    assert refused.value.argument == argument
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_ids_that_are_no_ids_of_the_vocabulary() -> None:
+    for ids in (torch.zeros(1, 2), torch.full((1, 2), 4)):
+        with pytest.raises(GenerationError, match=r"input_ids|4"):
+            warp(torch.zeros(1, 4), ids, repetition_penalty=2.0)

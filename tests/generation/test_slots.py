@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from minigpt import GPT2
-from minigpt.generation.reading import left_padded
+from minigpt.generation.batch import left_padded
 from minigpt.generation.slots import Slots
 
 CONTEXT = 24

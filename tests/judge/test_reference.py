@@ -8,7 +8,7 @@ from checkpoints import edit_config, largest_difference, reference, saved, token
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 
-from minigpt.generation.reading import left_padded
+from minigpt.generation.batch import left_padded
 from minigpt.judge.reference import Reference, judging
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigpt.generation.text import TextAssembler
+from minigpt.generation.row import TextAssembler
 
 STOPS = st.lists(st.text("ab\n狗é", min_size=1, max_size=4), max_size=3)
 TEXTS = st.text("ab\n狗é🐕 ", max_size=30)

@@ -1,0 +1,201 @@
+"""Logits processors: what a setting of generation does to the logits of the next token.
+
+A function here has a setting's name. It takes the setting's value and returns the processor, so that what depends only
+on the value is computed once. The names, the order and the values are those of transformers. A processor takes time and
+memory linear in the text and in its own value.
+
+B batch, T tokens so far, V vocabulary.
+"""
+
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Logits = Float[Tensor, "batch vocab"]
+
+SHORT = 16  # ids of an n-gram that is compared id by id
+PRIMES = (2**31 - 1, 2**31 - 19)  # moduli of the hashes of longer ones; a product of two residues fits int64
+
+
+class Text(NamedTuple):
+    """What a processor may know besides the logits."""
+
+    ids: Int[Tensor, "batch seq"]  # the text so far
+    prompt_length: int
+    end_ids: tuple[int, ...]
+
+    @property
+    def added(self) -> Int[Tensor, "batch new"]:
+        return self.ids[:, self.prompt_length :]
+
+
+Process = Callable[[Logits, Text], Logits]
+
+
+def logit_bias(bias: Mapping[int, float]) -> Process:
+    """Add numbers to the logits of some ids, as OpenAI's API does."""
+    ids = torch.tensor(list(bias), device="cpu")
+    numbers = torch.tensor([*bias.values()], dtype=torch.float64, device="cpu")
+    return lambda logits, _: logits.index_add(1, ids.to(logits.device), numbers.to(logits).expand(len(logits), -1))
+
+
+def repetition_penalty(penalty: float) -> Process:
+    """Make tokens of the text less likely, for logits of either sign (Keskar et al. 2019, arXiv 1909.05858)."""
+
+    def process(logits: Logits, text: Text) -> Logits:
+        present = logits.gather(1, text.ids)  # (B, T)
+        penalized = torch.where(present < 0, present * float(penalty), present / float(penalty))
+        return logits.scatter(1, text.ids, penalized)
+
+    return process
+
+
+def frequency_penalty(penalty: float) -> Process:
+    """Subtract the penalty for each time that a token has been added, as OpenAI's API does."""
+    return lambda logits, text: logits.scatter_add(
+        1, text.added, torch.full_like(text.added, -float(penalty), dtype=logits.dtype)
+    )
+
+
+def presence_penalty(penalty: float) -> Process:
+    """Subtract the penalty where a token has been added, however often, as OpenAI's API does."""
+    return lambda logits, text: logits.scatter(1, text.added, logits.gather(1, text.added) - float(penalty))
+
+
+def no_repeat_ngram_size(size: int) -> Process:
+    """Exclude tokens that would complete a run of ``size`` tokens that the text already has (arXiv 1705.04304)."""
+
+    def process(logits: Logits, text: Text) -> Logits:
+        if text.ids.shape[1] < size:
+            return logits
+        row, place = _repeats(text.ids, size - 1).nonzero(as_tuple=True)
+        banned = torch.zeros_like(logits, dtype=torch.bool)
+        banned[row, text.ids[row, place + size - 1]] = True
+        return logits.masked_fill(banned, -torch.inf)
+
+    return process
+
+
+def bad_words_ids(runs: Sequence[Sequence[int]]) -> Process:
+    """Exclude tokens that would complete one of the runs. A run that is an end token alone stays allowed."""
+    last_of: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
+    for *begun, last in runs:
+        last_of[tuple(begun)].add(last)
+    lasts = {begun: _ids(tokens) for begun, tokens in last_of.items()}
+    always, lengths = lasts.pop((), _ids([])), sorted({len(begun) for begun in lasts})
+
+    def process(logits: Logits, text: Text) -> Logits:
+        banned = torch.zeros_like(logits, dtype=torch.bool)
+        banned[:, always.to(logits.device)] = True
+        banned[:, [end for end in text.end_ids if 0 <= end < logits.shape[1]]] = False
+        for row, ids in enumerate(text.ids[:, -lengths[-1] :].tolist() if lengths else ()):
+            for length in lengths:
+                if length <= len(ids) and (tokens := lasts.get(tuple(ids[-length:]))) is not None:
+                    banned[row, tokens.to(logits.device)] = True
+        return logits.masked_fill(banned, -torch.inf)
+
+    return process
+
+
+def min_new_tokens(least: int) -> Process:
+    """Exclude end tokens until the text has ``least`` new tokens."""
+    return lambda logits, text: _without(logits, _ids(text.end_ids)) if text.added.shape[1] < least else logits
+
+
+def suppress_tokens(tokens: Sequence[int]) -> Process:
+    """Exclude these tokens."""
+    excluded = _ids(tokens)
+    return lambda logits, _: _without(logits, excluded)
+
+
+def temperature(value: float) -> Process:
+    """Divide the logits: below 1 likely tokens become likelier, above 1 less likely."""
+    return lambda logits, _: logits / float(value)
+
+
+def top_k(k: int) -> Process:
+    """Keep the k highest logits and those equal to the lowest of them (Fan et al. 2018, arXiv 1805.04833)."""
+
+    def process(logits: Logits, _: Text) -> Logits:
+        lowest_kept = logits.topk(min(k, logits.shape[-1])).values[..., -1:]  # (B, 1)
+        return logits.masked_fill(logits < lowest_kept, -torch.inf)
+
+    return process
+
+
+def top_p(p: float) -> Process:
+    """Keep the fewest likeliest tokens whose probabilities reach p (Holtzman et al. 2019, arXiv 1904.09751)."""
+
+    def process(logits: Logits, _: Text) -> Logits:
+        ascending, order = logits.sort()  # both (B, V)
+        in_the_tail = ascending.softmax(-1).cumsum(-1) <= 1 - float(p)
+        in_the_tail[..., -1].fill_(False)
+        return logits.masked_fill(in_the_tail.scatter(1, order, in_the_tail), -torch.inf)
+
+    return process
+
+
+def min_p(p: float) -> Process:
+    """Keep tokens at least p times as likely as the likeliest (Nguyen et al. 2024, arXiv 2407.01082)."""
+
+    def process(logits: Logits, _: Text) -> Logits:
+        probabilities = logits.softmax(-1)  # (B, V)
+        unlikely = probabilities < float(p) * probabilities.amax(-1, keepdim=True)
+        return logits.masked_fill(unlikely.scatter(-1, probabilities.topk(1).indices, False), -torch.inf)
+
+    return process
+
+
+PROCESSORS: dict[str, Callable[[Any], Process]] = {  # in the order in which they run
+    make.__name__: make
+    for make in (
+        logit_bias, repetition_penalty, frequency_penalty, presence_penalty, no_repeat_ngram_size, bad_words_ids,
+        min_new_tokens, suppress_tokens, temperature, top_k, top_p, min_p,
+    )
+}  # fmt: skip
+
+
+def _ids(tokens: Iterable[int]) -> Int[Tensor, " ids"]:
+    return torch.tensor(sorted({*tokens}), dtype=torch.long, device="cpu")
+
+
+def _without(logits: Logits, tokens: Int[Tensor, " ids"]) -> Logits:
+    known = tokens[(tokens >= 0) & (tokens < logits.shape[-1])].to(logits.device)
+    return logits.index_fill(1, known, -torch.inf)
+
+
+def _repeats(ids: Int[Tensor, "batch seq"], size: int) -> Bool[Tensor, "batch places"]:
+    """Return where the last ``size`` ids occur earlier: entry i is of ids i to i + size, and i + size is in the text.
+
+    Longer runs are compared by two hashes with secret bases: that two runs which differ have equal hashes is less
+    likely than (size / 2^31)^2.
+    """
+    seq = ids.shape[1]
+    places = seq - size
+    equal = torch.ones(len(ids), places, dtype=torch.bool, device=ids.device)
+    for offset in range(size if size <= SHORT else 0):
+        equal &= ids[:, offset : offset + places] == ids[:, places + offset, None]
+    for prime, base in zip(PRIMES, BASES, strict=True) if size > SHORT else ():
+        powers = _powers(base, seq, prime, ids.device)  # (T,)
+        sums = torch.nn.functional.pad((ids * powers % prime).cumsum(1) % prime, (1, 0))  # (B, T + 1)
+        hashes = (sums[:, size:] - sums[:, : places + 1]) % prime  # (B, places + 1), of run i times base ** i
+        aligned = hashes * powers[: places + 1].flip(0) % prime  # all times base ** places
+        equal &= aligned[:, :-1] == aligned[:, -1:]
+    return equal
+
+
+BASES = tuple(secrets.randbelow(prime - 2**20) + 2**20 for prime in PRIMES)
+
+
+def _powers(base: int, count: int, prime: int, device: torch.device) -> Int[Tensor, " count"]:
+    """Return base ** 0, base ** 1, ... modulo a prime."""
+    powers, step = torch.ones(1, dtype=torch.long, device=device), base
+    while len(powers) < count:
+        powers = torch.cat((powers, powers * step % prime))
+        step = step * step % prime
+    return powers[:count]
