@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from minigpt import engine, generation, hf, model, norms, serve, swap, testing
     from minigpt.checkpoint import load_norms, save_pretrained
     from minigpt.config import GPT2Config
-    from minigpt.engine import GPT2, compile_steps
+    from minigpt.engine import compile_steps
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
     from minigpt.generation import generate, stream
     from minigpt.judge.parity import ParityReport, parity
     from minigpt.judge.perplexity import perplexity
-    from minigpt.model.cache import KVCache
+    from minigpt.model import GPT2, KVCache
     from minigpt.norms import LayerNorm
     from minigpt.recipe import Recipe, from_pretrained
     from minigpt.swap import center_writers, fit_norms, fold_norms, swap_norms
@@ -26,18 +26,21 @@ if TYPE_CHECKING:
 _HOMES = {
     "checkpoint": ("load_norms", "save_pretrained"),
     "config": ("GPT2Config",),
-    "engine": ("GPT2", "compile_steps"),
+    "engine": ("compile_steps",),
     "errors": ("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"),
     "generation": ("generate", "stream"),
     "judge.parity": ("ParityReport", "parity"),
     "judge.perplexity": ("perplexity",),
-    "model.cache": ("KVCache",),
+    "model": ("GPT2", "KVCache"),
     "norms": ("LayerNorm",),
     "recipe": ("Recipe", "from_pretrained"),
     "swap": ("center_writers", "fit_norms", "fold_norms", "swap_norms"),
     "tokenizer": ("Tokenizer",),
 }
-_MODULES = ("engine", "generation", "hf", "model", "norms", "serve", "swap", "testing")
+_MODULES = (
+    "bench", "conformance", "engine", "generation", "hf", "judge", "model", "norms", "serve", "study", "swap",
+    "testing",
+)  # fmt: skip
 
 __all__ = [
     "GPT2", "CheckpointError", "ConfigError", "GPT2Config", "GenerationError", "KVCache", "LayerNorm", "MiniGPTError",

@@ -1,17 +1,23 @@
-"""The machine: where a model lives, in which precision, what the processor can do, and the process's memory."""
+"""The machine: where a model lives, in which precision, what the processor can do, the process, and its time."""
 
 import contextlib
 import ctypes
 import os
 import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from minigpt.errors import ConfigError
+
+Who = TypeVar("Who")
+Result = TypeVar("Result")
 
 _functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -142,3 +148,84 @@ def settle_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         for threshold in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
             mallopt(threshold, 2**30)
+
+
+def environment(threads: int, *packages: str) -> dict[str, Any]:
+    """Return the processor, its instructions, the threads and the load, and the versions of Python and packages."""
+    return {
+        "processor": processor_name(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "bfloat16_instructions": HAS_BFLOAT16,
+        "vnni": torch.cpu._is_vnni_supported(),
+        "threads": threads,
+        "load_average": round(os.getloadavg()[0], 2),
+        **software("transformers", "ctranslate2", *packages),
+    }
+
+
+def software(*packages: str) -> dict[str, Any]:
+    """Return the versions of Python, minigpt, torch and these packages; None for one that is not installed."""
+    from minigpt import __version__
+
+    common = {"python": platform.python_version(), "minigpt": __version__, "torch": torch.__version__}
+    return common | {name: installed(name) for name in packages}
+
+
+def versions(device: torch.device) -> dict[str, Any]:
+    """Return the versions, the hardware and the threads of a verdict."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+    return software("transformers") | {"hardware": name, "threads": torch.get_num_threads()}
+
+
+def installed(package: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def full_products() -> Iterator[None]:
+    """Compute float32 products in full: no TF32 on a GPU, no bfloat16 on a CPU, no autocast on either.
+
+    PyTorch has an old and a new setting for this. Reading the old one raises an error while the two differ.
+    """
+    backends: Any = torch.backends
+    products = [backends.cuda.matmul, backends.mkldnn.matmul]
+    newer, older = [backend.fp32_precision for backend in products], None
+    with contextlib.suppress(RuntimeError):  # the two differ already
+        older = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(older or ("high" if newer[0] == "tf32" else "highest"))
+        for backend, precision in zip(products, newer, strict=True):
+            backend.fp32_precision = precision
+
+
+def in_turns(contestants: Mapping[Who, Callable[[], Result]], rounds: Iterable[object]) -> dict[Who, list[Result]]:
+    """Call each once in every round, and return the results. A busy machine then slows all of them alike."""
+    results: dict[Who, list[Result]] = {who: [] for who in contestants}
+    for _ in rounds:
+        for who, run in contestants.items():
+            results[who].append(run())
+    return results
+
+
+def finish(device: torch.device) -> None:
+    """Wait until a device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def wall_seconds(call: Callable[[], object], loops: int, device: torch.device) -> float:
+    """Return seconds per call, for ``loops`` calls in a row."""
+    finish(device)
+    start = time.perf_counter()
+    for _ in range(loops):
+        call()
+    finish(device)
+    return (time.perf_counter() - start) / loops

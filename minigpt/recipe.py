@@ -16,9 +16,10 @@ from minigpt.checkpoint import Checkpoint, folder_of, has_tokenizer, locate, ope
 from minigpt.checkpoint.locate import MODEL_FILES, PICKLED_FILES
 from minigpt.checkpoint.pretrained import load
 from minigpt.device import dtype_name, resolve_device, resolve_dtype
-from minigpt.engine import GPT2, quantize_int8
+from minigpt.engine import quantize_int8
 from minigpt.engine.int8 import check_roundable
 from minigpt.errors import CheckpointError, ConfigError
+from minigpt.model import GPT2
 from minigpt.model.checks import check_option
 from minigpt.norms import is_registered
 from minigpt.norms.foreign.construct import source_file

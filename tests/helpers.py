@@ -11,6 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import minigpt
 from minigpt.device import HAS_ONEDNN
+from minigpt.engine import accelerate
 from minigpt.model.conv1d import Conv1D
 
 SMALL = {
@@ -48,20 +49,25 @@ def small_model(
 ) -> minigpt.GPT2:  # fmt: skip
     """Our GPT-2 with random weights, in eval mode."""
     config = minigpt.GPT2Config(**SMALL | fields)
-    model = minigpt.GPT2(config, norm=norm, attention=attention, arithmetic=arithmetic)
+    model = with_arithmetic(minigpt.GPT2(config, norm=norm, attention=attention), arithmetic)
     randomize(model)
     return model.eval().to(device, dtype)
 
 
-def same_weights(reference: GPT2LMHeadModel, **how: Any) -> minigpt.GPT2:
+def same_weights(reference: GPT2LMHeadModel, arithmetic: str = "fast", **how: Any) -> minigpt.GPT2:
     """Our model of the reference's config, attention and weights, every one of them written; eval mode."""
     config = minigpt.GPT2Config.from_dict(reference.config.to_dict())
-    model = minigpt.GPT2(config, attention=reference.config._attn_implementation, **how)
+    model = with_arithmetic(minigpt.GPT2(config, attention=reference.config._attn_implementation, **how), arithmetic)
     weights = {name.removeprefix("transformer."): tensor for name, tensor in reference.state_dict().items()}
     if config.tie_word_embeddings:
         del weights["lm_head.weight"]
     model.to(reference.device, reference.dtype).load_state_dict(weights, strict=True)
     return model.eval()
+
+
+def with_arithmetic(model: minigpt.GPT2, arithmetic: str) -> minigpt.GPT2:
+    """The model in "fast" or "reference" arithmetic."""
+    return accelerate(model) if arithmetic == "fast" else model
 
 
 def in_float64(reference: GPT2LMHeadModel, **fields: Any) -> GPT2LMHeadModel:

@@ -1,10 +1,13 @@
 """Names of dtypes and devices: the known ones resolve, the others are refused with the way out."""
 
+import itertools
+
 import pytest
 import torch
 
+import minigpt
 from minigpt import ConfigError
-from minigpt.device import DTYPES, dtype_name, resolve_device, resolve_dtype
+from minigpt.device import DTYPES, dtype_name, environment, in_turns, resolve_device, resolve_dtype
 
 
 @pytest.mark.parametrize(("name", "dtype"), DTYPES.items())
@@ -48,3 +51,17 @@ def test_a_cuda_device_beyond_the_last(cuda_devices: int) -> None:
     assert resolve_device("cuda:1") == torch.device("cuda", 1)
     with pytest.raises(ConfigError, match=r"^device 'cuda:2' is not on this machine, where PyTorch sees 2;"):
         resolve_device("cuda:2")
+
+
+def test_contestants_take_turns() -> None:
+    order = itertools.count()
+    assert in_turns({"a": lambda: next(order), "b": lambda: next(order)}, range(3)) == {"a": [0, 2, 4], "b": [1, 3, 5]}
+
+
+def test_the_environment_names_processor_threads_and_versions() -> None:
+    found = environment(3, "safetensors", "no_such_package")
+    assert found["processor"]
+    assert (found["threads"], found["minigpt"], found["torch"]) == (3, minigpt.__version__, torch.__version__)
+    assert {"transformers", "ctranslate2", "python", "load_average", "instructions"} <= found.keys()
+    assert found["safetensors"].partition(".")[0].isdigit()
+    assert found["no_such_package"] is None

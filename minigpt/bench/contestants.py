@@ -12,14 +12,16 @@ from torch import Tensor
 
 from minigpt.bench.llama import LlamaCpp
 from minigpt.device import settle_memory
-from minigpt.engine import GPT2, compile_steps
+from minigpt.engine import compile_steps
 from minigpt.engine.kernel import path_of, use_kernel
+from minigpt.engine.parts import head_rows
 from minigpt.errors import ConfigError
 from minigpt.generation import complete
 from minigpt.generation.batch import left_padded
 from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import parse_settings
 from minigpt.judge.reference import quiet_transformers
+from minigpt.model import GPT2
 from minigpt.recipe import from_pretrained
 from minigpt.tokenizer import Tokenizer
 
@@ -195,4 +197,4 @@ def convert_for_ctranslate2(folder: str, kind: str) -> None:
 
 def weight_bytes(model: GPT2) -> int:
     """Return the bytes of the weights that every new token reads: all matrices with the head, without embeddings."""
-    return model.head_rows().nbytes + sum(p.nbytes for part in (model.h, model.ln_f) for p in part.parameters())
+    return head_rows(model).nbytes + sum(p.nbytes for part in (model.h, model.ln_f) for p in part.parameters())

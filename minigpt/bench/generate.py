@@ -4,9 +4,11 @@ import dataclasses
 import importlib.util
 import statistics
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -17,16 +19,28 @@ from minigpt.bench.llama import GGML_TYPES, write_gguf
 from minigpt.bench.worker import contestant
 from minigpt.checkpoint import save_pretrained
 from minigpt.config import GPT2Config
-from minigpt.engine import GPT2
+from minigpt.device import environment, in_turns
 from minigpt.errors import ConfigError
-from minigpt.measure.environment import environment
-from minigpt.measure.steps import Progress, Steps
-from minigpt.measure.stopwatch import Spread, in_turns
+from minigpt.model import GPT2
 from minigpt.recipe import from_pretrained
+from minigpt.report.steps import Progress, Steps
 
 OTHERS = {"transformers": "transformers", "ctranslate2": "ctranslate2", "llama.cpp": "llama_cpp"}  # name: module
 CONVERT = {"ctranslate2": convert_for_ctranslate2, "llama.cpp": write_gguf}
 PHASES = ("prefill_ms", "first_token_ms", "total_ms", "total_cpu_ms")
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Median, 20th and 80th percentile of several times."""
+
+    median: float
+    p20: float
+    p80: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        return cls(*np.percentile(values, (50, 20, 80)).tolist())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,12 +29,11 @@ from minigpt.bench.llama import GGML_TYPES, write_gguf
 from minigpt.bench.worker import contestant
 from minigpt.checkpoint import save_pretrained
 from minigpt.config import GPT2Config
-from minigpt.engine import GPT2
+from minigpt.device import environment, in_turns
 from minigpt.errors import ConfigError, MiniGPTError
-from minigpt.measure.environment import environment
-from minigpt.measure.steps import Progress, Steps
-from minigpt.measure.stopwatch import in_turns
+from minigpt.model import GPT2
 from minigpt.recipe import from_pretrained
+from minigpt.report.steps import Progress, Steps
 from minigpt.tokenizer import END_OF_TEXT, Tokenizer
 
 NAMES = {"minigpt": "minigpt serve", "transformers": "transformers serve", "llama-server": "llama-server"}

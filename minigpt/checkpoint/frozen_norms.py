@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from minigpt.engine import GPT2
 from minigpt.errors import NormError
+from minigpt.model import GPT2
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.record import record_of
 from minigpt.swap import swap_norms

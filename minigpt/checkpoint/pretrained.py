@@ -9,12 +9,10 @@ from minigpt import norms
 from minigpt.checkpoint.files import read_tensors
 from minigpt.checkpoint.locate import locate
 from minigpt.checkpoint.opened import Checkpoint, as_ours, only_dtype, require_fitting
-from minigpt.engine import GPT2
-from minigpt.engine.layout import placed as placed_by_rows
-from minigpt.engine.pages import MappedFiles
+from minigpt.engine import accelerate
 from minigpt.errors import NormError
+from minigpt.model import GPT2
 from minigpt.model.checks import check_gpt2, check_weights
-from minigpt.model.conv1d import Conv1D
 from minigpt.norms.record import record_of
 from minigpt.swap.saved import Pairs, norm_at, require_registered
 from minigpt.swap.sites import require_own_parameters
@@ -31,9 +29,6 @@ def load(
 ) -> GPT2:
     """Return the model of a checkpoint in eval mode, with the checkpoint's own norms. Takes the checkpoint's tensors.
 
-    If "fast" arithmetic casts the affine weights to another dtype, it also stores them by rows, (out, in), which
-    processors read faster. Their shapes stay; ``contiguous()`` restores the checkpoint's layout.
-
     Args:
         code: the classes of the norms that config.json names and that are not registered, by patterns of sites.
         dtype: None keeps the checkpoint's own.
@@ -43,7 +38,9 @@ def load(
         NormError: if the checkpoint names a norm that is neither registered nor in ``code``.
     """
     with torch.device("meta"):  # shapes only: the parameters come from the file
-        model = GPT2(checkpoint.config, attention=attention, arithmetic=arithmetic)
+        model = GPT2(checkpoint.config, attention=attention)
+    if arithmetic == "fast":
+        accelerate(model)
     trained = put_norms(model, checkpoint, code)
     require_fitting(checkpoint.tensors, loadable(model, checkpoint), checkpoint.place)
     _install(model, checkpoint.tensors, device, dtype or only_dtype(checkpoint.tensors, checkpoint.place))
@@ -131,16 +128,10 @@ def _install(model: GPT2, tensors: dict[str, Tensor], device: torch.device, dtyp
 
     The largest tensors come first, so that the peak of memory is one of them and its copy.
     """
-    files = MappedFiles()
     for name in sorted(tensors, key=lambda name: -tensors[name].nbytes):
         site, _, parameter = name.rpartition(".")
         tensor, module = tensors.pop(name), model.get_submodule(site)
-        is_copied = (tensor.device.type, tensor.dtype) != (device.type, dtype)
-        if is_copied and isinstance(module, Conv1D) and parameter == "weight" and model.arithmetic == "fast":
-            placed = placed_by_rows(tensor, device, dtype)  # a copy anyway: the moment to choose its layout
-        else:
-            placed = tensor.to(device, dtype)
-        files.give_back(tensor, placed)
+        placed = tensor.to(device, dtype)
         if parameter in module._buffers:
             setattr(module, parameter, placed if tensor.is_floating_point() else tensor.to(device))
         else:

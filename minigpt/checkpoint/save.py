@@ -14,8 +14,8 @@ from minigpt.checkpoint.atomic import replacing
 from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, MODEL, TOKENIZER_FILES
 from minigpt.checkpoint.opened import misfits
 from minigpt.device import dtype_name
-from minigpt.engine import GPT2
 from minigpt.errors import CheckpointError, listing
+from minigpt.model import GPT2
 from minigpt.model.checks import check_gpt2, check_weights
 from minigpt.swap.saved import as_pairs, eps_unsaid, norm_at, norm_fields
 

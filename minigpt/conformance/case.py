@@ -11,8 +11,8 @@ from torch import Tensor
 from minigpt.conformance.subject import Subject, Unsupported
 from minigpt.device import dtype_name
 from minigpt.errors import RAISED, NormError
-from minigpt.measure.numerals import brief
 from minigpt.norms.foreign.locate import last_line
+from minigpt.report.numerals import brief
 
 EXACTLY = "the numbers must be the same: nothing is rounded"
 

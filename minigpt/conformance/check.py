@@ -13,15 +13,13 @@ from minigpt.conformance.case import Case, CaseResult
 from minigpt.conformance.cases import COMPILE_CASES, GRADIENT_CASES, VALUE_CASES, best_backend
 from minigpt.conformance.diagnosis import diagnoses
 from minigpt.conformance.subject import EPS, Subject
-from minigpt.device import DTYPES, require_values, resolve_device
+from minigpt.device import DTYPES, full_products, require_values, resolve_device, software
 from minigpt.errors import NormError
 from minigpt.files import finite
-from minigpt.measure.environment import software
-from minigpt.measure.settings import full_products
-from minigpt.measure.steps import Progress, Steps
 from minigpt.norms import NormSpec, notes
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.registry import require_on
+from minigpt.report.steps import Progress, Steps
 
 UNLIMITED = 10**6  # programs: a norm that compiles itself does so for every width and dtype
 CASES = [*VALUE_CASES, *BEHAVIOUR_CASES, *GRADIENT_CASES, *COMPILE_CASES]

@@ -1,7 +1,6 @@
 """The same model, faster: every accelerator is a swap on the model's own Parameters.
 
-- ``GPT2`` is the network with all of it: the class of ``minigpt.GPT2`` and of what ``from_pretrained`` returns.
-- ``accelerate(model)`` gives modules their fast classes; ``plain(model)`` gives the plain classes back.
+- ``accelerate(model)`` gives the model and its parts their fast classes; ``plain(model)`` gives the plain classes back.
 - ``quantize_int8(model)`` replaces the affine layers by layers with int8 weights.
 - ``compile_steps(model)`` compiles the decoding of one token with ``torch.compile``.
 - ``use_kernel(False)`` turns off the C kernel, which ``generate`` uses for decoding where it suits the model.
@@ -14,6 +13,5 @@ from minigpt.engine.compiled import compile_steps
 from minigpt.engine.int8 import quantize_int8
 from minigpt.engine.kernel import use_kernel
 from minigpt.engine.parts import accelerate, plain
-from minigpt.engine.root import GPT2
 
-__all__ = ["GPT2", "accelerate", "compile_steps", "plain", "quantize_int8", "use_kernel"]
+__all__ = ["accelerate", "compile_steps", "plain", "quantize_int8", "use_kernel"]

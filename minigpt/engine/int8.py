@@ -14,11 +14,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from minigpt.engine import kernel
 from minigpt.engine.kernel import BLOCK, PANEL, StepKernel
-from minigpt.engine.pages import MappedFiles
-from minigpt.engine.parts import affine_layers
-from minigpt.engine.root import GPT2
+from minigpt.engine.parts import FastGPT2, affine_layers, head_rows
 from minigpt.errors import ConfigError
-from minigpt.model.checks import check_gpt2
+from minigpt.model import GPT2
+from minigpt.model.checks import check_gpt2, kind_of
 
 MOST = 127  # the largest weight: both signs have as many steps
 ORDER = [0, 2, 1, 3]  # of the four inputs that lie together; it is its own inverse
@@ -124,20 +123,16 @@ def quantize_int8(model: GPT2) -> GPT2:
     """
     check_gpt2(model)
     check_roundable(model.arithmetic)
+    if not isinstance(model, FastGPT2):
+        raise ConfigError(f"model must be what minigpt.engine.accelerate returns, got a {kind_of(model)}")
     if model.quantize is not None:
         raise ConfigError("the model is quantized already")
     if not model.wte.weight.is_cpu:
         raise ConfigError(f"weights of eight bits are for the CPU, got {model.wte.weight.device}")
-    files = MappedFiles()
-    model.fast_head = Int8Linear(model.head_rows(), None).train(model.training)
-    files.give_back(model.head_rows())
-    if not model.config.tie_word_embeddings:
-        del model.lm_head
+    model.lm_head = Int8Linear(head_rows(model), None).train(model.training)
     for name in affine_layers(model):
         layer: Any = model.get_submodule(name)
         model.set_submodule(name, Int8Linear(layer.weight.t(), layer.bias).train(layer.training))
-        files.give_back(layer.weight)
-    model.quantize = "int8"
     return model.requires_grad_(False)
 
 

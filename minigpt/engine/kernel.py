@@ -18,8 +18,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from minigpt.engine.parts import FastAttention, FastConv1D, FastLinear, FastMLP
-from minigpt.engine.root import GPT2
+from minigpt.engine.parts import FastAttention, FastConv1D, FastGPT2, FastLinear, FastMLP
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import Block
 from minigpt.norms.add import is_watched
@@ -139,7 +138,7 @@ def why_not(model: nn.Module) -> str | None:
         return "the kernel is turned off"
     if functions() is None:
         return "the kernel was not built; installing minigpt where there is a C compiler builds it"
-    if type(model) is not GPT2 or model.arithmetic != "fast" or model.attention != "sdpa":
+    if not isinstance(model, FastGPT2) or model.attention != "sdpa":
         return 'the model is not a minigpt.GPT2 with arithmetic="fast" and attention="sdpa"'
     dtypes, devices = ({getattr(p, name) for p in model.parameters()} for name in ("dtype", "device"))
     is_known_form = len(dtypes) == 1 and dtypes <= COLUMNS.keys() and {d.type for d in devices} <= {"cpu", "meta"}
@@ -148,14 +147,15 @@ def why_not(model: nn.Module) -> str | None:
     is_replaced = is_replaced or any("forward" in vars(part) for part in model.modules())
     reasons = {
         "the model is in training mode": model.training,
-        "its steps are compiled by torch.compile": model.step is not None,
         "the weights are not all on the CPU in float32, or all in bfloat16": not is_known_form,
         "autocast is on": torch.is_autocast_enabled("cpu"),
         "the blocks are not in the order of their layers in the cache": layers != list(range(len(layers))),
         "a module has hooks or a replaced forward": is_watched(model) or is_replaced,
     }
     for name, part in model.named_modules():
-        reasons[f"{name} is a {type(part).__module__}.{type(part).__name__}"] = not _is_known(part, model)
+        reasons[f"{name or 'the model'} is a {type(part).__module__}.{type(part).__name__}"] = not _is_known(
+            part, model
+        )
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
@@ -171,7 +171,7 @@ def _is_known(part: Any, model: Any) -> bool:
         return is_ready and part.normalized_shape == (model.config.n_embd,)
     if type(part) in (FastLinear, nn.Linear):
         return part.bias is None
-    known = (GPT2, Block, FastAttention, FastMLP, FastConv1D, Conv1D, nn.Embedding, nn.Dropout, nn.ModuleList)
+    known = (FastGPT2, Block, FastAttention, FastMLP, FastConv1D, Conv1D, nn.Embedding, nn.Dropout, nn.ModuleList)
     is_int8 = hasattr(part, "panels")
     return type(part) in known or is_int8 or isinstance(part, type(model.h[0].mlp.act))
 
@@ -204,7 +204,7 @@ class StepKernel:
             )
             for block in model.h
         ))  # fmt: skip
-        head = model.fast_head or (model.wte if config.tie_word_embeddings else model.lm_head)
+        head = getattr(model, "lm_head", model.wte)  # a tied head is the embedding, except in int8
         self.model = Model(
             config.n_layer, c, config.n_head, inner, model.wte.weight.dtype == torch.bfloat16,
             ACTIVATIONS[config.activation_function],

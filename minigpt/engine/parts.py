@@ -1,17 +1,22 @@
-"""The fast classes of the network's parts. A part keeps its identity, Parameters and hooks; only its class changes."""
+"""The fast classes of the network and its parts. A part keeps its identity, Parameters and hooks; its class changes.
+
+B batch, T new tokens, S tokens in all, C embedding, H heads, D width of a head, V vocabulary.
+"""
 
 from typing import Any, TypeVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from minigpt.engine.product import product
 from minigpt.errors import ConfigError
 from minigpt.model.attention import CausalSelfAttention
-from minigpt.model.cache import LayerCache
+from minigpt.model.cache import KVCache, LayerCache
 from minigpt.model.conv1d import Conv1D
+from minigpt.model.gpt2 import GPT2
 from minigpt.model.mlp import MLP, gelu_new, gelu_tanh
-from minigpt.norms.add import has_hooks
+from minigpt.norms.add import has_hooks, is_watched
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -56,12 +61,41 @@ class FastAttention(CausalSelfAttention):
         return self.resid_dropout(y) if self.training else y
 
 
-FASTER: dict[type[nn.Module], type[nn.Module]] = {Conv1D: FastConv1D, CausalSelfAttention: FastAttention, MLP: FastMLP}
+class FastGPT2(GPT2):
+    """The network with a head by the fastest product.
+
+    ``quantize_int8`` gives it a head ``lm_head`` with int8 weights, also if the head is tied.
+    """
+
+    @property
+    def arithmetic(self) -> str:
+        """ "fast": operations may be fused, so the last bits may differ from the reference's."""
+        return "fast"
+
+    @property
+    def quantize(self) -> str | None:
+        """ "int8" if the head has int8 weights, else None."""
+        return "int8" if hasattr(self._modules.get("lm_head"), "panels") else None
+
+    def head(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq vocab"]:
+        """Return logits for the last norm's output. A tied head is the token embedding, except in int8."""
+        return self.lm_head(x) if "lm_head" in self._modules else product(x, self.wte.weight.t())
+
+    def new_cache(self, batch_size: int, max_length: int) -> KVCache:
+        cache = super().new_cache(batch_size, max_length)
+        if self.quantize is not None:  # a long text's keys and values would take as long to read as the weights
+            cache.store = torch.empty_like(cache.store, dtype=torch.bfloat16)
+        return cache
+
+
+FASTER: dict[type[nn.Module], type[nn.Module]] = {
+    GPT2: FastGPT2, Conv1D: FastConv1D, CausalSelfAttention: FastAttention, MLP: FastMLP,
+}  # fmt: skip
 PLAINER = {fast: slow for slow, fast in FASTER.items()} | {FastLinear: nn.Linear}
 
 
 def accelerate(model: Model) -> Model:
-    """Give every part of ``model`` its fast class, in place; return ``model``.
+    """Give ``model`` and every part of it its fast class, in place; return ``model``.
 
     The Parameters, hooks and identities of the modules stay. Parts of other classes, subclasses included, stay as they
     are. The last bits of the logits may differ from the plain network's. ``plain`` undoes it.
@@ -73,23 +107,33 @@ def accelerate(model: Model) -> Model:
     head: Any = getattr(model, "lm_head", None)
     if type(head) is nn.Linear:
         head.__class__ = FastLinear
-    if hasattr(model, "arithmetic"):
-        vars(model)["arithmetic"] = "fast"
     return model
 
 
 def plain(model: Model) -> Model:
-    """Give every part of ``model`` its plain class back, in place; return ``model``.
+    """Give ``model`` and every part of it its plain class back, in place; return ``model``.
 
     Raises:
         ConfigError: if the weights are int8: load the model again instead.
     """
-    if getattr(model, "fast_head", None) is not None:
+    if getattr(model, "quantize", None) is not None:
         raise ConfigError("model must have its original weights, got int8 weights; load it again")
     _exchange(model, PLAINER)
-    if hasattr(model, "arithmetic"):
-        vars(model)["arithmetic"] = "reference"
     return model
+
+
+def head_rows(model: GPT2) -> Float[Tensor, "vocab embd"]:
+    """Return the head's weight.
+
+    Raises:
+        ConfigError: if the head is more than a product with a weight.
+    """
+    if model.config.tie_word_embeddings:
+        return model.wte.weight
+    head = model.lm_head
+    if not isinstance(head, nn.Linear) or head.bias is not None or "forward" in vars(head) or is_watched(head):
+        raise ConfigError("lm_head must be a plain nn.Linear without bias or hooks to be quantized")
+    return head.weight
 
 
 def affine_layers(model: nn.Module) -> list[str]:

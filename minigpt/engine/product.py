@@ -29,22 +29,8 @@ def product(
         if x.dtype in SLOW_HALVES:  # converting the weight is faster than multiplying it
             return in_float32(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])  # (R, in)
-    # ``is_exporting()`` is True in all that a compiler reads before torch 2.13, exported or not.
-    may_fuse = infers and x.is_cuda and is_compiling and not torch.compiler._is_exporting_flag
-    if may_fuse and not torch.is_autocast_enabled("cuda") and len(rows) == 1:
-        y = written_out(rows, weight, bias)
-    else:
-        y = torch.mm(rows, weight) if bias is None else torch.addmm(bias, rows, weight)  # (R, out)
+    y = torch.mm(rows, weight) if bias is None else torch.addmm(bias, rows, weight)  # (R, out)
     return y.reshape(*x.shape[:-1], -1)
-
-
-def written_out(
-    x: Float[Tensor, "1 inp"], weight: Float[Tensor, "inp out"], bias: Float[Tensor, " out"] | None
-) -> Float[Tensor, " out"]:
-    """The product as a sum, which a compiler fuses with what comes before and after it."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    y = (x.t().to(wide) * weight.to(wide)).sum(0)  # (out)
-    return (y if bias is None else y + bias).to(x.dtype)
 
 
 def in_float32(

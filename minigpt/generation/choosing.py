@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
 from minigpt.generation.processors import Logits, Text
 from minigpt.generation.row import Row
 from minigpt.generation.settings import FROM_CONFIG, GenerationSettings, Options, parse_settings
+from minigpt.model import GPT2
 from minigpt.model.checks import check_ids, check_known
 
 BLOCK = 256  # scores whose maximum is computed at once

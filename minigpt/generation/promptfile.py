@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
 from minigpt.files import not_utf8, parse_object
 from minigpt.generation.decode import Completion, Prompt
+from minigpt.model import GPT2
 
 SAMPLE = 1024  # values of each weight, at least, that go into the fingerprint
 FIELDS = ("prompt", "id", "max_new_tokens", "seed")

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from minigpt.checkpoint.frozen_norms import is_plain_form
 from minigpt.checkpoint.opened import open_checkpoint
 from minigpt.config import GPT2Config
-from minigpt.engine import GPT2
 from minigpt.errors import CheckpointError, ConfigError, GenerationError
 from minigpt.generation import prompt_ids
 from minigpt.judge.reference import Reference
 from minigpt.judge.report import Fields
+from minigpt.model import GPT2
 from minigpt.model.checks import check_inputs
 from minigpt.norms import NormSpec, available, is_registered, notes
 from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm

@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.engine import GPT2
 from minigpt.errors import GenerationError, NormError
 from minigpt.generation import generate
 from minigpt.generation.batch import left_padded, of_any_length
 from minigpt.judge.contest import Contest, Judged
 from minigpt.judge.measures import Distance
 from minigpt.judge.report import Fields
+from minigpt.model import GPT2
 
 BATCH = 8  # prompts read at once: a step costs hardly more for 8 rows than for one
 

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from minigpt.engine import GPT2
 from minigpt.judge.report import Fields
+from minigpt.model import GPT2
 from minigpt.model.checks import check_gpt2, check_inputs
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.swap.fit import explained, original_norm

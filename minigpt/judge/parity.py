@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.checkpoint import locate
-from minigpt.device import dtype_name, require_values, resolve_device, resolve_dtype
+from minigpt.device import dtype_name, require_values, resolve_device, resolve_dtype, versions
 from minigpt.errors import GenerationError, MiniGPTError
 from minigpt.judge import search
 from minigpt.judge.contest import Contest, Judged, Prompts, judged_prompts
@@ -21,13 +21,12 @@ from minigpt.judge.reference import judging
 from minigpt.judge.removal import Remover
 from minigpt.judge.report import Fields, ParityReport, judged, parse_budget
 from minigpt.judge.yardsticks import cost, ordinary_differences, speed
-from minigpt.measure.environment import versions
-from minigpt.measure.numerals import brief
-from minigpt.measure.steps import Progress, Steps
 from minigpt.norms import NormSpec
 from minigpt.norms.foreign.adapt import KEEP
 from minigpt.norms.foreign.construct import title
 from minigpt.norms.registry import require_on
+from minigpt.report.numerals import brief
+from minigpt.report.steps import Progress, Steps
 from minigpt.swap.sites import patterns_of
 
 NEW_TOKENS = 32

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.engine import GPT2
 from minigpt.errors import GenerationError
 from minigpt.files import read_text
 from minigpt.judge.contest import Contest, require_tokenizer
 from minigpt.judge.measures import perplexity_of
 from minigpt.judge.report import Fields
-from minigpt.measure.steps import Progress, Steps
+from minigpt.model import GPT2
+from minigpt.report.steps import Progress, Steps
 from minigpt.tokenizer import Tokenizer
 
 AT_ONCE = 128  # positions whose logits are held together: the logits of 1,024 take 400 MB

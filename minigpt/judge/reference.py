@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minigpt.checkpoint import config_file, read_tensors
-from minigpt.measure.settings import full_products
+from minigpt.device import full_products
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 
 from minigpt.errors import ConfigError
 from minigpt.files import finite
-from minigpt.measure.numerals import brief, change, percent, precise
+from minigpt.report.numerals import brief, change, percent, precise
 
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
 MOST_DECODING_NOISE = 4.0  # the same for tokens read one by one: of few tokens the floor may be small by chance

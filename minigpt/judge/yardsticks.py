@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from minigpt.device import in_turns, wall_seconds
 from minigpt.judge.contest import Contest
 from minigpt.judge.measures import Distance
 from minigpt.judge.report import Fields
-from minigpt.measure.stopwatch import in_turns, wall_seconds
 
 BATCH = 8
 ROUNDS, LEAST_ROUNDS, ENOUGH_S = 7, 3, 3.0

@@ -7,6 +7,7 @@ B batch, T new tokens, S tokens in all (those in the cache, then the new ones), 
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +46,8 @@ class Block(nn.Module):
 class GPT2(nn.Module):
     """GPT-2 (Radford et al. 2019) with a language-model head.
 
-    A new model has random weights, initialized as in the paper, and is in training mode.
+    A new model has random weights, initialized as in the paper, and is in training mode. It computes every operation
+    as Hugging Face transformers does, bit for bit; ``minigpt.engine.accelerate`` makes it fast.
 
     Args:
         config: the shape of the model.
@@ -57,6 +59,8 @@ class GPT2(nn.Module):
         ConfigError: if ``config`` is not a minigpt.GPT2Config or ``attention`` is unknown.
         NormError: if ``norm`` is unknown.
     """
+
+    __call__: Callable[..., Float[Tensor, "batch seq vocab"]]  # for type checkers: nn.Module's returns Any
 
     def __init__(self, config: GPT2Config, *, norm: norms.NormSpec = "fused", attention: str = "sdpa") -> None:
         super().__init__()
@@ -156,6 +160,19 @@ class GPT2(nn.Module):
     def norm_modules(self) -> dict[str, nn.Module]:
         """Return the norms by their names, in the same order."""
         return {site: self.get_submodule(site) for site in self.norm_sites()}
+
+    @property
+    def arithmetic(self) -> str:
+        """ "reference": every operation is the one that Hugging Face transformers uses, bit for bit."""
+        return "reference"
+
+    @property
+    def quantize(self) -> str | None:
+        """How the weights that multiply are rounded: None, since these are the checkpoint's."""
+        return None
+
+    def extra_repr(self) -> str:
+        return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}, quantize={self.quantize!r}"
 
     @torch.no_grad()
     def initialize(self) -> None:

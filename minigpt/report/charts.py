@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from minigpt.measure.numerals import brief
+from minigpt.report.numerals import brief
 
 LEFT, RIGHT, TOP, FOOT = 58, 358, 12, 196  # of the lines, in the units of the drawing: a CSS pixel on a phone
 MOST_TICKS = 7

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from minigpt.errors import MiniGPTError
 from minigpt.judge.report import outcome_of, perplexities
-from minigpt.measure.numerals import brief, percent, precise, times
+from minigpt.report.numerals import brief, percent, precise, times
 from minigpt.report.parity_summary import outcome
 
 Report = dict[str, Any]

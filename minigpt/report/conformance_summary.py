@@ -1,22 +1,25 @@
 """A conformance report in a terminal and as an HTML page."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from minigpt.conformance import CaseResult, ConformanceReport
 from minigpt.device import DTYPES
-from minigpt.measure.numerals import brief
+from minigpt.report.numerals import brief
 from minigpt.report.parity_summary import outcome
+
+if TYPE_CHECKING:
+    from minigpt.conformance import CaseResult, ConformanceReport
 
 MORE = "--all lists every case, --html FILE writes a page"
 
 
 def conformance_summary(
-    report: ConformanceReport, dtype: str = "float32", *, every_case: bool = False
+    report: "ConformanceReport", dtype: str = "float32", *, every_case: bool = False
 ) -> RenderableType:
     """Return each dtype's verdict, the notes and diagnoses, and a line for each group with failures.
 
@@ -33,7 +36,7 @@ def conformance_summary(
     )
 
 
-def _cases(report: ConformanceReport) -> Table:
+def _cases(report: "ConformanceReport") -> Table:
     table = Table("case", "error", "bound", "why this bound", "", box=None, pad_edge=False)
     for case in sorted(report.cases, key=lambda case: case.passed):
         figures = ("" if figure is None else brief(figure) for figure in (case.error, case.bound))
@@ -41,7 +44,7 @@ def _cases(report: ConformanceReport) -> Table:
     return table
 
 
-def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
+def conformance_page(report: "ConformanceReport", dtype: str = "float32") -> str:
     """Return the report as one HTML page that needs no network."""
     from minigpt.report.page import render
 
@@ -59,7 +62,7 @@ def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
     )
 
 
-def _headline(report: ConformanceReport, dtype: str) -> Text:
+def _headline(report: "ConformanceReport", dtype: str) -> Text:
     passed = report.dtypes.get(dtype)
     if passed is None:
         return Text(f"NOT JUDGED  {report.norm} at {dtype} on {report.device}: {_refusal(report, dtype)}")
@@ -67,7 +70,7 @@ def _headline(report: ConformanceReport, dtype: str) -> Text:
     return outcome("PASS" if passed else "FAIL", f"{report.norm} {judgement} at {dtype} on {report.device}")
 
 
-def _verdicts(report: ConformanceReport) -> Iterator[tuple[str, str]]:
+def _verdicts(report: "ConformanceReport") -> Iterator[tuple[str, str]]:
     """Yield each dtype and its verdict."""
     for dtype in DTYPES:
         judged = [case.dtypes[dtype] for case in report.cases if dtype in case.dtypes]
@@ -79,13 +82,13 @@ def _verdicts(report: ConformanceReport) -> Iterator[tuple[str, str]]:
             yield dtype, f"not a LayerNorm: {judged.count(False)} of {len(judged)} cases fail"
 
 
-def _refusal(report: ConformanceReport, dtype: str) -> str:
+def _refusal(report: "ConformanceReport", dtype: str) -> str:
     """Return why no case judged this dtype."""
     said = [case.note for case in report.cases if case.name.startswith(f"{dtype}, ") and not case.dtypes]
     return said[0].removeprefix("not judged: ") if said else "no case was asked at it"
 
 
-def _group_lines(report: ConformanceReport) -> list[Text]:
+def _group_lines(report: "ConformanceReport") -> list[Text]:
     """Return a line for each group with failures: how many fail, and the first of them."""
     lines = []
     for group in dict.fromkeys(case.group for case in report.failures):
@@ -97,7 +100,7 @@ def _group_lines(report: ConformanceReport) -> list[Text]:
     return lines
 
 
-def _brief(case: CaseResult) -> str:
+def _brief(case: "CaseResult") -> str:
     if case.error is None or case.bound is None:
         return f"{case.name!r}: {case.note}"
     if not case.bound:

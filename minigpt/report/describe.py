@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigpt import trials
 from minigpt.checkpoint import (
     Checkpoint,
     config_file,
@@ -23,10 +22,11 @@ from minigpt.checkpoint.opened import only_dtype, require_fitting
 from minigpt.checkpoint.pretrained import loadable, put_norms
 from minigpt.config import GPT2Config
 from minigpt.device import DTYPES, dtype_name
-from minigpt.engine import GPT2
+from minigpt.engine import accelerate
 from minigpt.engine.kernel import path_of
 from minigpt.errors import MiniGPTError
-from minigpt.measure.numerals import brief
+from minigpt.model import GPT2
+from minigpt.report.numerals import brief
 from minigpt.swap.saved import Pairs
 from minigpt.tokenizer import Tokenizer
 
@@ -54,7 +54,7 @@ def describe(source: str | Path, *, revision: str | None = None) -> dict[str, An
 def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
     config, tensors, place = checkpoint.config, checkpoint.tensors, checkpoint.place
     with torch.device("meta"):
-        model = GPT2(config)
+        model = accelerate(GPT2(config))
 
     def require_tensors() -> None:
         put_norms(model, checkpoint, asked=[])
@@ -74,20 +74,8 @@ def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
         "norm": _norm_names(checkpoint.norms),
         "norms": [_norm_ranges(site, tensors) for site in model.norm_sites()],
         "not finite": [name for name, own in tensors.items() if own.is_floating_point() and not own.isfinite().all()],
-        "accelerators": _accelerators(),
         "decoding": path_of(model.to(next((tensor.dtype for tensor in tensors.values()), None)).eval()),
     }
-
-
-def _accelerators() -> list[str]:
-    """Say how each accelerator that was tried in this process did."""
-    if not trials.are_on():
-        return ["turned off by MINIGPT_ACCELERATORS=0"]
-    told = [
-        f"{trial.accelerator} on {trial.device} in {trial.dtype}: {failure or 'passed'}"
-        for trial, failure in trials.results().items()
-    ]
-    return told or ["none for this machine but compiled steps, which are tried when they are asked for"]
 
 
 def _parts(place: Path) -> dict[str, Any]:

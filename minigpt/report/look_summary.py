@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from minigpt.judge.report import Fields
-from minigpt.measure.numerals import brief, percent
 from minigpt.report.charts import LogScale
+from minigpt.report.numerals import brief, percent
 from minigpt.report.page import render
 
 HEADS = ("norm site", "deviation", "spread", "first token", "mean's share", "largest channels", "constant explains")

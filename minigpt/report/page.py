@@ -9,7 +9,7 @@ from jinja2 import ChainableUndefined, Environment, PackageLoader
 from markupsafe import Markup
 
 from minigpt.judge.report import MOST_NOISE, perplexities
-from minigpt.measure import numerals
+from minigpt.report import numerals
 from minigpt.report.charts import LogScale, depth_charts
 from minigpt.report.comparison import caution, conditions, labelled
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minigpt.judge.report import Fields, ParityReport
-from minigpt.measure.numerals import brief, is_finite, percent, precise
+from minigpt.report.numerals import brief, is_finite, percent, precise
 
 MOST_SITES = 5
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "DIFFERENT": "bold yellow"}

@@ -8,7 +8,7 @@ from minigpt.errors import ConfigError
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from minigpt.engine import GPT2
+    from minigpt.model import GPT2
     from minigpt.tokenizer import Tokenizer
 
 __all__ = ["app"]

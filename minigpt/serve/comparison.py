@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.engine import GPT2
 from minigpt.errors import RAISED
 from minigpt.generation.batch import WASTE, Batch
 from minigpt.generation.choosing import next_tokens
 from minigpt.generation.row import Row
+from minigpt.model import GPT2
 from minigpt.serve.job import REASONS, Channel
 
 

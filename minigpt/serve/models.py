@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from minigpt.checkpoint import locate
-from minigpt.engine import GPT2
 from minigpt.errors import ConfigError
+from minigpt.model import GPT2
 from minigpt.norms.foreign.adapt import KEEP
 from minigpt.recipe import from_pretrained
 from minigpt.swap import fit_on_text, swap_norms

@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.engine import GPT2
 from minigpt.engine.int8 import drafter_of
 from minigpt.errors import RAISED
 from minigpt.generation.batch import WASTE, Batch
 from minigpt.generation.choosing import next_logits
 from minigpt.generation.drafts import Drafts
+from minigpt.model import GPT2
 from minigpt.serve.comparison import Comparison
 from minigpt.serve.job import Job, Text, Token
 from minigpt.serve.meters import Meters

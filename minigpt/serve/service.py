@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from minigpt.engine import GPT2
 from minigpt.errors import ConfigError
 from minigpt.generation.settings import GenerationSettings
+from minigpt.model import GPT2
 from minigpt.serve.comparison import Comparison
 from minigpt.serve.job import Job, Text
 from minigpt.serve.protocol import CompareRequest, CompletionRequest, RefusalError

@@ -20,8 +20,8 @@ from minigpt import hf
 from minigpt.checkpoint import locate, open_checkpoint
 from minigpt.checkpoint.frozen_norms import can_save_frozen, save_frozen
 from minigpt.checkpoint.pretrained import norm_parameters
-from minigpt.engine import GPT2
 from minigpt.errors import ConfigError, NormError
+from minigpt.model import GPT2
 from minigpt.study.fingerprint import contents, fingerprint
 from minigpt.study.schedule import Schedule, parse_schedule, site_of
 from minigpt.study.texts import blocks, require_text

@@ -8,9 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import minigpt
-from minigpt.engine import GPT2
 from minigpt.errors import ConfigError
 from minigpt.judge.perplexity import predictions, windows_of
+from minigpt.model import GPT2
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.foreign.locate import locate
 

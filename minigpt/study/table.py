@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from minigpt.measure.numerals import brief, percent, times
 from minigpt.report.charts import LogScale
+from minigpt.report.numerals import brief, percent, times
 from minigpt.report.page import SIGNS, render
 from minigpt.report.parity_summary import outcome
 from minigpt.study.study import BASELINE, Row

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 import minigpt
-from minigpt.engine import kernel, quantize_int8
+from minigpt.engine import accelerate, kernel, quantize_int8
 from minigpt.engine.int8 import Int8Linear
 from minigpt.engine.kernel import StepKernel
+from minigpt.engine.parts import head_rows
 
 READ = 2**28  # bytes, more than caches hold
 
@@ -77,14 +78,14 @@ def prepared(preset: str, kind: str, rows: int, past: int, library: str) -> tupl
         os.environ["MINIGPT_KERNEL_LIBRARY"] = library
         kernel.functions.cache_clear()
     torch.manual_seed(0)
-    model = minigpt.GPT2(minigpt.GPT2Config.preset(preset)).eval()
+    model = accelerate(minigpt.GPT2(minigpt.GPT2Config.preset(preset))).eval()
     if kind == "int8":
         quantize_int8(model)
     else:
         model.to(getattr(torch, kind))
     panels: list[int] = [part.panels.nbytes for part in model.modules() if isinstance(part, Int8Linear)]
     matrices = [p.nbytes for part in (model.h, model.ln_f) for p in part.parameters()]
-    size = sum(panels) + sum(matrices) + (0 if panels else model.head_rows().nbytes)
+    size = sum(panels) + sum(matrices) + (0 if panels else head_rows(model).nbytes)
     return StepKernel(model), model.new_cache(rows, past + 1).store.zero_(), size
 
 

@@ -25,7 +25,7 @@ import transformers
 import typer
 
 import minigpt.hf
-from minigpt.measure.environment import environment
+from minigpt.device import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of scripts
 

@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 import minigpt
 from minigpt.checkpoint import locate
-from minigpt.measure.environment import environment
+from minigpt.device import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
 

@@ -19,7 +19,7 @@ import torch
 import typer
 
 import minigpt
-from minigpt.measure.environment import environment
+from minigpt.device import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
 

@@ -18,8 +18,7 @@ import torch
 import typer
 
 import minigpt
-from minigpt.measure.environment import environment
-from minigpt.measure.stopwatch import in_turns
+from minigpt.device import environment, in_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
 

@@ -30,7 +30,7 @@ import typer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 import minigpt
-from minigpt.measure.environment import environment
+from minigpt.device import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
 

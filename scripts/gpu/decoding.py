@@ -16,12 +16,11 @@ from torch import Tensor
 
 import minigpt
 from minigpt.bench.contestants import weight_bytes
-from minigpt.device import dtype_name
+from minigpt.device import dtype_name, finish, in_turns, wall_seconds
 from minigpt.engine import compile_steps
 from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import parse_settings
 from minigpt.judge.reference import quiet_transformers
-from minigpt.measure.stopwatch import finish, in_turns, wall_seconds
 
 BATCHES = (1, 64, 8, 32, 2)  # the telling ones first; at the first alone, what takes a compiler its time
 PROMPT, NEW, REPEATS = 64, 256, 5

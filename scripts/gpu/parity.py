@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import minigpt
-from minigpt.device import dtype_name
+from minigpt.device import dtype_name, full_products
 from minigpt.judge.reference import judging
 from minigpt.judge.report import MOST_NOISE
-from minigpt.measure.settings import full_products
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NORMS = ("fused", "textbook", "triton")

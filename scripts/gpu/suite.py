@@ -33,9 +33,8 @@ from gpu.page import page
 from gpu.parity import failures, parity, verdicts
 
 from minigpt import trials
-from minigpt.device import resolve_device
+from minigpt.device import installed, resolve_device, versions
 from minigpt.errors import ConfigError
-from minigpt.measure.environment import installed, versions
 
 PARTS: dict[str, Callable[[dict[str, Any], torch.device, bool], Iterator[str]]] = {
     "parity": parity, "decoding": decoding, "norms": norms,

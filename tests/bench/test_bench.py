@@ -22,12 +22,11 @@ from minigpt.bench.contestants import (
     convert_for_ctranslate2,
     weight_bytes,
 )
-from minigpt.bench.generate import BenchPlan
+from minigpt.bench.generate import BenchPlan, Spread
 from minigpt.bench.llama import LlamaCpp, write_gguf
 from minigpt.bench.worker import contestant
 from minigpt.cli import app
 from minigpt.cli.files import show
-from minigpt.measure.stopwatch import Spread
 
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [1, 2, 3]]
 

@@ -18,7 +18,7 @@ from transformers.utils import logging
 import minigpt
 from minigpt import MiniGPTError, NormError
 from minigpt.checkpoint import Checkpoint, open_checkpoint
-from minigpt.measure.numerals import brief
+from minigpt.report.numerals import brief
 
 PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
 SITES = ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]

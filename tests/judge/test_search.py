@@ -12,7 +12,7 @@ from torch import Tensor
 
 import minigpt
 from minigpt.judge.search import minimal_failing
-from minigpt.measure.numerals import brief
+from minigpt.report.numerals import brief
 from minigpt.report.page import report_page
 
 SITES = [f"h.{i}.ln_{j}" for i in range(4) for j in (1, 2)] + ["ln_f"]

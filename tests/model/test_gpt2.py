@@ -19,6 +19,7 @@ from transformers import GPT2LMHeadModel
 
 import minigpt
 from minigpt import GPT2, ConfigError, GenerationError, GPT2Config, LayerNorm, NormError
+from minigpt.engine.parts import head_rows
 
 PARAMETERS = {
     "gpt2": 124_439_808,
@@ -221,7 +222,6 @@ def test_what_a_forward_refuses(how: dict[str, Any], message: str, device: torch
     ("config", "how", "kind", "message"),
     [
         (SMALL, {"attention": "flash"}, ConfigError, "attention must be sdpa or eager, got 'flash'"),
-        (SMALL, {"arithmetic": "exact"}, ConfigError, "arithmetic must be fast or reference, got 'exact'"),
         (SMALL, {"norm": "bachnorm"}, NormError, "unknown norm 'bachnorm'; registered are .*fused.*textbook"),
         (transformers.GPT2Config(), {}, ConfigError, "got transformers's GPT2Config; use its preset or "),
     ],
@@ -251,18 +251,6 @@ def test_a_model_of_another_class_is_told_so(tmp_path: Path) -> None:
     assert minigpt.generate(wrapped, prompt, max_new_tokens=2, eos_token_id=None).shape == (1, 4)
 
 
-def test_a_compiled_step_is_not_taken_where_hooks_would_miss_it() -> None:
-    model, ids, seen = small_model(), random_ids(1, 5), []
-    expected = minigpt.generate(model, ids, max_new_tokens=3)
-    model.step = lambda *given: pytest.fail("no hook sees what is compiled")
-    with pytest.raises(pytest.fail.Exception):
-        minigpt.generate(model, ids, max_new_tokens=3)
-    hook = model.h[0].mlp.register_forward_hook(lambda module, given, y: seen.append(y.shape[1]))
-    assert torch.equal(minigpt.generate(model, ids, max_new_tokens=3), expected)
-    assert seen == [5, 1, 1]
-    hook.remove()
-
-
 def with_bias(head: nn.Linear) -> nn.Module:
     head.bias = nn.Parameter(torch.randn(head.out_features))
     return head
@@ -288,4 +276,4 @@ def test_a_head_that_is_more_than_a_matrix_is_asked(change: Callable[[nn.Linear]
     assert_same_bits(model(ids), model.lm_head(model.hidden_states(ids)), "logits")
     assert not torch.equal(model(ids), plain)
     with pytest.raises(ConfigError, match=r"lm_head must be a plain nn\.Linear without bias or hooks"):
-        model.head_rows()
+        head_rows(model)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from checkpoints import edit_config, edit_tensors, reference, saved, tiny_bpe
 
-from minigpt.measure.numerals import brief
 from minigpt.report.describe import describe
+from minigpt.report.numerals import brief
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from reports import divergence, fields, sample_report
 from rich.console import Console
 
 from minigpt.judge.report import Fields, ParityReport, judged
-from minigpt.measure.numerals import brief, precise
+from minigpt.report.numerals import brief, precise
 from minigpt.report.parity_summary import parity_summary
 
 MADE = fields(sample_report(2))

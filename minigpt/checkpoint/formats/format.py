@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from minigpt.config import GPT2Config
-from minigpt.engine.pages import MappedFiles
 from minigpt.errors import CheckpointError, ConfigError
 
 Tensors = dict[str, Tensor]
@@ -96,16 +95,13 @@ class Format:
             CheckpointError: if parts of one parameter do not fit together.
         """
         left = {name: own for name, own in tensors.items() if not (self.buffers and self.buffers.fullmatch(name))}
-        ours, files = {}, MappedFiles()
+        ours: Tensors = {}
         for template, row in self.rows.items():
             for layer in itertools.count():  # until there is no such tensor
                 name, theirs = template.format(i=layer), [part.format(i=layer) for part in row.theirs]
                 if not all(part in left for part in theirs):
                     break
-                originals = [left.pop(part) for part in theirs]
-                ours[name] = _joined(name, [row.become(tensor) for tensor in originals])
-                for tensor in originals:
-                    files.give_back(tensor, ours[name])
+                ours[name] = _joined(name, [row.become(left.pop(part)) for part in theirs])
         return self._with_zero_biases(ours | left)
 
     def _with_zero_biases(self, tensors: Tensors) -> Tensors:

@@ -1,7 +1,6 @@
 """LayerNorm on custom Triton kernels: for CUDA devices, and for any device in Triton's interpreter.
 
-Triton is imported when the first of these norms is used. Where its kernels do not compile, or compute wrong numbers, a
-warning says so and the norm is computed without them.
+Triton is imported when the first of these norms is used.
 """
 
 import importlib.util
@@ -11,12 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt import trials
 from minigpt.errors import NormError
 from minigpt.norms.registry import register
 from minigpt.norms.textbook import LayerNorm
-
-TRIAL = "triton norms"
 
 
 def interpreting() -> bool:
@@ -27,11 +23,6 @@ def interpreting() -> bool:
 def _obstacle(device: torch.device | None) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "needs triton: pip install 'minigpt[triton]'"
-    if not trials.are_on():
-        return "is turned off by MINIGPT_ACCELERATORS=0"
-    for trial, failure in trials.results().items():
-        if failure is not None and device is not None and trial[:2] == (TRIAL, device.type):
-            return f"fails on {trial.device} in {trial.dtype}: {failure}"
     if interpreting():
         return None
     if not torch.cuda.is_available():

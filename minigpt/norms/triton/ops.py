@@ -1,13 +1,9 @@
-"""The kernels as PyTorch operators, with shapes for the compiler and derivatives for autograd.
-
-The first use on a device tries the kernels for a dtype and width. Where they fail, PyTorch's operators compute instead.
-"""
+"""The kernels as PyTorch operators, with shapes for the compiler and derivatives for autograd."""
 
 # pyright: reportCallIssue=false
 # A launch takes num_warps beside the arguments of the kernel.
 
 import functools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +11,8 @@ import triton  # pyright: ignore[reportMissingImports]
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt import trials
 from minigpt.errors import NormError
-from minigpt.norms.triton import TRIAL, interpreting, kernels
+from minigpt.norms.triton import kernels
 
 REGISTERS = 32 * 1024  # the most bytes of one row, in the dtype of the sums, that a program holds
 FORWARD_BYTES, BACKWARD_BYTES = 4096, 2048  # of a row for each warp; fewer warps exchange less for a sum
@@ -61,64 +56,13 @@ def tile(width: int, wide: torch.dtype, of_warp: int) -> Tile:
     block = max(16, triton.next_power_of_2(width))
     if block * wide.itemsize > REGISTERS:
         raise NormError(f"the triton norm takes rows of at most {REGISTERS // wide.itemsize:,} numbers, got {width:,}")
-    least = 64 * 1024 if interpreting() else 1024  # interpreted, a program costs the same for few rows as for many
+    is_compiled = isinstance(kernels.forward_rows, triton.JITFunction)
+    least = 1024 if is_compiled else 64 * 1024  # interpreted, a program costs the same for few rows as for many
     rows = max(1, least // block)
     return Tile(rows, block, warps=min(16, max(1, rows * block * wide.itemsize // of_warp)))
 
 
 def _forward(x: Tensor, delta: Maybe, weight: Tensor, bias: Maybe, eps: float) -> Three:
-    compute = _forward_by_kernel if _hold(x.dtype, weight) else _forward_by_library
-    return compute(x, delta, weight, bias, eps)
-
-
-def _backward(dy: Tensor, dtotal: Maybe, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor) -> Three:
-    compute = _backward_by_kernel if _hold(x.dtype, weight) else _backward_by_library
-    return compute(dy, dtotal, x, weight, bias_dtype, stats)
-
-
-def _hold(dtype: torch.dtype, weight: Tensor) -> bool:
-    """Return True if the kernels give PyTorch's numbers for this dtype, width and device."""
-    device, width = weight.device, weight.numel()
-    tile(width, _wide(dtype), FORWARD_BYTES)  # raises if the width is too large
-
-    def attempt() -> Iterator[trials.Compared]:
-        numbers = torch.arange(4 * 5 * width, device=device, dtype=torch.float64).square().sin().to(dtype)
-        inputs = numbers.view(4, 5, width)
-
-        def by(forward: Any, backward: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
-            x, delta, dy, (scale, shift, *_) = inputs.to(dtype)
-            y, total, stats = forward(x, delta, scale, shift, 1e-5)
-            return y, total, *backward(dy, dy, total, scale, dtype, stats)
-
-        library = _forward_by_library, _backward_by_library
-        given = by(_forward_by_kernel, _backward_by_kernel, dtype)
-        return map(trials.Compared, given, by(*library, dtype), by(*library, torch.float64))
-
-    return trials.passes(TRIAL, device, dtype, width, attempt)
-
-
-def _forward_by_library(x: Tensor, delta: Maybe, weight: Tensor, bias: Maybe, eps: float) -> Three:
-    total, wide = x if delta is None else x + delta, _wide(x.dtype)
-    scale, shift = weight.to(wide), None if bias is None else bias.to(wide)
-    y, mean, rstd = torch.native_layer_norm(total.to(wide), weight.shape, scale, shift, eps)
-    stats = torch.stack([mean, rstd]).view(2, *x.shape[: x.ndim - weight.ndim])
-    return y.to(x.dtype).contiguous(), x.new_empty(0) if delta is None else total.contiguous(), stats
-
-
-def _backward_by_library(
-    dy: Tensor, dtotal: Maybe, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
-) -> Three:
-    mean, rstd = stats.view(2, *stats.shape[1:], *[1] * weight.ndim)
-    wide = (tensor.to(stats.dtype).contiguous() for tensor in (dy, x))
-    scale = weight.to(stats.dtype)
-    dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-        *wide, weight.shape, mean, rstd, scale, scale, [True, True, True]
-    )
-    dx = dx if dtotal is None else dx + dtotal
-    return dx.to(x.dtype), dweight.to(weight.dtype), dbias.to(bias_dtype)
-
-
-def _forward_by_kernel(x: Tensor, delta: Maybe, weight: Tensor, bias: Maybe, eps: float) -> Three:
     """Return ``y``, ``total`` (empty without a ``delta``), and means and reciprocal deviations of the rows (2, ...)."""
     width, held = weight.numel(), tile(weight.numel(), _wide(x.dtype), FORWARD_BYTES)
     y, total, stats = _forward_shapes(x, delta, weight, bias, eps)
@@ -140,9 +84,7 @@ def _forward_shapes(x: Tensor, delta: Maybe, weight: Tensor, bias: Maybe, eps: f
     return x.new_empty(x.shape), x.new_empty(0 if delta is None else x.shape), stats
 
 
-def _backward_by_kernel(
-    dy: Tensor, dtotal: Maybe, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
-) -> Three:
+def _backward(dy: Tensor, dtotal: Maybe, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor) -> Three:
     """Return the gradients of the norm's input ``x``, of the weight and of the bias."""
     dx, width, rows = x.new_empty(x.shape), weight.numel(), stats.numel() // 2
     held = tile(width, stats.dtype, BACKWARD_BYTES)

@@ -1,17 +1,13 @@
-"""Progress, turns, environment, and numbers as text."""
+"""Numbers as text, and the share of a long run that is done."""
 
-import itertools
 from pathlib import Path
 
 import pytest
-import torch
 from checkpoints import reference, saved, tiny_bpe
 
 import minigpt
-from minigpt.measure.environment import environment
-from minigpt.measure.numerals import brief, percent
-from minigpt.measure.steps import Steps
-from minigpt.measure.stopwatch import in_turns
+from minigpt.report.numerals import brief, percent
+from minigpt.report.steps import Steps
 
 
 def test_shares_grow_and_stay_below_the_whole() -> None:
@@ -32,20 +28,6 @@ def test_a_judgement_counts_all_its_steps(tmp_path: Path) -> None:
         sensitivity=True, bisect=True, text=tmp_path / "text", progress=lambda *step: said.append(step),
     )  # fmt: skip
     assert [share for _, share in said] == [i / len(said) for i in range(len(said))]
-
-
-def test_contestants_take_turns() -> None:
-    order = itertools.count()
-    assert in_turns({"a": lambda: next(order), "b": lambda: next(order)}, range(3)) == {"a": [0, 2, 4], "b": [1, 3, 5]}
-
-
-def test_the_environment_names_processor_threads_and_versions() -> None:
-    found = environment(3, "safetensors", "no_such_package")
-    assert found["processor"]
-    assert (found["threads"], found["minigpt"], found["torch"]) == (3, minigpt.__version__, torch.__version__)
-    assert {"transformers", "ctranslate2", "python", "load_average", "instructions"} <= found.keys()
-    assert found["safetensors"].partition(".")[0].isdigit()
-    assert found["no_such_package"] is None
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Stopwatch, environment, settings and progress, for the packages above."""
