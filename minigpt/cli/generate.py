@@ -63,6 +63,7 @@ def generate(
     """
     from minigpt.checkpoint import folder_of, generation_fields
     from minigpt.device import settle_memory
+    from minigpt.generation.promptfile import TextFile
     from minigpt.swap.saved import described_norms
 
     settle_memory()
@@ -87,8 +88,8 @@ def generate(
         if compiled:
             minigpt.compile_steps(model)
         if prompts is not None and out is not None:
-            size = 16 if batch_size is None else batch_size
-            write_many(model, tokenizer, prompts, out, settings, size, {"recipe": recipe.fingerprint()})
+            how: dict[str, Any] = {"batch_size": 16 if batch_size is None else batch_size, **settings}
+            write_many(TextFile(model, tokenizer, prompts, out, recipe.fingerprint(), **how))
             return
         if json_file is None:
             _print(text, minigpt.stream(model, tokenizer, text, **settings), output)

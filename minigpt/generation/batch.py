@@ -23,7 +23,7 @@ from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.drafts import Drafts
 from minigpt.generation.row import Row
 from minigpt.generation.slots import Slots
-from minigpt.model.gpt2 import GPT2
+from minigpt.model import GPT2
 
 OVERHEAD = {"cpu": 32, "cuda": 1024}  # a forward takes as long as reading so many more tokens
 WASTE = 32  # unused columns from which on it pays to move all rows to the left

@@ -19,8 +19,8 @@ from minigpt.generation.batch import WASTE, Batch, write
 from minigpt.generation.drafts import Drafts
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, Settings, TextSettings, check_settings, parse_settings
+from minigpt.model import GPT2
 from minigpt.model.checks import check_gpt2, check_ids, check_mask
-from minigpt.model.gpt2 import GPT2
 
 PromptIds = Int[Tensor, "batch seq"]
 Sequences = Int[Tensor, "rows total"]

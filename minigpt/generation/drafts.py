@@ -14,7 +14,7 @@ from minigpt.errors import GenerationError
 from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.row import Row
 from minigpt.generation.slots import Slots
-from minigpt.model.gpt2 import GPT2
+from minigpt.model import GPT2
 
 NGRAMS = (3, 2)  # lengths of the n-grams to look up, the more specific first
 MOST = 8  # tokens of a draft by the int8 form

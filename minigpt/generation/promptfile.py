@@ -1,27 +1,25 @@
-"""Prompts from a file and results to a file, so that a run that was killed can continue where it stopped.
+"""Prompts from a file, and their texts to a file of JSON lines, so that a run that was killed can go on.
 
 A file of prompts has one prompt a line: plain text, or JSON of which only the prompt is required:
 
     {"prompt": "...", "id": ..., "max_new_tokens": ..., "seed": ...}
 
-It is JSON if its name ends in .jsonl or its first line starts with "{". Each result begins with the fingerprint of its
-run, so that no run continues the file of another.
+It is JSON if its name ends in .jsonl or its first line starts with "{". The texts stand in the order of the prompts.
 """
 
 import codecs
-import fcntl
-import hashlib
-import json
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from minigpt.errors import GenerationError
-from minigpt.files import not_utf8, parse_object
-from minigpt.generation.decode import Completion, Prompt
+from minigpt.files import Lines, hash_json, not_utf8, parse_object
+from minigpt.generation.decode import Completion, Prompt, complete
+from minigpt.generation.row import TextCodec
+from minigpt.generation.settings import Settings
 from minigpt.model import GPT2
 
-SAMPLE = 1024  # values of each weight, at least, that go into the fingerprint
 FIELDS = ("prompt", "id", "max_new_tokens", "seed")
 
 
@@ -41,8 +39,8 @@ def read_prompts(file: str | Path) -> list[PromptLine]:
     """
     try:
         data = Path(file).read_bytes().removeprefix(codecs.BOM_UTF8)
-    except OSError as error:
-        raise GenerationError(f"cannot read {file}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: NUL in a path
+        raise GenerationError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
     lines = {number: line.removesuffix(b"\r") for number, line in enumerate(data.split(b"\n"), start=1) if line.strip()}
     if not lines:
         raise GenerationError(f"{file} has no prompt; write one on each line")
@@ -65,86 +63,69 @@ def _parsed(number: int, line: bytes, origin: str, is_json: bool) -> PromptLine:
     return PromptLine(number, fields.get("id"), prompt)
 
 
-def fingerprint(model: GPT2, prompts: list[PromptLine], settings: Mapping[str, Any]) -> str:
-    """Return a hash of the run: its prompts, its settings, the model's config and a sample of each weight."""
-    weights = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        some = tensor.flatten()[:: tensor.numel() // SAMPLE | 1]  # an odd step, so that the sample covers all columns
-        weights.update(f"{name} {tensor.dtype} {some.tolist()}".encode())
-    what = [[list(line) for line in prompts], dict(settings), model.config.to_dict(), weights.hexdigest()]
-    return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:16]
+class TextFile:
+    """The texts of a file of prompts, written as JSON lines in the order of the prompts. A context manager.
 
-
-class ResultFile:
-    """The results of one run, appended as whole lines. A context manager.
+    Text j of prompt i draws with seed + i * num_return_sequences + j, unless the prompt has a seed of its own.
 
     Args:
-        file: where to write. Results of the same run that it already has are kept.
-        run: the run's fingerprint.
+        prompts: the file of prompts.
+        out: the file of texts. Those that the same run has written before are kept.
+        opened_by: the fingerprint of what opened the model. Another one, other prompts or settings are another run.
+        batch_size, settings: as ``complete`` takes them.
 
     Attributes:
-        done: (line, number) of the results that the file has.
-        note: something that the user should know about the file, or None.
+        total: number of texts of all prompts.
+        lines: the rows of ``out``.
 
     Raises:
-        GenerationError: if the file cannot be written, another process writes it, or it has anything but results of
-            this run; the file is unchanged then.
+        ConfigError, GenerationError: as ``read_prompts``, ``complete`` and ``Lines``.
     """
 
-    def __init__(self, file: str | Path, run: str) -> None:
-        self.path, self.run = Path(file), run
-        self.done: set[tuple[int, int]] = set()
-        self.note: str | None = None
-        try:
-            self._file: BinaryIO = open(file, "a+b", buffering=0)  # noqa: SIM115  (closed by __exit__)
-        except OSError as error:
-            raise GenerationError(f"cannot write {file}: {error.strerror}") from error
-        if self.path.is_file():  # a pipe or a device has no earlier results
-            self._read_earlier_results()
+    def __init__(
+        self, model: GPT2, tokenizer: TextCodec, prompts: Path, out: Path, opened_by: str, *,
+        batch_size: int = 16, **settings: Unpack[Settings],
+    ) -> None:  # fmt: skip
+        self._prompts, copies = read_prompts(prompts), settings.get("num_return_sequences", 1)
+        places = [(number, copy) for number in range(len(self._prompts)) for copy in range(copies)]
+        skip: set[tuple[int, int]] = set()
+        seeded = [_seeded(line.prompt, settings.get("seed"), i * copies) for i, line in enumerate(self._prompts)]
+        how: dict[str, Any] = {"batch_size": batch_size, "skip": skip, **settings}
+        self._texts = complete(model, tokenizer, seeded, **how)  # checks every prompt now, and writes lazily
+        self.total = len(places)
+        self.lines = Lines(out, hash_json([opened_by, self._prompts, settings]), GenerationError)
+        skip |= {*places[: len(self.lines.rows)]}
+        self._left = iter(places[len(self.lines.rows) :])
 
-    def add(self, line: PromptLine, result: Completion) -> None:
-        """Write a result.
+    def write(self) -> Iterator[Completion]:
+        """Yield each text when it is in the file. A text that is finished early waits for those before it.
 
         Raises:
-            GenerationError: if the disk is full; earlier results are kept.
+            GenerationError: as ``complete``, or if the disk is full. The earlier texts stay.
         """
-        fields = {"run": self.run, "line": line.line, "number": result.number}
-        fields |= {"id": line.id} if line.id is not None else {}
-        fields |= {"prompt": line.prompt.text, "text": result.text, "end": result.end, "tokens": len(result.ids)}
-        fields |= {"logprobs": result.logprobs} if result.logprobs is not None else {}
-        data = json.dumps(fields, ensure_ascii=False).encode() + b"\n"
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            raise GenerationError(
-                f"cannot write {self.path}: {error.strerror}; the {len(self.done)} results before are kept, "
-                "and the same command goes on from there"
-            ) from error
-        self.done.add((line.line, result.number))
+        finished: dict[tuple[int, int], Completion] = {}
+        place = next(self._left, None)
+        for text in self._texts:
+            finished[text.prompt, text.number] = text
+            while place in finished:
+                first = finished.pop(place)
+                self.lines.append(_row(self._prompts[first.prompt], first))
+                yield first
+                place = next(self._left, None)
 
-    def __enter__(self) -> "ResultFile":
+    def __enter__(self) -> "TextFile":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self.lines.close()
 
-    def _read_earlier_results(self) -> None:
-        """Read the places of the results; remove the start of one that was cut short."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise GenerationError(f"another run is writing {self.path}") from error
-        self._file.seek(0)
-        *lines, rest = self._file.read().split(b"\n")
-        start = json.dumps({"run": self.run})[:-1].encode()
-        if not (all(line.startswith(start) for line in lines) and rest[: len(start)] == start[: len(rest)]):
-            raise GenerationError(
-                f"{self.path} has lines of another run, with other prompts, settings or weights, or of none; "
-                "give another --out"
-            )
-        results = map(json.loads, lines)
-        self.done = {(result["line"], result["number"]) for result in results}
-        if rest:
-            self._file.truncate(self._file.tell() - len(rest))
-            self.note = f"line {len(lines) + 1} of {self.path} was cut short; its text is written again"
+
+def _seeded(prompt: Prompt, seed: int | None, number: int) -> Prompt:
+    return prompt if seed is None or prompt.seed is not None else dataclasses.replace(prompt, seed=seed + number)
+
+
+def _row(line: PromptLine, text: Completion) -> dict[str, Any]:
+    row: dict[str, Any] = {"line": line.line, "number": text.number}
+    row |= {"id": line.id} if line.id is not None else {}
+    row |= {"prompt": line.prompt.text, "text": text.text, "end": text.end, "tokens": len(text.ids)}
+    return row | ({"logprobs": text.logprobs} if text.logprobs is not None else {})
