@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from minigpt.engine import compile_steps
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
     from minigpt.generation import generate, stream
-    from minigpt.judge.parity import ParityReport, parity
+    from minigpt.judge.original import Original
     from minigpt.judge.perplexity import perplexity
+    from minigpt.judge.verdict import parity
     from minigpt.model import GPT2, KVCache
     from minigpt.norms import LayerNorm
     from minigpt.recipe import Recipe, from_pretrained
+    from minigpt.report.parity_report import ParityReport
     from minigpt.swap import center_writers, fit_norms, fold_norms, swap_norms
     from minigpt.tokenizer import Tokenizer
 
@@ -29,7 +31,9 @@ _HOMES = {
     "engine": ("compile_steps",),
     "errors": ("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"),
     "generation": ("generate", "stream"),
-    "judge.parity": ("ParityReport", "parity"),
+    "judge.original": ("Original",),
+    "judge.verdict": ("parity",),
+    "report.parity_report": ("ParityReport",),
     "judge.perplexity": ("perplexity",),
     "model": ("GPT2", "KVCache"),
     "norms": ("LayerNorm",),
@@ -44,9 +48,9 @@ _MODULES = (
 
 __all__ = [
     "GPT2", "CheckpointError", "ConfigError", "GPT2Config", "GenerationError", "KVCache", "LayerNorm", "MiniGPTError",
-    "NormError", "ParityReport", "Recipe", "Tokenizer", "center_writers", "compile_steps", "engine", "fit_norms",
-    "fold_norms", "from_pretrained", "generate", "generation", "hf", "load_norms", "model", "norms", "parity",
-    "perplexity", "save_pretrained", "serve", "stream", "swap", "swap_norms", "testing",
+    "NormError", "Original", "ParityReport", "Recipe", "Tokenizer", "center_writers", "compile_steps", "engine",
+    "fit_norms", "fold_norms", "from_pretrained", "generate", "generation", "hf", "load_norms", "model", "norms",
+    "parity", "perplexity", "save_pretrained", "serve", "stream", "swap", "swap_norms", "testing",
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from minigpt.judge.report import Fields
+from minigpt.report.parity_report import Fields
 
 Report = dict[str, Any]
 
@@ -28,20 +28,22 @@ def sample_report(layers: int = 12, *, passing: bool = True, norm: str = "textbo
     return {
         "model": "demo" if layers < 12 else "gpt2", "norm": norm, "sites": ["*"], "device": "cpu", "dtype": "float32",
         "attention": "sdpa", "prompts": "4 texts", "against": None, "quantize": None,
-        "center": False, "exact": True, "notes": [],
+        "center": False, "exact": True, "notes": [], "missing": [], "changes": [], "against_norm": "fused",
         "versions": {"minigpt": "0.1.0", "python": "3.11.9", "torch": "2.13.0", "transformers": "5.23.0",
                      "hardware": "x86_64", "threads": 2, "float32_products": "full float32 (TF32 off)"},
         "norm_sites": sites,
         "blocks": [block(f"h.{i}", site) for i, site in enumerate(sites[1:-1:2])],
-        "speed": {"candidate_ms": 1.951 * layers, "reference_ms": 2.255 * layers},
         **outcome(passing, error, f"h.{layers // 2}.ln_2"),
         **measured(error, sites, draw),
-        "cost": {"prefill_tokens": 39, "prefill_ms": 23.02, "prefill_norm_ms": 0.921, "prefill_norm_share": 0.04001,
-                 "decode_ms": 9.87, "decode_norm_ms": 0.733, "decode_norm_share": 0.07427},
         "fit": [{"site": site["site"], "before": draw.random(), "after": draw.random()} for site in sites],
-        "removal": {"loss": 2.81, "steps": [
-            {"site": site["site"], "kl_mean": 1e-3 * draw.random(), "loss": 2.81 + draw.random()}
+        "removal": {"loss": 2.81, "tokens": 318, "allowed": None, "steps": [
+            {"site": site["site"], "kl_mean": 1e-3 * draw.random(), "kl_mean_se": 1e-4 * draw.random(),
+             "loss": 2.81 + draw.random(), "loss_change": draw.random(), "loss_change_se": 0.1 * draw.random()}
             for site in sites]},
+        "gradients": [{"parameter": f"{site['site']}.weight", "relative_error": 1e-6 * draw.random(),
+                       "noise": 1e-6 * draw.uniform(0.5, 1), "ratio": draw.random()} for site in sites],
+        "attention_maps": {name: {when: [[draw.random() for _ in range(4)] for _ in range(layers)]
+                                  for when in ("before", "after")} for name in ("first", "entropy")},
         "budget": None,
     }  # fmt: skip
 
@@ -63,13 +65,22 @@ def outcome(passing: bool, error: float, culprit: str) -> Report:
                    "noise_floor_rms": floor, "ratio": error / floor},
         "decoding": {"max_abs_error": error * 6.7, "rms_error": error * 0.97, "scale": 33.12, "noise_floor_max": 9.1e-6,
                      "noise_floor_rms": floor, "ratio": 0.97 * error / floor},
+        "text": {"file": None, "tokens": 1023, "windows": 1, "window": 1024, "logits": {
+                    "max_abs_error": error * 7.7, "rms_error": error * 1.01, "scale": 33.9, "noise_floor_max": 9.9e-6,
+                    "noise_floor_rms": 1.2631e-6, "ratio": 1.013 * error / floor},
+                 "first_off": None if passing else {
+                    "window": 0, "position": 207, "token": 207, "error": 0.0517, "noise": 8.8e-6, "ratio": 27001.5}},
+        "first_off": None if passing else {"place": culprit, "error": 0.0021, "noise": 3.1e-7},
         "distribution": {
+            "tokens": 318, "kl_mean_se": error**2 / 17, "top1_agreement_se": 0.0 if passing else 0.00347,
+            "loss_change": error**2 / 2.3, "loss_change_se": error**2 / 19,
             "top1_agreement": 1.0 if passing else 0.98263, "top5_agreement": 0.99996 if passing else 0.95417,
             "kl_mean": error**2 / 3, "kl_median": error**2 / 5, "kl_p999": 9.3 * error**2, "kl_max": 12.7 * error**2,
             "perplexity_reference": 18.34567, "perplexity_candidate": 18.345671 * worse},
         "greedy": {"tokens_compared": 128 if passing else 82, "first_divergence": None if passing else divergence()},
         "perplexity": {"file": "data/held-out.txt", "tokens": 21873, "window": 1024, "stride": 512,
-                       "reference": 17.90213, "candidate": 17.90213 * worse},
+                       "reference": 17.90213, "candidate": 17.90213 * worse, "loss_se": 0.0231,
+                       "loss_change": worse - 1, "loss_change_se": 0.00041},
         "bisect": {"sites": [] if passing else [culprit], "sets": [] if passing else [[culprit]],
                    "verdicts": 1 if passing else 23},
     }  # fmt: skip
@@ -131,11 +142,13 @@ def smallest_report() -> Report:
     """A passing report with nothing but what docs and other tools may rely on."""
     optional = (
         "prompts", "against", "quantize", "center", "exact", "notes", "blocks", "decoding", "perplexity", "bisect",
-        "noise", "tokens", "sensitivity", "cost", "fit", "removal", "budget",
+        "noise", "tokens", "sensitivity", "fit", "removal", "budget", "text", "gradients", "attention_maps", "missing",
+        "changes", "against_norm", "first_off",
     )  # fmt: skip
     report = {key: value for key, value in sample_report(2).items() if key not in optional}
     kept = ("site", "local_error", "propagated_error", "swapped")
     report["norm_sites"] = [{key: site[key] for key in kept} for site in report["norm_sites"]]
-    for new in ("top5_agreement", "kl_median", "kl_p999"):
+    added = ("tokens", "kl_mean_se", "top1_agreement_se", "loss_change", "loss_change_se")
+    for new in ("top5_agreement", "kl_median", "kl_p999", *added):
         del report["distribution"][new]
     return report

@@ -20,7 +20,7 @@ from minigpt.generation import complete
 from minigpt.generation.batch import left_padded
 from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import parse_settings
-from minigpt.judge.reference import quiet_transformers
+from minigpt.judge.original import quiet_transformers
 from minigpt.model import GPT2
 from minigpt.recipe import from_pretrained
 from minigpt.tokenizer import Tokenizer

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import minigpt
+from minigpt.cli.files import never_exit_silently
 from minigpt.cli.options import add, option, with_optional_values
 from minigpt.errors import MiniGPTError
 
@@ -66,6 +67,8 @@ def main() -> None:
     The status is 0 on success, and 1 if parity does not hold or a norm is not a LayerNorm. After an error, which is one
     line on standard error, it is 2. After an interrupt it is 130.
     """
+    if sys.argv[1:2] in (["parity"], ["norms"]):
+        never_exit_silently()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # head closes the pipe: end quietly
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character

@@ -1,41 +1,42 @@
 """minigpt parity: is it still the same model?"""
 
-from itertools import product
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-import minigpt
 from minigpt.cli.files import progress, require_writable, show
-from minigpt.cli.options import Json, parse_keep
+from minigpt.cli.options import Json
+from minigpt.errors import ConfigError, MiniGPTError
 from minigpt.files import read_object
+
+if TYPE_CHECKING:
+    from minigpt.judge.original import Original
+    from minigpt.recipe import Recipe
+    from minigpt.report.parity_report import ParityReport
 
 
 def parity(
     reports: list[Path] | None = None,
     *,
-    model: str = "demo",
-    norm: list[str] | None = None,
-    sites: list[str] | None = None,
-    keep: str = "scale,shift",
-    center: bool = False,
+    recipes: "list[Recipe]",
     against: str | None = None,
     prompt: list[str] | None = None,
-    attention: str = "sdpa",
-    device: str | None = None,
-    dtype: str | None = None,
-    quantize: str | None = None,
-    revision: str | None = None,
     prompts: Path | None = None,
     text: Path | None = None,
-    fit: Path | None = None,
+    gradients: bool = False,
+    attention_maps: bool = False,
     noise: bool = False,
     sensitivity: bool = False,
     remove: bool = False,
     remove_file: Path | None = None,
     bisect: bool = False,
     budget: str | None = None,
+    record: Path | None = None,
+    original: Path | None = None,
+    outputs: Path | None = None,
     json_file: Json = None,
     html: Path | None = None,
     compare: bool = False,
@@ -44,28 +45,35 @@ def parity(
 
     Args:
         reports: Reports to --compare.
-        norm: A registered norm, package.module:Name, or path/to/file.py:Name; by default fused. May be repeated: every
-            norm is judged at every --sites.
+        norm: A registered norm, package.module:Name, or path/to/file.py:Name; by default the model's own. May be
+            repeated: every norm is judged at every --sites, on one original.
         sites: Where to put it, e.g. 'h.*.ln_1', or 'ln_f,h.0.*' for several patterns at once. May be repeated: every
             --norm is judged at each.
         against: The original that the model was finetuned or quantized from.
         prompt: Text to judge on; may be repeated.
         prompts: File of prompts: plain lines, or JSON lines.
-        text: File to measure the perplexity of, before and after.
+        text: File that the models read in windows; it decides too.
+        gradients: Compare the gradient of the loss for every Parameter.
+        attention_maps: Compare each head's attention on the first position, and its entropy.
         noise: Measure ordinary differences too, e.g. bfloat16.
         sensitivity: Swap one site at a time; rank the sites.
         remove: Swap site after site, the least harmful first, to the kl of --budget.
         remove_file: Keep the trials of --remove here; started again, the search goes on.
         bisect: Name the swapped sites that break parity, or the budget.
         budget: Limits that decide, 'kl=1e-6,perplexity=0.01%'; top1=1% lets 1 % of the tokens differ.
+        record: Keep the original in this file, with the ids that were read; without a --norm nothing is judged.
+        original: Judge against this record.
+        outputs: Judge the logits in this file, which another program wrote for a record.
         html: Write the report here as one self-contained page.
         compare: Show --json reports side by side.
 
     Examples:
         minigpt parity --norm textbook
-        minigpt parity --model gpt2 --norm my_norm.py:MyNorm --sites 'h.*.ln_1' --json -
+        minigpt parity --model gpt2 --norm my_norm.py:MyNorm --sites 'h.*.ln_1' --json
         minigpt parity --norm rms --norm dyt --sites '*' --sites ln_f
         minigpt parity --model ./tuned --against gpt2 --text held-out.txt
+        minigpt parity --model gpt2 --record r.safetensors
+        minigpt parity --original r.safetensors --outputs mine.safetensors
         minigpt parity --compare a.json b.json c.json --html page.html
 
         Exit status: 0 every verdict is a pass, 1 one is not, 2 it could not be judged; --compare only shows.
@@ -74,30 +82,45 @@ def parity(
         _compare(reports or [], html)
         return
     if remove_file is not None and not remove:
-        raise minigpt.ConfigError("--remove-file is for --remove")
+        raise ConfigError("is for --remove", argument="remove_file")
+    if outputs is not None and original is None:
+        raise ConfigError("needs --original, the record that it answers", argument="outputs")
+    if original is not None and (record or against or prompt or prompts or text):
+        raise ConfigError("has its model and its texts; it cannot go with --record, --against, --prompt or --text",
+                          argument="original")  # fmt: skip
     if reports:
-        raise minigpt.ConfigError(f"{reports[0]} is only read with --compare; give the model to judge as --model")
-    require_writable(json_file, html, remove_file)
+        raise MiniGPTError(f"{reports[0]} is only read with --compare; give the model to judge as --model")
+    require_writable(json_file, html, remove_file, record)
     if prompts is not None:
         from minigpt.generation.promptfile import read_prompts
 
         prompt = [*(prompt or []), *(line.prompt.text for line in read_prompts(prompts))]
-    pairs = list(product(norm or ["fused"], [one.split(",") for one in sites or ["*"]]))
-    judged: list[minigpt.ParityReport] = []
+    from minigpt.judge.verdict import read_original
+
+    parts: dict[str, Any] = dict(
+        gradients=gradients or None, attention_maps=attention_maps, noise=noise, sensitivity=sensitivity, remove=remove,
+        remove_file=remove_file, bisect=bisect, budget=budget,
+    )  # fmt: skip
     with progress() as say:
-
-        def said(step: str, done: float) -> None:
-            name, where = pairs[len(judged)]
-            about = f"{name} at {','.join(where)}: " if len(pairs) > 1 else ""
-            say(about + step, (len(judged) + done) / len(pairs))
-
-        for name, where in pairs:
-            judged.append(minigpt.parity(
-                model, norm=name, sites=where, keep=parse_keep(keep), center=center, against=against, prompts=prompt,
-                attention=attention, device=device, dtype=dtype, quantize=quantize, revision=revision, noise=noise,
-                sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect, text=text, fit=fit,
-                budget=budget, progress=said,
-            ))  # fmt: skip
+        if original is not None:
+            say(f"reading {original}", 0)
+            truth = _load(original, recipes)
+        else:
+            begin = lambda step, done: say(step, 0.5 * done)  # noqa: E731
+            truth = read_original(
+                recipes[0], against, prompts=prompt, text=text, gradients=gradients, progress=begin, check=recipes
+            )
+        if record is not None:
+            truth.save(record)
+            if recipes[0].norm is None and against is None:
+                say("done", 1)
+                recipes = []
+        judged = [] if outputs is not None else _judge(truth, recipes, parts, say)
+        if outputs is not None:
+            judged = [truth.judge_outputs(outputs, **parts)]
+    if not judged:
+        show(f"{record} holds {truth.source} at {truth.versions['transformers']}", {}, None)
+        return
     from minigpt.report.comparison import reports_table
     from minigpt.report.page import report_page
     from minigpt.report.parity_summary import parity_summary
@@ -109,15 +132,40 @@ def parity(
     raise typer.Exit(0 if all(report.passed for report in judged) else 1)
 
 
+def _judge(
+    original: "Original", recipes: "list[Recipe]", parts: dict[str, Any], say: Callable[[str, float], None]
+) -> "list[ParityReport]":
+    judged: list[ParityReport] = []
+
+    def tell(step: str, done: float) -> None:
+        recipe = recipes[len(judged)]
+        about = f"{recipe.norm} at {','.join(recipe.sites)}: " if len(recipes) > 1 else ""
+        say(about + step, 0.5 + 0.5 * (len(judged) + done) / len(recipes))
+
+    for recipe in recipes:
+        judged.append(original.judge(recipe, progress=tell, **parts))
+    return judged
+
+
+def _load(file: Path, recipes: "list[Recipe]") -> "Original":
+    """Return the original of a record; a recipe without a model of its own is for the record's."""
+    from minigpt.judge.original import Original
+
+    original = Original.load(file)
+    if all(recipe.source == "demo" for recipe in recipes):
+        recipes[:] = [dataclasses.replace(recipe, source=original.source) for recipe in recipes]
+    return original
+
+
 def _compare(files: list[Path], html: Path | None) -> None:
     if not files:
-        raise minigpt.ConfigError("--compare needs the files of two or more reports")
+        raise MiniGPTError("--compare needs the files of two or more reports")
     require_writable(html)
     from minigpt.report.comparison import reports_table
     from minigpt.report.page import report_page
 
     reports: list[dict[str, Any]] = []
     for file in files:
-        fields = read_object(file, minigpt.MiniGPTError)
+        fields = read_object(file, MiniGPTError)
         reports += fields.get("reports", [fields])  # one command may have written several
     show(reports_table(reports), reports, html=html, page=lambda: report_page(*reports))

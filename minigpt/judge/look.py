@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from minigpt.judge.report import Fields
 from minigpt.model import GPT2
 from minigpt.model.checks import check_gpt2, check_inputs
 from minigpt.norms.frozen import FrozenLayerNorm
+from minigpt.report.parity_report import Fields
 from minigpt.swap.fit import explained, original_norm
 
 MOST_CHANNELS = 3

@@ -1,24 +1,33 @@
-"""Distances between tensors and between next-token distributions, collected over many texts in float64."""
+"""Distances between tensors and between next-token distributions, collected over many texts in float64.
 
+T tokens, V vocabulary, C embedding.
+"""
+
+import dataclasses
 import math
 import sys
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minigpt.judge.report import Fields
+from minigpt.report.parity_report import Fields
 
-# T tokens, V vocabulary
+AT_ONCE = 128  # positions whose logits are compared together: those of 1,024 take 400 MB in float64
 
 
+@dataclasses.dataclass
 class Distance:
     """How far tensors are from their truth. A NaN in either shows in every figure."""
 
-    def __init__(self) -> None:
-        self.largest, self.count = 0.0, 0
-        self.squares, self.true_squares = 0.0, 0.0
+    largest: float = 0.0
+    count: int = 0
+    squares: float = 0.0
+    true_squares: float = 0.0
 
     def add(self, value: Tensor, truth: Tensor) -> None:
         """Count a pair of equal shape; an empty one counts nothing."""
@@ -49,42 +58,120 @@ class Distance:
         return math.sqrt(self.squares / self.true_squares) if self.true_squares else math.inf
 
 
+class PositionedDistance:
+    """A distance, with the first token apart: it carries the massive activations (arXiv 2402.17762)."""
+
+    def __init__(self) -> None:
+        self.parts = [(slice(None), Distance()), (slice(1), Distance()), (slice(1, None), Distance())]
+
+    def add(self, value: Float[Tensor, "seq embd"], truth: Float[Tensor, "seq embd"]) -> None:
+        for positions, part in self.parts:
+            part.add(value[positions], truth[positions])
+
+    def relative(self, *names: str) -> dict[str, float]:
+        """Relative RMS errors of all tokens, of the first and of the rest, under these names."""
+        return {name: part.relative for name, (_, part) in zip(names, self.parts, strict=True)}
+
+
+class Row(NamedTuple):
+    """Sums over one text: positions and their KL and agreement, targets and their loss in nats."""
+
+    positions: int
+    kl: float
+    top1: float
+    targets: int
+    true_loss: float
+    loss: float
+
+
 class LogitsMeter:
-    """A candidate's logits and next-token distributions against the truth, over many texts."""
+    """A candidate's logits and next-token distributions against the truth, over many texts.
+
+    Attributes:
+        kl: KL divergence in nats at every position of each text.
+        errors: RMS error of the logits at every position of each text.
+        distances: of each text; ``distance`` is of all together.
+    """
 
     def __init__(self) -> None:
         self.distance = Distance()
-        self.kl: list[Float[Tensor, " seq"]] = []  # nats, of each text
-        self.top1: list[Tensor] = []
-        self.top5: list[Tensor] = []
-        self.true_loss, self.loss, self.targets = 0.0, 0.0, 0
+        self.distances: list[Distance] = []
+        self.rows: list[Row] = []
+        self.kl: list[Float[Tensor, " seq"]] = []
+        self.errors: list[Float[Tensor, " seq"]] = []
+        self.top5: list[Float[Tensor, " seq"]] = []
 
     def add(
-        self, truth: Float[Tensor, "seq vocab"], candidate: Float[Tensor, "seq vocab"], targets: Int[Tensor, " targets"]
+        self, truth: Float[Tensor, "seq vocab"], logits: Float[Tensor, "seq vocab"], targets: Int[Tensor, " targets"]
     ) -> None:
         """Count one text. ``targets`` are the tokens that its first positions should have predicted."""
-        self.distance.add(candidate, truth)
-        self.top1.append(top_overlap(candidate, truth, 1))
-        self.top5.append(top_overlap(candidate, truth, min(5, truth.shape[-1])))
-        p, q = truth.log_softmax(-1), candidate.double().log_softmax(-1)  # (T, V)
-        self.kl.append(kl_divergence(p, q))
-        said = targets[:, None]  # (targets, 1)
-        self.true_loss -= float(p[: len(targets)].gather(1, said).sum())
-        self.loss -= float(q[: len(targets)].gather(1, said).sum())
-        self.targets += len(targets)
+        distance, parts = Distance(), []
+        for true_part, part, predicted in _parts(truth, logits, targets):
+            self.distance.add(part, true_part)
+            distance.add(part, true_part)
+            parts.append(_compare(true_part.double(), part.double(), predicted))
+        kl, top1, top5, errors, true_loss, loss = (torch.cat(column) for column in zip(*parts, strict=True))
+        self.distances.append(distance)
+        self.kl.append(kl)
+        self.top5.append(top5)
+        self.errors.append(errors)
+        sums = [float(column.sum()) for column in (kl, top1, true_loss, loss)]
+        self.rows.append(Row(len(kl), sums[0], sums[1], len(targets), sums[2], sums[3]))
 
     def distribution(self) -> Fields:
-        kl = torch.cat(self.kl)
+        """Return KL, agreement and loss, with standard errors by texts; NaN where there is one text only."""
+        kl, rows = torch.cat(self.kl), self.rows
+        positions, targets = [row.positions for row in rows], [row.targets for row in rows]
+        kl_mean, kl_se = mean_by_rows([row.kl for row in rows], positions)
+        top1, top1_se = mean_by_rows([row.top1 for row in rows], positions)
+        change, change_se = mean_by_rows([row.loss - row.true_loss for row in rows], targets)
         return Fields(
-            top1_agreement=float(torch.cat(self.top1).mean()),
+            tokens=len(kl),
+            top1_agreement=top1,
+            top1_agreement_se=top1_se,
             top5_agreement=float(torch.cat(self.top5).mean()),
-            kl_mean=float(kl.mean()),
+            kl_mean=kl_mean,
+            kl_mean_se=kl_se,
             kl_median=float(kl.quantile(0.5)),
             kl_p999=float(kl.quantile(0.999)),
             kl_max=float(kl.max()),
-            perplexity_reference=perplexity_of(self.true_loss, self.targets),
-            perplexity_candidate=perplexity_of(self.loss, self.targets),
+            perplexity_reference=perplexity_of(sum(row.true_loss for row in rows), sum(targets)),
+            perplexity_candidate=perplexity_of(sum(row.loss for row in rows), sum(targets)),
+            loss_change=change,
+            loss_change_se=change_se,
         )
+
+
+def _parts(truth: Tensor, logits: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for start in range(0, len(truth), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        yield truth[part], logits[part], targets[part]
+
+
+def _compare(truth: Tensor, logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+    """Return KL, agreement of the likeliest and of the five likeliest, RMS error, and both losses, by position."""
+    p, q = truth.log_softmax(-1), logits.log_softmax(-1)  # (T, V)
+    return (
+        kl_divergence(p, q),
+        top_overlap(logits, truth, 1),
+        top_overlap(logits, truth, min(5, truth.shape[-1])),
+        (logits - truth).square().mean(-1).sqrt(),
+        -p[: len(targets)].gather(1, targets[:, None])[:, 0],
+        -q[: len(targets)].gather(1, targets[:, None])[:, 0],
+    )
+
+
+def mean_by_rows(sums: list[float], counts: list[int]) -> tuple[float, float]:
+    """Return the mean of all items and its standard error, from the sums and counts of independent rows.
+
+    The error is that of a ratio of sums (Cochran 1977, section 6.3); NaN with fewer than two rows that count.
+    """
+    total = sum(counts)
+    if total == 0:
+        return math.nan, math.nan
+    mean, rows = sum(sums) / total, sum(count > 0 for count in counts)
+    residuals = sum((part - mean * count) ** 2 for part, count in zip(sums, counts, strict=True))
+    return mean, math.sqrt(residuals * rows / (rows - 1)) / total if rows > 1 else math.nan
 
 
 def over_floor(candidate: Distance, reference: Distance) -> Fields:
@@ -112,10 +199,17 @@ def kl_divergence(p: Float[Tensor, "seq vocab"], q: Float[Tensor, "seq vocab"]) 
 
 def top_overlap(a: Float[Tensor, "seq vocab"], b: Float[Tensor, "seq vocab"], k: int) -> Float[Tensor, " seq"]:
     """Share of the k likeliest tokens that both have, in any order."""
-    mine, theirs = a.topk(k).indices, b.topk(k).indices  # (T, k)
-    return (mine[:, :, None] == theirs[:, None, :]).any(-1).double().mean(-1)
+    of_a, of_b = a.topk(k).indices, b.topk(k).indices  # (T, k)
+    return (of_a[:, :, None] == of_b[:, None, :]).any(-1).double().mean(-1)
 
 
 def perplexity_of(loss: float, targets: int) -> float:
     """exp of the mean loss in nats; NaN if there was nothing to predict, infinite if it overflows."""
     return (torch.tensor(loss, dtype=torch.float64) / targets).exp().item()
+
+
+def exact_layer_norm(
+    x: Float[Tensor, "*dims embd"], weight: Tensor, bias: Tensor | None, eps: float
+) -> Float[Tensor, "*dims embd"]:
+    """LayerNorm of ``x`` in float64."""
+    return F.layer_norm(x.double(), weight.shape, weight.double(), None if bias is None else bias.double(), eps)

@@ -9,14 +9,10 @@ from torch import Tensor
 
 from minigpt.errors import GenerationError
 from minigpt.files import read_text
-from minigpt.judge.contest import Contest, require_tokenizer
-from minigpt.judge.measures import perplexity_of
-from minigpt.judge.report import Fields
+from minigpt.judge.measures import AT_ONCE, perplexity_of
 from minigpt.model import GPT2
-from minigpt.report.steps import Progress, Steps
+from minigpt.report.steps import Progress
 from minigpt.tokenizer import Tokenizer
-
-AT_ONCE = 128  # positions whose logits are held together: the logits of 1,024 take 400 MB
 
 
 def perplexity(model: GPT2, tokenizer: Tokenizer, text: str, *, progress: Progress | None = None) -> float:
@@ -36,12 +32,18 @@ def perplexity(model: GPT2, tokenizer: Tokenizer, text: str, *, progress: Progre
 
 def perplexity_of_ids(model: GPT2, ids: list[int], progress: Progress | None = None) -> float:
     """Return the perplexity of the tokens of a text."""
-    loss = 0.0
+    losses = window_losses(model, ids, progress)
+    return perplexity_of(sum(loss for _, loss in losses), len(ids) - 1)
+
+
+def window_losses(model: GPT2, ids: list[int], progress: Progress | None = None) -> list[tuple[int, float]]:
+    """Return of each window how many tokens it counts, and their loss in nats; nothing of an empty text."""
+    losses = []
     for start, first, end in windows_of(len(ids), model.config.n_positions):
         if progress is not None:
             progress(f"token {first:,} of {len(ids):,}", first / len(ids))
-        loss += window_loss(model, ids, start, first, end)
-    return perplexity_of(loss, len(ids) - 1)
+        losses.append((end - first, window_loss(model, ids, start, first, end)))
+    return losses
 
 
 @torch.inference_mode()
@@ -61,19 +63,6 @@ def predictions(model: GPT2, ids: list[int], start: int, first: int, end: int) -
         yield model.head(part)[0], wanted
 
 
-def text_perplexity(contest: Contest, file: str | Path, ids: list[int], begin: Steps) -> Fields:
-    """Perplexity of a file's tokens with the original model and with the candidate."""
-    window = contest.config.n_positions
-    found = Fields(file=str(file), tokens=len(ids), window=window, stride=max(1, window // 2))
-    for name, model, told in (
-        ("reference", contest.plain, "the original model"),
-        ("candidate", contest.candidate, "the candidate"),
-    ):
-        begin(f"perplexity of {file} with {told}")
-        found[name] = perplexity_of_ids(model, ids)
-    return found
-
-
 def windows_of(tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
     """Yield (start, first, end): read tokens start to end, count the loss of tokens first to end. Each counts once."""
     first = 1  # nothing predicts the first token
@@ -90,7 +79,9 @@ def file_ids(file: str | Path, tokenizer: Tokenizer | None, context: int) -> lis
         GenerationError: if the file cannot be read or has fewer than two tokens, the checkpoint has no tokenizer, or
             the model's ``context`` is one token.
     """
-    ids = require_tokenizer(tokenizer, file).encode(read_text(Path(file), GenerationError))
+    if tokenizer is None:
+        raise GenerationError(f"{file} needs a tokenizer, and the checkpoint has none")
+    ids = tokenizer.encode(read_text(Path(file), GenerationError))
     require_predictable(str(file), ids, context)
     return ids
 

@@ -9,11 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from minigpt.errors import MiniGPTError
-from minigpt.judge.report import outcome_of, perplexities
-from minigpt.report.numerals import brief, percent, precise, times
+from minigpt.report.numerals import percent, precise, times, uncertain
+from minigpt.report.parity_report import outcome_of, perplexities, population
 from minigpt.report.parity_summary import outcome
 
 Report = dict[str, Any]
+
+MOST_REASONS = 6  # below the table of many reports
 
 KINDS = {
     "model": str, "norm": str, "sites": list, "device": str, "dtype": str, "attention": str, "versions": dict,
@@ -61,7 +63,7 @@ def caution(reports: Sequence[Report]) -> str | None:
 
 
 def reports_table(reports: Sequence[Report]) -> RenderableType:
-    """One table with a row for each report, and why those fail that do.
+    """One table with a row for each report, and the first reason of those that fail.
 
     Args:
         reports: as ``ParityReport.to_dict`` returns them, or read from JSON files.
@@ -74,23 +76,31 @@ def reports_table(reports: Sequence[Report]) -> RenderableType:
     models = ("model",) if len({report["model"] for report in reports}) > 1 else ()
     table = Table("", "", *models, "norm", "sites", *figures, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for report in reports:
-        found, parting = report["distribution"], report["greedy"].get("first_divergence")
+        measured, parting = report["distribution"], report["greedy"].get("first_divergence")
         table.add_row(
             report["label"],
             outcome(report["outcome"]),
             *(Text(report[name]) for name in (*models, "norm")),
             Text(", ".join(report["sites"])),
-            brief(found["kl_mean"]),
-            percent(found["top1_agreement"]),
+            uncertain(measured["kl_mean"], measured.get("kl_mean_se")),
+            uncertain(measured["top1_agreement"], measured.get("top1_agreement_se"), percent),
             precise(perplexities(report)[1]),
             times(report["logits"]["ratio"]),
             f"parts at {parting['token']}" if parting else "all agree",
         )
     before = {precise(perplexities(report)[0]) for report in reports}
-    table.caption = f"perplexity of the original: {', '.join(sorted(before))}"
+    texts = {report["perplexity"]["file"] if "perplexity" in report else "the prompts" for report in reports}
+    kls = {population(report) for report in reports}
+    table.caption = (
+        f"KL and top-1 of {' and '.join(sorted(kls))}; perplexity of {' and '.join(sorted(texts))}, of the original: "
+        f"{', '.join(sorted(before))}"
+    )
     table.caption_justify = "left"
-    said = caution(reports)
-    why = [f"{r['label']}: {reason}" for r in reports if r["outcome"] == "FAIL" for reason in r["reasons"]]
+    differing = caution(reports)
+    why = [f"{r['label']}: {r['reasons'][0]}" for r in reports if r["outcome"] == "FAIL" and r["reasons"]]
     broken = {r["label"]: r.get("bisect", {}).get("sites") for r in reports}
     why += [f"{label} is broken by {', '.join(sites)}" for label, sites in broken.items() if sites]
-    return Group(*([Text(said)] if said else []), table, *map(Text, why))
+    more = f"and {len(why) - MOST_REASONS} more" if len(why) > MOST_REASONS else ""
+    return Group(
+        *([Text(differing)] if differing else []), table, *map(Text, [*why[:MOST_REASONS], *([more] * bool(more))])
+    )

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from minigpt.judge.report import Fields
 from minigpt.report.charts import LogScale
 from minigpt.report.numerals import brief, percent
 from minigpt.report.page import render
+from minigpt.report.parity_report import Fields
 
 HEADS = ("norm site", "deviation", "spread", "first token", "mean's share", "largest channels", "constant explains")
 QUANTITIES = {

@@ -1,6 +1,7 @@
 """Numbers as text: one format for messages, the terminal and the pages."""
 
 import math
+from collections.abc import Callable
 from typing import TypeGuard
 
 
@@ -49,6 +50,21 @@ def change(before: float | None, after: float | None) -> str:
         return brief(None)
     ratio = after / before
     return times(ratio) if ratio >= 10 else ("+" if ratio > 1 else "\u2212") + percent(abs(ratio - 1))
+
+
+def uncertain(x: float | None, error: float | None, form: Callable[[float | None], str] = brief) -> str:
+    """Format a number with its standard error, to the digits that the error supports: 0.0124 ± 0.0003."""
+    if not is_finite(x) or not is_finite(error) or error == 0:
+        return form(x)
+    if form is percent:
+        return uncertain(100 * x, 100 * error) + " %"
+    first = math.floor(math.log10(error))
+    if abs(x) < 1e-3 or abs(x) >= 1e6:
+        power = math.floor(math.log10(max(abs(x), error)))
+        digits = max(0, power - first)
+        return f"({x / 10**power:.{digits}f} ± {error / 10**power:.{digits}f})e{power}"
+    digits = max(0, -first)
+    return f"{x:,.{digits}f} ± {error:,.{digits}f}"
 
 
 def count(x: float) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, PackageLoader
 from markupsafe import Markup
 
-from minigpt.judge.report import MOST_NOISE, perplexities
 from minigpt.report import numerals
 from minigpt.report.charts import LogScale, depth_charts
 from minigpt.report.comparison import caution, conditions, labelled
+from minigpt.report.parity_report import MOST_NOISE, perplexities, population
 
 SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}
 _CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
@@ -31,6 +31,8 @@ def report_page(*reports: dict[str, Any]) -> str:
     def numbers(part: str, *keys: str) -> Iterator[float | None]:
         return (one.get(key) for report in shown for one in report.get(part, ()) for key in keys)
 
+    entropies = [x for report in shown for row in report.get("attention_maps", {}).get("entropy", {}).get("after", ())
+                 for x in row if x is not None]  # fmt: skip
     steps = (step["kl_mean"] for report in shown for step in report.get("removal", {}).get("steps", ()))
     return render(
         "parity.html",
@@ -38,6 +40,7 @@ def report_page(*reports: dict[str, Any]) -> str:
         caution=caution(shown),
         conditions=conditions(shown),
         depth_charts=depth_charts(shown),
+        attention_most=max(entropies, default=0) or 1,
         scales={
             "noise": LogScale(numbers("noise", "rms_error")),
             "sites": LogScale(numbers("norm_sites", "local_error", "propagated_error")),
@@ -76,6 +79,7 @@ def _environment() -> Environment:
         "at_parting": at_parting,
         "coarse": lambda x: numerals.brief(x, 2),
         "perplexities": perplexities,
+        "population": population,
         "plain_number": lambda x: f"{x:.0f}",
         "zip": zip,
     }

@@ -235,7 +235,6 @@ def run_cell(
         "ratio": judged["logits"]["ratio"],
         "perplexity_before": _perplexity(judged, "reference"),
         **_distance(judged, AT_THE_SWAP),
-        "decode_norm_share": judged["cost"]["decode_norm_share"],
         **trained,
         **figures,
         "metrics": measured(study.metrics, model, tokenizer),

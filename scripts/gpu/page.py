@@ -6,7 +6,7 @@ from typing import Any
 from gpu import parity
 from jinja2 import Environment, FileSystemLoader
 
-from minigpt.judge.report import MOST_NOISE
+from minigpt.report.parity_report import MOST_NOISE
 
 Row = dict[str, Any]
 

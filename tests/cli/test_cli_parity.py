@@ -3,12 +3,15 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import reference, saved, tiny_bpe
+from safetensors.torch import load_file, save_file
 from test_cli import Ended, Run, complaint, run  # noqa: F401
 
 import minigpt
@@ -51,7 +54,7 @@ def test_a_different_norm_is_not_called_a_failure(run: Run, folder: Path) -> Non
     status, out, _ = judge(run, folder, "--norm", "rms")
     assert status == 1
     assert out.startswith("DIFFERENT")
-    assert out.splitlines()[1].strip().startswith("KL divergence")
+    assert "KL divergence" in out.splitlines()[1]
 
 
 def test_against_an_original(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -65,8 +68,38 @@ def test_against_an_original(run: Run, folder: Path, tmp_path: Path) -> None:
     assert fields["perplexity"]["reference"] != fields["perplexity"]["candidate"]
 
 
+def test_a_record_is_judged_against_and_what_another_program_wrote(run: Run, folder: Path, tmp_path: Path) -> None:
+    record, outputs = tmp_path / "record.safetensors", tmp_path / "outputs.safetensors"
+    ended = judge(run, folder, "--record", record)
+    assert (ended.status, "PASS" in ended.out) == (0, False)
+    for norm in ("textbook", "rms"):
+        again = run("parity", "--original", record, "--norm", norm, "--device", "cpu", "--json", "-")
+        fresh = judge(run, folder, "--norm", norm, "--json", "-")
+        assert {**json.loads(again.out), "speed": None} == {**json.loads(fresh.out), "speed": None}
+        assert again.status == fresh.status
+    tensors = load_file(record)
+    save_file({name: x.float() for name, x in tensors.items() if name.startswith("logits")}, outputs)
+    assert run("parity", "--original", record, "--outputs", outputs).status == 0
+    save_file({name: x.float() * 1.01 for name, x in tensors.items() if name.startswith("logits")}, outputs)
+    assert run("parity", "--original", record, "--outputs", outputs).status == 1
+    assert "--original" in complaint(run("parity", "--outputs", outputs))
+    assert "--text" in complaint(run("parity", "--original", record, "--text", folder / "text"))
+
+
+@pytest.mark.parametrize(("line", "status"), [("os._exit(0)", 2), ("torch.set_default_dtype(torch.float64)", 1)])
+def test_code_that_ends_or_changes_the_process(folder: Path, tmp_path: Path, line: str, status: int) -> None:
+    (tmp_path / "norm.py").write_text(
+        "import os, torch\nclass Norm(torch.nn.LayerNorm):\n"
+        f"    def forward(self, x):\n        {line}\n        return super().forward(x)\n"
+    )
+    words = ["parity", "--model", folder, "--prompt", "the dog", "--norm", tmp_path / "norm.py:Norm"]
+    ended = subprocess.run([sys.executable, "-m", "minigpt", *map(str, words)], capture_output=True, text=True)
+    assert ended.returncode == status
+    assert ("no verdict" if status == 2 else "changes the process") in ended.stderr + ended.stdout
+
+
 def test_a_suspect_reference_is_status_2(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.judge.parity.MOST_FLOOR", {torch.float32: 1e-12})
+    monkeypatch.setattr("minigpt.judge.original.MOST_FLOOR", {torch.float32: 1e-12})
     assert "so it cannot be the reference" in complaint(judge(run, folder))
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from helpers import assert_within, random_ids, small_model
 
 from minigpt import NormError, Recipe
-from minigpt.judge.drift import Recorder
 from minigpt.judge.look import look
+from minigpt.judge.original import Recorder
 
 
 def test_the_figures_are_those_of_the_inputs() -> None:

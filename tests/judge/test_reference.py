@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import edit_config, largest_difference, reference, saved, tokens
+from checkpoints import largest_difference, reference, saved, tokens
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 
-from minigpt.generation.batch import left_padded
-from minigpt.judge.reference import Reference, judging
+from minigpt.judge.original import Reference, judging
 
 CPU = torch.device("cpu")
 FLOAT32 = {"attention": "sdpa", "dtype": torch.float32, "device": CPU}
@@ -59,18 +58,21 @@ def test_float64_is_float64_where_a_config_asks_for_float32_scores(tmp_path: Pat
 
 @pytest.mark.parametrize("eos", [(), (0,), (7, 3)])
 @torch.no_grad()
-def test_greedy_is_transformers_generate(folder: Path, eos: tuple[int, ...]) -> None:
-    """Of a left-padded batch."""
-    prompts = tokens(2, 6)
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
-    out = GPT2LMHeadModel.from_pretrained(folder).generate(
-        prompts, attention_mask=mask, max_new_tokens=20, do_sample=False, pad_token_id=eos[0] if eos else 0,
-        eos_token_id=list(eos) or [99999],
-    )  # fmt: skip
-    place = folder
-    if not eos:  # none is not the config's
-        place = edit_config(saved(reference(std=0.3), folder.parent / "endless"), eos_token_id=None)
-    assert Reference(place, **FLOAT32).greedy(prompts, mask, 20, eos).equal(out)
+def test_it_writes_as_transformers_generates(folder: Path, eos: tuple[int, ...]) -> None:
+    """Each prompt up to its end or the context's, with the logits of each token; in batches, padded on the left."""
+    prompts = [tokens(1, length, seed=length)[0].tolist() for length in (6, 4, 1, 9, 30, 44, 46, 48, 2, 3, 5, 8)]
+    texts, logits = Reference(folder, **FLOAT32).write(prompts, 20, eos)
+    theirs = GPT2LMHeadModel.from_pretrained(folder)
+    for prompt, text, rows in zip(prompts, texts, logits, strict=True):
+        ids, room = torch.tensor([prompt]), min(20, 48 - len(prompt))
+        out = ids if not room else theirs.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=room, do_sample=False, pad_token_id=0,
+            eos_token_id=list(eos) or [99999],
+        )  # fmt: skip
+        assert text.ids == out[0].tolist()
+        assert (text.prompt, text.written) == (prompt, text.ids[len(prompt) :])
+        whole = theirs(torch.tensor([text.ids])).logits[0, text.before_new]
+        torch.testing.assert_close(rows, whole, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kernels", ["bf16", "tf32", "ieee"])
@@ -87,18 +89,3 @@ def test_what_could_be_read_of_precision_before_can_be_read_again(precision: str
         assert (matmul.fp32_precision, mkldnn.fp32_precision, matmul.allow_tf32) == state
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_texts_are_read_on_as_each_is_alone(folder: Path, attention: str) -> None:
-    """Of several lengths, padded on the left, and then a token at a time."""
-    theirs = Reference(folder, attention=attention, dtype=torch.float64, device=CPU)
-    texts = [[5, 17, 42, 8], [3, 60]]
-    (ids, mask), read = left_padded(texts), theirs.reading(2, 6)
-    with torch.no_grad():
-        for new in ([9, 1], [7, 7], [30, 2]):
-            found = read(ids, mask)
-            alone = [theirs(torch.tensor([text]))[0, -1] for text in texts]
-            torch.testing.assert_close(found, torch.stack(alone), rtol=1e-12, atol=1e-12)
-            texts = [[*text, token] for text, token in zip(texts, new, strict=True)]
-            ids, mask = torch.tensor(new)[:, None], torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], dim=1)

@@ -13,10 +13,9 @@ from reports import fields, sample_report
 from torch import Tensor, nn
 
 import minigpt
-from minigpt.judge.contest import claims_layer_norm
 from minigpt.judge.measures import over_noise
-from minigpt.judge.reference import Reference
-from minigpt.judge.report import QUANTITIES, Fields, ParityReport, judged, parse_budget
+from minigpt.judge.original import Reference
+from minigpt.report.parity_report import QUANTITIES, Fields, ParityReport, judged, parse_budget
 
 PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
 MADE = fields(sample_report(2))
@@ -121,6 +120,8 @@ class Louder(minigpt.LayerNorm):
 class MyRMSNorm(nn.Module):
     """Somebody's RMSNorm, with a shift."""
 
+    exact = False
+
     def __init__(self, size: int, eps: float = 1e-5) -> None:
         super().__init__()
         self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
@@ -128,6 +129,10 @@ class MyRMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight + self.bias
+
+
+class MyNorms(Louder):
+    pass
 
 
 @pytest.mark.parametrize(
@@ -158,10 +163,11 @@ def test_the_outcome(folder: Path, how: dict[str, Any], outcome: str) -> None:
         (lambda: minigpt.norms.build("dyt", 8), False),
         (lambda: minigpt.norms.build(MyRMSNorm, 8), False),
         (lambda: nn.RMSNorm(8), False),
+        (lambda: MyNorms(8), True),  # whatever letters its name has
     ],
 )
 def test_what_claims_to_be_a_layer_norm(norm: Callable[[], nn.Module], claims: bool) -> None:
-    assert claims_layer_norm(norm()) is claims
+    assert minigpt.norms.is_exact(norm()) is claims
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -176,7 +182,7 @@ def test_a_reference_far_from_its_own_float64_cannot_judge(
             logits = super().__call__(input_ids)
             return logits if logits.dtype == torch.float64 else logits * wrong_by
 
-    monkeypatch.setattr("minigpt.judge.contest.Reference", Broken)
+    monkeypatch.setattr("minigpt.judge.original.Reference", Broken)
     with pytest.raises(minigpt.MiniGPTError, match=f"^transformers at {dtype} is .* from itself in float64"):
         judge(folder, dtype=dtype)
 

@@ -23,10 +23,12 @@ HOSTILE = (
 VOID = {"meta", "link", "br", "col", "img", "hr", "input"}
 
 # Optional parts of a report; each fills the section of its name.
-OPTIONAL = ("budget", "noise", "tokens", "sensitivity", "bisect", "perplexity", "fit", "removal")
+OPTIONAL = (
+    "budget", "noise", "tokens", "sensitivity", "bisect", "perplexity", "fit", "removal", "text", "gradients",
+)  # fmt: skip
 
 # Numbers of the report that the page tells in another way: by a drawing, or not at all.
-NOT_FIGURES = ("versions", "new_from")
+NOT_FIGURES = ("versions", "new_from", "speed", "first_off_place")
 
 
 class Parsed(HTMLParser):

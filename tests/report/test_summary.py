@@ -10,8 +10,8 @@ import pytest
 from reports import divergence, fields, sample_report
 from rich.console import Console
 
-from minigpt.judge.report import Fields, ParityReport, judged
-from minigpt.report.numerals import brief, precise
+from minigpt.report.numerals import brief, precise, uncertain
+from minigpt.report.parity_report import Fields, ParityReport, judged
 from minigpt.report.parity_summary import parity_summary
 
 MADE = fields(sample_report(2))
@@ -103,6 +103,25 @@ def test_a_failure_names_the_next_command() -> None:
     assert "--bisect names the sites" in shown(failing())
 
 
-def test_the_perplexity_says_that_the_texts_are_built_in() -> None:
-    assert "built-in" not in shown(report_with())
-    assert ", of the 4 built-in texts; --text FILE measures others" in shown(report_with(prompts="4 built-in texts"))
+def test_each_figure_names_the_tokens_that_it_is_of() -> None:
+    text = shown(report_with())
+    assert "318 tokens of the 4 texts" in text
+    assert "perplexity of data/held-out.txt" in text
+    assert "1,024 tokens" in text
+
+
+def test_what_a_candidate_does_not_give_is_named() -> None:
+    assert "Not judged" not in shown(report_with())
+    assert "gradients, attention" in shown(report_with(missing=["gradients", "attention"]))
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "text"),
+    [
+        (0.12431, 0.0746, "0.12 ± 0.07"), (0.9789, 0.0053, "0.979 ± 0.005"), (34.4586, 1.2, "34 ± 1"),
+        (1.1496e-12, 3.67e-13, "(1.1 ± 0.4)e-12"), (2e-5, 1e-3, "(0 ± 1)e-3"), (1.5, math.nan, "1.50"),
+        (3.0, 0.0, "3.00"),
+    ],
+)  # fmt: skip
+def test_a_number_has_the_digits_that_its_error_supports(x: float, error: float, text: str) -> None:
+    assert uncertain(x, error) == text

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from minigpt.errors import RAISED, NormError, listing
+from minigpt.guard import watched
 from minigpt.norms.registry import is_registered, maker_of
 
 OURS = str(Path(__file__).parents[2])
@@ -93,7 +94,8 @@ def _run(path: Path, source: bytes) -> ModuleType:
     linecache.checkcache(str(path))  # Triton reads the source of a kernel from there
     sys.path.append(folder)  # it can import its neighbours; at the end, so that they hide no other module
     try:
-        exec(compile(source, path, "exec"), vars(module))
+        with watched(name):
+            exec(compile(source, path, "exec"), vars(module))
     except RAISED as error:
         del sys.modules[name]
         raise NormError(f"{path} does not import: {last_line(error, str(path))}") from error
@@ -103,8 +105,11 @@ def _run(path: Path, source: bytes) -> ModuleType:
 
 
 def _from_package(place: str) -> ModuleType:
+    if place in sys.modules:
+        return sys.modules[place]
     try:
-        return importlib.import_module(place)
+        with watched(place):
+            return importlib.import_module(place)
     except RAISED as error:
         hint = "a class in your own file is path/to/file.py:Name"
         raise NormError(f"{place} does not import: {last_line(error)}; {hint}") from error

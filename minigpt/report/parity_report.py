@@ -11,7 +11,7 @@ import numpy as np
 
 from minigpt.errors import ConfigError
 from minigpt.files import finite
-from minigpt.report.numerals import brief, change, percent, precise
+from minigpt.report.numerals import brief, change, percent, precise, uncertain
 
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
 MOST_DECODING_NOISE = 4.0  # the same for tokens read one by one: of few tokens the floor may be small by chance
@@ -36,31 +36,42 @@ class ParityReport(Fields):
 
     Attributes:
         model, against, norm, sites, device, dtype, attention, quantize, center, prompts, versions: what was judged.
+        against_norm: the norm that transformers computes there: "fused", or "frozen" by a huge eps.
         verdict, reasons: "pass" or "fail", and why it did not pass, a sentence each.
         exact: whether the candidate claims to be the same model; an RMSNorm or int8 weights do not.
+        changes: what the candidate's code changed in the process; any is a fault.
+        missing: what the candidate does not give, so that it was not judged.
         notes: e.g. that the norm's class has another eps.
         bitwise: reference arithmetic with fused norms against transformers, same attention and dtype.
-        logits: distance from transformers in float64. ``noise_floor_*`` is that of transformers at this dtype, and
-            ``ratio`` the candidate's RMS error over it; ``scale`` is the RMS of the true logits.
+        logits: distance from transformers in float64, on the prompts. ``noise_floor_*`` is that of transformers at this
+            dtype, and ``ratio`` the candidate's RMS error over it; ``scale`` is the RMS of the true logits.
         decoding: the same where both read a token at a time; its floor is at least that of whole texts.
-        distribution: next-token distributions against the truth; ``top5_agreement`` is the share of the five likeliest
-            tokens that both have.
-        greedy: continuations, compared token by token up to the first difference in each. ``first_divergence`` is the
-            first that noise does not explain, else the first; ``margin`` is between the two best true logits there.
+        text: the same for the windows of the text file, or of the built-in text that fills the context. ``first_off``
+            is the first window and position that are off.
+        distribution: next-token distributions against the truth, on the text file if there is one, else on the prompts.
+            ``top5_agreement`` is the share of the five likeliest tokens that both have, ``loss_change`` candidate minus
+            truth in nats a token. ``*_se`` are standard errors by texts or windows.
+        greedy: what the candidate chooses token by token, up to the first difference in each text.
+            ``first_divergence`` is the first that noise does not explain, else the first; ``margin`` is between the two
+            best true logits there.
         norm_sites: for each norm, ``local_error`` is its own given the true input, ``propagated_error`` that of its
             output in the running model, and ``noise`` that of transformers. ``*_first`` is of the first token alone,
-            which carries the massive activations, ``*_rest`` of the others.
+            which carries the massive activations, ``*_rest`` of the others. ``backward_ratio`` is the error of its
+            gradients over that of PyTorch's LayerNorm.
         blocks: the residual stream after each block.
+        first_off: the first norm or block whose output is off.
+        gradients: of the texts' loss, for every Parameter and the embedded input, the worst ``ratio`` first.
+        attention_maps: the share of attention on the first position, and the entropy in nats, by layer and head.
         tokens: KL divergence along one prompt and its continuation, which begins at ``new_from``.
-        speed: median time of one forward over the longest text.
-        cost: the norms' share of the candidate's time.
+        speed: of one forward over the longest text, once; ``minigpt bench`` measures time.
         fit: R squared of each swapped norm before and after it was fitted.
         noise: harmless changes of the logits of the shortest prompt; ``share`` is the candidate's error over each.
         sensitivity: what each site alone does to the logits, most first.
-        removal: the sites in the order in which they are swapped, and what the model is after each.
+        removal: the sites in the order in which they are swapped, and what the model is after each; ``allowed`` is how
+            many of them the budget allows, and the report is of the model with those.
         bisect: the swapped sites that must have their own norm back for a pass. ``sets`` are the same sites, as sets
             that each break it and would not with any one site left out; ``verdicts`` is how many sets were tried.
-        perplexity: of a text file, with the original (``reference``) and with the candidate.
+        perplexity: of the whole text file, with the original (``reference``) and with the candidate.
         budget: the limits that decide in place of parity.
     """
 
@@ -115,8 +126,10 @@ def judged(fields: Mapping[str, Any], limits: Mapping[str, float]) -> ParityRepo
             for name, x in measured.items()
         ]
     broken = _broken_parity(report) if report.budget is None else _broken_budget(report)
+    if report.changes:
+        broken.insert(0, f"{report.norm} changes the process: {', '.join(report.changes)}; the change was undone.")
     report["verdict"] = "fail" if broken else "pass"
-    report["reasons"] = [_difference(report), _why_different(report)] if report.outcome == "DIFFERENT" else broken
+    report["reasons"] = [*_difference(report), _why_different(report)] if report.outcome == "DIFFERENT" else broken
     return report
 
 
@@ -124,7 +137,8 @@ def outcome_of(report: Mapping[str, Any]) -> str:
     """Return PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
     if report["verdict"] == "pass":
         return "PASS"
-    return "FAIL" if report.get("exact", True) or report.get("budget") else "DIFFERENT"
+    is_fault = report.get("exact", True) or report.get("budget") or report.get("changes")
+    return "FAIL" if is_fault else "DIFFERENT"
 
 
 def perplexities(report: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -134,14 +148,28 @@ def perplexities(report: Mapping[str, Any]) -> tuple[Any, Any]:
     return report["distribution"]["perplexity_reference"], report["distribution"]["perplexity_candidate"]
 
 
-def _difference(report: ParityReport) -> str:
-    """How different the model is, in a sentence."""
-    found, (before, after) = report.distribution, perplexities(report)
-    told = f"perplexity {precise(after)} instead of {precise(before)} ({change(before, after)}), "
-    return (
-        f"KL divergence {brief(found.kl_mean)} nats a token, {'' if math.isnan(before) else told}"
-        f"the same likeliest token for {percent(found.top1_agreement)} of the tokens."
-    )
+def population(report: Mapping[str, Any]) -> str:
+    """Return of which tokens the distribution is."""
+    tokens, text = report["distribution"].get("tokens"), report.get("text") or {}
+    what = text.get("file") or f"the {report.get('prompts') or 'prompts'}"
+    return what if tokens is None else f"{tokens:,} tokens of {what}"
+
+
+def _difference(report: ParityReport) -> list[str]:
+    """How different the model is, a sentence for each set of tokens."""
+    measured, (before, after) = report.distribution, perplexities(report)
+    sentences = [
+        f"On {population(report)} the KL divergence is {uncertain(measured.kl_mean, measured.kl_mean_se)} nats a "
+        f"token, and {uncertain(measured.top1_agreement, measured.top1_agreement_se, percent)} have the same likeliest "
+        "token."
+    ]
+    if not math.isnan(before):
+        text = report.perplexity
+        of_what = f"the {text.tokens:,} tokens of {text.file}" if text else "the prompts"
+        sentences.append(
+            f"The perplexity of {of_what} is {precise(after)} instead of {precise(before)} ({change(before, after)})."
+        )
+    return sentences
 
 
 def _why_different(report: ParityReport) -> str:
@@ -156,32 +184,73 @@ def _why_different(report: ParityReport) -> str:
 
 def _broken_parity(report: ParityReport) -> list[str]:
     """Why this is not the same model, a sentence each."""
-    found = []
+    reasons = []
     for when, logits, floor, most in (
         ("The", report.logits, f"noise floor of {report.dtype}", MOST_NOISE),
         ("Decoded a token at a time, the", report.decoding, "noise floor", MOST_DECODING_NOISE),
     ):
         if logits is not None and not logits.ratio <= most:  # written so that NaN fails
-            found.append(
+            reasons.append(
                 f"{when} logits' RMS error is {brief(logits.rms_error)}, {brief(logits.ratio)} times the {floor}; "
                 f"at most {most:g} times is parity."
             )
+    if report.text is not None and (off := report.text.first_off) is not None:
+        what = report.text.file or "the built-in text that fills the context"
+        reasons.append(
+            f"In window {off.window} of {what}, from position {off.position} on, the logits are off: the RMS error "
+            f"there is {brief(off.error)}, and transformers' own nowhere above {brief(off.noise)}; the window's is "
+            f"{brief(off.ratio)} times the noise floor."
+        )
     parting = report.greedy.first_divergence
     if parting is not None and not parting.within_noise:
-        found.append(
+        reasons.append(
             f"Greedy decoding of prompt {parting.prompt} parts at new token {parting.token}, where the two best logits "
             f"are {brief(parting.margin)} apart and the noise is only {brief(parting.noise)}."
         )
-    return found
+    if (off := report.first_off) is not None and reasons:
+        reasons.append(
+            f"The first output that is off is {off.place}'s, by {brief(off.error)} of its size, where transformers' "
+            f"own error is {brief(off.noise)}."
+        )
+    return reasons + _broken_gradients(report)
+
+
+def _broken_gradients(report: ParityReport) -> list[str]:
+    """Which gradients are off, in one sentence; and the norm whose backward is."""
+    wrong = [row for row in report.gradients or () if not row.ratio <= MOST_NOISE]
+    sites = [site for site in report.norm_sites if not (site.get("backward_ratio") or 0) <= MOST_NOISE]
+    reasons = []
+    if sites:
+        worst = max(sites, key=lambda site: site.backward_ratio)
+        reasons.append(
+            f"The backward of {len(sites)} norm{'s' if len(sites) > 1 else ''} is off, most at {worst.site}: "
+            f"{brief(worst.backward_ratio)} times the error of PyTorch's LayerNorm."
+        )
+    if wrong:
+        reasons.append(
+            f"The gradients of {len(wrong)} of {len(report.gradients)} Parameters are off, most that of "
+            f"{wrong[0].parameter}: by {brief(wrong[0].relative_error)} of its size, {brief(wrong[0].ratio)} times "
+            f"transformers' own error at {report.dtype}; at most {MOST_NOISE:g} times is parity."
+        )
+    return reasons
 
 
 def _broken_budget(report: ParityReport) -> list[str]:
     """The limits that were not kept, a sentence each."""
+    removal = report.removal
+    if removal is not None and removal.allowed is not None:
+        return [] if removal.allowed else ["The budget allows no site."]
     return [
-        f"The budget allows {line.quantity} {line.limit:g}, and it is {brief(line.measured)}."
+        f"The budget allows {line.quantity} {in_kind(line.quantity, line.limit)}, and it is "
+        f"{in_kind(line.quantity, line.measured)}."
         for line in report.budget
         if not line.kept
     ]
+
+
+def in_kind(quantity: str, x: float) -> str:
+    """Format a figure of a budget: shares as percent, the others as numbers."""
+    return percent(x) if quantity in ("perplexity", "top1", "top5") else brief(x)
 
 
 def _perplexity_change(report: ParityReport) -> float:

@@ -1,0 +1,140 @@
+"""The gradient of the loss of the texts, for every Parameter and the embedded input, and the backward of each norm.
+
+T tokens, V vocabulary, C embedding.
+"""
+
+import statistics
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from minigpt.errors import GenerationError
+from minigpt.judge.measures import Distance, exact_layer_norm, over_noise
+from minigpt.report.parity_report import Fields
+
+if TYPE_CHECKING:
+    from minigpt.judge.original import Original
+
+EMBEDDED = "inputs_embeds"  # what transformers calls the embedded tokens, before their positions are added
+
+
+def gradients_of(model: nn.Module, original: "Original", prefix: str = "") -> dict[str, Tensor]:
+    """Return the gradient of the mean loss of all tokens of the original's texts, by Parameter.
+
+    ``inputs_embeds`` is the embedded input, (tokens of all texts, C).
+
+    Args:
+        model: a function of ids to logits, or to an object with ``logits``; its own gradients are left as they are.
+        prefix: what its Parameters' names begin with, beside the checkpoint's.
+
+    Raises:
+        GenerationError: if no text has two tokens.
+    """
+    parameters = {name: own for name, own in model.named_parameters() if own.is_floating_point()}
+    texts = [text.ids for text in original.texts if len(text.ids) > 1]
+    if not texts:
+        raise GenerationError("gradients need a loss, but no text has two tokens")
+    tokens, embedded = sum(len(ids) - 1 for ids in texts), []
+    sums = {name: torch.zeros_like(own) for name, own in parameters.items()}
+    were_trained = {name: own.requires_grad for name, own in parameters.items()}
+    inputs: list[Tensor] = []
+    hook = model.get_submodule(f"{prefix}wte").register_forward_hook(lambda _, __, output: inputs.append(output))
+    try:
+        for own in parameters.values():
+            own.requires_grad_(True)
+        with torch.enable_grad():
+            for ids in texts:
+                inputs.clear()
+                loss = _loss(model, original.tensor(ids)) / tokens
+                found = torch.autograd.grad(loss, [*parameters.values(), inputs[0]], allow_unused=True)
+                embedded.append(found[-1][0])  # (T, C)
+                for total, gradient in zip(sums.values(), found[:-1], strict=True):
+                    total += 0 if gradient is None else gradient
+    finally:
+        hook.remove()
+        for name, own in parameters.items():
+            own.requires_grad_(were_trained[name])
+    return {name.removeprefix(prefix): total for name, total in sums.items()} | {EMBEDDED: torch.cat(embedded)}
+
+
+def _loss(model: Callable[[Tensor], Any], ids: Tensor) -> Tensor:
+    logits = model(ids)
+    logits = getattr(logits, "logits", logits)[0, :-1]  # (T - 1, V)
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), ids[0, 1:], reduction="sum")
+
+
+def compared_gradients(gradients: dict[str, Tensor], original: "Original") -> list[Fields]:
+    """Return the relative error of each gradient beside transformers' own at the dtype, the worst ratio first.
+
+    The noise of a gradient is at least the median of all: of few numbers it may be small by chance.
+    """
+    least = statistics.median(original.gradient_noise.values())
+    rows = []
+    for name, exact in (original.gradients or {}).items():
+        if name in gradients:
+            error, noise = _relative(gradients[name], exact), max(original.gradient_noise[name], least)
+            ratio = over_noise(error, noise, 1.0)
+            rows.append(Fields(parameter=name, relative_error=error, noise=noise, ratio=ratio))
+    return sorted(rows, key=lambda row: -row.ratio if row.ratio == row.ratio else -torch.inf)
+
+
+def backward_ratio(
+    norm: nn.Module, call: Callable[[Tensor], Tensor], x: Float[Tensor, "1 seq embd"], eps: float
+) -> float:
+    """Return how many times PyTorch's LayerNorm a norm's gradients are off: of input, scale or shift, the largest.
+
+    All get the same input and the same random gradient of the output; the truth is float64.
+
+    Args:
+        call: computes the norm as the model does.
+    """
+    generator = torch.Generator().manual_seed(0)
+    above = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
+    roles = {role: own.detach() for role in ("weight", "bias") if isinstance(own := getattr(norm, role, None), Tensor)}
+    weight = roles.get("weight", torch.ones_like(x[0, 0]))
+
+    def gradients(normalize: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        leaves = [
+            one.to(dtype, copy=True).requires_grad_()
+            for one in (x, weight, *([roles["bias"]] if "bias" in roles else []))
+        ]
+        with torch.enable_grad():
+            y = normalize(leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None, eps)
+        return list(torch.autograd.grad(y, leaves, above.to(y)))
+
+    def fused(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+    exact, noisy = gradients(exact_layer_norm, torch.float64), gradients(fused, x.dtype)
+    leaf = x.detach().clone().requires_grad_()
+    own = [getattr(norm, role) for role in roles]
+    were_trained = [one.requires_grad for one in own]
+    try:
+        for one in own:
+            one.requires_grad_(True)
+        with torch.enable_grad():
+            y = call(leaf)
+        found = torch.autograd.grad(y, [leaf, *own], above, allow_unused=True) if y.requires_grad else [None] * 3
+    finally:
+        for one, was_trained in zip(own, were_trained, strict=True):
+            one.requires_grad_(was_trained)
+    names = ["x", *roles]
+    truth = dict(
+        zip(["x", "weight", *(["bias"] if "bias" in roles else [])], zip(exact, noisy, strict=True), strict=True)
+    )
+    ratios = []
+    for name, gradient in zip(names, found, strict=False):
+        true_gradient, noisy_gradient = truth[name]
+        gradient = torch.zeros_like(true_gradient) if gradient is None else gradient
+        ratios.append(over_noise(_relative(gradient, true_gradient), _relative(noisy_gradient, true_gradient), 1.0))
+    return max(ratios)
+
+
+def _relative(value: Tensor, truth: Tensor) -> float:
+    distance = Distance()
+    distance.add(value, truth)
+    return distance.relative

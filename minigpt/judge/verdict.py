@@ -1,0 +1,597 @@
+"""Is it still the same model? A candidate held against an original, part by part, and the verdict."""
+
+import contextlib
+import dataclasses
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minigpt.checkpoint import open_checkpoint
+from minigpt.checkpoint.opened import only_dtype
+from minigpt.config import GPT2Config
+from minigpt.device import dtype_name
+from minigpt.errors import ConfigError, GenerationError, NormError
+from minigpt.guard import watched
+from minigpt.judge import search
+from minigpt.judge.candidate import PARTS, Candidate, ModuleCandidate, OurCandidate, candidate_of
+from minigpt.judge.gradients import compared_gradients
+from minigpt.judge.measures import Distance, LogitsMeter, PositionedDistance, mean_by_rows, over_floor, over_noise
+from minigpt.judge.original import NEW_TOKENS, Original, Prompts, Text, judging, sites_of
+from minigpt.judge.perplexity import perplexity_of, window_losses
+from minigpt.norms.foreign.adapt import KEEP
+from minigpt.norms.foreign.construct import naming
+from minigpt.norms.foreign.locate import file_of
+from minigpt.norms.registry import lookup, require_on
+from minigpt.recipe import Recipe
+from minigpt.report.parity_report import MOST_NOISE, Fields, ParityReport, judged, parse_budget
+from minigpt.report.steps import Progress, Steps
+from minigpt.swap.saved import Norms
+
+FAR_OFF = 8.0  # a place is off from so many times transformers' own error there on
+BATCH = 8  # rows of the batch that ``noise`` compares with one row
+
+
+def parity(
+    candidate: "str | Path | Recipe | nn.Module | Callable[[Tensor], Any]" = "demo",
+    *,
+    against: str | Path | None = None,
+    norm: Norms | None = None,
+    sites: str | Iterable[str] = "*",
+    keep: Collection[str] = KEEP,
+    center: bool = False,
+    fit: str | Path | None = None,
+    attention: str = "sdpa",
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    quantize: str | None = None,
+    revision: str | None = None,
+    local_files_only: bool = False,
+    prompts: Prompts | None = None,
+    text: str | Path | None = None,
+    max_new_tokens: int = NEW_TOKENS,
+    gradients: bool = False,
+    attention_maps: bool = False,
+    noise: bool = False,
+    sensitivity: bool = False,
+    remove: bool = False,
+    remove_file: str | Path | None = None,
+    bisect: bool = False,
+    budget: str | None = None,
+    progress: Progress | None = None,
+) -> ParityReport:
+    """Judge a model against transformers with the original's weights.
+
+    The truth is transformers in float64 on the weights as rounded to ``dtype``, on every prompt and its greedy
+    continuation. The noise floor is how far transformers itself is from that truth when it computes in ``dtype``. The
+    candidate passes if its RMS error is at most twice the noise floor, on the prompts and on every window of a longer
+    text, and at most four times when it decodes the continuations token by token. Its greedy tokens must also agree
+    with those of transformers, or differ only where the two best logits are closer than the noise. TF32 is off
+    meanwhile. What the candidate's code changes in the process is undone, and fails it.
+
+    ``minigpt.Original`` reads the original once for many candidates.
+
+    Args:
+        candidate: a source or a ``Recipe``; a ``GPT2`` or any ``nn.Module`` in eval mode; a function of ids (B, T) to
+            logits (B, T, V), or to an object with ``logits``.
+        against: the source of the original; by default the candidate's own. A module or a function needs one.
+        norm, sites, keep, center, fit, attention, device, dtype, quantize, revision, local_files_only: as ``Recipe``
+            takes them, for a candidate that is a source.
+        prompts, text, max_new_tokens: as ``Original`` takes them.
+        gradients: also compare the gradient of the loss for every Parameter.
+        attention_maps: also compare the share of attention on the first position and the entropy, by head.
+        noise: also measure ordinary differences, e.g. bfloat16 against float32, for comparison.
+        sensitivity: swap one site at a time, and rank the sites.
+        remove: swap one site after another, the least harmful first, until all are swapped or the budget's kl is spent.
+            With a budget the report is of the sites that it allows.
+        remove_file: keeps what ``remove`` has measured; a search that is started again with it goes on.
+        bisect: name the swapped sites that break parity, or the budget if there is one.
+        budget: limits that decide in place of parity, e.g. "kl=1e-6,perplexity=0.01%".
+        progress: called with a few words on each step as it begins, and the share of the steps that are done.
+
+    Raises:
+        CheckpointError, ConfigError, NormError, GenerationError: if it cannot be judged; the message says why.
+        MiniGPTError: if the noise floor is so high that transformers itself cannot be trusted.
+    """
+    if budget is not None:
+        parse_budget(budget)
+    recipe = recipe_of(
+        candidate, norm=norm, sites=sites, keep=keep, center=center, fit=fit, attention=attention, device=device,
+        dtype=dtype, quantize=quantize, revision=revision, local_files_only=local_files_only,
+    )  # fmt: skip
+    texts: dict[str, Any] = dict(prompts=prompts, text=text, max_new_tokens=max_new_tokens, gradients=gradients)
+    texts["progress"] = None if progress is None else lambda step, done: progress(step, 0.6 * done)
+    if recipe is not None:
+        original = read_original(recipe, against, **texts)
+    elif against is None:
+        raise ConfigError("must name the original of a candidate that is no source", argument="against")
+    else:
+        first = next(candidate.parameters(), None) if isinstance(candidate, nn.Module) else None
+        original = Original(
+            against, attention=getattr(candidate, "attention", attention), local_files_only=local_files_only,
+            device=device or getattr(first, "device", None), dtype=dtype or getattr(first, "dtype", None), **texts,
+        )  # fmt: skip
+    return judge(
+        original, candidate if recipe is None else recipe, gradients=gradients, attention_maps=attention_maps,
+        noise=noise, sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect, budget=budget,
+        progress=None if progress is None else lambda step, done: progress(step, 0.6 + 0.4 * done),
+    )  # fmt: skip
+
+
+def read_original(
+    recipe: Recipe, against: str | Path | None = None, *, check: Iterable[Recipe] = (), **texts: Any
+) -> Original:
+    """Read the original of a recipe's model, before any code of a norm runs: its own source, or ``against``.
+
+    It is read at the dtype that the recipe's model has.
+
+    Args:
+        check: more recipes that will be judged; of all, what can be known of norms and sites is checked first.
+        texts: prompts, text, max_new_tokens, gradients and progress, as ``Original`` takes them.
+    """
+    checkpoint = open_checkpoint(recipe.place())
+    for one in (recipe, *check):
+        _check_named(one, checkpoint.config)
+    dtype, revision = recipe.dtype, recipe.revision
+    if against is not None:
+        dtype, revision = dtype or only_dtype(checkpoint.tensors, recipe.place()), None
+    del checkpoint
+    return Original(
+        recipe.source if against is None else against, attention=recipe.attention, dtype=dtype, revision=revision,
+        device=recipe.device or ("cpu" if recipe.quantize else None), local_files_only=recipe.local_files_only, **texts,
+    )  # fmt: skip
+
+
+def recipe_of(candidate: Any, **opening: Any) -> Recipe | None:
+    """Return how a candidate is opened; None for one that is a model or a function already.
+
+    Raises:
+        ConfigError: if such a one comes with options of opening.
+    """
+    if isinstance(candidate, str | Path):
+        return Recipe(candidate, **opening)
+    plain = Recipe()
+    names = [name for name in opening if name not in ("device", "dtype", "attention", "local_files_only")]
+    changed = [name for name in names if name != "sites" and opening[name] != getattr(plain, name)]
+    if changed or opening.get("sites", "*") not in ("*", ("*",)):
+        raise ConfigError("is for a candidate that is a source", argument=(changed or ["sites"])[0])
+    return candidate if isinstance(candidate, Recipe) else None
+
+
+def _check_named(recipe: Recipe, config: GPT2Config) -> None:
+    """Check the names of norms and the patterns of sites. No code runs for that."""
+    for pattern, norm in recipe.pairs():
+        require_matching(pattern, config)
+        if not isinstance(norm, str):
+            continue
+        if (file := file_of(norm)) is None:
+            if ":" not in norm:
+                lookup(norm)
+        elif not file.is_file():
+            raise NormError(f"cannot read {file}: there is no such file")
+
+
+def require_matching(pattern: str, config: GPT2Config) -> None:
+    """Raise NormError if a pattern matches no norm site."""
+    if not any(fnmatchcase(site, pattern) for site in sites_of(config)):
+        raise NormError(f"no norm site matches {pattern!r}; the sites are {', '.join(sites_of(config))}")
+
+
+def judge(
+    original: Original,
+    candidate: Any = None,
+    *,
+    gradients: bool | None = None,
+    attention_maps: bool = False,
+    noise: bool = False,
+    sensitivity: bool = False,
+    remove: bool = False,
+    remove_file: str | Path | None = None,
+    bisect: bool = False,
+    budget: str | None = None,
+    progress: Progress | None = None,
+    **opening: Any,
+) -> ParityReport:
+    """Judge a candidate against an original that was read.
+
+    Args:
+        candidate: as ``parity`` takes it; by default the original's own source, with what ``opening`` does to it.
+        gradients: by default whether the original has them.
+        opening: as ``Recipe`` takes them: norm, sites, keep, center, fit, quantize.
+        The others are those of ``parity``.
+    """
+    limits = parse_budget(budget) if budget is not None else {}
+    gradients = original.gradients is not None if gradients is None else gradients
+    if gradients and original.gradients is None:
+        raise ConfigError("needs an original that was read with gradients=True", argument="gradients")
+    if "perplexity" in limits and not original.reads_file and max(len(text.prompt) for text in original.texts) < 2:
+        raise GenerationError("the budget limits perplexity, but no prompt has two tokens; give longer ones, or a text")
+    candidate = original.place if candidate is None else candidate
+    recipe = recipe_of(candidate, **opening) if not isinstance(candidate, Candidate) else None
+    if recipe is not None:
+        source = original.source if candidate is original.place else recipe.source
+        recipe = dataclasses.replace(
+            recipe, source=source if str(source) == original.source and recipe.revision else recipe.source,
+            device=original.device, dtype=dtype_name(original.dtype), attention=original.attention,
+        )  # fmt: skip
+    total = sum((3, gradients, attention_maps, noise, sensitivity or remove, bisect, original.reads_file))
+    steps = Steps(progress, total)
+    with judging(), watched() as changes:
+        steps("loading the candidate")
+        judgement = _Judgement(original, candidate_of(original, candidate, recipe), steps)
+        with _evaluating(judgement.candidate):
+            report = judgement.report(
+                limits, gradients=gradients, attention_maps=attention_maps, noise=noise, sensitivity=sensitivity,
+                remove=remove, remove_file=remove_file, bisect=bisect,
+            )  # fmt: skip
+    report["changes"] = sorted({*changes, *judgement.candidate.changes})
+    return judged(report, limits)
+
+
+class _Judgement:
+    """One candidate under judgement."""
+
+    def __init__(self, original: Original, candidate: Candidate, steps: Steps) -> None:
+        self.original, self.candidate, self.begin = original, candidate, steps
+
+    def report(
+        self, limits: dict[str, float], *, gradients: bool, attention_maps: bool, noise: bool, sensitivity: bool,
+        remove: bool, remove_file: str | Path | None, bisect: bool,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return the parts of the report, without the verdict."""
+        original, candidate = self.original, self.candidate
+        asked = {"norms and blocks": True, "tokens one by one": any(text.written for text in original.texts),
+                 "gradients": gradients, "attention": attention_maps}  # fmt: skip
+        optional: dict[str, Any] = dict.fromkeys(
+            ("sensitivity", "removal", "bisect", "gradients", "attention_maps", "noise")
+        )
+        searcher = None
+        if sensitivity or remove or bisect:
+            if not isinstance(candidate, OurCandidate):
+                raise ConfigError("needs a model of minigpt, whose norms can be swapped", argument="sensitivity")
+            searcher = search.Search(original, candidate, remove_file)
+            if sensitivity or remove:
+                self.begin("swapping one site at a time")
+                optional["sensitivity"] = searcher.sensitivity()
+            if remove:
+                optional["removal"] = self._remove(searcher, limits)
+        parts = self._measured()
+        if searcher is not None and bisect:
+            self.begin("searching for the sites that break it")
+            fails = self._failing(parts, limits)
+            optional["bisect"] = search.bisect(candidate.swapped, fails)
+            searcher.finish()
+        if searcher is not None:
+            searcher.close()
+        if noise:
+            self.begin("measuring ordinary differences")
+            optional["noise"] = _ordinary_differences(original, candidate)
+        if gradients and (found := candidate.gradients()) is not None:
+            self.begin("comparing gradients")
+            optional["gradients"] = compared_gradients(found, original)
+        if attention_maps and (after := candidate.attention_maps()) is not None:
+            optional["attention_maps"] = {
+                name: Fields(before=original.attention_maps[name].tolist(), after=after[name].tolist())
+                for name in after
+            }
+        require_on(candidate.norm, original.device)
+        return dict(
+            model=candidate.name,
+            against=None if candidate.name == original.source else original.source,
+            against_norm=original.norm,
+            norm=candidate.norm,
+            sites=list(candidate.sites),
+            device=str(original.device),
+            dtype=dtype_name(original.dtype),
+            attention=original.attention,
+            versions=original.versions,
+            prompts=original.described,
+            quantize=candidate.quantize,
+            center=candidate.center,
+            exact=candidate.is_exact,
+            fit=candidate.fitted,
+            notes=candidate.notes,
+            missing=[part for part in PARTS if asked[part] and part not in candidate.can],
+            bitwise=Fields(equal=original.bits.largest == 0, max_abs_error=original.bits.largest),
+            **parts,
+            **optional,
+        )
+
+    def _measured(self, *, deciding: bool = False) -> dict[str, Any]:
+        """Measure what decides, and unless it is all that is asked, each norm and block and the time."""
+        original, candidate = self.original, self.candidate
+        if not deciding:
+            self.begin("comparing logits and norms")
+        drift, meter, chosen = Drift(original, candidate), LogitsMeter(), []
+        for text in original.texts:
+            reading = candidate.read(text)
+            _require_numbers(reading.logits, candidate)
+            if not deciding:
+                drift.add(text, reading)
+            meter.add(text.truth, reading.logits, _targets(original, text))
+            chosen.append(reading.logits[text.before_new].argmax(-1).tolist())
+        decoded = candidate.decoded()
+        if decoded is not None:
+            chosen = [logits.argmax(-1).tolist() for logits in decoded]
+        windows = LogitsMeter()
+        for text in original.windows:
+            windows.add(text.truth, candidate.logits(text), _targets(original, text))
+        parts: dict[str, Any] = dict(
+            logits=over_floor(meter.distance, original.floor),
+            distribution=(windows if original.reads_file else meter).distribution(),
+            greedy=_compare_greedy(original, candidate, chosen, show=not deciding),
+            decoding=self._decoding(decoded),
+            text=_compare_windows(original, windows),
+            perplexity=self._perplexity(quiet=deciding),
+            most_kl=max(one.distribution().kl_mean for one in (meter, windows) if one.rows),
+        )
+        if deciding:
+            return parts
+        longest = max(range(len(original.texts)), key=lambda i: len(original.texts[i].ids))
+        text = original.texts[longest]
+        start = time.perf_counter()
+        candidate.logits(text)
+        return parts | dict(
+            norm_sites=drift.norm_sites(),
+            blocks=drift.block_drift(),
+            first_off=drift.first_off(),
+            tokens=Fields(
+                prompt=longest,
+                pieces=[original.text([token]) or f"#{token} " for token in text.ids],
+                kl=meter.kl[longest].tolist(),
+                new_from=text.new_from,
+            ),
+            speed=Fields(candidate_ms=1000 * (time.perf_counter() - start), reference_ms=original.reference_ms),
+        )
+
+    def _decoding(self, decoded: list[Tensor] | None) -> Fields | None:
+        if decoded is None or not any(len(logits) for logits in decoded):
+            return None
+        distance = Distance()
+        for text, logits in zip(self.original.texts, decoded, strict=True):
+            distance.add(logits, text.truth[text.before_new])
+        # Of few tokens the reference's error may be small by chance.
+        floor = max(self.original.decoding_floor, self.original.floor, key=lambda distance: distance.rms)
+        return over_floor(distance, floor)
+
+    def _perplexity(self, *, quiet: bool) -> Fields | None:
+        """Return the perplexity of the whole text file before and after, by windows that overlap."""
+        original, candidate = self.original, self.candidate
+        if not original.reads_file or not isinstance(candidate, OurCandidate):
+            return None
+        if not quiet:
+            self.begin(f"perplexity of {original.text_file}")
+        losses, before = window_losses(candidate.model, original.text_ids), original.losses
+        counts, window = [count for count, _ in before], original.config.n_positions
+        change, change_se = mean_by_rows([b - a for (_, a), (_, b) in zip(before, losses, strict=True)], counts)
+        return Fields(
+            file=original.text_file, tokens=len(original.text_ids), window=window, stride=max(1, window // 2),
+            reference=perplexity_of(sum(loss for _, loss in before), sum(counts)),
+            candidate=perplexity_of(sum(loss for _, loss in losses), sum(counts)),
+            loss_se=mean_by_rows([loss for _, loss in losses], counts)[1],
+            loss_change=change, loss_change_se=change_se,
+        )  # fmt: skip
+
+    def _remove(self, searcher: "search.Search", limits: dict[str, float]) -> Fields:
+        """Search for the order of the sites; with a budget, leave the candidate with those that it allows."""
+        removal = searcher.curve(limits.get("kl", torch.inf), self.begin)
+        if not limits:
+            return removal
+        most_kl = limits.get("kl", torch.inf)
+        sites = [step.site for step in removal.steps if not step.kl_mean > most_kl]
+        while True:
+            self.begin(f"checking {len(sites)} sites on all texts")
+            self.candidate.put_new(sites)  # type: ignore[attr-defined]
+            parts = self._measured(deciding=True)
+            if not sites or (judged(self._judged_parts(parts), limits).passed and not parts["most_kl"] > most_kl):
+                break
+            sites = sites[:-1]
+        removal["allowed"], self.candidate.swapped = len(sites), sites
+        return removal
+
+    def _judged_parts(self, parts: dict[str, Any]) -> dict[str, Any]:
+        candidate, original = self.candidate, self.original
+        about: dict[str, Any] = dict.fromkeys(("gradients", "removal", "first_off", "bisect")) | {"norm_sites": []}
+        return parts | about | dict(
+            exact=candidate.is_exact, norm=candidate.norm, model=candidate.name, quantize=candidate.quantize,
+            against=None, against_norm=original.norm, dtype=dtype_name(original.dtype), changes=[],
+            prompts=original.described,
+        )  # fmt: skip
+
+    def _failing(self, parts: dict[str, Any], limits: dict[str, float]) -> Callable[[list[str]], bool]:
+        """Return the function that says whether the report would fail with the norm at some of its sites only."""
+
+        def fails(sites: list[str]) -> bool:
+            self.candidate.put_new(sites)  # type: ignore[attr-defined]
+            return not judged(self._judged_parts(self._measured(deciding=True)), limits).passed
+
+        return fails
+
+
+@contextlib.contextmanager
+def _evaluating(candidate: Candidate) -> Iterator[None]:
+    """Put a candidate into eval mode in the block; what foreign code raises becomes an error that names it."""
+    with contextlib.ExitStack() as stack:
+        if isinstance(candidate, ModuleCandidate):
+            stack.enter_context(candidate.evaluating())
+        if not candidate.is_ours:
+            stack.enter_context(naming(candidate.call))
+        yield
+
+
+def _targets(original: Original, text: Text) -> Tensor:
+    return torch.tensor(text.targets, dtype=torch.long, device=original.device)
+
+
+def _require_numbers(logits: Tensor, candidate: Candidate) -> None:
+    if logits.isnan().any():
+        raise NormError(
+            f"with {candidate.norm} the logits of {candidate.name} are NaN, so their error cannot be measured"
+        )
+
+
+class Drift:
+    """The error at each norm, by itself and after everything before it, and in the residual stream after each block."""
+
+    def __init__(self, original: Original, candidate: Candidate) -> None:
+        self.original, self.candidate = original, candidate
+        self.local: defaultdict[str, PositionedDistance] = defaultdict(PositionedDistance)
+        self.propagated: defaultdict[str, PositionedDistance] = defaultdict(PositionedDistance)
+        self.backward: dict[str, float] = {}
+
+    def add(self, text: Text, reading: Any) -> None:
+        """Count what a candidate computed on a text.
+
+        Raises:
+            NormError: if a norm returned NaN where the truth is a number.
+        """
+        for place, truth in self.original.true_outputs(text).items():
+            if place not in reading.outputs:
+                continue
+            output = reading.outputs[place][: len(truth)]
+            if output.isnan().any():
+                raise NormError(
+                    f"{place} returns NaN where the reference returns numbers, so its error cannot be measured"
+                )
+            self.propagated[place].add(output, truth)
+        for site, again in reading.again.items():
+            if site in text.inputs:
+                x = text.inputs[site][None].to(reading.outputs[site].dtype)  # (1, T, C): the true input, rounded
+                self.local[site].add(again(x.clone())[0], self.original.norms[site](x[0]))
+
+    def norm_sites(self) -> list[Fields]:
+        """Every site, in the order of the forward."""
+        return [
+            Fields(
+                site=site,
+                swapped=site in self.candidate.swapped,
+                **self._errors(self.local, site, "local_error", "local_first", "local_rest"),
+                **self._errors(self.propagated, site, "propagated_error", "propagated_first", "propagated_rest"),
+                noise=self.original.noise[site],
+            )
+            for site in self.original.sites
+            if site in self.propagated
+        ]
+
+    def block_drift(self) -> list[Fields]:
+        """The residual stream after every block."""
+        return [
+            Fields(
+                block=block,
+                **self._errors(self.propagated, block, "error", "error_first", "error_rest"),
+                noise=self.original.noise[block],
+            )
+            for block in self.original.blocks
+            if block in self.propagated
+        ]
+
+    def first_off(self) -> Fields | None:
+        """Return the first norm or block whose output is off, in the order of the data."""
+        order = [place for block in self.original.blocks for place in (f"{block}.ln_1", f"{block}.ln_2", block)]
+        for place in (*order, "ln_f"):
+            if place in self.propagated:
+                error, noise = self.propagated[place].parts[0][1].relative, self.original.noise[place]
+                if not over_noise(error, noise, 1.0) <= FAR_OFF:
+                    return Fields(place=place, error=error, noise=noise)
+        return None
+
+    @staticmethod
+    def _errors(distances: dict[str, PositionedDistance], place: str, *names: str) -> dict[str, float | None]:
+        return distances[place].relative(*names) if place in distances else dict.fromkeys(names)
+
+
+def _compare_windows(original: Original, meter: LogitsMeter) -> Fields | None:
+    """Compare the logits of each window of a text; name the first window and position where they are off."""
+    if not original.windows:
+        return None
+    total = Distance()
+    for floor in original.window_floors:
+        total = Distance(
+            max(total.largest, floor.largest), total.count + floor.count, total.squares + floor.squares,
+            total.true_squares + floor.true_squares,
+        )  # fmt: skip
+    first_off = None
+    for i, (text, distance, floor) in enumerate(
+        zip(original.windows, meter.distances, original.window_floors, strict=True)
+    ):
+        ratio = over_noise(distance.rms, max(floor.rms, total.rms), distance.scale)
+        if not ratio <= MOST_NOISE:  # written so that NaN is off
+            errors, limit = meter.errors[i], MOST_NOISE * original.position_noise
+            over = [j for j, error in enumerate(errors.tolist()) if not error <= limit] or [int(errors.argmax())]
+            position = text.compared.start + over[0]
+            first_off = Fields(
+                window=i, position=position, token=text.start + position, error=float(errors[over[0]]),
+                noise=original.position_noise, ratio=ratio,
+            )  # fmt: skip
+            break
+    return Fields(
+        file=original.text_file, tokens=sum(map(len, meter.kl)), windows=len(original.windows),
+        window=original.config.n_positions, logits=over_floor(meter.distance, total), first_off=first_off,
+    )  # fmt: skip
+
+
+def _compare_greedy(original: Original, candidate: Candidate, chosen: list[list[int]], *, show: bool) -> Fields:
+    """Compare what the candidate chooses, given the tokens before, with what transformers wrote.
+
+    The report names the first difference that noise does not explain, else the first.
+    """
+    compared, partings = 0, []
+    noise = 2 * original.floor.largest  # can swap two logits this close: each may be off by the floor's maximum
+    for i, (text, tokens) in enumerate(zip(original.texts, chosen, strict=True)):
+        j = next((j for j, (a, b) in enumerate(zip(tokens, text.written, strict=True)) if a != b), None)
+        compared += len(text.written) if j is None else j + 1
+        if j is not None:
+            best = text.truth[text.before_new][j].topk(2).values
+            margin = float(best[0] - best[1])
+            partings.append(
+                Fields(prompt=i, token=j, candidate_id=tokens[j], reference_id=text.written[j], margin=margin,
+                       noise=noise, within_noise=margin <= noise)
+            )  # fmt: skip
+    first = min(partings, key=lambda parting: parting.within_noise, default=None)
+    if first is not None and show:
+        text = original.texts[first.prompt]
+        new = candidate.continued(text) or [*text.written[: first.token], first.candidate_id]
+        first["prompt_text"] = original.text(text.prompt)
+        first["candidate_text"], first["reference_text"] = original.text(new), original.text(text.written)
+    return Fields(tokens_compared=compared, first_divergence=first)
+
+
+def _ordinary_differences(original: Original, candidate: Candidate) -> list[Fields]:
+    """Return RMS differences of the logits of the shortest prompt under harmless changes, e.g. of the dtype.
+
+    Each comes with the candidate's error on the same text as a share of it.
+    """
+    text = min(original.texts, key=lambda text: len(text.prompt))
+    ids = original.tensor(text.prompt)
+    plain = Recipe(original.place, attention=original.attention, device=original.device, dtype="float32")
+
+    def logits(rows: int = 1, **other: str) -> Tensor:
+        return dataclasses.replace(plain, **other).open()[0](ids.expand(rows, -1))[0]  # freed afterwards
+
+    def rms(one: Tensor, other: Tensor) -> float:
+        distance = Distance()
+        distance.add(one, other)
+        return distance.rms
+
+    prompt = Text(text.prompt, text.new_from, slice(0, len(text.prompt)))
+    error = rms(candidate.logits(prompt), text.truth[: len(text.prompt)])
+    mine = logits()
+    differences = {
+        "eager against sdpa": rms(mine, logits(attention="eager" if original.attention == "sdpa" else "sdpa"))
+    }
+    for name in ("bfloat16", "float16"):
+        differences[f"{name} against float32"] = rms(logits(dtype=name), mine)
+    differences[f"batch of 1 against batch of {BATCH}"] = rms(mine, logits(BATCH))
+    if original.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+        differences["TF32 against float32"] = rms(logits(), mine)
+        torch.set_float32_matmul_precision("highest")
+    return [
+        Fields(difference=name, rms_error=size, share=error / size if size else None)
+        for name, size in differences.items()
+    ]
