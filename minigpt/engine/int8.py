@@ -129,7 +129,7 @@ def quantize_int8(model: GPT2) -> GPT2:
         raise ConfigError("the model is quantized already")
     if not model.wte.weight.is_cpu:
         raise ConfigError(f"weights of eight bits are for the CPU, got {model.wte.weight.device}")
-    model.lm_head = Int8Linear(head_rows(model), None).train(model.training)
+    model.add_module("lm_head", Int8Linear(head_rows(model), None).train(model.training))
     for name in affine_layers(model):
         layer: Any = model.get_submodule(name)
         model.set_submodule(name, Int8Linear(layer.weight.t(), layer.bias).train(layer.training))

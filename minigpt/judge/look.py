@@ -57,7 +57,7 @@ def look(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> list[Fields]:
 
 def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any) -> Fields:
     x, norm = x.double(), copy.deepcopy(norm).double()
-    frozen = FrozenLayerNorm(x.shape[-1], norm.eps, norm.bias is not None).to(x)
+    frozen = FrozenLayerNorm(x.shape[-1], norm.eps, bias=norm.bias is not None).to(x)
     frozen.weight, frozen.bias = norm.weight, norm.bias
     frozen.calibrate(x)
     deviation = frozen.deviation(x)[..., 0]  # (B, T)

@@ -96,8 +96,8 @@ def check_context(attention_mask: Tensor | None, cache: "KVCache | None", total:
         return
     longest = total
     if attention_mask is not None:
-        if not (has_values(attention_mask) or torch.compiler.is_compiling()):
-            return  # a compiler may ask: two programs are better than one that reads beyond the table
+        if not has_values(attention_mask):
+            return
         longest = int(attention_mask.bool().sum(-1).max())
     elif cache is not None and cache.padding_mask is not None:
         longest = int(cache.padding_mask[:, : cache.length].sum(-1).max()) + seq

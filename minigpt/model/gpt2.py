@@ -20,6 +20,7 @@ from minigpt.model.attention import ATTENTIONS, CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
 from minigpt.model.checks import check_config, check_inputs, check_layers, check_option
 from minigpt.model.conv1d import Conv1D
+from minigpt.model.facts import Facts
 from minigpt.model.masking import causal_mask, positions, real_tokens
 from minigpt.model.mlp import MLP
 
@@ -43,7 +44,7 @@ class Block(nn.Module):
         return x + self.mlp(normalized)
 
 
-class GPT2(nn.Module):
+class GPT2(Facts):
     """GPT-2 (Radford et al. 2019) with a language-model head.
 
     A new model has random weights, initialized as in the paper, and is in training mode. It computes every operation
@@ -160,19 +161,6 @@ class GPT2(nn.Module):
     def norm_modules(self) -> dict[str, nn.Module]:
         """Return the norms by their names, in the same order."""
         return {site: self.get_submodule(site) for site in self.norm_sites()}
-
-    @property
-    def arithmetic(self) -> str:
-        """ "reference": every operation is the one that Hugging Face transformers uses, bit for bit."""
-        return "reference"
-
-    @property
-    def quantize(self) -> str | None:
-        """How the weights that multiply are rounded: None, since these are the checkpoint's."""
-        return None
-
-    def extra_repr(self) -> str:
-        return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}, quantize={self.quantize!r}"
 
     @torch.no_grad()
     def initialize(self) -> None:

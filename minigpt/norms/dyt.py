@@ -21,7 +21,7 @@ class DyT(LayerNorm):
     """
 
     def __init__(
-        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True, alpha: float = 0.5
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, bias: bool = True, alpha: float = 0.5
     ) -> None:
         super().__init__(normalized_shape, eps=eps, bias=bias)
         self.alpha = nn.Parameter(torch.tensor(float(alpha)))
@@ -49,7 +49,7 @@ class Derf(DyT):
     """
 
     def __init__(
-        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True, alpha: float = 0.5
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, bias: bool = True, alpha: float = 0.5
     ) -> None:
         super().__init__(normalized_shape, eps=eps, bias=bias, alpha=alpha)
         self.s = nn.Parameter(torch.tensor(0.0))

@@ -34,7 +34,7 @@ class FrozenLayerNorm(LayerNorm):
 
     calibration: Float[Tensor, "3"] | None
 
-    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True) -> None:
+    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, bias: bool = True) -> None:
         super().__init__(normalized_shape, eps=eps, bias=bias)
         self.register_buffer("calibration", None)
 
@@ -98,7 +98,7 @@ class TaperedLayerNorm(FrozenLayerNorm):
     """
 
     def __init__(
-        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True, gate: float = 0.5
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, bias: bool = True, gate: float = 0.5
     ) -> None:
         super().__init__(normalized_shape, eps=eps, bias=bias)
         self.gate = require_share(gate, "gate")

@@ -1,7 +1,5 @@
 """LayerNorm as the textbook writes it, and as one library call. Other norms here inherit from the first."""
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -19,32 +17,27 @@ class LayerNorm(nn.LayerNorm):
 
         y = (x - mean) / sqrt(var + eps) * weight + bias
 
+    It is constructed as ``torch.nn.LayerNorm`` is, and optimizers recognize it as one.
+
     Args:
         normalized_shape: the trailing dimensions that are one row: an int, or several of them.
         eps: added to the variance, so that a constant row divides by sqrt(eps) and not by 0.
+        elementwise_affine: whether there is a scale, and a shift if ``bias`` is True too.
         bias: whether there is a shift.
+        device, dtype: of the Parameters.
 
-    Parameters: ``weight`` (initially 1) and ``bias`` (initially 0, or None), both of shape ``normalized_shape``.
-
-    Subclasses nn.LayerNorm so that optimizers recognize it.
+    Parameters: ``weight`` (initially 1, or None) and ``bias`` (initially 0, or None), of shape ``normalized_shape``.
     """
 
     weight: nn.Parameter
     bias: nn.Parameter | None
 
-    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True) -> None:
-        nn.Module.__init__(self)
-        is_vector = isinstance(normalized_shape, int)
-        self.normalized_shape = (normalized_shape,) if is_vector else tuple(normalized_shape)
-        self.eps, self.elementwise_affine = eps, True
-        self.weight = nn.Parameter(torch.ones(self.normalized_shape))
-        self.bias = nn.Parameter(torch.zeros(self.normalized_shape)) if bias else None
-
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Normalize ``x`` (..., *normalized_shape); same shape and dtype out, statistics in float32 or wider."""
         # Half precision cannot hold a sum of squares, so widen before and narrow after.
         y = self.standardize(x.to(torch.promote_types(x.dtype, torch.float32)))  # (..., *normalized_shape)
-        y = y * self.weight
+        if self.weight is not None:
+            y = y * self.weight
         if self.bias is not None:
             y = y + self.bias
         return y.to(x.dtype)
@@ -59,9 +52,6 @@ class LayerNorm(nn.LayerNorm):
     def row_dims(self) -> tuple[int, ...]:
         """The dimensions that are one row, as reductions take them: (-1,) for a vector."""
         return tuple(range(-len(self.normalized_shape), 0))
-
-    def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, eps={self.eps}, bias={self.bias is not None}"
 
 
 @register("fused")

@@ -94,7 +94,7 @@ class Mix(LayerNorm):
     """
 
     def __init__(
-        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True, share: float = 0.5
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, bias: bool = True, share: float = 0.5
     ) -> None:
         super().__init__(normalized_shape, eps=eps, bias=bias)
         self.share = require_share(share, "share")

@@ -277,3 +277,16 @@ def test_a_head_that_is_more_than_a_matrix_is_asked(change: Callable[[nn.Linear]
     assert not torch.equal(model(ids), plain)
     with pytest.raises(ConfigError, match=r"lm_head must be a plain nn\.Linear without bias or hooks"):
         head_rows(model)
+
+
+def test_it_says_where_it_is_and_which_function_does_what_other_libraries_methods_do() -> None:
+    model = small_model(dtype=torch.bfloat16)
+    assert (model.device, model.dtype) == (torch.device("cpu"), torch.bfloat16)
+    for name in ("generate", "save_pretrained", "push_to_hub"):
+        assert not hasattr(model, name)
+        with pytest.raises(AttributeError, match=r"use minigpt\.\w+\(model"):
+            getattr(model, name)
+    with pytest.raises(AttributeError, match=r"use minigpt\.from_pretrained"):
+        GPT2.from_pretrained("demo")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = model.nothing

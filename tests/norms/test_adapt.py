@@ -284,8 +284,12 @@ def test_the_model_s_eps_is_passed_on(cls: type) -> None:
         (OwnEps, 1e-4, None),  # what a class tells its base by itself it is not told
         (OwnEps, 1e-3, "eps is 0.0001 in OwnEps, where the model's is 0.001"),
         (lambda size, **more: nn.LayerNorm(size, eps=1e-4, **more), 1e-3, "eps is 0.0001 in LayerNorm, where the "),
-        (lambda size, eps, bias: LayerNorm(size, eps, bias), 1e-3, None),
-        (lambda size, eps, bias: LayerNorm(size, 1e-3, bias), 1e-5, "eps is 0.001 in LayerNorm, where the model's is"),
+        (lambda size, eps, bias: LayerNorm(size, eps, bias=bias), 1e-3, None),
+        (
+            lambda size, eps, bias: LayerNorm(size, 1e-3, bias=bias),
+            1e-5,
+            "eps is 0.001 in LayerNorm, where the model's is",
+        ),
     ],
 )
 def test_another_eps_than_the_model_s_is_said(make: Any, eps: float, said: str | None, bias: bool) -> None:

@@ -391,3 +391,19 @@ def test_with_massive_rows_known_the_model_is_closer_to_itself(massive_model: GP
     one_constant = rms(massive_model(ids) - wanted) / rms(wanted)
     print(f"drift {drift:.3g} with two constants, {one_constant:.3g} with one")
     assert drift < one_constant / 2
+
+
+@torch.no_grad()
+def test_layer_norm_is_constructed_as_torch_constructs_its_own() -> None:
+    x = torch.randn(3, 5, 4)
+    for given, how in (((4, 1e-3, False), {}), ((4,), {"bias": False}), (((5, 4), 1e-3, True, True), {}),
+                       ((4,), {"elementwise_affine": False, "dtype": torch.float64, "device": "cpu"})):  # fmt: skip
+        for cls in (minigpt.LayerNorm, type(minigpt.norms.build("fused", 4))):
+            ours, theirs = cls(*given, **how), torch.nn.LayerNorm(*given, **how)
+            assert ours.state_dict().keys() == theirs.state_dict().keys()
+            assert {p.dtype for p in ours.parameters()} == {p.dtype for p in theirs.parameters()}
+            for parameter in (*ours.parameters(), *theirs.parameters()):
+                parameter.copy_(torch.arange(parameter.numel()).view(parameter.shape) + 1)
+            torch.testing.assert_close(ours(x.to(next(ours.parameters(), x).dtype)), theirs(x))
+    with pytest.raises(TypeError):
+        type(minigpt.norms.build("dyt", 4))(4, 1e-5, False)

@@ -61,6 +61,8 @@ class TritonLayerNorm(LayerNorm):
 
     def _check(self, x: Tensor) -> None:
         """Check what the kernels rely on."""
+        if self.weight is None:
+            raise NormError("the triton norm needs elementwise_affine=True; norm 'fused' does without a scale")
         row, device = self.normalized_shape, self.weight.device
         if not x.is_floating_point() or x.shape[-len(row) :] != row or x.device != device:
             given = f"{x.dtype} {tuple(x.shape)} on {x.device}"
