@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,31 +62,3 @@ def test_a_byte_at_a_time_nothing_is_withheld_without_need(text: str, stops: lis
 @given(data=st.binary(max_size=40), cuts=st.lists(st.integers(0, 200), max_size=8))
 def test_bytes_that_are_no_text_become_what_they_become_at_once(data: bytes, cuts: list[int]) -> None:
     assert "".join(assembled(cut_in_pieces(data, cuts), [])) == data.decode("utf-8", errors="replace")
-
-
-@pytest.mark.parametrize(
-    ("pieces", "stops", "shown"),
-    [
-        (["one\n", "\ntwo"], ["\n\n"], ["one", "", ""]),
-        (["one\n", "two"], ["\n\n"], ["one", "\ntwo", ""]),
-        (["one\n"], ["\n\n"], ["one", "\n"]),
-        (["a STO", "P b"], ["STOP"], ["a ", "", ""]),
-        (["a STO", "ST", "OP b"], ["STOP"], ["a ", "STO", "", ""]),
-        (["aaa", "ab"], ["aaab"], ["", "a", ""]),
-        (["aaaa", "c"], ["aaab"], ["a", "aaac", ""]),
-        (["xSTOPy"], ["STOP"], ["x", ""]),
-        (["STOP"], ["STOP"], ["", ""]),
-        (["abcd"], ["abcd", "bc"], ["a", ""]),
-        (["ab", "cd"], ["abcd", "bc"], ["", "a", ""]),
-        (["abc"], ["bc", "abc"], ["", ""]),
-        (["b", "a"], ["c"], ["b", "a", ""]),
-    ],
-)
-def test_stop(pieces: list[str], stops: list[str], shown: list[str]) -> None:
-    assert assembled([piece.encode() for piece in pieces], stops) == shown
-
-
-def test_nothing_is_shown_after_a_stop() -> None:
-    assembler = TextAssembler(["!"])
-    assert (assembler.add(b"a!b"), assembler.stopped) == ("a", True)
-    assert (assembler.add(b"c"), assembler.add(b"d", final=True)) == ("", "")

@@ -1,71 +1,44 @@
 """The table of settings: whatever is wrong is refused before any work, by the name of the setting."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoints import tiny_bpe, tokens
-from helpers import small_model
+from test_generation import Untouched
 
-from minigpt import GPT2, GenerationError, Tokenizer
+from minigpt import GenerationError, Tokenizer
 from minigpt.generation import generate, parse_settings, stream
 from minigpt.generation.processors import PROCESSORS
 from minigpt.generation.settings import HTTP, SETTINGS, SHELL, Options, check_settings
 
 TOKENIZER = Tokenizer(tiny_bpe(300))
 
-# by the name of the setting that is wrong: settings, and what the message has to say
-WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("max_new_tokens", {}, ""),
-    ("max_new_tokens", {"max_new_tokens": 0}, "0"),
-    ("max_new_tokens", {"max_new_tokens": True}, "True"),
-    ("temperature", {"temperature": -0.5, "do_sample": True}, "-0.5"),
-    ("temperature", {"temperature": 1e-40, "do_sample": True}, "1e-40"),
-    ("temperature", {"temperature": float("nan"), "do_sample": True}, "nan"),
-    ("top_k", {"top_k": 0, "do_sample": True}, "0"),
-    ("top_p", {"top_p": 0.0, "do_sample": True}, "0.0"),
-    ("seed", {"seed": -1, "do_sample": True}, "-1"),
-    ("stop", {"stop": ["a", ""]}, ""),
+# fmt: off
+WRONG: list[tuple[str, dict[str, Any], str]] = [  # the name of the setting that is wrong, the settings, and the value
+    ("max_new_tokens", {}, ""), ("max_new_tokens", {"max_new_tokens": 0}, "0"),
+    ("max_new_tokens", {"max_new_tokens": True}, "True"), ("temperature", {"temperature": -0.5}, "-0.5"),
+    ("temperature", {"temperature": 1e-40}, "1e-40"), ("temperature", {"temperature": float("nan")}, "nan"),
+    ("temperature", {"temperature": False}, "False"), ("top_k", {"top_k": 0}, "0"), ("top_p", {"top_p": 0.0}, "0.0"),
+    ("seed", {"seed": -1}, "-1"), ("stop", {"stop": ["a", ""]}, "''"),
     ("repetition_penalty", {"repetition_penalty": 1e-300}, "1e-300"),
     ("repetition_penalty", {"repetition_penalty": 10**400}, "1000"),
-    ("frequency_penalty", {"frequency_penalty": float("inf")}, "inf"),
-    ("logit_bias", {"logit_bias": {3: 1e300}}, "1e+300"),
-    ("logit_bias", {"logit_bias": {-3: 1.0}}, "-3"),
-    ("bad_words_ids", {"bad_words_ids": [[5], []]}, "[]"),
-    ("suppress_tokens", {"suppress_tokens": "12"}, "12"),
-    ("suppress_tokens", {"suppress_tokens": [2**70]}, ""),
-    ("pad_token_id", {"pad_token_id": 2**70}, ""),
-    ("eos_token_id", {"eos_token_id": [2, 2**40]}, ""),
-    ("do_sample", {"do_sample": "no"}, "no"),
-    ("do_sample", {"do_sample": None}, "None"),
-    ("overflow", {"overflow": "wrap"}, "wrap"),
-    ("draft", {"draft": "int4"}, "int4"),
-    ("temprature", {"temprature": 0.7}, "temperature"),
-    ("num_beams", {"num_beams": 4}, "top_k"),
+    ("frequency_penalty", {"frequency_penalty": math.inf}, "inf"), ("logit_bias", {"logit_bias": {3: 1e300}}, "300"),
+    ("logit_bias", {"logit_bias": {-3: 1.0}}, "-3"), ("bad_words_ids", {"bad_words_ids": [[5], []]}, "[]"),
+    ("suppress_tokens", {"suppress_tokens": "12"}, "12"), ("suppress_tokens", {"suppress_tokens": [2**70]}, ""),
+    ("pad_token_id", {"pad_token_id": 2**70}, ""), ("eos_token_id", {"eos_token_id": [2, 2**40]}, ""),
+    ("do_sample", {"do_sample": "no"}, "no"), ("do_sample", {"do_sample": None}, "None"),
+    ("overflow", {"overflow": "wrap"}, "wrap"), ("draft", {"draft": "int4"}, "int4"),
+    ("temprature", {"temprature": 0.7}, "temperature"), ("num_beams", {"num_beams": 4}, "top_k"),
     # each value is valid, and they contradict each other
-    ("min_new_tokens", {"min_new_tokens": 5}, "4"),
-    ("min_p", {"min_p": 0.1}, "do_sample"),
-    ("seed", {"seed": 1}, "do_sample"),
-    ("top_k", {"do_sample": True, "temperature": 0, "top_k": 3}, "temperature 0"),
-    ("stop_strings", {"stop": "a", "stop_strings": "b"}, "stop"),
-    ("num_return_sequences", {"num_return_sequences": 2}, "1"),
+    ("min_new_tokens", {"min_new_tokens": 5}, "4"), ("min_p", {"min_p": 0.1}, ""), ("seed", {"seed": 1}, ""),
+    ("top_k", {"do_sample": True, "temperature": 0, "top_k": 3}, "0"),
+    ("stop_strings", {"stop": "a", "stop_strings": "b"}, "stop"), ("slide_stride", {"slide_stride": 2}, "overflow"),
+    ("num_return_sequences", {"num_return_sequences": 2}, "1"), ("draft", {"draft": "int8", "use_cache": False}, ""),
     ("prompt_lookup_num_tokens", {"prompt_lookup_num_tokens": 3, "use_cache": False}, "use_cache"),
-    ("draft", {"draft": "int8", "use_cache": False}, "use_cache"),
-    ("slide_stride", {"slide_stride": 2}, "overflow"),
 ]
-
-
-class Untouched(GPT2):
-    """A model that must not be run."""
-
-    def __init__(self) -> None:
-        super().__init__(small_model(vocab_size=300).config)
-        for module in self.modules():
-            module.register_forward_pre_hook(self.complain)
-
-    @staticmethod
-    def complain(module: Any, inputs: Any) -> None:
-        raise AssertionError("the model was run")
+# fmt: on
 
 
 @pytest.mark.usefixtures("unchecked")

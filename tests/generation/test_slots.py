@@ -1,8 +1,7 @@
 """Rows that come and go: each keeps computing what it would compute alone, at float64's own exactness."""
 
-import pytest
 import torch
-from helpers import assert_within, left_padding, max_abs, random_ids, small_model
+from helpers import assert_within, max_abs, random_ids, small_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -100,28 +99,3 @@ def test_rows_of_one_length_need_no_mask() -> None:
     rows.leave(0)
     rows.join([5])
     assert rows.slots.padding_mask is not None
-
-
-@pytest.mark.parametrize("columns", [1, 3])
-@torch.no_grad()
-def test_whoever_is_moved_to_either_side_keeps_every_number(columns: int) -> None:
-    """By less than there is to move, so that where it comes from and where it goes overlap."""
-    model = small_model(n_positions=CONTEXT)
-    slots, aside, other = Slots(model.new_cache(3, CONTEXT)), model.new_cache(2, 20), model.new_cache(1, 20)
-    model(random_ids(2, 20), left_padding([20 - columns, 18 - columns], 20), cache=aside)
-    slots.join(aside, [0, 1], [columns, columns + 2])
-    was = slots.store[:, :, :, :, columns:20].clone()
-    slots.trim(1)
-    assert torch.equal(slots.store[:, :, :, :, : 20 - columns], was)
-    model(random_ids(1, 20), cache=other)
-    slots.join(other, [0], [0])
-    assert torch.equal(slots.store[:, :, :2, :, columns:20], was)
-
-
-@torch.no_grad()
-def test_of_a_room_that_is_full_what_nobody_needs_is_given_up_however_little() -> None:
-    slots, aside = Slots(MODEL.new_cache(2, 8)), MODEL.new_cache(2, 8)
-    MODEL(random_ids(2, 8), left_padding([7, 5], 8), cache=aside)
-    slots.join(aside, [0, 1], [1, 3])
-    slots.trim(32)
-    assert (slots.starts, slots.length) == ([0, 2], 7)
