@@ -3,38 +3,27 @@
 import json
 import os
 import shlex
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from minigpt.cli.options import parse_keep
 from minigpt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from minigpt.recipe import Recipe
 
 
 def serve(
-    *,
-    model: str = "demo",
-    norm: list[str] | None = None,
-    keep: str = "scale,shift",
-    fit: Path | None = None,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    dtype: str | None = None,
-    quantize: str | None = None,
-    draft: str | None = None,
-    device: str | None = None,
+    *, recipes: "list[Recipe]", host: str = "127.0.0.1", port: int = 8000, draft: str | None = None,
     api_key: Annotated[str | None, typer.Option(envvar="MINIGPT_API_KEY")] = None,
-    max_batch: int = 16,
-    max_queue: int = 256,
-    allow_host: list[str] | None = None,
-    allow_origin: list[str] | None = None,
-    grace: int = 30,
-) -> None:
+    max_batch: int = 16, max_queue: int = 256, allow_host: list[str] | None = None,
+    allow_origin: list[str] | None = None, grace: int = 30,
+) -> None:  # fmt: skip
     """Serve a model behind OpenAI's completions API, with a page that shows two norms side by side.
 
     Args:
-        norm: A norm to serve, by default fused; may be repeated: all share the weights.
+        norm: A norm to serve, by default the model's own; may be repeated: all share the weights.
+        sites: Where to put --norm, e.g. 'h.*.ln_1'; may be repeated.
         host: Address to listen on; any but loopback needs a key.
         port: Port to listen on; 0 takes a free one.
         api_key: Key that clients must send as a bearer token.
@@ -59,33 +48,30 @@ def serve(
     from minigpt.device import settle_memory
     from minigpt.serve.models import load
 
-    if api_key == "":
-        raise ConfigError("the API key is empty; leave out --api-key, or unset MINIGPT_API_KEY, for none")
     is_local = is_loopback(host)
     if not is_local and api_key is None:
         raise ConfigError(f"other machines can reach --host {host}, so it needs --api-key or MINIGPT_API_KEY")
+    if not 0 <= grace <= 86400:
+        raise ConfigError(f"must be within [0, 86400], got {grace}", argument="grace")
     settle_memory()
     with listen(host, port) as listening:
-        models, tokenizer = load(
-            model, norm or [None], keep=parse_keep(keep), fit=fit, dtype=dtype, device=device, quantize=quantize
-        )  # fmt: skip
-        hosts = [*LOOPBACK, host, *(allow_host or [])] if is_local or allow_host else None
+        models, tokenizer = load(recipes)
         application = app(
             models, tokenizer=tokenizer, api_key=api_key, max_batch=max_batch, max_queue=max_queue, draft=draft,
-            allowed_hosts=hosts, allowed_origins=allow_origin or (),
+            allowed_hosts=[*LOOPBACK, host, *(allow_host or [])] if is_local or allow_host else None,
+            allowed_origins=allow_origin or (),
         )  # fmt: skip
-        _announce(host, listening.getsockname()[1], next(iter(models)), api_key)
+        name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        print(_first_lines(f"http://{name}:{listening.getsockname()[1]}", next(iter(models)), api_key), flush=True)
         run(application, listening, grace)
 
 
-def _announce(host: str, port: int, model: str, api_key: str | None) -> None:
-    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    address = f"http://{name}:{port}"
+def _first_lines(address: str, model: str, api_key: str | None) -> str:
+    """Return the page's address, and a command that can be pasted."""
     body = json.dumps({"model": model, "prompt": "Once upon a time", "max_tokens": 40})
-    headers = ["-H 'Content-Type: application/json'"]
+    headers = "-H 'Content-Type: application/json'"
     if api_key is not None:
-        from_environment = os.environ.get("MINIGPT_API_KEY") == api_key
-        key = '"Authorization: Bearer $MINIGPT_API_KEY"'
-        headers.append(f"-H {key if from_environment else shlex.quote(f'Authorization: Bearer {api_key}')}")
-    print(f"{address}/")
-    print(f"curl {address}/v1/completions {' '.join(headers)} -d {shlex.quote(body)}", flush=True)
+        is_set = os.environ.get("MINIGPT_API_KEY") == api_key
+        key = '"Authorization: Bearer $MINIGPT_API_KEY"' if is_set else shlex.quote(f"Authorization: Bearer {api_key}")
+        headers += f" -H {key}"
+    return f"{address}/\ncurl {address}/v1/completions {headers} -d {shlex.quote(body)}"

@@ -24,6 +24,7 @@ from minigpt.generation.drafts import Drafts
 from minigpt.generation.row import Row
 from minigpt.generation.slots import Slots
 from minigpt.model import GPT2
+from minigpt.model.cache import KVCache
 
 OVERHEAD = {"cpu": 32, "cuda": 1024}  # a forward takes as long as reading so many more tokens
 WASTE = 32  # unused columns from which on it pays to move all rows to the left
@@ -75,8 +76,8 @@ class Reading(NamedTuple):
     """What the model computed when it last read tokens.
 
     Attributes:
-        logits: (B, V) of each row's next token; with a draft, (1 + drafted, V) after the only row's last token and
-            after each token of the draft.
+        logits: (B, V) of each row's next token, in float32 and with the ids that are padding; with a draft,
+            (1 + drafted, V) after the only row's last token and after each token of the draft.
         draft: the tokens that were read after the last token of the only row; None if no draft was tried.
         seconds: that the draft and the step took.
     """
@@ -124,7 +125,7 @@ class Batch:
         """Read the texts of new rows, a group of similar lengths at a time."""
         rows_of: defaultdict[tuple[int, ...], list[Row]] = defaultdict(list)
         for row in rows:
-            rows_of[row.prompt, *self._window(row)].append(row)  # equal texts of one prompt share a reading
+            rows_of[row.prompt, *self.window(row)].append(row)  # equal texts of one prompt share a reading
         texts = sorted(rows_of, key=len, reverse=True)
         for group in groups([len(text) - 1 for text in texts], OVERHEAD.get(self.device.type, OVERHEAD["cpu"])):
             few = texts[group]
@@ -133,12 +134,23 @@ class Batch:
             of_row = [place for place, text in enumerate(few) for _ in rows_of[text]]
             cache = None if self.slots is None else self.model.new_cache(*ids.shape)
             hidden = self.model.hidden_states(ids, mask if any(starts) else None, cache=cache)[:, -1:]  # (texts, 1, C)
-            logits = next_logits(self.model, self.model.head(hidden)[:, 0])[of_row]
-            if self.slots is not None and cache is not None:
-                self.slots.trim(WASTE)
-                self.slots.join(cache, of_row, starts)
-            self.last = Reading(torch.cat([self.logits, logits]) if self.rows else logits)
-            self.rows += [row for text in few for row in rows_of[text]]
+            logits = self.model.head(hidden)[:, 0].float()[of_row]
+            self._add([row for text in few for row in rows_of[text]], logits, cache, of_row, starts)
+
+    @torch.inference_mode()
+    def take(self, rows: list[Row], cache: KVCache, logits: Float[Tensor, "1 vocab"]) -> None:
+        """Let rows join whose text has been read already: its cache, and the logits of its next token."""
+        if rows:
+            self._add(rows, logits.expand(len(rows), -1), cache, [0] * len(rows), [0])
+
+    def _add(
+        self, rows: list[Row], logits: Tensor, cache: KVCache | None, of_row: list[int], starts: list[int]
+    ) -> None:
+        if self.slots is not None and cache is not None:
+            self.slots.trim(WASTE)
+            self.slots.join(cache, of_row, starts)
+        self.last = Reading(torch.cat([self.logits, logits]) if self.rows else logits)
+        self.rows += rows
 
     @torch.inference_mode()
     def choose(self) -> list[Row]:
@@ -147,7 +159,7 @@ class Batch:
         if self.last.draft is not None:
             self._choose_drafted(*chosen, self.last.draft)
         else:
-            for row, token in zip(chosen, next_tokens(self.logits, chosen), strict=True):
+            for row, token in zip(chosen, next_tokens(next_logits(self.model, self.logits), chosen), strict=True):
                 row.push(token)
         self.drop([row for row in chosen if row.end])
         return chosen
@@ -159,16 +171,20 @@ class Batch:
 
         A row whose context is full reads its window again as a new row, and so does every row without a cache.
         """
-        again = list(self.rows)
-        if self.slots is not None:
-            seen = [self.slots.length - start for start in self.slots.starts]
-            again = [row for row, tokens in zip(self.rows, seen, strict=True) if tokens >= self.context]
+        again = self.full()
         self.drop(again)
         if self.rows and self.slots is not None:
             self.slots.trim(WASTE)
             alone = len(self.rows) == 1 and self.rows[0].may_draft and not (again or new)
             self.last = self._read_draft(self.rows[0]) if alone and self.drafts else Reading(self._logits())
         self.join([*again, *new])
+
+    def full(self) -> list[Row]:
+        """Return the rows whose windows ``read`` reads again: those whose context is full, or all without a cache."""
+        if self.slots is None:
+            return list(self.rows)
+        seen = [self.slots.length - start for start in self.slots.starts]
+        return [row for row, tokens in zip(self.rows, seen, strict=True) if tokens >= self.context]
 
     def drop(self, rows: Container[Row]) -> None:
         """Remove rows; the last row moves to a free place. Call it between ``choose`` and ``read``."""
@@ -194,7 +210,7 @@ class Batch:
             columns = [*range(slots.length, slots.length + new)] * len(ids)
             logits = self.kernel(tokens, places, starts, columns, slots.store)
             slots.resize(slots.length + new)
-        return next_logits(self.model, logits)
+        return logits.float()
 
     def _read_draft(self, row: Row) -> Reading:
         """Read the only row's last token, and a guess of those that follow it."""
@@ -213,7 +229,7 @@ class Batch:
         assert self.drafts is not None
         assert self.slots is not None
         right = 0
-        for logits in self.logits.split(1):  # each (1, V)
+        for logits in next_logits(self.model, self.logits).split(1):  # each (1, V)
             row.push(*next_tokens(logits, [row]))
             if row.end or right == len(draft) or row.ids[-1] != draft[right]:
                 break
@@ -221,7 +237,7 @@ class Batch:
         self.slots.resize(self.slots.length - len(draft) + right)
         self.drafts.learn(row, len(draft), right, *self.last.seconds)
 
-    def _window(self, row: Row) -> list[int]:
+    def window(self, row: Row) -> list[int]:
         """Return the tokens that the row's next token sees: all, or a window of the last ones if there are too many.
 
         A window drops ``slide_stride`` tokens when it is full, and then grows again.

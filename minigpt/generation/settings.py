@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import math
 import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, Unpack, get_args, get_type_hints
@@ -76,6 +76,14 @@ def between(least: float, most: float) -> Rule:
 
 def one_of(*words: str) -> Rule:
     return Rule(lambda value: isinstance(value, str) and value in words, f"be {' or '.join(words)}")
+
+
+def at_most(entries: int, rule: Rule) -> Rule:
+    """Return the rule of a list or map with a limit of its entries."""
+    return Rule(
+        lambda value: isinstance(value, Sized) and len(value) <= entries and rule.accepts(value),
+        f"{rule.requirement}; at most {entries} of them",
+    )
 
 
 def texts(most: float = math.inf, longest: float = math.inf) -> Rule:
@@ -173,15 +181,16 @@ class Options(TypedDict, total=False):
         "Subtracted from a token's logit for each time that it has been added.",
         NUMBER, http=between(-2, 2), neutral=(0,), looks_back=True)]
     logit_bias: Annotated[Mapping[int, float] | None, Setting(
-        "Numbers to add to the logits of ids.", biases(LARGEST), http=biases(100), users=NOT_SHELL, neutral=({},))]
+        "Numbers to add to the logits of ids.", biases(LARGEST), http=at_most(1024, biases(100)), users=NOT_SHELL,
+        neutral=({},))]
     no_repeat_ngram_size: Annotated[int | None, Setting(
         "No sequence of this many tokens appears twice in prompt and text; 0 allows all.",
-        count(0), neutral=(0,), looks_back=True)]
+        count(0), http=count(0, 16), neutral=(0,), looks_back=True)]
     bad_words_ids: Annotated[Sequence[Sequence[int]] | None, Setting(
         "Sequences of ids that never appear; a sequence that is only an eos_token_id is allowed.",
-        runs(), http=runs(16), users=NOT_SHELL, looks_back=True)]
+        runs(), http=at_most(1024, runs(16)), users=NOT_SHELL, looks_back=True)]
     suppress_tokens: Annotated[Sequence[int] | None, Setting(
-        "Ids that are never chosen.", IDS, users=NOT_SHELL, neutral=([], ()))]
+        "Ids that are never chosen.", IDS, http=at_most(1024, IDS), users=NOT_SHELL, neutral=([], ()))]
     eos_token_id: Annotated[int | Sequence[int] | None, Setting(
         "Id or ids that end a row; by default the config's; None ends no row.",
         ends(), FROM_CONFIG, http=ends(64), users=NOT_SHELL)]

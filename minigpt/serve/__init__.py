@@ -41,18 +41,31 @@ def app(
         allowed_origins: origins of other web pages that may call the server, e.g. "https://example.org".
 
     Raises:
-        ConfigError: if FastAPI is not installed, an argument is out of range, or the kernel cannot draft for a model.
+        ConfigError: if FastAPI is not installed, there is no model, an argument is out of range, the tokenizer does
+            not fit the models, or the kernel cannot draft for a model.
     """
     try:
-        from minigpt.serve.routes import build
-        from minigpt.serve.service import Service
+        from minigpt.serve.routes import Endpoints, build
+        from minigpt.serve.scheduler import Scheduler
     except ModuleNotFoundError as error:
         raise missing(error) from error
     from minigpt.tokenizer import Tokenizer
 
+    if not models:
+        raise ConfigError("must hold at least one model", argument="models")
+    for name, number in {"max_batch": max_batch, "max_queue": max_queue}.items():
+        if number < 1:
+            raise ConfigError(f"must be at least 1, got {number}", argument=name)
+    if api_key is not None and not (api_key and api_key.isprintable()):
+        raise ConfigError("must be text of printable characters in UTF-8, not empty", argument="api_key")
     tokenizer = tokenizer or Tokenizer.from_pretrained("demo")
-    service = Service(models, tokenizer, max_batch, max_queue, draft)
-    return build(service, api_key=api_key, allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
+    for name, model in models.items():
+        used = model.config.used_vocab_size or model.config.vocab_size
+        if tokenizer.vocab_size < used:
+            message = f"has {tokenizer.vocab_size} tokens, and model {name!r} has {used}"
+            raise ConfigError(message, argument="tokenizer")
+    endpoints = Endpoints(dict(models), tokenizer, Scheduler(models, max_batch, max_queue, draft))
+    return build(endpoints, api_key=api_key, allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
 
 
 def missing(error: ModuleNotFoundError, extra: str = "serve") -> ConfigError:

@@ -1,5 +1,6 @@
 """Checks of a request before it reaches an endpoint: who sends it, and how large it is."""
 
+import asyncio
 import hmac
 import time
 from collections.abc import Sequence
@@ -7,9 +8,9 @@ from collections.abc import Sequence
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from minigpt.errors import GenerationError
-from minigpt.serve.meters import Meters
-from minigpt.serve.protocol import RefusalError
+from minigpt.errors import MiniGPTError
+from minigpt.serve.protocol import NOT_JSON, RefusalError, shutting_down
+from minigpt.serve.scheduler import Meters
 
 MOST_BODY = 2**20  # bytes of a request
 OPEN = ("/health", "/", "/page.css", "/page.js")  # paths that need no key
@@ -19,7 +20,8 @@ GONE = 499  # status, in the metrics, of a request whose client has hung up
 class Guard:
     """ASGI middleware that checks who sends a request, and limits the size of its body.
 
-    It answers with the error object of a ``RefusalError`` or ``GenerationError`` that a check or an endpoint raises.
+    It answers with the error object of every error about input that a check or an endpoint raises, also when the server
+    shuts down and cancels the request.
 
     The Host header must be known, so that a web page cannot reach the server by a name that it controls (DNS
     rebinding). The Origin header must be the server's own or allowed, so that other pages cannot use the server.
@@ -36,21 +38,28 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status = time.monotonic(), GONE
+        began, status, is_sent = time.monotonic(), GONE, False
 
         async def noted(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_sent
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", []), (b"x-content-type-options", b"nosniff")]
+            else:
+                is_sent = not message.get("more_body", False)
             await send(message)
 
         try:
             self._check(scope)
-            await self.app(scope, await self._body(receive), noted)
-        except (RefusalError, GenerationError) as error:
+            await self.app(scope, await self._body(scope, receive), noted)
+        except MiniGPTError as error:
             refusal = error if isinstance(error, RefusalError) else RefusalError.of(error)
             await refusal.response()(scope, receive, noted)
+        except asyncio.CancelledError:  # the server does not wait any longer
+            if status == GONE:
+                await shutting_down().response()(scope, receive, noted)
+            elif not is_sent:
+                await noted({"type": "http.response.body", "body": shutting_down().event()})
         except ClientDisconnect:
             pass  # no one reads an answer
         finally:
@@ -63,45 +72,45 @@ class Guard:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self.hosts is not None and name not in self.hosts:
-            said = f"the Host header is {host!r:.100}, and this server answers to {', '.join(sorted(self.hosts))}"
-            raise RefusalError(403, said, code="host_not_allowed")
+            message = f"the Host header is {host!r:.100}, and this server answers to {', '.join(sorted(self.hosts))}"
+            raise RefusalError(403, message, code="host_not_allowed")
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and origin.lower() not in (f"http://{host}", f"https://{host}") and origin not in self.origins:
-            said = f"pages of {origin!r:.100} may not use this server; start it with --allow-origin to permit them"
-            raise RefusalError(403, said, code="origin_not_allowed")
-        if self.key is None or scope["path"] in OPEN:
-            return
-        if not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self.key):
-            said = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
-            raise RefusalError(401, said, code="invalid_api_key")
+            message = f"pages of {origin!r:.100} may not use this server; start it with --allow-origin to permit them"
+            raise RefusalError(403, message, code="origin_not_allowed")
+        if (
+            self.key is not None
+            and scope["path"] not in OPEN
+            and not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self.key)
+        ):
+            message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
+            raise RefusalError(401, message, code="invalid_api_key")
 
-    async def _body(self, receive: Receive) -> Receive:
+    async def _body(self, scope: Scope, receive: Receive) -> Receive:
         """Wait for the whole body, and return a ``receive`` for it.
 
         A body that is too large is read and dropped, since a client reads the answer after it has sent.
 
         Raises:
-            RefusalError: if it is too large.
+            RefusalError: if it is too large, or not JSON.
         """
         parts, size, more = [], 0, True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return _once(message, receive)
+                raise ClientDisconnect
             more, part = message.get("more_body", False), message.get("body", b"")
             size += len(part)
             if size <= MOST_BODY:
                 parts.append(part)
         if size > MOST_BODY:
             raise RefusalError(413, f"the body of a request may have at most {MOST_BODY} bytes", code="too_large")
-        return _once({"type": "http.request", "body": b"".join(parts), "more_body": False}, receive)
+        kind = dict(scope["headers"]).get(b"content-type", b"").lower()
+        if scope["method"] == "POST" and not kind.startswith(b"application/json"):
+            raise RefusalError(400, NOT_JSON)
+        waiting: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
+        async def next_message() -> Message:
+            return waiting.pop() if waiting else await receive()
 
-def _once(message: Message, receive: Receive) -> Receive:
-    """Return a ``receive`` that returns this message first."""
-    waiting = [message]
-
-    async def next_message() -> Message:
-        return waiting.pop() if waiting else await receive()
-
-    return next_message
+        return next_message

@@ -1,63 +1,57 @@
 """The models to serve: one checkpoint with any number of norms, all on the same Parameters."""
 
-import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from minigpt.checkpoint import locate
-from minigpt.errors import ConfigError
+import torch
+
+from minigpt import norms
+from minigpt.errors import CheckpointError, ConfigError
 from minigpt.model import GPT2
-from minigpt.norms.foreign.adapt import KEEP
-from minigpt.recipe import from_pretrained
-from minigpt.swap import fit_on_text, swap_norms
+from minigpt.recipe import Recipe
 from minigpt.tokenizer import Tokenizer
 
 
-def load(
-    source: str,
-    norms: Sequence[str | None],
-    *,
-    keep: Collection[str] = KEEP,
-    fit: str | Path | None = None,
-    dtype: str | None = None,
-    device: str | None = None,
-    quantize: str | None = None,
-) -> tuple[dict[str, GPT2], Tokenizer]:
+def load(recipes: Sequence[Recipe]) -> tuple[dict[str, GPT2], Tokenizer]:
     """Return the models by their ids, and their tokenizer.
 
-    The id of the first norm's model is the checkpoint's name, and that of each further one is "name:norm".
+    The id of the first is the checkpoint's name, that of each further one "name:norm", or "name:norm:sites" where the
+    recipes have several sites.
 
     Args:
-        keep: as ``swap_norms`` takes it.
-        fit: a text file to fit every model's norms on.
+        recipes: of one checkpoint; only norm and sites differ.
 
     Raises:
-        MiniGPTError: if the checkpoint, its tokenizer or a norm cannot be loaded.
+        MiniGPTError: if a model cannot be opened, it has no tokenizer, or two have the same id.
     """
-    if twice := next((norm for norm in norms if norms.count(norm) > 1), None):
-        raise ConfigError(f"--norm {twice} is given twice")
-    place = locate(source)
-    name = Path(source).resolve().name if Path(source).exists() else source
-    first = from_pretrained(place, norm=norms[0], keep=keep, dtype=dtype, device=device, quantize=quantize)
-    models = {name: first} | {f"{name}:{norm}": with_norm(first, norm, keep) for norm in norms[1:] if norm}
-    tokenizer = Tokenizer.from_pretrained(place)
-    if fit is not None:
-        for model in models.values():
-            fit_on_text(model, tokenizer, fit)
+    source, models = recipes[0].source, dict[str, GPT2]()
+    name = Path(source).resolve().name if Path(source).exists() else str(source)
+    for recipe in recipes:
+        model, tokenizer = recipe.open()
+        if tokenizer is None:
+            raise CheckpointError(f"{source} has no tokenizer")
+        sites = f":{','.join(recipe.sites)}" if len({recipe.sites for recipe in recipes}) > 1 else ""
+        id = f"{name}:{recipe.norm and norms.name_of(recipe.norm)}{sites}" if models else name
+        if id in models or recipe in recipes[: len(models)]:
+            raise ConfigError(f"{recipe.norm} is given twice", argument="norm")
+        if models:
+            share(models[name], model)
+        models[id] = model
     return models, tokenizer
 
 
-def with_norm(model: GPT2, norm: str, keep: Collection[str] = KEEP) -> GPT2:
-    """Return a second model with another norm at every site.
+def share(first: GPT2, other: GPT2) -> None:
+    """Give ``other`` the modules of ``first`` that are no norms and hold no modules, and the equal Parameters of norms.
 
-    It shares the first one's Parameters, and the modules that are not norms and contain no modules.
+    Args:
+        first, other: models of one checkpoint.
     """
-    sites = set(model.norm_sites())
-    shared: dict[int, object] = {id(own): own for own in (*model.parameters(), *model.buffers())}
-    for name, module in model.named_modules():
-        is_norm = any(name == site or name.startswith(f"{site}.") for site in sites)
-        if not is_norm and not list(module.children()):
-            shared[id(module)] = module
-    other = copy.deepcopy(model, shared)
-    swap_norms(other, norm, keep=keep)
-    return other
+    sites = other.norm_modules()
+    for name, module in list(other.named_modules()):
+        if not (list(module.children()) or any(name == site or name.startswith(f"{site}.") for site in sites)):
+            other.set_submodule(name, first.get_submodule(name))
+    for site, norm in sites.items():
+        of_first = dict(first.get_submodule(site).named_parameters(recurse=False))
+        for role, parameter in list(norm.named_parameters(recurse=False)):
+            if role in of_first and torch.equal(parameter, of_first[role]):
+                setattr(norm, role, of_first[role])

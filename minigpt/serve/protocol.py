@@ -1,189 +1,358 @@
-"""The bodies of requests, and error objects: those of OpenAI's completions API, and our own."""
+"""What clients send and get: the bodies of requests, answers and errors, as OpenAI's completions API has them."""
 
-from typing import Annotated, Any, ClassVar, Literal
+import asyncio
+import codecs
+import json
+import secrets
+import statistics
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from starlette.responses import JSONResponse
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, create_model, model_validator
+from starlette.responses import Response
 
-from minigpt.errors import GenerationError
-from minigpt.generation import parse_settings
-from minigpt.generation.settings import SETTINGS, GenerationSettings
+import minigpt
+from minigpt.errors import MiniGPTError
+from minigpt.generation import GenerationSettings, parse_settings
+from minigpt.generation.settings import FLAG, HTTP, IDS, SETTINGS, Rule, count, is_list
+from minigpt.tokenizer import Tokenizer
 
-MOST_NEW = 65536  # tokens of one text; with a sliding window there is no other limit
-FIELDS = {"max_new_tokens": "max_tokens"}  # of settings whose field has another name
+ENCODED_AT_ONCE = 64  # tokens whose log-probabilities are encoded before other requests get their turn
+REASONS = {None: None, "eos": "stop", "stop": "stop", "length": "length"}  # Row.end -> finish_reason
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}  # by status
+NOT_JSON = "the body must be a JSON object in UTF-8, sent with 'Content-Type: application/json'"
 
 
-class RefusalError(Exception):
+def encoded(value: object) -> bytes:
+    """Return a value as JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class RefusalError(MiniGPTError):
     """The error that a client gets as the answer to its request.
 
     Args:
         status: the HTTP status.
-        message: one sentence: what is wrong and what would be right.
-        param: the field that is wrong.
+        message: what is wrong and what would be right; with ``argument`` the rest of the sentence after its name.
+        argument: the field that is wrong.
         code: a word that programs can test for.
     """
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the error object."""
-        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+    def __init__(self, status: int, message: str, argument: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, argument=argument)
+        self.status, self.code = status, code
 
     @classmethod
-    def of(cls, error: GenerationError) -> "RefusalError":
-        """Return the refusal of a setting."""
-        message = error.spelled(lambda name: FIELDS.get(name, name))
-        return cls(400, message, error.argument and FIELDS.get(error.argument, error.argument))
+    def of(cls, error: MiniGPTError) -> "RefusalError":
+        """Return the refusal of a value, whose error names the argument as Python does."""
+        return cls(400, error.message, FIELDS.get(error.argument or "", error.argument))
 
-    def response(self) -> JSONResponse:
-        headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(self.status)
-        return JSONResponse(self.to_dict(), self.status, headers)
+    def encoded(self) -> bytes:
+        """Return the error object as JSON."""
+        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return encoded({"error": {"message": str(self), "type": kind, "param": self.argument, "code": self.code}})
 
+    def event(self) -> bytes:
+        """Return the error object as the last event of a stream."""
+        return b"data: %b\n\n" % self.encoded()
 
-def _prompt(given: Any) -> Any:
-    """Check a prompt. The type checker's own error for a union of types would be unreadable."""
-    is_ids = isinstance(given, list) and all(type(id) is int for id in given)
-    several = isinstance(given, list) and (
-        all(isinstance(text, str) for text in given)
-        or all(isinstance(ids, list) and ids and all(type(id) is int for id in ids) for ids in given)
-    )
-    if not (isinstance(given, str) or (given and (is_ids or several))):
-        raise ValueError("prompt must be a string, a list of strings, a list of token ids, or a list of such lists")
-    return given
+    def response(self) -> Response:
+        return Response(self.encoded(), self.status, HEADERS.get(self.status), "application/json")
 
 
-def _is_for_draws(setting: str) -> bool:
-    return SETTINGS[setting].shapes_draw
+def shutting_down() -> RefusalError:
+    return RefusalError(503, "the server is shutting down", code="shutting_down")
 
 
-Prompt = Annotated[str | list[str] | list[int] | list[list[int]], BeforeValidator(_prompt)]
+def ruled(rule: Rule, kind: Any, about: str = "") -> Any:
+    """Return the annotation of a field: its values must obey a rule, whose words an error has."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, dict):  # of logit_bias; JSON's keys are strings
+            value = {int(key) if key.isdecimal() and len(key) < 20 else key: number for key, number in value.items()}
+        if not rule.accepts(value):
+            raise RefusalError(400, f"must {rule.requirement}, got {json.dumps(value):.100}", info.field_name)
+        return value
+
+    return Annotated[kind, PlainValidator(check, json_schema_input_type=kind), Field(description=about)]
+
+
+def _is_prompt(value: Any) -> bool:
+    def is_ids(value: Any) -> bool:
+        return is_list(value, lambda id: type(id) is int, 1)
+
+    return isinstance(value, str) or is_ids(value) or is_list(value, STRING.accepts, 1) or is_list(value, is_ids, 1)
+
+
+def invalid(error: RequestValidationError) -> RefusalError:
+    """Return the refusal for the first of the errors in a body."""
+    first = error.errors()[0]  # of a check here, or "missing", or of the kinds for a value that is no object
+    if isinstance(refusal := first.get("ctx", {}).get("error"), MiniGPTError):
+        return refusal if isinstance(refusal, RefusalError) else RefusalError.of(refusal)
+    field, message = first["loc"][-1], "is missing" if first["type"] == "missing" else "must be an object"
+    return RefusalError(400, NOT_JSON) if len(first["loc"]) < 2 else RefusalError(400, message, str(field))
+
+
+STRING = Rule(lambda value: isinstance(value, str), "be a string")
+BOOLEAN = Rule(FLAG.accepts, "be true or false")
+PROMPT = Rule(_is_prompt, "be a string, a list of strings, a list of token ids, or a list of such lists")
+PAIR = Rule(lambda value: is_list(value, STRING.accepts, 2, 2), "be a list of two models' ids")
+Text, Flag = ruled(STRING, str), ruled(BOOLEAN, bool)
 
 
 class Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    """A body of JSON. It has no other fields; those that are null are left out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        for name in fields.keys() - cls.model_fields.keys():
+            raise RefusalError(400, "is not a field of this request", ascii(name[:64])[1:-1])
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+FIELDS = {"max_new_tokens": "max_tokens"}  # of settings whose field has another name
+_SETTINGS: dict[str, Any] = {
+    FIELDS.get(name, name): (ruled(setting.http or setting.rule, setting.type | None, setting.about), None)
+    for name, setting in SETTINGS.items()
+    if HTTP in setting.users
+}
+Sampling: Any = create_model("Sampling", __base__=Body, **_SETTINGS)
+
+
+def settings_of(body: Any, max_tokens: int) -> GenerationSettings:
+    """Return the settings of a body of ``Sampling``, without those that have no effect at temperature 0.
+
+    Raises:
+        GenerationError: if they contradict each other.
+    """
+    values = {name: getattr(body, FIELDS.get(name, name), None) for name in SETTINGS}
+    samples = body.temperature != 0
+    settings = {
+        name: value
+        for name, value in values.items()
+        if value is not None and (samples or not SETTINGS[name].shapes_draw)
+    }
+    return parse_settings(**settings | {"do_sample": samples, "max_new_tokens": max(1, max_tokens)})
 
 
 class StreamOptions(Body):
-    include_usage: bool = False
-
-
-class Sampling(Body):
-    """The settings of generation that every request may have."""
-
-    max_tokens: int | None = Field(None, ge=0, le=MOST_NEW)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = None
-    stop: str | list[str] | None = None
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]] | None = None
-    seed: int | None = None
-
-    # Not OpenAI's: as in GenerationSettings.
-    top_k: int | None = None
-    min_p: float | None = None
-    min_new_tokens: int | None = None
-    repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    bad_words_ids: list[list[int]] | None = None
-    suppress_tokens: list[int] | None = None
-    eos_token_id: int | list[int] | None = None
-    overflow: Literal["refuse", "slide"] | None = None
-    slide_stride: int | None = None
-
-    default_max_tokens: ClassVar[int] = 16
-
-    @property
-    def new_tokens(self) -> int:
-        return self.default_max_tokens if self.max_tokens is None else self.max_tokens
-
-    def settings(self) -> GenerationSettings:
-        """Return the settings of generation.
-
-        Raises:
-            GenerationError: if they contradict each other or are out of range.
-        """
-        given = {name: value for name in SETTINGS if (value := getattr(self, name, None)) is not None}
-        given["do_sample"] = self.temperature != 0
-        if not given["do_sample"]:  # clients send settings of draws here too; they have no effect
-            given = {name: value for name, value in given.items() if not _is_for_draws(name)}
-        return parse_settings(max_new_tokens=max(1, self.new_tokens), **given)
+    include_usage: Flag = False
+    include_obfuscation: Flag = False
 
 
 class CompletionRequest(Sampling):
     """The body of ``POST /v1/completions``."""
 
-    model: str
-    prompt: Prompt = ""
-    n: int | None = Field(None, ge=1, le=128)
-    best_of: int | None = Field(None, ge=1, le=128)
-    stream: bool | None = None
+    model: Text
+    prompt: ruled(PROMPT, str | list[str] | list[int] | list[list[int]]) = ""
+    max_tokens: ruled(SETTINGS["max_new_tokens"].http, int, "Tokens of each text; 0 only reads the prompts.") = 16
+    n: ruled(count(1, 128), int, "Texts for each prompt.") = 1
+    best_of: ruled(count(1, 128), int, "Texts to write for each prompt; the n likeliest are returned.") = None
+    stream: Flag = False
     stream_options: StreamOptions | None = None
-    logprobs: int | None = Field(None, ge=0, le=100)
-    echo: bool | None = None
-    suffix: str | None = None
-    user: str | None = None
+    logprobs: ruled(count(0, 100), int, "How many of the likeliest tokens to report at each token.") = None
+    echo: ruled(BOOLEAN, bool, "Let the text begin with the prompt.") = False
+    suffix: Text = ""
+    user: Text = ""
 
     @property
     def copies(self) -> int:
-        """Texts to write for each prompt, of which ``choices`` are returned."""
-        return self.best_of or self.choices
-
-    @property
-    def choices(self) -> int:
-        return self.n or 1
-
-    @property
-    def alternatives(self) -> int | None:
-        """How many of the likeliest ids to report at each token; None for no log-probabilities."""
-        return 0 if self.logprobs is None and self.copies > self.choices else self.logprobs
-
-    @property
-    def scores_prompts(self) -> bool:
-        """True if the answer has the log-probabilities of the prompts' tokens."""
-        return bool(self.echo) and self.logprobs is not None
+        """Texts to write for each prompt, of which ``n`` are returned."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def includes_usage(self) -> bool:
         """True if a stream ends with the usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many of the likeliest ids the scheduler reports; None for no log-probabilities."""
+        return 0 if self.logprobs is None and self.copies > self.n else self.logprobs
+
+    @property
+    def scores_prompts(self) -> bool:
+        """True if the answer has the log-probabilities of the prompts' tokens."""
+        return self.echo and self.logprobs is not None
 
     @model_validator(mode="after")
     def _check(self) -> "CompletionRequest":
         """Check the fields against each other."""
-        if self.suffix:
-            raise ValueError("suffix is not supported: GPT-2 cannot see the text that comes after")
-        if self.copies < self.choices:
-            raise ValueError(f"best_of must not be less than n, got {self.best_of} and {self.choices}")
-        if self.stream and self.copies > self.choices:
-            raise ValueError("best_of cannot be streamed: the best text is only known when all texts are over")
-        if self.stream_options and not self.stream:
-            raise ValueError("stream_options needs stream to be true")
+        for name, is_wrong, message in (
+            ("stream_options", self.stream_options and not self.stream, "needs stream to be true"),
+            ("suffix", self.suffix, "is not supported: GPT-2 cannot see the text that comes after"),
+            ("best_of", self.copies < self.n, f"must be at least n, got {self.copies} and {self.n}"),
+            ("best_of", self.stream and self.copies > self.n, "cannot be streamed, since the best text is known last"),
+        ):
+            if is_wrong:
+                raise RefusalError(400, message, name)
         return self
 
 
 class CompareRequest(Sampling):
     """The body of ``POST /compare``: two models write on from one prompt."""
 
-    models: Annotated[list[str], Field(min_length=2, max_length=2)]
-    prompt: str = ""
-    alternatives: int = Field(5, ge=1, le=20)
-    default_max_tokens: ClassVar[int] = 64
+    models: ruled(PAIR, list[str])
+    prompt: Text = ""
+    max_tokens: ruled(count(1, 65536), int, "Tokens of each text.") = 64
+    alternatives: ruled(count(1, 20), int, "How many of each model's likeliest tokens to report.") = 5
 
 
 class TokenizeRequest(Body):
     """The body of ``POST /tokenize``."""
 
-    model: str | None = None
-    prompt: str
+    model: Text = None
+    prompt: Text
 
 
 class DetokenizeRequest(Body):
     """The body of ``POST /detokenize``."""
 
-    model: str | None = None
-    tokens: list[int]
+    model: Text = None
+    tokens: ruled(IDS, list[int])
+
+
+class Token(NamedTuple):
+    """A token of a prompt or of a completion, with the model's own log-probabilities.
+
+    Attributes:
+        logprob: natural logarithm of its probability; None for the first token of a prompt, which has no context.
+        top: the likeliest ids at its position with their log-probabilities, the likeliest first.
+    """
+
+    id: int
+    logprob: float | None
+    top: list[tuple[int, float]]
+
+
+class Written(NamedTuple):
+    """The event that a text has grown.
+
+    Attributes:
+        index: the text's number among those of the request.
+        text: the characters that can be shown since the last event.
+        total: how many tokens it has now.
+        tokens: the tokens since the last event, if the request wants log-probabilities.
+        end: why the text is over: "eos", "stop" or "length"; None while it is not.
+    """
+
+    index: int
+    text: str
+    total: int
+    tokens: list[Token]
+    end: str | None
+
+
+class _Progress:
+    """What is known of one text: its number of tokens, their log-probabilities, and how many characters they have."""
+
+    def __init__(self) -> None:
+        self.total, self.logprobs = 0, list[float]()
+        self._characters, self._offset = codecs.getincrementaldecoder("utf-8")(errors="replace"), 0
+
+    def offset(self, data: bytes) -> int:
+        """Return where a token begins, in characters. Call this once for each token, in order."""
+        offset = self._offset
+        self._offset += len(self._characters.decode(data))
+        return offset
+
+
+class Answer:
+    """The answer to one request, for the events so far.
+
+    Args:
+        prompts: the ids of each prompt.
+        scored: the tokens of each prompt with their log-probabilities, if the request wants them.
+        token_text: returns the text of a token.
+    """
+
+    def __init__(
+        self, body: CompletionRequest, prompts: list[list[int]], scored: dict[int, list[Token]], tokenizer: Tokenizer,
+        token_text: Callable[[int], str],
+    ) -> None:  # fmt: skip
+        self.body, self.prompts, self.scored = body, prompts, scored
+        self.tokenizer, self.token_text = tokenizer, token_text
+        self.texts = [_Progress() for _ in range(len(prompts) * body.copies)]
+        self._head: dict[str, Any] = {
+            "id": f"cmpl-{secrets.token_hex(16)}", "object": "text_completion", "created": int(time.time()),
+            "model": body.model, "system_fingerprint": f"minigpt-{minigpt.__version__}",
+        }  # fmt: skip
+
+    async def chunk(self, event: Written) -> bytes:
+        """Return the chunk of a stream that says what an event adds."""
+        choice = await self._choice(event.index, self._with_prompt(event))
+        return self._object([choice], {"usage": None} if self.body.includes_usage else {})
+
+    def last_chunk(self) -> bytes:
+        """Return the chunk with the usage."""
+        return self._object([], {"usage": self._usage()})
+
+    async def whole(self, events: list[Written]) -> bytes:
+        """Return the answer to a request that is not streamed, for all of its events, one for each text."""
+        texts, copies, n = sorted(map(self._with_prompt, events)), self.body.copies, self.body.n
+        best: list[Written] = []
+        for first in range(0, len(texts), copies):
+            of_prompt = texts[first : first + copies]
+            if copies > n:
+                of_prompt.sort(key=lambda text: -statistics.fmean(self.texts[text.index].logprobs or [0.0]))
+            best += of_prompt[:n]
+        choices = [await self._choice(place, text) for place, text in enumerate(best)]
+        return self._object(choices, {"usage": self._usage()})
+
+    def _with_prompt(self, event: Written) -> Written:
+        """Return the event, the first of a text with the prompt in front if that is to be echoed."""
+        text, prompt = self.texts[event.index], event.index // self.body.copies
+        text.logprobs += [token.logprob for token in event.tokens if token.logprob is not None]
+        is_first, text.total = text.total == 0, event.total
+        if not (is_first and self.body.echo):
+            return event
+        sent = self.body.prompt if isinstance(self.body.prompt, str) else self.body.prompt[prompt]
+        echo = sent if isinstance(sent, str) else self.tokenizer.decode(self.prompts[prompt])
+        return event._replace(text=echo + event.text, tokens=self.scored.get(prompt, []) + event.tokens)
+
+    def _object(self, choices: list[bytes], more: dict[str, Any]) -> bytes:
+        return encoded(self._head | more)[:-1] + b',"choices":[' + b",".join(choices) + b"]}"
+
+    async def _choice(self, place: int, event: Written) -> bytes:
+        fields = {"index": place, "text": event.text, "finish_reason": REASONS[event.end]}
+        logprobs = b"null" if self.body.logprobs is None else await self._logprobs(event)
+        return encoded(fields)[:-1] + b',"logprobs":' + logprobs + b"}"
+
+    async def _logprobs(self, event: Written) -> bytes:
+        """Return the log-probabilities of a text's tokens. Other requests get their turn between two pieces."""
+        columns: dict[str, list[bytes]] = {}
+        for first in range(0, max(1, len(event.tokens)), ENCODED_AT_ONCE):
+            if first:
+                await asyncio.sleep(0)
+            piece = event.tokens[first : first + ENCODED_AT_ONCE]
+            for name, values in self._columns(self.texts[event.index], piece).items():
+                columns.setdefault(name, []).append(encoded(values)[1:-1])
+        return b"{" + b",".join(b'"%b":[%b]' % (name.encode(), b",".join(columns[name])) for name in columns) + b"}"
+
+    def _columns(self, progress: _Progress, tokens: list[Token]) -> dict[str, list[Any]]:
+        text, most = self.token_text, self.body.logprobs
+
+        def top(token: Token) -> dict[str, float] | None:
+            if token.logprob is None:
+                return None
+            likeliest = {text(id): logprob for id, logprob in token.top[:most]}
+            return likeliest | {text(token.id): token.logprob} if most else likeliest
+
+        return {
+            "tokens": [text(token.id) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [top(token) for token in tokens],
+            "text_offset": [progress.offset(self.tokenizer.decode_bytes([token.id])) for token in tokens],
+        }
+
+    def _usage(self) -> dict[str, int]:
+        prompt, new = sum(map(len, self.prompts)), sum(text.total for text in self.texts)
+        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}

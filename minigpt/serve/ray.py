@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from minigpt.recipe import Recipe
 from minigpt.serve import LOOPBACK, app, missing
 from minigpt.serve.models import load
 
@@ -29,7 +30,7 @@ class Options(BaseModel):
 
     Attributes:
         model: as ``minigpt.from_pretrained`` takes it.
-        norms: the norms to serve, with commas between them.
+        norms: the norms to serve, with commas between them; by default the model's own.
         replicas: how many at least.
         max_replicas: how many at most; more than ``replicas`` lets Ray add some under load.
         api_key: what clients must send; by default the environment's MINIGPT_API_KEY.
@@ -40,7 +41,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: str = "demo"
-    norms: str = "fused"
+    norms: str | None = None
     replicas: int = Field(1, ge=1)
     max_replicas: int | None = None
     dtype: str | None = None
@@ -56,11 +57,12 @@ def build(options: Options) -> "Application":
     """Return the deployment; each replica loads the models for itself."""
 
     def make_app() -> "FastAPI":
-        how = options.model_dump(include={"dtype", "device", "quantize"})
-        models, tokenizer = load(options.model, options.norms.split(","), **how)
+        opening = options.model_dump(include={"dtype", "device", "quantize"})
+        norms = options.norms.split(",") if options.norms else [None]
+        models, tokenizer = load([Recipe(options.model, norm=norm, **opening) for norm in norms])
         hosts = None if options.any_host and options.api_key else LOOPBACK
-        how = options.model_dump(include={"api_key", "max_batch", "max_queue"})
-        return app(models, tokenizer=tokenizer, allowed_hosts=hosts, **how)
+        limits = options.model_dump(include={"api_key", "max_batch", "max_queue"})
+        return app(models, tokenizer=tokenizer, allowed_hosts=hosts, **limits)
 
     most = max(options.max_replicas or 0, options.replicas)
     scaling = {

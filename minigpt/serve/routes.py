@@ -1,170 +1,287 @@
 """The endpoints."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 import minigpt
-from minigpt.serve.completions import Answer
+from minigpt.errors import GenerationError
+from minigpt.generation import GenerationSettings
+from minigpt.model import GPT2
 from minigpt.serve.guard import Guard
-from minigpt.serve.protocol import CompareRequest, CompletionRequest, DetokenizeRequest, RefusalError, TokenizeRequest
-from minigpt.serve.service import Service
+from minigpt.serve.jobs import Choice, Comparison, Job
+from minigpt.serve.protocol import (
+    NOT_JSON,
+    Answer,
+    CompareRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    RefusalError,
+    TokenizeRequest,
+    encoded,
+    invalid,
+    settings_of,
+)  # fmt: skip
+from minigpt.serve.scheduler import Scheduler
+from minigpt.tokenizer import Tokenizer
 
-NO_JSON = "the body must be a JSON object in UTF-8, sent with 'Content-Type: application/json'"
-NO_PATH = "there is no such path; GPT-2 was trained on plain text, not on chats, so use /v1/completions"
+LONGEST = 16384  # tokens of a prompt of which the model sees the last ones
+MOST_LOGPROBS = 2**20  # numbers in one answer
+LONG = 2000  # characters; longer texts are encoded in another thread, since that takes a while
 PAGE_POLICY = "default-src 'none'; img-src data:; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"  # noqa: E501
 PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache", "Referrer-Policy": "no-referrer"}
+PAGE = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def build(
-    service: Service, *, api_key: str | None, allowed_hosts: Sequence[str] | None, allowed_origins: Sequence[str]
+    endpoints: "Endpoints",
+    *,
+    api_key: str | None,
+    allowed_hosts: Sequence[str] | None,
+    allowed_origins: Sequence[str],
 ) -> FastAPI:
     """Return the application."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(service.scheduler.stop)
+        await asyncio.to_thread(endpoints.scheduler.stop)
 
-    meters, every = service.scheduler.meters, ["*"]
+    meters, every = endpoints.scheduler.meters, ["*"]
     middleware = [Middleware(Guard, meters=meters, api_key=api_key, hosts=allowed_hosts, origins=allowed_origins)]
     if allowed_origins:  # first, so that the other pages can read errors too
         cors = Middleware(CORSMiddleware, allow_origins=allowed_origins, allow_methods=every, allow_headers=every)
         middleware.insert(0, cors)
+    errors: Any = {RequestValidationError: _invalid, HTTPException: _failed, Exception: _broken}
     app = FastAPI(
         title="minigpt", version=minigpt.__version__, docs_url=None, redoc_url=None, lifespan=lifespan,
-        middleware=middleware,
+        middleware=middleware, exception_handlers=errors,
     )  # fmt: skip
-    app.state.service = service
-    _add_errors(app)
-    _add_texts(app, service)
-    _add_information(app, service)
-    folder = files("minigpt.serve").joinpath("page")
-    for path, kind in {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}.items():
-        page = Response(folder.joinpath(path).read_bytes(), media_type=kind, headers=PAGE_HEADERS)
-        app.router.routes.append(Route(f"/{path}".removesuffix("index.html"), page, methods=["GET"]))
+    app.state.scheduler = endpoints.scheduler
+    for path, endpoint in {
+        "/v1/completions": endpoints.completions, "/compare": endpoints.compare,
+        "/tokenize": endpoints.tokenize, "/detokenize": endpoints.detokenize,
+    }.items():  # fmt: skip
+        app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
+    for path, endpoint in {
+        "/v1/models": endpoints.list_models, "/v1/models/{name:path}": endpoints.show_model,
+        "/health": endpoints.health, "/metrics": endpoints.metrics,
+    }.items():  # fmt: skip
+        app.add_api_route(path, endpoint, response_model=None)
+    for name, kind in PAGE.items():
+        content = files("minigpt.serve").joinpath("page", name).read_bytes()
+        page = Response(content, media_type=kind, headers=PAGE_HEADERS)
+        app.router.routes.append(Route(f"/{name}".removesuffix("index.html"), page, methods=["GET"]))
     return app
 
 
-def _add_texts(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions")
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        model = service.model(body.model)
-        prompts = await service.prompts(model, body.prompt)
-        job = service.job(body, model, prompts)
-        answer, reports = Answer(service, body, prompts, job.scored), job.channel.receive(request)
-        if not body.stream:
-            whole = answer.whole([event async for events in reports for event in events])
-            return Response(to_json(whole), media_type="application/json")
+async def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return invalid(error).response()
 
-        async def chunks() -> AsyncIterator[list[dict[str, Any]]]:
-            async for events in reports:
-                yield answer.chunks(events)
-            yield answer.last_chunks()
+
+async def _failed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    is_number = isinstance(error.__cause__, ValueError) and not isinstance(error.__cause__, UnicodeError)
+    messages = {
+        400: "the body holds an integer of more than 4300 digits" if is_number else NOT_JSON,
+        404: f"there is no path {request.url.path!r:.100}; texts are written by POST /v1/completions",
+        405: f"{request.url.path} does not take {request.method}",
+    }
+    return RefusalError(error.status_code, messages.get(error.status_code, str(error.detail))).response()
+
+
+async def _broken(_: Request, error: Exception) -> Response:
+    return RefusalError(500, f"the server made a mistake: {type(error).__name__}").response()
+
+
+def _json(value: object) -> Response:
+    return Response(encoded(value), media_type="application/json")
+
+
+class Endpoints:
+    """What the server does for each path.
+
+    Args:
+        models: by their ids.
+        tokenizer: of all models.
+    """
+
+    def __init__(self, models: Mapping[str, GPT2], tokenizer: Tokenizer, scheduler: Scheduler) -> None:
+        self.models, self.tokenizer, self.scheduler = models, tokenizer, scheduler
+        self.started = int(time.time())
+        self.token_text = lru_cache(maxsize=2**16)(self._token_text)
+
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+        prompts = await self._prompts(self._model(body.model), body.prompt)
+        job = self._job(body, prompts)
+        answer = Answer(body, prompts, job.scored, self.tokenizer, self.token_text)
+        events = job.channel.receive(request)
+        if not body.stream:
+            return Response(await answer.whole([event async for event in events]), media_type="application/json")
+
+        async def chunks() -> AsyncIterator[bytes]:
+            async for event in events:
+                yield await answer.chunk(event)
+            if body.includes_usage:
+                yield answer.last_chunk()
 
         return await _stream(chunks())
 
-    @app.post("/compare")
-    async def compare(body: CompareRequest, request: Request) -> Response:
-        return await _stream((await service.comparison(body)).channel.receive(request))
+    async def compare(self, body: CompareRequest, request: Request) -> Response:
+        settings = settings_of(body, body.max_tokens)
+        if settings.overflow == "slide":
+            raise RefusalError(400, "cannot be slide in a comparison", "overflow")
+        models = self._model(body.models[0], "models"), self._model(body.models[1], "models")
+        (ids,) = await self._prompts(models[0], body.prompt)
+        for model in models:
+            _require_fits(model, ids, body.max_tokens, settings, slides=False)
+        if settings.samples and settings.seed is None:  # both must draw alike
+            settings = settings.replace(seed=secrets.randbelow(2**31))
+        pair = self._text(models[0], ids, settings), self._text(models[1], ids, settings)
+        comparison = Comparison(models, pair, body.alternatives, self.token_text)
+        self.scheduler.submit(comparison, 1)
+
+        async def chunks() -> AsyncIterator[bytes]:
+            async for event in comparison.channel.receive(request):
+                yield encoded(event)
+
+        return await _stream(chunks())
+
+    async def list_models(self) -> Response:
+        return _json({"object": "list", "data": [self._described(name) for name in self.models]})
+
+    async def show_model(self, name: str) -> Response:
+        return _json(self._described(name))
+
+    async def tokenize(self, body: TokenizeRequest) -> Response:
+        model = self._model(body.model or next(iter(self.models)))
+        (ids,) = await self._encode([body.prompt])
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": model.config.n_positions})
+
+    async def detokenize(self, body: DetokenizeRequest) -> Response:
+        self._model(body.model or next(iter(self.models)))
+        return _json({"prompt": self.tokenizer.decode(body.tokens)})
+
+    async def health(self) -> Response:
+        return _json({"status": "ok"})
+
+    async def metrics(self) -> Response:
+        return Response(generate_latest(self.scheduler.meters.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _described(self, name: str) -> dict[str, Any]:
+        context = self._model(name).config.n_positions
+        return {
+            "id": name, "object": "model", "created": self.started, "owned_by": "minigpt", "max_model_len": context,
+        }  # fmt: skip
+
+    def _model(self, name: str, argument: str = "model") -> GPT2:
+        if name not in self.models:
+            message = f"{name!r:.200} does not exist; this server has {', '.join(self.models)}"
+            raise RefusalError(404, message, argument, "model_not_found")
+        return self.models[name]
+
+    async def _prompts(self, model: GPT2, prompt: str | list[str] | list[int] | list[list[int]]) -> list[list[int]]:
+        """Return the ids of each prompt. An empty text becomes the end-of-text token, which starts a new document."""
+        several: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
+        prompts = await self._encode(several) if isinstance(several[0], str) else [list(ids) for ids in several]
+        end, vocabulary = self.tokenizer.end_of_text_id, model.config.used_vocab_size or model.config.vocab_size
+        for ids in prompts:
+            if not ids and end is None:
+                raise RefusalError(400, "is empty, and the vocabulary has no end-of-text token", "prompt")
+            if not ids:
+                ids.append(end)
+            if max(ids) >= vocabulary or min(ids) < 0:
+                raise RefusalError(400, f"must hold token ids within [0, {vocabulary})", "prompt")
+        return prompts
+
+    async def _encode(self, texts: list[str]) -> list[list[int]]:
+        def encode() -> list[list[int]]:
+            return [self.tokenizer.encode(text) for text in texts]
+
+        try:
+            return encode() if sum(map(len, texts)) < LONG else await asyncio.to_thread(encode)
+        except GenerationError as error:
+            raise RefusalError(400, "must be valid Unicode, without lone surrogates", "prompt") from error
+
+    def _job(self, body: CompletionRequest, prompts: list[list[int]]) -> Job:
+        """Submit the texts of a request."""
+        model, copies, tokens = self._model(body.model), body.copies, body.max_tokens
+        settings = settings_of(body, tokens)
+        for ids in prompts:
+            slides = settings.overflow == "slide" and not body.scores_prompts
+            _require_fits(model, ids, tokens, settings, slides)
+        if (count := len(prompts) * copies) > self.scheduler.max_queue:
+            name = "best_of" if copies > body.n else "n" if copies > 1 else "prompt"
+            raise RefusalError(400, f"asks for {count} texts, and a request may for {self.scheduler.max_queue}", name)
+        if body.logprobs is not None:
+            scored = sum(map(len, prompts)) * body.echo + count * tokens
+            if (logprobs := scored * (body.logprobs + 1)) > MOST_LOGPROBS:
+                message = f"of {scored} tokens are {logprobs} numbers, and an answer has at most {MOST_LOGPROBS}"
+                raise RefusalError(400, message, "logprobs")
+        texts = [self._text(model, prompts[i // copies], settings, i // copies, i % copies, i) for i in range(count)]
+        job = Job(body, texts)
+        self.scheduler.submit(job, len(texts), body.model)
+        self.scheduler.meters.prompts.labels(body.model).inc(sum(map(len, prompts)))
+        return job
+
+    def _text(
+        self, model: GPT2, ids: list[int], settings: GenerationSettings, prompt: int = 0, copy: int = 0, index: int = 0
+    ) -> Choice:
+        seed = None if settings.seed is None else settings.seed + index
+        return Choice(list(ids), settings, settings.end_ids(model.config), self.tokenizer, prompt, copy, seed)
+
+    def _token_text(self, id: int) -> str:
+        """Return the text of one token, or its bytes if they are not whole characters."""
+        data = self.tokenizer.decode_bytes([id])
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _add_information(app: FastAPI, service: Service) -> None:
-    def described(name: str) -> dict[str, Any]:
-        context = service.model(name).config.n_positions
-        made = {"object": "model", "created": service.started, "owned_by": "minigpt"}
-        return {"id": name, **made, "max_model_len": context}
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [described(name) for name in service.models]}
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
-        return described(name)
-
-    @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
-        found = service.model(body.model if body.model is not None else next(iter(service.models)))
-        ids = await service.encode(body.prompt) if body.prompt else []
-        return {"tokens": ids, "count": len(ids), "max_model_len": found.config.n_positions}
-
-    @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
-        if body.model is not None:
-            service.model(body.model)
-        return {"prompt": service.tokenizer.decode(body.tokens)}
-
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(generate_latest(service.scheduler.meters.registry), media_type=CONTENT_TYPE_LATEST)
+def _require_fits(model: GPT2, ids: list[int], new: int, settings: GenerationSettings, slides: bool) -> None:
+    context = model.config.n_positions
+    if len(ids) + new > context and not slides:
+        message = f"has {len(ids)} tokens and {new} are to be written; this model's context is {context}"
+        raise RefusalError(400, message, "prompt", "context_length_exceeded")
+    if len(ids) > LONGEST:
+        raise RefusalError(400, f"may have {LONGEST} tokens, got {len(ids)}", "prompt", "context_length_exceeded")
+    settings.require_known_ids(model.config.vocab_size)
 
 
-def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return _invalid(error).response()
-
-    @app.exception_handler(HTTPException)
-    async def failed(_: Request, error: HTTPException) -> Response:
-        said = {400: NO_JSON, 404: NO_PATH, 405: "this path does not take that method"}
-        return RefusalError(error.status_code, said.get(error.status_code, str(error.detail))).response()
-
-    @app.exception_handler(Exception)
-    async def broken(_: Request, error: Exception) -> Response:
-        return RefusalError(500, f"the server made a mistake: {type(error).__name__}").response()
-
-
-def _invalid(error: RequestValidationError) -> RefusalError:
-    """Return the refusal for the first of the errors in a body."""
-    first = error.errors()[0]
-    where, said = [str(part) for part in first["loc"][1:]], first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error":  # a check of ours, which names the field
-        return RefusalError(400, said, said.partition(" ")[0])
-    if not where or first["type"] == "json_invalid":
-        return RefusalError(400, NO_JSON)
-    return RefusalError(400, f"{'.'.join(where)[:100]}: {said}", where[0][:100])
-
-
-async def _stream(parts: AsyncIterator[list[dict[str, Any]]]) -> Response:
-    """Return a stream of server-sent events. It starts when the first part is known, so an early error has its status.
+async def _stream(parts: AsyncIterator[bytes]) -> Response:
+    """Return a stream of server-sent events. It starts when the first is known, so an early error has its status.
 
     Raises:
         RefusalError, ClientDisconnect: if the first part cannot be had.
     """
     first = await anext(parts)
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def events() -> AsyncIterator[bytes]:
         with suppress(ClientDisconnect):
             try:
-                yield _sent(first)
+                yield b"data: %b\n\n" % first
                 async for part in parts:
-                    yield _sent(part)
+                    yield b"data: %b\n\n" % part
                 yield b"data: [DONE]\n\n"
             except RefusalError as error:  # the status has been sent already
-                yield _sent([error.to_dict()])
+                yield error.event()
 
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(pieces(), media_type="text/event-stream", headers=headers)
-
-
-def _sent(chunks: list[dict[str, Any]]) -> bytes:
-    """Return chunks as server-sent events."""
-    return b"".join(b"data: %b\n\n" % to_json(chunk) for chunk in chunks)
+    return StreamingResponse(events(), media_type="text/event-stream", headers=STREAM_HEADERS)

@@ -3,8 +3,10 @@
 import asyncio
 import errno
 import ipaddress
+import os
 import signal
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -15,9 +17,9 @@ from minigpt.errors import ConfigError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-BODY_SECONDS = 30  # for a client to send the body of a request
-HEAD_SECONDS = 30  # for a client to send a request up to its body
+SEND_SECONDS = 30  # for a client to send the head of a request, and to send its body
 READ_SECONDS = 30  # for a client to read some of what has been sent
+LAST_SECONDS = 0.4  # for clients to read an error, when the grace is over
 MOST_READ = 2**26  # bytes of a body
 MOST_HEAD = 2**16  # bytes of a request before its body
 CONNECTIONS = 1024  # at a time; beyond them the answer is 503
@@ -26,75 +28,53 @@ CONNECTIONS = 1024  # at a time; beyond them the answer is 503
 class Protocol(HttpToolsProtocol):
     """HTTP that closes the connection of a client that sends too slowly or too much, or does not read."""
 
-    _late: asyncio.TimerHandle | None = None  # runs while a part of a request is missing
-    _unread: asyncio.TimerHandle | None = None  # runs while the client has to read
-    _part, _room = 0, MOST_HEAD  # the part's number, and how many bytes it may still have
+    _began: float | None = None  # when the part of a request began that is not complete yet
+    _part, _room = 0, MOST_HEAD  # the number of that part, and how many bytes it may still have
+    _unread, _read_at = 0, 0.0  # bytes that wait for the client, and when it last read some
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect(HEAD_SECONDS, MOST_HEAD)
+        self._expect(MOST_HEAD)
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._late, self._unread):
-            if timer is not None:
-                timer.cancel()
+        self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._late is None and self.cycle is not None and self.cycle.response_complete:
-            self._expect(HEAD_SECONDS, MOST_HEAD)
+        if self._began is None and self.cycle is not None and self.cycle.response_complete:
+            self._expect(MOST_HEAD)
         before = self._part
         super().data_received(data)
         if self._part == before:  # the same part goes on
             self._room -= len(data)
             if self._room < 0:
-                self._close()
+                self.transport.close()
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        self._expect(BODY_SECONDS, MOST_READ)
+        self._expect(MOST_READ)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._expect(None, MOST_HEAD)
+        self._expect(MOST_HEAD)
+        self._began = None
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.transport.is_closing():  # it waits for the client to read the rest
-            self._watch_reading()
+    def _expect(self, most: int) -> None:
+        """Wait for the next part of a request, of so many bytes."""
+        self._began, self._part, self._room = self.loop.time(), self._part + 1, most
 
-    def timeout_keep_alive_handler(self) -> None:
-        self._close()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch_reading()
-
-    def resume_writing(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-        super().resume_writing()
-
-    def _expect(self, seconds: float | None, most: int) -> None:
-        """Wait for the next part of a request, of so many bytes; without a limit of time between two requests."""
-        if self._late is not None:
-            self._late.cancel()
-        self._late = None if seconds is None else self.loop.call_later(seconds, self._close)
-        self._part, self._room = self._part + 1, most
-
-    def _close(self) -> None:
-        self.transport.close()
-        self._watch_reading()
-
-    def _watch_reading(self, before: int | None = None) -> None:
-        """Hang up unless the client reads some of what waits for it, from time to time."""
-        now = self.transport.get_write_buffer_size()
-        if before is not None and now >= before:
+    def _watch(self) -> None:
+        """Look every second whether the client sends, and reads what waits for it."""
+        now, unread = self.loop.time(), self.transport.get_write_buffer_size()
+        if unread < self._unread or not unread:
+            self._read_at = now
+        self._unread = unread
+        if now - self._read_at > READ_SECONDS:
             self.transport.abort()
-        else:
-            if self._unread is not None:
-                self._unread.cancel()
-            self._unread = self.loop.call_later(READ_SECONDS, self._watch_reading, now)
+        elif self._began is not None and now - self._began > SEND_SECONDS:
+            self.transport.close()
+        self._timer = self.loop.call_later(1, self._watch)
 
 
 def is_loopback(host: str) -> bool:
@@ -123,14 +103,41 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+class Server(uvicorn.Server):
+    """A server that gives requests in progress some seconds when it shuts down, and then an error.
+
+    Args:
+        grace: those seconds.
+    """
+
+    def __init__(self, config: uvicorn.Config, grace: int) -> None:
+        super().__init__(config)
+        self.grace = grace
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        end = asyncio.create_task(self._end())
+        await super().shutdown(sockets)
+        end.cancel()
+
+    async def _end(self) -> None:
+        await asyncio.sleep(self.grace)
+        for task in list(self.server_state.tasks):
+            task.cancel()
+        await asyncio.sleep(LAST_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
 def run(app: "ASGIApp", listening: socket.socket, grace: int) -> None:
-    """Serve until SIGTERM or SIGINT. Then accept no more requests, and give those in progress ``grace`` seconds."""
+    """Serve until SIGTERM or SIGINT. Then end the process: requests in progress get ``grace`` seconds."""
     config = uvicorn.Config(
         app, http=Protocol, ws="none", lifespan="on", log_level="warning", access_log=False,
-        timeout_graceful_shutdown=grace, limit_concurrency=CONNECTIONS, server_header=False, proxy_headers=False,
+        limit_concurrency=CONNECTIONS, server_header=False, proxy_headers=False,
     )  # fmt: skip
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again at its end
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # or a client that hangs up would end the server
-    uvicorn.Server(config).run(sockets=[listening])
+    Server(config, grace).run(sockets=[listening])
+    sys.stdout.flush()
+    os._exit(0)  # the interpreter's own end takes long, and it cannot end a step that goes on

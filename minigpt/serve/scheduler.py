@@ -1,36 +1,49 @@
-"""The one thread that computes. It takes a step of each model that has work, in turn.
-
-R tokens, V vocabulary.
-"""
+"""The one thread that computes. It takes a step of each model that has work, in turn."""
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from torch import Tensor
 
 from minigpt.engine.int8 import drafter_of
-from minigpt.errors import RAISED
-from minigpt.generation.batch import WASTE, Batch
-from minigpt.generation.choosing import next_logits
+from minigpt.errors import RAISED, GenerationError
+from minigpt.generation.batch import OVERHEAD, WASTE, Batch, Reading
+from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.drafts import Drafts
+from minigpt.generation.row import Row
 from minigpt.model import GPT2
-from minigpt.serve.comparison import Comparison
-from minigpt.serve.job import Job, Text, Token
-from minigpt.serve.meters import Meters
-from minigpt.serve.protocol import RefusalError
+from minigpt.serve.jobs import Choice, Comparison, Job, Prefill, tokens_of
+from minigpt.serve.protocol import RefusalError, shutting_down
 
 PAUSE, MOST_PAUSES = 0.001, 10  # seconds to wait for the next of several requests, and how often
-AT_ONCE = 4  # comparisons at a time; others wait
-READ_AT_ONCE = 512  # tokens of new prompts, before the texts in progress get their next token
+LEAST_READ = 16  # tokens of a piece
+READ_AT_ONCE = 512  # tokens of new prompts in a step in which no text waits for its next token, and of one request
 STREAM_SECONDS = 0.02  # between two reports of a text; what it adds in between is sent together
-LOWEST = -9999.0  # log-probability instead of -inf, which JSON does not have
-SCORED_AT_ONCE = 128  # positions of a prompt whose logits are computed at a time
+STOP_SECONDS = 0.3  # for the step in progress when the server stops
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Meters:
+    """What ``GET /metrics`` counts; ``writing`` and ``waiting`` count texts at the time of a request."""
+
+    def __init__(self, writing: Callable[[], int], waiting: Callable[[], int]) -> None:
+        self.registry = to = CollectorRegistry()
+        model, path = ("model",), ("path",)
+        self.tokens = Counter("minigpt_generated_tokens_total", "Tokens written.", model, registry=to)
+        self.prompts = Counter("minigpt_prompt_tokens_total", "Tokens of prompts.", model, registry=to)
+        first = "From a request to its text's first token."
+        self.first = Histogram("minigpt_time_to_first_token_seconds", first, model, registry=to, buckets=SECONDS)
+        self.responses = Counter("minigpt_requests_total", "Responses.", ("path", "status"), registry=to)
+        whole = "From a request to the end of its response."
+        self.seconds = Histogram("minigpt_request_seconds", whole, path, registry=to, buckets=SECONDS)
+        Gauge("minigpt_texts_writing", "Texts that are being written.", registry=to).set_function(writing)
+        Gauge("minigpt_texts_waiting", "Texts that wait for a place.", registry=to).set_function(waiting)
 
 
 class Scheduler:
@@ -38,26 +51,26 @@ class Scheduler:
 
     Args:
         places: texts that are written at a time, of each model.
-        max_queue: texts that may wait for a place.
+        max_queue: texts that may wait for a place; no more of one request count than there are places.
         draft: as in ``generate``.
     """
 
     def __init__(self, models: Mapping[str, GPT2], places: int, max_queue: int, draft: str | None = None) -> None:
         self.meters = Meters(lambda: self.count_writing, lambda: self.count_waiting)
         self.lanes = {name: Lane(name, model, places, self.meters, draft) for name, model in models.items()}
-        self.comparisons: list[Comparison] = []
-        self.max_queue = max_queue
+        self.comparisons: deque[Comparison] = deque()
+        self.places, self.max_queue = places, max_queue
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
 
     @property
     def count_waiting(self) -> int:
-        return sum(lane.count_waiting for lane in self.lanes.values()) + len(self.comparisons[AT_ONCE:])
+        return sum(lane.count_waiting for lane in self.lanes.values())
 
     @property
     def count_writing(self) -> int:
-        return sum(len(lane.writing) for lane in self.lanes.values()) + len(self.comparisons[:AT_ONCE])
+        return sum(len(lane.writing) for lane in self.lanes.values()) + len(self.comparisons)
 
     @property
     def has_work(self) -> bool:
@@ -71,45 +84,52 @@ class Scheduler:
         """
         with self._wake:
             if self._stopping:
-                raise _shutting_down()
-            if (waiting := self.count_waiting) + texts > self.max_queue:
-                said = f"{waiting} texts are waiting, and at most {self.max_queue} may; try again in a moment"
-                raise RefusalError(429, said, code="queue_full")
-            waiting_for: Any = self.comparisons if name is None else self.lanes[name].waiting
-            waiting_for.append(work)
+                raise shutting_down()
+            queued = sum(lane.count_queued for lane in self.lanes.values()) + len(self.comparisons)
+            if queued + min(texts, self.places) > self.max_queue:
+                message = f"the queue is full: {queued} texts wait, of {self.max_queue}; try again in a moment"
+                raise RefusalError(429, message, code="queue_full")
+            queue: Any = self.comparisons if name is None else self.lanes[name].waiting
+            queue.append(work)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="minigpt-scheduler", daemon=True)
                 self._thread.start()
             self._wake.notify()
 
     def stop(self) -> None:
-        """End the thread, and report an error to everybody who still waits. Calls after the first do nothing."""
+        """Report an error to everybody who still waits, and end the thread, unless its step takes too long."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
         if self._thread is not None:
-            self._thread.join()
-        self._fail(_shutting_down())
+            self._thread.join(STOP_SECONDS)
+        self._fail(shutting_down())
 
     def _run(self) -> None:
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._stopping or self.has_work)
-                if self._stopping:
-                    return
+            if self._stopping:
+                return
             self._gather()
             try:
-                for lane in self.lanes.values():
-                    if lane.has_work:
-                        lane.step()
-                for comparison in self.comparisons[:AT_ONCE]:
-                    if comparison.is_over or comparison.channel.is_left:
-                        self.comparisons.remove(comparison)
-                    else:
-                        comparison.step()
+                self._step()
             except Exception as error:  # a bug of ours must not leave clients waiting
                 logging.getLogger("minigpt").exception("a step failed")
                 self._fail(error)
+
+    def _step(self) -> None:
+        """Take a step of every model that has work, and of one comparison."""
+        is_busy = bool(self.comparisons) or any(lane.is_decoding for lane in self.lanes.values())
+        for lane in self.lanes.values():
+            if lane.has_work:
+                lane.step(is_busy)
+        if self.comparisons:
+            comparison = self.comparisons.popleft()
+            if not comparison.channel.is_left:
+                comparison.step()
+                if not comparison.is_over:
+                    self.comparisons.append(comparison)
 
     def _gather(self) -> None:
         """Before the first step, wait while further requests come in: it is faster to read them together."""
@@ -121,24 +141,23 @@ class Scheduler:
             time.sleep(PAUSE)
 
     def _fail(self, error: BaseException) -> None:
-        with self._wake:
-            for lane in self.lanes.values():
-                lane.fail(error)
-            for comparison in self.comparisons:
-                comparison.channel.fail(error)
-            self.comparisons.clear()
-
-
-def _shutting_down() -> RefusalError:
-    return RefusalError(503, "the server is shutting down", code="shutting_down")
+        for lane in self.lanes.values():
+            lane.fail(error)
+        for comparison in list(self.comparisons):
+            comparison.channel.fail(error)
+        self.comparisons.clear()
 
 
 class Lane:
     """A model, its batch, and the requests for it. Only the scheduler's thread calls ``step``.
 
+    Long texts are read in pieces, so that the others get their next tokens in between. A text whose context is full
+    waits for a place again, since it reads a whole window.
+
     Attributes:
         waiting: requests with texts that have no place yet. Any thread may append to it.
         writing: texts that have a place.
+        prefills: what is to be read, the next first; a text that is to be written has a place already.
     """
 
     def __init__(self, name: str, model: GPT2, places: int, meters: Meters, draft: str | None) -> None:
@@ -146,9 +165,13 @@ class Lane:
             drafter_of(model)  # rounds the weights now, or says that the kernel does not serve the model
         self.name, self.model, self.places, self.meters, self.draft = name, model, places, meters, draft
         self.waiting: deque[Job] = deque()
-        self.writing: list[Text] = []
-        self._joining: list[Text] = []  # those of ``writing`` that are not in the batch
+        self.writing: list[Choice] = []
+        self.prefills: deque[Prefill] = deque()
+        self._joining: list[Prefill] = []  # those that the batch reads whole at its next step
+        self._read: list[Prefill] = []  # those that are over, whose texts are not in the batch yet
         self._batch: Batch | None = None  # made when it is first needed
+        self._pace = {False: 0.001, True: 0.002}  # seconds to read a token, without and with its log-probabilities
+        self._seconds = 0.02  # of a step that reads no text
         self._next_report = 0.0  # when texts that stream are next reported
 
     @property
@@ -157,13 +180,33 @@ class Lane:
         return sum(len(job.waiting) for job in list(self.waiting))
 
     @property
-    def has_work(self) -> bool:
-        return bool(self.writing or self.waiting)
+    def count_queued(self) -> int:
+        """How many texts count towards a full queue: of each request as many as there are places."""
+        return sum(min(len(job.waiting), self.places) for job in list(self.waiting))
 
-    def step(self) -> None:
-        """Fill the free places, and add a token to every text."""
+    @property
+    def has_work(self) -> bool:
+        return bool(self.writing or self.waiting or self.prefills)
+
+    @property
+    def is_decoding(self) -> bool:
+        return self._batch is not None and bool(self._batch.rows)
+
+    @property
+    def batch(self) -> Batch:
+        if self._batch is None:
+            self._batch = self._new_batch(self.places)
+        return self._batch
+
+    def step(self, is_busy: bool) -> None:
+        """Fill the free places, read some texts, and add a token to every text that is read.
+
+        Args:
+            is_busy: texts wait for their next token, so reading may take twice as long as a step without it.
+        """
         self._admit()
-        if self.writing:
+        self._read_some(2 * self._seconds if is_busy else READ_AT_ONCE * self._pace[False])
+        if self.is_decoding or self._joining or self._read:
             try:
                 self._note(*self._choose())
             except RAISED:
@@ -172,83 +215,149 @@ class Lane:
 
     def fail(self, error: BaseException) -> None:
         """Give up everything."""
-        for job in {*self.waiting, *(text.job for text in self.writing)}:
+        rows = [row for prefill in list(self.prefills) for row in prefill.rows]
+        for job in {*list(self.waiting), *(text.job for text in (*rows, *self.writing))}:
             job.channel.fail(error)
         self.waiting.clear()
-        self.writing, self._joining, self._batch = [], [], None
+        self.prefills.clear()
+        self.writing, self._joining, self._read, self._batch = [], [], [], None
 
     def _admit(self) -> None:
-        """Give free places to waiting texts, to each request in turn; score prompts."""
-        tokens = 0
-        while len(self.writing) < self.places and tokens < READ_AT_ONCE and (text := self._next_text()) is not None:
-            job = text.job
-            if text.number == 0:  # other texts of the prompt share its reading
-                tokens += len(text.ids)
-                if job.body.scores_prompts:
-                    try:
-                        job.scored[text.prompt] = prompt_tokens(self.model, text.ids, job.body.alternatives or 0)
-                    except RAISED as error:
-                        job.channel.fail(error)
-                        continue
-            if job.body.new_tokens:
-                text.may_draft = job.body.alternatives is None  # log-probabilities need the logits of each token
-                self.writing.append(text)
-                self._joining.append(text)
-            else:
-                text.end = "length"
-                job.report(text)
-
-    def _next_text(self) -> Text | None:
-        while self.waiting:
+        """Take waiting texts, of each request in turn, as long as there are places."""
+        skipped = 0
+        while skipped < len(self.waiting):
             job = self.waiting.popleft()
             if job.channel.is_left:
                 continue
-            text = job.waiting.popleft()
+            if job.reading >= READ_AT_ONCE or (job.body.max_tokens and len(self.writing) >= self.places):
+                skipped += 1
+            else:
+                skipped = 0
+                self._take(job.waiting.popleft())
             if job.waiting:
                 self.waiting.append(job)
-            return text
-        return None
 
-    def _choose(self) -> tuple[list[Text], Tensor]:
+    def _take(self, text: Choice) -> None:
+        """Give a text a place, and let it be read; texts of one prompt share its reading."""
+        job, body = text.job, text.job.body
+        scores = body.scores_prompts and text.prompt not in job.scored
+        if body.max_tokens:
+            text.may_draft = body.alternatives is None  # log-probabilities need the logits of each token
+            self.writing.append(text)
+        elif not scores:
+            job.report_read([text])
+            return
+        ids = self.batch.window(text)
+        for prefill in self.prefills:
+            if prefill.rows[0].job is job and prefill.rows[0].prompt == text.prompt and prefill.ids == ids:
+                prefill.rows.append(text)
+                return
+        job.reading += len(ids)
+        self.prefills.append(Prefill(self.model, [text], ids, (body.alternatives or 0) if scores else None))
+
+    def _read_some(self, seconds: float) -> None:
+        """Read for about so many seconds. Half of them are for texts that are short, which are read together."""
+        for prefill in [prefill for prefill in self.prefills if prefill.is_plain]:
+            spent = sum(len(joining.ids) for joining in (*self._joining, prefill)) * self._pace[False]
+            if spent <= seconds / 2:
+                self.prefills.remove(prefill)
+                self._joining.append(prefill)
+                prefill.rows[0].job.reading -= len(prefill.ids)
+        seconds -= sum(len(joining.ids) for joining in self._joining) * self._pace[False]
+        while self.prefills and seconds > 0:
+            prefill = self.prefills.popleft()
+            job = prefill.rows[0].job
+            if not job.channel.is_left:
+                seconds -= self._advance(prefill, job, seconds)
+            if prefill.left and not job.channel.is_left:
+                self.prefills.append(prefill)
+            else:
+                job.reading -= len(prefill.ids)
+
+    def _advance(self, prefill: Prefill, job: Job, seconds: float) -> float:
+        """Read a piece of a text for about so many seconds; return the seconds that it took."""
+        is_scored = prefill.alternatives is not None
+        begun, tokens = time.perf_counter(), max(LEAST_READ, int(seconds / self._pace[is_scored]))
+        try:
+            prefill.advance(tokens)
+        except RAISED as error:
+            job.channel.fail(error)
+            return seconds
+        took = time.perf_counter() - begun
+        self._learn(is_scored, tokens, took)
+        if not prefill.left:
+            if is_scored:
+                job.scored[prefill.rows[0].prompt] = prefill.scored
+            if job.body.max_tokens:
+                self._read.append(prefill)
+            else:
+                job.report_read(prefill.rows)
+        return took
+
+    def _learn(self, is_scored: bool, tokens: int, seconds: float) -> None:
+        """Learn how long a token takes to read; a forward takes as long as some more."""
+        self._pace[is_scored] += (seconds / (tokens + OVERHEAD["cpu"]) - self._pace[is_scored]) / 4
+
+    def _choose(self) -> tuple[list[Choice], Tensor]:
         """Take a step of the batch; return its texts, each of which has a new token, and the logits that led to it."""
-        self._batch = batch = self._batch or self._new_batch(self.places)
-        new, self._joining = self._joining, []
+        batch, begun = self.batch, time.perf_counter()
         if batch.rows:
-            batch.read(new)
-        else:
+            batch.read()
+        decoded = time.perf_counter()
+        if new := [text for prefill in self._joining for text in prefill.rows if text in self.writing]:
             batch.join(list(new))
-        logits, before = batch.logits, sum(len(row.ids) for row in batch.rows)
-        texts: Any = batch.choose()
-        self.meters.tokens.labels(self.name).inc(sum(len(text.ids) for text in texts) - before)
-        return texts, logits
+            self._learn(False, sum(len(prefill.ids) for prefill in self._joining), time.perf_counter() - decoded)
+        joined = time.perf_counter()
+        for prefill in self._read:
+            batch.take([text for text in prefill.rows if text in self.writing], prefill.cache, prefill.logits)
+        self._joining, self._read = [], []
+        tokens = -sum(len(row.ids) for row in batch.rows)
+        texts: list[Any] = self._choose_tokens(batch) if batch.rows else []
+        self.meters.tokens.labels(self.name).inc(tokens + sum(len(text.ids) for text in texts))
+        self._seconds += (decoded - begun + time.perf_counter() - joined - self._seconds) / 4
+        return texts, batch.logits
+
+    def _choose_tokens(self, batch: Batch) -> list[Row]:
+        """Add a token to every text; a text whose settings leave none to choose is its client's error alone."""
+        try:
+            return batch.choose()
+        except GenerationError:
+            logits_of, wrong = dict(zip(batch.rows, batch.logits.split(1), strict=True)), list[Any]()
+            for row, logits in logits_of.items():
+                try:
+                    next_tokens(next_logits(self.model, logits), [row], keeps=False)
+                except GenerationError as error:
+                    wrong.append(row)
+                    wrong[-1].job.channel.fail(error)
+            batch.drop(wrong)
+            batch.last = Reading(torch.cat([batch.logits[:0], *(logits_of[row] for row in batch.rows)]))
+            return batch.choose()
 
     def _new_batch(self, places: int) -> Batch:
         drafts = Drafts(self.model, draft=self.draft) if self.draft else None
         return Batch(self.model, places, self.model.config.n_positions + WASTE, drafts=drafts)
 
     def _one_by_one(self) -> None:
-        """Take a step that failed again, each text by itself: only the client whose text fails gets an error."""
-        for text in self.writing:
-            if text.job.channel.is_left:
-                continue
+        """Read each text by itself after a step failed, so that only the client whose text fails gets an error."""
+        unread = {text for prefill in self.prefills for text in prefill.rows}
+        texts = [text for text in self.writing if text not in unread and not text.job.channel.is_left]
+        self._batch, self._joining, self._read = None, [], []
+        for text in texts:
+            prefill = Prefill(self.model, [text], self.batch.window(text))
             try:
-                alone = self._new_batch(1)
-                alone.join([text])
-                logits = alone.logits
-                alone.choose()
-                self._note([text], logits)
-                self.meters.tokens.labels(self.name).inc()
+                prefill.advance(prefill.left)
             except RAISED as error:
                 text.job.channel.fail(error)
-        self._batch, self._joining = None, list(self.writing)
+            else:
+                self._read.append(prefill)
 
-    def _note(self, texts: list[Text], logits: Tensor) -> None:
+    def _note(self, texts: list[Choice], logits: Tensor) -> None:
         """Report on texts that have a new token."""
         scored = [place for place, text in enumerate(texts) if text.job.body.alternatives is not None]
         if scored:
             most = max(texts[place].job.body.alternatives or 0 for place in scored)
-            found = tokens_of(logits[scored], [texts[place].ids[-1] for place in scored], most)
-            for place, token in zip(scored, found, strict=True):
+            tokens = tokens_of(self.model, logits[scored], [texts[place].ids[-1] for place in scored], most)
+            for place, token in zip(scored, tokens, strict=True):
                 del token.top[texts[place].job.body.alternatives :]
                 texts[place].tokens.append(token)
         if is_time := (now := time.monotonic()) >= self._next_report:
@@ -261,31 +370,13 @@ class Lane:
                 job.report(text)
 
     def _let_go(self) -> None:
-        """Forget the texts that are over, and drop those whose client has gone."""
+        """Forget the texts that are over or whose client has gone; those whose context is full wait for a place."""
         gone = {text for text in self.writing if text.job.channel.is_left and not text.end}
-        self.writing = [text for text in self.writing if not (text.end or text in gone)]
-        self._joining = [text for text in self._joining if text in self.writing]
-        if gone and self._batch is not None:
-            self._batch.drop(gone)
-
-
-@torch.inference_mode()
-def tokens_of(logits: Float[Tensor, "rows vocab"], ids: list[int], alternatives: int) -> list[Token]:
-    """Return the token ``ids[i]`` of each row with its log-probability and the row's likeliest ``alternatives``."""
-    logprobs = logits.log_softmax(-1).clamp_min(LOWEST)  # (R, V)
-    chosen = logprobs.gather(1, torch.tensor(ids, device=logits.device)[:, None])[:, 0].tolist()
-    values, likeliest = (part.tolist() for part in logprobs.topk(min(alternatives, logits.shape[-1])))
-    tops = [list(zip(*pair, strict=True)) for pair in zip(likeliest, values, strict=True)]
-    return [Token(*token) for token in zip(ids, chosen, tops, strict=True)]
-
-
-@torch.inference_mode()
-def prompt_tokens(model: GPT2, ids: list[int], alternatives: int) -> list[Token]:
-    """Return the tokens of a prompt with their log-probabilities, from one forward."""
-    hidden = model.hidden_states(torch.tensor([ids], device=model.wte.weight.device))[:, :-1]  # (1, T - 1, C)
-    tokens = [Token(ids[0], None, [])]
-    for part in hidden.split(SCORED_AT_ONCE, dim=1):
-        if part.shape[1]:
-            logits = next_logits(model, model.head(part)[0])  # (R, V)
-            tokens += tokens_of(logits, ids[len(tokens) : len(tokens) + len(logits)], alternatives)
-    return tokens
+        full: list[Any] = [text for text in self.batch.full() if text not in gone]
+        for text in full:
+            text.job.waiting.append(text)
+            if text.job not in self.waiting:
+                self.waiting.append(text.job)
+        if gone or full:
+            self.batch.drop({*gone, *full})
+        self.writing = [text for text in self.writing if not (text.end or text in gone or text in full)]

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 
 class Live(NamedTuple):
@@ -22,12 +22,14 @@ class Live(NamedTuple):
 
 
 @contextlib.contextmanager
-def live(*options: str, before: str = "", **environment: str) -> Iterator[Live]:
+def live(*options: str, before: str = "", stderr: IO[str] | None = None, **environment: str) -> Iterator[Live]:
     """A server on a free port of the loopback, which is gone afterwards; ``before`` is code that it runs first."""
     program = f"{before}\nfrom minigpt.cli import main\nraise SystemExit(main())"
     command = [sys.executable, "-c", program, "serve", "--port", "0", *options]
     calm = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **calm, **environment})
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **calm, **environment}
+    )
     assert process.stdout is not None
     try:
         yield Live(process.stdout.readline().strip().rstrip("/"), process.stdout.readline().strip(), process)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -19,11 +20,14 @@ httpx = pytest.importorskip("httpx")
 import minigpt  # noqa: E402
 from minigpt import Tokenizer, generate  # noqa: E402
 from minigpt.engine import kernel  # noqa: E402
-from minigpt.serve.models import with_norm  # noqa: E402
+from minigpt.serve.models import share  # noqa: E402
 
 MODEL = small_model(dtype=torch.float64, n_positions=64, vocab_size=300, eos_token_id=[7, 20, 33, 150])
 TOKENIZER = Tokenizer(tiny_bpe(300))
-MODELS = {"demo": MODEL, "demo:std_eps": with_norm(MODEL, "std_eps")}
+OTHER = copy.deepcopy(MODEL)
+minigpt.swap_norms(OTHER, "std_eps")
+share(MODEL, OTHER)
+MODELS = {"demo": MODEL, "demo:std_eps": OTHER}
 TEXTS = ["the dog", "naïve café", "I saw the other dog there", "狗", "\n\n", "the the the the", "a", "1 2 3"]
 
 
@@ -32,7 +36,7 @@ class Client:
 
     def __init__(self, models: Any = MODELS, **how: Any) -> None:
         self.app = minigpt.serve.app(models, tokenizer=TOKENIZER, **how)
-        self.scheduler = self.app.state.service.scheduler
+        self.scheduler = self.app.state.scheduler
 
     def ask_all(self, *asked: Callable[[Any], Awaitable[Any]]) -> list[Any]:
         async def main() -> list[Any]:
@@ -209,7 +213,18 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "too many tokens": ({"max_tokens": 100}, 400, "prompt"),
     "a prompt of mixed kinds": ({"prompt": ["a", 1]}, 400, "prompt"),
     "an id outside the vocabulary": ({"prompt": [300]}, 400, "prompt"),
-    "half a character": ({"prompt": "\ud800"}, 400, None),
+    "half a character": ({"prompt": "\ud800"}, 400, "prompt"),
+    "half a character as a name": ({"\ud800": 1}, 400, "\\ud800"),
+    "a penalty near 0": ({"repetition_penalty": 1e-300}, 400, "repetition_penalty"),
+    "more ids than a setting may have": ({"suppress_tokens": [5] * 1025}, 400, "suppress_tokens"),
+    "an option of streams that is a number": ({"stream": True, "stream_options": 5}, 400, "stream_options"),
+    "an option of no stream": ({"stream_options": {}}, 400, "stream_options"),
+    "settings that contradict": ({"min_new_tokens": 5, "max_tokens": 3}, 400, "min_new_tokens"),
+    "more log-probabilities than an answer may have": (
+        {"prompt": [[5] * 50] * 250, "echo": True, "logprobs": 100, "max_tokens": 0},
+        400,
+        "logprobs",
+    ),
     "best_of below n": ({"n": 3, "best_of": 2}, 400, "best_of"),
     "a bias outside the vocabulary": ({"logit_bias": {"300": 1}}, 400, "logit_bias"),
     "too many texts": ({"n": 100, "prompt": ["a"] * 3}, 400, "n"),
@@ -233,7 +248,7 @@ def test_other_bodies_paths_and_methods_are_refused_with_error_objects(client: C
         assert "JSON" in error_of(client.post("/v1/completions", body, headers=json_type), 400)["message"]
     body = json.dumps({"model": "demo", "prompt": "a"}).encode()
     assert "Content-Type" in error_of(client.post("/v1/completions", body), 400)["message"]
-    assert "chat" in error_of(client.post("/v1/chat/completions", {"model": "demo"}), 404)["message"]
+    assert "/v1/completions" in error_of(client.post("/v1/chat/completions", {"model": "demo"}), 404)["message"]
     error_of(client.get("/etc/passwd"), 404)
     error_of(client.get("/v1/completions"), 405)
     error_of(client.get("/v1/models/nobody"), 404)
@@ -432,9 +447,9 @@ def test_a_stopped_server_says_so(gate: type[Gate]) -> None:
 def test_models_and_tokenizer_must_fit() -> None:
     with pytest.raises(minigpt.ConfigError, match="at least one model"):
         minigpt.serve.app({})
-    with pytest.raises(minigpt.ConfigError, match="the tokenizer has 300 tokens"):
+    with pytest.raises(minigpt.ConfigError, match="tokenizer has 300 tokens"):
         minigpt.serve.app({"demo": small_model(vocab_size=400)}, tokenizer=TOKENIZER)
-    with pytest.raises(minigpt.ConfigError, match="max_batch must be 1 or more, got 0"):
+    with pytest.raises(minigpt.ConfigError, match="max_batch must be at least 1, got 0"):
         minigpt.serve.app(MODELS, tokenizer=TOKENIZER, max_batch=0)
     with pytest.raises(minigpt.ConfigError, match='draft="int8" needs'):
         minigpt.serve.app({"demo": small_model("dyt", vocab_size=300)}, tokenizer=TOKENIZER, draft="int8")

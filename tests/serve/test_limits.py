@@ -16,7 +16,7 @@ httpx = pytest.importorskip("httpx")
 pytestmark = pytest.mark.thorough
 SHORT = """
 from minigpt.serve import run
-run.HEAD_SECONDS = run.BODY_SECONDS = run.READ_SECONDS = 2
+run.SEND_SECONDS = run.READ_SECONDS = 2
 """
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 

@@ -8,11 +8,12 @@ import torch
 from live import Live, live
 
 import minigpt
+from minigpt.recipe import Recipe
 from minigpt.serve.models import load
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.thorough
-MODELS, TOKENIZER = load("demo", ["fused", "std_eps"])
+MODELS, TOKENIZER = load([Recipe(norm=norm) for norm in ("fused", "std_eps")])
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_errors_are_the_clients_own_kinds(server: Live, client: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="suffix") as raised:
         create(suffix="the end")
     assert raised.value.param == "suffix"
-    with pytest.raises(openai.NotFoundError, match="chat"):
+    with pytest.raises(openai.NotFoundError, match="completions"):
         client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "hello"}])
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong").models.list()

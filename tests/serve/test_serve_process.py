@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def test_the_curl_line_works_when_pasted_and_sigterm_alone_ends_it() -> None:
 def test_what_cannot_be_served_is_one_line() -> None:
     assert "needs --api-key" in refused("--host", "0.0.0.0")
     assert "empty" in refused("--api-key", "")
+    assert "--grace must be" in refused("--grace", "-1")
     assert "unknown norm" in refused("--norm", "nobody")
     assert "given twice" in refused("--norm", "fused", "--norm", "fused")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -111,13 +113,40 @@ def test_sigterm_lets_texts_finish_and_takes_no_more(slow: Live) -> None:
     assert slow.process.wait(30) == 0
 
 
-def test_sigterm_waits_no_longer_than_its_grace(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(SLOW.replace("0.002", "0.02"))
-    with live("--norm", f"{tmp_path / 'slow.py'}:Slow", "--grace", "1") as server, ThreadPoolExecutor() as pool:
-        pool.submit(httpx.post, f"{server.url}/v1/completions", json=body(max_tokens=240), timeout=60)
-        while not written(server)[0]:
-            time.sleep(0.02)
-        began = time.monotonic()
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) == 0
-        assert time.monotonic() - began < 8
+@pytest.mark.parametrize("pause", ["0.003", "1.0"])
+def test_when_the_grace_is_over_every_client_is_told_and_the_log_is_clean(tmp_path: Path, pause: str) -> None:
+    """Streams, whole answers, comparisons, texts that wait for a place, and a body that does not arrive."""
+    (tmp_path / "slow.py").write_text(SLOW.replace("0.002", pause))
+    norm, log = f"{tmp_path / 'slow.py'}:Slow", tmp_path / "log"
+    with log.open("w") as stderr, live("--norm", norm, "--norm", "fused", "--grace", "1", stderr=stderr) as server:
+
+        def ask(number: int) -> Any:
+            post = partial(httpx.post, timeout=60)
+            if number % 8 == 7:
+                models = ["demo", "demo:fused"]
+                return post(f"{server.url}/compare", json={"models": models, "max_tokens": 250, "eos_token_id": []})
+            stream = number % 2 == 0
+            return post(f"{server.url}/v1/completions", json=body(max_tokens=250, stream=stream, n=1 + number % 3))
+
+        with ThreadPoolExecutor(24) as pool:
+            asked = [pool.submit(ask, number) for number in range(24)]
+            unsent = socket.create_connection(("127.0.0.1", server.port))
+            unsent.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n"
+                           b"Content-Type: application/json\r\n\r\n{")  # fmt: skip
+            while not written(server)[0]:
+                time.sleep(0.02)
+            time.sleep(0.5)
+            began = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(30) == 0
+            took = time.monotonic() - began
+            answers = [each.result() for each in asked]
+    for answer in answers:
+        is_stream = answer.status_code == 200
+        last = answer.text.removesuffix("\n\n").split("\n\n")[-1].removeprefix("data: ") if is_stream else answer.text
+        assert answer.status_code in (200, 503)
+        assert json.loads(last)["error"]["code"] == "shutting_down"
+    with unsent:
+        assert b" 503 " in unsent.recv(65536)
+    assert 1 <= took < 2
+    assert log.read_text() == ""

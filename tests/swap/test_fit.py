@@ -215,8 +215,9 @@ def test_what_is_fitted_on_the_command_line_is_saved_served_and_written(tmp_path
     (tmp_path / "text").write_text("Once upon a time there was a young gardener named Tom. " * 60)
     norm, ids = f"{tmp_path / 'odd.py'}:Odd", random_ids(2, 20)
     convert(minigpt.Recipe(norm=norm, fit=tmp_path / "text"), tmp_path / "saved")
-    served, tokenizer = load(str(tmp_path / "saved"), [norm], device="cpu")
-    fitted, _ = load("demo", [norm, "fused", "dyt"], fit=tmp_path / "text", device="cpu")
+    served, tokenizer = load([minigpt.Recipe(tmp_path / "saved", norm=norm, device="cpu")])
+    how = {"fit": tmp_path / "text", "device": "cpu"}
+    fitted, _ = load([minigpt.Recipe(norm=each, **how) for each in (norm, "fused", "dyt")])
     model = minigpt.from_pretrained("demo", norm=norm, device="cpu")
     fit_on_text(model, tokenizer, tmp_path / "text")
     for name, one in {"saved and served": served["saved"], "fitted and served": fitted["demo"]}.items():

@@ -1,0 +1,268 @@
+"""The scheduler's work for one request, and the way of its events to the client's coroutine.
+
+R tokens, T tokens of a prompt, V vocabulary.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from starlette.requests import ClientDisconnect, Request
+from torch import Tensor
+
+from minigpt.errors import RAISED
+from minigpt.generation.batch import WASTE, Batch
+from minigpt.generation.choosing import NoTokenLeftError, next_logits, next_tokens
+from minigpt.generation.row import Row
+from minigpt.model import GPT2
+from minigpt.model.cache import KVCache
+from minigpt.serve.protocol import REASONS, CompletionRequest, RefusalError, Token, Written
+
+LOWEST = -9999.0  # log-probability instead of -inf, which JSON does not have
+READ_AT_ONCE = 64  # tokens of a comparison's prompt, before other texts get their next token
+
+
+class Channel:
+    """Events for one client. Create it in the client's coroutine.
+
+    Attributes:
+        is_left: no one receives any more, so no more work is to be done.
+        opened: when the request came, by ``time.monotonic``.
+    """
+
+    def __init__(self) -> None:
+        self.opened, self.is_left = time.monotonic(), False
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[Any, bool]] = asyncio.Queue()
+
+    def send(self, event: object, is_last: bool) -> None:
+        """Add an event. Any thread may call this."""
+        with suppress(RuntimeError):  # the loop is closed, so no one is waiting
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (event, is_last))
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error. Any thread may call this."""
+        self.is_left = True
+        self.send(error, True)
+
+    async def receive(self, request: Request) -> AsyncIterator[Any]:
+        """Yield the events until the last.
+
+        Raises:
+            ClientDisconnect: if the client hangs up.
+            RefusalError: if an event is an error.
+        """
+        watch, is_last = asyncio.create_task(self._watch(request)), False
+        try:
+            while not is_last:
+                event, is_last = await self._events.get()
+                if isinstance(event, BaseException):
+                    raise _failure(event)
+                yield event
+        finally:
+            self.is_left = True
+            watch.cancel()
+
+    async def _watch(self, request: Request) -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        self.fail(ClientDisconnect())
+
+
+def _failure(error: BaseException) -> BaseException:
+    """Return the error that a client gets if its request failed while it was computed."""
+    if isinstance(error, RefusalError | ClientDisconnect):
+        return error
+    if isinstance(error, NoTokenLeftError):
+        return RefusalError.of(error)
+    return RefusalError(500, f"the model failed: {type(error).__name__}: {str(error)[:500]}", code="model_failed")
+
+
+class Choice(Row):
+    """One of a request's texts.
+
+    Attributes:
+        job: the request.
+        index: its number among the request's texts.
+        tokens: those since the last report, if the request wants log-probabilities.
+    """
+
+    job: "Job"
+    index: int
+    tokens: list[Token]
+
+
+class Job:
+    """A request for texts.
+
+    Args:
+        texts: all that are to be written; the texts of a prompt are side by side.
+
+    Attributes:
+        waiting: texts that have no place yet.
+        reading: tokens of its texts that have a place and are not read yet.
+        scored: the tokens of each prompt with their log-probabilities, if the request wants them.
+    """
+
+    def __init__(self, body: CompletionRequest, texts: list[Choice]) -> None:
+        self.body, self.channel = body, Channel()
+        self.waiting, self.reading = deque(texts), 0
+        self.scored: dict[int, list[Token]] = {}
+        self._left = len(texts)
+        for index, text in enumerate(texts):
+            text.job, text.index, text.tokens = self, index, []
+
+    def report(self, text: Choice) -> None:
+        """Send what a text has added since the last report."""
+        self._left -= text.end is not None
+        total = len(text.ids) - text.prompt_length
+        self.channel.send(Written(text.index, text.take_text(), total, text.tokens, text.end), not self._left)
+        text.tokens = []
+
+    def report_read(self, texts: "list[Choice]") -> None:
+        """Report on texts to which no token is added."""
+        for text in texts:
+            text.end = "length"
+            self.report(text)
+
+
+class Prefill:
+    """A text that is read in pieces. Its cache and logits are then those of any row that continues it.
+
+    Args:
+        rows: those that continue the text.
+        ids: what they see of it: all, or a window of the last tokens.
+        alternatives: how many of the likeliest ids to score at each token; None scores nothing.
+
+    Attributes:
+        cache: keys and values of what is read; None before the first piece.
+        scored: the tokens so far with their log-probabilities.
+        logits: (1, V) of the next token, when ``is_over``.
+    """
+
+    def __init__(self, model: GPT2, rows: list[Any], ids: list[int], alternatives: int | None = None) -> None:
+        self.model, self.rows, self.ids, self.alternatives = model, rows, list(ids), alternatives
+        self.cache: KVCache | None = None  # made when it is first needed
+        self.scored = [] if alternatives is None else [Token(ids[0], None, [])]
+        self.logits: Tensor = torch.empty(0)
+
+    @property
+    def left(self) -> int:
+        """How many tokens are not read yet."""
+        return len(self.ids) - (0 if self.cache is None else self.cache.length)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if nothing is read or scored, so that a batch can read the text together with others."""
+        return self.cache is None and self.alternatives is None
+
+    @torch.inference_mode()
+    def advance(self, tokens: int) -> None:
+        """Read so many tokens more."""
+        self.cache = self.cache or self.model.new_cache(1, len(self.ids))
+        first = self.cache.length
+        ids = self.ids[first : first + tokens]
+        hidden = self.model.hidden_states(torch.tensor([ids], device=self.model.wte.weight.device), cache=self.cache)
+        if self.alternatives is not None:
+            logits = self.model.head(hidden)[0].float()  # (R, V)
+            after = self.ids[first + 1 : first + 1 + len(ids)]
+            self.scored += tokens_of(self.model, logits[: len(after)], after, self.alternatives)
+            self.logits = logits[-1:]
+        elif not self.left:
+            self.logits = self.model.head(hidden[:, -1:])[0].float()
+
+
+@torch.inference_mode()
+def tokens_of(model: GPT2, logits: Float[Tensor, "rows vocab"], ids: list[int], alternatives: int) -> list[Token]:
+    """Return the token ``ids[i]`` of each row with its log-probability and the row's likeliest ``alternatives``.
+
+    Probabilities are over all of the model's logits, also those of ids that are padding of the vocabulary.
+    """
+    logprobs = logits.log_softmax(-1).clamp_min(LOWEST)  # (R, V)
+    chosen = logprobs.gather(1, torch.tensor(ids, device=logits.device)[:, None])[:, 0].tolist()
+    named = logprobs[:, : model.config.used_vocab_size]  # those that have a text
+    values, likeliest = (part.tolist() for part in named.topk(min(alternatives, named.shape[-1])))
+    tops = [list(zip(*pair, strict=True)) for pair in zip(likeliest, values, strict=True)]
+    return [Token(*token) for token in zip(ids, chosen, tops, strict=True)]
+
+
+class Comparison:
+    """A request to compare two models: both continue one prompt, and each also reads the text of the other.
+
+    So every position of either text has two distributions over the same context, and their divergence.
+
+    Args:
+        models: the two.
+        rows: the text of each, both with the same prompt.
+        alternatives: how many of the likeliest tokens by each model to report.
+        token_text: returns the text of a token.
+    """
+
+    def __init__(
+        self, models: tuple[GPT2, GPT2], rows: tuple[Row, Row], alternatives: int, token_text: Callable[[int], str]
+    ) -> None:
+        self.models, self.rows, self.alternatives, self.token_text = models, rows, alternatives, token_text
+        self.channel, self.is_over = Channel(), False
+        self._readings = [Prefill(model, list(rows), rows[0].ids) for model in models]
+        self._batches: list[Batch] = []
+
+    def step(self) -> None:
+        """Read some of the prompt, or add a token to each text that is not over; report tokens, or an error."""
+        try:
+            unread = [reading for reading in self._readings if reading.left]
+            if unread:
+                unread[0].advance(READ_AT_ONCE)
+            else:
+                self._add_tokens()
+        except RAISED as error:
+            self.channel.fail(error)
+
+    def _add_tokens(self) -> None:
+        for batch in self._batches:
+            batch.read()
+        if not self._batches:
+            for model, reading in zip(self.models, self._readings, strict=True):
+                batch = Batch(model, 2, model.config.n_positions + WASTE)
+                batch.take(reading.rows, reading.cache, reading.logits)
+                self._batches.append(batch)
+        logits = [dict(zip(batch.rows, batch.logits.split(1), strict=True)) for batch in self._batches]
+        events = [
+            self._written(side, row, [of_model[row] for of_model in logits])
+            for side, row in enumerate(self.rows)
+            if row in logits[0]
+        ]
+        over = [row for row in self.rows if row.end]
+        for batch in self._batches:
+            batch.drop(over)
+        self.is_over = len(over) == 2
+        for event in events:
+            self.channel.send(event, self.is_over and event is events[-1])
+
+    @torch.inference_mode()
+    def _written(self, side: int, row: Row, logits: list[Float[Tensor, "1 vocab"]]) -> dict[str, Any]:
+        """Add a token to a text; return the report, as the client gets it.
+
+        Its ``kl`` is the Kullback-Leibler divergence of the second model's distribution from the first's, in nats.
+        """
+        (token,) = next_tokens(next_logits(self.models[side], logits[side]), [row])
+        position = len(row.new_ids)
+        row.push(token)
+        both = torch.cat([of_model.cpu() for of_model in logits]).double().log_softmax(-1)  # (2, V)
+        probabilities = both.exp()
+        kl = float(torch.where(probabilities[0] > 0, probabilities[0] * (both[0] - both[1]), 0.0).sum())
+        named = probabilities[:, : self.models[0].config.used_vocab_size]
+        likeliest = named.topk(self.alternatives).indices.T.flatten().tolist()  # of both models, in turn
+
+        def shown(id: int) -> dict[str, Any]:
+            return {"id": id, "token": self.token_text(id), "probabilities": probabilities[:, id].tolist()}
+
+        alternatives = sorted(map(shown, dict.fromkeys(likeliest)), key=lambda one: -sum(one["probabilities"]))
+        return {
+            "side": side, "position": position, "text": row.take_text(), "kl": max(kl, 0.0),
+            "chosen": shown(token), "alternatives": alternatives, "finish_reason": REASONS[row.end],
+        }  # fmt: skip
