@@ -18,6 +18,18 @@ from minigpt.errors import MiniGPTError
 PARTIAL = ".partial"  # ends the name of a temporary file
 
 
+def as_path(value: str | os.PathLike[str], argument: str, kind: type[MiniGPTError]) -> Path:
+    """Return the path that a caller names.
+
+    Raises:
+        MiniGPTError: of the given kind, if it is empty, holds NUL, or is not a path.
+    """
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise kind(f"must be a path, got {value!r:.100}", argument=argument)
+    return Path(text)
+
+
 def read_object(path: Path, kind: type[MiniGPTError]) -> dict[str, Any]:
     """Return the JSON object in a file.
 
@@ -130,30 +142,34 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
         flush(new)
         new.replace(path)
     flush(path.parent)
+    remove_left(path.parent, path.name)
 
 
 @contextlib.contextmanager
 def temporary(folder: Path, name: str, make: Callable[[Path], None] = Path.touch) -> Iterator[Path]:
     """Yield a new temporary file in ``folder``, or what ``make`` makes there; it is removed at the end, if still there.
 
-    Its name is unique, and it is locked. Those of this ``name`` that killed processes have left, which nobody holds a
-    lock on, are removed too.
+    Its name, ``.NAME.*.partial``, is unique, and it is locked.
 
     Raises:
         OSError: if it cannot be made.
     """
-    for path in folder.iterdir():
-        if path.name.startswith(f".{name}.") and path.suffix == PARTIAL:
-            with contextlib.suppress(OSError), locked(path):
-                remove(path)
     new = folder / f".{name}.{secrets.token_hex(6)}{PARTIAL}"
     with contextlib.ExitStack() as stack:
-        while not new.exists():  # another process may remove it before it is locked
+        while not new.exists():  # ``remove_left`` of another process may remove it before it is locked
             make(new)
             stack.callback(remove, new)
             with contextlib.suppress(OSError):  # a file system without locks
                 stack.enter_context(locked(new))
         yield new
+
+
+def remove_left(folder: Path, name: str) -> None:
+    """Remove the temporary files of this name that killed processes have left: those that nobody holds a lock on."""
+    for path in folder.iterdir():
+        if path.name.startswith(f".{name}.") and path.suffix == PARTIAL:
+            with contextlib.suppress(OSError), locked(path):
+                remove(path)
 
 
 def remove(path: Path) -> None:

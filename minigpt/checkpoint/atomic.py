@@ -1,85 +1,85 @@
-"""Replace a folder's files at one moment: a crash leaves the old files or the new ones, whole.
+"""Replace a folder's model at one moment: a process that is killed leaves the old model or the new one, whole.
 
-The new files are written to a folder beside it and flushed to the disk. Then the two folders exchange their names in
-one system call. Where that is impossible (a mount point, the working directory, a folder that contains folders, a file
-system without the call), files are moved in one by one, config.json last. A crash can then leave a folder without a
-config.json, which nothing loads, but never a mixture.
+1. The new files are written to a folder inside, ``.saving.*.partial``, and flushed to the disk.
+2. One rename puts a config.json in place that names them: ``transformers_weights``, which transformers and minigpt
+   follow. From here on the folder holds the new model.
+3. The new files take their usual names beside it, and the old ones go.
+4. A second rename puts a config.json in place that names nothing, and the folder inside goes.
+
+Savers take turns for steps 2 to 4, by a lock on the folder. What a killed one has left is removed by the next.
 """
 
-import ctypes
+import contextlib
 import fnmatch
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from minigpt.checkpoint.files import CONFIG, MODEL
+from minigpt.checkpoint.files import CONFIG, MODEL, SAFETENSORS, SAVING, WEIGHTS_FIELD, write_json
+from minigpt.files import flush, locked, parse_object, remove, remove_left, temporary
+
+INDEX = f"{SAFETENSORS}.index.json"
 
 
-@contextmanager
+@contextlib.contextmanager
 def replacing(folder: Path, replaced: tuple[str, ...] = MODEL) -> Iterator[Path]:
     """Yield a new folder to write into. Its files appear in ``folder`` when the block has ended without an error.
 
     Files in ``folder`` that match the patterns ``replaced`` go. All others stay.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: if it cannot be written. The old files stay.
     """
     folder = Path(os.path.realpath(folder.expanduser()))  # a link stays a link
-    here = Path.cwd()
-    is_fixed = os.path.ismount(folder) or folder in (here, *here.parents) or not os.access(folder.parent, os.W_OK)
-    can_exchange = not (folder.exists() and is_fixed)
-    new = (folder.parent if can_exchange else folder) / f".{folder.name}.being-saved"
-    shutil.rmtree(new, ignore_errors=True)  # left by a process that was killed
-    new.mkdir(parents=True)
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        yield new
-        for path in (*new.iterdir(), new):
-            _flush(path)
-        if not folder.exists():
-            new.rename(folder)
-        else:
-            goes = [path for path in folder.iterdir() if any(fnmatch.fnmatchcase(path.name, one) for one in replaced)]
-            if not (can_exchange and _exchanged(folder, new, goes)):
-                _move_in(folder, new, goes)
-        _flush(folder.parent)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)  # by now the old files
+        with temporary(folder, SAVING, Path.mkdir) as new:
+            yield new
+            for path in (*new.iterdir(), new):
+                flush(path)
+            with contextlib.ExitStack() as stack:
+                with contextlib.suppress(OSError):  # a file system without locks
+                    stack.enter_context(locked(folder, wait=True))
+                _make_current(folder, new)
+                _move_up(folder, new, replaced)
+    except BaseException:
+        if is_new:
+            with contextlib.suppress(OSError):  # somebody else has put something there
+                folder.rmdir()
+        raise
 
 
-def _exchanged(folder: Path, new: Path, goes: list[Path]) -> bool:
-    """Exchange two folders' names in one call. Return False if the system or the file system cannot."""
-    libc, names = ctypes.CDLL(None), (os.fsencode(folder), os.fsencode(new))
-    if any(path.is_dir() for path in folder.iterdir()):  # which no link can keep
-        return False
-    try:
-        shutil.copymode(folder, new)
-        for path in folder.iterdir():  # files that are not part of a checkpoint stay
-            if path not in goes and not (new / path.name).exists():
-                os.link(path, new / path.name, follow_symlinks=False)
-    except OSError:
-        return False
-    if hasattr(libc, "renameat2"):  # Linux: from the working directory (-100), RENAME_EXCHANGE (2)
-        return libc.renameat2(-100, names[0], -100, names[1], 2) == 0
-    if hasattr(libc, "renamex_np"):  # macOS: RENAME_SWAP (2)
-        return libc.renamex_np(*names, 2) == 0
-    return False
+def _make_current(folder: Path, new: Path) -> None:
+    """Put a config.json in place that names the files in ``new``."""
+    weights, index = f"{new.name}/{SAFETENSORS}", new / INDEX
+    if index.is_file():  # transformers looks for the shards that an index names in the folder itself
+        fields = parse_object(index.read_bytes())
+        fields["weight_map"] = {name: f"{new.name}/{shard}" for name, shard in fields["weight_map"].items()}
+        weights = f"{new.name}/current.{INDEX}"
+        write_json(folder / weights, fields)
+    config = parse_object((new / CONFIG).read_bytes())
+    write_json(new / "current.json", config | {WEIGHTS_FIELD: weights})
+    flush(new)
+    (new / "current.json").replace(folder / CONFIG)
+    flush(folder)
 
 
-def _move_in(folder: Path, new: Path, goes: list[Path]) -> None:
-    """Move the new files in, config.json last: without one the folder is not a checkpoint."""
-    (folder / CONFIG).unlink(missing_ok=True)
-    for path in goes:
-        path.unlink(missing_ok=True)
-    for path in sorted(new.iterdir(), key=lambda path: path.name == CONFIG):
-        path.replace(folder / path.name)
-
-
-def _flush(path: Path) -> None:
-    """Flush a file, or a folder's list of files, to the disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+def _move_up(folder: Path, new: Path, replaced: tuple[str, ...]) -> None:
+    """Give the files in ``new`` their usual place, and the config.json that belongs to it."""
+    names = {path.name for path in new.iterdir() if not path.name.startswith("current.")}
+    for name in names - {CONFIG}:
+        try:
+            os.link(new / name, new / "current.link")
+        except OSError:  # a file system without links
+            shutil.copy2(new / name, new / "current.link")
+            flush(new / "current.link")
+        (new / "current.link").replace(folder / name)
+    for path in folder.iterdir():
+        if path.name not in names and any(fnmatch.fnmatchcase(path.name, pattern) for pattern in replaced):
+            remove(path)
+    flush(folder)
+    (new / CONFIG).replace(folder / CONFIG)
+    flush(folder)
+    remove_left(folder, SAVING)

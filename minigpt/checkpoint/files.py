@@ -1,5 +1,6 @@
 """The files of a checkpoint's folder: their names, and what they hold. Reading one never runs what is in it."""
 
+import json
 import os.path
 import zipfile
 from collections.abc import Mapping
@@ -12,17 +13,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from minigpt.errors import CheckpointError
-from minigpt.files import read_object
+from minigpt.files import PARTIAL, read_object
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 SAFETENSORS = "model.safetensors"
 # Patterns of the files that a model is, without its tokenizer.
 MODEL = (CONFIG, GENERATION_CONFIG, SAFETENSORS, f"{SAFETENSORS}.index.json", "model-?????-of-?????.safetensors")
 TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+ADDED_TOKENS, SPECIAL_TOKENS = "added_tokens.json", "special_tokens_map.json"  # of transformers 4 and before
 VOCABULARIES = ("tokenizer.json", "vocab.json")
-TOKENIZER_FILES = (*VOCABULARIES, "merges.txt", TOKENIZER_CONFIG, "special_tokens_map.json", CHAT_TEMPLATE)
+TOKENIZER_FILES = (*VOCABULARIES, "merges.txt", TOKENIZER_CONFIG, ADDED_TOKENS, SPECIAL_TOKENS, CHAT_TEMPLATE)
 WEIGHT_SUFFIXES = (".safetensors", ".npz", ".bin", ".pt", ".pth")
 WEIGHTS = (SAFETENSORS, "pytorch_model.bin", "ckpt.pt")  # the first that exists, whole or with an index
+WEIGHTS_FIELD = "transformers_weights"  # of config.json: the file or index that holds the weights, if it is another
+SAVING = "saving"  # names the folder inside that a new checkpoint is written to
 
 Contents = tuple[dict[str, Tensor], Mapping[str, Any] | None]  # tensors on the CPU, and the config that they come with
 
@@ -77,8 +81,22 @@ def _read_pickle(file: Path) -> Contents:
 
 
 def folder_of(place: Path) -> Path:
-    """Return a checkpoint's folder, or the folder that contains its bare file."""
-    return place if place.is_dir() else place.parent
+    """Return the folder with a checkpoint's files, or the folder that contains its bare file.
+
+    If a save was cut short, the new checkpoint is in a folder inside, which config.json names.
+    """
+    if not place.is_dir():
+        return place.parent
+    inner, slash, _ = _named_weights(place).partition("/")
+    return place / inner if slash and inner.startswith(f".{SAVING}.") and inner.endswith(PARTIAL) else place
+
+
+def _named_weights(folder: Path) -> str:
+    """Return what config.json says that holds the weights; an empty text if it does not say, or cannot be read."""
+    try:
+        return str(read_object(folder / CONFIG, CheckpointError).get(WEIGHTS_FIELD) or "")
+    except CheckpointError:
+        return ""
 
 
 def config_file(place: Path) -> Path:
@@ -112,13 +130,17 @@ def weight_files(place: Path) -> list[Path]:
     """
     if place.is_file():
         return [place]
+    folder = folder_of(place)
+    if name := _named_weights(folder):
+        _require_beside(folder / CONFIG, name)
+        return _shards(folder / name) if name.endswith(".index.json") else [folder / name]
     for name in WEIGHTS:
-        if (place / name).is_file():
-            return [place / name]
-        if (index := place / f"{name}.index.json").is_file():
+        if (folder / name).is_file():
+            return [folder / name]
+        if (index := folder / f"{name}.index.json").is_file():
             return _shards(index)
-    no_config = "" if (place / CONFIG).is_file() else f"no {CONFIG} and "
-    others = sorted(path.name for path in place.glob("*") if path.suffix in WEIGHT_SUFFIXES)
+    no_config = "" if (folder / CONFIG).is_file() else f"no {CONFIG} and "
+    others = sorted(path.name for path in folder.glob("*") if path.suffix in WEIGHT_SUFFIXES)
     hint = f"; to load one of {', '.join(others)}, give the path of that file" if others else ""
     raise CheckpointError(f"{place} has {no_config}no {SAFETENSORS}{hint}")
 
@@ -129,9 +151,22 @@ def _shards(index: Path) -> list[Path]:
         raise CheckpointError(f"{index} must have a weight_map from tensors to files")
     names = sorted(set(map(str, weight_map.values())))
     for name in names:
-        if Path(name).name != name or not os.path.isfile(index.parent / name):
-            raise CheckpointError(f"{index} names {name!r}, which is not a file beside it")
+        _require_beside(index, name)
     return [index.parent / name for name in names]
+
+
+def _require_beside(file: Path, name: str) -> None:
+    if Path(name).name != name or not os.path.isfile(file.parent / name):  # of a path that NUL is in too
+        raise CheckpointError(f"{file} names {name!r}, which is not a file beside it")
+
+
+def write_json(path: Path, fields: Mapping[str, object]) -> None:
+    """Write fields as readable JSON.
+
+    Raises:
+        OSError: if that fails.
+    """
+    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def generation_fields(place: Path) -> dict[str, Any]:

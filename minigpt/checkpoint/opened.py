@@ -14,7 +14,7 @@ from minigpt.checkpoint.formats.format import same_values
 from minigpt.checkpoint.frozen_norms import is_frozen, unscaled
 from minigpt.config import GPT2Config
 from minigpt.device import DTYPES, dtype_name
-from minigpt.errors import CheckpointError, ConfigError, listing
+from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, listing
 from minigpt.files import read_object
 from minigpt.swap.saved import Pairs, without_norms
 
@@ -42,12 +42,34 @@ class Checkpoint:
 
 
 def open_checkpoint(place: Path) -> Checkpoint:
-    """Read the checkpoint in a folder or file.
+    """Read the checkpoint in a folder or file. If another process saves there meanwhile, read it again.
 
     Raises:
         CheckpointError: if files are missing or damaged, or a head that the config ties differs from the embedding.
         ConfigError: if the config cannot be honoured.
     """
+    while True:
+        before = _state(place)
+        try:
+            checkpoint = _open(place)
+        except MiniGPTError:
+            if _state(place) == before:
+                raise
+        else:
+            if _state(place) == before:
+                return checkpoint
+
+
+def _state(place: Path) -> tuple[int, int] | None:
+    """Return what changes when a checkpoint is saved: its config.json is another file then."""
+    try:
+        state = ((place if place.is_dir() else place.parent) / CONFIG).stat()
+    except OSError:
+        return None
+    return state.st_ino, state.st_mtime_ns
+
+
+def _open(place: Path) -> Checkpoint:
     folder = folder_of(place)
     theirs, fields = read_contents(place)
     form, tensors = as_ours(theirs)

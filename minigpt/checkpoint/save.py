@@ -1,6 +1,5 @@
 """Model -> checkpoint, as transformers reads it."""
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +10,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from minigpt.checkpoint.atomic import replacing
-from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, MODEL, TOKENIZER_FILES
+from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, MODEL, TOKENIZER_FILES, write_json
 from minigpt.checkpoint.opened import misfits
 from minigpt.device import dtype_name
 from minigpt.errors import CheckpointError, listing
+from minigpt.files import as_path
 from minigpt.model import GPT2
 from minigpt.model.checks import check_gpt2, check_weights
 from minigpt.swap.saved import as_pairs, eps_unsaid, norm_at, norm_fields
@@ -61,6 +61,7 @@ def save_pretrained(
     """
     check_gpt2(model)
     check_weights(model, "save", CheckpointError)
+    place = as_path(directory, "directory", CheckpointError)
     if model.quantize is not None:
         raise CheckpointError(f"{model.quantize} weights cannot be saved; keep the checkpoint that they come from")
     tensors, of_norms = _saved_tensors(model), norm_fields(model)
@@ -74,10 +75,10 @@ def save_pretrained(
     config = model.config.to_dict()
     ids = {name: value for name, value in config.items() if name.endswith("_token_id")}
     try:
-        with replacing(Path(directory), MODEL + (() if tokenizer is None else TOKENIZER_FILES)) as folder:
+        with replacing(place, MODEL + (() if tokenizer is None else TOKENIZER_FILES)) as folder:
             _write_weights(folder, tensors, max_shard_bytes)
-            _write_json(folder / CONFIG, config | {"dtype": dtype_name(model.wte.weight.dtype)} | of_norms)
-            _write_json(folder / GENERATION_CONFIG, ids | dict(generation_config or {}))
+            write_json(folder / CONFIG, config | {"dtype": dtype_name(model.wte.weight.dtype)} | of_norms)
+            write_json(folder / GENERATION_CONFIG, ids | dict(generation_config or {}))
             if tokenizer is not None:
                 tokenizer.save(folder)
     except (OSError, SafetensorError) as error:
@@ -123,7 +124,3 @@ def _require_whole(model: GPT2, tensors: Mapping[str, Tensor], named: Any) -> No
 def _saved_name(name: str) -> str:
     name = name.replace("_orig_mod.", "")  # of what torch.compile has wrapped
     return name if name.startswith("lm_head.") else PREFIX + name
-
-
-def _write_json(path: Path, fields: Mapping[str, object]) -> None:
-    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")

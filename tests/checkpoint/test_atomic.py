@@ -1,194 +1,218 @@
-"""A folder is replaced at one moment: whenever it is killed, it is the old or the new, and what is not ours stays."""
+"""A folder's model is replaced at one moment: whenever its savers are killed, one whole model is there."""
 
 import os
 import random
 import signal
-import tempfile
+import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import reference, saved
-from transformers import AutoModelForCausalLM
+from checkpoints import reference, saved, tiny_bpe
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 import minigpt
-from minigpt.checkpoint import atomic
+from minigpt import CheckpointError, Tokenizer
 from minigpt.checkpoint.atomic import replacing
 
-KILLS = 50
+NEW = {"config.json": "{}", "model.safetensors": "new"}
+OLD = {"config.json": '{"n_head": 1}', "model.safetensors": "old", "README.md": "mine"}
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+def fill(folder: Path, files: dict[str, str]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
 
 
-def fill(folder: Path, **contents: str) -> None:
-    for name, text in contents.items():
-        (folder / name.replace("_", ".")).write_text(text)
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() if path.is_file() else "" for path in folder.iterdir()}
+
+
+def save(folder: Path) -> None:
+    with replacing(folder) as new:
+        fill(new, NEW)
 
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    fill(folder, config_json="old", model_safetensors="old", README_md="mine")
-    return folder
+    fill(tmp_path / "model", OLD)
+    return tmp_path / "model"
 
 
-def save(folder: Path, **contents: str) -> None:
-    with replacing(folder) as new:
-        fill(new, **contents)
-
-
-NEW = dict(config_json="new", model_safetensors="new")
-WANTED = {"config.json": b"new", "model.safetensors": b"new", "README.md": b"mine"}
-
-
-def test_a_new_folder_appears_whole(tmp_path: Path) -> None:
-    with replacing(tmp_path / "a" / "b") as new:
-        fill(new, config_json="new")
-        assert not (tmp_path / "a" / "b").exists()
-    assert files(tmp_path / "a" / "b") == {"config.json": b"new"}
-    assert os.listdir(tmp_path / "a") == ["b"]
-
-
-def test_the_old_is_there_until_the_end_and_what_is_not_ours_stays(old: Path, tmp_path: Path) -> None:
-    """Nor do shards of the old, and what a killed process has left."""
-    fill(old, **{"model-00001-of-00002_safetensors": "old", "model_safetensors_index_json": "old"})
-    (tmp_path / ".model.being-saved").mkdir()
-    before, folder = files(old), old.stat().st_ino
-    with replacing(old) as new:
-        fill(new, **NEW)
-        assert files(old) == before
-    assert files(old) == WANTED
-    assert old.stat().st_ino != folder, "no file of it was exchanged by itself"
-    assert os.listdir(tmp_path) == ["model"]
+def test_what_is_not_ours_stays_and_the_rest_of_the_old_goes(old: Path) -> None:
+    """Shards go, and what a killed process has left."""
+    (old / "checkpoints").mkdir()
+    fill(old, {"model-00001-of-00002.safetensors": "old", "model.safetensors.index.json": "old"})
+    fill(old / ".saving.0123.partial", NEW)
+    save(old)
+    assert contents(old) == OLD | NEW | {"checkpoints": ""}
 
 
 def test_an_error_leaves_everything_as_it_was(old: Path, tmp_path: Path) -> None:
-    before = files(old)
-
-    def fail() -> None:
-        with replacing(old) as new:
-            fill(new, **NEW)
-            raise RuntimeError("half-way")
-
-    with pytest.raises(RuntimeError, match="half-way"):
-        fail()
-    assert files(old) == before
-    assert os.listdir(tmp_path) == ["model"]
-
-
-def no_exchange(monkeypatch: pytest.MonkeyPatch, old: Path) -> None:
-    monkeypatch.setattr(atomic, "_exchanged", lambda *_: False)
-
-
-def a_folder_inside(monkeypatch: pytest.MonkeyPatch, old: Path) -> None:
-    (old / "runs").mkdir()
-
-
-def the_working_directory(monkeypatch: pytest.MonkeyPatch, old: Path) -> None:
-    monkeypatch.chdir(old)
-
-
-OBSTACLES: dict[str, Callable[[pytest.MonkeyPatch, Path], None]] = {
-    "no such call": no_exchange,
-    "a folder in it": a_folder_inside,
-    "the working directory": the_working_directory,
-}
-
-
-@pytest.mark.parametrize("obstacle", OBSTACLES)
-@pytest.mark.parametrize("shape", ["same", "other"])
-def test_files_are_moved_in_where_folders_cannot_be_exchanged(
-    old: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str, shape: str
-) -> None:
-    """And at no moment do an old and a new file stand together as one checkpoint; shards of the old go."""
-    fill(old, **{"model-00001-of-00002_safetensors": "old", "model_safetensors_index_json": "old"})
-    OBSTACLES[obstacle](monkeypatch, old)
-    config, before = "old" if shape == "same" else "new", old.stat().st_ino
-    replace, seen = Path.replace, []
-
-    def watched(source: Path, target: Path) -> None:
-        replace(source, target)
-        seen.append(tuple((old / name).read_text() if (old / name).exists() else None for name in
-                          ("config.json", "model.safetensors")))  # fmt: skip
-
-    monkeypatch.setattr(Path, "replace", watched)
-    save(old, config_json=config, model_safetensors="new")
-    assert {path.name: path.read_bytes() for path in old.iterdir() if path.is_file()} == WANTED | {
-        "config.json": config.encode()
-    }
-    assert seen
-    assert set(seen) <= {(None, "new"), (config, "new")}
-    assert old.stat().st_ino == before, "it is the folder that it was"
-    assert not list(old.parent.glob(".*"))
+    for folder in (old, tmp_path / "new"):
+        with pytest.raises(FileNotFoundError), replacing(folder) as new:
+            (new / "config.json").read_text()
+    assert contents(tmp_path) == {"model": ""}
+    assert contents(old) == OLD
 
 
 def test_a_link_to_a_folder_stays_a_link(old: Path, tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(old)
-    save(tmp_path / "latest", **NEW)
+    save(tmp_path / "latest")
     assert (tmp_path / "latest").is_symlink()
-    assert files(old) == WANTED
+    assert contents(old) == OLD | NEW
 
 
-@pytest.fixture
-def fast(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: a slow disk would be waited for, and the first save never be over."""
-    if not Path("/dev/shm").is_dir():
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
+def test_without_links_files_are_copied(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("this file system has no links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    save(old)
+    assert contents(old) == OLD | NEW
+
+
+# Stopped at every step, and killed at any moment: two models of other shapes, weights and vocabularies.
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, GPT2LMHeadModel]:
+    """By their number of layers."""
+    return {2: reference(vocab_size=300), 1: reference(seed=1, n_layer=1, n_embd=64, vocab_size=280)}
+
+
+class Saver:
+    """Saves either model into a folder."""
+
+    def __init__(self, place: Path, models: dict[int, GPT2LMHeadModel], folder: Path, shard: int = 10**9) -> None:
+        self.place, self.shard = place, shard
+        sources = {layers: saved(model, folder / f"source {layers}") for layers, model in models.items()}
+        self.models = {
+            layers: minigpt.from_pretrained(source, device="cpu", arithmetic="reference")
+            for layers, source in sources.items()
+        }
+        self.tokenizers = {layers: Tokenizer(tiny_bpe(model.config.vocab_size)) for layers, model in models.items()}
+
+    def save(self, layers: int) -> None:
+        most = self.shard if layers == 1 else 10**9
+        minigpt.save_pretrained(self.models[layers], self.place, self.tokenizers[layers], max_shard_bytes=most)
+
+
+def layers_of_whole(place: Path, models: dict[int, GPT2LMHeadModel]) -> int:
+    """Which model minigpt finds, after a check that each value of it is that model's."""
+    model = minigpt.from_pretrained(place, device="cpu")
+    layers = model.config.n_layer
+    expected = {name.removeprefix("transformer."): tensor for name, tensor in models[layers].state_dict().items()}
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+    return layers
+
+
+def assert_whole(place: Path, models: dict[int, GPT2LMHeadModel]) -> int:
+    """The same of transformers, and of minigpt's tokenizer."""
+    layers = layers_of_whole(place, models)
+    theirs = AutoModelForCausalLM.from_pretrained(place)
+    assert theirs.config.n_layer == layers
+    assert all(torch.equal(tensor, models[layers].state_dict()[name]) for name, tensor in theirs.state_dict().items())
+    assert Tokenizer.from_pretrained(place).vocab_size == models[layers].config.vocab_size
+    return layers
+
+
+STEPS = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree", "fcntl.flock")
+
+
+def die_before(step: int) -> None:
+    """End this process before its step of this number, from 0."""
+    countdown = iter(range(step, -1, -1))
+    sys.addaudithook(lambda event, _: os._exit(1) if event in STEPS and next(countdown) == 0 else None)
+
+
+def test_killed_before_each_step(models: dict[int, GPT2LMHeadModel], tmp_path: Path) -> None:
+    """The first kills leave the old model and all others the new."""
+    saver, found = Saver(tmp_path / "out", models, tmp_path, 30_000), []
+    saver.save(2)
+    for step in range(1000):
+        child = os.fork()
+        if not child:
+            die_before(step)
+            saver.save(1)
+            os._exit(0)
+        was_killed = os.waitpid(child, 0)[1] != 0
+        found.append(assert_whole(saver.place, models))
+        if not was_killed:
+            break
+        saver.save(2)
+    assert found == sorted(found, reverse=True)
+    assert found.count(2) > 5
+    assert found.count(1) > 5
+    assert not list(saver.place.glob(".*"))
+
+
+PLACES = {
+    # name: (savers, whether one model is sharded, a folder inside, the working directory)
+    "plain": (1, False, False, False),
+    "sharded": (1, True, False, False),
+    "with a folder inside": (1, False, True, False),
+    "the working directory": (1, True, True, True),
+    "two savers": (2, True, False, False),
+    "three savers": (3, False, True, False),
+}
+KILLS = 120
 
 
 @pytest.mark.thorough
-def test_killed_at_fifty_random_moments(tmp_path: Path, fast: Path) -> None:
-    """The old checkpoint or the new is there each time, whole; the two differ in their shape, and one is sharded."""
-    theirs = [reference(), reference(seed=1, n_layer=1, n_embd=64)]
-    sources = [saved(model, tmp_path / f"source {number}") for number, model in enumerate(theirs)]
-    place, chance, found = fast / "out", random.Random(0), [0, 0]
-    minigpt.save_pretrained(minigpt.from_pretrained(sources[0], device="cpu"), place)
-    savers = Savers(place, sources)
-    for _ in range(KILLS):
-        savers.kill_one_after(chance.uniform(0, 3) * savers.seconds_for_both)
-        model = minigpt.from_pretrained(place, device="cpu")
-        which = 0 if model.config.n_layer == 2 else 1
-        expected = {name.removeprefix("transformer."): tensor for name, tensor in theirs[which].state_dict().items()}
-        assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
-        found[which] += 1
-    print(f"of {KILLS} kills, {found[0]} left the first and {found[1]} the second")
-    assert min(found) > 0
-    assert AutoModelForCausalLM.from_pretrained(place).config.n_layer in (1, 2)
-    minigpt.save_pretrained(minigpt.from_pretrained(sources[0], device="cpu"), place)
-    assert os.listdir(fast) == ["out"], "what the killed left behind is still there"
+@pytest.mark.parametrize("case", PLACES)
+def test_killed_at_random_moments(
+    case: str, models: dict[int, GPT2LMHeadModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every reader finds a whole model after each kill, also while other savers go on."""
+    savers, is_sharded, has_folder, is_here = PLACES[case]
+    place, chance, found = tmp_path / "out", random.Random(case), []
+    saver = Saver(place, models, tmp_path, 30_000 if is_sharded else 10**9)
+    saver.save(2)
+    if has_folder:
+        fill(place / "checkpoints", {"state": "mine"})
+    if is_here:
+        monkeypatch.chdir(place)
+        saver.place = Path()
+    begin = time.perf_counter()
+    saver.save(1)
+    saver.save(2)
+    both = time.perf_counter() - begin
+    while len(found) < KILLS:
+        children = [fork_saver(saver) for _ in range(savers)]
+        for child in children:
+            time.sleep(chance.uniform(0, 3 * both))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            found.append(layers_of_whole(saver.place, models))
+        found[-1] = assert_whole(saver.place, models)
+    print(f"{case}: of {len(found)} kills, {found.count(2)} left one model and {found.count(1)} the other, each whole")
+    assert 0 < found.count(1) < len(found)
+    saver.save(2)
+    assert not list(place.glob(".*")), "what the killed left is still there"
+    assert not has_folder or contents(place / "checkpoints") == {"state": "mine"}
 
 
-class Savers:
-    """Processes that save without end, each a fork of one that has imported and loaded all it needs."""
+def fork_saver(saver: Saver) -> int:
+    """A process that saves one model after the other without end."""
+    child = os.fork()
+    if not child:
+        try:
+            while True:
+                saver.save(1)
+                saver.save(2)
+        finally:
+            os._exit(1)
+    return child
 
-    def __init__(self, place: Path, sources: list[Path]) -> None:
-        self.place, self.models = place, [minigpt.from_pretrained(source, device="cpu") for source in sources]
-        started = time.perf_counter()
-        self.save_both()
-        self.seconds_for_both = time.perf_counter() - started
 
-    def save_both(self) -> None:
-        """The second and the first, so that whoever is not killed too soon has replaced the first."""
-        for model in reversed(self.models):
-            most = 30_000 if model.config.n_layer == 1 else 10**9
-            minigpt.save_pretrained(model, self.place, max_shard_bytes=most)
-
-    def kill_one_after(self, seconds: float) -> None:
-        child = os.fork()
-        if not child:
-            try:
-                while True:
-                    self.save_both()
-            finally:
-                os._exit(1)
-        time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+def test_nowhere_to_save(models: dict[int, GPT2LMHeadModel], tmp_path: Path) -> None:
+    model = minigpt.from_pretrained(saved(models[2], tmp_path / "in"), device="cpu")
+    (tmp_path / "in the way").touch()
+    here = contents(Path())
+    for place in (tmp_path / "in the way", tmp_path / "in the way" / "out", "", "nul\0", tmp_path / ("x" * 300)):
+        with pytest.raises(CheckpointError):
+            minigpt.save_pretrained(model, place)
+    assert contents(Path()) == here
