@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -16,6 +17,7 @@ from minigpt.errors import MiniGPTError
 from minigpt.files import not_utf8
 
 NARROWEST, WIDEST = 40, 10_000  # columns
+BETWEEN_LINES = 15  # seconds between two lines of progress in a pipe
 
 
 def console() -> Console:
@@ -112,11 +114,22 @@ def bar(*columns: ProgressColumn) -> Progress:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """Show each step, the share that is done, and the time; all other output in the block goes to standard error."""
+    """Show each step, the share that is done, and the time; all other output in the block goes to standard error.
+
+    A terminal has a bar. A pipe gets a line every 15 seconds.
+    """
     columns = (SpinnerColumn(), BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn())
+    begin = shown = time.monotonic()
+
+    def line(step: str, done: float) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= BETWEEN_LINES:
+            shown = time.monotonic()
+            print(f"{shown - begin:.0f} s, {done:.0%}: {step}", file=sys.stderr, flush=True)
+
     with said_aside(), bar(*columns) as progress:
         task = progress.add_task("starting", total=1.0)
-        yield lambda step, done: progress.update(task, description=step, completed=done)
+        yield line if progress.disable else lambda step, done: progress.update(task, description=step, completed=done)
 
 
 def never_exit_silently() -> None:

@@ -2,23 +2,24 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from minigpt.cli.files import console, progress
 from minigpt.errors import ConfigError
 
+if TYPE_CHECKING:
+    from minigpt.recipe import Recipe
+
 
 def finetune(
     *,
+    recipe: "Recipe",
     text: str,
     steps: int,
     out: Path,
-    model: str = "demo",
-    norm: str | None = None,
     schedule: str | None = None,
-    fit: Path | None = None,
     eval_text: Annotated[str | None, typer.Option("--eval")] = None,
     distill: bool = False,
     train: str = "all",
@@ -30,7 +31,6 @@ def finetune(
     block_size: int | None = None,
     save_steps: int | None = None,
     eval_steps: int | None = None,
-    device: str | None = None,
     set_: Annotated[list[str] | None, typer.Option("--set")] = None,
 ) -> None:
     """Continue training a checkpoint while norms are swapped in on a schedule, on transformers' Trainer.
@@ -39,7 +39,6 @@ def finetune(
         text: A text file, a .jsonl file, or owner/name of a Hugging Face dataset.
         steps: Optimizer steps.
         out: Folder for the trained model and the checkpoints.
-        norm: The norm to swap in. Without it, norms stay as they are.
         schedule: 'PATTERN@START+GAP, ...'; first@START merges the first position's deviation.
         eval_text: Held-out text, given as --text is.
         distill: Train towards the original's distribution in place of the text.
@@ -63,20 +62,21 @@ def finetune(
     with progress() as say:
         say("loading", 0.0)
         from minigpt.checkpoint import holds_model
-        from minigpt.study import FinetuneSettings
-        from minigpt.study import finetune as run
-        from minigpt.study.finetune import checkpoints_of, write
+        from minigpt.study.settings import Training, checked_schedule
+        from minigpt.study.training import checkpoints_of
+        from minigpt.study.training import finetune as run
 
-        settings = FinetuneSettings(
-            text=text, steps=steps, model=model, norm=norm, schedule=schedule, fit=None if fit is None else str(fit),
-            eval_text=eval_text, distill=distill, train=train, residual_loss=residual_loss, lora=lora, seed=seed,
-            learning_rate=learning_rate, batch_size=batch_size, block_size=block_size,
-            save_steps=save_steps, eval_steps=eval_steps, device=device, training=dict(map(_field, set_ or [])),
+        training = Training(
+            text=text, steps=steps, schedule=schedule, eval_text=eval_text, distill=distill, train=train,
+            residual_loss=residual_loss, lora=lora, learning_rate=learning_rate, batch_size=batch_size,
+            block_size=block_size, save_steps=save_steps, eval_steps=eval_steps,
+            training=dict(map(_field, set_ or [])),
         )  # fmt: skip
-        if holds_model(out) and not checkpoints_of(settings, out).exists():
+        checked_schedule(recipe, training)
+        if holds_model(out) and not checkpoints_of(recipe, training, out, seed).exists():
             raise ConfigError(f"{out} holds a model of another run; give its settings to go on, or another --out")
-        result = run(settings, out, say)
-        write(result, out, model)
+        result = run(recipe, training, out, say, seed=seed)
+        result.save(out)
     if result.losses:
         console().print(f"loss {result.losses[-1][1]:.4f} at step {result.losses[-1][0]}")
     if result.eval_losses:
@@ -84,10 +84,10 @@ def finetune(
     console().print(f"{out} holds the model")
 
 
-def _field(given: str) -> tuple[str, Any]:
-    name, equals, value = given.partition("=")
+def _field(words: str) -> tuple[str, Any]:
+    name, equals, value = words.partition("=")
     if not equals:
-        raise ConfigError(f"--set must be NAME=VALUE, got {given!r}")
+        raise ConfigError(f"must be NAME=VALUE, got {words!r}", argument="set")
     try:
         return name, json.loads(value)
     except ValueError:

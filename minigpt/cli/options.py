@@ -50,7 +50,7 @@ SHARED = {
     "model": "A directory, a file of weights, a Hugging Face id, or 'demo'.",
     "revision": "Branch, tag or commit of a Hugging Face repository.",
     "norm": "Norm to swap in: a registered one, package.module:Name or path/to/file.py:Name.",
-    "sites": "Where to put --norm, e.g. 'h.*.ln_1', or 'ln_f,h.0.*'.",
+    "sites": "Where to put --norm, e.g. 'h.*.ln_1', 'ln_f,h.0.*', or a third of the blocks: early, middle, late.",
     "keep": "What of the model's norms stays beside a --norm that lacks it: scale,shift, one of them, none.",
     "fit": "File to fit the swapped norms on: closest to the original norms' outputs.",
     "center": "Centre what writes to the residual stream first, so that rms is a LayerNorm.",

@@ -1,5 +1,7 @@
 """minigpt study: a table of models x norms x sites x seeds."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,16 +17,22 @@ def study(
     out: Path,
     html: Path | None = None,
     csv: Path | None = None,
+    latex: Path | None = None,
+    svg: Path | None = None,
     only: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None,
     ray: Ray = None,
 ) -> None:
     """Judge every cell of a study, train it where asked, and append one line of JSON when it is finished.
 
+    The status is 1 if a cell failed, diverged, or has a figure that could not be measured.
+
     Args:
         file: The study: models, norms, sites, seeds, text, [finetune].
         out: Folder for cells.jsonl, the reports and the training runs.
-        html: Write the table and the curves here as one page.
+        html: Write the tables and the figures here as one page.
         csv: Write the table here.
+        latex: Write the table here, for the package booktabs.
+        svg: Write the figures into this folder.
         only: Only cells with this value; may be repeated.
 
     Examples:
@@ -40,12 +48,21 @@ def study(
 
         asked = read_study(file)
         out.mkdir(parents=True, exist_ok=True)
-        require_writable(html, csv)
+        require_writable(html, csv, latex)
         rows = run_study(asked, out, say, file=file, ray=ray, cells=cells_with(asked, only or []))
-    from minigpt.study.table import csv_table, page, summary
+    from minigpt.study import page, table
 
-    console().print(summary(rows))
-    if csv is not None:
-        write(csv, csv_table(rows))
+    console().print(table.summary(rows))
+    reasons = [f"{row['norm']} {row['sites']} seed {row['seed']}: {row['reason']}" for row in rows if row.get("reason")]
+    console().print("\n".join(reasons), end="\n" * bool(reasons))
+    for target, text in ((csv, table.csv_table), (latex, lambda rows: table.latex_table(rows, file.stem))):
+        if target is not None:
+            write(target, text(rows))
     if html is not None:
-        write(html, page(rows, file.stem, out, html))
+        write(html, page.page(rows, file.stem, out, html, shlex.join(["minigpt", *sys.argv[1:]])))
+    if svg is not None:
+        svg.mkdir(parents=True, exist_ok=True)
+        for name, picture in page.figures(rows).items():
+            write(svg / f"{name}.svg", picture)
+    if reasons:
+        raise typer.Exit(1)

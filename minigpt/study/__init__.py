@@ -1,16 +1,27 @@
 """What a norm costs after the model has adapted to it: training with swaps on a schedule, and tables of many cells."""
 
-from minigpt.study.finetune import Finetuned, FinetuneSettings, finetune
+from typing import TYPE_CHECKING, Any
+
+from minigpt.study.run import run_study
 from minigpt.study.schedule import Schedule, parse_schedule
-from minigpt.study.study import Study, read_study, run_study
+from minigpt.study.settings import DivergedError, Training
+from minigpt.study.study import Cell, Study, read_study
+
+if TYPE_CHECKING:
+    from minigpt.study.training import Finetuned, finetune
 
 __all__ = [
-    "FinetuneSettings",
-    "Finetuned",
-    "Schedule",
-    "Study",
-    "finetune",
-    "parse_schedule",
-    "read_study",
+    "Cell", "DivergedError", "Finetuned", "Schedule", "Study", "Training", "finetune", "parse_schedule", "read_study",
     "run_study",
-]
+]  # fmt: skip
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Import what trains when it is first used: transformers' Trainer takes seconds."""
+        if name not in ("Finetuned", "finetune"):
+            raise AttributeError(f"module 'minigpt.study' has no attribute {name!r}")
+        from minigpt.study import training
+
+        return getattr(training, name)

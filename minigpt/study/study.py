@@ -1,89 +1,117 @@
-"""A study: models x norms x sites x settings x seeds, each cell judged and appended to a file as it is finished."""
+"""A study: models x norms x sites x settings x seeds. A cell is a recipe, a seed, and how it is trained."""
 
+import dataclasses
 import itertools
-import json
-import os
-import re
 import shlex
-import time
 import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
-import minigpt
-from minigpt.device import resolve_device
-from minigpt.errors import ConfigError
-from minigpt.files import read_text
-from minigpt.study.finetune import (
-    FinetuneSettings,
-    Say,
-    check_types,
-    checked_schedule,
-    finetune,
-    save_model,
-    shape_of,
-    write,
-)
-from minigpt.study.fingerprint import contents, fingerprint, versions
-from minigpt.study.measures import check_metrics, confidence, measured
-from minigpt.study.tasks import check_tasks, task_scores
-from minigpt.swap import fit_on_text, match_sites
+from minigpt.checkpoint import open_checkpoint
+from minigpt.device import resolve_device, software
+from minigpt.errors import ConfigError, GenerationError
+from minigpt.files import hash_file, hash_json
+from minigpt.norms.foreign.locate import locate as locate_code
+from minigpt.recipe import Recipe, code_file
+from minigpt.study.settings import Training, check_types, checked_schedule, shape_of, what_decides
+from minigpt.swap import match_sites
 
-CELLS, REPORTS, RUNS = "cells.jsonl", "reports", "runs"
-AT_THE_SWAP = ("kl_mean", "kl_median", "top1_agreement", "perplexity_after")
-RECOVERED = ("kl_recovered", "kl_median_recovered", "top1_recovered", "perplexity_recovered")
-BASELINE = "fused"  # trained as long as the others, it is what they are compared with
-OF_CELL = ("model", "norm", "sites", "seed", "fit", "device")  # settings that [finetune] does not have
-TUNED = [field.name for field in fields(FinetuneSettings) if field.name not in OF_CELL]
+PACKAGES = ("transformers", "accelerate", "peft", "lm_eval")
+OWN, LAYER_NORM = "own", "fused"  # the model's own norms: what cells are compared with
+OPTIONS = ("keep", "center", "fit", "attention", "arithmetic", "dtype", "quantize")  # of a recipe; each may be a list
+Row = dict[str, Any]  # a cell's settings, and what was measured on it
 
-Cell = dict[str, Any]  # model, norm, sites, fit, seed, and if it is trained a value for each field of [finetune]
-Row = dict[str, Any]  # the cell, and what was measured on it
+
+@dataclass(frozen=True)
+class Cell:
+    """A recipe, a seed, and how the model is trained; None if it is not."""
+
+    recipe: Recipe
+    seed: int = 0
+    training: Training | None = None
+
+    def settings(self) -> Row:
+        """Return all settings by name, in words of JSON."""
+        recipe = self.recipe
+        norm = recipe.norm or (OWN if open_checkpoint(recipe.place()).norms else LAYER_NORM)
+        words = {"model": str(recipe.source), "norm": norm, "sites": ",".join(recipe.sites), "seed": self.seed}
+        options = {name: getattr(recipe, name) for name in (*OPTIONS, "device", "revision")}
+        options["keep"] = ",".join(recipe.keep) or "none"
+        return words | options | ({} if self.training is None else dataclasses.asdict(self.training))
 
 
 @dataclass(frozen=True)
 class Study:
-    """What a study file says."""
+    """What a study file says.
+
+    Attributes:
+        models: as ``minigpt.Recipe`` takes its source.
+        norms: as ``--norm`` takes them, or "own" for a model's own.
+        sites, keep, center, fit, attention, arithmetic, dtype, quantize: as the shell takes them; each value is a cell.
+        device, revision: of every model.
+        against: the original that models are judged against; by default each one's own source, with LayerNorm.
+        text: a file that losses and perplexities are measured on.
+        prompts: texts that the judge reads in place of its own.
+        finetune: fields of ``Training``; each value of a list is a cell.
+        tasks, metrics: lm-eval's tasks, and functions of (model, tokenizer).
+    """
 
     models: list[str]
     norms: list[str]
     sites: list[str] = field(default_factory=lambda: ["*"])
     seeds: list[int] = field(default_factory=lambda: [0])
+    against: str | None = None
     text: str | None = None
+    prompts: list[str] = field(default_factory=list)
+    keep: list[str] = field(default_factory=lambda: ["scale,shift"])
+    center: list[bool] = field(default_factory=lambda: [False])
     fit: list[str | None] = field(default_factory=lambda: [None])
+    attention: list[str] = field(default_factory=lambda: ["sdpa"])
+    arithmetic: list[str] = field(default_factory=lambda: ["fast"])
+    dtype: list[str | None] = field(default_factory=lambda: [None])
+    quantize: list[str | None] = field(default_factory=lambda: [None])
     device: str | None = None
+    revision: str | None = None
     finetune: dict[str, Any] | None = None
     tasks: list[str] = field(default_factory=list)
     metrics: list[str] = field(default_factory=list)
 
     def cells(self) -> list[Cell]:
-        """Return the cells in the order of the file. A trained study has the baseline in any case.
+        """Return the cells in the order of the file. Those that differ only in what makes no difference are one.
 
-        Those that differ only in what makes no difference to them are one.
+        A trained study has the control in any case: the model's own norms, trained in the same way. Where an auxiliary
+        loss is used, there is a second control that is trained without.
         """
-        tuning, norms = self.finetune or {}, self.norms
-        if tuning and BASELINE not in norms:
-            norms = [BASELINE, *norms]
-        lists = {"model": self.models, "norm": norms, "sites": self.sites, "fit": self.fit}
-        lists |= {name: value if isinstance(value, list) else [value] for name, value in tuning.items()}
-        lists["seed"] = self.seeds
-        found: dict[str, Cell] = {}
-        for values in itertools.product(*lists.values()):
-            cell = dict(zip(lists, values, strict=True))
-            if not tuning:
-                cell["fit"] = self.fit_of(cell)
-            elif cell["norm"] == BASELINE:
-                cell |= {"sites": "*", "fit": None}
-                cell.pop("schedule", None)
-            found[json.dumps(cell)] = cell
-        return list(found.values())
+        tuning = {name: value if isinstance(value, list) else [value] for name, value in (self.finetune or {}).items()}
+        axes = {"sites": self.sites} | {name: getattr(self, name) for name in OPTIONS} | tuning | {"seed": self.seeds}
+        without = {"residual_loss": sorted({0.0, *tuning["residual_loss"]})} if "residual_loss" in tuning else {}
+        cells: dict[str, Cell] = {}
+        for model in self.models:
+            is_plain = not open_checkpoint(Recipe(model, revision=self.revision).place()).norms
+            controls = {OWN, LAYER_NORM} if is_plain else {OWN}
+            for norm in self.norms if not tuning or controls & {*self.norms} else [OWN, *self.norms]:
+                is_control = norm in controls
+                lists = axes | (without if is_control else {})
+                for values in itertools.product(*lists.values()):
+                    cell = self._cell(model, None if is_control else norm, dict(zip(lists, values, strict=True)))
+                    cells.setdefault(hash_json(cell.settings()), cell)
+        return list(cells.values())
 
-    def fit_of(self, cell: Cell) -> str | None:
-        """Return the text that norms are fitted on before training. Frozen norms cannot do without."""
-        if cell["norm"] != "frozen":
-            return cell["fit"]
-        return cell["fit"] or self.text or cell.get("text")
+    def _cell(self, model: str, norm: str | None, values: Row) -> Cell:
+        """Return the cell of these values, of which a control has no use for some."""
+        options = {name: values.pop(name) for name in OPTIONS}
+        sites, keep, fit = values.pop("sites"), options.pop("keep"), options.pop("fit")
+        options |= {"device": self.device, "revision": self.revision}
+        if norm is None:
+            values.pop("schedule", None)
+        else:
+            options |= {"norm": norm, "sites": sites.split(","), "keep": () if keep == "none" else keep.split(",")}
+            options["fit"] = fit if fit or norm != "frozen" or self.finetune else self.text
+        seed = values.pop("seed")
+        training = Training(**{"eval_text": self.text} | values) if self.finetune else None
+        return Cell(Recipe(model, **options), seed, training)
 
 
 def read_study(file: Path) -> Study:
@@ -101,24 +129,26 @@ def read_study(file: Path) -> Study:
         raise ConfigError(f"{file}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
-    _require_fields(table, [field.name for field in fields(Study)], ("models", "norms"), str(file))
-    if "fit" in table:
-        fits = table["fit"] if isinstance(table["fit"], list) else [table["fit"]]
-        table["fit"] = [None if fit is False else fit for fit in fits]
+    _require_fields(table, [one.name for one in fields(Study)], ("models", "norms"), str(file))
+    for one in fields(Study):
+        if get_origin(one.type) is list and one.name in table:
+            values = table[one.name] if isinstance(table[one.name], list) else [table[one.name]]
+            table[one.name] = [None if value is False and one.type == list[str | None] else value for value in values]
     study = Study(**table)
     check_types(study)
     for text in filter(None, (study.text, *study.fit)):
         if not Path(text).is_file():
-            raise minigpt.GenerationError(f"{file}: there is no file {text}")
+            raise GenerationError(f"{file}: there is no file {text}")
     check_metrics(study.metrics)
-    if study.tasks:
-        check_tasks(study.tasks)
+    check_tasks(study.tasks)
     if study.finetune is not None:
-        _require_fields(study.finetune, TUNED, ("text", "steps"), f"{file}, [finetune]")
+        _require_fields(
+            study.finetune, [one.name for one in fields(Training)], ("text", "steps"), f"{file}, [finetune]"
+        )
     for cell in study.cells():
-        match_sites(shape_of(cell["model"], cell["norm"]), cell["sites"])
-        if study.finetune:
-            checked_schedule(finetune_settings(study, cell))
+        match_sites(shape_of(cell.recipe), cell.recipe.sites)
+        if cell.training is not None:
+            checked_schedule(cell.recipe, cell.training)
     return study
 
 
@@ -130,182 +160,70 @@ def _require_fields(table: Row, known: Collection[str], needed: Collection[str],
         raise ConfigError(f"{where}: {empty[0]} is missing")
 
 
-def finetune_settings(study: Study, cell: Cell) -> FinetuneSettings:
-    """Return how a cell is trained. A schedule counts for the sites of the cell only."""
-    norm = None if cell["norm"] == BASELINE else cell["norm"]
-    given: dict[str, Any] = {"eval_text": study.text, "device": study.device} | cell | {"norm": norm}
-    return FinetuneSettings(**given)
+def check_metrics(metrics: Collection[str]) -> None:
+    """Check that every metric is a function in a file or a package.
+
+    Raises:
+        ConfigError: the message names the metric.
+    """
+    for metric in metrics:
+        if ":" not in metric:
+            raise ConfigError(f"a metric must be path/to/file.py:name or package.module:name, got {metric!r}")
+        locate_code(metric)
+
+
+def check_tasks(tasks: Collection[str]) -> None:
+    """Check that lm-eval is installed and knows the tasks. A task is a name, or the path of a YAML file.
+
+    Raises:
+        ConfigError: if lm-eval is not installed, or has no such task.
+    """
+    if not tasks:
+        return
+    try:
+        from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"tasks need lm-eval: {error.name} is not installed; pip install 'lm-eval[hf]'") from error
+    known = TaskManager().all_tasks
+    if unknown := [task for task in tasks if not Path(task).is_file() and task not in known]:
+        raise ConfigError(f"lm-eval has no task {unknown[0]!r}")
 
 
 def fingerprint_of(study: Study, cell: Cell) -> str:
     """Return the fingerprint of all that decides a cell's row."""
-    files = (study.text, study.fit_of(cell), cell.get("text"), cell.get("eval_text"), *study.tasks)
-    return fingerprint({
-        "cell": cell, "text": study.text, "fit": study.fit_of(cell), "tasks": study.tasks, "metrics": study.metrics,
-        "device": str(resolve_device(study.device)), "versions": versions(),
-        "contents": contents(cell["model"], (cell["norm"], *study.metrics), files),
-    })  # fmt: skip
-
-
-def run_study(
-    study: Study,
-    out: Path,
-    progress: Say = lambda *_: None,
-    *,
-    file: Path | None = None,
-    ray: str | None = None,
-    cells: list[Cell] | None = None,
-) -> list[Row]:
-    """Run the cells that ``out``/cells.jsonl lacks; return all of them in the order of the study.
-
-    A row counts for a cell if it was made from the same settings, texts, code, weights and versions.
-
-    Args:
-        file: the study file, for the commands that reproduce a cell.
-        ray: the address of a Ray cluster to run the cells on, or "local" for one on this machine.
-        cells: some of the study's cells; by default all.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    asked = {fingerprint_of(study, cell): cell for cell in cells or study.cells()}
-    done = finished(out)
-    todo = {print_: cell for print_, cell in asked.items() if print_ not in done}
-    ended = 0
-
-    def say(what: str, _: float) -> None:
-        progress(f"cell {ended + 1} of {len(todo)}: {what}", ended / len(todo))
-
-    if ray is None:
-        rows = (run_cell(study, cell, print_, out, file, say) for print_, cell in todo.items())
-    else:
-        from minigpt.study.cluster import cells_on_ray
-
-        rows = cells_on_ray(ray, study, todo, out, file)
-    for ended, row in enumerate(rows, start=1):
-        append(out, row)
-        done[row["fingerprint"]] = row
-        progress(f"{ended} of {len(todo)} cells", ended / len(todo))
-    return [done[print_] for print_ in asked]
-
-
-def run_cell(
-    study: Study, cell: Cell, print_: str, out: Path, file: Path | None = None, say: Say = lambda *_: None
-) -> Row:
-    """Judge one cell, train it and judge it again if the study says so; return its row.
-
-    Args:
-        print_: the cell's fingerprint. Its report and its training run are kept under it, so that another's are not
-            continued.
-        file: the study file, for the command that reproduces the cell.
-    """
-    begin, fit = time.monotonic(), study.fit_of(cell)
-    source, norm, sites = cell["model"], cell["norm"], cell["sites"]
-    name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', norm)[-60:]}-{print_}"
-    folder, tokenizer = out / RUNS / name / "model", minigpt.Tokenizer.from_pretrained(source)
-    how: dict[str, Any] = {"device": study.device, "text": study.text}
-
-    def tell(what: str, part: float) -> None:
-        say(f"{source} {norm} {sites}: {what}", part)
-
-    report = minigpt.parity(source, norm=norm, sites=sites, fit=fit, progress=tell, **how)
-    judged, figures = report.to_dict(), {}
-    if not study.finetune:
-        model = minigpt.from_pretrained(source, norm={sites: norm}, device="cpu")
-        if fit is not None:
-            fit_on_text(model, tokenizer, fit, sites)
-        trained = {"losses": [], "eval_losses": [], "swaps": {}} | dict.fromkeys(RECOVERED)
-    else:
-        result = finetune(finetune_settings(study, cell), folder.parent, tell)
-        model = result.model
-        write(result, folder, source)
-        named = "fused" if norm in minigpt.norms.available() else norm  # "fused" leaves the norms as saved
-        again = minigpt.parity(folder, norm=named, against=source, **how).to_dict()
-        trained = {"losses": result.losses, "eval_losses": result.eval_losses, "swaps": result.swaps}
-        trained |= _distance(again, RECOVERED)
-    if study.text is not None:
-        figures = confidence(model, tokenizer.encode(read_text(Path(study.text), minigpt.GenerationError)))
-    if study.tasks:
-        tell("running lm-eval", 1.0)
-        if not study.finetune:
-            save_model(model, folder, source)
-    return {
-        **cell,
-        "settings": ["fit", *(study.finetune or ())],
-        "verdict": judged["verdict"],
-        "outcome": report.outcome,
-        "ratio": judged["logits"]["ratio"],
-        "perplexity_before": _perplexity(judged, "reference"),
-        **_distance(judged, AT_THE_SWAP),
-        **trained,
-        **figures,
-        "metrics": measured(study.metrics, model, tokenizer),
-        "tasks": task_scores(study.tasks, folder, norm, sites) if study.tasks else {},
-        "report": _keep_report(report, out, name),
-        "fingerprint": print_,
-        "seconds": round(time.monotonic() - begin, 3),
-        "command": command(study, cell, file),
-    }
-
-
-def _distance(judged: Row, names: tuple[str, ...]) -> Row:
-    """Return how far a judged model is from the original, under these names."""
-    distribution = judged["distribution"]
-    figures = (distribution[name] for name in ("kl_mean", "kl_median", "top1_agreement"))
-    return dict(zip(names, (*figures, _perplexity(judged, "candidate")), strict=True))
-
-
-def _perplexity(judged: Row, whose: str) -> float | None:
-    """Return the perplexity of the study's text, or of the prompts if there is none."""
-    return (judged.get("perplexity") or {}).get(whose, judged["distribution"][f"perplexity_{whose}"])
-
-
-def _keep_report(report: minigpt.ParityReport, out: Path, name: str) -> str:
-    """Write a parity report as a page and as JSON; return the page's place in out."""
-    folder = out / REPORTS
-    folder.mkdir(exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n")
-    report.to_html(folder / f"{name}.html")
-    return f"{REPORTS}/{name}.html"
+    files = [Path(name) for name in (study.text, *study.tasks) if name and Path(name).is_file()]
+    code = [file for metric in study.metrics if (file := code_file(metric)) is not None]
+    return hash_json([
+        cell.settings(), cell.recipe.fingerprint(), [] if cell.training is None else what_decides(cell.training),
+        [study.text, study.prompts, study.tasks, study.metrics, study.against],
+        [hash_file(file) for file in (*files, *code)],
+        software(*PACKAGES), str(resolve_device(study.device)),
+    ])  # fmt: skip
 
 
 def command(study: Study, cell: Cell, file: Path | None) -> str:
     """Return the command that runs this cell again."""
-    if not study.finetune:
-        options = {"--model": cell["model"], "--norm": cell["norm"], "--sites": cell["sites"], "--text": study.text,
-                   "--fit": cell["fit"], "--device": study.device}  # fmt: skip
-        return shlex.join(["minigpt", "parity", *(word for pair in options.items() if pair[1] for word in pair)])
-    varied = [name for name, value in study.finetune.items() if isinstance(value, list)]
-    wanted = [f"{name}={cell.get(name)}" for name in ("model", "norm", "sites", "seed", "fit", *varied)]
-    only = [word for one in wanted for word in ("--only", one)]
-    return shlex.join(["minigpt", "study", str(file or "FILE.toml"), "--out", "again", *only])
+    if cell.training is None:
+        text = [] if study.text is None else ["--text", study.text]
+        prompts = [word for prompt in study.prompts for word in ("--prompt", prompt)]
+        against = [] if study.against is None else ["--against", study.against]
+        return shlex.join(["minigpt", "parity", *cell.recipe.command(), *against, *text, *prompts])
+    varied = [name for name, values in vars(study).items() if name in OPTIONS and len(values) > 1]
+    varied += [name for name, value in (study.finetune or {}).items() if isinstance(value, list)]
+    names = [name for name in ("model", "norm", "sites", "seed", *varied) if name in cell.settings()]
+    words = [word for name in names for word in ("--only", f"{name}={cell.settings()[name]}")]
+    return shlex.join(["minigpt", "study", str(file or "FILE.toml"), "--out", "again", *words])
 
 
-def only(study: Study, wanted: list[str]) -> list[Cell]:
+def only(study: Study, choices: Collection[str]) -> list[Cell]:
     """Return the cells that have the values of every NAME=VALUE.
 
     Raises:
         ConfigError: if there is none.
     """
-    cells, pairs = study.cells(), [one.partition("=") for one in wanted]
-    chosen = [cell for cell in cells if all(str(cell.get(name)) == value for name, _, value in pairs)]
+    cells, pairs = study.cells(), [one.partition("=") for one in choices]
+    chosen = [cell for cell in cells if all(str(cell.settings().get(name)) == value for name, _, value in pairs)]
     if not chosen:
-        names = ", ".join(cells[0])
-        raise ConfigError(f"no cell has {' and '.join(wanted)}; --only takes NAME=VALUE with a name of {names}")
+        names = ", ".join(cells[0].settings())
+        raise ConfigError(f"no cell has {' and '.join(choices)}; it takes NAME=VALUE of {names}", argument="only")
     return chosen
-
-
-def finished(out: Path) -> dict[str, Row]:
-    """Return the rows of finished cells by their fingerprints. A last line that a kill has torn is cut off the file."""
-    file = out / CELLS
-    if not file.is_file():
-        return {}
-    whole = file.read_bytes()
-    kept = whole[: whole.rfind(b"\n") + 1]
-    if kept != whole:
-        os.truncate(file, len(kept))
-    return {row.get("fingerprint", ""): row for row in map(json.loads, kept.splitlines())}
-
-
-def append(out: Path, row: Row) -> None:
-    """Append a row as one line."""
-    with (out / CELLS).open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(row, allow_nan=False) + "\n")

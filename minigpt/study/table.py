@@ -1,90 +1,97 @@
-"""A study's rows on the terminal, as CSV, and as one page."""
+"""A study's rows as a table: on the terminal, as CSV, and in LaTeX."""
 
 import csv
 import io
 import math
-import os
 import statistics
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.table import Table
 from rich.text import Text
 
-from minigpt.report.charts import LogScale
-from minigpt.report.numerals import brief, percent, times
-from minigpt.report.page import SIGNS, render
-from minigpt.report.parity_summary import outcome
-from minigpt.study.study import BASELINE, Row
+from minigpt.judge.measures import mean_by_rows
+from minigpt.report.numerals import brief, percent
+from minigpt.study.run import DIVERGED, FAILED, duration
+from minigpt.study.study import LAYER_NORM, Row
 
-Form = Callable[[float], str]
-Columns = dict[str, tuple[str, Form]]  # by the column of the row: its head for people, and the form of its figures
+IDENTITY = ("model", "norm", "sites", "seed", "fit")
+OF_A_SWAP = ("norm", "sites", "keep", "fit", "schedule")  # settings that a control has no use for
+MINUS, DASH = "\u2212", "\u2013"
 
 
-class Spread(NamedTuple):
-    """A figure of one seed or several: the mean, and its standard error."""
+class Column(NamedTuple):
+    """A figure: its name, its unit, whether it is a difference, and how many digits it has if its error is unknown."""
+
+    head: str
+    unit: str = ""
+    is_difference: bool = False
+    digits: int = 3
+
+    @property
+    def title(self) -> str:
+        """The name with the unit."""
+        return f"{self.head}, {self.unit}" if self.unit else self.head
+
+
+class Figure(NamedTuple):
+    """A mean, and its standard errors over seeds and over rows of the text; None for one of one, or unknown."""
 
     mean: float
-    error: float
+    seeds: float | None
+    rows: float | None
 
 
-def close(x: float) -> str:
-    """Format with four significant digits."""
-    return brief(x, 4)
-
-
-def signed(x: float) -> str:
-    """Format a difference with its sign."""
-    return f"{'+' if x > 0 else '−' if x < 0 else ''}{brief(abs(x))}"  # noqa: RUF001
-
+Columns = dict[str, Column]  # by the name in a row
 
 SWAPPED: Columns = {
-    "ratio": ("times the noise floor", times),
-    "kl_mean": ("KL, mean", brief),
-    "kl_median": ("KL, median", brief),
-    "top1_agreement": ("same likeliest token", percent),
-    "perplexity_before": ("perplexity of the original", close),
-    "perplexity_after": ("perplexity", close),
-    "decode_norm_share": ("norms’ share of decoding", percent),  # noqa: RUF001
+    "ratio": Column("error over the noise floor", "×"),  # noqa: RUF001
+    "kl_mean": Column("KL divergence, mean", "nats"),
+    "kl_median": Column("KL divergence, median", "nats"),
+    "top1_agreement": Column("same likeliest token", "%"),
+    "loss_change": Column("loss over the original", "nats", is_difference=True),
+    "perplexity_before": Column("perplexity of the original", digits=4),
+    "perplexity_after": Column("perplexity", digits=4),
 }
 TRAINED: Columns = {
-    "loss": ("held-out loss", close),
-    "over_baseline": ("over the baseline", signed),
-    "perplexity_recovered": ("perplexity", close),
-    "kl_recovered": ("KL, mean", brief),
-    "kl_median_recovered": ("KL, median", brief),
-    "top1_recovered": ("same likeliest token", percent),
+    "loss": Column("held-out loss", "nats", digits=4),
+    "over_baseline": Column("over the control", "nats", is_difference=True),
+    "perplexity_recovered": Column("perplexity", digits=4),
+    "kl_recovered": Column("KL divergence, mean", "nats"),
+    "kl_median_recovered": Column("KL divergence, median", "nats"),
+    "top1_recovered": Column("same likeliest token", "%"),
 }
-FINAL: Columns = {"entropy": ("entropy", brief), "calibration_error": ("calibration error", brief)}
-TIME: Columns = {"seconds": ("seconds", close)}
-ON_TERMINAL = {
-    "ratio": "of noise",
-    "kl_mean": "KL mean",
-    "perplexity_before": "perplexity",
-    "perplexity_after": "swapped",
-    "perplexity_recovered": "trained",
-    "over_baseline": "over baseline",
+FINAL: Columns = {
+    "entropy": Column("entropy", "nats"),
+    "calibration_error": Column("calibration error", "%"),
 }
-IDENTITY = ("model", "norm", "sites", "seed", "fit")
-WIDTH, HEIGHT = 340, 190  # of the area in which curves are drawn
+TIME: Columns = {"seconds": Column("time", "s")}
+ON_TERMINAL = ("ratio", "kl_mean", "perplexity_before", "perplexity_after", "perplexity_recovered", "over_baseline")
+TERSE = {"ratio": "of noise", "kl_mean": "KL mean, nats", "perplexity_before": "perplexity",
+         "perplexity_after": "swapped", "perplexity_recovered": "trained",
+         "over_baseline": "over control, nats"}  # fmt: skip
+LATEX = str.maketrans({c: rf"\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "*": "{*}", "±": r"$\pm$",
+    "×": r"$\times$", MINUS: "$-$", DASH: "--",  # noqa: RUF001
+})  # fmt: skip
 
 
 def summary(rows: list[Row]) -> Table:
     """Return the most important columns for the terminal. A setting that all cells share is left out."""
-    rows, names = over_seeds(rows)
-    figures = {name: head for name, head in ON_TERMINAL.items() if any(row[name] for row in rows)}
-    table = Table(*(name.replace("_", " ") for name in names), "verdict", *figures.values(), box=None, pad_edge=False)
-    for row in rows:
-        values = (Text(shown(row[name], (SWAPPED | TRAINED)[name][1])) for name in figures)
-        table.add_row(*(Text(said(row.get(name))) for name in names), outcome(row["outcome"]), *values)
+    merged, names = over_seeds(rows)
+    figures = [name for name in ON_TERMINAL if any(row[name] for row in merged)]
+    heads = [*(name.replace("_", " ") for name in names), "verdict", *(TERSE[name] for name in figures)]
+    table = Table(*heads, box=None, pad_edge=False)
+    for row in merged:
+        settings = (Text(worded(row.get(name))) for name in names)
+        table.add_row(*settings, row["outcome"], *(shown(row[name], (SWAPPED | TRAINED)[name]) for name in figures))
     return table
 
 
 def csv_table(rows: list[Row]) -> str:
-    """Return the table as CSV: a line a cell, seeds apart, with the figures of tasks and metrics as columns."""
+    """Return the table as CSV: a line a cell, seeds apart. ``NAME_se`` is the standard error over rows of the text."""
     rows = with_derived(rows)
-    columns = dict.fromkeys((*IDENTITY, *varying(rows), "verdict", "outcome", *columns_of(rows), "command"))
+    figures = [one for name in columns_of(rows) for one in (name, f"{name}_se") if any(one in row for row in rows)]
+    columns = dict.fromkeys((*IDENTITY, *varying(rows), "verdict", "outcome", "reason", *figures, "command"))
     text = io.StringIO()
     writer: csv.DictWriter[str] = csv.DictWriter(text, [*columns], extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -92,43 +99,105 @@ def csv_table(rows: list[Row]) -> str:
     return text.getvalue()
 
 
-def page(rows: list[Row], title: str, out: Path, html: Path) -> str:
-    """Return one self-contained page: sortable tables, and the curves of the held-out loss."""
-    rows, names = over_seeds(rows)
-    final = {name: about for name, about in columns_of(rows).items() if name not in SWAPPED | TRAINED}
-    chart = plot(rows, names)
-    tables = {"At the swap": SWAPPED, "After training": TRAINED | final} if chart else {"At the swap": SWAPPED | final}
-    return render(
-        "study.html",
-        title=title,
-        rows=rows,
-        tables={
-            name: {column: about for column, about in columns.items() if any(row[column] for row in rows)}
-            for name, columns in tables.items()
-        },
-        about=lambda row: _about(row, names),
-        shown=shown,
-        signs=SIGNS,
-        plot=chart,
-        reports=os.path.relpath(out, html.parent or "."),
-    )
+def latex_table(rows: list[Row], title: str) -> str:
+    """Return the table of the trained cells, or of the swapped ones, for LaTeX with the package booktabs."""
+    merged, names = over_seeds(rows)
+    figures = {name: one for name, one in stages(merged)[-1][1].items() if name not in TIME}
+    heads = [*(name.replace("_", " ") for name in names), *(column.title for column in figures.values())]
+    lines = [
+        [*(worded(row.get(name)) for name in names), *(shown(row[name], one) for name, one in figures.items())]
+        for row in merged
+    ]
+    head, *body = (" & ".join(cell.translate(LATEX) for cell in line) + r" \\" for line in (heads, *lines))
+    facts = "; ".join(f"{name}: {value}" for name, value in protocol(rows, merged))
+    return "\n".join([
+        r"\begin{table}", r"\centering", rf"\caption{{{title.translate(LATEX)}. {meaning(merged).translate(LATEX)}}}",
+        rf"\begin{{tabular}}{{{'l' * len(names)}{'r' * len(figures)}}}", r"\toprule", head, r"\midrule", *body,
+        r"\bottomrule", r"\end{tabular}", f"% {facts}", r"\end{table}", "",
+    ])  # fmt: skip
+
+
+def meaning(merged: list[Row]) -> str:
+    """Return what stands behind the ± of ``shown``."""
+    seeds, rows = (max((row[name] or 0 for row in merged), default=0) for name in ("seeds", "text_rows_count"))
+    errors = [f"over {seeds} seeds"] * (seeds > 1) + [f"over {rows} rows of the text"] * (rows > 1)
+    differences = "Differences are paired: seed with seed, row with row."
+    shared = " A figure that all seeds share has the second only." * (len(errors) > 1)
+    return f"± is the standard error {', then '.join(errors)}.{shared} {differences}" if errors else differences
+
+
+def stages(merged: list[Row]) -> list[tuple[str, Columns]]:
+    """Return the tables of a page: what the columns show, and those that have a figure."""
+    final = {name: one for name, one in columns_of(merged).items() if name not in SWAPPED | TRAINED}
+    is_trained = any(row["losses"] or row["eval_losses"] for row in merged)
+    tables = [("At the swap", SWAPPED), ("After training", TRAINED | final)] if is_trained else [
+        ("At the swap", SWAPPED | final)
+    ]  # fmt: skip
+    return [
+        (title, {name: one for name, one in columns.items() if any(row[name] for row in merged)})
+        for title, columns in tables
+    ]
+
+
+def protocol(rows: list[Row], merged: list[Row], command: str = "") -> list[tuple[str, str]]:
+    """Return what was done, by name: settings that all cells share, texts, seeds, versions, hours."""
+    varied, facts = {*varying(rows), "seed", "text", "eval_text"}, dict[str, str]()
+    for name in dict.fromkeys(name for row in rows for name in ("model", *row.get("settings", ()))):
+        value = next((row[name] for row in rows if row.get(name) is not None), None)
+        if name not in varied and value not in (None, False, {}, 0):
+            facts[name.replace("_", " ")] = worded(value)
+    if any("steps" in row for row in rows):
+        facts.setdefault("block size", "the context")
+    facts["seeds"] = ", ".join(sorted({str(row["seed"]) for row in rows}))
+    counts = {"text": next((sum(n for n, _ in row["text_rows"]) + 1 for row in rows if row.get("text_rows")), 0),
+              "training text": next((row["tokens"] for row in rows if row.get("tokens")), 0)}  # fmt: skip
+    for row in rows:
+        done = row.get("protocol", {})
+        for name, text in done.get("texts", {}).items():
+            facts[name] = text + (f", {counts[name]:,} tokens" if counts.get(name) else "")
+        facts |= {name: str(done[name]) for name in ("commit",) if done.get(name)}
+        if versions := ", ".join(f"{name} {one}" for name, one in done.get("versions", {}).items() if one):
+            facts["versions"] = versions
+    if longest := max((row["text_rows_count"] or 0 for row in merged), default=0):
+        facts["rows of the text"] = f"{longest}, as long as the context; each after the first counts its second half"
+    facts["time"] = duration(sum(row["seconds"] for row in rows))
+    return [(name, value) for name, value in (facts | {"command": command}).items() if value]
 
 
 def with_derived(rows: list[Row]) -> list[Row]:
-    """Return the rows with tasks and metrics as columns, the last held-out loss, and how far the baseline is below."""
-    rows = [row | row["tasks"] | row.get("metrics", {}) for row in rows]
+    """Return the rows with tasks and metrics as columns, their held-out loss, and how far it is above the control's."""
+    rows = [row | row.get("tasks", {}) | row.get("metrics", {}) for row in rows]
     for row in rows:
         curve = row["eval_losses"] or row["losses"]
         row["loss"] = curve[-1][1] if curve else None
-    baselines = {_trained_as(row): row["loss"] for row in rows if row["norm"] == BASELINE}
+        if row["eval_losses"] and row["perplexity_recovered"]:  # in whole windows, as text_rows
+            row["loss"] = math.log(row["perplexity_recovered"])
+        if curve and row.get("text_rows"):
+            row["loss"], row["loss_se"] = _mean_of(row["text_rows"])
+            row["perplexity_recovered_se"] = row["loss_se"] and row["loss_se"] * math.exp(row["loss"])
+    controls = {_trained_as(row): row for row in rows if row.get("control", row["norm"] == LAYER_NORM)}
     for row in rows:
-        baseline = baselines.get(_trained_as(row))
-        row["over_baseline"] = None if None in (row["loss"], baseline) else row["loss"] - baseline
+        control = controls.get(_trained_as(row))
+        row["over_baseline"] = None
+        if control is None or None in (row["loss"], control["loss"]):
+            continue
+        row["over_baseline"] = row["loss"] - control["loss"]
+        if row.get("text_rows") and control.get("text_rows"):
+            pairs = zip(row["text_rows"], control["text_rows"], strict=True)
+            row["over_baseline"], row["over_baseline_se"] = _mean_of(
+                [[n, one - other] for (n, one), (_, other) in pairs]
+            )
     return rows
 
 
+def _mean_of(rows: list[list[float]]) -> tuple[float, float | None]:
+    """Return the mean over tokens of sums [tokens, sum], a row each, and its standard error over the rows."""
+    mean, error = mean_by_rows([total for _, total in rows], [int(tokens) for tokens, _ in rows])
+    return mean, error if math.isfinite(error) else None
+
+
 def _trained_as(row: Row) -> str:
-    settings = {name: row.get(name) for name in row.get("settings", ()) if name not in ("schedule", "fit")}
+    settings = {name: row.get(name) for name in row.get("settings", ()) if name not in OF_A_SWAP}
     return str([row["model"], row["seed"], settings])
 
 
@@ -140,83 +209,63 @@ def varying(rows: list[Row]) -> list[str]:
 
 def columns_of(rows: list[Row]) -> Columns:
     """Return all columns of figures, with the rows' tasks and metrics."""
-    more: Columns = {name: (name, brief) for row in rows for name in (*row["tasks"], *row.get("metrics", ()))}
+    more = {name: Column(name) for row in rows for name in (*row.get("tasks", ()), *row.get("metrics", ()))}
     return SWAPPED | TRAINED | FINAL | more | TIME
 
 
 def over_seeds(rows: list[Row]) -> tuple[list[Row], list[str]]:
-    """Return a row for each cell, with a Spread or None for each figure of its seeds; and the names of what varies."""
+    """Return a row for each cell, with a Figure or None for each figure of its seeds; and the names of what varies."""
     rows = with_derived(rows)
     names = [name for name in varying(rows) if name != "seed"]
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(str([row.get(name) for name in names]), []).append(row)
-    return [_merged(group) for group in groups.values()], names
+    return [_merged(group, columns_of(rows)) for group in groups.values()], names
 
 
-def _merged(group: list[Row]) -> Row:
+def _merged(group: list[Row], columns: Columns) -> Row:
     """Return the row of one cell's seeds."""
     row = group[0] | {"seeds": len(group), "commands": [one["command"] for one in group]}
-    if any(one["outcome"] != row["outcome"] for one in group):
-        row["outcome"] = "FAIL"
-    for name in columns_of(group):
-        values = [one.get(name) for one in group]
-        known = [float(value) for value in values if value is not None]
-        error = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else 0.0
-        row[name] = Spread(statistics.fmean(known), error) if len(known) == len(values) else None
-    for name in ("losses", "eval_losses"):
-        points = zip(*(one[name] for one in group), strict=False)
-        row[name] = [(seeds[0][0], statistics.fmean(loss for _, loss in seeds)) for seeds in points]
+    row["reasons"] = list(dict.fromkeys(one["reason"] for one in group if one.get("reason")))
+    row["text_rows_count"] = len(row.get("text_rows") or ()) or None
+    outcomes = {one["outcome"] for one in group}
+    if len(outcomes) > 1:
+        row["outcome"] = next((one for one in (FAILED, DIVERGED) if one in outcomes), "FAIL")
+    for name in columns:
+        values = [one[name] for one in group if one.get(name) is not None]
+        errors = [one[f"{name}_se"] for one in group if one.get(f"{name}_se") is not None]
+        row[name] = None if len(values) < len(group) else Figure(
+            statistics.fmean(values),
+            statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None,
+            statistics.fmean(errors) if len(errors) == len(group) else None,
+        )  # fmt: skip
+    row["curves"] = [one["eval_losses"] or one["losses"] for one in group]
     return row
 
 
-def shown(value: Spread | None, form: Form) -> str:
-    """Return a figure as a cell of the table shows it."""
-    if value is None:
-        return "–"  # noqa: RUF001
-    return form(value.mean) + (f" ± {brief(value.error, 2)}" if value.error else "")
+def shown(figure: Figure | None, column: Column) -> str:
+    """Return a figure in the unit of its column, in the digits that its error leaves: 0.2869 ± 0.0006 ± 0.0031."""
+    if figure is None:
+        return DASH
+    scale = 100 if column.unit == "%" else 1
+    x, *errors = (scale * value for value in figure if value is not None)
+    errors, largest = [error for error in errors if error], max(map(abs, (x, *errors)))
+    sign = "" if x == 0 else MINUS if x < 0 else "+" if column.is_difference else ""
+    if not errors:
+        return percent(figure.mean).removesuffix("%") if column.unit == "%" else sign + brief(abs(x), column.digits)
+    exponent = math.floor(math.log10(largest)) if largest and not 1e-3 <= largest < 1e6 else 0
+    numbers = [number / 10.0**exponent for number in (abs(x), *errors)]
+    decimals = [max(0, 1 - math.floor(math.log10(error))) for error in numbers[1:]]  # two digits of each error
+    text = " ± ".join(f"{one:,.{digits}f}" for one, digits in zip(numbers, (decimals[0], *decimals), strict=True))
+    return f"({sign}{text})e{exponent}" if exponent else sign + text
 
 
-def said(value: Any) -> str:
+def worded(value: Any) -> str:
     """Return a setting as a cell of the table shows it."""
-    return "–" if value is None else str(value)  # noqa: RUF001
+    return DASH if value is None else str(value)
 
 
-def _about(row: Row, names: list[str]) -> str:
+def about(row: Row, names: list[str]) -> str:
     """Return the settings of a cell beside its norm, of those that vary."""
-    found = [f"{name.replace('_', ' ')} {said(row.get(name))}" for name in names if name != "norm"]
-    return ", ".join(found + ([f"{row['seeds']} seeds"] if row["seeds"] > 1 else []))
-
-
-def plot(rows: list[Row], names: list[str]) -> dict[str, list[Any]] | None:
-    """Return each row's curve of held-out loss, or of loss if there is none, and the ticks of the axes.
-
-    The scale of the loss is logarithmic. None if no row was trained.
-    """
-    trained = [(row, line) for row in rows if (line := row["eval_losses"] or row["losses"])]
-    if not trained:
-        return None
-    scale = LogScale(loss for _, line in trained for _, loss in line)
-    last = max(line[-1][0] for _, line in trained) or 1
-
-    def x(step: float) -> float:
-        return round(step / last * WIDTH, 1)
-
-    def y(loss: float) -> float:
-        return round((1 - scale.place(loss)) * HEIGHT, 1)
-
-    quarters = [part / 4 for part in range(5)]
-    return {
-        "curves": [
-            {
-                "name": f"{row['norm']}, {_about(row, names)}".removesuffix(", "),
-                "points": " ".join(f"{x(step)},{y(loss)}" for step, loss in line),
-                "swaps": sorted({x(step) for step in row["swaps"].values()}),
-                "first": line[0],
-                "last": line[-1],
-            }
-            for row, line in trained
-        ],
-        "losses": [(HEIGHT * (1 - part), brief(scale.low * (scale.high / scale.low) ** part)) for part in quarters],
-        "steps": [(WIDTH * part, f"{last * part:g}") for part in quarters],
-    }
+    settings = [f"{name.replace('_', ' ')} {worded(row.get(name))}" for name in names if name != "norm"]
+    return ", ".join(settings + ([f"{row['seeds']} seeds"] if row["seeds"] > 1 else []))

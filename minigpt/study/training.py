@@ -1,21 +1,181 @@
-"""The loop, which is transformers' Trainer, with what a swap needs of it."""
+"""Train a checkpoint further while norms are swapped in on a schedule. The loop is transformers' Trainer."""
 
+import copy
+import dataclasses
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import GPT2Config, PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
+from minigpt import hf
+from minigpt.checkpoint import save_pretrained
+from minigpt.checkpoint.frozen_norms import can_save_frozen, save_frozen
 from minigpt.device import resolve_device
-from minigpt.errors import ConfigError
-from minigpt.study.finetune import FinetuneSettings, Say, load
-from minigpt.study.turns import Turns
+from minigpt.errors import CheckpointError, ConfigError, GenerationError
+from minigpt.files import finite, hash_json, read_text, write_atomically
+from minigpt.judge.original import quiet_transformers
+from minigpt.judge.perplexity import windows_of
+from minigpt.model import GPT2
+from minigpt.recipe import Recipe
+from minigpt.report.steps import Progress
+from minigpt.study.schedule import Turn, Turns
+from minigpt.study.settings import DivergedError, Training, base_of, checked_schedule, what_decides
+from minigpt.swap.fit import rows_of_text
+from minigpt.tokenizer import Tokenizer
 
-WEIGHTS = "weights.pt"
+CURVE, WEIGHTS = "finetune.json", "weights.pt"
 RESIDUAL_EPS = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Finetuned:
+    """A trained model and how its loss went.
+
+    Attributes:
+        model: in eval mode, with the new norms at their sites.
+        tokenizer: the checkpoint's.
+        losses, eval_losses: (step, loss in nats a token).
+        swaps: the step before which each site was swapped.
+        tokens: of the text to train on.
+    """
+
+    model: GPT2
+    tokenizer: Tokenizer
+    losses: list[tuple[int, float]]
+    eval_losses: list[tuple[int, float]]
+    swaps: dict[str, int]
+    tokens: int
+
+    def save(self, folder: Path) -> None:
+        """Write the model, its tokenizer, and finetune.json with the curves, into ``folder``.
+
+        A model whose norms are all frozen is written as a plain GPT-2.
+        """
+        write = save_frozen if can_save_frozen(self.model) else save_pretrained
+        write(self.model, folder, self.tokenizer)
+        write_atomically(folder / CURVE, json.dumps(finite(self.curves()), indent=2) + "\n")
+
+    def curves(self) -> dict[str, Any]:
+        """Return the losses and the swaps."""
+        return {"losses": self.losses, "eval_losses": self.eval_losses, "swaps": self.swaps}
+
+
+def finetune(
+    recipe: Recipe,
+    training: Training,
+    out: str | Path,
+    progress: Progress = lambda *_: None,
+    *,
+    seed: int = 0,
+) -> Finetuned:
+    """Train, and keep Trainer's checkpoints under ``out``/checkpoints. Started again, it goes on from the newest.
+
+    The model begins with the checkpoint's own norms. The recipe's norm comes to its sites at the steps of the schedule,
+    and is fitted then if the recipe says so. A resumed run ends with the same weights as an undisturbed one. With other
+    settings, or on other texts, another norm or other weights, it begins at step 0.
+
+    Args:
+        recipe: the model, and the norm that is swapped in. It is trained in float32 if ``dtype`` is None.
+        seed: for the order of the text, dropout and adapters.
+
+    Raises:
+        ConfigError: if a setting cannot be used.
+        NormError: if the norm is unknown, or the schedule does not fit the model.
+        CheckpointError: if the model cannot be read, or has no tokenizer.
+        GenerationError: if a text cannot be read.
+        DivergedError: if the loss or a weight is not finite.
+    """
+    schedule, checkpoints = checked_schedule(recipe, training), checkpoints_of(recipe, training, Path(out), seed)
+    set_seed(seed)
+    base = dataclasses.replace(base_of(recipe), device="cpu", dtype=recipe.dtype or "float32")
+    ours, tokenizer = base.open()
+    if tokenizer is None:
+        raise CheckpointError(f"{recipe.source} has no tokenizer, which training on a text needs")
+    model = as_transformers(ours, recipe)
+    body, context = model.transformer, ours.config.n_positions
+    original = copy.deepcopy(model) if training.distill else None
+    rows = None if recipe.fit is None else rows_of_text(body, tokenizer, recipe.fit)
+    eos = next(iter(ours.config.eos_token_ids), None)
+    turns = Turns(body, recipe.norm, schedule, keep=recipe.keep, end_of_text=eos, rows=rows)
+    trained = _with_adapters(model, training.lora) if training.lora else model
+    turns.split_attention(body)
+    if training.train == "norms":
+        sites = tuple(f"transformer.{site}." for site in body.norm_sites())
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.startswith(sites))
+    ids = token_ids(training.text, tokenizer, ours)
+    trainer = SwapTrainer(
+        training,
+        body.ln_f,
+        eos,
+        original,
+        None if training.eval_text is None else (token_ids(training.eval_text, tokenizer, ours), context),
+        model=trained,
+        args=arguments(recipe, training, checkpoints, seed),
+        train_dataset=blocks(training.text, ids, training.block_size or context),
+        eval_dataset=[{}],  # Trainer wants one; ``evaluate`` reads the windows of perplexity instead
+        callbacks=[EachStep(turns, progress)],
+    )
+    step = resumable_step(checkpoints, training.steps)
+    if step is None:
+        turns.call(0)  # so that the first evaluation sees what the first step will
+    else:
+        turns.call(step - 1, fits=False)
+    with quiet_transformers():  # it doubts the order of its checkpoints
+        trainer.train(resume_from_checkpoint=None if step is None else str(checkpoints / f"checkpoint-{step}"))
+    log = trainer.state.log_history
+    trainer.accelerator.free_memory()  # gradients and the optimizer's state
+    trainer.optimizer = None
+    trained.zero_grad()
+    whole = trained.merge_and_unload() if training.lora else trained
+    if name := next((name for name, own in whole.named_parameters() if not own.isfinite().all()), None):
+        raise DivergedError(f"training diverged: {name} is not finite after {training.steps} steps; train more gently")
+    return Finetuned(
+        as_minigpt(whole, ours),
+        tokenizer,
+        _by_step(log, "loss"),
+        _by_step(log, "eval_loss"),  # a resumed run evaluates the step at which it resumes again
+        {site: step for site, step in schedule.steps.items() if step <= training.steps},
+        len(ids),
+    )
+
+
+def checkpoints_of(recipe: Recipe, training: Training, out: Path, seed: int = 0) -> Path:
+    """Return the folder of a run's checkpoints, which is named after all that decides the result."""
+    return out / "checkpoints" / hash_json([recipe.fingerprint(), seed, *what_decides(training)])
+
+
+def as_transformers(ours: GPT2, recipe: Recipe) -> Any:
+    """Return a model as one of transformers, with copies of its weights and of its norms."""
+    config = GPT2Config(**ours.config.to_dict(), attn_implementation=recipe.attention)
+    model = hf.GPT2LMHeadModel(config, norm="fused", arithmetic=recipe.arithmetic).to(ours.wte.weight.dtype)
+    model.loss_type = "ForCausalLM"  # transformers warns if it is not named
+    for site, norm in ours.norm_modules().items():
+        model.transformer.set_submodule(site, copy.deepcopy(norm))
+    tensors = ours.state_dict()
+    model.lm_head.load_state_dict({"weight": tensors.pop("lm_head.weight", ours.wte.weight)})
+    model.transformer.load_state_dict(tensors)
+    return model
+
+
+@torch.no_grad()
+def as_minigpt(model: Any, ours: GPT2) -> GPT2:
+    """Return ``ours`` with the weights of a trained model of transformers, and the norms that it has now."""
+    weights = {name.removeprefix("transformer."): tensor for name, tensor in model.state_dict().items()}
+    sites = tuple(f"{site}." for site in ours.norm_sites())
+    for name, parameter in ours.named_parameters():
+        if not name.startswith(sites):
+            parameter.copy_(weights[name])
+    for site in ours.norm_sites():
+        norm = model.transformer.get_submodule(site)
+        ours.set_submodule(site, copy.deepcopy(norm.present if isinstance(norm, Turn) else norm).cpu())
+    return ours.eval()
 
 
 class SwapTrainer(Trainer):
@@ -26,18 +186,29 @@ class SwapTrainer(Trainer):
     Args:
         final_norm: the module that reads the residual stream for ``unevenness``.
         end_of_text: the id of that token, if there is one.
+        original: the model to train towards, or None for the text.
+        held: the tokens of the held-out text and the model's context, or None.
         trainers: Trainer's own arguments.
+
+    Attributes:
+        stream: what the last norm read: the residual stream (B, T, C).
     """
 
-    stream: Tensor  # what the last norm read: the residual stream (B, T, C)
+    stream: Tensor
 
     def __init__(
-        self, settings: FinetuneSettings, final_norm: nn.Module, end_of_text: int | None, **trainers: Any
+        self,
+        training: Training,
+        final_norm: nn.Module,
+        end_of_text: int | None,
+        original: Any,
+        held: tuple[list[int], int] | None,
+        **trainers: Any,
     ) -> None:
         super().__init__(**trainers)
         self.remove_callback(PrinterCallback)
-        self.residual_loss, self.end_of_text = settings.residual_loss, end_of_text
-        self.original: Any = load(settings.model).to(self.args.device).eval() if settings.distill else None
+        self.residual_loss, self.end_of_text, self.held = training.residual_loss, end_of_text, held
+        self.original: Any = None if original is None else original.to(self.args.device).eval()
         if self.residual_loss:
             final_norm.register_forward_pre_hook(lambda _, inputs: setattr(self, "stream", inputs[0]))
         if self.original or self.residual_loss:
@@ -46,20 +217,37 @@ class SwapTrainer(Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the loss in nats a token. A held-out loss is the text's in any case."""
-        if not model.training or not (self.original or self.residual_loss):
+        """Return the loss in nats a token."""
+        if not (self.original or self.residual_loss):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         ids = inputs["input_ids"]  # (B, T)
         if self.original is None:
             loss = model(**inputs).loss
         else:
             with torch.no_grad():
-                wanted = self.original(input_ids=ids).logits.float().log_softmax(-1)  # (B, T, V)
-            given = model(input_ids=ids).logits.float().log_softmax(-1)
-            loss = F.kl_div(given, wanted, reduction="sum", log_target=True) / ids.numel()
+                towards = self.original(input_ids=ids).logits.float().log_softmax(-1)  # (B, T, V)
+            present = model(input_ids=ids).logits.float().log_softmax(-1)
+            loss = F.kl_div(present, towards, reduction="sum", log_target=True) / ids.numel()
         if self.residual_loss:
             loss = loss + self.residual_loss * unevenness(self.stream, ids, self.end_of_text)
         return loss
+
+    @torch.no_grad()
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Return and log the loss of the held-out text in nats a token, in the windows of ``minigpt.perplexity``."""
+        ids, context = self.held or ([], 0)
+        self.model.eval()
+        losses = []
+        for start, first, end in windows_of(len(ids), context):
+            window = torch.tensor([ids[start:end]], device=self.args.device)  # (1, T)
+            with self.compute_loss_context_manager():
+                logits = self.model(input_ids=window).logits[0, first - 1 - start : -1]  # (counted, V)
+            losses.append(float(F.cross_entropy(logits.float(), window[0, first - start :], reduction="sum")))
+        self.model.train()
+        metrics = {"eval_loss": sum(losses) / max(1, len(ids) - 1)}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir or ".")
@@ -89,8 +277,8 @@ def unevenness(stream: Tensor, ids: Tensor, end_of_text: int | None) -> Tensor:
 class EachStep(TrainerCallback):
     """Calls the turns before every step, and those of the last step at the end. Says the step and the losses."""
 
-    def __init__(self, turns: Turns, say: Say) -> None:
-        self.turns, self.say, self.loss = turns, say, ""
+    def __init__(self, turns: Turns, progress: Progress) -> None:
+        self.turns, self.progress, self.loss = turns, progress, ""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.turns.call(state.global_step)
@@ -101,10 +289,15 @@ class EachStep(TrainerCallback):
         for name, title in {"loss": "loss", "eval_loss": "held-out loss"}.items():
             if name in logs:
                 self.loss = f"{title} {float(logs[name]):.4f}"
+                if not math.isfinite(logs[name]) and state.global_step:
+                    raise DivergedError(
+                        f"training diverged: the {title} is {logs[name]} at step {state.global_step}; "
+                        "lower the learning rate, or give the swaps more steps"
+                    )
         self.on_step_end(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.say(f"step {state.global_step} of {state.max_steps} {self.loss}", state.global_step / state.max_steps)
+        self.progress(f"step {state.global_step} of {state.max_steps} {self.loss}", state.global_step / state.max_steps)
 
 
 def resumable_step(folder: Path, steps: int) -> int | None:
@@ -123,34 +316,113 @@ def resumable_step(folder: Path, steps: int) -> int | None:
     return None
 
 
-def arguments(settings: FinetuneSettings, folder: str | Path) -> TrainingArguments:
+def arguments(recipe: Recipe, training: Training, folder: str | Path, seed: int = 0) -> TrainingArguments:
     """Return Trainer's arguments.
 
     Raises:
-        ConfigError: if a field of ``settings.training`` is unknown or invalid.
+        ConfigError: if a field of ``training.training`` is unknown or invalid.
     """
-    often, evaluates = max(1, settings.steps // 10), settings.eval_text is not None
+    often, evaluates = max(1, training.steps // 10), training.eval_text is not None
     fields: dict[str, Any] = {
-        "max_steps": settings.steps,
-        "learning_rate": settings.learning_rate,
-        "per_device_train_batch_size": settings.batch_size,
-        "per_device_eval_batch_size": settings.batch_size,
-        "seed": settings.seed,
-        "data_seed": settings.seed,
-        "save_steps": settings.save_steps or often,
+        "max_steps": training.steps,
+        "learning_rate": training.learning_rate,
+        "per_device_train_batch_size": training.batch_size,
+        "seed": seed,
+        "data_seed": seed,
+        "save_steps": training.save_steps or often,
         "save_total_limit": 2,
         "eval_strategy": "steps" if evaluates else "no",
-        "eval_steps": settings.eval_steps or often,
+        "eval_steps": training.eval_steps or often,
         "eval_on_start": evaluates,
-        "prediction_loss_only": True,
         "logging_steps": often,
-        "use_cpu": resolve_device(settings.device).type == "cpu",
+        "logging_nan_inf_filter": False,  # a loss that is not finite must show
+        "use_cpu": resolve_device(recipe.device).type == "cpu",
         "disable_tqdm": True,
         "report_to": [],
         "dataloader_pin_memory": False,
-        "ddp_find_unused_parameters": True if settings.norm else None,  # of a norm before its turn
+        "ddp_find_unused_parameters": True if recipe.norm else None,  # of a norm before its turn
     }
     try:
-        return TrainingArguments(output_dir=str(folder), **fields | settings.training)
+        return TrainingArguments(output_dir=str(folder), **fields | training.training)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"transformers.TrainingArguments does not take these settings: {error}") from error
+
+
+def blocks(name: str, ids: list[int], size: int) -> list[dict[str, Tensor]]:
+    """Return token ids cut into rows of ``size`` tokens, each row its own labels.
+
+    What is left at the end is dropped, if there is a whole row before it.
+
+    Raises:
+        GenerationError: if there are fewer than two tokens.
+    """
+    size = min(size, len(ids))
+    if size < 2:
+        raise GenerationError(f"{name} has {len(ids)} tokens; training needs 2 or more")
+    rows = torch.tensor(ids[: len(ids) // size * size]).view(-1, size)
+    return [{"input_ids": row, "labels": row} for row in rows]
+
+
+def token_ids(source: str, tokenizer: Tokenizer, model: GPT2) -> list[int]:
+    """Return the tokens of the texts of ``source``, one after another with an end of text between.
+
+    Raises:
+        GenerationError: if the source cannot be read, or has a token that the model has no embedding for.
+    """
+    ends, ids = model.config.eos_token_ids[:1], list[int]()
+    for text in texts(source):
+        ids += [*(ends if ids else ()), *tokenizer.encode(text)]
+    if (largest := max(ids, default=0)) >= model.config.vocab_size:
+        raise GenerationError(
+            f"{source} has the token id {largest}, and the model has {model.config.vocab_size} embeddings"
+        )
+    return ids
+
+
+def texts(source: str) -> Iterator[str]:
+    """Yield the texts of a file, of a .jsonl file's "text" fields, or of a dataset's "text" column."""
+    if not Path(source).is_file():
+        yield from _of_dataset(source)
+    elif Path(source).suffix in (".jsonl", ".ndjson"):
+        for number, line in enumerate(read_text(Path(source), GenerationError).split("\n"), 1):
+            if line.strip():
+                yield _of_line(line, f"{source}, line {number}")
+    else:
+        yield read_text(Path(source), GenerationError)
+
+
+def _of_line(line: str, where: str) -> str:
+    try:
+        text = json.loads(line)["text"]
+    except (ValueError, KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise GenerationError(f'{where} must be a JSON object with a string "text"')
+    return text
+
+
+def _of_dataset(source: str) -> Iterator[str]:
+    name, _, split = source.partition(":")
+    try:
+        from datasets import load_dataset
+
+        yield from load_dataset(name, split=split or "train")["text"]
+    except ImportError as error:
+        raise GenerationError(f"the dataset {source} needs datasets: pip install 'minigpt[hf]'") from error
+    except (OSError, ValueError, KeyError) as error:
+        raise GenerationError(f"cannot read the dataset {name}: {str(error).splitlines()[0]}") from error
+
+
+def _by_step(log: list[dict[str, float]], name: str) -> list[tuple[int, float]]:
+    """Return the logged values of this name, one for each step."""
+    return list({int(entry["step"]): entry[name] for entry in log if name in entry}.items())
+
+
+def _with_adapters(model: Any, rank: int) -> Any:
+    import peft
+
+    layers = ["c_attn", "c_proj", "c_fc"]
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules=layers, fan_in_fan_out=True, task_type="CAUSAL_LM"
+    )
+    return peft.get_peft_model(model, config)

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +17,7 @@ from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm
 from minigpt.norms.foreign.construct import naming, require_same_shape, title
 from minigpt.norms.record import record_of
 
+THIRDS = ("early", "middle", "late")  # of the depth, as patterns of sites
 WAY_OUT = "to write it for this model, subclass minigpt.LayerNorm and override standardize(self, x)"
 
 
@@ -49,7 +50,8 @@ def swap_norms(
 
     Args:
         norm: as ``norms.build`` takes it: a name, a class, a function, "package.module:Name" or "path/to/file.py:Name".
-        sites: a shell-style pattern, or several, over the norm modules' names: "*", "ln_f", "h.*.ln_1", "h.[0-5].ln_2".
+        sites: a shell-style pattern, or several, over the norm modules' names: "*", "ln_f", "h.*.ln_1", "h.[0-5].ln_2",
+            or a third of the blocks: "early", "middle", "late".
         keep: which of "scale" and "shift" stay beside a class that lacks them. A norm that takes its place later has
             both again.
 
@@ -89,12 +91,30 @@ def match_sites(model: HasNorms, sites: str | Iterable[str]) -> list[str]:
     Raises:
         NormError: if a pattern matches none, or there is no pattern.
     """
-    patterns, names = patterns_of(sites), model.norm_sites()
-    matched = {pattern: {name for name in names if fnmatchcase(name, pattern)} for pattern in patterns}
-    for pattern, found in matched.items():
-        if not found:
-            raise NormError(f"no norm site matches {pattern!r}; the sites are {', '.join(names)}")
-    return [name for name in names if any(name in found for found in matched.values())]
+    names, matched = model.norm_sites(), set[str]()
+    for pattern in patterns_of(sites):
+        matched |= {*matching(pattern, names)}
+    return [name for name in names if name in matched]
+
+
+def matching(pattern: str, names: Sequence[str]) -> list[str]:
+    """Return the norm sites of ``names`` that a pattern matches.
+
+    "early", "middle" and "late" are the norms of the first, second and last third of the blocks. ln_f is in none.
+
+    Raises:
+        NormError: if it matches none.
+    """
+    if pattern in THIRDS:
+        blocks = {name: int(name.split(".")[1]) for name in names if name.startswith("h.")}
+        layers, third = max(blocks.values()) + 1, THIRDS.index(pattern)
+        first, end = round(third * layers / 3), round((third + 1) * layers / 3)
+        matched = [name for name, block in blocks.items() if first <= block < end]
+    else:
+        matched = [name for name in names if fnmatchcase(name, pattern)]
+    if not matched:
+        raise NormError(f"no norm site matches {pattern!r}; the sites are {', '.join(names)}")
+    return matched
 
 
 def patterns_of(sites: str | Iterable[str]) -> list[str]:

@@ -33,30 +33,31 @@ folder, text, steps, rows, block, out = sys.argv[1], sys.argv[2], *map(int, sys.
 times = {}
 """
 OURS = """
-from minigpt.study import finetune, FinetuneSettings
+from minigpt import Recipe
+from minigpt.study import Training, finetune
 
-settings = FinetuneSettings(
-    text=text, steps=steps, model=folder, norm="rms", schedule="h.*.ln_2@2, h.*.ln_1@4, ln_f@6", batch_size=rows,
-    block_size=block, save_steps=10**6, device="cpu",
+training = Training(
+    text, steps, schedule="h.*.ln_2@2, h.*.ln_1@4, ln_f@6", batch_size=rows, block_size=block, save_steps=10**6
 )
-finetune(settings, out, lambda what, share: times.setdefault(share, time.perf_counter()))
+recipe = Recipe(folder, norm="rms", device="cpu")
+finetune(recipe, training, out, lambda what, share: times.setdefault(share, time.perf_counter()))
 """
 THEIRS = """
 import transformers
-import minigpt
-from minigpt.study import FinetuneSettings
-from minigpt.study.training import arguments
-from minigpt.study.texts import blocks
+from minigpt import Recipe
+from minigpt.study.training import Training, arguments, blocks, token_ids
 
 class Mark(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         times[state.global_step] = time.perf_counter()
 
-settings = FinetuneSettings(text=text, steps=steps, batch_size=rows, save_steps=10**6, device="cpu")
-train = blocks(text, minigpt.Tokenizer.from_pretrained(folder), block)
+recipe, training = Recipe(folder, device="cpu"), Training(text, steps, batch_size=rows, save_steps=10**6)
+ours, tokenizer = recipe.open()
+train = blocks(text, token_ids(text, tokenizer, ours), block)
+del ours
 trainer = transformers.Trainer(
     model=transformers.GPT2LMHeadModel.from_pretrained(folder, dtype="float32"),
-    args=arguments(settings, out), train_dataset=train, callbacks=[Mark()],
+    args=arguments(recipe, training, out), train_dataset=train, callbacks=[Mark()],
 )
 trainer.train()
 """

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.bench.llama import GGML_TYPES
-from minigpt.study.table import FINAL, SWAPPED, TRAINED, Row, over_seeds, said, shown
+from minigpt.study.study import Row
+from minigpt.study.table import FINAL, SWAPPED, TRAINED, over_seeds, shown, worded
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TIMED = {
@@ -22,7 +23,7 @@ AT_THE_SWAP = ("kl_mean", "kl_median", "top1_agreement", "perplexity_after")
 AFTER = ("loss", "over_baseline", "perplexity_recovered", "kl_recovered", "entropy", "calibration_error")
 STUDIES = {"swap": AT_THE_SWAP, "centred": ("ratio", *AT_THE_SWAP), "one-site": AT_THE_SWAP, "recover": AFTER,
            "remove-layernorm": AFTER, "distil": AFTER[:-1], "seeds": AFTER}  # fmt: skip
-FORMS = SWAPPED | TRAINED | FINAL
+COLUMNS = SWAPPED | TRAINED | FINAL
 
 
 def markdown(heads: list[str], lines: list[list[str]]) -> str:
@@ -59,9 +60,9 @@ def rows(study: str) -> list[Row]:
 def of_study(study: str) -> str:
     """Return the table of a study: what varies, then its most telling figures."""
     cells, names = over_seeds(rows(study))
-    heads = [*(name.replace("_", " ") for name in names), *(FORMS[name][0] for name in STUDIES[study])]
+    heads = [*(name.replace("_", " ") for name in names), *(COLUMNS[name].title for name in STUDIES[study])]
     lines = [
-        [*(said(cell.get(name)) for name in names), *(shown(cell[name], FORMS[name][1]) for name in STUDIES[study])]
+        [*(worded(cell.get(name)) for name in names), *(shown(cell[name], COLUMNS[name]) for name in STUDIES[study])]
         for cell in cells
     ]
     return markdown(heads, lines).replace("*", r"\*")

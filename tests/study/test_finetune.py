@@ -1,33 +1,47 @@
-"""Training with swaps: fitted at their turn, towards the original, and resumed with the same weights."""
+"""Training with swaps: with the model's own norms, fitted at their turn, towards the original, and resumed."""
 
+import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import minigpt
-from minigpt import ConfigError, NormError
-from minigpt.study import FinetuneSettings, finetune, parse_schedule
-from minigpt.study.finetune import as_minigpt, checked_schedule, load
-from minigpt.study.turns import Turns
+from minigpt import ConfigError, GenerationError, NormError, Recipe
+from minigpt.study import DivergedError, Training, finetune, parse_schedule
+from minigpt.study.schedule import Turns
+from minigpt.study.settings import checked_schedule
+from minigpt.study.training import as_minigpt, as_transformers, token_ids
 
 TEXT = "The old sailor told Mara a tale of the sea. One morning the bell rang and nobody came. " * 60
 FROZEN = ["--norm", "frozen", "--schedule", "h.*.ln_2@2+1, h.*.ln_1.qk@6+1, h.*.ln_1.v@7, ln_f@10, eot@11, first@12"]
 FITTED = ["--norm", "dyt", "--fit", "text.txt", "--schedule", "h.*@4, ln_f@8", "--distill"]
 OPTIONS = ["--text", "text.txt", "--steps", "14", "--batch-size", "2", "--block-size", "32", "--save-steps", "1",
            "--device", "cpu"]  # fmt: skip
+NORM = """
+from minigpt import LayerNorm
+
+class Scaled(LayerNorm):
+    def standardize(self, x):
+        return super().standardize(x) * 1.01
+"""
+DEMO = Recipe(device="cpu")
+SHORT = Training("text.txt", 1, learning_rate=1e-9, batch_size=2, block_size=32)
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a text; it is the working directory."""
+    """A folder with a text and a norm; it is the working directory."""
     (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "my_norm.py").write_text(NORM)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -53,19 +67,57 @@ def test_a_killed_run_ends_with_the_same_weights(place: Path, options: list[str]
     assert all(whole[name].equal(resumed[name]) for name in whole)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm": "rms"},
+        {"norm": "std_eps", "sites": "h.*.ln_2"},
+        {"norm": "dyt", "sites": ["h.[01].*", "ln_f"], "keep": ("scale",)},
+        {"norm": "frozen", "fit": "text.txt"},
+        {"norm": "my_norm.py:Scaled", "sites": "ln_f"},
+    ],
+    ids=lambda options: options["norm"],
+)
+def test_what_was_saved_is_trained_on_with_its_norms(place: Path, options: dict[str, Any]) -> None:
+    """By hand, with adapters, towards itself, or its norms alone; and what comes out can be trained on again."""
+    model, tokenizer = Recipe(device="cpu", **options).open()
+    minigpt.save_pretrained(model, place / "saved", tokenizer)
+    named = {"norm": options["norm"]} if ":" in options["norm"] else {}
+    recipe, ids = Recipe("saved", device="cpu", **named), torch.arange(5, 60)[None]
+    kinds = [SHORT, *(Training(**vars(SHORT) | more) for more in ({"lora": 2}, {"distill": True}, {"train": "norms"}))]
+    for training in kinds:
+        result = finetune(recipe, training, place / "out")
+        assert torch.allclose(result.model(ids), model(ids), atol=1e-3)
+        assert [*map(type, result.model.norm_modules().values())] == [*map(type, model.norm_modules().values())]
+    result.save(place / "saved")
+    assert torch.allclose(recipe.open()[0](ids), model(ids), atol=1e-3)
+
+
+def test_a_folder_s_norms_are_replaced_if_another_is_given(place: Path) -> None:
+    model, tokenizer = Recipe(norm="dyt", device="cpu").open()
+    minigpt.save_pretrained(model, place / "saved", tokenizer)
+    result = finetune(Recipe("saved", norm="fused", sites="ln_f", device="cpu"), SHORT, place / "out")
+    names = {site: minigpt.norms.name_of(norm) for site, norm in result.model.norm_modules().items()}
+    assert names.pop("ln_f") == "fused"
+    assert {*names.values()} == {"dyt"}
+
+
 @torch.no_grad()
 def test_norms_are_fitted_at_their_turn_in_the_optimizer_s_own_parameters() -> None:
-    model, ids = load("demo").eval(), torch.randint(0, 1000, (4, 64), generator=torch.Generator().manual_seed(0))
-    body, plain = model.transformer, minigpt.from_pretrained("demo", device="cpu")
+    ids, plain = torch.randint(0, 1000, (4, 64), generator=torch.Generator().manual_seed(0)), DEMO.open()[0]
+    ours, recipe = DEMO.open()[0], Recipe(norm="dyt", device="cpu")
+    model = as_transformers(ours, recipe).eval()
+    body = model.transformer
     turns = Turns(body, "dyt", parse_schedule("h.*@0, ln_f@3", body.norm_sites()), rows=ids)
     held = dict(model.named_parameters())
     for step, sites in ((0, "h.*"), (3, "ln_f")):
         turns.call(step)
         minigpt.swap_norms(plain, "dyt", sites)
         minigpt.fit_norms(plain, ids, sites)
-        assert torch.allclose(as_minigpt(model, "demo")(ids), plain(ids), atol=1e-3)
+        assert torch.allclose(as_minigpt(model, ours)(ids), plain(ids), atol=1e-3)
     assert {name: id(own) for name, own in model.named_parameters()} == {name: id(own) for name, own in held.items()}
-    resumed = Turns(load("demo").transformer, "dyt", parse_schedule("*@0", body.norm_sites()), rows=ids)
+    fresh = as_transformers(DEMO.open()[0], recipe).transformer
+    resumed = Turns(fresh, "dyt", parse_schedule("*@0", fresh.norm_sites()), rows=ids)
     resumed.call(2, fits=False)
     assert resumed.of["ln_f"].turned
     assert resumed.of["ln_f"].after.alpha == 0.5  # its values come from the checkpoint
@@ -73,40 +125,65 @@ def test_norms_are_fitted_at_their_turn_in_the_optimizer_s_own_parameters() -> N
 
 @pytest.mark.thorough
 def test_distilling_trains_towards_the_original_and_norms_alone_if_asked(place: Path) -> None:
-    kl = {}
+    losses = {}
     for train in ("all", "norms"):
-        settings = FinetuneSettings(
-            "text.txt", 12, norm="dyt", fit="text.txt", distill=True, train=train, batch_size=4, block_size=64,
-            learning_rate=1e-3, device="cpu",
-        )  # fmt: skip
-        result = finetune(settings, place / train)
-        kl[train] = [loss for _, loss in result.losses]
-        original = minigpt.from_pretrained("demo", device="cpu")
+        training = Training("text.txt", 12, distill=True, train=train, batch_size=4, block_size=64, learning_rate=1e-3)
+        result = finetune(Recipe(norm="dyt", fit="text.txt", device="cpu"), training, place / train)
+        losses[train] = [loss for _, loss in result.losses]
+        original = DEMO.open()[0]
         kept = {name for name, own in original.named_parameters() if own.equal(result.model.get_parameter(name))}
         others = {name for name, _ in original.named_parameters() if "ln_" not in name}
         assert kept == (others if train == "norms" else set())
-    print(kl)
-    assert all(losses[-1] < 0.9 * losses[0] for losses in kl.values())
+    assert all(curve[-1] < 0.9 * curve[0] for curve in losses.values())
+
+
+def test_the_held_out_loss_is_the_logarithm_of_the_perplexity(place: Path) -> None:
+    """Whatever the length of the rows that it is trained on."""
+    (place / "held.txt").write_text(TEXT[:1500])
+    for block_size in (16, 200):
+        training = Training("text.txt", 1, eval_text="held.txt", batch_size=2, block_size=block_size)
+        result = finetune(Recipe(norm="rms", device="cpu"), training, place / "out")
+        perplexity = minigpt.perplexity(result.model, result.tokenizer, TEXT[:1500])
+        assert result.eval_losses[-1][1] == pytest.approx(math.log(perplexity), rel=1e-5)
+
+
+def test_a_loss_that_is_not_finite_is_an_error_that_names_the_step(place: Path) -> None:
+    with pytest.raises(DivergedError, match="step"):
+        finetune(DEMO, Training("text.txt", 4, learning_rate=1e30, batch_size=2, block_size=32), place / "out")
+
+
+def test_texts_of_a_jsonl_file_end_at_newlines_only_and_with_the_model_s_end_of_text(place: Path) -> None:
+    texts = ["Once upon\u2028a time", "Mara\u0085came"]
+    (place / "a.jsonl").write_text("\n".join(json.dumps({"text": one}, ensure_ascii=False) for one in texts))
+    model, tokenizer = DEMO.open()
+    assert tokenizer is not None
+    first, second = map(tokenizer.encode, texts)
+    assert token_ids("a.jsonl", tokenizer, model) == [*first, *model.config.eos_token_ids, *second]
+    model.config = minigpt.GPT2Config.from_dict(model.config.to_dict() | {"vocab_size": 3, "used_vocab_size": None})
+    with pytest.raises(GenerationError, match="embeddings"):
+        token_ids("a.jsonl", tokenizer, model)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("recipe", "training", "argument"),
     [
-        ({"fit": "text.txt"}, "fit needs a norm to swap in"),
-        ({"schedule": "ln_f@2"}, "schedule needs a norm to swap in"),
-        ({"train": "some"}, "train must be 'all' or 'norms', got 'some'"),
-        ({"train": "norms", "lora": 2}, "give one of the two"),
-        ({"residual_loss": -1.0}, "residual_loss must be 0 or more, got -1.0"),
-        ({"learning_rate": "high"}, r"learning_rate must be of type float \| int, got 'high'"),
-        ({"distill": "no"}, "distill must be of type bool, got 'no'"),
+        ({}, {"schedule": "ln_f@2"}, "schedule"),
+        ({}, {"train": "some"}, "train"),
+        ({}, {"train": "norms", "lora": 2}, "lora"),
+        ({}, {"residual_loss": -1.0}, "residual_loss"),
+        ({}, {"learning_rate": "high"}, "learning_rate"),
+        ({}, {"distill": "no"}, "distill"),
+        ({"quantize": "int8"}, {}, "quantize"),
+        ({"norm": {"ln_f": "rms"}}, {}, "norm"),
     ],
 )
-def test_settings_that_do_not_fit_together(given: dict[str, str | int | float], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        checked_schedule(FinetuneSettings("text.txt", 3, **given))  # type: ignore[arg-type]
+def test_settings_that_do_not_fit_together(recipe: Any, training: Any, argument: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        checked_schedule(Recipe(device="cpu", **recipe), Training(__file__, 3, **training))
+    assert error.value.argument == argument
 
 
 def test_a_schedule_must_swap_one_of_the_sites() -> None:
     """Or the run would be the baseline under the norm's name."""
-    with pytest.raises(NormError, match="no stage swaps a site of 'ln_f'"):
-        checked_schedule(FinetuneSettings(__file__, 3, norm="rms", schedule="h.*.ln_1@1", sites="ln_f"))
+    with pytest.raises(NormError, match="ln_f"):
+        checked_schedule(Recipe(norm="rms", sites="ln_f"), Training(__file__, 3, schedule="h.*.ln_1@1"))

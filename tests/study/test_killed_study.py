@@ -22,8 +22,7 @@ sites = ["*", "ln_f", "h.0.*"]
 text = "text.txt"
 device = "cpu"
 """
-CELLS = 12
-TIMINGS = ("seconds", "decode_norm_share")
+CELLS = 10  # fused at other sites is the same cell
 TEXT = "The old sailor told Mara a tale of the sea. One morning the bell rang, and no one came. " * 20
 
 
@@ -36,7 +35,7 @@ def command(*more: str) -> list[str]:
 
 def table(folder: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (folder / "cells.jsonl").read_text().splitlines()]
-    rows = [{name: value for name, value in row.items() if name not in TIMINGS} for row in rows]
+    rows = [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
     return sorted(rows, key=lambda row: (row["norm"], row["sites"]))
 
 
@@ -78,27 +77,3 @@ def test_a_study_on_ray_ends_with_the_same_table(place: Path) -> None:
         command("--out", "ray", "--ray"), cwd=place, env=ONE_THREAD, check=True, timeout=900, capture_output=True
     )
     assert table(place / "ray") == table(place / "whole")
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed; pip install 'minigpt[ray]'")
-def test_texts_and_perplexity_on_ray_are_the_same_bytes(place: Path) -> None:
-    (place / "prompts").mkdir()
-    for name in ("a", "b"):
-        (place / "prompts" / f"{name}.txt").write_text("".join(f"The {name} sailor {i}\n" for i in range(5)))
-    for out, more in (("plain", []), ("spread", ["--ray"])):
-        words = ["generate", "--prompts", "prompts/*.txt", "--out", out, "--max-new-tokens", "12", "--seed", "3", *more]
-        subprocess.run(
-            [sys.executable, "-m", "minigpt", *words], cwd=place, check=True, timeout=300, capture_output=True
-        )
-    for name in ("a", "b"):
-        plain, spread = (sorted((place / out / f"{name}.txt").read_text().splitlines()) for out in ("plain", "spread"))
-        assert len(plain) == 5
-        assert plain == spread
-    found = [
-        json.loads(subprocess.run(
-            [sys.executable, "-m", "minigpt", "perplexity", "demo", "text.txt", "--json", "--device", "cpu", *more],
-            cwd=place, check=True, timeout=300, capture_output=True, env=ONE_THREAD,
-        ).stdout)["perplexity"]
-        for more in ([], ["--ray"])
-    ]  # fmt: skip
-    assert found[0] == found[1]

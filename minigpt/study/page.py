@@ -1,0 +1,137 @@
+"""A study as one page, and its figures as SVG, which matplotlib draws."""
+
+import io
+import itertools
+import math
+import os
+import statistics
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from minigpt.errors import ConfigError
+from minigpt.report.page import SIGNS, render
+from minigpt.study.run import DIVERGED, FAILED
+from minigpt.study.study import Row
+from minigpt.study.table import SWAPPED, TRAINED, about, meaning, over_seeds, protocol, shown, stages
+
+# Each is at least 3:1 against the page's paper, light and dark. Lines differ by their dashes too.
+COLOURS = ("#0e8a94", "#c8662a", "#7a72c9", "#b0823a", "#c4568f", "#5c8f3f", "#4f86c6", "#8a8178")
+DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+INK, GRID = "#4a4f55", "#c9c6c0"  # in a file; on the page they follow its scheme
+WIDTH, HEIGHT = 5.2, 3.1  # inches of 72 units
+
+
+def page(rows: list[Row], title: str, out: Path, html: Path, command: str = "") -> str:
+    """Return one self-contained page: what was done, sortable tables, and the figures if matplotlib is installed."""
+    merged, names = over_seeds(rows)
+    try:
+        drawn = figures(rows)
+    except ConfigError:
+        drawn = {}
+    return render(
+        "study.html",
+        title=title,
+        rows=merged,
+        tables=stages(merged),
+        facts=protocol(rows, merged, command),
+        meaning=meaning(merged),
+        about=lambda row: about(row, names),
+        shown=shown,
+        signs=SIGNS | {FAILED: "✗", DIVERGED: "✗"},
+        figures={name: _inline(svg) for name, svg in drawn.items()},
+        reports=os.path.relpath(out, html.parent or "."),
+    )
+
+
+def figures(rows: list[Row]) -> dict[str, str]:
+    """Return SVG pictures by name: curves of the held-out loss, and each cell's most telling figure.
+
+    Raises:
+        ConfigError: if matplotlib is not installed.
+    """
+    merged, names = over_seeds(rows)
+    titles = [", ".join(filter(None, (row["norm"], about(row, names)))) for row in merged]
+    drawn: dict[str, str] = {}
+    if any(any(row["curves"]) for row in merged):
+        drawn["loss"] = _drawn(lambda axes: _curves(axes, merged, titles), HEIGHT + 0.17 * len(merged))
+    name, column = ("over_baseline", TRAINED["over_baseline"]) if "loss" in drawn else ("kl_mean", SWAPPED["kl_mean"])
+    cells = [
+        (title, row[name], colour) for title, row, colour in zip(titles, merged, _colours(), strict=False) if row[name]
+    ]
+    if cells:
+        drawn[name.replace("_", "-")] = _drawn(lambda axes: _cells(axes, cells, column), 0.7 + 0.35 * len(cells))
+    return drawn
+
+
+def _drawn(draw: Callable[[Any], None], height: float) -> str:
+    """Return the SVG of what ``draw`` draws, so many inches high."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure as Canvas
+    except ModuleNotFoundError as error:
+        raise ConfigError("figures need matplotlib, which is not installed; pip install 'minigpt[plots]'") from error
+    style = {"svg.fonttype": "none", "svg.hashsalt": "minigpt", "font.size": 9, "font.family": "DejaVu Sans",
+             "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
+             "grid.color": GRID, "axes.spines.top": False, "axes.spines.right": False}  # fmt: skip
+    with mpl.rc_context(style):
+        canvas = Canvas((WIDTH, height), layout="constrained")
+        draw(canvas.add_subplot())
+        file = io.StringIO()
+        canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    return file.getvalue()
+
+
+def _curves(axes: Any, merged: list[Row], titles: list[str]) -> None:
+    """Draw the loss over the steps, a band of one standard error over seeds around each mean, and ticks at swaps."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    for row, title, colour, dash in zip(merged, titles, _colours(), itertools.cycle(DASHES), strict=False):
+        points = [point for point in zip(*row["curves"], strict=False) if None not in (loss for _, loss in point)]
+        if not points:
+            continue
+        steps, losses = [point[0][0] for point in points], [[loss for _, loss in point] for point in points]
+        means = [statistics.fmean(seeds) for seeds in losses]
+        axes.plot(steps, means, color=colour, linestyle=dash, linewidth=1.5, label="\n".join(textwrap.wrap(title, 70)))
+        if len(losses[0]) > 1:
+            errors = [statistics.stdev(seeds) / math.sqrt(len(seeds)) for seeds in losses]
+            low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
+            axes.fill_between(steps, low, high, color=colour, alpha=0.25, linewidth=0)
+        swaps = sorted(set(row["swaps"].values()))
+        axes.plot(swaps, [0.02] * len(swaps), "|", color=colour, transform=axes.get_xaxis_transform(), markersize=6)
+    axes.set(xlabel="step", ylabel=f"{TRAINED['loss'].head}, nats a token", yscale="log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=12))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(visible=True, linewidth=0.5)
+    axes.figure.legend(loc="outside lower left", frameon=False, fontsize=8)
+
+
+def _cells(axes: Any, cells: list[tuple[str, Any, str]], column: Any) -> None:
+    """Draw a figure of each cell with its standard error: over seeds if there are some, else over rows of the text."""
+    from matplotlib.ticker import MaxNLocator
+
+    for place, (_, figure, colour) in enumerate(cells):
+        error = figure.seeds or figure.rows or 0.0
+        axes.errorbar(figure.mean, place, xerr=error, color=colour, fmt="o", markersize=4, capsize=3, linewidth=1.2)
+    if column.is_difference:
+        axes.axvline(0, color=INK, linewidth=0.8)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+    else:
+        axes.set_xscale("symlog" if any(figure.mean <= 0 for _, figure, _ in cells) else "log")
+    axes.set(yticks=range(len(cells)), xlabel=column.title, ylim=(len(cells) - 0.5, -0.5))
+    axes.set_yticklabels(["\n".join(textwrap.wrap(title, 34)) for title, _, _ in cells], fontsize=8)
+    axes.grid(visible=True, axis="x", linewidth=0.5)
+
+
+def _colours() -> Any:
+    return itertools.cycle(COLOURS)
+
+
+def _inline(svg: str) -> Any:
+    """Return a picture as a part of a page, in the colours of its scheme."""
+    from markupsafe import Markup
+
+    body = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--line)")
+    return Markup(body.replace("'DejaVu Sans'", "inherit"))  # matplotlib escapes what it writes
