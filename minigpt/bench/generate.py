@@ -1,46 +1,139 @@
-"""Time minigpt against others on one checkpoint and the same prompts, in turns, each in a separate process."""
+"""Time decoding beside transformers, on one checkpoint and the same prompts, in turns, each in a separate process.
+
+B rows, T tokens of the longest prompt.
+"""
 
 import dataclasses
-import importlib.util
+import pkgutil
 import statistics
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
-from minigpt.bench.contestants import READ, TIMES, convert_for_ctranslate2, weight_bytes
-from minigpt.bench.llama import GGML_TYPES, write_gguf
-from minigpt.bench.worker import contestant
+from minigpt.bench import contestant
 from minigpt.checkpoint import save_pretrained
 from minigpt.config import GPT2Config
-from minigpt.device import environment, in_turns
+from minigpt.device import environment, in_turns, settle_memory
+from minigpt.engine import compile_steps
+from minigpt.engine.int8 import Int8Linear
+from minigpt.engine.kernel import path_of
+from minigpt.engine.parts import head_rows
 from minigpt.errors import ConfigError
+from minigpt.generation.batch import left_padded
+from minigpt.generation.decode import rows_of, write_rows
+from minigpt.generation.settings import parse_settings
 from minigpt.model import GPT2
 from minigpt.recipe import from_pretrained
 from minigpt.report.steps import Progress, Steps
 
-OTHERS = {"transformers": "transformers", "ctranslate2": "ctranslate2", "llama.cpp": "llama_cpp"}  # name: module
-CONVERT = {"ctranslate2": convert_for_ctranslate2, "llama.cpp": write_gguf}
+CONTESTANTS = {  # the classes by their names; scripts/bench/others.py adds more
+    "minigpt": "minigpt.bench.generate:Minigpt",
+    "undrafted": "minigpt.bench.generate:Minigpt",
+    "transformers": "minigpt.bench.generate:Transformers",
+    "memory": "minigpt.bench.generate:Memory",
+}
 PHASES = ("prefill_ms", "first_token_ms", "total_ms", "total_cpu_ms")
+Prompts = list[list[int]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Spread:
-    """Median, 20th and 80th percentile of several times."""
+class Minigpt:
+    """This project in a dtype or in "int8"."""
 
-    median: float
-    p20: float
-    p80: float
+    takes = ("compiled", "draft")
 
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
-        return cls(*np.percentile(values, (50, 20, 80)).tolist())
+    def __init__(
+        self, folder: str, prompts: Prompts, kind: str, compiled: bool = False, draft: str | None = None
+    ) -> None:
+        self.model, self.prompts, self.draft = opened(folder, kind), prompts, draft
+        self.drafted = self.accepted = 0
+        if compiled:
+            compile_steps(self.model)
+        self.decoding = path_of(self.model)
+        self.ids, self.mask = left_padded(prompts)  # each (B, T)
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of drafted tokens that were accepted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @torch.inference_mode()
+    def prefill(self) -> Tensor:
+        cache = self.model.new_cache(*self.ids.shape)
+        return self.model.head(self.model.hidden_states(self.ids, self.mask, cache=cache)[:, -1:])
+
+    def generate(self, new: int) -> int:
+        settings = parse_settings(max_new_tokens=new, eos_token_id=None, draft=self.draft)
+        rows = rows_of(self.model, self.prompts, settings)
+        for _ in write_rows(self.model, rows, settings, len(rows)):
+            pass
+        self.drafted += sum(row.drafted for row in rows)
+        self.accepted += sum(row.accepted for row in rows)
+        return sum(len(row.new_ids) for row in rows)
+
+
+class Transformers:
+    """Hugging Face transformers with sdpa attention and its default cache. It has no int8 on the CPU."""
+
+    kinds: ClassVar = {"int8": "float32"}
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, attn_implementation="sdpa")
+        self.model = model.eval()
+        self.model.generation_config.eos_token_id = None
+        self.model.generation_config.pad_token_id = 0
+        self.ids, self.mask = left_padded(prompts)
+
+    @torch.inference_mode()
+    def prefill(self) -> Tensor:
+        positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
+        return self.model(self.ids, attention_mask=self.mask, position_ids=positions, logits_to_keep=1).logits
+
+    def generate(self, new: int) -> int:
+        out = self.model.generate(self.ids, attention_mask=self.mask, max_new_tokens=new, do_sample=False)
+        return out[:, self.ids.shape[1] :].numel()
+
+
+class Memory:
+    """The limit: for each token it reads as many bytes as a step reads of weights, and computes nothing."""
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
+        model, self.rows = opened(folder, kind), len(prompts)
+        self.step_bytes = weight_bytes(model)
+        self.memory = torch.ones(self.step_bytes // 4)
+
+    def prefill(self) -> Tensor:
+        return self.memory.sum()
+
+    def generate(self, new: int) -> int:
+        for _ in range(new):
+            self.memory.sum()
+        return new * self.rows
+
+
+def _class_of(name: str) -> type[Any]:
+    return pkgutil.resolve_name(CONTESTANTS[name])
+
+
+def opened(folder: str, kind: str) -> GPT2:
+    """Return the model as the command line opens it."""
+    settle_memory()
+    how: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
+    return from_pretrained(folder, device="cpu", **how)
+
+
+def weight_bytes(model: GPT2) -> int:
+    """Return the bytes of the weights that every new token reads: all matrices with the head, without embeddings."""
+    panels = sum(part.panels.nbytes for part in model.modules() if isinstance(part, Int8Linear))
+    head = 0 if model.quantize else head_rows(model).nbytes
+    return panels + head + sum(p.nbytes for part in (model.h, model.ln_f) for p in part.parameters())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,15 +144,14 @@ class BenchPlan:
         model: a checkpoint, as ``from_pretrained`` takes it; None for random weights of the shape of ``preset``.
         preset: as ``GPT2Config.preset`` takes it.
         kind: "float32", "bfloat16", "float16", "float64" or "int8", what ours computes in.
-        against: other contestants, each NAME or NAME:KIND, for example "transformers:float32", "ctranslate2:int8" or
-            "llama.cpp:q8_0". llama.cpp's kinds are f32, f16, bf16 and q8_0.
+        against: other contestants, each NAME or NAME:KIND, for example "transformers:float32".
         batch: rows; more than one are ragged, from half of ``prompt_tokens`` to all of them.
         new_tokens: of each row, 2 or more.
         compiled: whether our steps are compiled.
         draft: as in ``generate``; ours without drafts is then a contestant too, named "undrafted".
 
     Raises:
-        ConfigError: if a contestant is unknown, or its package is missing.
+        ConfigError: if a contestant is unknown.
     """
 
     model: str | None = None
@@ -75,31 +167,23 @@ class BenchPlan:
 
     def __post_init__(self) -> None:
         for name in (entry.partition(":")[0] for entry in self.against):
-            if name not in OTHERS:
-                raise ConfigError(f"unknown contestant {name!r}; known are {', '.join(OTHERS)}")
-            if importlib.util.find_spec(OTHERS[name]) is None:
-                extra = "llama" if name == "llama.cpp" else "bench"
-                raise ConfigError(f"{name} is not installed; pip install 'minigpt[{extra}]', or leave it out")
+            if name not in CONTESTANTS:
+                raise ConfigError(f"must be transformers, got {name!r}", argument="against")
 
     @property
     def contestants(self) -> list[tuple[str, str]]:
-        """(name, kind) of all, ours first."""
-        theirs = [entry.partition(":") for entry in self.against]
+        """(name, kind) of all, ours first; an entry without a kind has ours, as that program names it."""
+        entries = [entry.partition(":") for entry in self.against]
         ours = [("minigpt", self.kind)] + [("undrafted", self.kind)] * bool(self.draft)
-        return ours + [(name, kind or self.kind_of(name)) for name, _, kind in theirs]
+        known = {name: getattr(_class_of(name), "kinds", {}).get(self.kind, self.kind) for name, _, _ in entries}
+        return ours + [(name, kind or known[name]) for name, _, kind in entries]
 
-    def prompts(self, vocabulary: int) -> list[list[int]]:
+    def prompts(self, vocabulary: int) -> Prompts:
         """Return random ids, the same for all contestants."""
         shortest = self.prompt_tokens if self.batch == 1 else max(1, self.prompt_tokens // 2)
         lengths = torch.linspace(shortest, self.prompt_tokens, self.batch).round().int().tolist()
         generator = torch.Generator().manual_seed(0)
         return [torch.randint(vocabulary, (length,), generator=generator).tolist() for length in lengths]
-
-    def kind_of(self, name: str) -> str:
-        """Return the kind of a contestant that names none: ours, in its own words."""
-        if name == "llama.cpp":
-            return GGML_TYPES.get(self.kind, self.kind)
-        return "float32" if name == "transformers" and self.kind == "int8" else self.kind
 
 
 def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> dict[str, Any]:
@@ -113,63 +197,62 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> dict[st
         CheckpointError, ConfigError: if the model cannot be loaded, or its context is too short.
         MiniGPTError: if a contestant failed.
     """
-    plans = [("products", plan.kind), *plan.contestants]
+    plans = [("memory", plan.kind), *plan.contestants]
     begin = Steps(progress, total=1 + len(plans) + plan.repeats)
-    how = {
-        "minigpt": {"compiled": plan.compiled, "draft": plan.draft},
-        "llama.cpp": {"room": plan.prompt_tokens + plan.new_tokens},
-    }
     with tempfile.TemporaryDirectory() as folder, ExitStack() as processes:
         begin("preparing the checkpoint")
-        model = _prepared(plan, folder)
-        common: dict[str, Any] = dict(folder=folder, prompts=plan.prompts(model.config.vocab_size), new=plan.new_tokens)
-        asked = {}
+        prompts, asks = plan.prompts(_prepared(plan, folder).vocab_size), {}
+        room = plan.prompt_tokens + plan.new_tokens
         for name, kind in plans:
             begin(f"loading {name} at {kind}")
-            if name in CONVERT:
-                CONVERT[name](folder, kind)
-            own = contestant(name, kind=kind, **common, **how.get(name, {}))
-            asked[name, kind] = processes.enter_context(own)
+            options = {"compiled": plan.compiled, "draft": plan.draft if name == "minigpt" else None, "room": room}
+            taken = {option: options[option] for option in getattr(_class_of(name), "takes", ())}
+            process = contestant(CONTESTANTS[name], plan.new_tokens, folder=folder, prompts=prompts, kind=kind, **taken)
+            asks[name, kind] = processes.enter_context(process)
         rounds = (begin(f"round {number + 1} of {plan.repeats}") for number in range(plan.repeats))
-        runs = in_turns({who: lambda ask=ask: ask("run") for who, ask in asked.items()}, rounds)
-        ends = {who: ask("describe") for who, ask in asked.items()}
-    products, ours, *others = (_measured(plan, *who, runs[who], ends[who]) for who in plans)
-    limit = _limit(products, weight_bytes(model), plan)
+        runs = in_turns({who: lambda ask=ask: ask("run") for who, ask in asks.items()}, rounds)
+        ends = {who: ask("describe") for who, ask in asks.items()}
+    memory, ours, *others = (_figures(plan, *who, runs[who], ends[who]) for who in plans)
+    step, limit = memory["step_bytes"], memory["decode_tokens_per_second"]
     return {
         "plan": dataclasses.asdict(plan),
-        "environment": environment(torch.get_num_threads(), "llama-cpp-python")
-        | {"decoding": ends["minigpt", plan.kind]["decoding"]},
+        "environment": environment(torch.get_num_threads()) | {"decoding": ours["decoding"]},
         "contestants": [ours, *others],
-        "limit": limit,
+        "limit": {"bandwidth_gb_s": limit / plan.batch * step / 1e9, "bytes_per_step": step, "by_memory": limit},
         "times_as_fast_as": {
             f"{other['name']}:{other['kind']}": {phase: _ratio(other, ours, phase) for phase in PHASES}
             for other in others
         },
-        "share_of_limit": {by: ours["decode_tokens_per_second"] / limit[by] for by in ("by_memory", "by_products")},
+        "share_of_limit": {"by_memory": ours["decode_tokens_per_second"] / limit},
     }
 
 
-def _prepared(plan: BenchPlan, folder: str) -> GPT2:
-    """Return the model, and write it to ``folder`` as a float32 checkpoint that all contestants can load."""
-    if plan.model is None:
-        torch.manual_seed(0)
-        model = GPT2(GPT2Config.preset(plan.preset))
-    else:
-        model = from_pretrained(plan.model, device="cpu", dtype="float32")
-    room = model.config.n_positions
-    if plan.prompt_tokens + plan.new_tokens > room:
+def _prepared(plan: BenchPlan, folder: str) -> GPT2Config:
+    """Write the model to ``folder`` as a float32 checkpoint that all contestants can load; return its config."""
+    torch.manual_seed(0)
+    model = (
+        GPT2(GPT2Config.preset(plan.preset)) if plan.model is None
+        else from_pretrained(plan.model, device="cpu", dtype="float32")
+    )  # fmt: skip
+    if plan.prompt_tokens + plan.new_tokens > model.config.n_positions:
         raise ConfigError(
-            f"{plan.prompt_tokens} prompt tokens and {plan.new_tokens} new ones exceed the model's context of {room}"
+            f"{plan.prompt_tokens} prompt tokens and {plan.new_tokens} new ones exceed the model's context of "
+            f"{model.config.n_positions}"
         )
     save_pretrained(model, folder)
-    return model
+    return model.config
 
 
-def _measured(
+def spread(values: list[float]) -> dict[str, float]:
+    """Return the median, and the 20th and 80th percentile."""
+    shares = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.5, 0.2, 0.8], dtype=torch.float64))
+    return dict(zip(("median", "p20", "p80"), shares.tolist(), strict=True))
+
+
+def _figures(
     plan: BenchPlan, name: str, kind: str, runs: list[dict[str, float]], end: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the figures of a contestant."""
-    times = {phase: dataclasses.asdict(Spread.of([run[phase] for run in runs])) for phase in PHASES}
+    times = {phase: spread([run[phase] for run in runs]) for phase in PHASES}
     after_first = statistics.median(run["total_ms"] - run["first_token_ms"] for run in runs)
     return {
         "name": name,
@@ -177,25 +260,7 @@ def _measured(
         **times,
         "tokens_per_second": 1000 * plan.batch * plan.new_tokens / times["total_ms"]["median"],
         "decode_tokens_per_second": 1000 * plan.batch * (plan.new_tokens - 1) / after_first,
-        "memory_mb": end["memory_mb"],
-        "compilations": end["compilations"],
-        "acceptance": end["acceptance"],
-    }
-
-
-def _limit(products: dict[str, Any], float32_bytes: int, plan: BenchPlan) -> dict[str, Any]:
-    """Return the most tokens a second that the machine allows, in all rows.
-
-    By memory: every step reads the weights once, at the speed of sums over much more than caches hold. By products: a
-    step computes its matrix products by PyTorch, and nothing else.
-    """
-    bandwidth = READ * TIMES / (products["prefill_ms"]["median"] / 1000)  # bytes a second
-    step = float32_bytes * getattr(torch, plan.kind).itemsize // torch.float32.itemsize
-    return {
-        "bandwidth_gb_s": bandwidth / 1e9,
-        "bytes_per_step": step,
-        "by_memory": plan.batch * bandwidth / step,
-        "by_products": products["tokens_per_second"],
+        **end,
     }
 
 
@@ -217,14 +282,14 @@ def bench_summary(report: dict[str, Any]) -> RenderableType:
             f"{_ratio(one, ours, 'total_ms'):.2f} x",
             f"{one['memory_mb']:.0f}",
         )
-    said = [
+    notes = [
         f"batch {plan['batch']}, prompt {plan['prompt_tokens']}, new {plan['new_tokens']}, medians (p20 to p80) of "
         f"{plan['repeats']} interleaved runs, {machine['threads']} threads, {machine['processor']}, "
         f"load average {machine['load_average']}",
         f"limit: {limit['bytes_per_step'] / 2**20:.0f} MiB a step at the {limit['bandwidth_gb_s']:.1f} GB/s measured "
-        f"are {limit['by_memory']:.1f} tokens/s, the products alone {limit['by_products']:.1f}; ours decodes at "
-        f"{ours['decode_tokens_per_second']:.1f}, by {machine['decoding']}",
+        f"are {limit['by_memory']:.1f} tokens/s; ours decodes at {ours['decode_tokens_per_second']:.1f}, "
+        f"{report['share_of_limit']['by_memory']:.0%} of it, by {machine['decoding']}",
     ]
     if ours["acceptance"] is not None:
-        said.append(f"{ours['acceptance']:.0%} of the drafted tokens were accepted")
-    return Group(Text(said[0]), table, *map(Text, said[1:]))
+        notes.append(f"{ours['acceptance']:.0%} of the drafted tokens were accepted")
+    return Group(Text(notes[0]), table, *map(Text, notes[1:]))

@@ -1,10 +1,9 @@
-"""minigpt bench: how fast is it, and against whom?"""
+"""minigpt bench: how fast is it on this machine?"""
 
 from importlib.util import find_spec
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from minigpt.cli.files import progress, require_writable, show
 from minigpt.cli.options import Compile, Count, Json, add
@@ -35,11 +34,11 @@ def generate(
         new_tokens: Tokens to write.
         repeats: Rounds; each contestant is timed once in a round.
         compiled: Compile our steps with torch.compile.
-        against: Others, each NAME or NAME:KIND: transformers, ctranslate2, llama.cpp; '' for none.
+        against: transformers or transformers:DTYPE; '' for none.
 
     Examples:
         minigpt bench generate
-        minigpt bench generate --quantize int8 --against ctranslate2:int8,llama.cpp:q8_0
+        minigpt bench generate --quantize int8 --against transformers:bfloat16
         minigpt bench generate --batch 16 --json -
     """
     from minigpt.bench.generate import BenchPlan, bench_generate, bench_summary
@@ -89,8 +88,7 @@ def norms(
 
 def serve(
     *,
-    model: str | None = None,
-    preset: str | None = None,
+    model: str = "demo",
     dtype: str = "float32",
     quantize: str | None = None,
     clients: Count = 16,
@@ -101,7 +99,7 @@ def serve(
     against: str = "transformers",
     json_file: Json = None,
 ) -> None:
-    """Time minigpt serve under load, in turns with complete on the same texts, and with other servers.
+    """Time minigpt serve under load, in turns with complete on the same texts, and with transformers' server.
 
     Args:
         dtype: float32, bfloat16, float16, float64.
@@ -110,32 +108,25 @@ def serve(
         prompt_characters: Random letters of each prompt.
         new_tokens: Tokens of each text.
         repeats: Rounds; each contestant has a turn in each.
-        against: Other servers: transformers, llama-server; '' for none.
+        against: transformers; '' for none.
 
     Examples:
         minigpt bench serve --model demo --against '' --json -
     """
-    from minigpt.bench.serve import ServePlan, bench_serve
+    from minigpt.bench.serve import ServePlan, bench_serve, serve_table
     from minigpt.serve import missing
 
     if find_spec("uvicorn") is None:
         raise missing(ModuleNotFoundError("", name="uvicorn"))
     require_writable(json_file)
     plan = ServePlan(
-        model=model, preset=_preset(model, preset), kind=_kind(dtype, quantize), clients=clients, requests=requests,
+        model=model, kind=_kind(dtype, quantize), clients=clients, requests=requests,
         prompt_characters=prompt_characters, new_tokens=new_tokens, repeats=repeats,
         against=tuple(filter(None, against.split(","))),
     )  # fmt: skip
     with progress() as say:
         report = bench_serve(plan, progress=say)
-    table = Table(
-        "", "tokens/s", "first token p50", "p99", title=f"{clients} clients, {model or plan.preset}, {plan.kind}"
-    )
-    for name, found in report["contestants"].items():
-        waits = found.get("first_token_ms")
-        shown = [f"{waits['p50']:.0f} ms", f"{waits['p99']:.0f} ms"] if waits else ["", ""]
-        table.add_row(name, f"{found['tokens_per_second']:.1f}", *shown)
-    show(table, report, json_file)
+    show(serve_table(report), report, json_file)
 
 
 def _preset(model: str | None, preset: str | None) -> str:

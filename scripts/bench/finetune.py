@@ -27,7 +27,7 @@ from demo.tales import tales
 
 COMMON = """
 import json, sys, time
-from minigpt.bench.worker import peak_mb
+from minigpt.bench import peak_mb
 
 folder, text, steps, rows, block, out = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6]
 times = {}

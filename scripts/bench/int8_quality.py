@@ -18,11 +18,10 @@ import typer
 from torch import Tensor
 
 import minigpt
-from minigpt.bench.contestants import convert_for_ctranslate2
-from minigpt.bench.llama import LlamaCpp, write_gguf
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
 
+from bench.others import LlamaCpp, write_ctranslate2
 from bench.results import JsonFile, show
 
 WINDOW = 128  # tokens of a text that are judged together
@@ -53,14 +52,12 @@ def ours(source: str, quantize: str | None, windows: Tensor) -> Tensor:
 def by_ctranslate2(folder: str, windows: Tensor) -> Tensor:
     import ctranslate2  # pyright: ignore[reportMissingImports]
 
-    convert_for_ctranslate2(folder, "int8")
-    model = ctranslate2.Generator(f"{folder}/ctranslate2-int8", device="cpu", compute_type="int8")
+    model = ctranslate2.Generator(write_ctranslate2(folder, "int8"), device="cpu", compute_type="int8")
     logits = model.forward_batch([[f"t{token}" for token in window] for window in windows.tolist()])
     return torch.from_numpy(np.array(logits))
 
 
 def by_llama_cpp(folder: str, windows: Tensor) -> Tensor:
-    write_gguf(folder, "q8_0")
     rows = windows.tolist()
     logits = LlamaCpp(folder, rows, "q8_0", room=WINDOW).logits(rows, [0] * len(rows), every=True)
     return logits.view(*windows.shape, -1)

@@ -7,6 +7,7 @@ block on, like those of the pretrained GPT-2 (massive activations, arXiv 2402.17
 demo's tokenizer, whose ids are few enough for any vocabulary.
 """
 
+import dataclasses
 from pathlib import Path
 
 import torch
@@ -37,7 +38,9 @@ def random_gpt2(
 
 def main(folder: Path, preset: str = "gpt2", seed: int = 0) -> None:
     """Write it as a Hugging Face checkpoint into ``folder``."""
-    minigpt.save_pretrained(random_gpt2(preset, seed), folder, minigpt.Tokenizer.from_pretrained("demo"))
+    model, tokenizer = random_gpt2(preset, seed), minigpt.Tokenizer.from_pretrained("demo")
+    model.config = dataclasses.replace(model.config, used_vocab_size=tokenizer.vocab_size)  # it writes these ids alone
+    minigpt.save_pretrained(model, folder, tokenizer)
 
 
 if __name__ == "__main__":

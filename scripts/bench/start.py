@@ -29,7 +29,7 @@ PROMPT = list(range(100, 116))  # 16 tokens
 REPORT = """
 first_token = time.perf_counter()
 import json
-from minigpt.bench.worker import peak_mb  # of this program, not its parent; beside it, no more than names
+from minigpt.bench import peak_mb  # of this program, not its parent; beside it, no more than names
 print(json.dumps(dict(load_s=loaded - imported, first_token_s=first_token - started, peak_mb=peak_mb())))
 """
 

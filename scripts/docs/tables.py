@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from minigpt.bench.llama import GGML_TYPES
+from bench.others import GGML_TYPES
+
 from minigpt.study.study import Row
 from minigpt.study.table import FINAL, SWAPPED, TRAINED, over_seeds, shown, worded
 

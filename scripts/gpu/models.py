@@ -6,7 +6,6 @@ import torch
 from bench.random_gpt2 import random_gpt2
 
 import minigpt
-from minigpt.engine import accelerate
 from minigpt.judge.original import quiet_transformers
 
 SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -18,12 +17,12 @@ def ours_of(size: str, device: torch.device, quick: bool) -> minigpt.GPT2:
     return random_gpt2(TINY if quick else size, device=device)
 
 
-def with_norm(weights: minigpt.GPT2, norm: str, attention: str, arithmetic: str = "reference") -> minigpt.GPT2:
+def with_norm(weights: minigpt.GPT2, norm: str, attention: str) -> minigpt.GPT2:
     """Another model on the same tensors as ``weights``."""
     with torch.device("meta"):
         model = minigpt.GPT2(weights.config, norm=norm, attention=attention)
     model.load_state_dict(weights.state_dict(), assign=True)
-    return (accelerate(model) if arithmetic == "fast" else model).eval()
+    return model.eval()
 
 
 def theirs_of(weights: minigpt.GPT2, attention: str, dtype: torch.dtype | None = None) -> Any:

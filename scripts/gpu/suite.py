@@ -1,11 +1,11 @@
-"""Parity, decoding and norms on the CUDA device that is there, in some minutes.
+"""Parity and norms on the CUDA device that is there, in some minutes.
 
 python scripts/gpu/suite.py --out docs/results
 
-It ends with pass or fail for logits parity at four sizes, on the terminal and at the top of gpu.md. It writes gpu.json
-and gpu.md into the folder, again after every piece of work, so that a run cut short keeps its results. Weights are
-random at the published shapes, with massive activations. Nothing is downloaded, and a checkout of the project is
-enough. ``--device cpu --quick`` runs the same code on tiny models.
+It ends with pass or fail for logits parity at four sizes. It writes gpu.json into the folder, again after every piece
+of work, so that a run cut short keeps its results. Weights are random at the published shapes, with massive
+activations. Nothing is downloaded, and a checkout of the project is enough.
+``--device cpu --quick`` runs the same code on tiny models.
 The exit status is 1 if parity does not hold or a part fails, and 2 if there is no device.
 """
 
@@ -27,22 +27,19 @@ os.environ.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
 import torch
 import typer
 from bench.results import keep
-from gpu.decoding import decoding
 from gpu.norms import norms
-from gpu.page import page
 from gpu.parity import failures, parity, verdicts
 
-from minigpt import trials
 from minigpt.device import installed, resolve_device, versions
 from minigpt.errors import ConfigError
 
 PARTS: dict[str, Callable[[dict[str, Any], torch.device, bool], Iterator[str]]] = {
-    "parity": parity, "decoding": decoding, "norms": norms,
+    "parity": parity, "norms": norms,
 }  # fmt: skip
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Folder for gpu.json and gpu.md.")] = Path("docs/results"),
+    out: Annotated[Path, typer.Option(help="Folder for gpu.json.")] = Path("docs/results"),
     device: Annotated[str, typer.Option(help="cuda, cuda:N, or cpu to try the suite itself.")] = "cuda",
     quick: Annotated[bool, typer.Option("--quick", help="Tiny models and few shapes.")] = False,
     part: Annotated[list[str] | None, typer.Option(help="Only this part; may be repeated.")] = None,
@@ -63,12 +60,12 @@ def main(
         try:
             for said in work(results[name], place, quick):
                 print(f"{time.perf_counter() - start:6.1f} s  {name}: {said}", flush=True)
-                save(results, out)
+                keep(results, out / "gpu.json")
         except Exception as error:  # the other parts are still to be measured
             told["error"] = f"{type(error).__name__}: {error}"
             traceback.print_exc()
         told["seconds"] = time.perf_counter() - start
-        save(results, out)
+        keep(results, out / "gpu.json")
     for row in verdicts(results["parity"]):
         print(f"{row['logits parity']:10} {row['model']}: {row['that hold']} of {row['comparisons']} comparisons hold")
     raise typer.Exit(int(is_broken(results)))
@@ -91,15 +88,6 @@ def environment(device: torch.device, quick: bool) -> dict[str, Any]:
         "compute_capability": f"{seen.major}.{seen.minor}", "multiprocessors": seen.multi_processor_count,
         "memory_gib": round(seen.total_memory / 2**30, 1),
     }  # fmt: skip
-
-
-def save(results: dict[str, Any], out: Path) -> None:
-    """Both files, anew."""
-    results["accelerators"] = {
-        f"{trial.accelerator} on {trial.device} in {trial.dtype}": why for trial, why in trials.results().items()
-    }
-    keep(results, out / "gpu.json")
-    (out / "gpu.md").write_text(page(results), encoding="utf-8")
 
 
 def _driver() -> str | None:

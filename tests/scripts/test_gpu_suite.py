@@ -20,18 +20,18 @@ def suite() -> ModuleType:
     return importlib.import_module("gpu.suite")
 
 
-def run(suite: ModuleType, out: Path, **how: Any) -> tuple[int, dict[str, Any], str]:
-    """Exit status, gpu.json and gpu.md."""
+def run(suite: ModuleType, out: Path, **how: Any) -> tuple[int, dict[str, Any]]:
+    """Exit status and gpu.json."""
     with pytest.raises(typer.Exit) as ended:
         suite.main(out=out, **{"device": "cpu", "quick": True, "part": None} | how)
-    return ended.value.exit_code, json.loads((out / "gpu.json").read_text()), (out / "gpu.md").read_text()
+    return ended.value.exit_code, json.loads((out / "gpu.json").read_text())
 
 
 def test_every_part_runs_on_the_cpu(suite: ModuleType, tmp_path: Path) -> None:
     reason = norms.available()["triton"].reason if interpreting() else "runs compiled here, and not on the CPU"
     if reason:
         pytest.skip(f"the triton norm {reason}")
-    status, found, page = run(suite, tmp_path)
+    status, found = run(suite, tmp_path)
     assert {name: how["error"] for name, how in found["parts"].items()} == dict.fromkeys(suite.PARTS)
     rows = found["parity"]["rows"]
     swapped = {row["norm"] for row in rows}
@@ -43,16 +43,9 @@ def test_every_part_runs_on_the_cpu(suite: ModuleType, tmp_path: Path) -> None:
     assert all(row["ratio"] <= 2 for row in rows)
     assert {row["attention"] for row in found["parity"]["unable"]} >= {"sdpa cudnn"}
 
-    decoders = {(row["decoder"], row["batch"]) for row in found["decoding"]["rows"]}
-    assert decoders >= {(name, batch) for name in ("minigpt fused", "transformers") for batch in (1, 2)}
-    assert all(row["step_ms"] > 0 for row in found["decoding"]["rows"] if "minigpt" in row["decoder"])
     assert {row["norm"] for row in found["norms"]["rows"]} == {"fused", "triton"}
 
     assert status == 0
-    assert f"{len(rows)} of {len(rows)} comparisons hold" in page
-    assert page.count("\n## ") == 5
-    assert "| gpt2 | pass |" in page
-    assert "| gpt2-xl | not judged |" in page
 
 
 def test_a_part_that_fails_does_not_take_the_others_with_it(
@@ -67,13 +60,12 @@ def test_a_part_that_fails_does_not_take_the_others_with_it(
         yield "begun"
         results["done"] = True
 
-    monkeypatch.setattr(suite, "PARTS", {"parity": fine, "decoding": fine, "norms": fine, "extra": broken})
-    status, found, page = run(suite, tmp_path, part=["extra", "norms"])
+    monkeypatch.setattr(suite, "PARTS", {"parity": fine, "norms": fine, "extra": broken})
+    status, found = run(suite, tmp_path, part=["extra", "norms"])
     assert status == 1
     assert found["norms"] == {"done": True}
     assert found["extra"]["rows"][0]["value"] == "nan"
     assert found["parts"]["extra"]["error"] == "ZeroDivisionError: so it was written"
-    assert "so it was written" in page
 
 
 def test_an_error_beyond_what_transformers_errs_is_no_parity(suite: ModuleType) -> None:
@@ -109,6 +101,6 @@ def test_what_cannot_be_measured_is_refused(
 @pytest.mark.gpu
 @pytest.mark.usefixtures("unchecked")  # torch.compile would trace the shape checks as well
 def test_the_quick_suite_holds_on_cuda(suite: ModuleType, tmp_path: Path) -> None:
-    status, found, _ = run(suite, tmp_path, device="cuda", part=["parity", "decoding", "norms"])
+    status, found = run(suite, tmp_path, device="cuda", part=["parity", "norms"])
     assert {name: how["error"] for name, how in found["parts"].items()} == dict.fromkeys(found["parts"])
     assert status == 0

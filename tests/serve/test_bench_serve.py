@@ -9,27 +9,20 @@ import pytest
 pytest.importorskip("fastapi")
 
 from minigpt import ConfigError
-from minigpt.bench.serve import ServePlan, llama_server
+from minigpt.bench.serve import ServePlan
 
 
-def test_a_server_that_cannot_compete_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("LLAMA_SERVER", raising=False)
-    with pytest.raises(ConfigError, match="set LLAMA_SERVER to its path"):
-        ServePlan(against=("llama-server",))
-    with pytest.raises(ConfigError, match="unknown server 'vllm'"):
+def test_an_unknown_server_is_refused() -> None:
+    with pytest.raises(ConfigError, match="vllm"):
         ServePlan(against=("vllm",))
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("other", ["transformers", "llama-server"])
-def test_all_contestants_write_the_same_and_first_tokens_are_timed(other: str) -> None:
-    if other == "llama-server" and llama_server() is None:
-        pytest.skip("llama-server is not installed")
-    theirs = "llama-server" if other == "llama-server" else "transformers serve"
+def test_all_contestants_write_the_same_and_first_tokens_are_timed() -> None:
+    theirs = "transformers serve"
     sizes = ["--clients", "2", "--requests", "2", "--new-tokens", "5", "--repeats", "1", "--prompt-characters", "9"]
     command = [sys.executable, "-m", "minigpt", "bench", "serve", "--model", "demo", *sizes]
-    command += ["--against", other, "--json", "-"]
+    command += ["--against", "transformers", "--json", "-"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     report = json.loads(ran.stdout)

@@ -1,0 +1,203 @@
+"""Time minigpt beside CTranslate2, llama.cpp and llama-server: ``minigpt bench`` with more contestants.
+
+    python scripts/bench/others.py generate --quantize int8 --against ctranslate2:int8,llama.cpp:q8_0
+    python scripts/bench/others.py serve --model demo --against transformers,llama-server
+
+The words are those of ``minigpt bench``. llama.cpp's kinds are f32, f16, bf16 and q8_0. Needs ``pip install ctranslate2
+llama-cpp-python gguf``. The program llama-server must be on the PATH, or LLAMA_SERVER must be its path.
+"""
+
+# pyright: reportArgumentType=false
+
+import importlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigpt.bench.generate import CONTESTANTS
+from minigpt.bench.serve import SERVERS, ServePlan, Server
+from minigpt.checkpoint import has_tokenizer
+from minigpt.cli import main
+from minigpt.errors import ConfigError
+from minigpt.judge.original import quiet_transformers
+from minigpt.recipe import from_pretrained
+from minigpt.tokenizer import Tokenizer
+
+Prompts = list[list[int]]
+GGML_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "q8_0"}  # our kinds, and GGML's names
+
+
+class CTranslate2:
+    """CTranslate2, with the weights in its own format."""
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
+        import ctranslate2  # pyright: ignore[reportMissingImports]
+
+        place, threads = write_ctranslate2(folder, kind), torch.get_num_threads()
+        self.model = ctranslate2.Generator(place, device="cpu", compute_type=kind, intra_threads=threads)
+        self.prompts = [[f"t{token}" for token in prompt] for prompt in prompts]
+
+    def prefill(self) -> object:
+        return self.model.forward_batch(self.prompts)
+
+    def generate(self, new: int) -> int:
+        how = dict(beam_size=1, sampling_topk=1, include_prompt_in_result=False, end_token=[])
+        results = self.model.generate_batch(self.prompts, max_length=new, min_length=0, **how)
+        return sum(len(result.sequences_ids[0]) for result in results)
+
+
+def write_ctranslate2(folder: str, kind: str) -> str:
+    """Write the checkpoint in CTranslate2's format beside it; return the place.
+
+    CTranslate2's converter needs a tokenizer, to count the tokens: they are t0, t1, t2 and so on.
+
+    Raises:
+        ConfigError: if CTranslate2 does not compute in that kind on this processor.
+    """
+    import ctranslate2  # pyright: ignore[reportMissingImports]
+    from ctranslate2.converters import TransformersConverter  # pyright: ignore[reportMissingImports]
+    from tokenizers import Tokenizer as Words
+    from tokenizers import models
+    from transformers import AutoConfig, PreTrainedTokenizerFast
+
+    kinds = ctranslate2.get_supported_compute_types("cpu")
+    if kind not in kinds:
+        raise ConfigError(f"CTranslate2 has no {kind} on this processor; it has {', '.join(sorted(kinds))}")
+    vocabulary = {f"t{token}": token for token in range(AutoConfig.from_pretrained(folder).vocab_size)}
+    words = Words(models.WordLevel(vocabulary, unk_token="t0"))
+    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), f"t{len(vocabulary) - 1}")
+    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
+    with quiet_transformers():
+        return TransformersConverter(folder).convert(f"{folder}/ctranslate2-{kind}", quantization=kind, force=True)
+
+
+class LlamaCpp:
+    """llama.cpp with its default settings: the file mapped, flash attention where it has it, a cache in float16."""
+
+    kinds: ClassVar = GGML_TYPES
+    takes = ("room",)
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str, room: int) -> None:
+        """Load the checkpoint, with a cache of ``room`` tokens for each prompt."""
+        lib: Any = importlib.import_module("llama_cpp")
+        self.lib, self.prompts = lib, prompts
+        self.model = lib.llama_model_load_from_file(
+            str(write_gguf(folder, kind)).encode(), lib.llama_model_default_params()
+        )
+        how, rows, tokens = lib.llama_context_default_params(), len(prompts), sum(map(len, prompts))
+        how.n_ctx, how.n_seq_max, how.n_batch = room * rows, rows, max(how.n_batch, tokens)
+        how.n_threads = how.n_threads_batch = torch.get_num_threads()
+        self.context = lib.llama_init_from_model(self.model, how)
+        self.vocabulary = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
+        self.batch = lib.llama_batch_init(tokens, 0, 1)
+
+    def prefill(self) -> Float[Tensor, "rows vocab"]:
+        self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), False)
+        return self.logits(self.prompts, [0] * len(self.prompts))
+
+    def generate(self, new: int) -> int:
+        written = [self.prefill().argmax(-1).tolist()]
+        places = [len(prompt) for prompt in self.prompts]
+        while len(written) < new:
+            written.append(self.logits([[token] for token in written[-1]], places).argmax(-1).tolist())
+            places = [place + 1 for place in places]
+        return sum(map(len, written))
+
+    def logits(
+        self, rows: list[list[int]], places: list[int], every: bool = False
+    ) -> Float[Tensor, "rows_or_tokens vocab"]:
+        """Read each row's tokens from its place on. Return the logits of its last token, or of every token."""
+        batch, count, wanted = self.batch, 0, []
+        for row, (tokens, place) in enumerate(zip(rows, places, strict=True)):
+            for i, token in enumerate(tokens):
+                batch.token[count], batch.pos[count] = token, place + i
+                batch.n_seq_id[count], batch.seq_id[count][0] = 1, row
+                batch.logits[count] = every or i == len(tokens) - 1
+                if batch.logits[count]:
+                    wanted.append(count)
+                count += 1
+        batch.n_tokens = count
+        if status := self.lib.llama_decode(self.context, batch):
+            raise RuntimeError(f"llama_decode returned {status}")
+        logits = [self.lib.llama_get_logits_ith(self.context, place) for place in wanted]
+        return torch.from_numpy(np.stack([np.ctypeslib.as_array(row, (self.vocabulary,)) for row in logits]))
+
+
+def write_gguf(folder: str | Path, kind: str, tokenizer: Tokenizer | None = None) -> Path:
+    """Write the checkpoint in ``folder`` as a GGUF file beside it, and return the file's path.
+
+    Matrices are converted to ``kind``; positions, norms and biases stay float32, as llama.cpp's own converter leaves
+    them. Without a tokenizer, ids go in and come out.
+
+    Raises:
+        ConfigError: if the kind is not "f32", "f16", "bf16" or "q8_0".
+    """
+    import gguf  # pyright: ignore[reportMissingImports]
+
+    if kind not in GGML_TYPES.values():
+        raise ConfigError(f"the kinds of llama.cpp are {', '.join(GGML_TYPES.values())}, got {kind}")
+    model, path = from_pretrained(str(folder), device="cpu", dtype="float32"), Path(folder) / f"{kind}.gguf"
+    config, matrix_type = model.config, gguf.GGMLQuantizationType[kind.upper()]
+    names, file = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.n_layer), gguf.GGUFWriter(path, "gpt2")
+    file.add_context_length(config.n_positions)
+    file.add_embedding_length(config.n_embd)
+    file.add_feed_forward_length(config.inner_size)
+    file.add_block_count(config.n_layer)
+    file.add_head_count(config.n_head)
+    file.add_layer_norm_eps(config.layer_norm_epsilon)
+    file.add_vocab_size(config.vocab_size)
+    file.add_tokenizer_model("no_vocab" if tokenizer is None else "gpt2")
+    if tokenizer is not None:
+        backend = tokenizer.backend
+        merges = [" ".join(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
+        file.add_tokenizer_pre("gpt-2")
+        file.add_token_list([backend.id_to_token(i) or f"[PAD{i}]" for i in range(config.vocab_size)])
+        file.add_token_merges(merges or ["! !"])  # llama.cpp needs one
+        file.add_eos_token_id(tokenizer.end_of_text_id or 0)
+    for name, tensor in model.state_dict().items():
+        part, _, field = name.rpartition(".")
+        rows = tensor.t() if part.rpartition(".")[2].startswith("c_") and tensor.ndim == 2 else tensor  # (out, in)
+        stored = matrix_type if tensor.ndim == 2 and part != "wpe" else gguf.GGMLQuantizationType.F32
+        data = gguf.quants.quantize(rows.contiguous().numpy(), stored)
+        site = names.get_name(part if part == "lm_head" else f"transformer.{part}")
+        file.add_tensor(f"{site}.{field}", data, raw_dtype=stored)
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+    return path
+
+
+def llama_server(plan: ServePlan, folder: Path) -> list[str]:
+    """Return the command that starts llama.cpp's server."""
+    program = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
+    if program is None:
+        raise ConfigError("llama-server is not on the PATH; put it there, or set LLAMA_SERVER to its path")
+    file = write_gguf(
+        folder, GGML_TYPES[plan.kind], Tokenizer.from_pretrained(folder) if has_tokenizer(folder) else None
+    )
+    room = plan.prompt_characters + plan.new_tokens  # a token has a character or more
+    sizes = {"-np": plan.clients, "-c": plan.clients * room, "-t": torch.get_num_threads(), "--cache-ram": 0}
+    return [program, "-m", str(file), *(str(word) for pair in sizes.items() for word in pair), "--cont-batching"]
+
+
+def add_contestants() -> None:
+    """Let ``minigpt bench`` know them."""
+    CONTESTANTS.update({"ctranslate2": "bench.others:CTranslate2", "llama.cpp": "bench.others:LlamaCpp"})
+    fields = {"ignore_eos": True, "cache_prompt": False}
+    SERVERS["llama-server"] = Server("llama-server", llama_server, lambda folder: {"model": folder.name, **fields})
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/, from which a contestant's process imports its class
+    add_contestants()
+    sys.argv[1:1] = ["bench"]
+    main()
