@@ -34,19 +34,9 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, max_exa
 settings.load_profile("repeatable")
 
 
-# Files that compile, talk to servers, or search: together they take as long as all the others.
-THOROUGH = (
-    "test_bench", "test_bench_norms", "test_compiled", "test_complete", "test_diagnosis", "test_fuzz",
-    "test_fuzz_atheris", "test_gpu_parity", "test_gpu_suite", "test_hf", "test_hub", "test_memory", "test_search",
-)  # fmt: skip
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is ``thorough``, before ``-m`` chooses; skip what is marked ``gpu`` where there is none."""
-    for item in items:
-        if item.path.stem in THOROUGH:
-            item.add_marker(pytest.mark.thorough)
+    """Skip what is marked ``gpu`` where there is none."""
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

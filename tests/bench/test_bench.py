@@ -16,6 +16,8 @@ from minigpt.bench.generate import BenchPlan, Memory, Minigpt, Transformers, ben
 from minigpt.cli import app
 from minigpt.cli.files import show
 
+pytestmark = pytest.mark.thorough
+
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [1, 2, 3]]
 
 

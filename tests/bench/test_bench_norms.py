@@ -9,6 +9,8 @@ from minigpt import ConfigError, NormError
 from minigpt.bench.norms import STREAMS, bench_norms
 from minigpt.cli import app
 
+pytestmark = pytest.mark.thorough
+
 FEW: dict[str, Any] = dict(widths=[48], rows=[1, 5], repeats=2, device="cpu")
 
 

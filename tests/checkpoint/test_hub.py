@@ -19,6 +19,8 @@ from minigpt import CheckpointError, Tokenizer
 from minigpt.checkpoint import locate
 from minigpt.cli import app
 
+pytestmark = pytest.mark.thorough
+
 REPOSITORY = "someone/tiny-gpt2"
 
 

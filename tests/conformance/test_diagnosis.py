@@ -11,7 +11,7 @@ from minigpt.conformance.subject import Subject
 from minigpt.device import DTYPES
 
 # torch.compile would trace the shape checks, and some norms here return other shapes on purpose
-pytestmark = pytest.mark.usefixtures("unchecked")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("unchecked")]
 
 FAST = ["widths", "values", "special", "layouts", "behaviour", "gradients"]
 HALVES = [f"statistics are kept in {dtype} for {dtype} input" for dtype in ("bfloat16", "float16")]

@@ -19,7 +19,10 @@ from minigpt.device import HALVES
 from minigpt.engine import compile_steps, compiled, plain
 from minigpt.engine.int8 import quantize_int8
 
-pytestmark = pytest.mark.usefixtures("unchecked")  # the checks of shapes are not for the compiler to see
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.usefixtures("unchecked"),
+]  # the checks of shapes are not for the compiler to see
 
 
 @pytest.fixture(autouse=True)

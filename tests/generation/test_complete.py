@@ -13,6 +13,8 @@ from minigpt.generation.batch import Batch
 from minigpt.generation.row import Row
 from minigpt.generation.settings import parse_settings
 
+pytestmark = pytest.mark.thorough
+
 MODEL = small_model(dtype=torch.float64, n_positions=64, vocab_size=300, eos_token_id=[7, 20, 33, 150, 151, 152])
 TOKENIZER = Tokenizer(tiny_bpe(300))
 TEXTS = ["the dog", "naïve café", "I saw the other dog there", "", "狗", "x" * 20, "\n\n", "the the the", "a", "1 2 3"]

@@ -20,6 +20,8 @@ import minigpt
 from minigpt import ConfigError, NormError
 from minigpt.hf.model import GPT2LMHeadModel
 
+pytestmark = pytest.mark.thorough
+
 SWAPPED = {"h.*.ln_1": "rms", "ln_f": "dyt"}
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.thorough
+
 SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
 

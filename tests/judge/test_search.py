@@ -15,6 +15,8 @@ from minigpt.judge.search import minimal_failing
 from minigpt.report.numerals import brief
 from minigpt.report.page import report_page
 
+pytestmark = pytest.mark.thorough
+
 SITES = [f"h.{i}.ln_{j}" for i in range(4) for j in (1, 2)] + ["ln_f"]
 PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
 

@@ -14,6 +14,8 @@ import typer
 from minigpt import norms
 from minigpt.norms.triton import interpreting
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def suite() -> ModuleType:
