@@ -67,15 +67,15 @@ def generate(
     from minigpt.swap.saved import described_norms
 
     settle_memory()
-    asked = {name: value for name, value in options.items() if value is not None}
-    _check_options(asked, greedy, prompts, out, batch_size, bool(prompt) or json_file is not None)
+    from_shell = {name: value for name, value in options.items() if value is not None}
+    _check_options(from_shell, greedy, prompts, out, batch_size, bool(prompt) or json_file is not None)
     place = recipe.place()
     from_file = settings_in(generation_fields(place))
-    settings = _settings(asked, from_file, greedy)
+    settings = _settings(from_shell, from_file, greedy)
     try:
         check_settings(settings, one_text=prompts is None)
     except GenerationError as error:
-        if error.argument in from_file and error.argument not in asked:
+        if error.argument in from_file and error.argument not in from_shell:
             raise GenerationError(f"{error}; it is from {folder_of(place) / 'generation_config.json'}") from error
         raise
     text = read_standard_input() if prompt == "-" else prompt
@@ -125,14 +125,19 @@ def _print(text: str, pieces: Iterator[str], output: TextIO) -> None:
 
 
 def _check_options(
-    asked: dict[str, Any], greedy: bool, prompts: Path | None, out: Path | None, batch_size: int | None, is_one: bool
+    from_shell: dict[str, Any],
+    greedy: bool,
+    prompts: Path | None,
+    out: Path | None,
+    batch_size: int | None,
+    is_one: bool,
 ) -> None:
     """Check options against each other.
 
     Raises:
         GenerationError: if some contradict or need each other.
     """
-    shaping = [option(name) for name in SHAPES_A_DRAW if name in asked]
+    shaping = [option(name) for name in SHAPES_A_DRAW if name in from_shell]
     if greedy and shaping:
         raise GenerationError(f"draws nothing, so it cannot go with {', '.join(shaping)}", argument="greedy")
     if prompts is None and out is not None:
@@ -153,14 +158,16 @@ def settings_in(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name in SETTINGS or value is True or value not in OFF}
 
 
-def _settings(asked: dict[str, Any], from_file: dict[str, Any], greedy: bool) -> dict[str, Any]:
+def _settings(from_shell: dict[str, Any], from_file: dict[str, Any], greedy: bool) -> dict[str, Any]:
     """Return the settings: those asked for, else those of the model's generation config, else temperature 0.8."""
     settings = {"do_sample": True, "max_new_tokens": 200} | from_file
-    if "max_new_tokens" in {**from_file, **asked}:
+    if "max_new_tokens" in {**from_file, **from_shell}:
         settings.pop("max_length", None)  # as in transformers, which prefers max_new_tokens
-    if greedy or asked.get("temperature", from_file.get("temperature")) == 0:  # the file's other settings shape a draw
+    if (
+        greedy or from_shell.get("temperature", from_file.get("temperature")) == 0
+    ):  # the file's other settings shape a draw
         unshaped = {name: value for name, value in settings.items() if name not in SHAPES_A_DRAW}
-        return unshaped | ({"do_sample": False} if greedy else {"temperature": 0}) | asked
-    if any(name in SHAPES_A_DRAW for name in asked):
+        return unshaped | ({"do_sample": False} if greedy else {"temperature": 0}) | from_shell
+    if any(name in SHAPES_A_DRAW for name in from_shell):
         settings["do_sample"] = True
-    return ({"temperature": 0.8} if settings["do_sample"] else {}) | settings | asked
+    return ({"temperature": 0.8} if settings["do_sample"] else {}) | settings | from_shell

@@ -4,7 +4,6 @@ B rows, T tokens read at once, V vocabulary.
 """
 
 import contextlib
-import itertools
 import os
 import threading
 import time
@@ -72,8 +71,8 @@ def of_any_length() -> Iterator[None]:
                 cuda.enable_cudnn_sdp(was)
 
 
-class Reading(NamedTuple):
-    """What the model computed when it last read tokens.
+class Step(NamedTuple):
+    """What the model computed when it read the last tokens.
 
     Attributes:
         logits: (B, V) of each row's next token, in float32 and with the ids that are padding; with a draft,
@@ -101,7 +100,7 @@ class Batch:
 
     Attributes:
         rows: the rows in progress.
-        last: the last reading; ``choose`` takes the tokens from it.
+        last_step: ``choose`` takes the tokens from it.
     """
 
     def __init__(
@@ -113,11 +112,11 @@ class Batch:
         self.rows: list[Row] = []
         self.slots = Slots(model.new_cache(places, longest)) if use_cache else None
         self.kernel = step_of(model) if use_cache else None
-        self.last = Reading(torch.empty(0, model.config.vocab_size, device=self.device))
+        self.last_step = Step(torch.empty(0, model.config.vocab_size, device=self.device))
 
     @property
     def logits(self) -> Float[Tensor, "read vocab"]:
-        return self.last.logits
+        return self.last_step.logits
 
     @torch.inference_mode()
     @of_any_length()
@@ -149,15 +148,15 @@ class Batch:
         if self.slots is not None and cache is not None:
             self.slots.trim(WASTE)
             self.slots.join(cache, of_row, starts)
-        self.last = Reading(torch.cat([self.logits, logits]) if self.rows else logits)
+        self.last_step = Step(torch.cat([self.logits, logits]) if self.rows else logits)
         self.rows += rows
 
     @torch.inference_mode()
     def choose(self) -> list[Row]:
         """Add a token to every row, or several to a row with a draft; return the rows. Ended rows leave the batch."""
         chosen = list(self.rows)
-        if self.last.draft is not None:
-            self._choose_drafted(*chosen, self.last.draft)
+        if self.last_step.draft is not None:
+            self._choose_drafted(*chosen, self.last_step.draft)
         else:
             for row, token in zip(chosen, next_tokens(next_logits(self.model, self.logits), chosen), strict=True):
                 row.push(token)
@@ -176,7 +175,7 @@ class Batch:
         if self.rows and self.slots is not None:
             self.slots.trim(WASTE)
             alone = len(self.rows) == 1 and self.rows[0].may_draft and not (again or new)
-            self.last = self._read_draft(self.rows[0]) if alone and self.drafts else Reading(self._logits())
+            self.last_step = self._read_draft(self.rows[0]) if alone and self.drafts else Step(self._logits())
         self.join([*again, *new])
 
     def full(self) -> list[Row]:
@@ -212,7 +211,7 @@ class Batch:
             slots.resize(slots.length + new)
         return logits.float()
 
-    def _read_draft(self, row: Row) -> Reading:
+    def _read_draft(self, row: Row) -> Step:
         """Read the only row's last token, and a guess of those that follow it."""
         assert self.drafts is not None
         assert self.slots is not None
@@ -222,7 +221,7 @@ class Batch:
         draft = self.drafts.guess(row, room - 1, self.slots)
         drafted = time.perf_counter()
         logits = self._logits(draft)
-        return Reading(logits, draft, (drafted - begun, time.perf_counter() - drafted))
+        return Step(logits, draft, (drafted - begun, time.perf_counter() - drafted))
 
     def _choose_drafted(self, row: Row, draft: list[int]) -> None:
         """Add the tokens of the draft that are right, and the one after them."""
@@ -235,7 +234,7 @@ class Batch:
                 break
             right += 1
         self.slots.resize(self.slots.length - len(draft) + right)
-        self.drafts.learn(row, len(draft), right, *self.last.seconds)
+        self.drafts.learn(row, len(draft), right, *self.last_step.seconds)
 
     def window(self, row: Row) -> list[int]:
         """Return the tokens that the row's next token sees: all, or a window of the last ones if there are too many.
@@ -247,18 +246,6 @@ class Batch:
         least = max(1, self.context - row.settings.slide_stride + 1)
         since = len(row.ids) - max(row.prompt_length, self.context + 1)  # tokens since the text became too long
         return row.ids[-(least + since % (self.context - least + 1)) :]
-
-
-def write(batch: Batch, rows: list[Row]) -> Iterator[Row]:
-    """Yield every row each time that it has new tokens, until all have ended; ``row.end`` is set in ended rows.
-
-    The next waiting row takes a free place at once.
-    """
-    waiting = iter(rows)
-    batch.join(list(itertools.islice(waiting, batch.places)))
-    while batch.rows:
-        yield from batch.choose()
-        batch.read(list(itertools.islice(waiting, batch.places - len(batch.rows))))
 
 
 def groups(lengths: list[int], overhead: int) -> list[slice]:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minigpt.errors import GenerationError
-from minigpt.generation.processors import Logits, Text
+from minigpt.generation.processors import Logits, TextSoFar
 from minigpt.generation.row import Row
 from minigpt.generation.settings import FROM_CONFIG, GenerationSettings, Options, parse_settings
 from minigpt.model import GPT2
@@ -63,7 +63,7 @@ def warp(
     if not 0 <= prompt_length <= length:
         raise GenerationError(f"must be within [0, {length}], got {prompt_length}", argument="prompt_length")
     ends = () if valid.eos_token_id is FROM_CONFIG else valid.eos_token_id
-    return _processed(logits, valid, Text(input_ids.long(), prompt_length, ends))
+    return _processed(logits, valid, TextSoFar(input_ids.long(), prompt_length, ends))
 
 
 def next_logits(model: GPT2, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
@@ -152,12 +152,12 @@ def _scores(logits: Tensor, rows: list[Row]) -> Tensor:
     settings = rows[0].settings
     if not settings.looks_back:
         nothing = torch.empty(len(rows), 0, dtype=torch.long, device=logits.device)
-        return _processed(logits, settings, Text(nothing, 0, rows[0].end_ids))
-    texts = [Text(row.ids_on(logits.device), row.prompt_length, row.end_ids) for row in rows]
+        return _processed(logits, settings, TextSoFar(nothing, 0, rows[0].end_ids))
+    texts = [TextSoFar(row.ids_on(logits.device), row.prompt_length, row.end_ids) for row in rows]
     return torch.cat([_processed(alone, settings, text) for alone, text in zip(logits.split(1), texts, strict=True)])
 
 
-def _processed(logits: Logits, settings: GenerationSettings, text: Text) -> Logits:
+def _processed(logits: Logits, settings: GenerationSettings, text: TextSoFar) -> Logits:
     for process in settings.processes:
         logits = process(logits, text)
     return logits

@@ -4,6 +4,7 @@ B prompts, N texts for each, T tokens of the longest prompt, V vocabulary.
 """
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Container, Iterator, Sequence
 from typing import Literal, NamedTuple, Unpack, overload
@@ -15,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from minigpt.device import require_values
 from minigpt.errors import GenerationError
-from minigpt.generation.batch import WASTE, Batch, write
+from minigpt.generation.batch import WASTE, Batch
 from minigpt.generation.drafts import Drafts
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, Settings, TextSettings, check_settings, parse_settings
@@ -306,7 +307,16 @@ def write_rows(model: GPT2, rows: list[Row], settings: GenerationSettings, place
     longest = max(len(row.ids) for row in rows) + max(row.settings.max_new_tokens for row in rows) - 1
     room = min(model.config.n_positions, longest) + WASTE * (places > 1)
     drafts = Drafts(model, settings.prompt_lookup_num_tokens or 0, settings.draft) if settings.drafts else None
-    return write(Batch(model, places, room, use_cache=settings.use_cache, drafts=drafts), rows)
+    return _written(Batch(model, places, room, use_cache=settings.use_cache, drafts=drafts), rows)
+
+
+def _written(batch: Batch, rows: list[Row]) -> Iterator[Row]:
+    """Yield each row whenever it has new tokens. The next waiting row takes a free place at once."""
+    waiting = iter(rows)
+    batch.join(list(itertools.islice(waiting, batch.places)))
+    while batch.rows:
+        yield from batch.choose()
+        batch.read(list(itertools.islice(waiting, batch.places - len(batch.rows))))
 
 
 def _without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:

@@ -22,7 +22,7 @@ SHORT = 16  # ids of an n-gram that is compared id by id
 PRIMES = (2**31 - 1, 2**31 - 19)  # moduli of the hashes of longer ones; a product of two residues fits int64
 
 
-class Text(NamedTuple):
+class TextSoFar(NamedTuple):
     """What a processor may know besides the logits."""
 
     ids: Int[Tensor, "batch seq"]  # the text so far
@@ -34,7 +34,7 @@ class Text(NamedTuple):
         return self.ids[:, self.prompt_length :]
 
 
-Process = Callable[[Logits, Text], Logits]
+Process = Callable[[Logits, TextSoFar], Logits]
 
 
 def logit_bias(bias: Mapping[int, float]) -> Process:
@@ -47,7 +47,7 @@ def logit_bias(bias: Mapping[int, float]) -> Process:
 def repetition_penalty(penalty: float) -> Process:
     """Make tokens of the text less likely, for logits of either sign (Keskar et al. 2019, arXiv 1909.05858)."""
 
-    def process(logits: Logits, text: Text) -> Logits:
+    def process(logits: Logits, text: TextSoFar) -> Logits:
         present = logits.gather(1, text.ids)  # (B, T)
         penalized = torch.where(present < 0, present * float(penalty), present / float(penalty))
         return logits.scatter(1, text.ids, penalized)
@@ -70,7 +70,7 @@ def presence_penalty(penalty: float) -> Process:
 def no_repeat_ngram_size(size: int) -> Process:
     """Exclude tokens that would complete a run of ``size`` tokens that the text already has (arXiv 1705.04304)."""
 
-    def process(logits: Logits, text: Text) -> Logits:
+    def process(logits: Logits, text: TextSoFar) -> Logits:
         if text.ids.shape[1] < size:
             return logits
         row, place = _repeats(text.ids, size - 1).nonzero(as_tuple=True)
@@ -89,7 +89,7 @@ def bad_words_ids(runs: Sequence[Sequence[int]]) -> Process:
     lasts = {begun: _ids(tokens) for begun, tokens in last_of.items()}
     always, lengths = lasts.pop((), _ids([])), sorted({len(begun) for begun in lasts})
 
-    def process(logits: Logits, text: Text) -> Logits:
+    def process(logits: Logits, text: TextSoFar) -> Logits:
         banned = torch.zeros_like(logits, dtype=torch.bool)
         banned[:, always.to(logits.device)] = True
         banned[:, [end for end in text.end_ids if 0 <= end < logits.shape[1]]] = False
@@ -121,7 +121,7 @@ def temperature(value: float) -> Process:
 def top_k(k: int) -> Process:
     """Keep the k highest logits and those equal to the lowest of them (Fan et al. 2018, arXiv 1805.04833)."""
 
-    def process(logits: Logits, _: Text) -> Logits:
+    def process(logits: Logits, _: TextSoFar) -> Logits:
         lowest_kept = logits.topk(min(k, logits.shape[-1])).values[..., -1:]  # (B, 1)
         return logits.masked_fill(logits < lowest_kept, -torch.inf)
 
@@ -131,7 +131,7 @@ def top_k(k: int) -> Process:
 def top_p(p: float) -> Process:
     """Keep the fewest likeliest tokens whose probabilities reach p (Holtzman et al. 2019, arXiv 1904.09751)."""
 
-    def process(logits: Logits, _: Text) -> Logits:
+    def process(logits: Logits, _: TextSoFar) -> Logits:
         ascending, order = logits.sort()  # both (B, V)
         in_the_tail = ascending.softmax(-1).cumsum(-1) <= 1 - float(p)
         in_the_tail[..., -1].fill_(False)
@@ -143,7 +143,7 @@ def top_p(p: float) -> Process:
 def min_p(p: float) -> Process:
     """Keep tokens at least p times as likely as the likeliest (Nguyen et al. 2024, arXiv 2407.01082)."""
 
-    def process(logits: Logits, _: Text) -> Logits:
+    def process(logits: Logits, _: TextSoFar) -> Logits:
         probabilities = logits.softmax(-1)  # (B, V)
         unlikely = probabilities < float(p) * probabilities.amax(-1, keepdim=True)
         return logits.masked_fill(unlikely.scatter(-1, probabilities.topk(1).indices, False), -torch.inf)

@@ -65,7 +65,7 @@ def texts_of(value: Any) -> Any:
 # Rules, of values of a kind. Over HTTP some have limits, since one client must not hold up the others.
 
 
-def count(least: int, most: float = math.inf) -> Rule:
+def integer(least: int, most: float = math.inf) -> Rule:
     span = f"be at least {least}" if most == math.inf else f"be within [{least}, {most}]"
     return Rule(lambda value: is_int(value) and least <= value <= most, span)
 
@@ -86,7 +86,7 @@ def at_most(entries: int, rule: Rule) -> Rule:
     )
 
 
-def texts(most: float = math.inf, longest: float = math.inf) -> Rule:
+def strings(most: float = math.inf, longest: float = math.inf) -> Rule:
     limits = "" if most == math.inf else f", at most {most} of at most {longest} characters"
     accepts = lambda text: isinstance(text, str) and 0 < len(text) <= longest  # noqa: E731
     return Rule(lambda value: is_list(texts_of(value), accepts, 0, most), f"be texts, none of them empty{limits}")
@@ -162,7 +162,7 @@ class Options(TypedDict, total=False):
         "Draw from the distribution; otherwise take the likeliest token (greedy).", FLAG, False, users=ONLY_PYTHON)]
     temperature: Annotated[float | None, Setting(
         "Divides the logits before drawing; 0 is greedy.", HEAT, http=between(0, 2), neutral=(0, 1), shapes_draw=True)]
-    top_k: Annotated[int | None, Setting("Draw only from the k likeliest tokens.", count(1), shapes_draw=True)]
+    top_k: Annotated[int | None, Setting("Draw only from the k likeliest tokens.", integer(1), shapes_draw=True)]
     top_p: Annotated[float | None, Setting(
         "Draw only from the fewest tokens whose probabilities reach p.", SHARE, neutral=(1,), shapes_draw=True)]
     min_p: Annotated[float | None, Setting(
@@ -170,7 +170,7 @@ class Options(TypedDict, total=False):
     seed: Annotated[int | None, Setting(
         "Makes the draw repeatable. Row i of a batch draws with seed + i, as it does alone.", SEED, shapes_draw=True)]
     min_new_tokens: Annotated[int | None, Setting(
-        "Tokens to add before an eos_token_id is allowed.", count(0), neutral=(0,), looks_back=True)]
+        "Tokens to add before an eos_token_id is allowed.", integer(0), neutral=(0,), looks_back=True)]
     repetition_penalty: Annotated[float | None, Setting(
         "Divides positive logits, and multiplies negative ones, of tokens already in the text.",
         between(1e-3, 1e3), neutral=(1,), looks_back=True)]
@@ -185,7 +185,7 @@ class Options(TypedDict, total=False):
         neutral=({},))]
     no_repeat_ngram_size: Annotated[int | None, Setting(
         "No sequence of this many tokens appears twice in prompt and text; 0 allows all.",
-        count(0), http=count(0, 16), neutral=(0,), looks_back=True)]
+        integer(0), http=integer(0, 16), neutral=(0,), looks_back=True)]
     bad_words_ids: Annotated[Sequence[Sequence[int]] | None, Setting(
         "Sequences of ids that never appear; a sequence that is only an eos_token_id is allowed.",
         runs(), http=at_most(1024, runs(16)), users=NOT_SHELL, looks_back=True)]
@@ -198,16 +198,16 @@ class Options(TypedDict, total=False):
         "Fills the rows that have ended; by default the config's, else an eos_token_id.",
         END, FROM_CONFIG, users=ONLY_PYTHON)]
     stop: Annotated[str | Sequence[str] | None, Setting(
-        "Text or texts that end a row when they appear in what it has added.", texts(), http=texts(16, 256))]
+        "Text or texts that end a row when they appear in what it has added.", strings(), http=strings(16, 256))]
     stop_strings: Annotated[str | Sequence[str] | None, Setting(
-        "transformers' name for stop; give only one of them.", texts(), users=ONLY_PYTHON)]
+        "transformers' name for stop; give only one of them.", strings(), users=ONLY_PYTHON)]
     num_return_sequences: Annotated[int, Setting(
-        "Texts for each prompt, which is read once for all of them.", count(1, 65536), 1, users=NOT_HTTP)]
+        "Texts for each prompt, which is read once for all of them.", integer(1, 65536), 1, users=NOT_HTTP)]
     use_cache: Annotated[bool, Setting(
         "Keep keys and values; otherwise read the whole text for each token.", FLAG, True, users=ONLY_PYTHON)]
     prompt_lookup_num_tokens: Annotated[int | None, Setting(
         "Tokens to copy from the text so far as a draft, verified in one step; 0 for none.",
-        count(0), users=NOT_HTTP, option="--lookup")]
+        integer(0), users=NOT_HTTP, option="--lookup")]
     draft: Annotated[Literal["int8"] | None, Setting(
         "int8: draft tokens with the model rounded to eight bits, and verify them in one step: the same text, sooner. "
         "It takes memory for the rounded weights, needs the decoding kernel, and works while there is a single text.",
@@ -216,13 +216,13 @@ class Options(TypedDict, total=False):
         "For texts beyond the context: refuse; or slide, where a token sees the last tokens that fit, read again.",
         one_of("refuse", "slide"), "refuse")]
     slide_stride: Annotated[int, Setting(
-        "Tokens that a sliding window drops at a time; more is faster, and sees less.", count(1), 1)]
+        "Tokens that a sliding window drops at a time; more is faster, and sees less.", integer(1), 1)]
 
 
 class TextSettings(Options):
     """The settings of functions that return text; max_new_tokens is required."""
 
-    max_new_tokens: Annotated[int, Setting("Tokens to add at most.", count(1), http=count(0, 65536))]
+    max_new_tokens: Annotated[int, Setting("Tokens to add at most.", integer(1), http=integer(0, 65536))]
 
 
 class Settings(TextSettings, total=False):

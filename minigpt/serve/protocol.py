@@ -16,7 +16,7 @@ from starlette.responses import Response
 import minigpt
 from minigpt.errors import MiniGPTError
 from minigpt.generation import GenerationSettings, parse_settings
-from minigpt.generation.settings import FLAG, HTTP, IDS, SETTINGS, Rule, count, is_list
+from minigpt.generation.settings import FLAG, HTTP, IDS, SETTINGS, Rule, integer, is_list
 from minigpt.tokenizer import Tokenizer
 
 ENCODED_AT_ONCE = 64  # tokens whose log-probabilities are encoded before other requests get their turn
@@ -154,11 +154,11 @@ class CompletionRequest(Sampling):
     model: Text
     prompt: ruled(PROMPT, str | list[str] | list[int] | list[list[int]]) = ""
     max_tokens: ruled(SETTINGS["max_new_tokens"].http, int, "Tokens of each text; 0 only reads the prompts.") = 16
-    n: ruled(count(1, 128), int, "Texts for each prompt.") = 1
-    best_of: ruled(count(1, 128), int, "Texts to write for each prompt; the n likeliest are returned.") = None
+    n: ruled(integer(1, 128), int, "Texts for each prompt.") = 1
+    best_of: ruled(integer(1, 128), int, "Texts to write for each prompt; the n likeliest are returned.") = None
     stream: Flag = False
     stream_options: StreamOptions | None = None
-    logprobs: ruled(count(0, 100), int, "How many of the likeliest tokens to report at each token.") = None
+    logprobs: ruled(integer(0, 100), int, "How many of the likeliest tokens to report at each token.") = None
     echo: ruled(BOOLEAN, bool, "Let the text begin with the prompt.") = False
     suffix: Text = ""
     user: Text = ""
@@ -202,8 +202,8 @@ class CompareRequest(Sampling):
 
     models: ruled(PAIR, list[str])
     prompt: Text = ""
-    max_tokens: ruled(count(1, 65536), int, "Tokens of each text.") = 64
-    alternatives: ruled(count(1, 20), int, "How many of each model's likeliest tokens to report.") = 5
+    max_tokens: ruled(integer(1, 65536), int, "Tokens of each text.") = 64
+    alternatives: ruled(integer(1, 20), int, "How many of each model's likeliest tokens to report.") = 5
 
 
 class TokenizeRequest(Body):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minigpt.engine.int8 import drafter_of
 from minigpt.errors import RAISED, GenerationError
-from minigpt.generation.batch import OVERHEAD, WASTE, Batch, Reading
+from minigpt.generation.batch import OVERHEAD, WASTE, Batch, Step
 from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.drafts import Drafts
 from minigpt.generation.row import Row
@@ -330,7 +330,7 @@ class Lane:
                     wrong.append(row)
                     wrong[-1].job.channel.fail(error)
             batch.drop(wrong)
-            batch.last = Reading(torch.cat([batch.logits[:0], *(logits_of[row] for row in batch.rows)]))
+            batch.last_step = Step(torch.cat([batch.logits[:0], *(logits_of[row] for row in batch.rows)]))
             return batch.choose()
 
     def _new_batch(self, places: int) -> Batch:
