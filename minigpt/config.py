@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from minigpt.errors import ConfigError
-from minigpt.files import read_object
+from minigpt.files import as_path, read_object
 
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
 
@@ -135,7 +135,7 @@ class GPT2Config:
         Raises:
             ConfigError: if the file cannot be read, or ``from_dict`` refuses its fields.
         """
-        fields = read_object(Path(path), ConfigError)
+        fields = read_object(as_path(path, "path", ConfigError), ConfigError)
         try:
             return cls.from_dict(fields)
         except ConfigError as error:

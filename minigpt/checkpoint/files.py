@@ -25,6 +25,7 @@ VOCABULARIES = ("tokenizer.json", "vocab.json")
 TOKENIZER_FILES = (*VOCABULARIES, "merges.txt", TOKENIZER_CONFIG, ADDED_TOKENS, SPECIAL_TOKENS, CHAT_TEMPLATE)
 WEIGHT_SUFFIXES = (".safetensors", ".npz", ".bin", ".pt", ".pth")
 WEIGHTS = (SAFETENSORS, "pytorch_model.bin", "ckpt.pt")  # the first that exists, whole or with an index
+MOST_UNPACKED = 8  # times its own size that an archive may unpack to; trained weights hardly shrink
 WEIGHTS_FIELD = "transformers_weights"  # of config.json: the file or index that holds the weights, if it is another
 SAVING = "saving"  # names the folder inside that a new checkpoint is written to
 
@@ -54,30 +55,53 @@ def _read(file: Path) -> Contents:
     try:
         if file.suffix == ".safetensors":
             return load_file(file), None  # mapped into memory
+        is_stored = zipfile.is_zipfile(file) and _is_stored(file)
         if file.suffix == ".npz":
             with np.load(file, allow_pickle=False) as archive:
                 return {name: torch.from_numpy(archive[name]) for name in archive.files}, None
-        return _read_pickle(file)
+        return _read_pickle(file, is_stored)
     except Exception as error:  # each library raises its own kinds
         # torch.load also says how to run the file without restrictions. Keep only what it found.
         reason = str(error).partition("WeightsUnpickler error:")[2].partition("Please use")[0] or str(error)
         raise CheckpointError(f"{file} cannot be read as a {file.suffix} file: {' '.join(reason.split())}") from error
 
 
-def _read_pickle(file: Path) -> Contents:
+def _is_stored(file: Path) -> bool:
+    """Return True if nothing in an archive is compressed.
+
+    Raises:
+        ValueError: if it would unpack to far more than its size.
+    """
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+    size, unpacked = file.stat().st_size, sum(entry.file_size for entry in entries)
+    if unpacked > MOST_UNPACKED * size + 2**20:
+        raise ValueError(f"it has {size:,} bytes, and would unpack to {unpacked:,}")
+    return all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+
+
+def _read_pickle(file: Path, is_stored: bool) -> Contents:
     """Return the tensors of a state dict, or of a trainer's checkpoint that holds one.
 
     ``torch.load(weights_only=True)`` reads the pickle. It builds tensors and plain containers, and calls nothing else.
     """
-    loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=is_stored)
     if not isinstance(loaded, Mapping):
         raise ValueError(f"it must hold a state dict, got a {type(loaded).__name__}")
     nested = ("model", "model_state_dict", "state_dict")  # where trainers keep the weights beside their own state
     state = next((loaded[name] for name in nested if isinstance(loaded.get(name), Mapping)), loaded)
     for name, value in state.items():
-        if not isinstance(value, Tensor) or value.layout != torch.strided:
-            raise ValueError(f"{name!r} must be a plain tensor, got a {type(value).__name__}")
+        if not isinstance(name, str):
+            raise ValueError(f"the name of a tensor must be a string, got {name!r:.100}")
+        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
+            raise ValueError(f"{name!r} must be a plain tensor, got a {type(value).__name__} {_kind(value)}".rstrip())
+        if value.nbytes > value.untyped_storage().nbytes():
+            raise ValueError(f"{name!r} has shape {tuple(value.shape)}, and the file does not hold so many values")
     return {name: value.detach() for name, value in state.items()}, loaded.get("model_args")  # as nanoGPT
+
+
+def _kind(value: object) -> str:
+    return f"of layout {value.layout} on {value.device}" if isinstance(value, Tensor) else ""
 
 
 def folder_of(place: Path) -> Path:

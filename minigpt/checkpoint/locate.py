@@ -7,6 +7,7 @@ from pathlib import Path
 
 from minigpt.checkpoint.files import MODEL, SAFETENSORS, TOKENIZER_FILES, WEIGHT_SUFFIXES
 from minigpt.errors import CheckpointError
+from minigpt.files import as_path
 
 DEMO = Path(__file__).parents[1] / "demo"
 KNOWN = ("demo", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
@@ -39,12 +40,12 @@ def locate(
     """
     if source == "demo":
         return DEMO
-    path = os.path.expanduser(source)
+    path = os.path.expanduser(as_path(source, "source", CheckpointError))
     if os.path.isfile(path) and not path.endswith(WEIGHT_SUFFIXES):
         raise CheckpointError(f"{source} must be a directory or a {', '.join(WEIGHT_SUFFIXES)} file")
     if os.path.exists(path):
         return Path(path)
-    if isinstance(source, Path) or not REPOSITORY.fullmatch(source) or source.endswith(WEIGHT_SUFFIXES):
+    if not isinstance(source, str) or not REPOSITORY.fullmatch(source) or source.endswith(WEIGHT_SUFFIXES):
         raise CheckpointError(f"there is no directory or file of weights {source}")
     return _fetch(source, files, revision, local_files_only)
 

@@ -83,6 +83,7 @@ def _open(place: Path) -> Checkpoint:
         config = form.config(fields, tensors)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    _require_room(config, tensors, place)
     known = max(tokenizer_size(folder), config.used_vocab_size or 0)  # a tokenizer may have been given tokens later
     config = dataclasses.replace(config, used_vocab_size=known if 0 < known < config.vocab_size else None)
     if config.tie_word_embeddings and {"wte.weight", "lm_head.weight"} <= tensors.keys():
@@ -97,6 +98,27 @@ def _open(place: Path) -> Checkpoint:
         norms = [("*", "frozen")]
         config = dataclasses.replace(config, layer_norm_epsilon=GPT2Config.layer_norm_epsilon)
     return Checkpoint(place, form, config, tensors, norms)
+
+
+def _require_room(config: GPT2Config, tensors: Mapping[str, Tensor], place: Path) -> None:
+    """Check that the tensors can be a model of this size, before one is made.
+
+    Raises:
+        CheckpointError: the message names the field of the config that is too large.
+    """
+    values, width = sum(tensor.numel() for tensor in tensors.values()), config.n_embd
+    least = {  # values, or tensors, that a model of this size has
+        "n_embd": (3 * width * width, values),
+        "n_inner": (config.inner_size * width, values),
+        "vocab_size": (config.vocab_size * width, values),
+        "n_positions": (config.n_positions * width, values),
+        "n_layer": (config.n_layer, len(tensors)),
+    }
+    if tensors and (large := next((name for name, (needed, there) in least.items() if needed > there), None)):
+        raise CheckpointError(
+            f"{place} does not hold this model's tensors: {len(tensors)} tensors with {values:,} values are too few "
+            f"for {large} {getattr(config, large) or config.inner_size:,}"
+        )
 
 
 def as_ours(tensors: dict[str, Tensor]) -> tuple[Format, dict[str, Tensor]]:

@@ -184,7 +184,7 @@ class Original:
         read = judged_prompts(self.place, prompts, self.config, min(MOST_LONG, int(MOST_LONG_WORK / weights)))
         self.described, self.tokenizer = read.described, read.tokenizer
         self.text_file = None if text is None else str(text)
-        self.text_ids = [] if text is None else file_ids(text, read.tokenizer, self.config.n_positions)
+        self.text_ids = [] if text is None else file_ids(text, read.tokenizer, self.config)
         self.windows = self._windows(read.long)
         self.floor, self.decoding_floor, self.bits = Distance(), Distance(), Distance()
         self.norms: dict[str, Norm] = {}

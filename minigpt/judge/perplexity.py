@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minigpt.config import GPT2Config
 from minigpt.errors import GenerationError
 from minigpt.files import read_text
 from minigpt.judge.measures import AT_ONCE, perplexity_of
 from minigpt.model import GPT2
+from minigpt.model.checks import check_known
 from minigpt.report.steps import Progress
 from minigpt.tokenizer import Tokenizer
 
@@ -23,7 +25,8 @@ def perplexity(model: GPT2, tokenizer: Tokenizer, text: str, *, progress: Progre
     the same.
 
     Raises:
-        GenerationError: if the text has fewer than two tokens, or the model's context is one token.
+        GenerationError: if the text has fewer than two tokens or one that the model has no embedding for, or the
+            model's context is one token.
     """
     ids = tokenizer.encode(text)
     require_predictable("the text", ids, model.config.n_positions)
@@ -39,6 +42,8 @@ def perplexity_of_ids(model: GPT2, ids: list[int], progress: Progress | None = N
 def window_losses(model: GPT2, ids: list[int], progress: Progress | None = None) -> list[tuple[int, float]]:
     """Return of each window how many tokens it counts, and their loss in nats; nothing of an empty text."""
     losses = []
+    if ids:
+        check_known(torch.tensor([ids]), model.config.vocab_size)
     for start, first, end in windows_of(len(ids), model.config.n_positions):
         if progress is not None:
             progress(f"token {first:,} of {len(ids):,}", first / len(ids))
@@ -72,17 +77,18 @@ def windows_of(tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
         first = end
 
 
-def file_ids(file: str | Path, tokenizer: Tokenizer | None, context: int) -> list[int]:
+def file_ids(file: str | Path, tokenizer: Tokenizer | None, config: GPT2Config) -> list[int]:
     """Read the tokens of a text file.
 
     Raises:
-        GenerationError: if the file cannot be read or has fewer than two tokens, the checkpoint has no tokenizer, or
-            the model's ``context`` is one token.
+        GenerationError: if the file cannot be read, has fewer than two tokens or one that the model has no embedding
+            for, the checkpoint has no tokenizer, or the model's context is one token.
     """
     if tokenizer is None:
         raise GenerationError(f"{file} needs a tokenizer, and the checkpoint has none")
     ids = tokenizer.encode(read_text(Path(file), GenerationError))
-    require_predictable(str(file), ids, context)
+    require_predictable(str(file), ids, config.n_positions)
+    check_known(torch.tensor([ids], dtype=torch.long), config.vocab_size)
     return ids
 
 

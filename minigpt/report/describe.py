@@ -24,7 +24,7 @@ from minigpt.config import GPT2Config
 from minigpt.device import DTYPES, dtype_name
 from minigpt.engine import accelerate
 from minigpt.engine.kernel import path_of
-from minigpt.errors import MiniGPTError
+from minigpt.errors import MiniGPTError, listing
 from minigpt.model import GPT2
 from minigpt.report.numerals import brief
 from minigpt.swap.saved import Pairs
@@ -42,9 +42,11 @@ def describe(source: str | Path, *, revision: str | None = None) -> dict[str, An
     """
     place = locate(source, revision=revision)
     refused: list[str] = []
-    facts = {"model": str(source), "files": str(place), "tokenizer": _tokenizer(folder_of(place))}
+    facts = {"model": str(source), "files": str(place), "tokenizer": _tokenizer(folder_of(place), None)}
     try:
-        facts |= _facts(open_checkpoint(place), refused)
+        checkpoint = open_checkpoint(place)
+        facts |= _facts(checkpoint, refused)
+        facts["tokenizer"] = _tokenizer(folder_of(place), checkpoint.config.vocab_size)
     except MiniGPTError as error:
         refused.append(str(error))
         facts |= _parts(place)
@@ -65,6 +67,7 @@ def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
             require()
         except MiniGPTError as error:
             refused.append(str(error))
+    numbers = {name: tensor for name, tensor in tensors.items() if tensor.dtype in DTYPES.values()}
     return {
         "format": f"{checkpoint.form.name}, {_files(place)}",
         **_shape(config),
@@ -73,8 +76,10 @@ def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
         "norm eps": config.layer_norm_epsilon,
         "norm": _norm_names(checkpoint.norms),
         "norms": [_norm_ranges(site, tensors) for site in model.norm_sites()],
-        "not finite": [name for name, own in tensors.items() if own.is_floating_point() and not own.isfinite().all()],
-        "decoding": path_of(model.to(next((tensor.dtype for tensor in tensors.values()), None)).eval()),
+        "not finite": [
+            name for name, _ in model.named_parameters() if name in numbers and not numbers[name].isfinite().all()
+        ],
+        "decoding": path_of(model.to(next((tensor.dtype for tensor in numbers.values()), None)).eval()),
     }
 
 
@@ -130,10 +135,14 @@ def _norm_names(pairs: Pairs) -> str:
     return ", ".join(str(norm) if pattern == "*" else f"{pattern}: {norm}" for pattern, norm in pairs)
 
 
-def _tokenizer(folder: Path) -> str:
+def _tokenizer(folder: Path, vocab_size: int | None) -> str:
+    """ "none", or the number of its tokens, and which of them the model has no embedding for."""
     if not has_tokenizer(folder):
         return "none"
     try:
-        return f"byte-level BPE of {Tokenizer.from_pretrained(folder).vocab_size} tokens"
+        vocabulary = Tokenizer.from_pretrained(folder).backend.get_vocab()
     except MiniGPTError as error:
         return f"refused: {error}"
+    beyond = [token for token, number in vocabulary.items() if vocab_size is not None and number >= vocab_size]
+    lacking = f"; the model has no embedding for {listing(beyond)}" if beyond else ""
+    return f"byte-level BPE of {len(vocabulary)} tokens{lacking}"

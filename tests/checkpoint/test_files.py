@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import reference, saved
+import torch
+from checkpoints import edit_config, reference, saved
+from transformers import GPT2LMHeadModel
 
+import minigpt
 from minigpt import CheckpointError
 from minigpt.checkpoint.files import config_file, weight_files
 from minigpt.checkpoint.locate import locate
@@ -32,6 +35,22 @@ def test_weights_of_another_name_are_named_and_not_guessed(tmp_path: Path) -> No
     (tmp_path / "gpt2-small-124M.pth").touch()
     with pytest.raises(CheckpointError, match=r"no model\.safetensors; to load one of gpt2-small-124M\.pth, give the"):
         weight_files(tmp_path)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_config_json_may_name_the_weights(shards: int, tmp_path: Path) -> None:
+    """As transformers reads it: the file or the index, also beside another model.safetensors."""
+    folder = saved(theirs := reference(), tmp_path, **({} if shards == 1 else {"max_shard_size": "40KB"}))
+    name = "model.safetensors" if shards == 1 else "model.safetensors.index.json"
+    (folder / name).rename(folder / f"best.{name}")
+    saved(reference(seed=1), tmp_path / "other")
+    (tmp_path / "other" / "model.safetensors").rename(folder / "model.safetensors")
+    edit_config(folder, transformers_weights=f"best.{name}")
+    for model in (
+        minigpt.from_pretrained(folder, device="cpu").ln_f,
+        GPT2LMHeadModel.from_pretrained(folder).transformer.ln_f,
+    ):
+        assert torch.equal(model.weight, theirs.transformer.ln_f.weight)
 
 
 @pytest.mark.parametrize("content", ["{", [], {"metadata": {}}, {"weight_map": {"a": "gone.safetensors"}}], ids=str)
@@ -62,7 +81,7 @@ def test_a_folder_and_a_bare_file_are_themselves(folder: Path, monkeypatch: pyte
     assert weight_files(folder) == weight_files(file) == [file]
 
 
-@pytest.mark.parametrize("source", ["./nothing", "/nothing", "~/nothing", "a/b/c", "nothing.safetensors", ""])
+@pytest.mark.parametrize("source", ["./nothing", "/nothing", "~/nothing", "a/b/c", "nothing.safetensors"])
 def test_what_can_only_be_a_path_is_not_looked_for_in_the_hub(source: str) -> None:
     with pytest.raises(CheckpointError, match=f"^there is no directory or file of weights {source}$"):
         locate(source)

@@ -1,6 +1,7 @@
 """Damaged files, and files made to harm their reader: nothing in them runs, and each is refused with one line."""
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import reference, saved
+from checkpoints import edit_config, edit_tensors, reference, saved, tiny_bpe
 from foreign import write_openai, write_pickle
 
 import minigpt
-from minigpt import CheckpointError, MiniGPTError
+from minigpt import CheckpointError, GenerationError, MiniGPTError
 from minigpt.checkpoint import read_tensors
 from minigpt.report.describe import describe
 
@@ -55,17 +56,96 @@ def test_a_pickle_never_runs(pickled: Path, legacy: bool, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    "content",
     [
-        ([torch.ones(2)], "it must hold a state dict, got a list"),
-        ({"wte.weight": torch.ones(2).to_sparse()}, "'wte.weight' must be a plain tensor"),
-        ({"wte.weight": 3}, "'wte.weight' must be a plain tensor, got a int"),
+        [torch.ones(2)],
+        {"wte.weight": torch.ones(2).to_sparse()},
+        {"wte.weight": 3},
+        {"wte.weight": torch.ones(2, device="meta")},
+        {"wte.weight": torch.ones(1).expand(10**6, 10**6)},
+        {0: torch.ones(2)},
     ],
-    ids=["list", "sparse", "number"],
+    ids=["list", "sparse", "number", "meta", "more than the file holds", "integer names"],
 )
-def test_pickles_of_something_else(pickled: Path, content: Any, complaint: str) -> None:
+def test_pickles_of_something_else(pickled: Path, content: Any) -> None:
     torch.save(content, pickled / "pytorch_model.bin")
-    assert complaint in refusal(pickled)
+    assert "pytorch_model.bin cannot be read as a .bin file" in refusal(pickled)
+    assert describe(pickled)["refused"] == [refusal(pickled)]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.int64, torch.float8_e4m3fn, torch.complex64], ids=str)
+@pytest.mark.parametrize("names", ["transformer.", "transformer.ln_f.weight"], ids=["all", "one"])
+def test_dtypes_that_no_model_computes_in(dtype: torch.dtype, names: str, tmp_path: Path) -> None:
+    saved(reference(), tmp_path)
+    edit_tensors(
+        tmp_path,
+        lambda tensors: {name: own.to(dtype) if name.startswith(names) else own for name, own in tensors.items()},
+    )
+    assert "of a dtype other than" in refusal(tmp_path)
+    assert describe(tmp_path)["refused"][0] == refusal(tmp_path)
+
+
+FIELDS = ("n_embd", "n_layer", "n_inner", "vocab_size", "n_positions")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_size_is_held_against_the_file_before_anything_is_made(field: str, tmp_path: Path) -> None:
+    saved(reference(), tmp_path)
+    edit_config(tmp_path, **{field: 2**31 - 1}, n_head=1)
+    assert field in refusal(tmp_path)
+    assert describe(tmp_path)["refused"] == [refusal(tmp_path)]
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "vocab.json", "model.safetensors.index.json"])
+def test_json_that_is_nested_deeply(name: str, tmp_path: Path) -> None:
+    saved(reference(), tmp_path)
+    (tmp_path / name).write_text("[" * 100_000)
+    if "index" in name:
+        (tmp_path / "model.safetensors").unlink()
+    assert name in refusal(tmp_path)
+
+
+def test_archives_that_are_compressed(tmp_path: Path) -> None:
+    """One that unpacks to far more than its size is not unpacked; a pickle's is read, and not mapped as it is."""
+    npz = write_openai(reference(), tmp_path / "npz")
+    np.savez_compressed(npz, **{"model/wte": np.zeros(10**7, np.float32)})
+    assert "would unpack to 40,000" in refusal(npz)
+    file = write_pickle(theirs := reference(), tmp_path / "bin") / "pytorch_model.bin"
+    with zipfile.ZipFile(file) as archive, zipfile.ZipFile(tmp_path / "new", "w", zipfile.ZIP_DEFLATED) as new:
+        for name in archive.namelist():
+            new.writestr(name, archive.read(name))
+    (tmp_path / "new").rename(file)
+    ours = minigpt.from_pretrained(file.parent, device="cpu")
+    assert all(torch.equal(own, theirs.transformer.state_dict()[name]) for name, own in ours.state_dict().items())
+
+
+@pytest.mark.parametrize("place", ["", "nul\0", b"bytes", 3])
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_path(place: Any) -> None:
+    for read in (minigpt.from_pretrained, minigpt.Tokenizer.from_pretrained, minigpt.GPT2Config.from_json_file):
+        with pytest.raises(MiniGPTError, match="must be a path") as raised:
+            read(place)
+        assert raised.value.argument in ("source", "path")
+
+
+def test_a_token_without_an_embedding(tmp_path: Path) -> None:
+    """info says it, and a text that has it is refused."""
+    saved(reference(vocab_size=300), tmp_path)
+    backend = tiny_bpe()
+    backend.add_tokens(["<tool>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert "<tool>" in describe(tmp_path)["tokenizer"]
+    model, tokenizer = minigpt.from_pretrained(tmp_path), minigpt.Tokenizer.from_pretrained(tmp_path)
+    assert minigpt.perplexity(model, tokenizer, "the dog saw the other") > 1
+    with pytest.raises(GenerationError, match="300"):
+        minigpt.perplexity(model, tokenizer, "the dog saw <tool> the other")
+
+
+def test_what_a_frozen_norm_divides_by_is_not_a_value_gone_wrong(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("Once upon a time there was a dog. " * 40)
+    minigpt.save_pretrained(minigpt.from_pretrained("demo", norm="frozen", fit=text, device="cpu"), tmp_path / "frozen")
+    assert describe(tmp_path / "frozen")["not finite"] == []
 
 
 def test_arrays_of_objects_are_not_read(tmp_path: Path) -> None:
@@ -77,14 +157,17 @@ def test_arrays_of_objects_are_not_read(tmp_path: Path) -> None:
 
 def test_an_index_that_leads_outside(tmp_path: Path) -> None:
     folder = saved(reference(), tmp_path / "model", max_shard_size="40KB")
-    index = folder / "model.safetensors.index.json"
-    content = json.loads(index.read_text())
+    index, config = folder / "model.safetensors.index.json", folder / "config.json"
+    content, fields = json.loads(index.read_text()), json.loads(config.read_text())
     shard = min(folder.glob("model-*.safetensors"))
     (tmp_path / shard.name).write_bytes(shard.read_bytes())
     for outside in (f"../{shard.name}", str(tmp_path / shard.name), f"sub/../../{shard.name}"):
         moved = {name: outside if file == shard.name else file for name, file in content["weight_map"].items()}
         index.write_text(json.dumps({"weight_map": moved}))
         assert "which is not a file beside it" in refusal(folder)
+        config.write_text(json.dumps(fields | {"transformers_weights": outside}))
+        assert "which is not a file beside it" in refusal(folder)
+        config.write_text(json.dumps(fields))
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:

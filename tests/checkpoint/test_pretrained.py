@@ -306,7 +306,7 @@ def test_the_config_comes_back_field_by_field(tmp_path: Path) -> None:
         **TINY, "n_inner": 50, "activation_function": "relu", "layer_norm_epsilon": 1e-3, "eos_token_id": [3, 5],
         "pad_token_id": 7, "scale_attn_by_inverse_layer_idx": True, "resid_pdrop": 0.25, "tie_word_embeddings": False,
     }  # fmt: skip
-    model = GPT2(GPT2Config.from_dict(fields)).eval()
+    model = minigpt.model.GPT2(GPT2Config.from_dict(fields)).eval()  # as it is constructed
     minigpt.save_pretrained(model, tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert load(tmp_path).config == model.config
