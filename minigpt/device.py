@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -165,9 +166,8 @@ def environment(threads: int, *packages: str) -> dict[str, Any]:
 
 def software(*packages: str) -> dict[str, Any]:
     """Return the versions of Python, minigpt, torch and these packages; None for one that is not installed."""
-    from minigpt import __version__
-
-    common = {"python": platform.python_version(), "minigpt": __version__, "torch": torch.__version__}
+    own = sys.modules[__package__].__version__  # without an import of the package, which imports this file
+    common = {"python": platform.python_version(), "minigpt": own, "torch": torch.__version__}
     return common | {name: installed(name) for name in packages}
 
 

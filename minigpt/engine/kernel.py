@@ -153,9 +153,8 @@ def why_not(model: nn.Module) -> str | None:
         "a module has hooks or a replaced forward": is_watched(model) or is_replaced,
     }
     for name, part in model.named_modules():
-        reasons[f"{name or 'the model'} is a {type(part).__module__}.{type(part).__name__}"] = not _is_known(
-            part, model
-        )
+        kind = f"{type(part).__module__}.{type(part).__name__}"
+        reasons[f"{name or 'the model'} is a {kind}"] = not _is_known(part, model)
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
@@ -204,7 +203,7 @@ class StepKernel:
             )
             for block in model.h
         ))  # fmt: skip
-        head = getattr(model, "lm_head", model.wte)  # a tied head is the embedding, except in int8
+        head = model.wte if config.tie_word_embeddings and model.quantize is None else model.lm_head
         self.model = Model(
             config.n_layer, c, config.n_head, inner, model.wte.weight.dtype == torch.bfloat16,
             ACTIVATIONS[config.activation_function],

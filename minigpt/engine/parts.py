@@ -79,7 +79,8 @@ class FastGPT2(GPT2):
 
     def head(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq vocab"]:
         """Return logits for the last norm's output. A tied head is the token embedding, except in int8."""
-        return self.lm_head(x) if "lm_head" in self._modules else product(x, self.wte.weight.t())
+        is_embedding = self.config.tie_word_embeddings and self.quantize is None
+        return product(x, self.wte.weight.t()) if is_embedding else self.lm_head(x)
 
     def new_cache(self, batch_size: int, max_length: int) -> KVCache:
         cache = super().new_cache(batch_size, max_length)

@@ -7,11 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.others import GGML_TYPES
-
 from minigpt.study.study import Row
 from minigpt.study.table import FINAL, SWAPPED, TRAINED, over_seeds, shown, worded
 
+GGML_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "q8_0"}  # our kinds, and llama.cpp's names
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TIMED = {
     "one text, float32": "float32", "one text, bfloat16": "bfloat16", "one text, int8": "int8",

@@ -11,9 +11,6 @@ from typing import no_type_check  # Triton compiles the source, so a checker mus
 import triton
 import triton.language as tl
 
-from minigpt.norms.triton import interpreting
-
-INTERPRETED = tl.constexpr(interpreting())
 COUNTS = ("rows", "programs")  # Triton compiles no version for 1 of these. For one round it does, without a loop
 STAGES = tl.constexpr(2)  # turns of a loop in flight: one is computed while the rows of the next are loaded
 
@@ -24,6 +21,9 @@ def rows_of_turn(turn, ROWS: tl.constexpr):
     """Return the numbers (ROWS, 1) of this program's rows in this turn. The rows of all programs are adjacent."""
     program = tl.program_id(0).to(tl.int64) + turn * tl.num_programs(0).to(tl.int64)
     return program * ROWS + tl.arange(0, ROWS)[:, None]
+
+
+INTERPRETED = tl.constexpr(not isinstance(rows_of_turn, triton.JITFunction))
 
 
 @triton.jit
