@@ -4,9 +4,11 @@ B batch, T tokens, V vocabulary, C embedding, L layers, H heads.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import itertools
 import json
+import mmap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -21,10 +23,11 @@ from torch import Tensor, nn
 
 from minigpt.checkpoint import config_file, open_checkpoint, read_tensors
 from minigpt.checkpoint.frozen_norms import is_frozen
+from minigpt.checkpoint.files import weight_files
 from minigpt.checkpoint.opened import only_dtype
 from minigpt.config import GPT2Config
 from minigpt.device import dtype_name, full_products, require_values, resolve_device, resolve_dtype, versions
-from minigpt.errors import CheckpointError, GenerationError, MiniGPTError
+from minigpt.errors import CheckpointError, GenerationError, MiniGPTError, listing
 from minigpt.files import read_object
 from minigpt.generation import prompt_ids
 from minigpt.generation.batch import left_padded
@@ -462,19 +465,28 @@ class Reference:
         device: torch.device,
         compute: torch.dtype | None = None,
     ) -> None:
-        from transformers import GPT2Config, GPT2LMHeadModel  # imported here, since it takes five seconds
+        from transformers import AutoModelForCausalLM, GPT2Config  # imported here, since it takes five seconds
 
         config = GPT2Config.from_json_file(config_file(place))
         if (compute or dtype) == torch.float64:
             config.reorder_and_upcast_attn = False  # it would compute the scores in float32
         config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
-        tensors = read_tensors(place)
-        rounded = {name: tensors.pop(name).to(dtype) for name in list(tensors)}
-        with quiet_transformers():
-            model: Any = GPT2LMHeadModel.from_pretrained(
-                None, config=config, state_dict=rounded, dtype=compute or dtype, attn_implementation=attention
-            )
-        self.model, self.device = model.to(device).eval(), device
+        with quiet_transformers(), torch.device("meta"):  # shapes only: the values come from the file
+            model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        tensors, parameters = read_tensors(place), dict(model.named_parameters(remove_duplicate=False))
+        for name in list(tensors):
+            tensor, known = tensors.pop(name), name if name in parameters else f"transformer.{name}"
+            if known not in parameters:
+                continue  # a causal mask, which older files hold
+            value = tensor.to(dtype).to(device, compute or dtype)
+            owner, _, role = known.rpartition(".")
+            model.get_submodule(owner).register_parameter(role, nn.Parameter(value, requires_grad=False))
+            if value.data_ptr() != tensor.data_ptr():
+                give_back(tensor, place)
+        model.tie_weights()
+        if unset := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+            raise CheckpointError(f"{place} has no {listing(unset)}, so transformers cannot read it")
+        self.model, self.device = model.eval(), device
 
     def __call__(self, input_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq vocab"]:
         """Return logits (B, T, V) of a batch without padding."""
@@ -515,6 +527,18 @@ class Reference:
             ).logits[:, -1]  # fmt: skip
 
         return read
+
+
+def give_back(tensor: Tensor, place: Path) -> None:
+    """Let the system have the pages of a tensor of a safetensors file, which is mapped, once it has been copied.
+
+    Without it the file and its copy in float64 would be in memory together.
+    """
+    if weight_files(place)[0].suffix == ".safetensors" and hasattr(mmap, "MADV_DONTNEED"):
+        start, page = tensor.data_ptr(), mmap.PAGESIZE
+        first, end = -(-start // page) * page, (start + tensor.nbytes) // page * page
+        if first < end:
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
 
 
 @contextlib.contextmanager
