@@ -1,4 +1,4 @@
-"""Assertions for the test suites of people who write norms.
+"""Assertions for the test suites of people who write norms, or a GPT-2.
 
 With pytest, one test for a norm::
 
@@ -12,15 +12,20 @@ or one test for each case::
         minigpt.testing.assert_norm_parity(MyNorm, cases=case)
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from minigpt.conformance import case_names as norm_cases
 from minigpt.conformance import check_norm
+from minigpt.judge.verdict import parity
 from minigpt.norms import NormSpec
+from minigpt.recipe import Recipe
 
-__all__ = ["assert_norm_parity", "norm_cases"]
+__all__ = ["assert_norm_parity", "assert_parity", "norm_cases"]
 
 
 def assert_norm_parity(
@@ -47,5 +52,29 @@ def assert_norm_parity(
     """
     __tracebackhide__ = True  # pytest then points at the line of the test
     report = check_norm(norm, cases=cases, device=device, seed=seed, compile_backend=compile_backend)
+    if not report.passed:
+        raise AssertionError(str(report))
+
+
+def assert_parity(
+    candidate: "str | Path | Recipe | nn.Module | Callable[[Tensor], Any]", against: str | Path, **how: Any
+) -> None:
+    """Assert that ``candidate`` computes the model ``against``, as ``minigpt.parity`` judges it.
+
+    One test of a GPT-2 that you wrote::
+
+        def test_my_gpt2():
+            minigpt.testing.assert_parity(my_model, "gpt2", gradients=True)
+
+    Args:
+        candidate, against: as ``minigpt.parity`` takes them: a module, or a function of ids (B, T) to logits (B, T, V).
+        how: its other arguments.
+
+    Raises:
+        AssertionError: if parity does not hold. The message is the report's summary: reasons first, then figures.
+        MiniGPTError: if it cannot be judged.
+    """
+    __tracebackhide__ = True
+    report = parity(candidate, against=against, **how)
     if not report.passed:
         raise AssertionError(str(report))

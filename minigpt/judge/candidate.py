@@ -23,7 +23,7 @@ from minigpt.errors import CheckpointError, ConfigError
 from minigpt.generation import generate
 from minigpt.generation.batch import left_padded
 from minigpt.guard import changed_on_import
-from minigpt.judge.gradients import backward_ratio, gradients_of
+from minigpt.judge.gradients import gradients_of
 from minigpt.judge.original import AttentionMaps, Original, Recorder, Text, batches
 from minigpt.model import GPT2
 from minigpt.norms import is_exact, is_ours, name_of, notes
@@ -45,11 +45,13 @@ class Reading(NamedTuple):
     Attributes:
         logits: at the compared positions (T, V).
         outputs: of norms and blocks, by their names in a GPT-2 (T, C).
+        norms: the modules at the norms' sites.
         again: for each norm, how the model calls it.
     """
 
     logits: Float[Tensor, "seq vocab"]
     outputs: Mapping[str, Float[Tensor, "seq embd"]] = {}
+    norms: Mapping[str, nn.Module] = {}
     again: Mapping[str, Callable[[Tensor], Tensor]] = {}
 
 
@@ -196,7 +198,8 @@ class ModuleCandidate(Candidate):
             return Reading(self.logits(text))
         with Recorder(self.module.get_submodule(self.prefix.rstrip(".")), self.places) as recorder:
             logits = self.logits(text)
-        return Reading(logits, {place: y[0] for place, y in recorder.outputs.items()})
+        norms = {site: recorder.modules[site] for site in self.original.sites}
+        return Reading(logits, {place: y[0] for place, y in recorder.outputs.items()}, norms, norms)
 
     def gradients(self) -> dict[str, Tensor] | None:
         return None if self.prefix is None else gradients_of(self.module, self.original, self.prefix)
@@ -264,7 +267,7 @@ class OurCandidate(ModuleCandidate):
         outputs = {site: norm.output[0] for site, norm in norms.items()}
         return Reading(
             logits, outputs | {block: y[0] for block, y in stream.outputs.items()},
-            {site: norm.again for site, norm in norms.items()},
+            {site: norm.norm for site, norm in norms.items()}, {site: norm.again for site, norm in norms.items()},
         )  # fmt: skip
 
     def decoded(self) -> list[Float[Tensor, "new vocab"]] | None:
@@ -286,14 +289,6 @@ class OurCandidate(ModuleCandidate):
 
     def gradients(self) -> dict[str, Tensor] | None:
         return None if self.quantize is not None else gradients_of(self.model, self.original)
-
-    def backward_ratios(self, text: Text, again: Mapping[str, Callable[[Tensor], Tensor]]) -> dict[str, float]:
-        """Return for each norm how many times PyTorch's LayerNorm its gradients are off, given the true input."""
-        dtype, eps = self.model.wte.weight.dtype, self.original.norms["ln_f"].eps
-        return {
-            site: backward_ratio(norm, again[site], text.inputs[site][None].to(dtype), eps)
-            for site, norm in self.model.norm_modules().items()
-        }
 
     def continued(self, text: Text) -> list[int] | None:
         ids = self.original.tensor(text.prompt)

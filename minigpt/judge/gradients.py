@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from minigpt.errors import GenerationError
-from minigpt.judge.measures import Distance, exact_layer_norm, over_noise
+from minigpt.judge.measures import Distance, over_noise
 from minigpt.report.parity_report import Fields
 
 if TYPE_CHECKING:
@@ -85,53 +85,40 @@ def compared_gradients(gradients: dict[str, Tensor], original: "Original") -> li
 def backward_ratio(
     norm: nn.Module, call: Callable[[Tensor], Tensor], x: Float[Tensor, "1 seq embd"], eps: float
 ) -> float:
-    """Return how many times PyTorch's LayerNorm a norm's gradients are off: of input, scale or shift, the largest.
+    """Return how many times the error of PyTorch's LayerNorm a norm's gradients are off: of input, scale and shift.
 
     All get the same input and the same random gradient of the output; the truth is float64.
 
     Args:
         call: computes the norm as the model does.
     """
-    generator = torch.Generator().manual_seed(0)
-    above = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
-    roles = {role: own.detach() for role in ("weight", "bias") if isinstance(own := getattr(norm, role, None), Tensor)}
-    weight = roles.get("weight", torch.ones_like(x[0, 0]))
+    above = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x)
+    roles = {role: own for role in ("weight", "bias") if isinstance(own := getattr(norm, role, None), nn.Parameter)}
 
-    def gradients(normalize: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
-        leaves = [
-            one.to(dtype, copy=True).requires_grad_()
-            for one in (x, weight, *([roles["bias"]] if "bias" in roles else []))
-        ]
+    def exact(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    def gradients(normalize: Callable[..., Tensor], leaves: list[Tensor]) -> list[Tensor]:
         with torch.enable_grad():
-            y = normalize(leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None, eps)
-        return list(torch.autograd.grad(y, leaves, above.to(y)))
+            y = normalize(*leaves)
+        found = (
+            torch.autograd.grad(y, leaves, above.to(y), allow_unused=True) if y.requires_grad else [None] * len(leaves)
+        )
+        return [torch.zeros_like(leaf) if one is None else one for one, leaf in zip(found, leaves, strict=True)]
 
-    def fused(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        return F.layer_norm(x, weight.shape, weight, bias, eps)
-
-    exact, noisy = gradients(exact_layer_norm, torch.float64), gradients(fused, x.dtype)
-    leaf = x.detach().clone().requires_grad_()
-    own = [getattr(norm, role) for role in roles]
-    were_trained = [one.requires_grad for one in own]
+    values = [x, *(own.detach() for own in roles.values())]
+    normalize = exact if "weight" in roles or "bias" not in roles else lambda x, bias: exact(x, None, bias)
+    true_gradients = gradients(normalize, [value.double().requires_grad_() for value in values])
+    noisy = gradients(normalize, [value.clone().requires_grad_() for value in values])
+    were_trained = {role: own.requires_grad for role, own in roles.items()}
     try:
-        for one in own:
-            one.requires_grad_(True)
-        with torch.enable_grad():
-            y = call(leaf)
-        found = torch.autograd.grad(y, [leaf, *own], above, allow_unused=True) if y.requires_grad else [None] * 3
+        leaves = [x.clone().requires_grad_(), *(own.requires_grad_(True) for own in roles.values())]
+        found = gradients(lambda x, *_: call(x), leaves)
     finally:
-        for one, was_trained in zip(own, were_trained, strict=True):
-            one.requires_grad_(was_trained)
-    names = ["x", *roles]
-    truth = dict(
-        zip(["x", "weight", *(["bias"] if "bias" in roles else [])], zip(exact, noisy, strict=True), strict=True)
-    )
-    ratios = []
-    for name, gradient in zip(names, found, strict=False):
-        true_gradient, noisy_gradient = truth[name]
-        gradient = torch.zeros_like(true_gradient) if gradient is None else gradient
-        ratios.append(over_noise(_relative(gradient, true_gradient), _relative(noisy_gradient, true_gradient), 1.0))
-    return max(ratios)
+        for role, own in roles.items():
+            own.requires_grad_(were_trained[role])
+    errors = zip(found, noisy, true_gradients, strict=True)
+    return max(over_noise(_relative(one, truth), _relative(noise, truth), 1.0) for one, noise, truth in errors)
 
 
 def _relative(value: Tensor, truth: Tensor) -> float:

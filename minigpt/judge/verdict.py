@@ -19,8 +19,8 @@ from minigpt.device import dtype_name
 from minigpt.errors import ConfigError, GenerationError, NormError
 from minigpt.guard import watched
 from minigpt.judge import search
-from minigpt.judge.candidate import PARTS, Candidate, ModuleCandidate, OurCandidate, candidate_of
-from minigpt.judge.gradients import compared_gradients
+from minigpt.judge.candidate import PARTS, Candidate, ModuleCandidate, OurCandidate, Reading, candidate_of
+from minigpt.judge.gradients import backward_ratio, compared_gradients
 from minigpt.judge.measures import Distance, LogitsMeter, PositionedDistance, mean_by_rows, over_floor, over_noise
 from minigpt.judge.original import NEW_TOKENS, Original, Prompts, Text, judging, sites_of
 from minigpt.judge.perplexity import perplexity_of, window_losses
@@ -260,7 +260,7 @@ class _Judgement:
                 optional["sensitivity"] = searcher.sensitivity()
             if remove:
                 optional["removal"] = self._remove(searcher, limits)
-        parts = self._measured()
+        parts = self._measured(gradients=gradients and candidate.is_exact)
         if searcher is not None and bisect:
             self.begin("searching for the sites that break it")
             fails = self._failing(parts, limits)
@@ -302,17 +302,20 @@ class _Judgement:
             **optional,
         )
 
-    def _measured(self, *, deciding: bool = False) -> dict[str, Any]:
+    def _measured(self, *, deciding: bool = False, gradients: bool = False) -> dict[str, Any]:
         """Measure what decides, and unless it is all that is asked, each norm and block and the time."""
         original, candidate = self.original, self.candidate
         if not deciding:
             self.begin("comparing logits and norms")
         drift, meter, chosen = Drift(original, candidate), LogitsMeter(), []
+        longest = max(original.texts, key=lambda text: len(text.ids))
         for text in original.texts:
             reading = candidate.read(text)
             _require_numbers(reading.logits, candidate)
             if not deciding:
                 drift.add(text, reading)
+                if gradients and text is longest:
+                    drift.add_backward(text, reading)
             meter.add(text.truth, reading.logits, _targets(original, text))
             chosen.append(reading.logits[text.before_new].argmax(-1).tolist())
         decoded = candidate.decoded()
@@ -332,19 +335,17 @@ class _Judgement:
         )
         if deciding:
             return parts
-        longest = max(range(len(original.texts)), key=lambda i: len(original.texts[i].ids))
-        text = original.texts[longest]
         start = time.perf_counter()
-        candidate.logits(text)
+        candidate.logits(longest)
         return parts | dict(
             norm_sites=drift.norm_sites(),
             blocks=drift.block_drift(),
             first_off=drift.first_off(),
             tokens=Fields(
-                prompt=longest,
-                pieces=[original.text([token]) or f"#{token} " for token in text.ids],
-                kl=meter.kl[longest].tolist(),
-                new_from=text.new_from,
+                prompt=(number := original.texts.index(longest)),
+                pieces=[original.text([token]) or f"#{token} " for token in longest.ids],
+                kl=meter.kl[number].tolist(),
+                new_from=longest.new_from,
             ),
             speed=Fields(candidate_ms=1000 * (time.perf_counter() - start), reference_ms=original.reference_ms),
         )
@@ -444,7 +445,7 @@ class Drift:
         self.propagated: defaultdict[str, PositionedDistance] = defaultdict(PositionedDistance)
         self.backward: dict[str, float] = {}
 
-    def add(self, text: Text, reading: Any) -> None:
+    def add(self, text: Text, reading: Reading) -> None:
         """Count what a candidate computed on a text.
 
         Raises:
@@ -464,6 +465,13 @@ class Drift:
                 x = text.inputs[site][None].to(reading.outputs[site].dtype)  # (1, T, C): the true input, rounded
                 self.local[site].add(again(x.clone())[0], self.original.norms[site](x[0]))
 
+    def add_backward(self, text: Text, reading: Reading) -> None:
+        """Hold the gradients of each norm against those of PyTorch's LayerNorm, given the true input of a text."""
+        for site, again in reading.again.items():
+            if site in text.inputs:
+                x = text.inputs[site][None].to(reading.outputs[site].dtype)
+                self.backward[site] = backward_ratio(reading.norms[site], again, x, self.original.norms[site].eps)
+
     def norm_sites(self) -> list[Fields]:
         """Every site, in the order of the forward."""
         return [
@@ -473,6 +481,7 @@ class Drift:
                 **self._errors(self.local, site, "local_error", "local_first", "local_rest"),
                 **self._errors(self.propagated, site, "propagated_error", "propagated_first", "propagated_rest"),
                 noise=self.original.noise[site],
+                backward_ratio=self.backward.get(site),
             )
             for site in self.original.sites
             if site in self.propagated
