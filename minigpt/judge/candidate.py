@@ -186,12 +186,13 @@ class ModuleCandidate(Candidate):
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Put the module into eval mode in the block."""
-        was_training = self.module.training
-        self.module.train(False)
+        modes = [(part, part.training) for part in self.module.modules()]
+        self.module.eval()
         try:
             yield
         finally:
-            self.module.train(was_training)
+            for part, mode in modes:
+                part.training = mode
 
     def read(self, text: Text) -> Reading:
         if self.prefix is None:

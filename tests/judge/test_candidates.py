@@ -1,0 +1,249 @@
+"""What can be judged beside our own models: modules, functions, files; and the place at which a fault is named."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import GPT2LMHeadModel
+
+import minigpt
+
+PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
+
+
+@pytest.fixture(scope="module")
+def original(folder: Path) -> minigpt.Original:
+    return minigpt.Original(folder, prompts=PROMPTS, max_new_tokens=4, gradients=True, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> GPT2LMHeadModel:
+    return GPT2LMHeadModel.from_pretrained(folder)
+
+
+class Wrapped(nn.Module):
+    """A model in a module of somebody's own, as trainers wrap it; it stays in training mode."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.inner(ids).logits
+
+
+def test_anybodys_model_is_judged_with_the_parts_that_it_gives(
+    original: minigpt.Original, theirs: GPT2LMHeadModel, folder: Path
+) -> None:
+    ours = minigpt.from_pretrained(folder, device="cpu").train()
+    for candidate, missing in (
+        (ours, []),
+        (theirs, ["tokens one by one"]),
+        (Wrapped(theirs), ["tokens one by one"]),
+        (lambda ids: theirs(ids), ["norms and blocks", "tokens one by one", "gradients"]),
+        (lambda ids: theirs(ids).logits.detach().numpy(), ["norms and blocks", "tokens one by one", "gradients"]),
+    ):
+        report = original.judge(candidate)
+        assert report.passed, report.reasons
+        assert report.missing == missing
+        assert [site.site for site in report.norm_sites] == ([] if "norms and blocks" in missing else original.sites)
+        assert report.logits.ratio < 1.5
+    assert (ours.training, theirs.training) == (True, False)
+    assert not any(parameter.grad is not None for parameter in (*ours.parameters(), *theirs.parameters()))
+
+
+def test_the_reference_itself_is_at_the_noise_floor(original: minigpt.Original, theirs: GPT2LMHeadModel) -> None:
+    report = original.judge(theirs)
+    assert report.logits.ratio == 1.0
+    for place in (*report.norm_sites, *report.blocks):
+        assert place.get("propagated_error", place.get("error")) == pytest.approx(place.noise)
+    assert {row.parameter for row in report.gradients} >= {"wte.weight", "ln_f.bias", "inputs_embeds"}
+    assert max(row.ratio for row in report.gradients) <= 1.1
+
+
+@pytest.mark.parametrize(
+    ("candidate", "complaint"),
+    [
+        (lambda ids: "words", "logits"), (lambda ids: torch.zeros(1, 3), "shape"),
+        (lambda ids: torch.zeros(*ids.shape, 61, dtype=torch.long), "int64"), (7, "int"),
+    ],
+)  # fmt: skip
+def test_what_gives_no_logits_is_refused(original: minigpt.Original, candidate: Any, complaint: str) -> None:
+    with pytest.raises(minigpt.ConfigError, match=complaint) as caught:
+        original.judge(candidate)
+    assert caught.value.argument == "candidate"
+
+
+def test_a_module_needs_an_original_and_takes_no_options_of_opening(theirs: GPT2LMHeadModel, folder: Path) -> None:
+    for how, argument in (({}, "against"), ({"against": folder, "norm": "rms"}, "norm")):
+        with pytest.raises(minigpt.ConfigError) as caught:
+            minigpt.parity(theirs, **how)
+        assert caught.value.argument == argument
+
+
+def test_code_that_raises_is_named(original: minigpt.Original) -> None:
+    def broken(ids: Tensor) -> Tensor:
+        raise KeyError("ids")
+
+    with pytest.raises(minigpt.NormError) as caught:
+        original.judge(broken)
+    assert "KeyError" in str(caught.value)
+    assert Path(__file__).name in str(caught.value)
+
+
+def test_assert_parity_says_why(theirs: GPT2LMHeadModel, folder: Path) -> None:
+    how = {"prompts": PROMPTS, "max_new_tokens": 2}
+    minigpt.testing.assert_parity(theirs, folder, **how)
+    wrong = copy.deepcopy(theirs)
+    with torch.no_grad():
+        wrong.transformer.h[1].mlp.c_fc.bias += 0.1
+    with pytest.raises(AssertionError, match=r"^FAIL") as caught:
+        minigpt.testing.assert_parity(wrong, folder, **how)
+    assert "h.1" in str(caught.value)
+
+
+# A file of what another program wrote, with a fault of each kind
+
+
+def residual_missing(model: GPT2LMHeadModel) -> None:
+    block = model.transformer.h[0]
+    block.register_forward_hook(lambda _, args, output: output - args[0])
+
+
+def other_gelu(model: GPT2LMHeadModel) -> None:
+    model.transformer.h[1].mlp.act = nn.GELU()
+
+
+def other_eps(model: GPT2LMHeadModel) -> None:
+    model.transformer.h[1].ln_2.eps = 1e-3
+
+
+def transposed(model: GPT2LMHeadModel) -> None:
+    weight = model.transformer.h[1].attn.c_proj.weight
+    weight.data = weight.data.t().contiguous()
+
+
+def shifted_positions(model: GPT2LMHeadModel) -> None:
+    model.transformer.wpe.weight.data = model.transformer.wpe.weight.data.roll(1, 0)
+
+
+def untied_head(model: GPT2LMHeadModel) -> None:
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() * 1.01)
+
+
+FAULTS: dict[str | None, Callable[[GPT2LMHeadModel], None]] = {
+    "h.0": residual_missing, "h.1": other_gelu, "h.1.ln_2": other_eps, "h.0.ln_1": shifted_positions,
+    None: untied_head,
+}  # fmt: skip
+
+
+def write_outputs(original: minigpt.Original, model: GPT2LMHeadModel, file: Path) -> None:
+    """What another program would write: logits, and the outputs of norms and blocks, by the record's names."""
+    tensors = {}
+    for n, text in enumerate(original.texts):
+        places = {place: model.get_submodule(f"transformer.{place}") for place in (*original.sites, *original.blocks)}
+        hooks = [
+            module.register_forward_hook(
+                lambda _, __, output, place=place, n=n: tensors.update({f"{place}.{n}": output[0].detach().clone()})
+            )
+            for place, module in places.items()
+        ]
+        tensors[f"logits.{n}"] = model(torch.tensor([text.ids])).logits[0].detach().clone()
+        for hook in hooks:
+            hook.remove()
+    save_file(tensors, file)
+
+
+@pytest.mark.parametrize("place", FAULTS)
+def test_a_fault_is_named_by_the_first_output_that_it_touches(
+    original: minigpt.Original, theirs: GPT2LMHeadModel, tmp_path: Path, place: str | None
+) -> None:
+    right, wrong = copy.deepcopy(theirs), copy.deepcopy(theirs)
+    FAULTS[place](wrong)
+    write_outputs(original, right, tmp_path / "right")
+    write_outputs(original, wrong, tmp_path / "wrong")
+    assert original.judge_outputs(tmp_path / "right", gradients=False).passed
+    report = original.judge_outputs(tmp_path / "wrong", gradients=False)
+    assert not report.passed
+    assert (report.first_off and report.first_off.place) == place
+    assert place is None or any(f" {place}'s" in reason for reason in report.reasons)
+
+
+def test_a_transposed_projection_shows_at_the_next_norm(original: minigpt.Original, theirs: GPT2LMHeadModel) -> None:
+    wrong = copy.deepcopy(theirs)
+    transposed(wrong)
+    assert original.judge(wrong, gradients=False).first_off.place == "h.1.ln_2"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda tensors: tensors.pop("logits.1"), r"no logits\.1"),
+        (lambda tensors: tensors.update({"h.7.0": torch.zeros(10, 32)}), r"h\.7\.0"),
+        (lambda tensors: tensors.update({"logits.0": torch.zeros(2, 61)}), r"logits\.0 must have shape"),
+        (lambda tensors: tensors.update({"ln_f.0": torch.zeros(10, 32, dtype=torch.long)}), r"ln_f\.0"),
+    ],
+)
+def test_a_file_that_does_not_fit_the_record(
+    original: minigpt.Original, theirs: GPT2LMHeadModel, tmp_path: Path, change: Any, complaint: str
+) -> None:
+    write_outputs(original, theirs, tmp_path / "file")
+    tensors = load_file(tmp_path / "file")
+    change(tensors)
+    save_file(tensors, tmp_path / "file")
+    with pytest.raises(minigpt.CheckpointError, match=complaint):
+        original.judge_outputs(tmp_path / "file", gradients=False)
+
+
+# The record
+
+
+def test_a_record_holds_what_transformers_says(original: minigpt.Original, folder: Path, tmp_path: Path) -> None:
+    original.save(tmp_path / "record")
+    tensors, truth = load_file(tmp_path / "record"), GPT2LMHeadModel.from_pretrained(folder).double()
+    for n in range(2):
+        ids = tensors[f"ids.{n}"]
+        assert (ids.dtype, ids[: len(PROMPTS[n])].tolist()) == (torch.int64, PROMPTS[n])
+        with torch.no_grad():
+            states = truth(ids[None], output_hidden_states=True)
+        np.testing.assert_allclose(tensors[f"logits.{n}"], states.logits[0], rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(tensors[f"h.0.{n}"], states.hidden_states[1][0], rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(tensors[f"ln_f.{n}"], states.hidden_states[-1][0], rtol=1e-10, atol=1e-10)
+
+
+def test_a_record_judges_as_the_original_did(original: minigpt.Original, tmp_path: Path) -> None:
+    original.save(tmp_path / "record")
+    loaded = minigpt.Original.load(tmp_path / "record")
+    for norm in ("textbook", "rms"):
+        first, again = (one.judge(norm=norm, attention_maps=True).to_dict() for one in (original, loaded))
+        assert {**first, "speed": None} == {**again, "speed": None}
+
+
+def test_a_file_that_is_no_record(tmp_path: Path) -> None:
+    save_file({"logits.0": torch.zeros(1)}, tmp_path / "other")
+    (tmp_path / "text").write_text("no record")
+    for name in ("other", "text", "absent"):
+        with pytest.raises(minigpt.CheckpointError, match=name):
+            minigpt.Original.load(tmp_path / name)
+
+
+def test_attention_maps_are_those_of_the_weights(original: minigpt.Original, folder: Path) -> None:
+    model = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager").double()
+    first, entropy, tokens = 0.0, 0.0, 0
+    for text in original.texts:
+        with torch.no_grad():
+            weights = torch.cat(model(torch.tensor([text.ids]), output_attentions=True).attentions)[
+                :, :, 1:
+            ]  # (L, H, T, S)
+        first, entropy = first + weights[..., 0].sum(-1), entropy + torch.special.entr(weights).sum((-1, -2))
+        tokens += len(text.ids) - 1
+    maps = original.judge(norm="rms", attention_maps=True, gradients=False).attention_maps
+    np.testing.assert_allclose(maps["first"].before, first / tokens, rtol=1e-9)
+    np.testing.assert_allclose(maps["entropy"].before, entropy / tokens, rtol=1e-9)
+    assert maps["first"].after != maps["first"].before

@@ -1,0 +1,104 @@
+"""Gradients in the model: a norm whose backward is wrong fails, and its site is named; right norms pass."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import GPT2LMHeadModel
+
+import minigpt
+
+PROMPTS = [[5, 17, 42, 8, 23, 11, 9, 9, 30], [3, 60, 1]]
+
+
+@pytest.fixture(scope="module")
+def original(folder: Path) -> minigpt.Original:
+    return minigpt.Original(folder, prompts=PROMPTS, max_new_tokens=4, gradients=True, device="cpu")
+
+
+class Detached(minigpt.LayerNorm):
+    """Right forward; its statistics get no gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var = x.mean(-1, keepdim=True).detach(), x.var(-1, correction=0, keepdim=True).detach()
+        return (x - mean) * torch.rsqrt(var + self.eps) * self.weight + self.bias
+
+
+class Backward(torch.autograd.Function):
+    """LayerNorm with a backward by hand; ``fault`` says what is wrong in it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, fault: str) -> Tensor:
+        mean, var = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
+        rstd = torch.rsqrt(var + eps)
+        ctx.save_for_backward((x - mean) * rstd, rstd, weight)
+        ctx.fault = fault
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        x_hat, rstd, weight = ctx.saved_tensors
+        g = dy * weight
+        twice = 2 if ctx.fault == "mean twice" else 1
+        dx = rstd * (g - twice * g.mean(-1, keepdim=True) - x_hat * (g * x_hat).mean(-1, keepdim=True))
+        rounded = x_hat.bfloat16().float() if ctx.fault == "rounded" else x_hat
+        rows = slice(1, None) if ctx.fault == "lost row" else slice(None)
+        dweight, dbias = (dy * rounded).flatten(0, -2)[rows].sum(0), dy.flatten(0, -2)[rows].sum(0)
+        return dx, dweight, dbias, None, None
+
+
+def with_fault(name: str) -> type[minigpt.LayerNorm]:
+    class ByHand(minigpt.LayerNorm):
+        fault = name
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Backward.apply(x, self.weight, self.bias, self.eps, self.fault)
+
+    return ByHand
+
+
+@pytest.mark.parametrize("norm", [Detached, *map(with_fault, ("mean twice", "rounded", "lost row"))])
+@pytest.mark.parametrize("site", ["h.0.ln_2", "h.1.ln_1"])
+def test_a_wrong_backward_fails_and_its_site_is_named(original: minigpt.Original, norm: Any, site: str) -> None:
+    report = original.judge(norm=norm, sites=site)
+    assert report.logits.ratio < 2, "its forward is right"
+    assert not report.passed
+    assert any(site in reason for reason in report.reasons), report.reasons
+    ratios = {one.site: one.backward_ratio for one in report.norm_sites}
+    assert [one for one, ratio in ratios.items() if ratio > 2] == [site], ratios
+
+
+@pytest.mark.parametrize("norm", ["fused", "textbook", with_fault("")])
+def test_a_right_backward_passes(original: minigpt.Original, norm: Any) -> None:
+    report = original.judge(norm=norm)
+    assert report.passed, report.reasons
+    print(f"largest ratio {report.gradients[0]}")
+    assert [row.ratio for row in report.gradients] == sorted((row.ratio for row in report.gradients), reverse=True)
+
+
+def test_gradients_are_those_of_transformers(original: minigpt.Original, folder: Path) -> None:
+    """Of the mean loss of all tokens, in float64; the noise is transformers' own at the dtype."""
+    gradients = []
+    for dtype in (torch.float64, torch.float32):
+        model = GPT2LMHeadModel.from_pretrained(folder, dtype=dtype)
+        tokens = sum(len(text.ids) - 1 for text in original.texts)
+        for text in original.texts:
+            ids = torch.tensor([text.ids])
+            (F.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="sum") / tokens).backward()
+        gradients.append({name.removeprefix("transformer."): own.grad for name, own in model.named_parameters()})
+    exact, noisy = gradients
+    for name, gradient in exact.items():
+        torch.testing.assert_close(original.gradients[name].double(), gradient, rtol=1e-6, atol=1e-8)
+        noise = ((noisy[name].double() - gradient).norm() / gradient.norm()).item()
+        assert original.gradient_noise[name] == pytest.approx(noise, rel=0.2)
+
+
+def test_an_original_without_them_says_so(folder: Path) -> None:
+    plain = minigpt.Original(folder, prompts=PROMPTS, max_new_tokens=0, device="cpu")
+    assert plain.judge(norm="textbook").gradients is None
+    with pytest.raises(minigpt.ConfigError) as caught:
+        plain.judge(norm="textbook", gradients=True)
+    assert caught.value.argument == "gradients"
