@@ -14,6 +14,7 @@ import torch
 from minigpt import norms
 from minigpt.checkpoint import Checkpoint, folder_of, has_tokenizer, locate, open_checkpoint
 from minigpt.checkpoint.locate import MODEL_FILES, PICKLED_FILES
+from minigpt.checkpoint.norms import Norms, as_pairs, norm_at
 from minigpt.checkpoint.pretrained import load
 from minigpt.device import dtype_name, resolve_device, resolve_dtype
 from minigpt.engine import quantize_int8
@@ -27,7 +28,6 @@ from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.foreign.locate import locate as locate_class
 from minigpt.swap import center_writers, fit_on_text, swap_norms
 from minigpt.swap.fit import Explained, require_fitted
-from minigpt.swap.saved import Norms, as_pairs, norm_at
 from minigpt.swap.sites import KEEP, match_sites, patterns_of
 from minigpt.tokenizer import Tokenizer
 

@@ -89,11 +89,10 @@ def test_to_add_a_norm(package: Path) -> None:
 
 @pytest.mark.thorough
 def test_to_add_a_checkpoint_family(package: Path, tmp_path: Path) -> None:
-    """The example of its docstring, in a file of its own; the one line names it."""
+    """The example of its docstring, in the file of the families."""
     code = textwrap.dedent(str(formats.__doc__).partition("::\n")[2])
-    (package / "checkpoint/formats/mine.py").write_text(code)
-    families = package / "checkpoint/formats/__init__.py"
-    families.write_text(families.read_text().replace("FAMILIES = (", 'FAMILIES = ("mine", '))
+    families = package / "checkpoint/formats.py"
+    families.write_text(families.read_text().replace("FORMATS = [", f"{code}\nFORMATS = [MINE, "))
 
     model = minigpt.from_pretrained("demo", device="cpu")
     minigpt.save_pretrained(model, tmp_path / "mine")

@@ -12,7 +12,7 @@ from helpers import random_ids
 
 import minigpt
 from minigpt import ConfigError, NormError, Recipe
-from minigpt.swap.saved import described_norms
+from minigpt.checkpoint.norms import described_norms
 
 TALE = "Once upon a time there was a young gardener named Tom. He had a garden. " * 20
 

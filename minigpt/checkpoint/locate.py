@@ -11,6 +11,7 @@ from minigpt.files import as_path
 
 DEMO = Path(__file__).parents[1] / "demo"
 KNOWN = ("demo", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
+COMMITS: dict[tuple[str, str | None], str] = {}  # of repositories and revisions, as this process first saw them
 REPOSITORY = re.compile(r"[^./~][^/]*(/[^/]+)?")
 
 # The tokenizer's files count the ids in use, and must come from the same commit.
@@ -26,6 +27,8 @@ def locate(
     local_files_only: bool = False,
 ) -> Path:
     """Return the local folder, or file of weights, that ``source`` names. Fetches a hub repository into the cache.
+
+    A process reads all files of a repository from one commit, also when its branch moves meanwhile.
 
     huggingface_hub fetches it, so HF_HOME, HF_HUB_OFFLINE, HF_TOKEN and HF_ENDPOINT have their usual meaning.
 
@@ -55,7 +58,9 @@ def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_
 
     snapshot = functools.partial(snapshot_download, repository, local_files_only=local_files_only)
     try:
-        folder = Path(snapshot(revision=revision, allow_patterns=[*files]))
+        commit = COMMITS.get((repository, revision), revision)
+        folder = Path(snapshot(revision=commit, allow_patterns=[*files]))
+        COMMITS[repository, revision] = folder.name
         if SAFETENSORS in files and not any(folder.glob("model*.safetensors*")):  # an old repository
             snapshot(revision=folder.name, allow_patterns=[*PICKLED_FILES])  # from the same commit
     except Exception as error:  # the client and its transport raise many kinds

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint.files import CONFIG, config_file, folder_of, read_contents
-from minigpt.checkpoint.formats import Format, recognise
-from minigpt.checkpoint.formats.format import same_values
-from minigpt.checkpoint.frozen_norms import is_frozen, unscaled
+from minigpt.checkpoint.formats import Format, recognise, same_values
+from minigpt.checkpoint.norms import Pairs, is_frozen, unscaled, without_norms
 from minigpt.config import GPT2Config
 from minigpt.device import DTYPES, dtype_name
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, listing
 from minigpt.files import read_object
-from minigpt.swap.saved import Pairs, without_norms
 
 HPARAMS = "hparams.json"  # OpenAI's
 _WRAPPERS = re.compile(r"(?:(?:module|_orig_mod)\.)*(?:transformer\.)?")  # of DataParallel, of torch.compile

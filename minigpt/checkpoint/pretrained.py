@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from minigpt import norms
 from minigpt.checkpoint.files import read_tensors
 from minigpt.checkpoint.locate import locate
+from minigpt.checkpoint.norms import Pairs, norm_at, require_registered
 from minigpt.checkpoint.opened import Checkpoint, as_ours, only_dtype, require_fitting
 from minigpt.engine import accelerate
 from minigpt.errors import NormError
 from minigpt.model import GPT2
 from minigpt.model.checks import check_gpt2, check_weights
 from minigpt.norms.record import record_of
-from minigpt.swap.saved import Pairs, norm_at, require_registered
 from minigpt.swap.sites import require_own_parameters
 
 

@@ -1,5 +1,7 @@
 """Model -> checkpoint, as transformers reads it."""
 
+import copy
+import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,17 +9,20 @@ from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt.checkpoint.atomic import replacing
 from minigpt.checkpoint.files import CONFIG, GENERATION_CONFIG, MODEL, TOKENIZER_FILES, write_json
+from minigpt.checkpoint.norms import FROZEN_EPS, as_pairs, eps_unsaid, norm_at, norm_fields
 from minigpt.checkpoint.opened import misfits
 from minigpt.device import dtype_name
-from minigpt.errors import CheckpointError, listing
+from minigpt.errors import CheckpointError, NormError, listing
 from minigpt.files import as_path
 from minigpt.model import GPT2
 from minigpt.model.checks import check_gpt2, check_weights
-from minigpt.swap.saved import as_pairs, eps_unsaid, norm_at, norm_fields
+from minigpt.norms.frozen import FrozenLayerNorm
+from minigpt.norms.record import record_of
+from minigpt.swap import swap_norms
 
 MAX_SHARD_BYTES = 5 * 10**9
 PREFIX = "transformer."  # of a GPT2LMHeadModel's file; a GPT2Model's has none
@@ -85,6 +90,40 @@ def save_pretrained(
         raise CheckpointError(f"cannot save to {directory}: {getattr(error, 'strerror', None) or error}") from error
 
 
+def save_frozen(model: GPT2, directory: str | Path, tokenizer: SavesItself | None = None) -> None:
+    """Write a model whose norms are all frozen so that transformers alone loads it with the same logits.
+
+    ``minigpt.from_pretrained`` loads what is written with frozen norms again.
+
+    Raises:
+        NormError: if ``can_save_frozen`` is False, or a scaled weight is too large for the model's dtype.
+        CheckpointError: as ``save_pretrained``.
+    """
+    if not can_save_frozen(model):
+        raise NormError(
+            "only a model whose norms are all frozen and divide all positions by one deviation has a plain form; end "
+            "the training schedule with a stage first@STEP"
+        )
+    plain = copy.deepcopy(model)
+    plain.config = dataclasses.replace(model.config, layer_norm_epsilon=FROZEN_EPS)
+    for site, norm in model.norm_modules().items():
+        weight = plain.get_parameter(f"{site}.weight")
+        with torch.no_grad():
+            weight.copy_(weight.double() * (FROZEN_EPS**0.5 / _deviations(norm)[0]))
+        record_of(plain.get_submodule(site)).originals.clear()  # a fitted norm's own scale and shift are saved
+        if not weight.isfinite().all():
+            raise NormError(
+                f"the scaled weight of {site} does not fit into {weight.dtype}; save in float32 or bfloat16"
+            )
+    swap_norms(plain, "fused")
+    save_pretrained(plain, directory, tokenizer)
+
+
+def can_save_frozen(model: GPT2) -> bool:
+    """True if all norms are frozen, and each divides all positions by one deviation."""
+    return all(len({*_deviations(norm)}) == 1 for norm in model.norm_modules().values())
+
+
 def _saved_tensors(model: GPT2) -> dict[str, Tensor]:
     """Return the state_dict by a checkpoint's names. Memory that is shared, as by a norm at two sites, is copied."""
     places: set[int] = set()
@@ -124,3 +163,10 @@ def _require_whole(model: GPT2, tensors: Mapping[str, Tensor], named: Any) -> No
 def _saved_name(name: str) -> str:
     name = name.replace("_orig_mod.", "")  # of what torch.compile has wrapped
     return name if name.startswith("lm_head.") else PREFIX + name
+
+
+def _deviations(norm: nn.Module) -> list[float]:
+    """Return what a frozen norm divides the other positions and the first by; nothing if it is not calibrated."""
+    if not isinstance(norm, FrozenLayerNorm) or norm.calibration is None:
+        return []
+    return norm.calibration.tolist()[:2]

@@ -36,7 +36,7 @@ def convert(
         files stay, and so does a ckpt.pt.
     """
     from minigpt.checkpoint import TOKENIZER_FILES, generation_fields, holds_model, save_pretrained
-    from minigpt.swap.saved import described_norms
+    from minigpt.checkpoint.norms import described_norms
 
     replaces = holds_model(out)
     if replaces and not force:

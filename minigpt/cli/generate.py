@@ -62,9 +62,9 @@ def generate(
         tokens, drawn at temperature 0.8; in Python max_new_tokens is required and do_sample is off.
     """
     from minigpt.checkpoint import folder_of, generation_fields
+    from minigpt.checkpoint.norms import described_norms
     from minigpt.device import settle_memory
     from minigpt.generation.promptfile import TextFile
-    from minigpt.swap.saved import described_norms
 
     settle_memory()
     from_shell = {name: value for name, value in options.items() if value is not None}

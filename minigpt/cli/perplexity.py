@@ -27,8 +27,8 @@ def perplexity(
         minigpt perplexity gpt2 held-out.txt
         minigpt perplexity --model ./tuned --text held-out.txt --norm rms --json
     """
+    from minigpt.checkpoint.norms import described_norms
     from minigpt.judge.perplexity import perplexity as perplexity_of
-    from minigpt.swap.saved import described_norms
 
     content = read_text(text, GenerationError)
     with progress() as say:

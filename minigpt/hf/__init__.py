@@ -21,9 +21,9 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config
 
+from minigpt.checkpoint.norms import ARCHITECTURE, Norms
 from minigpt.hf.config import Choice, MiniGPT2Config, RegisteredConfig
 from minigpt.hf.model import ChosenParts, GPT2LMHeadModel, GPT2Model
-from minigpt.swap.saved import ARCHITECTURE, Norms
 
 __all__ = ["GPT2LMHeadModel", "GPT2Model", "MiniGPT2Config", "register", "unregister"]
 

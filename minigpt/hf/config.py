@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, no_type_check
 import transformers
 
 from minigpt import norms
+from minigpt.checkpoint.norms import ARCHITECTURE, MODEL_TYPE, Norms, Pairs, as_pairs, require_registered
 from minigpt.errors import ConfigError
-from minigpt.swap.saved import ARCHITECTURE, MODEL_TYPE, Norms, Pairs, as_pairs, require_registered
 
 ARITHMETICS = ("fast", "reference")
 

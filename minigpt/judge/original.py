@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from minigpt.checkpoint import config_file, open_checkpoint, read_tensors
 from minigpt.checkpoint.files import weight_files
-from minigpt.checkpoint.frozen_norms import is_frozen
+from minigpt.checkpoint.norms import is_frozen
 from minigpt.checkpoint.opened import only_dtype
 from minigpt.config import GPT2Config
 from minigpt.device import dtype_name, full_products, require_values, resolve_device, resolve_dtype, versions

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.checkpoint import open_checkpoint
+from minigpt.checkpoint.norms import Norms
 from minigpt.checkpoint.opened import only_dtype
 from minigpt.config import GPT2Config
 from minigpt.device import dtype_name
@@ -31,7 +32,6 @@ from minigpt.norms.registry import lookup, require_on
 from minigpt.recipe import Recipe
 from minigpt.report.parity_report import MOST_NOISE, Fields, ParityReport, judged, parse_budget
 from minigpt.report.steps import Progress, Steps
-from minigpt.swap.saved import Norms
 
 FAR_OFF = 8.0  # a place is off from so many times transformers' own error there on
 BATCH = 8  # rows of the batch that ``noise`` compares with one row

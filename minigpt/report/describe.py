@@ -18,6 +18,7 @@ from minigpt.checkpoint import (
     read_tensors,
     weight_files,
 )
+from minigpt.checkpoint.norms import Pairs
 from minigpt.checkpoint.opened import only_dtype, require_fitting
 from minigpt.checkpoint.pretrained import loadable, put_norms
 from minigpt.config import GPT2Config
@@ -27,7 +28,6 @@ from minigpt.engine.kernel import path_of
 from minigpt.errors import MiniGPTError, listing
 from minigpt.model import GPT2
 from minigpt.report.numerals import brief
-from minigpt.swap.saved import Pairs
 from minigpt.tokenizer import Tokenizer
 
 

@@ -15,7 +15,7 @@ from transformers import GPT2Config, PrinterCallback, Trainer, TrainerCallback, 
 
 from minigpt import hf
 from minigpt.checkpoint import save_pretrained
-from minigpt.checkpoint.frozen_norms import can_save_frozen, save_frozen
+from minigpt.checkpoint.save import can_save_frozen, save_frozen
 from minigpt.device import resolve_device
 from minigpt.errors import CheckpointError, ConfigError, GenerationError
 from minigpt.files import finite, hash_json, read_text, write_atomically

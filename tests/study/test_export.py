@@ -5,7 +5,7 @@ import torch
 import transformers
 
 import minigpt
-from minigpt.checkpoint.frozen_norms import save_frozen
+from minigpt.checkpoint.save import save_frozen
 from minigpt.report.describe import describe
 
 

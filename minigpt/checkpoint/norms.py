@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.errors import NormError, listing
@@ -22,6 +23,13 @@ OF_OURS = ("norm", "arithmetic")  # the fields that such a config.json has besid
 
 Pairs = list[tuple[str, norms.NormSpec]]
 Norms = norms.NormSpec | Mapping[str, norms.NormSpec] | Pairs  # at all sites, or by patterns of sites
+
+# A LayerNorm whose eps is far above every variance divides by sqrt(eps), a constant. So any program reads a model of
+# frozen norms as a plain GPT-2, as arXiv 2507.02559 publishes them: each weight is the frozen weight times
+# sqrt(eps) / deviation. The root of this eps is a power of two, so multiplying rounds nothing. Variances below 2**16
+# vanish beside it.
+FROZEN_EPS = 2.0**40
+PLAIN = [1.0, 1.0, float("inf")]  # the calibration of a frozen norm that divides by 1
 
 
 def norm_fields(model: GPT2) -> dict[str, Any]:
@@ -109,3 +117,19 @@ def eps_unsaid(model: GPT2) -> dict[str, list[float]]:
 def _is_layer_norm(norm: nn.Module) -> bool:
     known = {info.cls for info in norms.available().values() if info.exact}
     return type(norm) is nn.LayerNorm or type(norm) in known
+
+
+def is_frozen(eps: float) -> bool:
+    """True if a config's layer_norm_epsilon says that its norms divide by a constant."""
+    return eps >= 2.0**20
+
+
+def unscaled(tensors: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
+    """Return the tensors of a plain form as those of frozen norms that divide by 1."""
+    plain = dict(tensors)
+    for name, weight in tensors.items():
+        site, _, parameter = name.rpartition(".")
+        if parameter == "weight" and site.rpartition(".")[2] in ("ln_1", "ln_2", "ln_f"):
+            plain[name] = weight / eps**0.5
+            plain[f"{site}.calibration"] = torch.tensor(PLAIN, dtype=weight.dtype)
+    return plain

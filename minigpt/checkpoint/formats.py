@@ -1,4 +1,17 @@
-"""A family of checkpoints as a table: how it names, stores and describes a GPT-2."""
+"""Families of checkpoints, each a table: how it names, stores and describes a GPT-2.
+
+To add a family, write its ``Format`` here and put it first in FORMATS. A tensor that is in no row keeps its name, so a
+family that names GPT-2's parts as we do needs rows for the others only::
+
+    MINE = Format(
+        name="mine",
+        recognises=lambda tensors: "embed.weight" in tensors,
+        rows={
+            "wte.weight": same("embed.weight"),
+            **{f"h.{{i}}.{name}.weight": transposed(f"h.{{i}}.{name}.weight") for name in LINEARS},
+        },
+    )
+"""
 
 import dataclasses
 import itertools
@@ -134,5 +147,102 @@ def _vocabulary(size: Any) -> dict[str, Any]:
     return {} if size == GPT2_VOCABULARY else {"used_vocab_size": GPT2_VOCABULARY}
 
 
+# The book "Build a Large Language Model (From Scratch)": queries, keys and values are three linear layers, (out, in).
+_BLOCK = "trf_blocks.{i}"
+_QKV = tuple(f"{_BLOCK}.att.W_{part}" for part in ("query", "key", "value"))
+
+BOOK = Format(
+    name="book (trf_blocks)",
+    recognises=lambda tensors: "tok_emb.weight" in tensors or "trf_blocks.0.norm1.scale" in tensors,
+    rows={
+        "wte.weight": same("tok_emb.weight"),
+        "wpe.weight": same("pos_emb.weight"),
+        "h.{i}.ln_1.weight": same(f"{_BLOCK}.norm1.scale"),
+        "h.{i}.ln_1.bias": same(f"{_BLOCK}.norm1.shift"),
+        "h.{i}.attn.c_attn.weight": transposed(*(f"{linear}.weight" for linear in _QKV)),
+        "h.{i}.attn.c_attn.bias": same(*(f"{linear}.bias" for linear in _QKV)),
+        "h.{i}.attn.c_proj.weight": transposed(f"{_BLOCK}.att.out_proj.weight"),
+        "h.{i}.attn.c_proj.bias": same(f"{_BLOCK}.att.out_proj.bias"),
+        "h.{i}.ln_2.weight": same(f"{_BLOCK}.norm2.scale"),
+        "h.{i}.ln_2.bias": same(f"{_BLOCK}.norm2.shift"),
+        "h.{i}.mlp.c_fc.weight": transposed(f"{_BLOCK}.ff.layers.0.weight"),
+        "h.{i}.mlp.c_fc.bias": same(f"{_BLOCK}.ff.layers.0.bias"),
+        "h.{i}.mlp.c_proj.weight": transposed(f"{_BLOCK}.ff.layers.2.weight"),
+        "h.{i}.mlp.c_proj.bias": same(f"{_BLOCK}.ff.layers.2.bias"),
+        "ln_f.weight": same("final_norm.scale"),
+        "ln_f.bias": same("final_norm.shift"),
+        "lm_head.weight": same("out_head.weight"),
+    },
+    buffers=re.compile(r"trf_blocks\.\d+\.att\.mask"),
+    may_lack=re.compile(r"h\.\d+\.attn\.c_attn\.bias"),
+    fields={
+        "vocab_size": "vocab_size",
+        "n_positions": "context_length",
+        "n_embd": "emb_dim",
+        "n_head": "n_heads",
+        "n_layer": "n_layers",
+        **dict.fromkeys(DROPOUTS, "drop_rate"),
+    },
+    ignored=("qkv_bias",),
+)
+
+
+# nanoGPT and minGPT: Hugging Face's names, but linear layers are stored (out, in), and biases may be missing. nanoGPT
+# uses the exact GELU. A model trained before June 2023, or by minGPT, needs a config.json beside it.
+
+
+_FIRST = "h.0.attn.c_attn.weight"
+
+
+def _stores_out_in(tensors: Tensors) -> bool:
+    """Return True if c_attn is stored (out, in). Its shape tells, since it is never square."""
+    shape = tensors[_FIRST].shape if _FIRST in tensors else ()
+    return len(shape) == 2 and shape[0] == 3 * shape[1]
+
+
+NANOGPT = Format(
+    name="nanoGPT",
+    recognises=_stores_out_in,
+    rows={f"h.{{i}}.{linear}.weight": transposed(f"h.{{i}}.{linear}.weight") for linear in LINEARS},
+    buffers=CAUSAL_MASKS,
+    may_lack=re.compile(r"(.*\.)?(c_attn|c_proj|c_fc|ln_1|ln_2|ln_f)\.bias"),
+    fields={
+        **{name: name for name in ("vocab_size", "n_layer", "n_head", "n_embd")},
+        "n_positions": "block_size",
+        **dict.fromkeys(DROPOUTS, "dropout"),
+    },
+    ignored=("bias",),
+    fixed={"activation_function": "gelu"},
+)
+
+
+# OpenAI's TensorFlow checkpoint: model/h0/ln_1/g. Linear layers are (1, in, out).
+OPENAI = Format(
+    name="OpenAI (TensorFlow)",
+    recognises=lambda tensors: "model/wte" in tensors or "model/h0/ln_1/g" in tensors,
+    rows={
+        "wte.weight": same("model/wte"),
+        "wpe.weight": same("model/wpe"),
+        "ln_f.weight": same("model/ln_f/g"),
+        "ln_f.bias": same("model/ln_f/b"),
+        **{f"h.{{i}}.{norm}.weight": same(f"model/h{{i}}/{norm}/g") for norm in ("ln_1", "ln_2")},
+        **{f"h.{{i}}.{norm}.bias": same(f"model/h{{i}}/{norm}/b") for norm in ("ln_1", "ln_2")},
+        **{f"h.{{i}}.{name}.weight": convolved(f"model/h{{i}}/{name.replace('.', '/')}/w") for name in LINEARS},
+        **{f"h.{{i}}.{name}.bias": same(f"model/h{{i}}/{name.replace('.', '/')}/b") for name in LINEARS},
+    },
+    fields={
+        **{name: name for name in ("n_embd", "n_head", "n_layer")},
+        "vocab_size": "n_vocab",
+        "n_positions": "n_ctx",
+    },
+)
+
 # Our names, layouts and config fields are taken from transformers.
 HUGGING_FACE = Format(name="Hugging Face", recognises=lambda tensors: True, buffers=CAUSAL_MASKS)
+
+FORMATS = [OPENAI, BOOK, NANOGPT, HUGGING_FACE]  # the first that recognises the tensors
+
+
+def recognise(tensors: Tensors) -> Format:
+    """Return the family that the tensors belong to; Hugging Face if no other recognises them."""
+    return next(form for form in FORMATS if form.recognises(tensors))
