@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from minigpt.conformance.case import EXACTLY, Case, Compare, Compared
-from minigpt.conformance.cases import FLOAT32, Given
-from minigpt.conformance.rows import ORDINARY, ROW_KINDS, far_from_zero, ordinary, transposed
-from minigpt.conformance.subject import OTHER_EPS, Subject, Unsupported
+from minigpt.conformance.case import ADD_NORM, EXACTLY, OTHER_EPS, Case, Compare, Compared, Subject, Unsupported
+from minigpt.conformance.cases import FLOAT32, TWO, Given, compared_gradients, gradients
+from minigpt.conformance.truth import ORDINARY, ROW_KINDS, far_from_zero, ordinary, transposed
 from minigpt.device import DTYPES, HALVES, dtype_name
 from minigpt.errors import NormError
 from minigpt.norms.add import parts_of
 
-BOTH = (torch.float32, torch.bfloat16)
 BEHAVIOUR_CASES: list[Case] = []
 
 
@@ -31,12 +29,11 @@ def case(name: str, reason: str, dtypes: tuple[torch.dtype, ...] = (torch.float3
     return add
 
 
-@case("a row in any company", "the same numbers, or rounding where torch.mean itself sums a row otherwise", BOTH)
+@case("a row in any company", "the same numbers, or rounding where torch.mean itself sums a row otherwise", TWO)
 def row_in_company(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     """The same bits for a row alone, among 9 to 2,000 rows, in a prompt, in pieces of it, and decoded."""
     for width in (64, 768, 1001):
         norm, x = Given((36, width)).to(subject, dtype)
-        whole = norm(x.clone()).clone()  # a norm may write its next output over this one
         bound = norm.truth(x).bound * (0 if _sums_alike(x) else 2)
         rows, prompt = (36, width), (2, 18, width)
         pieces = {
@@ -46,12 +43,15 @@ def row_in_company(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
             "in pieces of a prompt": (prompt, 7),
             "decoded": (prompt, 1),
         }
-        for place, (shape, size) in pieces.items():
-            y = torch.cat([norm(piece.clone()).clone() for piece in x.view(shape).split(size, -2)], -2)
-            yield f"width {width}, {place}", y.view(rows), whole, bound
-        yield f"width {width}, in another place", norm(x.flip(0)).flip(0), whole, bound
-        for many in (255, 256, 2000):
-            yield f"width {width}, among {many:,}", norm(x.repeat(56, 1)[-many:])[-36:], whole, bound
+        for way in norm.ways:
+            whole = way(x.clone()).clone()  # a norm may write its next output over this one
+            for place, (shape, size) in pieces.items():
+                y = torch.cat([way(piece.clone()).clone() for piece in x.view(shape).split(size, -2)], -2)
+                yield Compared(f"width {width}, {place}", y.view(rows), whole, bound, way.part)
+            yield Compared(f"width {width}, in another place", way(x.flip(0)).flip(0), whole, bound, way.part)
+            for many in (255, 256, 2000):
+                last = way(x.repeat(56, 1)[-many:])[-36:]
+                yield Compared(f"width {width}, among {many:,}", last, whole, bound, way.part)
 
 
 def _sums_alike(x: Tensor) -> bool:
@@ -60,14 +60,14 @@ def _sums_alike(x: Tensor) -> bool:
     return torch.equal(torch.cat([row.mean(-1) for row in x.split(1)]), x.mean(-1))
 
 
-@case("input left as it was", EXACTLY, BOTH)
+@case("input left as it was", EXACTLY, TWO)
 def input_kept(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     """The call does not change its input."""
     for shape in ((12, 64), (2, 6, 64), (1, 1, 64)):
         norm, x = Given(shape).to(subject, dtype)
         before = x.clone()
         norm(x)
-        yield f"shape {shape}", x, before, 0
+        yield Compared(f"shape {shape}", x, before, 0)
 
 
 @case("same input, same output", EXACTLY)
@@ -76,9 +76,40 @@ def repeated(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     norm, again = (subject.drawing_for("the same weights").candidate(768) for _ in range(2))
     x, other = (subject.rows(12, 768, dtype=dtype) for _ in range(2))
     first = norm(x.clone()).clone()
-    yield "the second call", norm(x.clone()), first, 0
+    yield Compared("the second call", norm(x.clone()), first, 0)
     again(other)
-    yield "the call after other rows", again(x.clone()), first, 0
+    yield Compared("the call after other rows", again(x.clone()), first, 0)
+    yield Compared("the call after its input was overwritten", again(other.copy_(x)), first, 0)
+
+
+@case("many calls", EXACTLY)
+def many_calls(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
+    """300 calls of one norm repeat the first, and so do 40 backward passes."""
+    norm, x = Given((2, 3, 64)).to(subject, dtype)
+    dy, first = subject.rows(2, 3, 64), norm(x.clone()).clone()
+    for call in range(300):
+        yield Compared(f"call {call + 2}", norm(x.clone()), first, 0)
+    norm.module.train()
+    true = norm.gradient_truth(x, dy)
+    for step in range(40):
+        for name, gradient in gradients(norm, norm, x, dy).items():
+            yield Compared(f"{name} in backward pass {step + 1}", gradient, *true[name], part=name)
+
+
+@case("overlapping calls", FLOAT32)
+def overlapping(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
+    """A backward pass after another forward pass, then once more, with the incoming gradient unchanged."""
+    norm, x = Given((12, 64)).to(subject, dtype)
+    norm.module.train()
+    dy, leaf = subject.rows(12, 64), x.clone().requires_grad_()
+    before, true = dy.clone(), norm.gradient_truth(x, dy)["input"]
+    with torch.enable_grad():
+        y = norm(leaf)
+        norm(subject.rows(12, 64).requires_grad_())
+        for place in ("after another call", "once more"):
+            (gradient,) = torch.autograd.grad(y, leaf, dy, retain_graph=True)
+            yield Compared(f"the gradient of the input, {place}", gradient, *true, part="input")
+    yield Compared("the incoming gradient", dy, before, 0, "input")
 
 
 @case("output left as it was", EXACTLY)
@@ -88,17 +119,17 @@ def output_kept(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     y = norm(x)
     before = y.clone()
     norm(subject.rows(12, 64, dtype=dtype))
-    yield "the output", y, before, 0
+    yield Compared("the output", y, before, 0)
 
 
-@case("weights that change", "the numbers must be those of a new norm with these weights", BOTH)
+@case("weights that change", "the numbers must be those of a new norm with these weights", TWO)
 def weights_changed(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     """Scale and shift change in place between two calls, as in a training step or a load."""
     norm, x = Given((12, 64)).to(subject, dtype)
     norm(x.clone())
     scale, shift = (parameter.copy_(1 + parameter.flip(0)) for parameter in norm.parameters.values())
     fresh = subject.candidate(64, dtype, weights=lambda width, generator: (scale.clone(), shift.clone()))
-    yield "the next call", norm(x.clone()), fresh(x.clone()), 0
+    yield Compared("the next call", norm(x.clone()), fresh(x.clone()), 0)
 
 
 # Rows, texts, one token of several texts, one token, and a width that no block of a kernel divides
@@ -119,11 +150,10 @@ def residual_added(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
         with torch.set_grad_enabled(training):
             total, y = norm.add_norm(residual.requires_grad_(training), delta)
         name = f"{given.kind.name} {given.shape} with a delta in {dtype_name(delta.dtype)}" + ", training" * training
-        yield f"the residual after it, {name}", residual, before[0], 0
-        yield f"the delta after it, {name}", delta, before[1], 0
-        yield f"the sum of {name}", total, expected, 0
-        values, bound = norm.truth(expected)
-        yield f"the norm of {name}", y, values, bound
+        yield Compared(f"the residual after it, {name}", residual, before[0], 0, ADD_NORM)
+        yield Compared(f"the delta after it, {name}", delta, before[1], 0, ADD_NORM)
+        yield Compared(f"the sum of {name}", total, expected, 0, ADD_NORM)
+        yield Compared(f"the norm of {name}", y, *norm.truth(expected), part=ADD_NORM)
 
 
 @case("any mode", FLOAT32)
@@ -136,7 +166,7 @@ def any_mode(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
         norm.module.train(training)
         with mode():
             y = norm(x.clone().requires_grad_(mode is torch.enable_grad))
-        yield f"{'training' if training else 'not training'}, {name}", y, values, bound
+        yield Compared(f"{'training' if training else 'not training'}, {name}", y, values, bound)
 
 
 @case("another eps", FLOAT32)
@@ -158,9 +188,24 @@ def no_bias(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
         raise Unsupported(f"without a bias, {error}") from error
 
 
+@case("half rows, float32 scale", "the bound of the input's dtype", HALVES)
+def float32_scale(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
+    """Half precision rows and float32 weights without autocast. A norm that raises is not judged."""
+    norm, x = subject.candidate(768), subject.rows(24, 768, dtype=dtype)
+    try:
+        y = norm(x, dtypes=[torch.float32])
+    except NormError as error:
+        raise Unsupported(f"with a float32 scale, {error}") from error
+    yield Compared("values", y, *norm.truth(x))
+    dy = subject.rows(24, 768, dtype=dtype)
+    found = gradients(norm, lambda rows: norm(rows, dtypes=[torch.float32]), x, dy)
+    yield from compared_gradients(norm, found, x, dy)
+
+
 @case(
-    "autocast", "the bound of the input's dtype; twice that of half precision, for rounded weights", (BOTH[0], *HALVES)
-)
+    "autocast", "the bound of the input's dtype; twice that of half precision, for rounded weights",
+    (torch.float32, *HALVES),
+)  # fmt: skip
 def autocast(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     """Under autocast, float32 input stays in float32, and half activations meet float32 weights."""
     if dtype == torch.float16 and subject.device.type == "cpu":
@@ -168,7 +213,7 @@ def autocast(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     is_half = dtype in HALVES
     rows = ordinary(12, 768, subject.generator) if is_half else far_from_zero(12, 768, subject.generator) / 10
     norm, x = subject.candidate(768), subject.put(rows, dtype)
-    values, bound = norm.truth(x)
+    values, bound = norm.truth(x, roundings=3)
     with torch.autocast(x.device.type, dtype if is_half else torch.bfloat16):
         y = norm(x, dtypes=[torch.float32])  # as layer_norm: the input's dtype on a CPU, float32 on CUDA
-    yield "", y, values, (1 + is_half) * bound
+    yield Compared("", y, values, (1 + is_half) * bound)

@@ -8,19 +8,21 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from minigpt.conformance.case import Case, Compared
-from minigpt.conformance.rows import ORDINARY, ROW_KINDS, RowKind, transposed
-from minigpt.conformance.subject import Candidate, Subject
-from minigpt.conformance.truth import PRECISIONS, bound_reason
-from minigpt.device import DTYPES
+from minigpt.conformance.case import ADD_NORM, Candidate, Case, Compared, Subject, worst_element
+from minigpt.conformance.truth import ORDINARY, PRECISIONS, ROW_KINDS, RowKind, bound_reason, transposed
+from minigpt.device import DTYPES, HALVES
 from minigpt.errors import NormError
 from minigpt.norms.add import parts_of
+from minigpt.norms.foreign.construct import naming
 
-# The smallest, those that kernels are written for, GPT-2's four, and some that no block of a kernel divides
-WIDTHS = (2, 3, 64, 127, 128, 256, 512, 768, 1001, 1024, 1280, 1600, 4096)
-ROW_COUNTS = (0, 1, 65_535, 65_536, 65_537)  # CUDA's grid ends at 65,535 in two of its three dimensions
+# GPT-2's four, those around the powers of two that kernels are written for, and one that no block of a kernel divides
+POWERS = [power + side for power in (32, 64, 128, 256, 512, 1024, 2048, 4096) for side in (-1, 0, 1)]
+WIDTHS = sorted({2, 3, 768, 1001, 1280, 1600, *POWERS})
+# A block of threads has 256 or 1,024, and CUDA's grid ends at 65,535 in two of its three dimensions
+SIZES = (1, 255, 256, 257, 1023, 1024, 1025, 65_535, 65_536, 65_537)
 SHAPES = {
     "2-D": (12, 64),
     "3-D": (3, 4, 64),
@@ -45,7 +47,7 @@ class Given(NamedTuple):
         shape: of the rows, (..., width).
         kind: of the rows.
         of_input, of_output: lay out the input, and the incoming gradient, in memory.
-        frozen: the name of the tensor that takes no gradient: "input" or "weight".
+        frozen: the name of the tensor that takes no gradient: "input", "weight" or "bias".
     """
 
     shape: tuple[int, ...]
@@ -61,10 +63,11 @@ class Given(NamedTuple):
 
 
 def values(inputs: list[Given], subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
-    """Compare the norm of each input with float64."""
+    """Compare the norm of each input with float64, also by its ``add_norm``."""
     for given in inputs:
         norm, x = given.to(subject, dtype)
-        yield norm.compared(x, f"shape {given.shape}")
+        for way in norm.ways:
+            yield way.compared(x, f"shape {given.shape}")
 
 
 def not_finite(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
@@ -75,23 +78,57 @@ def not_finite(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     y = norm(spoilt)
     if y[[1, 3, 4]].isfinite().all(-1).any():
         raise NormError("it returns finite numbers where torch's layer_norm returns NaN, so it hides a NaN")
-    yield "the other rows", y[[0, 2, 5]], norm(x)[[0, 2, 5]], 0
+    yield Compared("the other rows", y[[0, 2, 5]], norm(x)[[0, 2, 5]], 0)
+
+
+def bias_and_slope(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
+    """Measure what no single number shows: errors to one side, and rows that are too long or too short.
+
+    The mean error towards 0 is in units of u: truncation has 1/2 or more, rounding less than 1/50 in 2,048 rows. The
+    slope of a row over the true one is 1 up to the rounding of its deviation, and of n results in half precision.
+    """
+    norm, x = Given((2048, 64)).to(subject, dtype)
+    precision = PRECISIONS[dtype]
+    for way in norm.ways:
+        y, true = way(x).cpu().double(), way.truth(x).values
+        error, centred = y - true, true - true.mean(-1, keepdim=True)
+        slope = (error * centred).sum(-1) / centred.square().sum(-1)
+        to_zero = (error * true.sign()).sum() / true.abs().sum() / precision.result
+        yield Compared("mean error towards 0, in roundings", to_zero, torch.zeros(()), 0.25, way.part)
+        allowed = 16 * precision.statistics + 0.6 * precision.result * precision.is_half
+        yield Compared("slope of a row", slope, torch.zeros(len(x)), allowed, way.part)
 
 
 FLOAT32 = bound_reason(torch.float32)
 OF_WIDTHS = "rows of float32, bfloat16 and float16 numbers"
-OF_ROWS = "rows of 16 float32 numbers"
+OF_SIZES = "many rows, texts or tokens"
 OF_NAN = "a row that holds one is not finite, as with layer_norm"
 SAME_BITS = "the other rows must have the same bits as without it"
 STRIDES = "the norm follows strides"
 THREE = (torch.float32, torch.bfloat16, torch.float16)
+TWO = (torch.float32, torch.bfloat16)
 LAID_OUT = (torch.float32, torch.bfloat16, torch.float64)
+
+
+def sizes() -> dict[str, Given]:
+    """Return inputs with each size of ``SIZES`` as the number of rows, of texts and of tokens; and one large input."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for size in SIZES:
+        other, width = (2, 64) if size < 1000 else (2, 16) if size < 2000 else (1, 4)
+        shapes |= {f"{size:,} rows": (size, width), f"batch of {size:,}": (size, other, width)}
+        shapes[f"sequence of {size:,}"] = (other, size, width)
+    return {name: Given(shape) for name, shape in shapes.items()} | {"300 rows of 1,040": Given((300, 1040))}
+
+
+def dtypes_of(given: Given) -> tuple[torch.dtype, ...]:
+    """Return float32, and bfloat16 but for sizes that differ by one or two from one that has it."""
+    return TWO[:1] if set(given.shape) & {255, 256, 1023, 1024, 65_535, 65_536} and given.shape[-1] < 100 else TWO
+
+
+WIDE = {f"width {width}": Given((33 if width < 1100 else 7, width)) for width in WIDTHS}
 VALUE_CASES = [
-    *(
-        Case(f"width {width}", "widths", OF_WIDTHS, FLOAT32, partial(values, [Given((33, width))]), THREE)
-        for width in WIDTHS
-    ),
-    *(Case(f"{rows:,} rows", "rows", OF_ROWS, FLOAT32, partial(values, [Given((rows, 16))])) for rows in ROW_COUNTS),
+    *(Case(name, "widths", OF_WIDTHS, FLOAT32, partial(values, [given]), THREE) for name, given in WIDE.items()),
+    *(Case(name, "sizes", OF_SIZES, FLOAT32, partial(values, [given]), dtypes_of(given)) for name, given in sizes().items()),
     *(
         Case(
             f"{name}, {kind.name}", "values", kind.tests, bound_reason(dtype),
@@ -99,6 +136,13 @@ VALUE_CASES = [
         )
         for name, dtype in DTYPES.items()
         for kind in ROW_KINDS
+    ),
+    *(
+        Case(
+            f"{name}, bias and slope", "values", "the mean of many errors, and the length of a row",
+            "a quarter of a rounding; 16 of the statistics", bias_and_slope, (dtype,),
+        )
+        for name, dtype in DTYPES.items()
     ),
     *(Case(f"{name}, infinity and NaN", "special", OF_NAN, SAME_BITS, not_finite, (DTYPES[name],)) for name in DTYPES),
     *(
@@ -113,13 +157,34 @@ VALUE_CASES = [
 
 
 def of_gradients(given: Given, subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
-    """Compare the norm's gradients with float64."""
+    """Compare the norm's gradients with float64, and in half precision with PyTorch's own too."""
     norm, x = given.to(subject, dtype)
     norm.module.train()
     dy = given.of_output(subject.rows(*given.shape, dtype=dtype))
+    for way in norm.ways:
+        yield from compared_gradients(way, gradients(way, way, x, dy, given.frozen), x, dy)
+
+
+def compared_gradients(norm: Candidate, found: dict[str, Tensor], x: Tensor, dy: Tensor) -> Iterator[Compared]:
+    """Compare gradients with float64. In half precision, one that has the bits of PyTorch's own is right too.
+
+    On a CPU PyTorch keeps 1 / deviation in half precision, and adds the rows of a gradient up in it.
+    """
     true = norm.gradient_truth(x, dy)
-    for name, gradient in gradients(norm, norm, x, dy, given.frozen).items():
-        yield name, gradient, true[name].values, true[name].bound
+    wrong = {name for name, gradient in found.items() if worst_element(name, gradient, *true[name]).ratio > 1}
+    as_pytorch = set[str]()
+    weight, bias, rows = norm.module.weight, norm.module.bias, x[..., 0].numel()
+    library = [
+        lambda x: F.layer_norm(x, weight.shape, weight, bias, norm.eps),
+        lambda x: F.group_norm(x.reshape(rows, -1), 1, weight, bias, norm.eps).view(x.shape),
+    ]
+    for function in library if x.dtype in HALVES else []:
+        own = gradients(norm, function, x, dy) if wrong else {}
+        as_pytorch |= {name for name in wrong if torch.equal(found[name], own[name])}
+        wrong -= as_pytorch
+    for name, gradient in found.items():
+        expected, bound = true[name]
+        yield Compared(name, expected if name in as_pytorch else gradient, expected, bound, norm.part or name)
 
 
 def of_gradients_of_sum(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
@@ -131,7 +196,7 @@ def of_gradients_of_sum(subject: Subject, dtype: torch.dtype) -> Iterator[Compar
     for name, (gradient, bound) in norm.gradient_truth(x, dy).items():
         by_sum = dy.cpu().double() if name == "input" else 0.0
         rounding = 2 * PRECISIONS[dtype].result * (gradient + by_sum).abs()
-        yield name, found[name], gradient + by_sum, bound + rounding
+        yield Compared(name, found[name], gradient + by_sum, bound + rounding, ADD_NORM)
 
 
 @torch.enable_grad()
@@ -148,12 +213,12 @@ def gradients(
     for name, leaf in leaves.items():
         leaf.requires_grad_(name != frozen)
     y = forward(leaves["input"])
-    wanted = {name: leaf for name, leaf in leaves.items() if name != frozen}
-    found = torch.autograd.grad(y, [*wanted.values()], dy.to(y.dtype), allow_unused=True, materialize_grads=True)
-    return dict(zip(wanted, found, strict=True))
+    asked = {name: leaf for name, leaf in leaves.items() if name != frozen}
+    with naming(norm.foreign, f"the backward pass of {norm.name}"):
+        found = torch.autograd.grad(y, [*asked.values()], dy.to(y.dtype), allow_unused=True, materialize_grads=True)
+    return dict(zip(asked, found, strict=True))
 
 
-MANY = "every row and column, in sizes that no block of a kernel divides"
 FROZEN = "a frozen tensor takes no gradient, and the others still get theirs"
 STRIDES_BACK = "the backward pass follows the strides of the incoming gradient"
 OF_SUMS = "gradients through add_norm, if it has one, by its sum and by its norm"
@@ -163,10 +228,7 @@ SETTINGS = {
     "dy expanded": (STRIDES_BACK, Given((12, 64), of_output=lambda dy: dy[:1, :1].expand_as(dy))),
     "input transposed": ("the backward pass follows the strides of the input", Given((12, 64), of_input=transposed)),
     "as tokens": ("rows of several dimensions, as a model has them, in training", Given((2, 6, 64))),
-    "1,000 rows": (MANY, Given((1000, 64))),
-    "width 1001": (MANY, Given((7, 1001))),
-    "frozen weight": (FROZEN, Given((12, 64), frozen="weight")),
-    "frozen input": (FROZEN, Given((12, 64), frozen="input")),
+    **{f"frozen {name}": (FROZEN, Given((12, 64), frozen=name)) for name in ("input", "weight", "bias")},
     **{kind.name: (kind.tests, Given((24, 768), kind)) for kind in ROW_KINDS if kind.magnitudes is None},
 }
 GRADIENT_CASES = [
@@ -179,7 +241,11 @@ GRADIENT_CASES = [
         for name, dtype in DTYPES.items()
         if name != "float32"
     ),
-    Case("gradients, residual added too", "gradients", OF_SUMS, AND_SUM, of_gradients_of_sum, THREE[:2]),
+    *(
+        Case(f"gradients, {name}", "gradients", OF_SIZES, TWICE, partial(of_gradients, given), dtypes_of(given))
+        for name, given in {**WIDE, **sizes()}.items()
+    ),
+    Case("gradients, residual added too", "gradients", OF_SUMS, AND_SUM, of_gradients_of_sum),
 ]
 
 
@@ -191,28 +257,51 @@ def best_backend(device: torch.device) -> str:
     return "inductor" if importlib.util.find_spec("triton") else "aot_eager"
 
 
+class Followed(nn.Module):
+    """A norm and what a compiler may fuse with it: two functions of each element, and a product."""
+
+    def __init__(self, norm: nn.Module, weight: Tensor) -> None:
+        super().__init__()
+        self.norm, self.weight = norm, weight  # (C, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = self.norm(x)
+        return y + torch.tanh(y), torch.reciprocal(y.abs() + 1), y @ self.weight
+
+
 def compiled_values(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     """Compare the compiled norm with the eager one."""
-    norm, x = subject.candidate(768), _mixed_rows(subject, dtype)
+    norm, x = subject.candidate(768, dtype), _mixed_rows(subject, dtype)
     bound, eager = 2 * norm.truth(x).bound, norm(x.clone())
-    compiled = _compiled(norm, subject.compile_backend)(x.clone())
-    yield f"values compiled with {subject.compile_backend}", compiled, eager, bound
+    yield Compared("values compiled with aot_eager", _compiled(norm.module, "aot_eager")(x.clone()), eager, bound)
+
+
+def compiled_with_more(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
+    """Compare the norm and what follows it, compiled into one, with the eager ones."""
+    norm, x = subject.candidate(768, dtype), _mixed_rows(subject, dtype)
+    weight = torch.eye(768, 8) - torch.eye(768).flip(0)[:, :8]
+    whole, bound = Followed(norm.module, subject.put(weight, dtype)), 2 * norm.truth(x).bound
+    eager, found = whole(x.clone()), _compiled(whole, subject.compile_backend)(x.clone())
+    followers = {"y + tanh(y)": 2 * bound, "1 / (|y| + 1)": bound, "y @ weight": bound @ weight.double().abs()}
+    for (name, reach), y, expected in zip(followers.items(), found, eager, strict=True):
+        rounding = 4 * PRECISIONS[dtype].result * (1 + expected.detach().cpu().double().abs())
+        yield Compared(f"{name} compiled with {subject.compile_backend}", y, expected, reach + rounding)
 
 
 def compiled_gradients(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     """Compare the compiled norm's gradients with the eager one's."""
-    norm, x = subject.candidate(768), _mixed_rows(subject, dtype)
+    norm, x = subject.candidate(768, dtype), _mixed_rows(subject, dtype)
     dy = subject.rows(*x.shape, dtype=dtype)
     eager = gradients(norm, norm, x, dy)
-    compiled = gradients(norm, _compiled(norm, "aot_eager"), x, dy)
+    compiled = gradients(norm, _compiled(norm.module, "aot_eager"), x, dy)
     for name, true in norm.gradient_truth(x, dy).items():
-        yield name, compiled[name], eager[name], 2 * true.bound
+        yield Compared(name, compiled[name], eager[name], 2 * true.bound, name)
 
 
-def _compiled(norm: Candidate, backend: str) -> Callable[[Tensor], Tensor]:
+def _compiled(module: nn.Module, backend: str) -> Callable[[Tensor], Tensor]:
     """Forget earlier programs and compile: beyond its limit of recompilations torch.compile would run eagerly."""
     torch.compiler.reset()
-    return torch.compile(norm.module, backend=backend, dynamic=False)
+    return torch.compile(module, backend=backend, dynamic=False)
 
 
 def _mixed_rows(subject: Subject, dtype: torch.dtype) -> Tensor:
@@ -221,8 +310,10 @@ def _mixed_rows(subject: Subject, dtype: torch.dtype) -> Tensor:
 
 
 OF_COMPILED = "gradients under torch.compile, traced by aot_eager"
-EITHER = "twice the bound of float32, since either may be off by it"
+OF_MORE = "values under torch.compile, with functions and a product that read them"
+EITHER = "twice the bound, since either may be off by it"
 COMPILE_CASES = [
-    Case("compiled equals eager", "compile", "values under torch.compile", EITHER, compiled_values),
+    Case("compiled equals eager", "compile", "values under torch.compile", EITHER, compiled_values, TWO),
+    Case("compiled with what follows it", "compile", OF_MORE, EITHER, compiled_with_more),
     Case("compiled gradients equal eager", "compile", OF_COMPILED, EITHER, compiled_gradients),
 ]

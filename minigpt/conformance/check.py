@@ -9,18 +9,19 @@ from typing import Any
 import torch
 
 from minigpt.conformance.behaviour import BEHAVIOUR_CASES
-from minigpt.conformance.case import Case, CaseResult
+from minigpt.conformance.case import EPS, EXACTLY, Case, CaseResult, Subject
 from minigpt.conformance.cases import COMPILE_CASES, GRADIENT_CASES, VALUE_CASES, best_backend
-from minigpt.conformance.diagnosis import diagnoses
-from minigpt.conformance.subject import EPS, Subject
+from minigpt.conformance.diagnosis import diagnoses, sum_convention
 from minigpt.device import DTYPES, full_products, require_values, resolve_device, software
+from minigpt.guard import changed_on_import, watched
 from minigpt.errors import NormError
 from minigpt.files import finite
 from minigpt.norms import NormSpec, notes
-from minigpt.norms.foreign.construct import naming
+from minigpt.norms.add import own_addition
 from minigpt.norms.registry import require_on
 from minigpt.report.steps import Progress, Steps
 
+PROCESS = "process left as it was"
 UNLIMITED = 10**6  # programs: a norm that compiles itself does so for every width and dtype
 CASES = [*VALUE_CASES, *BEHAVIOUR_CASES, *GRADIENT_CASES, *COMPILE_CASES]
 
@@ -104,19 +105,37 @@ def check_norm(
     begin = Steps(progress, total=len(groups) + 1)
     subject = Subject(norm, device, seed=seed, compile_backend=compile_backend or best_backend(device))
     unlimited = dynamo.config.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED)
-    with torch.inference_mode(False), full_products(), unlimited, warnings.catch_warnings():
+    with torch.inference_mode(False), full_products(), unlimited, warnings.catch_warnings(), watched() as last:
         warnings.simplefilter("ignore")  # the variance of a row of one number warns
-        module, results, found = subject.candidate().module, [], []
-        with naming(module, f"{subject.name}, given rows of shape (4, 64),"):
-            module(subject.put(torch.ones(4, 64)))
+        with watched() as changes:
+            candidate = subject.candidate()
+            candidate(subject.put(torch.ones(4, 64)))
+        results, found, said = [], [], [*notes(candidate.module)]
         for group in groups:
             begin(f"checking {group}" if group != "compile" else f"compiling with {subject.compile_backend}")
-            results += [case.run(subject) for case in chosen if case.group == group]
+            with watched() as more:
+                results += [case.run(subject) for case in chosen if case.group == group]
+            changes += more
+        if own_addition(candidate.module):
+            said += sum_convention(subject)[:1]
         if not all(result.passed for result in results):
             begin("looking for what is wrong")
             found = diagnoses(subject, results)
     require_on(norm, device)
-    return ConformanceReport(subject.name, str(device), EPS, seed, software(), list(notes(module)), results, found)
+    changes = [*dict.fromkeys([*changed_on_import(candidate.foreign), *changes, *last])]
+    if chosen == CASES or changes:
+        results.append(process_result(changes))
+        found = [f"it changes the process: {', '.join(changes)}"] * bool(changes) + found
+    return ConformanceReport(subject.name, str(device), EPS, seed, software(), said, results, found)
+
+
+def process_result(changes: list[str]) -> CaseResult:
+    """Return what came of watching the process during all other cases."""
+    passed = dict.fromkeys(DTYPES if changes else (), False)
+    return CaseResult(
+        PROCESS, "process", "settings and functions of PyTorch, the working directory", None, None, EXACTLY,
+        not changes, passed, ", ".join(changes),
+    )  # fmt: skip
 
 
 def case_names() -> list[str]:

@@ -1,11 +1,119 @@
-"""LayerNorm in float64, and a bound on the rounding of a correct norm."""
+"""The inputs of a conformance run, LayerNorm of them in float64, and a bound on the rounding of a correct norm."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Generator, Tensor
+
+Rows = Float[Tensor, "rows width"]
+Weights = tuple[Float[Tensor, " width"], Float[Tensor, " width"]]
+
+CONSTANTS = (0.0, 1.0, -2.5, 0.1, 10.0)
+# Values whose squares overflow the input's dtype but not the statistics; values whose squares vanish beside eps
+HUGE = {torch.float64: 1e100, torch.float32: 1e15, torch.bfloat16: 1e15, torch.float16: 6e4}
+TINY = {torch.float64: 1e-160, torch.float32: 1e-20, torch.bfloat16: 1e-20, torch.float16: 1e-6}
+
+
+def normal(generator: Generator, *shape: int) -> Tensor:
+    """Return random numbers in float64."""
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def ordinary(rows: int, width: int, generator: Generator) -> Rows:
+    """Return rows with deviations from 0.5 to 2 and means from -1 to 1. None is symmetric about 0."""
+    scale = 0.5 + 1.5 * torch.rand(rows, 1, generator=generator, dtype=torch.float64)
+    shift = 2 * torch.rand(rows, 1, generator=generator, dtype=torch.float64) - 1
+    return normal(generator, rows, width) * scale + shift
+
+
+def far_from_zero(rows: int, width: int, generator: Generator) -> Rows:
+    """Return rows with a mean a thousand times the deviation, alternately positive and negative."""
+    side = 1 - 2 * (torch.arange(rows, dtype=torch.float64)[:, None] % 2)
+    x = normal(generator, rows, width)
+    x[:, 0], x[:, 1] = 6, -6  # at 1000 bfloat16 has steps of 4, which must not make a row constant
+    return x + 1000 * side
+
+
+def near_eps(rows: int, width: int, generator: Generator) -> Rows:
+    """Return rows with deviations from a tenth to ten times sqrt(1e-5): here eps decides the result."""
+    return normal(generator, rows, width) * 1e-5**0.5 * torch.logspace(-1, 1, rows, dtype=torch.float64)[:, None]
+
+
+def massive(rows: int, width: int, generator: Generator) -> Rows:
+    """Return rows like GPT-2's residual stream: values about 1, and two or three near 3,000 (arXiv 2402.17762)."""
+    x = normal(generator, rows, width)
+    x[:, width // 3] += 3000
+    x[:, width // 2] -= 2400
+    x[::2, -1] += 900
+    return x
+
+
+def constant(rows: int, width: int, generator: Generator) -> Rows:
+    """Return rows of one value each, whose norm is the bias."""
+    values = torch.tensor(CONSTANTS, dtype=torch.float64)
+    return values.repeat(-(-rows // len(values)))[:rows, None].expand(rows, width).clone()
+
+
+def uniform(rows: int, width: int, generator: Generator) -> Rows:
+    """Return values between -1 and 1, which a magnitude multiplies."""
+    return 2 * torch.rand(rows, width, generator=generator, dtype=torch.float64) - 1
+
+
+def transposed(x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+    """Return the same values, stored by columns."""
+    return x.t().contiguous().t()
+
+
+def ordinary_weights(width: int, generator: Generator) -> Weights:
+    """Return a scale about 1 and a shift about 0.5 of either sign: scale 1 and shift 0 would hide mistakes."""
+    return 1 + 0.7 * normal(generator, width), 0.5 + normal(generator, width)
+
+
+def no_shift(width: int, generator: Generator) -> Weights:
+    """Return a scale about 1 and a shift of 0, beside which a small result is seen."""
+    return 1 + 0.7 * normal(generator, width), torch.zeros(width, dtype=torch.float64)
+
+
+def trained_weights(width: int, generator: Generator) -> Weights:
+    """Return weights like those of a trained GPT-2: most about 0.2, some almost 0, a few from 10 to 20."""
+    weight = 0.2 + 0.05 * normal(generator, width)
+    weight[:: max(width // 16, 1)] = 1e-4
+    weight[1 :: max(width // 4, 1)] = 10 + 10 * torch.rand(1, generator=generator, dtype=torch.float64)
+    bias = 0.02 * normal(generator, width)
+    bias[1 :: max(width // 4, 1)] = -3.0
+    return weight, bias
+
+
+class RowKind(NamedTuple):
+    """One kind of row at every dtype, and the weights of the norm that gets it."""
+
+    name: str
+    tests: str
+    make: Callable[[int, int, Generator], Rows]
+    weights: Callable[[int, Generator], Weights] = ordinary_weights
+    magnitudes: Mapping[torch.dtype, float] | None = None  # multiply the rows, by dtype
+
+    def rows(self, rows: int, width: int, generator: Generator, dtype: torch.dtype) -> Rows:
+        """Return rows in float64 for a test at ``dtype``, not yet rounded to it."""
+        x = self.make(min(rows, 1021), width, generator)  # a prime
+        x = x[torch.arange(rows) % max(len(x), 1)]
+        return x if self.magnitudes is None else x * self.magnitudes[dtype]
+
+
+ORDINARY = RowKind("ordinary rows", "rows with different means and deviations", ordinary)
+ROW_KINDS = [
+    ORDINARY,
+    RowKind("trained weights", "a few weights from 10 to 20, some almost 0", ordinary, trained_weights),
+    RowKind("massive activations", "a few values near 3,000 among values about 1", massive),
+    RowKind("mean far from 0", "a mean a thousand times the deviation", far_from_zero),
+    RowKind("deviation near sqrt(eps)", "rows where eps decides the result", near_eps),
+    RowKind("constant rows", "rows without deviation, whose norm is the bias", constant),
+    RowKind("huge values", "values whose squares overflow the dtype of the input", uniform, magnitudes=HUGE),
+    RowKind("tiny values", "values whose squares vanish beside eps, and no shift", uniform, no_shift, TINY),
+]
 
 # u, the unit roundoff, is the largest relative error of one rounding: half the distance from 1 to the next number
 
@@ -18,12 +126,17 @@ class Precision(NamedTuple):
     smallest: float  # a smaller result may be rounded to 0
     why: str
 
+    @property
+    def is_half(self) -> bool:
+        """True if a row is computed in a wider dtype, and its result is rounded once."""
+        return self.result > self.statistics
+
 
 PRECISIONS = {
     torch.float64: Precision(2**-53, 2**-53, 2**-1022, "float64 throughout"),
     torch.float32: Precision(2**-24, 2**-24, 2**-126, "float32 throughout"),
-    torch.float16: Precision(2**-24, 2**-11, 2**-24, "float32 statistics, since float16 ends at 65,504"),
-    torch.bfloat16: Precision(2**-24, 2**-8, 2**-126, "float32 statistics, since bfloat16 has 8 bits"),
+    torch.float16: Precision(2**-24, 2**-11, 2**-24, "float32 inside, since float16 ends at 65,504"),
+    torch.bfloat16: Precision(2**-24, 2**-8, 2**-126, "float32 inside, since bfloat16 has 8 bits"),
 }
 
 
@@ -36,28 +149,39 @@ class Truth(NamedTuple):
 
 def bound_reason(dtype: torch.dtype) -> str:
     """Return the reason for ``Truth.bound`` in a few words."""
-    half = PRECISIONS[dtype].result > PRECISIONS[dtype].statistics
-    growth = "4 + n" if half else "4 + 2 sqrt(n)"
-    return f"{PRECISIONS[dtype].why}: {growth} roundings times largest value / deviation, and 3 of the result"
+    last = "one of the result" if PRECISIONS[dtype].is_half else "3 of the result"
+    return f"{PRECISIONS[dtype].why}: 4 + 2 sqrt(n) roundings times largest value / deviation, and {last}"
 
 
 def truth(
-    x: Float[Tensor, "*rows width"], weight: Float[Tensor, " width"], bias: Float[Tensor, " width"] | None, eps: float
+    x: Float[Tensor, "*rows width"],
+    weight: Float[Tensor, " width"],
+    bias: Float[Tensor, " width"] | None,
+    eps: float,
+    *,
+    roundings: int | None = None,
 ) -> Truth:
     """Return LayerNorm (arXiv 1607.06450, equations 3 and 4) of ``x``, and the bound for a correct norm.
 
     The numbers of ``x`` are taken as exact. The bound follows the conditioning: a row whose values reach ``K``
     deviations from 0 loses ``K u`` in ``x - mean`` with any algorithm. A difference of squares, E[x^2] - E[x]^2, loses
-    ``K^2 u`` and exceeds it.
+    ``K^2 u`` and exceeds it. In half precision the result is rounded once, by at most half the distance of two numbers.
+
+    Args:
+        roundings: how often the scaled row is rounded to the dtype of ``x``: 1 in half precision by default, else 3.
     """
     precision, weight = PRECISIONS[x.dtype], _widen(weight)
     shift = torch.zeros_like(weight) if bias is None else _widen(bias)
     standard, _, reach, growth = _standardized(x, eps)
-    statistics = precision.statistics * (growth * reach * (1 + standard.abs()) + 8 * standard.abs())
-    result = precision.result * (1 + 4 * precision.result) * (3 * (standard * weight).abs() + shift.abs())
-    folded = 2 * precision.statistics * shift.abs()  # norms may add (bias - mean / deviation * weight) in one step
-    bound = statistics * weight.abs() + result + folded + precision.smallest * (2 + weight.abs())
-    return Truth(standard * weight + shift, bound)
+    scaled = standard * weight
+    inside = precision.statistics * (growth * reach * (1 + standard.abs()) + 8 * standard.abs()) * weight.abs()
+    inside += 2 * precision.statistics * shift.abs()  # norms may add (bias - mean / deviation * weight) in one step
+    inside += 3 * precision.statistics * scaled.abs() + precision.smallest * (2 + weight.abs())
+    if precision.is_half and roundings is None:
+        rounding = _half_step(scaled + shift, inside, precision.result)
+    else:
+        rounding = precision.result * (1 + 4 * precision.result) * ((roundings or 3) * scaled.abs() + shift.abs())
+    return Truth(scaled + shift, inside + rounding)
 
 
 def gradient_truth(
@@ -67,22 +191,24 @@ def gradient_truth(
 
     With g = dy * weight and s the standardized row, the gradient of the input is
     (g - mean(g) - s mean(g s)) / deviation. An error of K u in s enters twice, so it is twice in the bound. The
-    gradients of weight and bias are sums over the rows, and the errors of the terms add up.
+    gradients of weight and bias are sums over the rows in the precision of the statistics, and the errors add up.
     """
     precision, dy = PRECISIONS[x.dtype], _widen(dy)
     s, deviation, reach, growth = _standardized(x, eps)
     g, rows = dy * _widen(weight), tuple(range(x.ndim - 1))
     along = g.mean(-1, keepdim=True) + s * (g * s).mean(-1, keepdim=True)
     largest = g.abs().amax(-1, keepdim=True) / deviation  # (..., 1)
-    statistics, size = precision.statistics * growth * (1 + reach), s.abs()
-    summing = precision.result * sum_growth(x[..., 0].numel())  # in the dtype of the weights, as PyTorch's on a CPU
+    u, size = precision.statistics, s.abs()
+    statistics, summing = u * growth * (1 + reach), u * sum_growth(x[..., 0].numel())
     off = {
-        "input": largest * (statistics * (1 + size).square() + 3 * precision.result * (2 + size)),
+        "input": largest * (statistics * (1 + size).square() + 3 * u * (2 + size)),
         "weight": (dy.abs() * (statistics * (1 + size) + summing * size)).sum(rows),
         "bias": summing * dy.abs().sum(rows),
     }
     true = {"input": (g - along) / deviation, "weight": (dy * s).sum(rows), "bias": dy.sum(rows)}
-    return {name: Truth(true[name], off[name] + precision.smallest) for name in true}
+    off = {name: error + precision.smallest for name, error in off.items()}
+    last = {name: _half_step(true[name], off[name], precision.result) for name in true}
+    return {name: Truth(true[name], off[name] + (last[name] if precision.is_half else 0.0)) for name in true}
 
 
 def sum_growth(terms: int, *, alike: bool = False) -> float:
@@ -95,14 +221,20 @@ def sum_growth(terms: int, *, alike: bool = False) -> float:
     return 4.0 + (terms if alike else 2 * math.sqrt(terms))
 
 
+def _half_step(values: Tensor, error: Tensor, u: float) -> Tensor:
+    """Return half the distance of the two numbers around a value that is off by ``error``, where u is the dtype's."""
+    exponent = torch.frexp(values.abs() + error).exponent - 1
+    return torch.ldexp(torch.full_like(values, u), exponent)
+
+
 def _standardized(x: Float[Tensor, "*rows width"], eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (x - mean) / deviation (..., C), and three (..., 1): the deviation, K, and the growth of a row's sums."""
-    precision, x, terms = PRECISIONS[x.dtype], _widen(x), x.shape[-1]
+    x, terms, is_half = _widen(x), x.shape[-1], PRECISIONS[x.dtype].is_half
     centred = x - x.mean(-1, keepdim=True)
     centred = centred - centred.mean(-1, keepdim=True)  # the second mean is the rounding error of the first
     deviation = torch.sqrt(centred.square().mean(-1, keepdim=True) + eps)
     reach = x.abs().amax(-1, keepdim=True) / deviation
-    alike = (centred == 0).all(-1, keepdim=True) | (precision.result > precision.statistics)
+    alike = (centred == 0).all(-1, keepdim=True) | (is_half & (reach > 32))  # a row of few different numbers
     growth = torch.where(alike, sum_growth(terms, alike=True), sum_growth(terms))
     return centred / deviation, deviation, reach, growth
 
