@@ -1,10 +1,17 @@
-"""LayerNorms with one mistake each, and correct ones that are written in other ways than ours."""
+"""LayerNorms with one mistake each, how the kit names it, and correct ones that are written in other ways than ours."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minigpt.device import HALVES
 from minigpt.norms import LayerNorm
+
+Method = Callable[[Any, Tensor], Any]
+MISTAKES: dict[type[LayerNorm], tuple[str, ...]] = {}  # and how each of the diagnoses begins
 
 
 def centred(x: Tensor) -> Tensor:
@@ -19,236 +26,215 @@ def exact(norm: LayerNorm, x: Tensor) -> Tensor:
     return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
-# --- One mistake each ---
-
-
-class Eps1e6(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / torch.sqrt(variance(x) + 1e-6)
-
-
-class EpsIgnored(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / torch.sqrt(variance(x) + 1e-5)
-
-
-class NoEps(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / torch.sqrt(variance(x))
-
-
-class EpsTwice(LayerNorm):
-    """A mistake so small that half precision does not show it."""
-
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / (torch.sqrt(variance(x) + self.eps) + self.eps)
-
-
-class Draws(LayerNorm):
-    """Returns another result at every call."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(exact(self, x), 0.1)
-
-
-class WritesOverItsOutput(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        y = exact(self, x)
-        if getattr(self, "kept", y[:0]).shape != y.shape or self.kept.dtype != y.dtype:
-            self.kept = torch.empty_like(y)
-        return self.kept.detach_().copy_(y)
-
-
-class LouderInBfloat16(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return exact(self, x) * (1.02 if x.dtype == torch.bfloat16 else 1)
-
-
-class WrongSum(LayerNorm):
-    """Is right alone, and divides by n - 1 in add_norm."""
-
-    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        total = residual + delta
-        standard = centred(total) / torch.sqrt(total.var(-1, keepdim=True) + self.eps)
-        return total, (standard * self.weight + self.bias).to(total.dtype)
-
-
-class DividesByNMinusOne(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / torch.sqrt(x.var(-1, keepdim=True) + self.eps)
-
-
-class HalfTheMean(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return (x - x.mean(-1, keepdim=True) / 2) / torch.sqrt(variance(x) + self.eps)
-
-
-class VarianceForDeviation(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / (variance(x) + self.eps)
-
-
-class StdPlusEps(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / (variance(x).sqrt() + self.eps)
-
-
-class FirstAttempt(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        y = centred(x) / (x.std(-1, keepdim=True) + self.eps) * self.weight
-        return y if self.bias is None else y + self.bias
-
-
-class NoShift(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.normalized_shape, self.weight, None, self.eps)
-
-
-class Exchanged(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        scale = torch.zeros_like(self.weight) if self.bias is None else self.bias
-        return F.layer_norm(x, self.normalized_shape, scale, self.weight, self.eps)
-
-
-class ScaleAddedToOne(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.normalized_shape, 1 + self.weight, self.bias, self.eps)
-
-
-class BFloat16Throughout(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return super().standardize(x.bfloat16()).to(x.dtype)
-
-
-class RoundedToBFloat16(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).bfloat16().to(x.dtype)
-
-
-class StatisticsOfTheInput(LayerNorm):
-    """Computes in the dtype of the input."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.standardize(x) * self.weight
-        return y if self.bias is None else y + self.bias
-
-
-class DetachedStatisticsOfTheInput(StatisticsOfTheInput):
-    """Two mistakes: one shows in half precision, the other in gradients."""
-
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / torch.sqrt(variance(x) + self.eps).detach()
-
-
-class NoSingleTokens(StatisticsOfTheInput):
-    """Two mistakes: one shows in half precision, the other in a text of one token."""
-
-    def standardize(self, x: Tensor) -> Tensor:
-        return x if x.dim() > 2 and x.shape[1] == 1 else super().standardize(x)
-
-
-class Float32Throughout(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.float()
-        return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), bias, self.eps).to(x.dtype)
-
-
-class DifferenceOfSquares(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        mean = x.mean(-1, keepdim=True)
-        return (x - mean) * torch.rsqrt(x.square().mean(-1, keepdim=True) - mean.square() + self.eps)
-
-
-class OverTheSequence(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        mean = x.mean(-2, keepdim=True)
-        return (x - mean) / torch.sqrt(x.var(-2, correction=0, keepdim=True) + self.eps)
-
-
-class NoMean(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
-
-
-class DynamicTanh(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return torch.tanh(0.5 * x)
-
-
-class ConstantDeviation(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / 1.3
-
-
-class ZeroForConstantRows(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        constant = (x == x[..., :1]).all(-1, keepdim=True)
-        return torch.where(constant, torch.zeros_like(x), super().forward(x))
-
-
-class NaNForAnyRow(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return x * torch.nan
-
-
-class Only65535Rows(LayerNorm):
-    """Like a kernel with one block a row in a grid dimension that CUDA limits to 65,535."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = exact(self, x).clone()
-        y.view(-1, x.shape[-1] if x.numel() else 1)[65_535:] = 0
-        return y
-
-
-class WrongWhenCompiled(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return exact(self, x) * (1.01 if torch.compiler.is_compiling() else 1)
-
-
-class OtherSumInTraining(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return exact(self, x)
-
-    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        total = residual + delta
-        return total, exact(self, total) + (0.1 if total.requires_grad else 0.0)
-
-
-class DetachedMean(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        d = x - x.mean(-1, keepdim=True).detach()
-        return d / torch.sqrt(d.square().mean(-1, keepdim=True) + self.eps)
-
-
-class ModifiesItsInput(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        y = exact(self, x)
-        x.data.copy_(y)
-        return y
-
-
-class LooksAtItsBatch(LayerNorm):
-    """Depends on its batch by less than rounding, so that only the bits show it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return exact(self, x) * (1 + 2**-23 * (x.numel() // x.shape[-1] % 2))
-
-
-class ReturnsFloat32(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.float()
-        return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), bias, self.eps)
-
-
-class HidesNaN(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).nan_to_num(nan=0.0)
-
-
-class MultiplesOfFourOnly(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        y = exact(self, x)
-        return y if x.shape[-1] % 4 == 0 else 1.01 * y
+def bfloat16(x: Tensor) -> Tensor:
+    return x.bfloat16().to(x.dtype)
+
+
+def wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def deviation(norm: LayerNorm, x: Tensor) -> Tensor:
+    return torch.sqrt(variance(x) + norm.eps)
+
+
+def affine(norm: LayerNorm, row: Tensor) -> Tensor:
+    return row * norm.weight if norm.bias is None else row * norm.weight + norm.bias
+
+
+def mistake(
+    name: str, *said: str, forward: Method | None = None, row: Method | None = None, add: Any = None
+) -> type[LayerNorm]:
+    """A LayerNorm with another forward, step to the standardized row, or add_norm (of the sum, beside a right call)."""
+
+    def add_norm(norm: LayerNorm, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        return residual + delta, add(norm, residual + delta)
+
+    methods = {"forward": forward or (exact if add else None), "standardize": row, "add_norm": add and add_norm}
+    cls = type(name, (LayerNorm,), {key: method for key, method in methods.items() if method})
+    MISTAKES[cls] = said
+    return cls
+
+
+# --- Formulas ---
+
+IGNORED = "the eps it is given is ignored"
+NARROW = [f"statistics are kept in {dtype} for {dtype} input" for dtype in ("bfloat16", "float16")]
+BATCH = "a row depends on its batch"
+mistake(
+    "Eps1e6", "eps looks like 1e-06, not 1e-05", IGNORED, row=lambda n, x: centred(x) / torch.sqrt(variance(x) + 1e-6)
+)
+mistake("EpsIgnored", IGNORED, row=lambda n, x: centred(x) / torch.sqrt(variance(x) + 1e-5))
+mistake("NoEps", "eps is left out", IGNORED, row=lambda n, x: centred(x) / variance(x).sqrt())
+mistake(
+    "EpsFloored", "eps is a floor of the variance", row=lambda n, x: centred(x) / variance(x).clamp(min=n.eps).sqrt()
+)
+mistake(
+    "DeviationFloored", "eps is a floor of the dev", row=lambda n, x: centred(x) / variance(x).sqrt().clamp(min=n.eps)
+)
+# so small that half precision does not show it
+mistake("EpsTwice", "eps is added twice", row=lambda n, x: centred(x) / (deviation(n, x) + n.eps))
+DividesByNMinusOne = mistake(
+    "DividesByNMinusOne", "variance divides by n - 1",
+    row=lambda n, x: centred(x) / torch.sqrt(x.var(-1, keepdim=True) + n.eps),
+)  # fmt: skip
+HalfTheMean = mistake(
+    "HalfTheMean", "the mean is not subtracted: a shift",
+    row=lambda n, x: (x - x.mean(-1, keepdim=True) / 2) / deviation(n, x),
+)  # fmt: skip
+mistake("VarianceForDeviation", "it divides by the variance", row=lambda n, x: centred(x) / (variance(x) + n.eps))
+mistake("StdPlusEps", "eps is added to the deviation", row=lambda n, x: centred(x) / (variance(x).sqrt() + n.eps))
+mistake(
+    "FirstAttempt", "variance divides by n - 1", "eps is added to the deviation",
+    forward=lambda n, x: affine(n, centred(x) / (x.std(-1, keepdim=True) + n.eps)),
+)  # fmt: skip
+NoMean = mistake(
+    "NoMean", "the mean is not subtracted (it is an RMSNorm)",
+    row=lambda n, x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + n.eps),
+)  # fmt: skip
+mistake(
+    "DynamicTanh", "each value is computed by itself", "it returns finite numbers", row=lambda n, x: torch.tanh(x / 2)
+)
+mistake("ConstantDeviation", "it does not divide by the row's own deviation", row=lambda n, x: centred(x) / 1.3)
+NoShift = mistake(
+    "NoShift", "the shift is ignored", forward=lambda n, x: F.layer_norm(x, n.normalized_shape, n.weight, None, n.eps)
+)
+mistake(
+    "Exchanged", "scale and shift are exchanged", forward=lambda n, x: F.layer_norm(
+        x, n.normalized_shape, torch.zeros_like(n.weight) if n.bias is None else n.bias, n.weight, n.eps),
+)  # fmt: skip
+mistake(
+    "ScaleAddedToOne", "it multiplies by 1 + scale",
+    forward=lambda n, x: F.layer_norm(x, n.normalized_shape, 1 + n.weight, n.bias, n.eps),
+)  # fmt: skip
+mistake(
+    "TwiceTheShift", "scale and shift are applied otherwise", forward=lambda n, x: affine(n, exact(n, x) / n.weight)
+)
+mistake(
+    "OverTheSequence", "normalizes over the wrong dimension: over the sequence",
+    row=lambda n, x: (x - x.mean(-2, keepdim=True)) / torch.sqrt(x.var(-2, correction=0, keepdim=True) + n.eps),
+)  # fmt: skip
+mistake("OneVarianceForAll", BATCH, row=lambda n, x: centred(x) / torch.sqrt(variance(x).mean() + n.eps))
+NaNForAnyRow = mistake("NaNForAnyRow", "it returns NaN or infinities for ordinary rows", row=lambda n, x: x * torch.nan)
+mistake("CutOff", "its results are cut off (clipped) at 12", forward=lambda n, x: exact(n, x).clamp(-12, 12))
+mistake("Flushes", "small inputs are flushed to 0", forward=lambda n, x: exact(n, torch.where(x.abs() < 1e-6, 0, x)))
+
+
+def approximate_root(norm: LayerNorm, x: Tensor) -> Tensor:
+    """Two steps of Newton's from a guess by the bits of a float."""
+    y = (variance(x) + norm.eps).float()
+    guess = (0x5F3759DF - (y.view(torch.int32) >> 1)).view(torch.float32)
+    for _ in range(2):
+        guess = guess * (1.5 - 0.5 * y * guess * guess)
+    return centred(x) * guess
+
+
+mistake("ApproximateRoot", "rows are too long or too short by up to 5e-06", row=approximate_root)
+
+# --- Rounding ---
+
+BEFORE = "the normalized row is rounded to {} before scale and shift, for {} input"
+StatisticsOfTheInput = mistake(  # computes in the dtype of the input
+    "StatisticsOfTheInput", *NARROW, forward=lambda n, x: affine(n, centred(x) / deviation(n, x))
+)
+mistake(
+    "BFloat16Throughout", "statistics are kept in half", row=lambda n, x: LayerNorm.standardize(n, x.bfloat16()).to(x)
+)
+mistake(
+    "RoundedToBFloat16", "its result is rounded to bfloat16", forward=lambda n, x: bfloat16(LayerNorm.forward(n, x))
+)
+mistake(
+    "RowRounded", *(BEFORE.format(dtype, dtype) for dtype in ("bfloat16", "float16")),
+    forward=lambda n, x: affine(n, LayerNorm.standardize(n, wide(x)).to(x.dtype).to(wide(x).dtype)).to(x.dtype),
+)  # fmt: skip
+mistake(  # as Llama's norms: scaled and shifted in the input's dtype
+    "NarrowScaling", "the normalized row is rounded to bfloat16", "the normalized row is rounded to float16",
+    forward=lambda n, x: affine(n, LayerNorm.standardize(n, wide(x)).to(x.dtype)),
+)  # fmt: skip
+mistake(
+    "ReciprocalRounded", "1 / deviation is rounded to bfloat16", "1 / deviation is rounded to float16",
+    forward=lambda n, x: affine(n, centred(wide(x)) * (1 / deviation(n, wide(x))).to(x.dtype).to(wide(x))).to(x.dtype),
+)  # fmt: skip
+mistake(
+    "ScaleRounded", "the scale is rounded to bfloat16",
+    forward=lambda n, x: F.layer_norm(x, n.normalized_shape, bfloat16(n.weight), n.bias, n.eps),
+)  # fmt: skip
+
+
+def truncates(norm: LayerNorm, x: Tensor) -> Tensor:
+    y = LayerNorm.forward(norm, wide(x))
+    lost = y.view(torch.int32) & 0xFFFF if x.dtype == torch.bfloat16 else 0
+    return y.to(x.dtype) if x.dtype != torch.bfloat16 else (y.view(torch.int32) - lost).view(torch.float32).bfloat16()
+
+
+mistake("Truncates", "its result is truncated", forward=lambda n, x: truncates(n, x) + (0 * exact(n, x)))
+mistake(
+    "RoundsTheFloat32Scale", "wrong only for rows in half precision with a float32 scale",
+    forward=lambda n, x: F.layer_norm(x, n.normalized_shape, n.weight.to(x.dtype), None, n.eps) + (
+        0 if n.bias is None else n.bias.to(x.dtype)) if n.weight.dtype != x.dtype else exact(n, x),
+)  # fmt: skip
+mistake(
+    "Float32Throughout",
+    "wrong only for float64 input",
+    forward=lambda n, x: LayerNorm.forward(n, x.float()).to(x.dtype),
+)
+mistake("LouderInBfloat16", "wrong only for bfloat16 input",
+        forward=lambda n, x: exact(n, x) * (1.02 if x.dtype == torch.bfloat16 else 1))  # fmt: skip
+mistake(
+    "DifferenceOfSquares", "wrong only for mean far from 0, where a difference of squares",
+    row=lambda n, x: centred(x) * torch.rsqrt(x.square().mean(-1, True) - x.mean(-1, True).square() + n.eps),
+)  # fmt: skip
+
+# --- Sizes, rows and layouts ---
+
+
+def beyond(size: int, dimension: int, value: float = 0.0, dims: int = 3) -> Method:
+    """Overwrite what lies behind ``size`` in one dimension."""
+
+    def forward(norm: LayerNorm, x: Tensor) -> Tensor:
+        y = exact(norm, x)
+        if x.ndim != dims or x.shape[dimension] <= size:
+            return y
+        kept = y.narrow(dimension, 0, size)
+        return torch.cat(
+            [kept, torch.full_like(y.narrow(dimension, size, x.shape[dimension] - size), value)], dimension
+        )
+
+    return forward
+
+
+def every(step: int) -> Method:
+    """Return 0 for one row in ``step``."""
+    return lambda norm, x: (
+        exact(norm, x) * (torch.arange(len(x)) % step != step - 1).view(-1, *[1] * (x.ndim - 1)).to(x)
+    )
+
+
+Only65535Rows = mistake("Only65535Rows", "wrong only for 65,537 rows (rows from 65,535 on (all 0))",
+                        forward=beyond(65_535, 0, dims=2))  # fmt: skip
+mistake(
+    "Sequence1024",
+    "wrong only for a sequence of 1,025 (token 1,024 (all 0))",
+    forward=beyond(1024, 1),
+)
+mistake("Batch255", "wrong only for a batch of 257 (texts from 255 on)", forward=beyond(255, 0, 7.0))
+mistake("EveryEighthRow", "some rows are wrong: one row in 8 from 7 on (all 0)", forward=every(8))
+mistake(
+    "MultiplesOfFourOnly",
+    "wrong only at width 2, 1025",
+    forward=lambda n, x: exact(n, x) * (1.01 if x.shape[-1] % 4 else 1),
+)
+mistake("LooksAtItsBatch", "wrong only for one token input", BATCH,
+        forward=lambda n, x: exact(n, x) * (1 + 2**-23 * (x.numel() // x.shape[-1] % 2)))  # fmt: skip
+mistake("WrongInDecoding", "wrong only for decoding input",
+        forward=lambda n, x: exact(n, x) * (1.01 if x.ndim == 3 and x.shape[1] == 1 < len(x) else 1))  # fmt: skip
+mistake("ZeroForConstantRows", "wrong only for constant rows",
+        forward=lambda n, x: torch.where((x == x[..., :1]).all(-1, True), 0 * x, LayerNorm.forward(n, x)))  # fmt: skip
+mistake(
+    "HidesNaN",
+    "it returns finite numbers where torch's layer_norm returns NaN",
+    forward=lambda n, x: LayerNorm.forward(n, x).nan_to_num(nan=0.0),
+)
 
 
 class IgnoresStrides(LayerNorm):
@@ -258,55 +244,15 @@ class IgnoresStrides(LayerNorm):
         return exact(self, x.as_strided(x.shape, contiguous) if held >= x.numel() else x)
 
 
-class OneVarianceForAll(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        return centred(x) / torch.sqrt(variance(x).mean() + self.eps)
+# --- From call to call, and add_norm ---
 
 
-class RowsOnly(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 2:
-            raise ValueError(f"rows, please, and not {tuple(x.shape)}")
-        return exact(self, x)
-
-
-class NeedsAShift(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        self.bias.numel()  # pyright: ignore[reportOptionalMemberAccess]
-        return super().forward(x)
-
-
-class NoHalfWeights(LayerNorm):
-    """Widens its input, but not its weights."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return exact(self, x.float()).to(x.dtype)
-
-
-class TwiceTheShift(LayerNorm):
+class WritesOverItsOutput(LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         y = exact(self, x)
-        return y if self.bias is None else y + self.bias
-
-
-class WrongInTraining(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return exact(self, x) * (1.002 if self.training else 1)
-
-
-class WrongForInference(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return exact(self, x) * (1.002 if torch.is_inference_mode_enabled() else 1)
-
-
-class WrongInDecoding(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return exact(self, x) * (1.01 if x.ndim == 3 and x.shape[1] == 1 < len(x) else 1)
-
-
-class WrongGradientsOfTokens(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return exact(self, torch.cat([x[:1], x[1:].detach()]) if x.ndim == 3 else x)
+        if getattr(self, "kept", y[:0]).shape != y.shape or self.kept.dtype != y.dtype:
+            self.kept = torch.empty_like(y)
+        return self.kept.detach_().copy_(y)
 
 
 class KeepsItsWeights(LayerNorm):
@@ -320,26 +266,178 @@ class KeepsItsWeights(LayerNorm):
         return F.layer_norm(x, self.normalized_shape, *self.packed, self.eps)
 
 
-class NoHalf(LayerNorm):
+class RightForTenCalls(LayerNorm):
+    calls = 0
+
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.float16:
-            raise RuntimeError("no kernel for float16")
+        self.calls += 1
+        return exact(self, x) * (1 if self.calls <= 10 else 1.01)
+
+
+class ModifiesItsInput(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        y = exact(self, x)
+        x.data.copy_(y)
+        return y
+
+
+class ChangesTheProcess(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.use_deterministic_algorithms(True)
         return exact(self, x)
 
 
+def unrounded(norm: LayerNorm, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    total = residual + delta
+    return total, LayerNorm.forward(norm, wide(residual) + delta).to(total.dtype)
+
+
+UNROUNDED = type("UnroundedSum", (LayerNorm,), {"forward": exact, "add_norm": unrounded})
+MISTAKES |= {
+    IgnoresStrides: ("wrong only for non-contiguous input: transposed, every second column",),
+    WritesOverItsOutput: ("its next call writes over its output",),
+    KeepsItsWeights: ("it keeps its weights",),
+    RightForTenCalls: ("it is right for the first calls, and wrong later",),
+    ModifiesItsInput: ("it modifies its input",),
+    ChangesTheProcess: ("it changes the process: deterministic mode",),
+    UNROUNDED: ("add_norm normalizes the unrounded sum",),
+}
+mistake("Draws", "it answers differently from call to call", forward=lambda n, x: F.dropout(exact(n, x), 0.1))
+mistake(
+    "WrongInTraining",
+    "its values depend on training mode",
+    forward=lambda n, x: exact(n, x) * (1.002 if n.training else 1),
+)
+mistake("WrongForInference", "its values depend on training mode",
+        forward=lambda n, x: exact(n, x) * (1.002 if torch.is_inference_mode_enabled() else 1))  # fmt: skip
+WrongWhenCompiled = mistake(
+    "WrongWhenCompiled", "it differs under torch.compile",
+    forward=lambda n, x: exact(n, x) * (1.01 if torch.compiler.is_compiling() else 1),
+)  # fmt: skip
+mistake("WrongSum", "in add_norm, variance divides by n - 1", add=lambda n, x: affine(
+    n, centred(wide(x)) / torch.sqrt(wide(x).var(-1, keepdim=True) + n.eps)).to(x.dtype))  # fmt: skip
+mistake("OtherSumInTraining", "wrong only where it adds the residual too, in add_norm",
+        add=lambda n, x: exact(n, x) + (0.1 if x.requires_grad else 0.0))  # fmt: skip
+mistake("SumBesideOthers", "in add_norm, a row depends on its batch",
+        add=lambda n, x: exact(n, x) * (1 + 2**-23 * (x.numel() // x.shape[-1] > 1)))  # fmt: skip
+
+
+# --- What raises ---
+
+
+def raises(message: str, is_wrong: Callable[[LayerNorm, Tensor], bool]) -> Method:
+    def forward(norm: LayerNorm, x: Tensor) -> Tensor:
+        if is_wrong(norm, x):
+            raise RuntimeError(message)
+        return exact(norm, x)
+
+    return forward
+
+
+mistake("ReturnsFloat32", "ReturnsFloat32 changes the dtype: ", forward=lambda n, x: F.layer_norm(
+    x.float(), n.normalized_shape, n.weight.float(), None if n.bias is None else n.bias.float(), n.eps))  # fmt: skip
+mistake("NoHalf", "NoHalf, given (33, 2) in float16, raised RuntimeError: no kernel for float16",
+        forward=raises("no kernel for float16", lambda n, x: x.dtype == torch.float16))  # fmt: skip
+mistake("RowsOnly", "RowsOnly, given ", forward=raises("rows, please", lambda n, x: x.ndim != 2))
+NeedsAShift = type("NeedsAShift", (LayerNorm,), {"forward": raises("a shift, please", lambda n, x: n.bias is None)})
+
+# --- Backward passes ---
+
+
+class Backward(torch.autograd.Function):
+    """LayerNorm with a backward pass by hand; ``change`` gets its parts by name, and changes some."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, change: Any) -> Tensor:
+        s = centred(wide(x)) / torch.sqrt(variance(wide(x)) + eps)
+        ctx.save_for_backward(s, 1 / torch.sqrt(variance(wide(x)) + eps), weight, x)
+        ctx.change, ctx.has_bias = change, bias is not None
+        return (s * weight if bias is None else s * weight + bias).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        s, r, weight, x = ctx.saved_tensors
+        p = {
+            "dy": wide(dy),
+            "s": s,
+            "r": r,
+            "w": wide(weight),
+            "first": 1.0,
+            "second": 1.0,
+            "n": s.shape[-1],
+            "times": 1.0,
+            "x": x,
+        }
+        p |= {"x": x, "g": p["dy"] * p["w"], "sum": lambda terms: terms.sum(0)}
+        p |= ctx.change(p)
+        g, s = p["g"], p["s"]
+        along = p["first"] * g.sum(-1, keepdim=True) + p["second"] * s * (g * s).sum(-1, keepdim=True)
+        dx = p["times"] * (g - along / p["n"]) * p["r"]
+        rows = [terms.flatten(0, -2) for terms in (p.get("terms", p["dy"] * s), p["dy"])]
+        dbias = p.get("sum_bias", lambda terms: terms.sum(0))(rows[1]).to(weight.dtype) if ctx.has_bias else None
+        return dx.to(x.dtype), p["sum"](rows[0]).to(weight.dtype), dbias, None, None
+
+
+def summed_in_half(terms: Tensor) -> Tensor:
+    total = torch.zeros_like(terms[0], dtype=torch.bfloat16)
+    for row in terms:
+        total = total + row.to(torch.bfloat16)
+    return total.to(terms)
+
+
+def backward(name: str, said: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> type[LayerNorm]:
+    """A LayerNorm whose backward pass has one mistake."""
+    return mistake(name, said, forward=lambda n, x: Backward.apply(x, n.weight, n.bias, n.eps, change))
+
+
+OF_INPUT, OF_WEIGHT, OF_BIAS = (f"the gradient of the {name} is wrong: " for name in ("input", "weight", "bias"))
+RightBackward = backward("RightBackward", "", lambda p: {})
+MISTAKES.pop(RightBackward)
+backward("MeanTwice", OF_INPUT + "the mean is subtracted twice", lambda p: {"first": 2})
+backward("DetachedStatistics", OF_INPUT + "the statistics are detached", lambda p: {"first": 0, "second": 0})
+backward("NoSecondTerm", OF_INPUT + "the second term, s * mean(g * s), is missing", lambda p: {"second": 0})
+backward("SecondTermAdded", OF_INPUT + "the second term has the wrong sign", lambda p: {"second": -1})
+backward("ScaleForgotten", OF_INPUT + "the scale is forgotten", lambda p: {"g": p["dy"]})
+backward("MeansOverFewer", OF_INPUT + "means are over n - 1", lambda p: {"n": p["n"] - 1})
+backward("NotDivided", OF_INPUT + "it is not divided by the deviation", lambda p: {"r": 1.0})
+backward(
+    "HalvedWhereWide", OF_INPUT + "it is halved, in 7 rows of 1,040", lambda p: {"times": 0.5 if p["n"] > 1024 else 1}
+)
+backward("ReciprocalInHalf", OF_INPUT + "1 / deviation is saved in bfloat16", lambda p: {"r": bfloat16(p["r"])})
+backward("RowInHalf", OF_INPUT + "the normalized row is saved in float16", lambda p: {"s": p["s"].half().to(p["s"])})
+backward("RowNotNormalized", OF_WEIGHT + "the row is not normalized", lambda p: {"terms": p["dy"] * p["x"]})
+backward("MeanOverRows", OF_WEIGHT + "it is the mean over the rows", lambda p: {"sum": lambda terms: terms.mean(0)})
+backward(
+    "WeightLosesRows", OF_WEIGHT + "rows from 256 on are left out", lambda p: {"sum": lambda terms: terms[:256].sum(0)}
+)
+backward(
+    "BiasLosesRows", OF_BIAS + "rows from 512 on are left out", lambda p: {"sum_bias": lambda terms: terms[:512].sum(0)}
+)
+backward("SummedInHalf", OF_WEIGHT + "its sum over ",
+         lambda p: {"sum": summed_in_half} if p["x"].dtype in HALVES and p["x"].numel() < 2**18 else {})  # fmt: skip
+mistake("DetachedMean", OF_INPUT + "the mean passes no gradient", row=lambda n, x: (
+    (d := x - x.mean(-1, keepdim=True).detach()) / torch.sqrt(d.square().mean(-1, keepdim=True) + n.eps)))  # fmt: skip
+mistake(
+    "WrongGradientsOfTokens", "gradients are wrong though values are right, in as tokens",
+    forward=lambda n, x: exact(n, torch.cat([x[:1], x[1:].detach()]) if x.ndim == 3 else x),
+)  # fmt: skip
+
+
+class SavesOnItself(LayerNorm):
+    """Keeps what its backward pass needs on the module, where the next call overwrites it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.x = x.detach()
+        return Backward.apply(x, self.weight, self.bias, self.eps, self.latest)  # type: ignore[return-value]
+
+    def latest(self, p: dict[str, Any]) -> dict[str, Any]:
+        x = wide(self.x)
+        return {"s": centred(x) / deviation(self, x), "r": 1 / deviation(self, x)} if x.shape == p["s"].shape else {}
+
+
+MISTAKES[SavesOnItself] = ("its backward pass uses what a later call left",)
+
 # --- Correct norms, written in other ways ---
-
-
-class TwoPass(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        d = centred(x)
-        return d * torch.rsqrt(d.square().mean(-1, keepdim=True) + self.eps)
-
-
-class VarMean(LayerNorm):
-    def standardize(self, x: Tensor) -> Tensor:
-        var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
-        return (x - mean) * torch.rsqrt(var + self.eps)
 
 
 class Welford(LayerNorm):
@@ -372,19 +470,10 @@ class Folded(LayerNorm):
     """Uses one multiplication and one addition a value: x * scale + offset."""
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        var, mean = torch.var_mean(wide, -1, correction=0, keepdim=True)
+        var, mean = torch.var_mean(wide(x), -1, correction=0, keepdim=True)
         scale = torch.rsqrt(var + self.eps) * self.weight
         offset = -mean * scale if self.bias is None else self.bias - mean * scale
-        return torch.addcmul(offset, wide, scale).to(x.dtype)
-
-
-class NarrowScaling(LayerNorm):
-    """Narrows the standardized row first, and scales and shifts it in the input's dtype, as Llama's norms do."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.standardize(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype) * self.weight.to(x.dtype)
-        return y if self.bias is None else y + self.bias.to(x.dtype)
+        return torch.addcmul(offset, wide(x), scale).to(x.dtype)
 
 
 class Float64Inside(LayerNorm):
@@ -436,13 +525,12 @@ class GammaBeta(nn.Module):
         self.gamma, self.beta = nn.Parameter(torch.ones(emb_dim)), nn.Parameter(torch.zeros(emb_dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        y = centred(wide) / torch.sqrt(variance(wide) + 1e-5)
+        y = centred(wide(x)) / torch.sqrt(variance(wide(x)) + 1e-5)
         return (y * self.gamma + self.beta).to(x.dtype)
 
 
 LOOPS = [Welford, PlainLoop]  # slow in Python
 CORRECT = [
-    TwoPass, VarMean, Folded, NarrowScaling, Float64Inside, OneGroup, NoFloat64, GammaBeta, nn.LayerNorm,
-    AddsTheResidualToo, ViewOfAnotherLayout,
+    Folded, Float64Inside, OneGroup, NoFloat64, GammaBeta, nn.LayerNorm, AddsTheResidualToo, ViewOfAnotherLayout,
+    RightBackward,
 ]  # fmt: skip

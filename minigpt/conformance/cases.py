@@ -125,10 +125,11 @@ def dtypes_of(given: Given) -> tuple[torch.dtype, ...]:
     return TWO[:1] if set(given.shape) & {255, 256, 1023, 1024, 65_535, 65_536} and given.shape[-1] < 100 else TWO
 
 
+SIZED = sizes()
 WIDE = {f"width {width}": Given((33 if width < 1100 else 7, width)) for width in WIDTHS}
 VALUE_CASES = [
     *(Case(name, "widths", OF_WIDTHS, FLOAT32, partial(values, [given]), THREE) for name, given in WIDE.items()),
-    *(Case(name, "sizes", OF_SIZES, FLOAT32, partial(values, [given]), dtypes_of(given)) for name, given in sizes().items()),
+    *(Case(name, "sizes", OF_SIZES, FLOAT32, partial(values, [many]), dtypes_of(many)) for name, many in SIZED.items()),
     *(
         Case(
             f"{name}, {kind.name}", "values", kind.tests, bound_reason(dtype),
@@ -243,7 +244,7 @@ GRADIENT_CASES = [
     ),
     *(
         Case(f"gradients, {name}", "gradients", OF_SIZES, TWICE, partial(of_gradients, given), dtypes_of(given))
-        for name, given in {**WIDE, **sizes()}.items()
+        for name, given in (WIDE | SIZED).items()
     ),
     Case("gradients, residual added too", "gradients", OF_SUMS, AND_SUM, of_gradients_of_sum),
 ]

@@ -84,8 +84,7 @@ def _verdicts(report: "ConformanceReport") -> Iterator[tuple[str, str]]:
 
 def _refusal(report: "ConformanceReport", dtype: str) -> str:
     """Return why no case judged this dtype."""
-    said = [case.note for case in report.cases if case.name.startswith(f"{dtype}, ") and not case.dtypes]
-    return said[0].removeprefix("not judged: ") if said else "no case was asked at it"
+    return next((case.refused[dtype] for case in report.cases if dtype in case.refused), "no case was asked at it")
 
 
 def _group_lines(report: "ConformanceReport") -> list[Text]:
@@ -105,4 +104,5 @@ def _brief(case: "CaseResult") -> str:
         return f"{case.name!r}: {case.note}"
     if not case.bound:
         return f"{case.name!r}: off by {brief(case.error)}, and must be exact"
-    return f"{case.name!r}: {brief(case.error / case.bound)} times its bound"
+    place = f", {case.place}" if case.place else ""
+    return f"{case.name!r}: {brief(case.error / case.bound)} times its bound{place}"

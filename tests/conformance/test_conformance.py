@@ -3,7 +3,6 @@
 import json
 import math
 import warnings
-from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -21,7 +20,7 @@ from minigpt.conformance.truth import PRECISIONS, gradient_truth, truth
 # torch.compile would trace the shape checks as well
 unchecked = pytest.mark.usefixtures("unchecked")
 
-RANDOM = ["widths", "values", "special", "layouts", "behaviour", "gradients"]  # all but 65,535 rows and torch.compile
+RANDOM = ["widths", "sizes", "values", "special", "layouts", "behaviour", "gradients"]  # all but torch.compile
 EXACT = [name for name, info in norms.available().items() if info.exact and info.available and name != "triton"]
 
 
@@ -35,15 +34,7 @@ def test_every_exact_registered_norm_passes(name: str, device: torch.device) -> 
     report = check_norm(name, device=device, compile_backend="aot_eager")
     assert report.passed, report
     assert report.diagnoses == []
-    assert [case.name for case in report.cases] == case_names()
-
-
-@unchecked
-@pytest.mark.parametrize("norm", sabotages.CORRECT)
-@pytest.mark.thorough
-def test_correct_norms_written_in_other_ways_pass(norm: type[nn.Module]) -> None:
-    report = check(norm, RANDOM)
-    assert report.passed, report
+    assert [case.name for case in report.cases] == [*case_names(), "process left as it was"]
 
 
 @unchecked
@@ -56,15 +47,17 @@ def test_correct_norms_written_in_other_ways_compile(norm: type[nn.Module]) -> N
 @unchecked
 @pytest.mark.parametrize("norm", sabotages.LOOPS)
 def test_sums_in_the_least_exact_order_pass(norm: type[nn.Module]) -> None:
-    report = check(norm, ["float32, *", "bfloat16, *", "width ?", "width 768", "gradients, constant rows"])
+    report = check(
+        norm, ["float32, *", "bfloat16, *", "float16, *", "width ?", "width 768", "gradients, constant rows"]
+    )
     assert report.passed, report
 
 
 @unchecked
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("norm", ["fused", "textbook", *sabotages.CORRECT])
 @pytest.mark.thorough
-def test_no_seed_fails_a_correct_norm(seed: int) -> None:
-    for norm in ("fused", "textbook", *sabotages.CORRECT):
+def test_no_seed_fails_a_correct_norm(norm: type[nn.Module] | str) -> None:
+    for seed in range(3):
         report = check(norm, RANDOM, seed)
         assert report.passed, report
 
@@ -74,7 +67,7 @@ def test_no_seed_fails_a_correct_norm(seed: int) -> None:
 def test_inductor_agrees_with_eager() -> None:
     if best_backend(torch.device("cpu")) != "inductor":
         pytest.skip("needs a C++ compiler, which inductor generates code for")
-    report = check_norm("textbook", device="cpu", cases="compiled equals eager")
+    report = check_norm("textbook", device="cpu", cases="compiled with what follows it")
     assert report.passed, report
 
 
@@ -151,9 +144,7 @@ def test_the_report_is_stable_json() -> None:
     ]  # fmt: skip
     assert (fields["verdict"], fields["norm"], fields["device"], fields["eps"]) == ("pass", "textbook", "cpu", 1e-5)
     for case in fields["cases"]:
-        assert list(case) == [
-            "name", "group", "tests", "error", "bound", "reason", "passed", "dtypes", "note",
-        ]  # fmt: skip
+        assert set(case) >= {"name", "group", "tests", "error", "bound", "reason", "passed", "dtypes", "note", "place"}
         assert case["tests"]
         assert case["reason"]
 
@@ -175,12 +166,12 @@ def test_errors_that_are_not_numbers_are_null_in_json() -> None:
 def test_what_is_not_supported_is_said() -> None:
     report = check(sabotages.GammaBeta, "another eps")
     assert report.passed
-    assert report.cases[0].note == "not judged: its eps cannot be set"
+    assert report.cases[0].refused == {"float32": "its eps cannot be set"}
     assert any("eps" in note for note in report.notes)
     report = check(sabotages.NoFloat64, ["float64, *"])
     assert report.passed
     assert report.dtypes == {}
-    assert all(case.note.startswith("not judged: NoFloat64, given ") for case in report.cases)
+    assert all("float64 is not supported" in case.refused["float64"] for case in report.cases)
 
 
 # --- What cannot be judged ---
@@ -197,6 +188,23 @@ class TextsAlone(LayerNorm):
         return super().forward(x)
 
 
+class Interrupted(LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+
+class OnlyGroups(nn.Module):
+    """Takes (batch, sequence, width) only, and has its scale and shift in a module of its own."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(1, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _batch, _tokens, _width = x.shape
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+
 class RaisesInConstructor(nn.Module):
     def __init__(self, size: int) -> None:
         raise RuntimeError("no such size")
@@ -205,10 +213,12 @@ class RaisesInConstructor(nn.Module):
 @pytest.mark.parametrize(
     ("norm", "said"),
     [
+        (Interrupted, "Interrupted.*KeyboardInterrupt.*test_conformance.py"),
+        (OnlyGroups, "OnlyGroups, given .4, 64. in float32, raised ValueError.*test_conformance.py"),
         ("no_such_norm", "unknown norm 'no_such_norm'"),
         ("frozen", "no deviation"),
         (RaisesInForward, "RaisesInForward.*no such kernel.*test_conformance.py"),
-        (TextsAlone, "TextsAlone, given rows of shape .4, 64., raised ValueError: not enough values"),
+        (TextsAlone, "TextsAlone, given .4, 64. in float32, raised ValueError: not enough values"),
         (RaisesInConstructor, "RaisesInConstructor.*no such size.*test_conformance.py"),
     ],
 )
@@ -219,7 +229,7 @@ def test_what_cannot_be_judged_says_why(norm: type[nn.Module] | str, said: str) 
 
 
 def test_bad_requests_are_refused() -> None:
-    with pytest.raises(NormError, match="no case matches 'shapes'; the groups of cases are widths, rows, values"):
+    with pytest.raises(NormError, match="no case matches 'shapes'; the groups of cases are widths, sizes, values"):
         check("fused", "shapes")
     with pytest.raises(ConfigError, match="device 'meta' holds shapes and no values"):
         check_norm("fused", device="meta")
@@ -239,26 +249,6 @@ def test_it_leaves_the_process_as_it_was() -> None:
 
 # --- Mistakes that show in one place alone ---
 
-# Where add_norm may take another path than for rows of float32
-ONE_SUM: dict[str, Callable[[LayerNorm, Tensor, Tensor], bool]] = {
-    "other strides": lambda norm, residual, delta: not residual.is_contiguous(),
-    "mixed dtypes": lambda norm, residual, delta: residual.dtype != delta.dtype,
-    "float16": lambda norm, residual, delta: residual.dtype == torch.float16,
-    "constant rows": lambda norm, residual, delta: bool(((residual + delta).std(-1) == 0).any()),
-}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("wrong", ONE_SUM.values(), ids=ONE_SUM)
-def test_sums_that_are_wrong_in_one_place_alone_are_found(wrong: Callable[[LayerNorm, Tensor, Tensor], bool]) -> None:
-    class WrongSums(sabotages.AddsTheResidualToo):
-        def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-            total, y = super().add_norm(residual, delta)
-            return total, 1.01 * y if wrong(self, residual, delta) else y
-
-    said = check(WrongSums, ["float32, ordinary rows", "residual added too"]).diagnoses
-    assert said[-1] == "wrong only where it adds the residual too, in add_norm", said
-
 
 def test_a_sum_without_gradient_is_found() -> None:
     class AddsWithoutGradient(sabotages.AddsTheResidualToo):
@@ -270,33 +260,12 @@ def test_a_sum_without_gradient_is_found() -> None:
     assert not check(AddsWithoutGradient, "gradients, residual added too").passed
 
 
-# Where a backward pass may take another path than for ordinary rows, and the case that shows it
-ONE_SETTING: dict[str, Callable[[LayerNorm, Tensor], bool]] = {
-    "float16": lambda norm, x: x.dtype == torch.float16,
-    "1,000 rows": lambda norm, x: len(x) > 64,
-    "input transposed": lambda norm, x: not x.is_contiguous(),
-    "frozen weight": lambda norm, x: not norm.weight.requires_grad,
-}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("named", "wrong"), ONE_SETTING.items(), ids=ONE_SETTING)
-def test_gradients_that_are_wrong_in_one_setting_alone_are_found(
-    named: str, wrong: Callable[[LayerNorm, Tensor], bool]
-) -> None:
-    class TwiceTheGradient(LayerNorm):
-        def forward(self, x: Tensor) -> Tensor:
-            return sabotages.exact(self, x + (x - x.detach()) if wrong(self, x) else x)
-
-    report = check(TwiceTheGradient, "gradients*")
-    assert [case.name for case in report.failures] == [f"gradients, {named}"]
-    assert report.diagnoses == [f"gradients are wrong though values are right, in {named}"]
-
-
 def test_training_kernels_may_round_in_another_way() -> None:
     class RoundsInAnotherWayWithGradients(LayerNorm):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if torch.is_grad_enabled() else super().forward(x.double()).to(x.dtype)
 
-    report = check(RoundsInAnotherWayWithGradients, ["special", "behaviour", "gradients*"])
+    report = check(
+        RoundsInAnotherWayWithGradients, ["special", "behaviour", "gradients, ordinary rows", "gradients, bfloat16"]
+    )
     assert report.passed, report

@@ -95,12 +95,12 @@ def require_same_shape(y: object, x: Tensor, norm: nn.Module) -> None:
 
 @contextlib.contextmanager
 def naming(make: object, asked: str | None = None) -> Iterator[None]:
-    """Turn what somebody else's code raises into a NormError that names the code."""
+    """Turn what somebody else's code raises, KeyboardInterrupt too, into a NormError that names the code."""
     try:
         yield
     except (MiniGPTError, torch.OutOfMemoryError):
         raise
-    except RAISED as error:
+    except BaseException as error:
         raise NormError(f"{asked or title(make)} raised {last_line(error, source_file(make))}") from error
 
 
@@ -118,7 +118,7 @@ def _runs(module: nn.Module, shape: tuple[int, ...]) -> bool:
     """Return True if a copy of the module returns two rows in the shape of its input."""
     x = torch.arange(2.0 * torch.Size(shape).numel()).sin().view(1, 2, *shape)
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with naming(module), torch.random.fork_rng(devices=[]), torch.no_grad():
             require_same_shape(copy.deepcopy(module)(x), x, module)
     except RAISED:
         return False
