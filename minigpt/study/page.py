@@ -14,7 +14,7 @@ from minigpt.errors import ConfigError
 from minigpt.report.page import SIGNS, render
 from minigpt.study.run import DIVERGED, FAILED
 from minigpt.study.study import Row
-from minigpt.study.table import SWAPPED, TRAINED, about, meaning, over_seeds, protocol, shown, stages
+from minigpt.study.table import SWAPPED, TRAINED, about, meaning, over_seeds, protocol, shown, split_errors, stages
 
 # Each is at least 3:1 against the page's paper, light and dark. Lines differ by their dashes too.
 COLOURS = ("#0e8a94", "#c8662a", "#7a72c9", "#b0823a", "#c4568f", "#5c8f3f", "#4f86c6", "#8a8178")
@@ -31,18 +31,11 @@ def page(rows: list[Row], title: str, out: Path, html: Path, command: str = "") 
     except ConfigError:
         drawn = {}
     return render(
-        "study.html",
-        title=title,
-        rows=merged,
-        tables=stages(merged),
-        facts=protocol(rows, merged, command),
-        meaning=meaning(merged),
-        about=lambda row: about(row, names),
-        shown=shown,
-        signs=SIGNS | {FAILED: "✗", DIVERGED: "✗"},
-        figures={name: _inline(svg) for name, svg in drawn.items()},
+        "study.html", title=title, rows=merged, tables=stages(merged), facts=protocol(rows, merged, command),
+        meaning=meaning(merged), about=lambda row: about(row, names), shown=shown, split_errors=split_errors,
+        signs=SIGNS | {FAILED: "✗", DIVERGED: "✗"}, figures={name: _inline(svg) for name, svg in drawn.items()},
         reports=os.path.relpath(out, html.parent or "."),
-    )
+    )  # fmt: skip
 
 
 def figures(rows: list[Row]) -> dict[str, str]:

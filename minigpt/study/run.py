@@ -47,14 +47,9 @@ RETRIES = 3  # of a cell on a machine that was lost
 
 
 def run_study(
-    study: Study,
-    out: Path,
-    progress: Progress = lambda *_: None,
-    *,
-    file: Path | None = None,
-    ray: str | None = None,
+    study: Study, out: Path, progress: Progress = lambda *_: None, *, file: Path | None = None, ray: str | None = None,
     cells: list[Cell] | None = None,
-) -> list[Row]:
+) -> list[Row]:  # fmt: skip
     """Run the cells that ``out``/cells.jsonl lacks; return all of them in the order of the study.
 
     A row counts for a cell if it was made from the same settings, texts, code, weights and versions. A cell that fails
@@ -82,12 +77,12 @@ def run_study(
         for row in rows:
             lines.append(row)
             done[row["fingerprint"]] = row
-            clock.count()
+            clock.ended += 1
     return [done[key] for key in chosen]
 
 
 class _Clock:
-    """Says which cell runs, and about how long the others take: as long as those so far.
+    """Says which cell runs, and how long the rest takes if it takes as long as what is done.
 
     Args:
         seconds: of cells of the same study that an earlier run finished.
@@ -95,15 +90,15 @@ class _Clock:
 
     def __init__(self, progress: Progress, total: int, seconds: list[float]) -> None:
         self.progress, self.total, self.ended, self.begin = progress, total, 0, time.monotonic()
-        self.each = sum(seconds) / len(seconds) if seconds else None
+        self.earlier = sum(seconds) / len(seconds) if seconds else None
 
-    def count(self) -> None:
-        self.ended += 1
-        self.each = (time.monotonic() - self.begin) / self.ended
-
-    def say(self, what: str, _: float) -> None:
-        left = "" if self.each is None else f", about {duration(self.each * (self.total - self.ended))} left"
-        self.progress(f"cell {self.ended + 1} of {self.total}{left}: {what}", self.ended / self.total)
+    def say(self, what: str, share: float) -> None:
+        """Say what goes on, and which share of the cell is done."""
+        begun, left = self.ended + share, ""
+        each = (time.monotonic() - self.begin) / begun if begun else self.earlier
+        if each is not None:
+            left = f", about {duration(each * (self.total - begun))} left"
+        self.progress(f"cell {self.ended + 1} of {self.total}{left}: {what}", begun / self.total)
 
 
 def duration(seconds: float) -> str:
@@ -174,7 +169,7 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
         result.save(out / RUNS / name / "model")
         model, tokenizer = result.model.to(resolve_device(recipe.device)), result.tokenizer
         yield {**result.curves(), "tokens": result.tokens}
-        progress("judging it after training", 1.0)
+        progress("judging it after training", 0.99)
         yield _distance(original.judge(model).to_dict(), RECOVERED)
     if study.text is not None and tokenizer is not None:
         yield text_figures(model, tokenizer.encode(read_text(Path(study.text), GenerationError)))
@@ -183,7 +178,7 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
         figures[metric] = figure if isinstance(figure, float) else None
         yield {"metrics": figures} | ({} if isinstance(figure, float) else {"reason": f"{metric} {figure}"})
     if study.tasks:
-        progress("running lm-eval", 1.0)
+        progress("running lm-eval", 0.99)
         yield {"tasks": task_scores(study.tasks, model, recipe)}
 
 
@@ -205,6 +200,8 @@ def _distance(judged: Mapping[str, Any], names: tuple[str, ...]) -> Row:
     }
     figures = {name: measured.get(one) for name, one in zip(names, DISTANCES, strict=False)}
     errors = {f"{name}_se": measured.get(f"{one}_se") for name, one in zip(names, DISTANCES, strict=False)}
+    if (text := judged["perplexity"]) is not None and None not in (text["candidate"], text["loss_se"]):
+        errors[f"{names[-1]}_se"] = text["candidate"] * text["loss_se"]
     return figures | errors | {names[-1]: perplexities(judged)[1]}
 
 
@@ -257,11 +254,8 @@ def text_figures(model: GPT2, ids: list[int]) -> Row:
             right.append((likeliest.indices == targets).float())
             losses.append(float(F.cross_entropy(logits.double(), targets, reduction="sum")))
         rows.append([window[2] - window[1], sum(losses)])
-    return {
-        "entropy": float(torch.cat(entropy).mean()),
-        "calibration_error": _calibration_error(torch.cat(sure), torch.cat(right)),
-        "text_rows": rows,
-    }
+    calibration_error = _calibration_error(torch.cat(sure), torch.cat(right))
+    return {"entropy": float(torch.cat(entropy).mean()), "calibration_error": calibration_error, "text_rows": rows}
 
 
 def _calibration_error(sure: Float[Tensor, " tokens"], right: Float[Tensor, " tokens"]) -> float:

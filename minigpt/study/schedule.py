@@ -162,15 +162,9 @@ class Turns:
     ends_apart = False
 
     def __init__(
-        self,
-        body: Any,
-        norm: Any,
-        schedule: Schedule,
-        *,
-        keep: Collection[str] = KEEP,
-        end_of_text: int | None = None,
-        rows: Tensor | None = None,
-    ) -> None:
+        self, body: Any, norm: Any, schedule: Schedule, *, keep: Collection[str] = KEEP,
+        end_of_text: int | None = None, rows: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """Put a Turn at every scheduled site of ``body``, a GPT-2 of transformers' layout.
 
         Args:

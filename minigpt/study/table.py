@@ -2,8 +2,10 @@
 
 import csv
 import io
+import itertools
 import math
 import statistics
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -45,9 +47,9 @@ Columns = dict[str, Column]  # by the name in a row
 
 SWAPPED: Columns = {
     "ratio": Column("error over the noise floor", "×"),  # noqa: RUF001
-    "kl_mean": Column("KL divergence, mean", "nats"),
-    "kl_median": Column("KL divergence, median", "nats"),
-    "top1_agreement": Column("same likeliest token", "%"),
+    "kl_mean": Column("KL, mean", "nats"),
+    "kl_median": Column("KL, median", "nats"),
+    "top1_agreement": Column("same top token", "%"),
     "loss_change": Column("loss over the original", "nats", is_difference=True),
     "perplexity_before": Column("perplexity of the original", digits=4),
     "perplexity_after": Column("perplexity", digits=4),
@@ -56,19 +58,18 @@ TRAINED: Columns = {
     "loss": Column("held-out loss", "nats", digits=4),
     "over_baseline": Column("over the control", "nats", is_difference=True),
     "perplexity_recovered": Column("perplexity", digits=4),
-    "kl_recovered": Column("KL divergence, mean", "nats"),
-    "kl_median_recovered": Column("KL divergence, median", "nats"),
-    "top1_recovered": Column("same likeliest token", "%"),
+    "kl_recovered": Column("KL, mean", "nats"),
+    "kl_median_recovered": Column("KL, median", "nats"),
+    "top1_recovered": Column("same top token", "%"),
 }
 FINAL: Columns = {
-    "entropy": Column("entropy", "nats"),
-    "calibration_error": Column("calibration error", "%"),
-}
+    "entropy": Column("entropy", "nats"), "calibration_error": Column("calibration error", "%"),
+}  # fmt: skip
 TIME: Columns = {"seconds": Column("time", "s")}
-ON_TERMINAL = ("ratio", "kl_mean", "perplexity_before", "perplexity_after", "perplexity_recovered", "over_baseline")
-TERSE = {"ratio": "of noise", "kl_mean": "KL mean, nats", "perplexity_before": "perplexity",
-         "perplexity_after": "swapped", "perplexity_recovered": "trained",
-         "over_baseline": "over control, nats"}  # fmt: skip
+TOO_WIDE = {"ratio", "kl_median", "kl_median_recovered", "perplexity_before", *FINAL, *TIME}
+ON_TERMINAL = {"ratio": "of noise", "kl_mean": "KL mean, nats", "perplexity_before": "perplexity",
+               "perplexity_after": "swapped", "perplexity_recovered": "trained",
+               "over_baseline": "over control, nats"}  # fmt: skip
 LATEX = str.maketrans({c: rf"\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "*": "{*}", "±": r"$\pm$",
     "×": r"$\times$", MINUS: "$-$", DASH: "--",  # noqa: RUF001
@@ -79,7 +80,7 @@ def summary(rows: list[Row]) -> Table:
     """Return the most important columns for the terminal. A setting that all cells share is left out."""
     merged, names = over_seeds(rows)
     figures = [name for name in ON_TERMINAL if any(row[name] for row in merged)]
-    heads = [*(name.replace("_", " ") for name in names), "verdict", *(TERSE[name] for name in figures)]
+    heads = [*(name.replace("_", " ") for name in names), "verdict", *(ON_TERMINAL[name] for name in figures)]
     table = Table(*heads, box=None, pad_edge=False)
     for row in merged:
         settings = (Text(worded(row.get(name))) for name in names)
@@ -100,19 +101,25 @@ def csv_table(rows: list[Row]) -> str:
 
 
 def latex_table(rows: list[Row], title: str) -> str:
-    """Return the table of the trained cells, or of the swapped ones, for LaTeX with the package booktabs."""
+    """Return the table of the trained cells, or of the swapped ones, for LaTeX with the package booktabs.
+
+    It has what a page is wide enough for, and the figures of tasks and metrics; the CSV has all.
+    """
     merged, names = over_seeds(rows)
-    figures = {name: one for name, one in stages(merged)[-1][1].items() if name not in TIME}
-    heads = [*(name.replace("_", " ") for name in names), *(column.title for column in figures.values())]
-    lines = [
-        [*(worded(row.get(name)) for name in names), *(shown(row[name], one) for name, one in figures.items())]
-        for row in merged
+    figures = {name: one for name, one in stages(merged)[-1][1].items() if name not in TOO_WIDE}
+    lines: list[Sequence[str]] = [
+        [*(name.replace("_", " ") for name in names), *(column.head for column in figures.values())],
+        [*[""] * len(names), *(column.unit and f"({column.unit})" for column in figures.values())],
     ]
-    head, *body = (" & ".join(cell.translate(LATEX) for cell in line) + r" \\" for line in (heads, *lines))
+    for row in merged:
+        settings = [[worded(row.get(name))] for name in names]
+        cells = [split_errors(shown(row[name], column)) for name, column in figures.items()]
+        lines += itertools.zip_longest(*settings, *cells, fillvalue="")
+    head, unit, *body = (" & ".join(cell.translate(LATEX) for cell in line) + r" \\" for line in lines)
     facts = "; ".join(f"{name}: {value}" for name, value in protocol(rows, merged))
     return "\n".join([
         r"\begin{table}", r"\centering", rf"\caption{{{title.translate(LATEX)}. {meaning(merged).translate(LATEX)}}}",
-        rf"\begin{{tabular}}{{{'l' * len(names)}{'r' * len(figures)}}}", r"\toprule", head, r"\midrule", *body,
+        rf"\begin{{tabular}}{{{'l' * len(names)}{'r' * len(figures)}}}", r"\toprule", head, unit, r"\midrule", *body,
         r"\bottomrule", r"\end{tabular}", f"% {facts}", r"\end{table}", "",
     ])  # fmt: skip
 
@@ -155,7 +162,7 @@ def protocol(rows: list[Row], merged: list[Row], command: str = "") -> list[tupl
         done = row.get("protocol", {})
         for name, text in done.get("texts", {}).items():
             facts[name] = text + (f", {counts[name]:,} tokens" if counts.get(name) else "")
-        facts |= {name: str(done[name]) for name in ("commit",) if done.get(name)}
+        facts["commit"] = done.get("commit") or facts.get("commit", "")
         if versions := ", ".join(f"{name} {one}" for name, one in done.get("versions", {}).items() if one):
             facts["versions"] = versions
     if longest := max((row["text_rows_count"] or 0 for row in merged), default=0):
@@ -174,7 +181,6 @@ def with_derived(rows: list[Row]) -> list[Row]:
             row["loss"] = math.log(row["perplexity_recovered"])
         if curve and row.get("text_rows"):
             row["loss"], row["loss_se"] = _mean_of(row["text_rows"])
-            row["perplexity_recovered_se"] = row["loss_se"] and row["loss_se"] * math.exp(row["loss"])
     controls = {_trained_as(row): row for row in rows if row.get("control", row["norm"] == LAYER_NORM)}
     for row in rows:
         control = controls.get(_trained_as(row))
@@ -258,6 +264,12 @@ def shown(figure: Figure | None, column: Column) -> str:
     decimals = [max(0, 1 - math.floor(math.log10(error))) for error in numbers[1:]]  # two digits of each error
     text = " ± ".join(f"{one:,.{digits}f}" for one, digits in zip(numbers, (decimals[0], *decimals), strict=True))
     return f"({sign}{text})e{exponent}" if exponent else sign + text
+
+
+def split_errors(text: str) -> list[str]:
+    """Return what ``shown`` shows as lines: the mean and each error. It is one line if they share an exponent."""
+    mean, *errors = [text] if text.startswith("(") else text.split(" ± ")
+    return [mean, *(f"± {error}" for error in errors)]
 
 
 def worded(value: Any) -> str:

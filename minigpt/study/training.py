@@ -1,9 +1,11 @@
 """Train a checkpoint further while norms are swapped in on a schedule. The loop is transformers' Trainer."""
 
+import contextlib
 import copy
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,13 @@ from minigpt.checkpoint import save_pretrained
 from minigpt.checkpoint.save import can_save_frozen, save_frozen
 from minigpt.device import resolve_device
 from minigpt.errors import CheckpointError, ConfigError, GenerationError
-from minigpt.files import finite, hash_json, read_text, write_atomically
+from minigpt.files import finite, hash_json, locked, read_text, write_atomically
 from minigpt.judge.original import quiet_transformers
 from minigpt.judge.perplexity import windows_of
 from minigpt.model import GPT2
 from minigpt.recipe import Recipe
 from minigpt.report.steps import Progress
-from minigpt.study.schedule import Turn, Turns
+from minigpt.study.schedule import Schedule, Turn, Turns
 from minigpt.study.settings import DivergedError, Training, base_of, checked_schedule, what_decides
 from minigpt.swap.fit import rows_of_text
 from minigpt.tokenizer import Tokenizer
@@ -67,12 +69,7 @@ class Finetuned:
 
 
 def finetune(
-    recipe: Recipe,
-    training: Training,
-    out: str | Path,
-    progress: Progress = lambda *_: None,
-    *,
-    seed: int = 0,
+    recipe: Recipe, training: Training, out: str | Path, progress: Progress = lambda *_: None, *, seed: int = 0
 ) -> Finetuned:
     """Train, and keep Trainer's checkpoints under ``out``/checkpoints. Started again, it goes on from the newest.
 
@@ -85,13 +82,26 @@ def finetune(
         seed: for the order of the text, dropout and adapters.
 
     Raises:
-        ConfigError: if a setting cannot be used.
+        ConfigError: if a setting cannot be used, or another process trains in ``out``.
         NormError: if the norm is unknown, or the schedule does not fit the model.
         CheckpointError: if the model cannot be read, or has no tokenizer.
         GenerationError: if a text cannot be read.
         DivergedError: if the loss or a weight is not finite.
     """
     schedule, checkpoints = checked_schedule(recipe, training), checkpoints_of(recipe, training, Path(out), seed)
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # the other processes of a distributed run work in it too
+            try:
+                stack.enter_context(locked(checkpoints.parent))
+            except BlockingIOError as error:
+                raise ConfigError(f"is {out}, where another process trains", argument="out") from error
+        return _finetune(recipe, training, schedule, checkpoints, progress, seed)
+
+
+def _finetune(
+    recipe: Recipe, training: Training, schedule: Schedule, checkpoints: Path, progress: Progress, seed: int
+) -> Finetuned:
     set_seed(seed)
     base = dataclasses.replace(base_of(recipe), device="cpu", dtype=recipe.dtype or "float32")
     ours, tokenizer = base.open()
@@ -197,14 +207,9 @@ class SwapTrainer(Trainer):
     stream: Tensor
 
     def __init__(
-        self,
-        training: Training,
-        final_norm: nn.Module,
-        end_of_text: int | None,
-        original: Any,
-        held: tuple[list[int], int] | None,
-        **trainers: Any,
-    ) -> None:
+        self, training: Training, final_norm: nn.Module, end_of_text: int | None, original: Any,
+        held: tuple[list[int], int] | None, **trainers: Any,
+    ) -> None:  # fmt: skip
         super().__init__(**trainers)
         self.remove_callback(PrinterCallback)
         self.residual_loss, self.end_of_text, self.held = training.residual_loss, end_of_text, held

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import minigpt
 from minigpt import ConfigError, GenerationError, NormError, Recipe
+from minigpt.files import locked
 from minigpt.study import DivergedError, Training, finetune, parse_schedule
 from minigpt.study.schedule import Turns
 from minigpt.study.settings import checked_schedule
@@ -150,6 +151,13 @@ def test_the_held_out_loss_is_the_logarithm_of_the_perplexity(place: Path) -> No
 def test_a_loss_that_is_not_finite_is_an_error_that_names_the_step(place: Path) -> None:
     with pytest.raises(DivergedError, match="step"):
         finetune(DEMO, Training("text.txt", 4, learning_rate=1e30, batch_size=2, block_size=32), place / "out")
+
+
+def test_two_runs_in_one_folder_are_one_sentence(place: Path) -> None:
+    (place / "out/checkpoints").mkdir(parents=True)
+    with locked(place / "out/checkpoints"), pytest.raises(ConfigError) as error:
+        finetune(DEMO, SHORT, place / "out")
+    assert error.value.argument == "out"
 
 
 def test_texts_of_a_jsonl_file_end_at_newlines_only_and_with_the_model_s_end_of_text(place: Path) -> None:

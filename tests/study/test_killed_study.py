@@ -35,7 +35,7 @@ def command(*more: str) -> list[str]:
 
 def table(folder: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (folder / "cells.jsonl").read_text().splitlines()]
-    rows = [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+    rows = [{name: value for name, value in row.items() if name not in ("seconds", "protocol")} for row in rows]
     return sorted(rows, key=lambda row: (row["norm"], row["sites"]))
 
 
