@@ -10,9 +10,17 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from minigpt.checkpoint import TOKENIZER_FILES, folder_of, has_tokenizer, locate
-from minigpt.checkpoint.files import ADDED_TOKENS, CHAT_TEMPLATE, CONFIG, SPECIAL_TOKENS, TOKENIZER_CONFIG, write_json
+from minigpt.checkpoint.files import (
+    ADDED_TOKENS,
+    CHAT_TEMPLATE,
+    CONFIG,
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+    fields_of,
+    write_json,
+)
 from minigpt.errors import CheckpointError, GenerationError
-from minigpt.files import read_object, read_text
+from minigpt.files import read_text
 
 END_OF_TEXT = "<|endoftext|>"
 NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -190,7 +198,7 @@ class Tokenizer:
 
 def _read(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """Return the backend, and the fields of tokenizer_config.json."""
-    fields = _fields(folder, TOKENIZER_CONFIG)
+    fields = fields_of(folder / TOKENIZER_CONFIG)
     template = folder / CHAT_TEMPLATE
     fields |= {"chat_template": read_text(template, CheckpointError)} if template.is_file() else {}
     backend = _plain(folder, fields)
@@ -225,7 +233,7 @@ def _plain(folder: Path, fields: dict[str, Any]) -> tokenizers.Tokenizer | None:
     known = {(str(number), token.content, token.special) for number, token in added.items()}
     conditions = (
         is_gpt2 or (has_file and kind in ANY_FILE),
-        _fields(folder, CONFIG).get("tokenizer_class") is None,
+        fields_of(folder / CONFIG).get("tokenizer_class") is None,
         not (folder / ADDED_TOKENS).exists(),
         not (folder / SPECIAL_TOKENS).exists() or "added_tokens_decoder" in fields,
         all(name in WITHOUT_EFFECT or not value for name, value in fields.items()),
@@ -257,13 +265,9 @@ def _of_transformers(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]
     """Return the backend of transformers' tokenizer, and its special tokens by name."""
     from transformers import AutoTokenizer, GPT2Config
 
-    config = GPT2Config(tokenizer_class=_fields(folder, CONFIG).get("tokenizer_class"))
+    config = GPT2Config(tokenizer_class=fields_of(folder / CONFIG).get("tokenizer_class"))
     theirs = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
     return theirs.backend_tokenizer, theirs.special_tokens_map
-
-
-def _fields(folder: Path, name: str) -> dict[str, Any]:
-    return read_object(folder / name, CheckpointError) if (folder / name).is_file() else {}
 
 
 def _content(token: Any) -> str | None:

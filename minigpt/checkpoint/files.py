@@ -199,5 +199,13 @@ def generation_fields(place: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: if the file is not a JSON object.
     """
-    path = folder_of(place) / GENERATION_CONFIG
-    return read_object(path, CheckpointError) if path.is_file() else {}
+    return fields_of(folder_of(place) / GENERATION_CONFIG)
+
+
+def fields_of(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty dict if there is no such file.
+
+    Raises:
+        CheckpointError: if the file is not a JSON object.
+    """
+    return read_object(file, CheckpointError) if file.is_file() else {}

@@ -8,7 +8,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from minigpt.checkpoint.files import CONFIG, config_file, folder_of, read_contents
+from minigpt.checkpoint.files import (
+    ADDED_TOKENS,
+    CONFIG,
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+    VOCABULARIES,
+    config_file,
+    fields_of,
+    folder_of,
+    read_contents,
+)  # fmt: skip
 from minigpt.checkpoint.formats import Format, recognise, same_values
 from minigpt.checkpoint.norms import Pairs, is_frozen, unscaled, without_norms
 from minigpt.config import GPT2Config
@@ -131,24 +141,30 @@ def as_ours(tensors: dict[str, Tensor]) -> tuple[Format, dict[str, Tensor]]:
 
 
 def tokenizer_size(folder: Path) -> int:
-    """Return one more than the highest id in the folder's tokenizer files; 0 if it has none.
+    """Return one more than the highest id that the folder's tokenizer files name; 0 if it has none.
 
     A vocabulary that is padded to a multiple, e.g. 50,304, has more ids than stand for text.
 
     Raises:
         CheckpointError: if a file is damaged.
     """
-    file = next((file for name in ("tokenizer.json", "vocab.json") if (file := folder / name).is_file()), None)
+    file = next((file for name in VOCABULARIES if (file := folder / name).is_file()), None)
     if file is None:
         return 0
-    fields = read_object(file, CheckpointError)
+    fields, added = read_object(file, CheckpointError), fields_of(folder / ADDED_TOKENS)
+    settings = fields_of(folder / TOKENIZER_CONFIG) | fields_of(folder / SPECIAL_TOKENS)
     try:
-        if file.name == "vocab.json":
-            return 1 + max(fields.values(), default=-1)
-        vocab = fields.get("model", {}).get("vocab", {})
-        ids = [*vocab.values()] if isinstance(vocab, dict) else [*range(len(vocab))]  # a Unigram model has a list
-        return 1 + max([*ids, *(token["id"] for token in fields.get("added_tokens", ()))], default=-1)
-    except (AttributeError, KeyError, TypeError) as error:
+        if file.name != "vocab.json":
+            vocab = fields.get("model", {}).get("vocab", {})
+            added |= {token["content"]: token["id"] for token in fields.get("added_tokens", ())}
+            fields = vocab if isinstance(vocab, dict) else dict(enumerate(range(len(vocab))))  # Unigram has a list
+        added |= {token["content"]: int(i) for i, token in settings.get("added_tokens_decoder", {}).items()}
+        named = [value for name, value in settings.items() if name.endswith("_token")]
+        named += [*settings.get("extra_special_tokens", ()), *settings.get("additional_special_tokens", ())]
+        texts = {token["content"] if isinstance(token, dict) else token for token in named}
+        new = [text for text in texts if isinstance(text, str) and text not in fields and text not in added]
+        return 1 + max([*fields.values(), *added.values()], default=-1) + len(new)  # transformers adds them at the end
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{file} is not a tokenizer's file: {error}") from error
 
 

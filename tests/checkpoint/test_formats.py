@@ -162,19 +162,35 @@ def test_a_vocabulary_filled_up_is_honoured_and_never_written(tmp_path: Path) ->
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.vocab_size == 50304
 
 
-def test_tokens_that_a_tokenizer_was_given_later_are_written(tmp_path: Path) -> None:
+TOOL = {"content": "<tool>", "special": True}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"added_tokens.json": {"<tool>": 300}},
+        {"tokenizer_config.json": {"added_tokens_decoder": {"300": TOOL}, "add_bos_token": True}},
+        {"tokenizer_config.json": {"pad_token": "<tool>", "eos_token": "<|endoftext|>"}},
+        {"special_tokens_map.json": {"pad_token": TOOL}},
+        {},
+    ],
+    ids=str,
+)
+def test_tokens_that_a_tokenizer_was_given_later_are_written(files: dict[str, Any], tmp_path: Path) -> None:
+    """Wherever they are named; ids that no file names are not."""
     theirs = reference(vocab_size=320)
     with torch.no_grad():
         theirs.transformer.wte.weight[300:302] *= 100  # the likeliest, and the second of them still stands for nothing
     saved(theirs, tmp_path)
-    tiny_bpe(300).save(str(tmp_path / "tokenizer.json"))
-    assert load(tmp_path).config.used_vocab_size == 300
     edit_config(tmp_path, used_vocab_size=300)
-    grown = tiny_bpe(300)
-    grown.add_tokens(["<tool>"])
-    grown.save(str(tmp_path / "tokenizer.json"))
+    backend = tiny_bpe(300)
+    if not files:
+        backend.add_tokens(["<tool>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
     model = load(tmp_path)
-    assert model.config.used_vocab_size == 301
+    assert model.config.used_vocab_size == minigpt.Tokenizer.from_pretrained(tmp_path).vocab_size == 301
     written = minigpt.generate(model, tokens(4, 5), max_new_tokens=30, do_sample=True, seed=0)[:, 5:]
     assert int(written.max()) == 300
 
