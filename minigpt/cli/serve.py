@@ -39,14 +39,13 @@ def serve(
         MINIGPT_API_KEY=secret minigpt serve --host 0.0.0.0
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or idle threads of PyTorch keep the event loop waiting
-    from minigpt.serve import LOOPBACK, app, missing
+    from minigpt.serve import LOOPBACK, app, load, missing
 
     try:
         from minigpt.serve.run import is_loopback, listen, run
     except ModuleNotFoundError as error:
         raise missing(error) from error
     from minigpt.device import settle_memory
-    from minigpt.serve.models import load
 
     is_local = is_loopback(host)
     if not is_local and api_key is None:

@@ -1,17 +1,19 @@
 """GPT-2 behind OpenAI's completions API, with any norms, and a page that shows two of them side by side."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minigpt.errors import ConfigError
+from minigpt.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from minigpt.model import GPT2
+    from minigpt.recipe import Recipe
     from minigpt.tokenizer import Tokenizer
 
-__all__ = ["app"]
+__all__ = ["app", "load"]
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
@@ -65,7 +67,56 @@ def app(
             message = f"has {tokenizer.vocab_size} tokens, and model {name!r} has {used}"
             raise ConfigError(message, argument="tokenizer")
     endpoints = Endpoints(dict(models), tokenizer, Scheduler(models, max_batch, max_queue, draft))
-    return build(endpoints, api_key=api_key, allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
+    return build(endpoints, api_key, allowed_hosts, allowed_origins)
+
+
+def load(recipes: "Sequence[Recipe]") -> "tuple[dict[str, GPT2], Tokenizer]":
+    """Return the models by their ids, and their tokenizer.
+
+    The id of the first is the checkpoint's name, that of each further one "name:norm", or "name:norm:sites" where the
+    recipes have several sites.
+
+    Args:
+        recipes: of one checkpoint; only norm and sites differ.
+
+    Raises:
+        MiniGPTError: if a model cannot be opened, it has no tokenizer, or two have the same id.
+    """
+    from minigpt.norms import name_of
+
+    source, models = recipes[0].source, dict[str, "GPT2"]()
+    name = Path(source).resolve().name if Path(source).exists() else str(source)
+    for recipe in recipes:
+        model, tokenizer = recipe.open()
+        if tokenizer is None:
+            raise CheckpointError(f"{source} has no tokenizer")
+        sites = f":{','.join(recipe.sites)}" if len({recipe.sites for recipe in recipes}) > 1 else ""
+        id = f"{name}:{recipe.norm and name_of(recipe.norm)}{sites}" if models else name
+        if id in models or recipe in recipes[: len(models)]:
+            raise ConfigError(f"{recipe.norm} is given twice", argument="norm")
+        if models:
+            share(models[name], model)
+        models[id] = model
+    return models, tokenizer
+
+
+def share(first: "GPT2", other: "GPT2") -> None:
+    """Give ``other`` the modules of ``first`` that are no norms and hold no modules, and the equal Parameters of norms.
+
+    Args:
+        first, other: models of one checkpoint.
+    """
+    import torch
+
+    sites = other.norm_modules()
+    for name, module in list(other.named_modules()):
+        if not (list(module.children()) or any(name == site or name.startswith(f"{site}.") for site in sites)):
+            other.set_submodule(name, first.get_submodule(name))
+    for site, norm in sites.items():
+        of_first = dict(first.get_submodule(site).named_parameters(recurse=False))
+        for role, parameter in list(norm.named_parameters(recurse=False)):
+            if role in of_first and torch.equal(parameter, of_first[role]):
+                setattr(norm, role, of_first[role])
 
 
 def missing(error: ModuleNotFoundError, extra: str = "serve") -> ConfigError:

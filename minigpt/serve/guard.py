@@ -13,6 +13,8 @@ from minigpt.serve.protocol import NOT_JSON, RefusalError, shutting_down
 from minigpt.serve.scheduler import Meters
 
 MOST_BODY = 2**20  # bytes of a request
+LARGE = 2**16  # bytes of a request; larger ones are taken one after the other,
+BYTES_A_SECOND = 2**21  # and this fast, since checking their fields holds up the others
 OPEN = ("/health", "/", "/page.css", "/page.js")  # paths that need no key
 GONE = 499  # status, in the metrics, of a request whose client has hung up
 
@@ -31,6 +33,7 @@ class Guard:
         self, app: ASGIApp, *, meters: Meters, api_key: str | None, hosts: Sequence[str] | None, origins: Sequence[str]
     ) -> None:
         self.app, self.meters = app, meters
+        self._turn = asyncio.Lock()
         self.key = None if api_key is None else api_key.encode()
         self.hosts, self.origins = None if hosts is None else {host.lower() for host in hosts}, set(origins)
 
@@ -108,6 +111,9 @@ class Guard:
         kind = dict(scope["headers"]).get(b"content-type", b"").lower()
         if scope["method"] == "POST" and not kind.startswith(b"application/json"):
             raise RefusalError(400, NOT_JSON)
+        if size > LARGE:
+            async with self._turn:
+                await asyncio.sleep(size / BYTES_A_SECOND)
         waiting: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
         async def next_message() -> Message:

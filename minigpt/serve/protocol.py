@@ -92,8 +92,10 @@ def invalid(error: RequestValidationError) -> RefusalError:
     first = error.errors()[0]  # of a check here, or "missing", or of the kinds for a value that is no object
     if isinstance(refusal := first.get("ctx", {}).get("error"), MiniGPTError):
         return refusal if isinstance(refusal, RefusalError) else RefusalError.of(refusal)
-    field, message = first["loc"][-1], "is missing" if first["type"] == "missing" else "must be an object"
-    return RefusalError(400, NOT_JSON) if len(first["loc"]) < 2 else RefusalError(400, message, str(field))
+    field, is_missing = first["loc"][-1], first["type"] == "missing"
+    if len(first["loc"]) < 2 or not isinstance(field, str):
+        return RefusalError(400, NOT_JSON)
+    return RefusalError(400, "is missing" if is_missing else "must be an object", field)
 
 
 STRING = Rule(lambda value: isinstance(value, str), "be a string")

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from minigpt.recipe import Recipe
-from minigpt.serve import LOOPBACK, app, missing
-from minigpt.serve.models import load
+from minigpt.serve import LOOPBACK, app, load, missing
 
 try:
     from ray import serve

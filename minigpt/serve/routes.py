@@ -23,20 +23,10 @@ import minigpt
 from minigpt.errors import GenerationError
 from minigpt.generation import GenerationSettings
 from minigpt.model import GPT2
+from minigpt.serve import protocol
 from minigpt.serve.guard import Guard
 from minigpt.serve.jobs import Choice, Comparison, Job
-from minigpt.serve.protocol import (
-    NOT_JSON,
-    Answer,
-    CompareRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    RefusalError,
-    TokenizeRequest,
-    encoded,
-    invalid,
-    settings_of,
-)  # fmt: skip
+from minigpt.serve.protocol import Answer, CompletionRequest, RefusalError, encoded, settings_of
 from minigpt.serve.scheduler import Scheduler
 from minigpt.tokenizer import Tokenizer
 
@@ -50,11 +40,7 @@ STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def build(
-    endpoints: "Endpoints",
-    *,
-    api_key: str | None,
-    allowed_hosts: Sequence[str] | None,
-    allowed_origins: Sequence[str],
+    endpoints: "Endpoints", api_key: str | None, allowed_hosts: Sequence[str] | None, allowed_origins: Sequence[str]
 ) -> FastAPI:
     """Return the application."""
 
@@ -93,14 +79,14 @@ def build(
 
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return invalid(error).response()
+    return protocol.invalid(error).response()
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     is_number = isinstance(error.__cause__, ValueError) and not isinstance(error.__cause__, UnicodeError)
     messages = {
-        400: "the body holds an integer of more than 4300 digits" if is_number else NOT_JSON,
+        400: "the body holds an integer of more than 4300 digits" if is_number else protocol.NOT_JSON,
         404: f"there is no path {request.url.path!r:.100}; texts are written by POST /v1/completions",
         405: f"{request.url.path} does not take {request.method}",
     }
@@ -125,7 +111,7 @@ class Endpoints:
 
     def __init__(self, models: Mapping[str, GPT2], tokenizer: Tokenizer, scheduler: Scheduler) -> None:
         self.models, self.tokenizer, self.scheduler = models, tokenizer, scheduler
-        self.started = int(time.time())
+        self.started, self._reading = int(time.time()), asyncio.Lock()
         self.token_text = lru_cache(maxsize=2**16)(self._token_text)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
@@ -144,7 +130,7 @@ class Endpoints:
 
         return await _stream(chunks())
 
-    async def compare(self, body: CompareRequest, request: Request) -> Response:
+    async def compare(self, body: protocol.CompareRequest, request: Request) -> Response:
         settings = settings_of(body, body.max_tokens)
         if settings.overflow == "slide":
             raise RefusalError(400, "cannot be slide in a comparison", "overflow")
@@ -170,12 +156,12 @@ class Endpoints:
     async def show_model(self, name: str) -> Response:
         return _json(self._described(name))
 
-    async def tokenize(self, body: TokenizeRequest) -> Response:
+    async def tokenize(self, body: protocol.TokenizeRequest) -> Response:
         model = self._model(body.model or next(iter(self.models)))
         (ids,) = await self._encode([body.prompt])
         return _json({"tokens": ids, "count": len(ids), "max_model_len": model.config.n_positions})
 
-    async def detokenize(self, body: DetokenizeRequest) -> Response:
+    async def detokenize(self, body: protocol.DetokenizeRequest) -> Response:
         self._model(body.model or next(iter(self.models)))
         return _json({"prompt": self.tokenizer.decode(body.tokens)})
 
@@ -212,12 +198,14 @@ class Endpoints:
         return prompts
 
     async def _encode(self, texts: list[str]) -> list[list[int]]:
-        def encode() -> list[list[int]]:
-            return [self.tokenizer.encode(text) for text in texts]
-
+        """Return the ids of texts. Long ones are read in another thread, one request after the other."""
         try:
-            return encode() if sum(map(len, texts)) < LONG else await asyncio.to_thread(encode)
-        except GenerationError as error:
+            if sum(map(len, texts)) < LONG:
+                return [self.tokenizer.encode(text) for text in texts]
+            async with self._reading:
+                encode = self.tokenizer.backend.encode_batch  # lets other threads run, unlike ``Tokenizer.encode``
+                return [encoding.ids for encoding in await asyncio.to_thread(encode, texts)]
+        except (GenerationError, TypeError, UnicodeError) as error:
             raise RefusalError(400, "must be valid Unicode, without lone surrogates", "prompt") from error
 
     def _job(self, body: CompletionRequest, prompts: list[list[int]]) -> Job:

@@ -4,7 +4,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from minigpt.serve.jobs import Choice, Comparison, Job, Prefill, tokens_of
 from minigpt.serve.protocol import RefusalError, shutting_down
 
 PAUSE, MOST_PAUSES = 0.001, 10  # seconds to wait for the next of several requests, and how often
-LEAST_READ = 16  # tokens of a piece
+LEAST_READ = 32  # tokens of a piece
 READ_AT_ONCE = 512  # tokens of new prompts in a step in which no text waits for its next token, and of one request
 STREAM_SECONDS = 0.02  # between two reports of a text; what it adds in between is sent together
 STOP_SECONDS = 0.3  # for the step in progress when the server stops
@@ -172,6 +173,7 @@ class Lane:
         self._batch: Batch | None = None  # made when it is first needed
         self._pace = {False: 0.001, True: 0.002}  # seconds to read a token, without and with its log-probabilities
         self._seconds = 0.02  # of a step that reads no text
+        self._credit = 0.0  # seconds that texts may be read before the others get their next tokens
         self._next_report = 0.0  # when texts that stream are next reported
 
     @property
@@ -202,10 +204,12 @@ class Lane:
         """Fill the free places, read some texts, and add a token to every text that is read.
 
         Args:
-            is_busy: texts wait for their next token, so reading may take twice as long as a step without it.
+            is_busy: texts wait for their next token, so reading may take as long as steps without it.
         """
         self._admit()
-        self._read_some(2 * self._seconds if is_busy else READ_AT_ONCE * self._pace[False])
+        # Half of it is for short texts.
+        self._credit = min(self._credit, 0.0) + self._seconds if is_busy else 2 * READ_AT_ONCE * self._pace[False]
+        self._read_some()
         if self.is_decoding or self._joining or self._read:
             try:
                 self._note(*self._choose())
@@ -255,48 +259,51 @@ class Lane:
         job.reading += len(ids)
         self.prefills.append(Prefill(self.model, [text], ids, (body.alternatives or 0) if scores else None))
 
-    def _read_some(self, seconds: float) -> None:
-        """Read for about so many seconds. Half of them are for texts that are short, which are read together."""
-        for prefill in [prefill for prefill in self.prefills if prefill.is_plain]:
-            spent = sum(len(joining.ids) for joining in (*self._joining, prefill)) * self._pace[False]
-            if spent <= seconds / 2:
+    def _read_some(self) -> None:
+        """Read for as long as there is credit: short texts together at the next step, a piece of each of the others."""
+        short = max(LEAST_READ, self._credit / 2 / self._pace[False])  # tokens
+        for prefill in [prefill for prefill in self.prefills if prefill.is_plain and self._credit > 0]:
+            if len(prefill.ids) <= short:
+                short -= len(prefill.ids)
                 self.prefills.remove(prefill)
                 self._joining.append(prefill)
                 prefill.rows[0].job.reading -= len(prefill.ids)
-        seconds -= sum(len(joining.ids) for joining in self._joining) * self._pace[False]
-        while self.prefills and seconds > 0:
+        while self.prefills and self._credit > 0:
             prefill = self.prefills.popleft()
             job = prefill.rows[0].job
             if not job.channel.is_left:
-                seconds -= self._advance(prefill, job, seconds)
+                self._advance(prefill, job)
             if prefill.left and not job.channel.is_left:
                 self.prefills.append(prefill)
             else:
                 job.reading -= len(prefill.ids)
 
-    def _advance(self, prefill: Prefill, job: Job, seconds: float) -> float:
-        """Read a piece of a text for about so many seconds; return the seconds that it took."""
+    def _advance(self, prefill: Prefill, job: Job) -> None:
+        """Read a piece of a text."""
         is_scored = prefill.alternatives is not None
-        begun, tokens = time.perf_counter(), max(LEAST_READ, int(seconds / self._pace[is_scored]))
+        tokens = max(LEAST_READ, int(self._credit / self._pace[is_scored]))
         try:
-            prefill.advance(tokens)
+            with self._timed(is_scored, tokens):
+                prefill.advance(tokens)
         except RAISED as error:
             job.channel.fail(error)
-            return seconds
-        took = time.perf_counter() - begun
-        self._learn(is_scored, tokens, took)
-        if not prefill.left:
-            if is_scored:
-                job.scored[prefill.rows[0].prompt] = prefill.scored
-            if job.body.max_tokens:
-                self._read.append(prefill)
-            else:
-                job.report_read(prefill.rows)
-        return took
+        if prefill.left:
+            return
+        if is_scored:
+            job.scored[prefill.rows[0].prompt] = prefill.scored
+        if job.body.max_tokens:
+            self._read.append(prefill)
+        else:
+            job.report_read(prefill.rows)
 
-    def _learn(self, is_scored: bool, tokens: int, seconds: float) -> None:
-        """Learn how long a token takes to read; a forward takes as long as some more."""
-        self._pace[is_scored] += (seconds / (tokens + OVERHEAD["cpu"]) - self._pace[is_scored]) / 4
+    @contextmanager
+    def _timed(self, is_scored: bool, tokens: int) -> Iterator[None]:
+        """Take the time of a reading from the credit, and learn how long a token takes; a forward costs some more."""
+        begun = time.perf_counter()
+        yield
+        took = time.perf_counter() - begun
+        self._credit -= took
+        self._pace[is_scored] += (took / (tokens + OVERHEAD["cpu"]) - self._pace[is_scored]) / 4
 
     def _choose(self) -> tuple[list[Choice], Tensor]:
         """Take a step of the batch; return its texts, each of which has a new token, and the logits that led to it."""
@@ -305,8 +312,8 @@ class Lane:
             batch.read()
         decoded = time.perf_counter()
         if new := [text for prefill in self._joining for text in prefill.rows if text in self.writing]:
-            batch.join(list(new))
-            self._learn(False, sum(len(prefill.ids) for prefill in self._joining), time.perf_counter() - decoded)
+            with self._timed(False, sum(len(prefill.ids) for prefill in self._joining)):
+                batch.join(list(new))
         joined = time.perf_counter()
         for prefill in self._read:
             batch.take([text for text in prefill.rows if text in self.writing], prefill.cache, prefill.logits)

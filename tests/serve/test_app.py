@@ -20,7 +20,7 @@ httpx = pytest.importorskip("httpx")
 import minigpt  # noqa: E402
 from minigpt import Tokenizer, generate  # noqa: E402
 from minigpt.engine import kernel  # noqa: E402
-from minigpt.serve.models import share  # noqa: E402
+from minigpt.serve import share  # noqa: E402
 
 MODEL = small_model(dtype=torch.float64, n_positions=64, vocab_size=300, eos_token_id=[7, 20, 33, 150])
 TOKENIZER = Tokenizer(tiny_bpe(300))

@@ -9,7 +9,7 @@ from live import Live, live
 
 import minigpt
 from minigpt.recipe import Recipe
-from minigpt.serve.models import load
+from minigpt.serve import load
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.thorough

@@ -17,7 +17,7 @@ from live import live, resident_mb
 
 import minigpt
 from minigpt.recipe import Recipe
-from minigpt.serve.models import load
+from minigpt.serve import load
 
 httpx = pytest.importorskip("httpx")
 pytestmark = pytest.mark.thorough

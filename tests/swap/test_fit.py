@@ -209,7 +209,7 @@ def test_what_cannot_be_fitted_is_said_and_changes_nothing(ids: Tensor, tmp_path
 @torch.no_grad()
 def test_what_is_fitted_on_the_command_line_is_saved_served_and_written(tmp_path: Path) -> None:
     from minigpt.cli.convert import convert
-    from minigpt.serve.models import load
+    from minigpt.serve import load
 
     (tmp_path / "odd.py").write_text(USERS_OWN)
     (tmp_path / "text").write_text("Once upon a time there was a young gardener named Tom. " * 60)
