@@ -204,11 +204,10 @@ class Lane:
         """Fill the free places, read some texts, and add a token to every text that is read.
 
         Args:
-            is_busy: texts wait for their next token, so reading may take as long as steps without it.
+            is_busy: texts wait for their next token, so reading may take half as long as the steps.
         """
         self._admit()
-        # Half of it is for short texts.
-        self._credit = min(self._credit, 0.0) + self._seconds if is_busy else 2 * READ_AT_ONCE * self._pace[False]
+        self._credit = min(self._credit, 0.0) + self._seconds / 2 if is_busy else 2 * READ_AT_ONCE * self._pace[False]
         self._read_some()
         if self.is_decoding or self._joining or self._read:
             try:

@@ -20,7 +20,8 @@ httpx = pytest.importorskip("httpx")
 import minigpt  # noqa: E402
 from minigpt import Tokenizer, generate  # noqa: E402
 from minigpt.engine import kernel  # noqa: E402
-from minigpt.serve import share  # noqa: E402
+from minigpt.generation.settings import SETTINGS  # noqa: E402
+from minigpt.serve import scheduler, share  # noqa: E402
 
 MODEL = small_model(dtype=torch.float64, n_positions=64, vocab_size=300, eos_token_id=[7, 20, 33, 150])
 TOKENIZER = Tokenizer(tiny_bpe(300))
@@ -111,8 +112,13 @@ SAME = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_requests_of_all_settings_at_once_get_what_generate_gives(client: Client, stream: bool) -> None:
+@pytest.mark.parametrize(("stream", "piece"), [(False, 512), (True, 512), (False, 3)])
+def test_requests_of_all_settings_at_once_get_what_generate_gives(
+    client: Client, stream: bool, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the prompts are read in pieces of three tokens."""
+    monkeypatch.setattr(scheduler, "READ_AT_ONCE", piece)
+    monkeypatch.setattr(scheduler, "LEAST_READ", min(piece, scheduler.LEAST_READ))
     asked = [(text, *ways) for text in TEXTS[:3] for ways in SAME]
     bodies = [
         {"model": "demo", "prompt": text, "max_tokens": 9, "stream": stream, **fields} for text, fields, _ in asked
@@ -301,11 +307,33 @@ def test_metrics_count() -> None:
     with serving() as client:
         client.complete(max_tokens=5, eos_token_id=[])
         client.complete(temperature=9)
-        said = client.get("/metrics").text
-        assert 'minigpt_generated_tokens_total{model="demo"} 5.0' in said
-        assert 'minigpt_requests_total{path="/v1/completions",status="200"} 1.0' in said
-        assert 'minigpt_requests_total{path="/v1/completions",status="400"} 1.0' in said
-        assert "minigpt_texts_waiting 0.0" in said
+        text = client.get("/metrics").text
+        for line in (
+            'generated_tokens_total{model="demo"} 5.0',
+            "texts_waiting 0.0",
+            *(f'requests_total{{path="/v1/completions",status="{status}"}} 1.0' for status in (200, 400)),
+        ):
+            assert f"minigpt_{line}" in text
+
+
+def test_log_probabilities_are_over_all_logits_those_of_padding_too() -> None:
+    model = small_model(dtype=torch.float64, n_positions=64, vocab_size=320, used_vocab_size=300)
+    with serving({"demo": model}) as client:
+        answer = client.complete("the dog 狗", max_tokens=3, temperature=0, echo=True, logprobs=4, eos_token_id=[])
+    ids = generate(model, torch.tensor([TOKENIZER.encode("the dog 狗")]), max_new_tokens=3, eos_token_id=None)
+    truth = model(ids)[0].log_softmax(-1)  # (T, V)
+    wanted = truth[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
+    assert answer.json()["choices"][0]["logprobs"]["token_logprobs"][1:] == pytest.approx(wanted, abs=1e-5)
+    loss = torch.tensor(wanted[: len(wanted) - 3]).mean()
+    assert minigpt.perplexity(model, TOKENIZER, "the dog 狗") == pytest.approx((-loss).exp().item(), rel=1e-4)
+
+
+def test_every_field_is_described(client: Client) -> None:
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    fields = schemas["CompletionRequest"]["properties"]
+    over_http = {name for name, setting in SETTINGS.items() if "http" in setting.users} - {"max_new_tokens"}
+    assert over_http | {"model", "prompt", "max_tokens", "n", "best_of", "stream", "logprobs", "echo"} <= set(fields)
+    assert fields["top_k"]["description"] == SETTINGS["top_k"].about
 
 
 class Gate(torch.nn.Module):
@@ -361,11 +389,28 @@ def test_a_full_queue_is_said_so_at_once(gate: type[Gate]) -> None:
         assert int(refused.headers["retry-after"]) > 0
 
 
+def test_one_request_does_not_fill_the_queue(gate: type[Gate]) -> None:
+    with serving(gated(), max_batch=2, max_queue=8) as client:
+        gate.open.clear()
+
+        async def ask(http: Any, n: int, wait: float) -> Any:
+            await asyncio.sleep(wait)
+            body = {"model": "demo", "prompt": "a", "max_tokens": 2, "n": n}
+            asked = asyncio.create_task(http.post("/v1/completions", json=body))
+            await asyncio.sleep(0.2)
+            gate.open.set()
+            return await asked
+
+        answers = client.ask_all(*(lambda http, n=n, w=w: ask(http, n, w) for n, w in ((1, 0), (8, 0.05), (8, 0.1))))
+        assert [answer.status_code for answer in answers] == [200] * 3
+
+
 def test_a_norm_that_raises_is_one_clients_error(gate: type[Gate]) -> None:
     models = gated()
     with serving(models) as client:
         alone = client.complete("the dog", max_tokens=25, temperature=0, eos_token_id=[]).json()["choices"]
         bad = {"model": "demo", "prompt": [5, 299, 5], "max_tokens": 3}
+        nothing = {"model": "demo", "prompt": "a", "suppress_tokens": list(range(300))}
         good = {"model": "demo", "prompt": "the dog", "max_tokens": 25, "temperature": 0, "eos_token_id": []}
 
         async def asked(http: Any, body: Any, wait: float) -> Any:
@@ -373,12 +418,14 @@ def test_a_norm_that_raises_is_one_clients_error(gate: type[Gate]) -> None:
             return await http.post("/v1/completions", json=body)
 
         calls = [lambda http, w=w: asked(http, good, w) for w in (0.0, 0.005, 0.01)]
-        *fine, failed, scored = client.ask_all(
+        *fine, excluded, failed, scored = client.ask_all(
             *calls,
+            lambda http: asked(http, nothing, 0.007),
             lambda http: asked(http, bad, 0.007),
             lambda http: asked(http, bad | {"echo": True, "logprobs": 1}, 0),
         )
         assert [answer.json()["choices"] for answer in fine] == [alone] * 3
+        error_of(excluded, 400)
         for answer in (failed, scored):
             assert "this norm has had enough" in error_of(answer, 500)["message"]
 
@@ -451,6 +498,10 @@ def test_models_and_tokenizer_must_fit() -> None:
         minigpt.serve.app({"demo": small_model(vocab_size=400)}, tokenizer=TOKENIZER)
     with pytest.raises(minigpt.ConfigError, match="max_batch must be at least 1, got 0"):
         minigpt.serve.app(MODELS, tokenizer=TOKENIZER, max_batch=0)
+    for key in ("", "\udcff", "a\nb"):
+        with pytest.raises(minigpt.ConfigError) as raised:
+            minigpt.serve.app(MODELS, tokenizer=TOKENIZER, api_key=key)
+        assert raised.value.argument == "api_key"
     with pytest.raises(minigpt.ConfigError, match='draft="int8" needs'):
         minigpt.serve.app({"demo": small_model("dyt", vocab_size=300)}, tokenizer=TOKENIZER, draft="int8")
 
