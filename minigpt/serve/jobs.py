@@ -24,7 +24,7 @@ from minigpt.model.cache import KVCache
 from minigpt.serve.protocol import REASONS, CompletionRequest, RefusalError, Token, Written
 
 LOWEST = -9999.0  # log-probability instead of -inf, which JSON does not have
-READ_AT_ONCE = 64  # tokens of a comparison's prompt, before other texts get their next token
+PIECE = 64  # tokens of a comparison's prompt, before other texts get their next token
 
 
 class Channel:
@@ -83,7 +83,7 @@ def _failure(error: BaseException) -> BaseException:
     return RefusalError(500, f"the model failed: {type(error).__name__}: {str(error)[:500]}", code="model_failed")
 
 
-class Choice(Row):
+class JobText(Row):
     """One of a request's texts.
 
     Attributes:
@@ -109,7 +109,7 @@ class Job:
         scored: the tokens of each prompt with their log-probabilities, if the request wants them.
     """
 
-    def __init__(self, body: CompletionRequest, texts: list[Choice]) -> None:
+    def __init__(self, body: CompletionRequest, texts: list[JobText]) -> None:
         self.body, self.channel = body, Channel()
         self.waiting, self.reading = deque(texts), 0
         self.scored: dict[int, list[Token]] = {}
@@ -117,14 +117,14 @@ class Job:
         for index, text in enumerate(texts):
             text.job, text.index, text.tokens = self, index, []
 
-    def report(self, text: Choice) -> None:
+    def report(self, text: JobText) -> None:
         """Send what a text has added since the last report."""
         self._left -= text.end is not None
         total = len(text.ids) - text.prompt_length
         self.channel.send(Written(text.index, text.take_text(), total, text.tokens, text.end), not self._left)
         text.tokens = []
 
-    def report_read(self, texts: "list[Choice]") -> None:
+    def report_read(self, texts: "list[JobText]") -> None:
         """Report on texts to which no token is added."""
         for text in texts:
             text.end = "length"
@@ -216,7 +216,7 @@ class Comparison:
         try:
             unread = [reading for reading in self._readings if reading.left]
             if unread:
-                unread[0].advance(READ_AT_ONCE)
+                unread[0].advance(PIECE)
             else:
                 self._add_tokens()
         except RAISED as error:

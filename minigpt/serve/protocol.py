@@ -102,7 +102,7 @@ STRING = Rule(lambda value: isinstance(value, str), "be a string")
 BOOLEAN = Rule(FLAG.accepts, "be true or false")
 PROMPT = Rule(_is_prompt, "be a string, a list of strings, a list of token ids, or a list of such lists")
 PAIR = Rule(lambda value: is_list(value, STRING.accepts, 2, 2), "be a list of two models' ids")
-Text, Flag = ruled(STRING, str), ruled(BOOLEAN, bool)
+String, Flag = ruled(STRING, str), ruled(BOOLEAN, bool)
 
 
 class Body(BaseModel):
@@ -153,7 +153,7 @@ class StreamOptions(Body):
 class CompletionRequest(Sampling):
     """The body of ``POST /v1/completions``."""
 
-    model: Text
+    model: String
     prompt: ruled(PROMPT, str | list[str] | list[int] | list[list[int]]) = ""
     max_tokens: ruled(SETTINGS["max_new_tokens"].http, int, "Tokens of each text; 0 only reads the prompts.") = 16
     n: ruled(integer(1, 128), int, "Texts for each prompt.") = 1
@@ -162,8 +162,8 @@ class CompletionRequest(Sampling):
     stream_options: StreamOptions | None = None
     logprobs: ruled(integer(0, 100), int, "How many of the likeliest tokens to report at each token.") = None
     echo: ruled(BOOLEAN, bool, "Let the text begin with the prompt.") = False
-    suffix: Text = ""
-    user: Text = ""
+    suffix: String = ""
+    user: String = ""
 
     @property
     def copies(self) -> int:
@@ -203,7 +203,7 @@ class CompareRequest(Sampling):
     """The body of ``POST /compare``: two models write on from one prompt."""
 
     models: ruled(PAIR, list[str])
-    prompt: Text = ""
+    prompt: String = ""
     max_tokens: ruled(integer(1, 65536), int, "Tokens of each text.") = 64
     alternatives: ruled(integer(1, 20), int, "How many of each model's likeliest tokens to report.") = 5
 
@@ -211,14 +211,14 @@ class CompareRequest(Sampling):
 class TokenizeRequest(Body):
     """The body of ``POST /tokenize``."""
 
-    model: Text = None
-    prompt: Text
+    model: String = None
+    prompt: String
 
 
 class DetokenizeRequest(Body):
     """The body of ``POST /detokenize``."""
 
-    model: Text = None
+    model: String = None
     tokens: ruled(IDS, list[int])
 
 

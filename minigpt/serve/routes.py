@@ -25,7 +25,7 @@ from minigpt.generation import GenerationSettings
 from minigpt.model import GPT2
 from minigpt.serve import protocol
 from minigpt.serve.guard import Guard
-from minigpt.serve.jobs import Choice, Comparison, Job
+from minigpt.serve.jobs import Comparison, Job, JobText
 from minigpt.serve.protocol import Answer, CompletionRequest, RefusalError, encoded, settings_of
 from minigpt.serve.scheduler import Scheduler
 from minigpt.tokenizer import Tokenizer
@@ -231,9 +231,9 @@ class Endpoints:
 
     def _text(
         self, model: GPT2, ids: list[int], settings: GenerationSettings, prompt: int = 0, copy: int = 0, index: int = 0
-    ) -> Choice:
+    ) -> JobText:
         seed = None if settings.seed is None else settings.seed + index
-        return Choice(list(ids), settings, settings.end_ids(model.config), self.tokenizer, prompt, copy, seed)
+        return JobText(list(ids), settings, settings.end_ids(model.config), self.tokenizer, prompt, copy, seed)
 
     def _token_text(self, id: int) -> str:
         """Return the text of one token, or its bytes if they are not whole characters."""

@@ -80,10 +80,10 @@ class Protocol(HttpToolsProtocol):
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach an address."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigError(f"--host {host} is not an address of this machine: {error.strerror}") from error
-    return all(ipaddress.ip_address(address[4][0]).is_loopback for address in found)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"must be an address of this machine, got {host}", argument="host") from error
+    return all(ipaddress.ip_address(address[4][0]).is_loopback for address in addresses)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -96,14 +96,12 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        said = getattr(error, "strerror", None) or str(error)
         is_busy = getattr(error, "errno", None) == errno.EADDRINUSE
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {said}" + "; --port 0 takes a free one" * is_busy
-        ) from error
+        reason = f"{getattr(error, 'strerror', None) or error}{'; --port 0 takes a free one' * is_busy}"
+        raise ConfigError(f"cannot listen on {host} port {port}: {reason}") from error
 
 
-class Server(uvicorn.Server):
+class GracefulServer(uvicorn.Server):
     """A server that gives requests in progress some seconds when it shuts down, and then an error.
 
     Args:
@@ -138,6 +136,6 @@ def run(app: "ASGIApp", listening: socket.socket, grace: int) -> None:
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again at its end
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # or a client that hangs up would end the server
-    Server(config, grace).run(sockets=[listening])
+    GracefulServer(config, grace).run(sockets=[listening])
     sys.stdout.flush()
     os._exit(0)  # the interpreter's own end takes long, and it cannot end a step that goes on

@@ -19,7 +19,7 @@ from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.drafts import Drafts
 from minigpt.generation.row import Row
 from minigpt.model import GPT2
-from minigpt.serve.jobs import Choice, Comparison, Job, Prefill, tokens_of
+from minigpt.serve.jobs import Comparison, Job, JobText, Prefill, tokens_of
 from minigpt.serve.protocol import RefusalError, shutting_down
 
 PAUSE, MOST_PAUSES = 0.001, 10  # seconds to wait for the next of several requests, and how often
@@ -60,6 +60,7 @@ class Scheduler:
         self.meters = Meters(lambda: self.count_writing, lambda: self.count_waiting)
         self.lanes = {name: Lane(name, model, places, self.meters, draft) for name, model in models.items()}
         self.comparisons: deque[Comparison] = deque()
+        self._next_comparison = 0.0  # when one may take its next step
         self.places, self.max_queue = places, max_queue
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -120,17 +121,19 @@ class Scheduler:
                 self._fail(error)
 
     def _step(self) -> None:
-        """Take a step of every model that has work, and of one comparison."""
+        """Take a step of every model that has work, and of one comparison; beside texts for half of the time."""
         is_busy = bool(self.comparisons) or any(lane.is_decoding for lane in self.lanes.values())
-        for lane in self.lanes.values():
-            if lane.has_work:
-                lane.step(is_busy)
-        if self.comparisons:
+        busy = [lane for lane in self.lanes.values() if lane.has_work]
+        for lane in busy:
+            lane.step(is_busy)
+        begun = time.monotonic()
+        if self.comparisons and (not busy or begun >= self._next_comparison):
             comparison = self.comparisons.popleft()
             if not comparison.channel.is_left:
                 comparison.step()
                 if not comparison.is_over:
                     self.comparisons.append(comparison)
+            self._next_comparison = 2 * time.monotonic() - begun
 
     def _gather(self) -> None:
         """Before the first step, wait while further requests come in: it is faster to read them together."""
@@ -166,7 +169,7 @@ class Lane:
             drafter_of(model)  # rounds the weights now, or says that the kernel does not serve the model
         self.name, self.model, self.places, self.meters, self.draft = name, model, places, meters, draft
         self.waiting: deque[Job] = deque()
-        self.writing: list[Choice] = []
+        self.writing: list[JobText] = []
         self.prefills: deque[Prefill] = deque()
         self._joining: list[Prefill] = []  # those that the batch reads whole at its next step
         self._read: list[Prefill] = []  # those that are over, whose texts are not in the batch yet
@@ -240,7 +243,7 @@ class Lane:
             if job.waiting:
                 self.waiting.append(job)
 
-    def _take(self, text: Choice) -> None:
+    def _take(self, text: JobText) -> None:
         """Give a text a place, and let it be read; texts of one prompt share its reading."""
         job, body = text.job, text.job.body
         scores = body.scores_prompts and text.prompt not in job.scored
@@ -304,7 +307,7 @@ class Lane:
         self._credit -= took
         self._pace[is_scored] += (took / (tokens + OVERHEAD["cpu"]) - self._pace[is_scored]) / 4
 
-    def _choose(self) -> tuple[list[Choice], Tensor]:
+    def _choose(self) -> tuple[list[JobText], Tensor]:
         """Take a step of the batch; return its texts, each of which has a new token, and the logits that led to it."""
         batch, begun = self.batch, time.perf_counter()
         if batch.rows:
@@ -357,7 +360,7 @@ class Lane:
             else:
                 self._read.append(prefill)
 
-    def _note(self, texts: list[Choice], logits: Tensor) -> None:
+    def _note(self, texts: list[JobText], logits: Tensor) -> None:
         """Report on texts that have a new token."""
         scored = [place for place, text in enumerate(texts) if text.job.body.alternatives is not None]
         if scored:
