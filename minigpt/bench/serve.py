@@ -1,6 +1,5 @@
 """The server under load, in turns with ``complete`` on the same texts, and with transformers' server."""
 
-import asyncio
 import contextlib
 import dataclasses
 import json
@@ -16,6 +15,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -192,38 +192,28 @@ def _figures(tokens_per_second: float, rounds: list[Round]) -> dict[str, Any]:
 
 
 def _loaded(plan: ServePlan, port: int, fields: dict[str, Any]) -> Round:
-    """Let the clients ask a server. They are as light as they can be, since they share the processor with it."""
-    prompts = plan.prompts
-
-    async def client(number: int) -> list[tuple[float | None, int]]:
-        return [await _asked(plan, port, fields | {"prompt": text}) for text in prompts[number :: plan.clients]]
-
-    async def clients() -> list[list[tuple[float | None, int]]]:
-        return await asyncio.gather(*map(client, range(plan.clients)))
-
+    """Let the clients ask a server. They are light, since they share the processor with it."""
     start = time.perf_counter()
-    answers = [answer for own in asyncio.run(clients()) for answer in own]
+    with ThreadPoolExecutor(plan.clients) as clients:
+        answers = list(clients.map(partial(_asked, plan, port, fields), plan.prompts))
     seconds = time.perf_counter() - start
     return Round(seconds, sum(count for _, count in answers), [wait for wait, _ in answers if wait is not None])
 
 
-async def _asked(plan: ServePlan, port: int, fields: dict[str, Any]) -> tuple[float | None, int]:
+def _asked(plan: ServePlan, port: int, fields: dict[str, Any], prompt: str) -> tuple[float | None, int]:
     """Ask for one text; return the seconds to its first token, if it streams, and the number of its tokens."""
-    body = json.dumps(fields | {"max_tokens": plan.new_tokens, "temperature": 0}).encode()
-    lines = ("POST /v1/completions HTTP/1.1", f"Host: 127.0.0.1:{port}", "Content-Type: application/json",
-             "Connection: close", f"Content-Length: {len(body)}", "", "")  # fmt: skip
+    body = json.dumps(fields | {"prompt": prompt, "max_tokens": plan.new_tokens, "temperature": 0}).encode()
+    url, headers = f"http://127.0.0.1:{port}/v1/completions", {"Content-Type": "application/json"}
     start, first, answer = time.perf_counter(), None, b""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write("\r\n".join(lines).encode() + body)
-    while part := await reader.read(2**16):
-        answer += part
-        if first is None and b"data: " in answer:
-            first = time.perf_counter() - start
-    writer.close()
-    count = re.search(rb'"completion_tokens": ?(\d+)', answer)
-    if count is None:
-        raise MiniGPTError(f"a server answered without tokens: {answer[-300:]!r}")
-    return first, int(count[1])
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=PATIENCE) as lines:
+            for line in lines:
+                answer += line
+                if first is None and line.startswith(b"data: "):
+                    first = time.perf_counter() - start
+        return first, int(re.findall(rb'"completion_tokens": ?(\d+)', answer)[-1])
+    except (OSError, IndexError) as error:
+        raise MiniGPTError(f"a server answered without tokens: {error}, {answer[-300:]!r}") from error
 
 
 @contextlib.contextmanager

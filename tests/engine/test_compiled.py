@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_within, left_padding, needs_onednn, random_ids, randomize, rms, small_model
+from helpers import assert_within, left_padding, random_ids, randomize, rms, small_model
 from torch._dynamo.utils import counters
 
 import minigpt
 from minigpt import ConfigError
-from minigpt.device import HALVES
 from minigpt.engine import compile_steps, compiled, plain
 from minigpt.engine.int8 import quantize_int8
 
@@ -73,19 +72,6 @@ def test_int8_weights_are_compiled_too() -> None:
     assert compilations() == 1
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@torch.no_grad()
-def test_halves_in_float32_are_one_graph_for_every_shape(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.engine.product.SLOW_HALVES", HALVES)
-    model = small_model(dtype=dtype)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    for shape in ((2, 5), (3, 7), (1, 1), (2, 1), (4, 9)):
-        ids = random_ids(*shape)
-        wanted = model(ids)
-        assert_within(rms(compiled(ids) - wanted), torch.finfo(dtype).eps * rms(wanted), rms(wanted), str(shape))
-
-
 def pickled(model: minigpt.GPT2) -> minigpt.GPT2:
     return pickle.loads(pickle.dumps(model))
 
@@ -101,17 +87,6 @@ def test_a_copy_of_a_compiled_model_has_weights_of_its_own(copied: Any) -> None:
     assert torch.equal(changed, minigpt.generate(plain(other), ids, max_new_tokens=10, eos_token_id=None))
     assert not torch.equal(changed, wanted)
     assert torch.equal(minigpt.generate(model, ids, max_new_tokens=10, eos_token_id=None), wanted)
-
-
-@needs_onednn
-@pytest.mark.parametrize("rows", [1, 3])
-def test_products_by_onednn_are_compiled_too(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.engine.product.PREFERS_ONEDNN", True)
-    model, ids = small_model(), random_ids(rows, 9)
-    wanted = minigpt.generate(model, ids, max_new_tokens=30, eos_token_id=None)
-    compile_steps(model)
-    assert torch.equal(minigpt.generate(model, ids, max_new_tokens=30, eos_token_id=None), wanted)
-    assert compilations() == 1
 
 
 def test_steps_through_a_padded_cache_are_those_of_the_uncompiled_model() -> None:

@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_within, in_float64, needs_onednn, random_ids, reference_model, rms, same_weights, small_model
+from helpers import assert_within, needs_onednn, random_ids, rms, small_model
 
 import minigpt.engine.product
 from minigpt.device import HALVES
 from minigpt.engine.product import PIECE, product
-from minigpt.model.conv1d import Conv1D
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -127,25 +126,3 @@ def test_float32_stands_in_for_halves_only_where_it_may(float32_calls: list[tupl
         assert not float32_calls
         small_model(dtype=torch.bfloat16)(random_ids(2, 7))
     assert len(float32_calls) == 2 * 4 + 1, "two blocks and the head"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("batch", [1, 5])
-def test_decoding_by_rows_errs_no_more_than_the_reference(batch: int, dtype: torch.dtype) -> None:
-    """Token by token, so that the calls for one row and for few are the ones that are judged."""
-    theirs = reference_model(dtype=dtype)
-    ours, ids = same_weights(theirs), random_ids(batch, 30)
-    for module in ours.modules():
-        if isinstance(module, Conv1D):
-            module.weight = torch.nn.Parameter(by_rows(module.weight.detach()))
-    cache, past, given, wanted = ours.new_cache(batch, 30), None, [], []
-    with torch.inference_mode():
-        truth = in_float64(theirs)(ids).logits
-        for t in range(30):
-            given.append(ours(ids[:, t : t + 1], cache=cache))
-            out = theirs(ids[:, t : t + 1], past_key_values=past)
-            past = out.past_key_values
-            wanted.append(out.logits)
-    floor = rms(torch.cat(wanted, dim=1).double() - truth)
-    error = rms(torch.cat(given, dim=1).double() - truth)
-    assert_within(error, 1.1 * floor, rms(truth), f"RMS error (transformers' own: {floor:.3g})")
