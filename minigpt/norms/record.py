@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from torch import nn
+from torch import Tensor, nn
 
 ATTRIBUTE = "minigpt_record"  # of a norm's module, so that it travels and is copied with the module
 
@@ -15,12 +15,14 @@ class NormRecord:
         name: what ``norms.build`` takes to build it again; None for a norm of this package, whose class says it.
         notes: what a reader should know: another eps, a scale or shift that its class lacks.
         originals: the checkpoint's "weight" and "bias" for this site, where the norm does not use them.
+        initial: the values that its Parameters and buffers were built with, where a checkpoint may lack them.
         trained: the name of the norm in the checkpoint itself, if that was no LayerNorm. Nothing can be fitted to it.
     """
 
     name: str | None = None
     notes: tuple[str, ...] = ()
     originals: dict[str, nn.Parameter] = dataclasses.field(default_factory=dict)
+    initial: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     trained: str | None = None
 
 
