@@ -156,7 +156,7 @@ class Batch:
         """Add a token to every row, or several to a row with a draft; return the rows. Ended rows leave the batch."""
         chosen = list(self.rows)
         if self.last_step.draft is not None:
-            self._choose_drafted(*chosen, self.last_step.draft)
+            self._choose_drafted(chosen[0], self.last_step.draft)
         else:
             for row, token in zip(chosen, next_tokens(next_logits(self.model, self.logits), chosen), strict=True):
                 row.push(token)
