@@ -225,7 +225,9 @@ class OurCandidate(ModuleCandidate):
     can = PARTS
 
     def __init__(self, original: Original, model: GPT2, recipe: Recipe | None = None) -> None:
-        super().__init__(original, model, "the model" if recipe is None else str(recipe.source))
+        name = "the model" if recipe is None else str(recipe.source)
+        is_same = recipe is None or name in (original.source, str(original.place))
+        super().__init__(original, model, original.source if is_same and recipe is not None else name)
         self.can, self.model, self.recipe = PARTS, model, recipe
         for name in SHAPE:
             if (size := getattr(model.config, name)) != (true_size := getattr(original.config, name)):
@@ -240,7 +242,6 @@ class OurCandidate(ModuleCandidate):
         self.quantize = getattr(model, "quantize", None)
         self.center = recipe is not None and recipe.center
         self.fit_rows: Tensor | None = None
-        is_same = recipe is None or str(recipe.source) == original.source
         self.is_exact = is_same and self.quantize is None and all(is_exact(self.new[site]) for site in self.swapped)
         self.is_ours = all(is_ours(type(norm)) for norm in self.new.values())
         classes = {type(part): part for site in self.swapped for part in self.new[site].modules()}

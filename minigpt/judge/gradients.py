@@ -41,7 +41,7 @@ def gradients_of(model: nn.Module, original: "Original", prefix: str = "") -> di
     tokens, embedded = sum(len(ids) - 1 for ids in texts), []
     sums = {name: torch.zeros_like(own) for name, own in parameters.items()}
     were_trained = {name: own.requires_grad for name, own in parameters.items()}
-    inputs: list[Tensor] = []
+    inputs: list[Any] = []
     hook = model.get_submodule(f"{prefix}wte").register_forward_hook(lambda _, __, output: inputs.append(output))
     try:
         for own in parameters.values():

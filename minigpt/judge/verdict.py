@@ -214,10 +214,13 @@ def judge(
     candidate = original.place if candidate is None else candidate
     recipe = recipe_of(candidate, **opening) if not isinstance(candidate, Candidate) else None
     if recipe is not None:
-        source = original.source if candidate is original.place else recipe.source
+        if recipe.dtype not in (None, dtype_name(original.dtype)):
+            raise ConfigError(
+                f"must be the original's, {dtype_name(original.dtype)}, got {recipe.dtype}", argument="dtype"
+            )
+        attention = original.attention if recipe.attention == "sdpa" else recipe.attention
         recipe = dataclasses.replace(
-            recipe, source=source if str(source) == original.source and recipe.revision else recipe.source,
-            device=original.device, dtype=dtype_name(original.dtype), attention=original.attention,
+            recipe, device=original.device, dtype=dtype_name(original.dtype), attention=attention
         )  # fmt: skip
     total = sum((3, gradients, attention_maps, noise, sensitivity or remove, bisect, original.reads_file))
     steps = Steps(progress, total)

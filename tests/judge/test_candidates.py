@@ -108,6 +108,18 @@ def test_assert_parity_says_why(theirs: GPT2LMHeadModel, folder: Path) -> None:
     assert "h.1" in str(caught.value)
 
 
+def test_the_originals_own_source_is_the_same_model_however_it_is_named() -> None:
+    original = minigpt.Original("demo", prompts=["Once upon"], max_new_tokens=2, device="cpu")
+    louder = type("Louder", (minigpt.LayerNorm,), {"forward": lambda norm, x: 1.1 * minigpt.LayerNorm.forward(norm, x)})
+    for candidate in (None, "demo", minigpt.Recipe("demo").place()):
+        report = original.judge(candidate, norm=louder)
+        assert (report.outcome, report.model, report.against) == ("FAIL", "demo", None)
+    with pytest.raises(minigpt.ConfigError) as caught:
+        original.judge(minigpt.Recipe("demo", dtype="bfloat16"))
+    assert caught.value.argument == "dtype"
+    assert original.judge(minigpt.Recipe("demo", attention="eager")).passed
+
+
 # A file of what another program wrote, with a fault of each kind
 
 
