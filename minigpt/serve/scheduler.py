@@ -23,7 +23,7 @@ from minigpt.serve.jobs import Comparison, Job, JobText, Prefill, tokens_of
 from minigpt.serve.protocol import RefusalError, shutting_down
 
 PAUSE, MOST_PAUSES = 0.001, 10  # seconds to wait for the next of several requests, and how often
-LEAST_READ = 32  # tokens of a piece
+LEAST_READ, SHORT = 32, 128  # tokens of a piece, and of short texts that are read together
 READ_AT_ONCE = 512  # tokens of new prompts in a step in which no text waits for its next token, and of one request
 STREAM_SECONDS = 0.02  # between two reports of a text; what it adds in between is sent together
 STOP_SECONDS = 0.3  # for the step in progress when the server stops
@@ -207,10 +207,11 @@ class Lane:
         """Fill the free places, read some texts, and add a token to every text that is read.
 
         Args:
-            is_busy: texts wait for their next token, so reading may take half as long as the steps.
+            is_busy: texts wait for their next token. Then short texts are read for no longer than the steps take, and
+                pieces of long ones for half as long.
         """
         self._admit()
-        self._credit = min(self._credit, 0.0) + self._seconds / 2 if is_busy else 2 * READ_AT_ONCE * self._pace[False]
+        self._credit = min(self._credit, 0.0) + self._seconds if is_busy else 2 * READ_AT_ONCE * self._pace[False]
         self._read_some()
         if self.is_decoding or self._joining or self._read:
             try:
@@ -263,7 +264,7 @@ class Lane:
 
     def _read_some(self) -> None:
         """Read for as long as there is credit: short texts together at the next step, a piece of each of the others."""
-        short = max(LEAST_READ, self._credit / 2 / self._pace[False])  # tokens
+        short = max(SHORT, self._credit / 2 / self._pace[False])  # tokens
         for prefill in [prefill for prefill in self.prefills if prefill.is_plain and self._credit > 0]:
             if len(prefill.ids) <= short:
                 short -= len(prefill.ids)
@@ -285,7 +286,7 @@ class Lane:
         is_scored = prefill.alternatives is not None
         tokens = max(LEAST_READ, int(self._credit / self._pace[is_scored]))
         try:
-            with self._timed(is_scored, tokens):
+            with self._timed(is_scored, tokens, 2):
                 prefill.advance(tokens)
         except RAISED as error:
             job.channel.fail(error)
@@ -299,12 +300,12 @@ class Lane:
             job.report_read(prefill.rows)
 
     @contextmanager
-    def _timed(self, is_scored: bool, tokens: int) -> Iterator[None]:
+    def _timed(self, is_scored: bool, tokens: int, price: int = 1) -> Iterator[None]:
         """Take the time of a reading from the credit, and learn how long a token takes; a forward costs some more."""
         begun = time.perf_counter()
         yield
         took = time.perf_counter() - begun
-        self._credit -= took
+        self._credit -= price * took
         self._pace[is_scored] += (took / (tokens + OVERHEAD["cpu"]) - self._pace[is_scored]) / 4
 
     def _choose(self) -> tuple[list[JobText], Tensor]:
