@@ -113,17 +113,18 @@ def bar(*columns: ProgressColumn) -> Progress:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str, float], None]]:
+def progress(*, lines: bool = False) -> Iterator[Callable[[str, float], None]]:
     """Show each step, the share that is done, and the time; all other output in the block goes to standard error.
 
-    A terminal has a bar. A pipe gets a line every 15 seconds.
+    Args:
+        lines: where there is no terminal for a bar, print a line every 15 seconds: for commands that run for hours.
     """
     columns = (SpinnerColumn(), BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn())
     begin = shown = time.monotonic()
 
     def line(step: str, done: float) -> None:
         nonlocal shown
-        if time.monotonic() - shown >= BETWEEN_LINES:
+        if lines and time.monotonic() - shown >= BETWEEN_LINES:
             shown = time.monotonic()
             print(f"{shown - begin:.0f} s, {done:.0%}: {step}", file=sys.stderr, flush=True)
 

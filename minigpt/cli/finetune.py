@@ -59,7 +59,7 @@ def finetune(
 
         Started again with the same settings, it goes on from its newest checkpoint.
     """
-    with progress() as say:
+    with progress(lines=True) as say:
         say("loading", 0.0)
         from minigpt.checkpoint import holds_model
         from minigpt.study.settings import Training, checked_schedule

@@ -41,7 +41,7 @@ def study(
         Started again, it runs only the cells that OUT/cells.jsonl lacks. A cell whose text, norm, model or settings
         have changed runs again.
     """
-    with progress() as say:
+    with progress(lines=True) as say:
         say("checking", 0.0)
         from minigpt.study import read_study, run_study
         from minigpt.study.study import only as cells_with

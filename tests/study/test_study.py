@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import minigpt
+from minigpt.cli.files import progress
 from minigpt.files import Lines
 from minigpt.study import Cell, Study, read_study, run_study
 from minigpt.study.study import command, fingerprint_of, only
@@ -105,7 +106,6 @@ def test_a_study_runs_again_what_has_changed_and_shows_its_own_cells_only(place:
     def rows() -> list[dict[str, Any]]:
         done = run(place, "study", "study.toml", "--out", "out", "--csv", "table.csv", "--latex", "t.tex", "--svg", "f")
         assert done.returncode == 0, done.stderr
-        assert "cell 1 of" in done.stderr or "cell" not in done.stderr  # progress in a pipe
         lines = [json.loads(line) for line in (place / "out/cells.jsonl").read_text().splitlines()]
         assert len((place / "table.csv").read_text().splitlines()) == 1 + 2 - ("[finetune]" not in study.read_text())
         assert "toprule" in (place / "t.tex").read_text()
@@ -161,6 +161,7 @@ def test_a_study_in_a_folder_that_another_writes_or_with_a_damaged_line_is_one_s
         run_study(study, place / "out")
 
 
+@pytest.mark.thorough
 def test_finetune_goes_on_with_the_same_run_only(place: Path) -> None:
     """A finished run that is started again keeps its weights; a run on another text does not replace them."""
     words = ("finetune", "--text", "train.txt", "--out", "tuned", "--batch-size", "1", "--block-size", "8",
@@ -221,6 +222,16 @@ def test_lists_are_cells_and_the_controls_are_trained_once_for_each_way_of_train
     cells = Study(["demo"], ["rms"], sites=["*", "ln_f"], seeds=[0, 1], finetune=tuning).cells()
     assert [cell.recipe.norm for cell in cells] == [None] * 2 * 2 * 2 + ["rms"] * 2 * 2 * 2 * 2
     assert {cell.training.residual_loss for cell in cells if cell.recipe.norm is None and cell.training} == {0, 0.1}
+
+
+def test_progress_in_a_pipe_is_lines_for_long_commands_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minigpt.cli.files.BETWEEN_LINES", 0)
+    for lines in (False, True):
+        with progress(lines=lines) as say:
+            say("cell 1 of 2", 0.5)
+        assert ("50%: cell 1 of 2" in capsys.readouterr().err) == lines
 
 
 def test_every_option_of_a_recipe_reaches_the_cell(place: Path) -> None:
