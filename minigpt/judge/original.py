@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -575,31 +575,36 @@ def to_its_end(new: list[int], ends: Sequence[int]) -> list[int]:
     return new[: last + 1]
 
 
-class Recorder:
-    """Keeps the last input and output of chosen norms and blocks while it is active, by forward hooks."""
+class Hooked:
+    """Calls ``_keep(key, module, inputs, output)`` after each forward of its modules, while it is active."""
 
-    def __init__(self, model: nn.Module, places: Iterable[str]) -> None:
-        self.modules = {place: model.get_submodule(place) for place in places}
-        self.inputs: dict[str, Tensor] = {}
-        self.outputs: dict[str, Tensor] = {}
+    modules: dict[Any, nn.Module]
+    _keep: Callable[..., None]
 
-    def __enter__(self) -> "Recorder":
-        self._hooks = [
-            module.register_forward_hook(partial(self._keep, place)) for place, module in self.modules.items()
-        ]
+    def __enter__(self) -> Self:
+        self._hooks = [module.register_forward_hook(partial(self._keep, key)) for key, module in self.modules.items()]
         return self
 
     def __exit__(self, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
 
+
+class Recorder(Hooked):
+    """Keeps the last input and output of chosen norms and blocks."""
+
+    def __init__(self, model: nn.Module, places: Iterable[str]) -> None:
+        self.modules = {place: model.get_submodule(place) for place in places}
+        self.inputs: dict[str, Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
+
     def _keep(self, place: str, _: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         self.inputs[place] = args[0]
         self.outputs[place] = output if isinstance(output, Tensor) else output[0]  # blocks may return a tuple
 
 
-class AttentionMaps:
-    """While it is active, sums how much each head attends to the first position, and its entropy, over all tokens.
+class AttentionMaps(Hooked):
+    """Sums how much each head attends to the first position, and its entropy, over all tokens.
 
     It computes the attention weights from the queries and keys that ``h.i.attn.c_attn`` returns. The first token, which
     attends to nothing else, does not count.
@@ -609,19 +614,9 @@ class AttentionMaps:
         self.config, self.tokens = config, 0
         self.first = torch.zeros(config.n_layer, config.n_head, dtype=torch.float64)
         self.entropy = torch.zeros_like(self.first)
-        self.modules = [model.get_submodule(f"h.{i}.attn.c_attn") for i in range(config.n_layer)]
+        self.modules = {i: model.get_submodule(f"h.{i}.attn.c_attn") for i in range(config.n_layer)}
 
-    def __enter__(self) -> "AttentionMaps":
-        self._hooks = [
-            module.register_forward_hook(partial(self._add, layer)) for layer, module in enumerate(self.modules)
-        ]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-    def _add(self, layer: int, _: nn.Module, __: object, qkv: Float[Tensor, "1 seq qkv"]) -> None:
+    def _keep(self, layer: int, _: nn.Module, __: object, qkv: Float[Tensor, "1 seq qkv"]) -> None:
         seq, config = qkv.shape[1], self.config
         q, k, _v = qkv[0].double().view(seq, 3, config.n_head, -1).permute(1, 2, 0, 3)  # each (H, T, D)
         scale = config.head_size**-0.5 if config.scale_attn_weights else 1.0
