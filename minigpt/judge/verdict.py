@@ -222,7 +222,7 @@ def judge(
         recipe = dataclasses.replace(
             recipe, device=original.device, dtype=dtype_name(original.dtype), attention=attention
         )  # fmt: skip
-    total = sum((3, gradients, attention_maps, noise, sensitivity or remove, bisect, original.reads_file))
+    total = sum((2, gradients, noise, sensitivity or remove, bisect, original.reads_file))
     steps = Steps(progress, total)
     with judging(), watched() as changes:
         steps("loading the candidate")

@@ -27,7 +27,9 @@ def test_a_judgement_counts_all_its_steps(tmp_path: Path) -> None:
         place, norm="textbook", prompts=["the dog", "a cat", "x"], max_new_tokens=1, device="cpu", noise=True,
         sensitivity=True, bisect=True, text=tmp_path / "text", progress=lambda *step: said.append(step),
     )  # fmt: skip
-    assert [share for _, share in said] == [i / len(said) for i in range(len(said))]
+    reading, judging = [i / 4 for i in range(4)], [i / 6 for i in range(6)]
+    expected = [0.6 * share for share in reading] + [0.6 + 0.4 * share for share in judging]
+    assert [share for _, share in said] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
