@@ -4,10 +4,10 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -226,6 +226,25 @@ OTHER_NAMES = {
 }  # fmt: skip
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _known_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function refuse an argument that it does not have with a sentence that says what to use."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **arguments: P.kwargs) -> R:
+        for name in arguments:
+            if name not in _DEFAULTS:
+                instead = f"use {OTHER_NAMES[name]}" if name in OTHER_NAMES else f"known are {', '.join(_DEFAULTS)}"
+                raise ConfigError(f"is not an argument of {function.__name__}; {instead}", argument=name)
+        return function(*args, **arguments)
+
+    return call
+
+
+@_known_arguments
 def from_pretrained(
     source: str | Path = "demo",
     *,
@@ -241,7 +260,6 @@ def from_pretrained(
     quantize: str | None = None,
     revision: str | None = None,
     local_files_only: bool = False,
-    **others: object,
 ) -> GPT2:
     """Return a pretrained GPT-2 in eval mode: the model of ``Recipe(source, ...).open()``, without the tokenizer.
 
@@ -255,9 +273,6 @@ def from_pretrained(
         ConfigError: if an argument is unknown; the message says what to use for transformers' names.
         CheckpointError, ConfigError, NormError, GenerationError: as ``Recipe`` and ``Recipe.open``.
     """
-    for name in others:
-        instead = f"use {OTHER_NAMES[name]}" if name in OTHER_NAMES else f"known are {', '.join(_DEFAULTS)}"
-        raise ConfigError(f"is not an argument of from_pretrained; {instead}", argument=name)
     recipe = Recipe(
         source, norm=norm, sites=sites, keep=keep, center=center, fit=fit, attention=attention, arithmetic=arithmetic,
         device=device, dtype=dtype, quantize=quantize, revision=revision, local_files_only=local_files_only,

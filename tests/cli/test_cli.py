@@ -139,13 +139,18 @@ def test_help_waits_for_no_library() -> None:
     assert done.stderr == "[]\n"
 
 
-def test_an_interrupt_of_a_resumable_command_says_that_it_continues(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_of_a_resumable_command_says_that_it_continues(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("minigpt.study.read_study", interrupted)
-    monkeypatch.setattr(minigpt, "parity", interrupted, raising=False)
-    for words in (["study", "study.toml", "--out", "results"], ["parity", "--remove", "--remove-file", "trials"]):
+    monkeypatch.setattr("minigpt.judge.verdict.read_original", interrupted)
+    for words in (
+        ["study", "study.toml", "--out", "results"],
+        ["parity", "--remove", "--remove-file", str(tmp_path / "trials")],
+    ):
         ended = run(*words)
         assert (ended.status, ended.err) == (130, "stopped; the same command continues\n")
     ended = run("parity")
@@ -306,7 +311,7 @@ def test_more_memory_than_there_is(run: Run, monkeypatch: pytest.MonkeyPatch, er
     def judge(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(minigpt, "parity", judge, raising=False)
+    monkeypatch.setattr("minigpt.judge.verdict.read_original", judge)
     assert "there is not enough memory for this: " in complaint(run("parity"))
 
 
@@ -580,7 +585,7 @@ BAD = [
     ("generate --prompts no/such.jsonl --out OUT", r"cannot read no/such\.jsonl"),
     (f"{MANY} --max-new-tokens 1020", r"prompts\.jsonl, line 6: .*30 tokens.*1020"),
     (f"{MANY} --batch-size 0", "--batch-size .*0"),
-    (f"{PARITY} --sites h.7.*", r"'h\.7\.\*'.*h\.0\.ln_1.*ln_f"),
+    (f"{PARITY} --norm rms --sites h.7.*", r"'h\.7\.\*'.*h\.0\.ln_1.*ln_f"),
     (f"{PARITY} --json - --norm nope", "unknown norm"),
     (f"{PARITY} --budget kl", "'kl'.*budget"),
     (f"{PARITY} --prompts no/such/file.txt", r"no/such/file\.txt"),
