@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,6 +18,7 @@ from minigpt.device import dtype_name, resolve_device, resolve_dtype
 from minigpt.engine import quantize_int8
 from minigpt.engine.int8 import check_roundable
 from minigpt.errors import CheckpointError, ConfigError
+from minigpt.files import hash_file, hash_json
 from minigpt.model import GPT2
 from minigpt.model.checks import check_option
 from minigpt.norms import is_registered
@@ -192,8 +191,10 @@ class Recipe:
         named = [(pattern, norms.name_of(norm)) for pattern, norm in self.pairs()]
         code = [file for _, norm in self.pairs() if (file := code_file(norm)) is not None]
         files = [*checkpoint_files(self.place()), *code, *([Path(self.fit)] if self.fit else [])]
-        what = [settings, named, [(file.name, digest(file)) for file in files]]
-        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+        try:
+            return hash_json([settings, named, [(file.name, hash_file(file)) for file in files]])
+        except OSError as error:
+            raise CheckpointError(f"cannot read {error.filename}: {error.strerror}") from error
 
     def command(self) -> list[str]:
         """Return the words of the shell that open this model, without what is the default.
@@ -297,21 +298,6 @@ def code_file(norm: norms.NormSpec) -> Path | None:
         return file
     written = source_file(locate_class(norm) if isinstance(norm, str) else norm)
     return Path(written) if written and Path(written).is_file() else None
-
-
-def digest(file: Path) -> str:
-    """Return the SHA-256 of a file, which is read once as long as its size and time stay."""
-    try:
-        about = file.stat()
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    return _digest(file.resolve(), about.st_size, about.st_mtime_ns)
-
-
-@functools.cache
-def _digest(file: Path, size: int, written: int) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _is_named(checkpoint: Checkpoint, site: str) -> bool:

@@ -13,6 +13,7 @@ from helpers import random_ids
 import minigpt
 from minigpt import ConfigError, NormError, Recipe
 from minigpt.checkpoint.norms import described_norms
+from minigpt.checkpoint.save import can_save_frozen
 
 TALE = "Once upon a time there was a young gardener named Tom. He had a garden. " * 20
 
@@ -82,6 +83,16 @@ def test_centring_comes_before_the_swap_and_the_fit_after_it(tmp_path: Path) -> 
             for fit in (None, tmp_path / "text")
         ]
     assert errors[1] < errors[0] / 2
+
+
+def test_a_tapered_norm_is_never_saved_as_a_constant(tmp_path: Path) -> None:
+    """At a gate of 1 it needs no text; below that it is more than the frozen norm that it holds."""
+    assert names(minigpt.from_pretrained("demo", norm="taper:1", device="cpu")) == {"taper:1.0"}
+    (tmp_path / "text").write_text(TALE)
+    model = minigpt.from_pretrained("demo", norm="taper:0.5", fit=tmp_path / "text", device="cpu")
+    for norm in model.norm_modules().values():
+        norm.freeze(norm.calibration[0], norm.calibration[0])
+    assert not can_save_frozen(model)
 
 
 @pytest.mark.parametrize(("options", "argument"), [

@@ -167,6 +167,6 @@ def _saved_name(name: str) -> str:
 
 def _deviations(norm: nn.Module) -> list[float]:
     """Return what a frozen norm divides the other positions and the first by; nothing if it is not calibrated."""
-    if not isinstance(norm, FrozenLayerNorm) or norm.calibration is None:
+    if type(norm) is not FrozenLayerNorm or norm.calibration is None:  # a tapered norm is more than a constant
         return []
     return norm.calibration.tolist()[:2]

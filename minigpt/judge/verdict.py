@@ -5,7 +5,6 @@ import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from minigpt.norms.registry import lookup, require_on
 from minigpt.recipe import Recipe
 from minigpt.report.parity_report import MOST_NOISE, Fields, ParityReport, judged, parse_budget
 from minigpt.report.steps import Progress, Steps
+from minigpt.swap.sites import matching
 
 FAR_OFF = 8.0  # a place is off from so many times transformers' own error there on
 BATCH = 8  # rows of the batch that ``noise`` compares with one row
@@ -166,7 +166,7 @@ def recipe_of(candidate: Any, **opening: Any) -> Recipe | None:
 def _check_named(recipe: Recipe, config: GPT2Config) -> None:
     """Check the names of norms and the patterns of sites. No code runs for that."""
     for pattern, norm in recipe.pairs():
-        require_matching(pattern, config)
+        matching(pattern, sites_of(config))
         if not isinstance(norm, str):
             continue
         if (file := file_of(norm)) is None:
@@ -174,12 +174,6 @@ def _check_named(recipe: Recipe, config: GPT2Config) -> None:
                 lookup(norm)
         elif not file.is_file():
             raise NormError(f"cannot read {file}: there is no such file")
-
-
-def require_matching(pattern: str, config: GPT2Config) -> None:
-    """Raise NormError if a pattern matches no norm site."""
-    if not any(fnmatchcase(site, pattern) for site in sites_of(config)):
-        raise NormError(f"no norm site matches {pattern!r}; the sites are {', '.join(sites_of(config))}")
 
 
 def judge(

@@ -49,6 +49,11 @@ class FrozenLayerNorm(LayerNorm):
         mean = x.mean(dim=self.row_dims, keepdim=True)  # (..., 1)
         return (x - mean) / torch.where(self.deviation(x) < boundary, usual, massive)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the norm can run: it has its constants, or needs none."""
+        return self.calibration is not None
+
     def deviation(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*rows"]:
         """Return sqrt(var + eps) of each row of ``x``, (..., 1)."""
         return torch.sqrt(x.var(dim=self.row_dims, correction=0, keepdim=True) + self.eps)
@@ -102,6 +107,11 @@ class TaperedLayerNorm(FrozenLayerNorm):
     ) -> None:
         super().__init__(normalized_shape, eps=eps, bias=bias)
         self.gate = require_share(gate, "gate")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the norm can run: a gate of 1 needs no constants."""
+        return self.gate == 1 or super().is_ready
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """Return the mixture of the row at variance 1 and the row over a constant, both at mean 0."""

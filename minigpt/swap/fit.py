@@ -187,7 +187,7 @@ def require_fitted(model: HasNorms) -> None:
         NormError: the message says how it gets them.
     """
     for site, norm in model.norm_modules().items():
-        if isinstance(norm, FrozenLayerNorm) and norm.calibration is None:
+        if isinstance(norm, FrozenLayerNorm) and not norm.is_ready:
             raise NormError(
                 f"must name a text: the frozen norm at {site} takes its deviations from one", argument="fit"
             )

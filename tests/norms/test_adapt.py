@@ -350,3 +350,20 @@ def test_a_residual_addition_of_its_own_is_used() -> None:
         total, y = norms.add_norm(used, residual, delta)
         assert torch.equal(total, residual + delta)
         assert torch.equal(y, 2 * used(total))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_scale_with_two_names_is_the_models_under_both(bias: bool) -> None:
+    class TwoNames(nn.Module):
+        def __init__(self, size: int, eps: float = 1e-5) -> None:
+            super().__init__()
+            self.weight = self.a_2 = nn.Parameter(torch.ones(size))
+            self.b_2, self.eps = nn.Parameter(torch.zeros(size)), eps
+
+        def forward(self, x: Tensor) -> Tensor:
+            var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+            return self.a_2 * (x - mean) / torch.sqrt(var + self.eps) + self.b_2
+
+    norm, x = norms.build(TwoNames, 8, bias=bias), torch.randn(3, 8)
+    norm.weight = nn.Parameter(torch.randn(8))
+    torch.testing.assert_close(norm(x), torch.nn.functional.layer_norm(x, (8,), norm.weight))

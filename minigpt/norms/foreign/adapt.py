@@ -45,7 +45,7 @@ def adapt(
         lacking = [what for what, has in (("scale", scale), ("shift", shift or not bias)) if not has]
         notes += _keep_notes(module, lacking, keep)
         beside = [what for what in lacking if what in keep]
-        if beside or (scale and "weight" not in scale) or (shift and "bias" not in shift):
+        if beside or scale not in ([], ["weight"]) or shift not in ([], ["bias"]):  # a second name would keep the old
             module = AdaptedNorm(module, shape, scale, shift, beside, eps)
     record_of(module).notes = notes
     return module
