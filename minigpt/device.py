@@ -166,7 +166,7 @@ def environment(threads: int, *packages: str) -> dict[str, Any]:
 
 def software(*packages: str) -> dict[str, Any]:
     """Return the versions of Python, minigpt, torch and these packages; None for one that is not installed."""
-    own = sys.modules[__package__].__version__  # without an import of the package, which imports this file
+    own = sys.modules["minigpt"].__version__  # without an import of the package, which imports this file
     common = {"python": platform.python_version(), "minigpt": own, "torch": torch.__version__}
     return common | {name: installed(name) for name in packages}
 

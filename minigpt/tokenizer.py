@@ -265,7 +265,8 @@ def _of_transformers(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]
     """Return the backend of transformers' tokenizer, and its special tokens by name."""
     from transformers import AutoTokenizer, GPT2Config
 
-    config = GPT2Config(tokenizer_class=fields_of(folder / CONFIG).get("tokenizer_class"))
+    config: Any = GPT2Config()
+    config.tokenizer_class = fields_of(folder / CONFIG).get("tokenizer_class")
     theirs = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
     return theirs.backend_tokenizer, theirs.special_tokens_map
 

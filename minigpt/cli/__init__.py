@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-import minigpt
+from minigpt import __version__
 from minigpt.cli.files import never_exit_silently
 from minigpt.cli.options import add, option, with_optional_values
 from minigpt.errors import MiniGPTError
@@ -40,7 +40,7 @@ app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"minigpt {minigpt.__version__}")
+        print(f"minigpt {__version__}")
         raise typer.Exit
 
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 
 import typer
 
-import minigpt
 from minigpt.cli.files import for_terminal, print_json, read_standard_input, said_aside
 from minigpt.cli.many import write_many
 from minigpt.cli.options import Compile, Json, option
-from minigpt.errors import GenerationError
+from minigpt.errors import CheckpointError, GenerationError
 from minigpt.generation.settings import SETTINGS, SHELL, Setting, check_settings
 
 if TYPE_CHECKING:
@@ -64,6 +63,7 @@ def generate(
     from minigpt.checkpoint import folder_of, generation_fields
     from minigpt.checkpoint.norms import described_norms
     from minigpt.device import settle_memory
+    from minigpt.generation import complete, stream
     from minigpt.generation.promptfile import TextFile
 
     settle_memory()
@@ -84,18 +84,20 @@ def generate(
     with said_aside():
         model, tokenizer = recipe.open()
         if tokenizer is None:
-            raise minigpt.CheckpointError(f"{recipe.source} has no tokenizer")
+            raise CheckpointError(f"{recipe.source} has no tokenizer")
         if compiled:
-            minigpt.compile_steps(model)
+            from minigpt.engine import compile_steps
+
+            compile_steps(model)
         if prompts is not None and out is not None:
             how: dict[str, Any] = {"batch_size": 16 if batch_size is None else batch_size, **settings}
             write_many(TextFile(model, tokenizer, prompts, out, recipe.fingerprint(), **how))
             return
         if json_file is None:
-            _print(text, minigpt.stream(model, tokenizer, text, **settings), output)
+            _print(text, stream(model, tokenizer, text, **settings), output)
             return
         begun = time.perf_counter()
-        (written,) = minigpt.generation.complete(model, tokenizer, [text], **settings)
+        (written,) = complete(model, tokenizer, [text], **settings)
         seconds = time.perf_counter() - begun
     result = {"text": written.text, "settings": settings, "tokens_per_second": len(written.ids) / seconds}
     result |= {"drafted": written.drafted, "accepted": written.accepted} if written.drafted else {}

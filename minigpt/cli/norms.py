@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-import minigpt
 from minigpt.cli.files import progress, require_writable, show
 from minigpt.cli.options import Json
+from minigpt.errors import ConfigError
 
 
 def norms(
@@ -35,11 +35,12 @@ def norms(
         Exit status of --check: 0 the norm is a LayerNorm at --dtype, 1 it is not, 2 it could not be judged.
     """
     from minigpt.device import resolve_dtype
+    from minigpt.norms import available
 
     if check is None:
         if device is not None or html is not None or every_case:
-            raise minigpt.ConfigError("--device, --all and --html are for --check NAME")
-        known = minigpt.norms.available()
+            raise ConfigError("--device, --all and --html are for --check NAME")
+        known = available()
         table = Table("norm", "exact", "what it is", box=None, pad_edge=False)
         for name, info in sorted(known.items()):
             table.add_row(name, "yes" if info.exact else "no", info.reason or info.summary)

@@ -66,9 +66,9 @@ SHARED = {
 
 
 def _norms() -> Iterable[str]:
-    import minigpt
+    from minigpt.norms import available
 
-    return minigpt.norms.available()
+    return available()
 
 
 def _presets() -> Iterable[str]:

@@ -258,9 +258,11 @@ def explained(subject: Subject) -> list[str] | None:
     """Return the mistakes of the formula that gives the norm's outputs best; None if none does."""
     deviation = torch.logspace(-6, 3, 24, dtype=torch.float64).view(4, 6, 1)
     x = (deviation * (1 + normal(subject.generator, 4, 6, WIDTH))).float().double()
-    weights = [(1 + spread * normal(subject.generator, WIDTH)).float().double() for spread in (2, 1)]  # of either sign
-    y = ask(subject, x, *weights)
-    return best((names, distance(y, formula(x, *weights, parts))) for names, parts in with_few(TABLES, 2))
+    scale, shift = (  # of either sign
+        (1 + spread * normal(subject.generator, WIDTH)).float().double() for spread in (2, 1)
+    )
+    y = ask(subject, x, scale, shift)
+    return best((names, distance(y, formula(x, scale, shift, parts))) for names, parts in with_few(TABLES, 2))
 
 
 def best(formulas: Iterable[tuple[list[str], float]], limit: float = LIMIT) -> list[str] | None:
@@ -348,10 +350,10 @@ def ignored_eps(subject: Subject) -> list[str]:
 def wrong_rounding(subject: Subject, dtype: torch.dtype) -> list[str]:
     """Return what is rounded in rows of half precision beside the result: statistics, or a step on the way to it."""
     x = subject.put(ordinary(64, WIDTH, subject.generator), dtype).cpu().double()
-    weights = [(1 + spread * normal(subject.generator, WIDTH)).to(dtype).double() for spread in (0.7, 1)]
-    y, right = ask(subject, x, *weights, dtype=dtype), [table[""] for table in TABLES[:-1]]
+    scale, shift = ((1 + spread * normal(subject.generator, WIDTH)).to(dtype).double() for spread in (0.7, 1))
+    y, right = ask(subject, x, scale, shift, dtype=dtype), [table[""] for table in TABLES[:-1]]
     exact = {
-        said: formula(x, *weights, [*right, part])
+        said: formula(x, scale, shift, [*right, part])
         for said, part in ROUNDINGS.items()
         if part[1] in (dtype, torch.float64)
     }

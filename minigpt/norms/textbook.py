@@ -1,5 +1,8 @@
 """LayerNorm as the textbook writes it, and as one library call. Other norms here inherit from the first."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -31,6 +34,18 @@ class LayerNorm(nn.LayerNorm):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+
+    if TYPE_CHECKING:  # torch's constructor takes any sequence too, but its annotation permits lists only
+
+        def __init__(
+            self,
+            normalized_shape: int | Sequence[int],
+            eps: float = 1e-5,
+            elementwise_affine: bool = True,
+            bias: bool = True,
+            device: str | torch.device | None = None,
+            dtype: torch.dtype | None = None,
+        ) -> None: ...
 
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Normalize ``x`` (..., *normalized_shape); same shape and dtype out, statistics in float32 or wider."""

@@ -84,18 +84,19 @@ def load(recipes: "Sequence[Recipe]") -> "tuple[dict[str, GPT2], Tokenizer]":
     """
     from minigpt.norms import name_of
 
-    source, models = recipes[0].source, dict[str, "GPT2"]()
+    source = recipes[0].source
     name = Path(source).resolve().name if Path(source).exists() else str(source)
-    for recipe in recipes:
-        model, tokenizer = recipe.open()
-        if tokenizer is None:
-            raise CheckpointError(f"{source} has no tokenizer")
+    first, tokenizer = recipes[0].open()
+    if tokenizer is None:
+        raise CheckpointError(f"{source} has no tokenizer")
+    models = {name: first}
+    for recipe in recipes[1:]:
+        model, _ = recipe.open()
         sites = f":{','.join(recipe.sites)}" if len({recipe.sites for recipe in recipes}) > 1 else ""
-        id = f"{name}:{recipe.norm and name_of(recipe.norm)}{sites}" if models else name
+        id = f"{name}:{recipe.norm and name_of(recipe.norm)}{sites}"
         if id in models or recipe in recipes[: len(models)]:
             raise ConfigError(f"{recipe.norm} is given twice", argument="norm")
-        if models:
-            share(models[name], model)
+        share(first, model)
         models[id] = model
     return models, tokenizer
 

@@ -176,6 +176,11 @@ class Prefill:
         elif not self.left:
             self.logits = self.model.head(hidden[:, -1:])[0].float()
 
+    def join(self, batch: Batch, rows: list[Any]) -> None:
+        """Let rows that continue the text join a batch, after all of it is read."""
+        assert self.cache is not None
+        batch.take(rows, self.cache, self.logits)
+
 
 @torch.inference_mode()
 def tokens_of(model: GPT2, logits: Float[Tensor, "rows vocab"], ids: list[int], alternatives: int) -> list[Token]:
@@ -228,7 +233,7 @@ class Comparison:
         if not self._batches:
             for model, reading in zip(self.models, self._readings, strict=True):
                 batch = Batch(model, 2, model.config.n_positions + WASTE)
-                batch.take(reading.rows, reading.cache, reading.logits)
+                reading.join(batch, reading.rows)
                 self._batches.append(batch)
         logits = [dict(zip(batch.rows, batch.logits.split(1), strict=True)) for batch in self._batches]
         events = [

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, create_model, model_validator
 from starlette.responses import Response
 
-import minigpt
+from minigpt import __version__
 from minigpt.errors import MiniGPTError
 from minigpt.generation import GenerationSettings, parse_settings
 from minigpt.generation.settings import FLAG, HTTP, IDS, SETTINGS, Rule, integer, is_list
@@ -67,8 +67,8 @@ def shutting_down() -> RefusalError:
     return RefusalError(503, "the server is shutting down", code="shutting_down")
 
 
-def ruled(rule: Rule, kind: Any, about: str = "") -> Any:
-    """Return the annotation of a field: its values must obey a rule, whose words an error has."""
+def ruled(rule: Rule, kind: Any) -> PlainValidator:
+    """Return the check of a field of this kind: its values must obey a rule, whose words an error has."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, dict):  # of logit_bias; JSON's keys are strings
@@ -77,7 +77,7 @@ def ruled(rule: Rule, kind: Any, about: str = "") -> Any:
             raise RefusalError(400, f"must {rule.requirement}, got {json.dumps(value):.100}", info.field_name)
         return value
 
-    return Annotated[kind, PlainValidator(check, json_schema_input_type=kind), Field(description=about)]
+    return PlainValidator(check, json_schema_input_type=kind)
 
 
 def _is_prompt(value: Any) -> bool:
@@ -102,7 +102,10 @@ STRING = Rule(lambda value: isinstance(value, str), "be a string")
 BOOLEAN = Rule(FLAG.accepts, "be true or false")
 PROMPT = Rule(_is_prompt, "be a string, a list of strings, a list of token ids, or a list of such lists")
 PAIR = Rule(lambda value: is_list(value, STRING.accepts, 2, 2), "be a list of two models' ids")
-String, Flag = ruled(STRING, str), ruled(BOOLEAN, bool)
+String = Annotated[str, ruled(STRING, str)]
+OptionalString = Annotated[str | None, ruled(STRING, str)]
+Flag = Annotated[bool, ruled(BOOLEAN, bool)]
+Texts = str | list[str] | list[int] | list[list[int]]
 
 
 class Body(BaseModel):
@@ -121,12 +124,16 @@ class Body(BaseModel):
 
 
 FIELDS = {"max_new_tokens": "max_tokens"}  # of settings whose field has another name
+MOST_TOKENS = SETTINGS["max_new_tokens"].http or SETTINGS["max_new_tokens"].rule
 _SETTINGS: dict[str, Any] = {
-    FIELDS.get(name, name): (ruled(setting.http or setting.rule, setting.type | None, setting.about), None)
+    FIELDS.get(name, name): (
+        Annotated[setting.type | None, ruled(setting.http or setting.rule, setting.type | None)],
+        Field(None, description=setting.about),
+    )
     for name, setting in SETTINGS.items()
     if HTTP in setting.users
 }
-Sampling: Any = create_model("Sampling", __base__=Body, **_SETTINGS)
+Sampling = create_model("Sampling", __base__=Body, **_SETTINGS)
 
 
 def settings_of(body: Any, max_tokens: int) -> GenerationSettings:
@@ -154,14 +161,20 @@ class CompletionRequest(Sampling):
     """The body of ``POST /v1/completions``."""
 
     model: String
-    prompt: ruled(PROMPT, str | list[str] | list[int] | list[list[int]]) = ""
-    max_tokens: ruled(SETTINGS["max_new_tokens"].http, int, "Tokens of each text; 0 only reads the prompts.") = 16
-    n: ruled(integer(1, 128), int, "Texts for each prompt.") = 1
-    best_of: ruled(integer(1, 128), int, "Texts to write for each prompt; the n likeliest are returned.") = None
+    prompt: Annotated[Texts, ruled(PROMPT, Texts)] = ""
+    max_tokens: Annotated[int, ruled(MOST_TOKENS, int)] = Field(
+        16, description="Tokens of each text; 0 only reads the prompts."
+    )
+    n: Annotated[int, ruled(integer(1, 128), int)] = Field(1, description="Texts for each prompt.")
+    best_of: Annotated[int | None, ruled(integer(1, 128), int)] = Field(
+        None, description="Texts to write for each prompt; the n likeliest are returned."
+    )
     stream: Flag = False
     stream_options: StreamOptions | None = None
-    logprobs: ruled(integer(0, 100), int, "How many of the likeliest tokens to report at each token.") = None
-    echo: ruled(BOOLEAN, bool, "Let the text begin with the prompt.") = False
+    logprobs: Annotated[int | None, ruled(integer(0, 100), int)] = Field(
+        None, description="How many of the likeliest tokens to report at each token."
+    )
+    echo: Flag = Field(False, description="Let the text begin with the prompt.")
     suffix: String = ""
     user: String = ""
 
@@ -202,24 +215,26 @@ class CompletionRequest(Sampling):
 class CompareRequest(Sampling):
     """The body of ``POST /compare``: two models write on from one prompt."""
 
-    models: ruled(PAIR, list[str])
+    models: Annotated[list[str], ruled(PAIR, list[str])]
     prompt: String = ""
-    max_tokens: ruled(integer(1, 65536), int, "Tokens of each text.") = 64
-    alternatives: ruled(integer(1, 20), int, "How many of each model's likeliest tokens to report.") = 5
+    max_tokens: Annotated[int, ruled(integer(1, 65536), int)] = Field(64, description="Tokens of each text.")
+    alternatives: Annotated[int, ruled(integer(1, 20), int)] = Field(
+        5, description="How many of each model's likeliest tokens to report."
+    )
 
 
 class TokenizeRequest(Body):
     """The body of ``POST /tokenize``."""
 
-    model: String = None
+    model: OptionalString = None
     prompt: String
 
 
 class DetokenizeRequest(Body):
     """The body of ``POST /detokenize``."""
 
-    model: String = None
-    tokens: ruled(IDS, list[int])
+    model: OptionalString = None
+    tokens: Annotated[list[int], ruled(IDS, list[int])]
 
 
 class Token(NamedTuple):
@@ -239,14 +254,14 @@ class Written(NamedTuple):
     """The event that a text has grown.
 
     Attributes:
-        index: the text's number among those of the request.
+        number: the text's number among those of the request.
         text: the characters that can be shown since the last event.
         total: how many tokens it has now.
         tokens: the tokens since the last event, if the request wants log-probabilities.
         end: why the text is over: "eos", "stop" or "length"; None while it is not.
     """
 
-    index: int
+    number: int
     text: str
     total: int
     tokens: list[Token]
@@ -285,12 +300,12 @@ class Answer:
         self.texts = [_Progress() for _ in range(len(prompts) * body.copies)]
         self._head: dict[str, Any] = {
             "id": f"cmpl-{secrets.token_hex(16)}", "object": "text_completion", "created": int(time.time()),
-            "model": body.model, "system_fingerprint": f"minigpt-{minigpt.__version__}",
+            "model": body.model, "system_fingerprint": f"minigpt-{__version__}",
         }  # fmt: skip
 
     async def chunk(self, event: Written) -> bytes:
         """Return the chunk of a stream that says what an event adds."""
-        choice = await self._choice(event.index, self._with_prompt(event))
+        choice = await self._choice(event.number, self._with_prompt(event))
         return self._object([choice], {"usage": None} if self.body.includes_usage else {})
 
     def last_chunk(self) -> bytes:
@@ -304,14 +319,14 @@ class Answer:
         for first in range(0, len(texts), copies):
             of_prompt = texts[first : first + copies]
             if copies > n:
-                of_prompt.sort(key=lambda text: -statistics.fmean(self.texts[text.index].logprobs or [0.0]))
+                of_prompt.sort(key=lambda text: -statistics.fmean(self.texts[text.number].logprobs or [0.0]))
             best += of_prompt[:n]
         choices = [await self._choice(place, text) for place, text in enumerate(best)]
         return self._object(choices, {"usage": self._usage()})
 
     def _with_prompt(self, event: Written) -> Written:
         """Return the event, the first of a text with the prompt in front if that is to be echoed."""
-        text, prompt = self.texts[event.index], event.index // self.body.copies
+        text, prompt = self.texts[event.number], event.number // self.body.copies
         text.logprobs += [token.logprob for token in event.tokens if token.logprob is not None]
         is_first, text.total = text.total == 0, event.total
         if not (is_first and self.body.echo):
@@ -335,7 +350,7 @@ class Answer:
             if first:
                 await asyncio.sleep(0)
             piece = event.tokens[first : first + ENCODED_AT_ONCE]
-            for name, values in self._columns(self.texts[event.index], piece).items():
+            for name, values in self._columns(self.texts[event.number], piece).items():
                 columns.setdefault(name, []).append(encoded(values)[1:-1])
         return b"{" + b",".join(b'"%b":[%b]' % (name.encode(), b",".join(columns[name])) for name in columns) + b"}"
 

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-import minigpt
+from minigpt import __version__
 from minigpt.errors import GenerationError
 from minigpt.generation import GenerationSettings
 from minigpt.model import GPT2
@@ -56,7 +56,7 @@ def build(
         middleware.insert(0, cors)
     errors: Any = {RequestValidationError: _invalid, HTTPException: _failed, Exception: _broken}
     app = FastAPI(
-        title="minigpt", version=minigpt.__version__, docs_url=None, redoc_url=None, lifespan=lifespan,
+        title="minigpt", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan,
         middleware=middleware, exception_handlers=errors,
     )  # fmt: skip
     app.state.scheduler = endpoints.scheduler
@@ -189,9 +189,9 @@ class Endpoints:
         prompts = await self._encode(several) if isinstance(several[0], str) else [list(ids) for ids in several]
         end, vocabulary = self.tokenizer.end_of_text_id, model.config.used_vocab_size or model.config.vocab_size
         for ids in prompts:
-            if not ids and end is None:
-                raise RefusalError(400, "is empty, and the vocabulary has no end-of-text token", "prompt")
             if not ids:
+                if end is None:
+                    raise RefusalError(400, "is empty, and the vocabulary has no end-of-text token", "prompt")
                 ids.append(end)
             if max(ids) >= vocabulary or min(ids) < 0:
                 raise RefusalError(400, f"must hold token ids within [0, {vocabulary})", "prompt")

@@ -319,7 +319,7 @@ class Lane:
                 batch.join(list(new))
         joined = time.perf_counter()
         for prefill in self._read:
-            batch.take([text for text in prefill.rows if text in self.writing], prefill.cache, prefill.logits)
+            prefill.join(batch, [text for text in prefill.rows if text in self.writing])
         self._joining, self._read = [], []
         tokens = -sum(len(row.ids) for row in batch.rows)
         texts: list[Any] = self._choose_tokens(batch) if batch.rows else []

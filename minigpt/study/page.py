@@ -65,10 +65,11 @@ def _drawn(draw: Callable[[Any], None], height: float) -> str:
         from matplotlib.figure import Figure as Canvas
     except ModuleNotFoundError as error:
         raise ConfigError("figures need matplotlib, which is not installed; pip install 'minigpt[plots]'") from error
-    style = {"svg.fonttype": "none", "svg.hashsalt": "minigpt", "font.size": 9, "font.family": "DejaVu Sans",
-             "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
-             "grid.color": GRID, "axes.spines.top": False, "axes.spines.right": False}  # fmt: skip
-    with mpl.rc_context(style):
+    with mpl.rc_context({
+        "svg.fonttype": "none", "svg.hashsalt": "minigpt", "font.size": 9, "font.family": "DejaVu Sans",
+        "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
+        "grid.color": GRID, "axes.spines.top": False, "axes.spines.right": False,
+    }):  # fmt: skip
         canvas = Canvas((WIDTH, height), layout="constrained")
         draw(canvas.add_subplot())
         file = io.StringIO()

@@ -110,7 +110,8 @@ class Study:
             options |= {"norm": norm, "sites": sites.split(","), "keep": () if keep == "none" else keep.split(",")}
             options["fit"] = fit if fit or norm != "frozen" or self.finetune else self.text
         seed = values.pop("seed")
-        training = Training(**{"eval_text": self.text} | values) if self.finetune else None
+        values.setdefault("eval_text", self.text)
+        training = Training(**values) if self.finetune else None
         return Cell(Recipe(model, **options), seed, training)
 
 

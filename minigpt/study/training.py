@@ -163,8 +163,9 @@ def checkpoints_of(recipe: Recipe, training: Training, out: Path, seed: int = 0)
 
 def as_transformers(ours: GPT2, recipe: Recipe) -> Any:
     """Return a model as one of transformers, with copies of its weights and of its norms."""
-    config = GPT2Config(**ours.config.to_dict(), attn_implementation=recipe.attention)
-    model = hf.GPT2LMHeadModel(config, norm="fused", arithmetic=recipe.arithmetic).to(ours.wte.weight.dtype)
+    fields: dict[str, Any] = {**ours.config.to_dict(), "attn_implementation": recipe.attention}
+    model = hf.GPT2LMHeadModel(GPT2Config(**fields), norm="fused", arithmetic=recipe.arithmetic)
+    nn.Module.to(model, ours.wte.weight.dtype)
     model.loss_type = "ForCausalLM"  # transformers warns if it is not named
     for site, norm in ours.norm_modules().items():
         model.transformer.set_submodule(site, copy.deepcopy(norm))
@@ -241,14 +242,15 @@ class SwapTrainer(Trainer):
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Return and log the loss of the held-out text in nats a token, in the windows of ``minigpt.perplexity``."""
         ids, context = self.held or ([], 0)
-        self.model.eval()
-        losses = []
+        model, losses = self.model, list[float]()
+        assert model is not None
+        model.eval()
         for start, first, end in windows_of(len(ids), context):
             window = torch.tensor([ids[start:end]], device=self.args.device)  # (1, T)
             with self.compute_loss_context_manager():
-                logits = self.model(input_ids=window).logits[0, first - 1 - start : -1]  # (counted, V)
+                logits = model(input_ids=window).logits[0, first - 1 - start : -1]  # (counted, V)
             losses.append(float(F.cross_entropy(logits.float(), window[0, first - start :], reduction="sum")))
-        self.model.train()
+        model.train()
         metrics = {"eval_loss": sum(losses) / max(1, len(ids) - 1)}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
