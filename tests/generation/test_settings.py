@@ -65,7 +65,8 @@ def test_a_setting_that_names_ids_beyond_the_vocabulary() -> None:
 OVER_HTTP: dict[str, tuple[Any, Any]] = {  # the largest value, and one that is too large
     "max_new_tokens": (65536, 65537), "temperature": (2, 2.1), "presence_penalty": (-2, -2.1),
     "frequency_penalty": (2, 2.1), "logit_bias": ({5: -100}, {5: -101}), "stop": (["x" * 256] * 16, ["x"] * 17),
-    "bad_words_ids": ([[1] * 16] * 60_000, [[1] * 17]), "eos_token_id": ([1] * 64, [1] * 65),
+    "bad_words_ids": ([[1] * 16] * 1024, [[1] * 17]), "eos_token_id": ([1] * 64, [1] * 65),
+    "no_repeat_ngram_size": (16, 17), "suppress_tokens": ([1] * 1024, [1] * 1025),
 }  # fmt: skip
 
 
