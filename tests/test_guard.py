@@ -91,4 +91,4 @@ def test_a_command_does_not_end_in_silence(code: str, status: int) -> None:
         f"import os, minigpt.cli.files\nminigpt.cli.files.never_exit_silently()\nif os.fork() == 0: os._exit(0)\n{code}"
     )
     ended = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr.count("no verdict")) == (status, int(status == 2))
+    assert (ended.returncode, ended.stderr.count("no result")) == (status, int(status == 2))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import posix
 import sys
 import time
 import unicodedata
@@ -134,16 +135,26 @@ def progress(*, lines: bool = False) -> Iterator[Callable[[str, float], None]]:
 
 
 def never_exit_silently() -> None:
-    """From now on ``os._exit(0)`` ends this process with status 2 and one line: no verdict was given.
+    """From now on code that ends this process with status 0 or 1, or becomes another program, gives status 2.
 
-    For commands that judge somebody else's code. Processes that are forked end as they like.
+    For commands that run somebody else's norm: their status tells whether there is a result. Processes that are forked
+    end as they like.
     """
     owner, end = os.getpid(), os._exit
 
-    def refuse(status: int) -> NoReturn:
+    def refuse(*_: object) -> NoReturn:
+        print("error: the norm's code ended the process, so there is no result", file=sys.stderr, flush=True)
+        end(2)
+
+    def ended(status: int) -> NoReturn:
         if os.getpid() == owner and status in (0, 1):
-            print("error: the judged code ended the process, so there is no verdict", file=sys.stderr, flush=True)
-            end(2)
+            refuse()
         end(status)
 
-    os._exit = refuse
+    def replaced(program: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *words: refuse() if os.getpid() == owner else program(*words)
+
+    for module in (os, posix):
+        vars(module)["_exit"] = ended
+        for name in ("execv", "execve"):  # what all of exec's forms call
+            setattr(module, name, replaced(getattr(module, name)))

@@ -6,7 +6,7 @@ import typer
 from rich.table import Table
 
 from minigpt.cli.files import for_terminal, show
-from minigpt.cli.options import SHARED, Json
+from minigpt.cli.options import SHARED, Json, named_model
 from minigpt.errors import CheckpointError, ConfigError
 
 
@@ -29,7 +29,7 @@ def info(
 
     if name is not None and model is not None:
         raise ConfigError("is given twice, as an argument and as an option", argument="model")
-    facts = describe(name or model or "demo", revision=revision)
+    facts = describe(named_model(model if name is None else name), revision=revision)
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in facts.items():
         shown = "\n".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

@@ -172,7 +172,7 @@ def recipes_of(values: dict[str, Any]) -> "list[Recipe]":
     norms, sites = (value if isinstance(value, list) else [value] for value in (values["norm"], values["sites"]))
     return [
         Recipe(
-            values["model"] or "demo",
+            named_model(values["model"]),
             norm=norm,
             sites="*" if patterns is None else patterns.split(","),
             keep=parse_keep(values["keep"] or "scale,shift"),
@@ -180,6 +180,17 @@ def recipes_of(values: dict[str, Any]) -> "list[Recipe]":
         )
         for norm, patterns in product(norms or [None], sites or [None])
     ]
+
+
+def named_model(name: str | None) -> str:
+    """Return the model's name, by default the demo's.
+
+    Raises:
+        ConfigError: if it is empty, as an unset variable of a shell is.
+    """
+    if name == "":
+        raise ConfigError("must name a model, got an empty text", argument="model")
+    return "demo" if name is None else name
 
 
 def _sections(command: Callable[..., None]) -> tuple[str, dict[str, str], str]:

@@ -1,5 +1,6 @@
 """minigpt perplexity: how well a model predicts a text."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ def perplexity(
             raise CheckpointError(f"{text} needs a tokenizer, and {recipe.source} has none")
         result, tokens = perplexity_of(model, tokenizer, content, progress=say), len(tokenizer.encode(content))
         norms = described_norms(model)
+    if not math.isfinite(result):
+        raise GenerationError(f"the perplexity of {text} is {result}, since the logits are not finite, or too large")
     summary = f"{result:.6g}  perplexity of {text}, {tokens:,} tokens, by {recipe.source} with {norms}"
     fields = {"model": str(recipe.source), "norm": norms, "sites": list(recipe.sites), "text": str(text)}
     show(summary, fields | {"tokens": tokens, "perplexity": result}, json_file)

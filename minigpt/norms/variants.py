@@ -112,8 +112,8 @@ def require_share(value: float, argument: str) -> float:
     """Return ``value`` if it is from 0 to 1.
 
     Raises:
-        NormError: if it is not; the error carries ``argument``.
+        NormError: if it is not.
     """
     if not 0 <= value <= 1:
-        raise NormError(f"must be from 0 to 1, got {value}", argument=argument)
+        raise NormError(f"the {argument} of a norm must be from 0 to 1, got {value}")
     return float(value)

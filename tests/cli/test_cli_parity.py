@@ -95,7 +95,7 @@ def test_code_that_ends_or_changes_the_process(folder: Path, tmp_path: Path, lin
     words = ["parity", "--model", folder, "--prompt", "the dog", "--norm", tmp_path / "norm.py:Norm"]
     ended = subprocess.run([sys.executable, "-m", "minigpt", *map(str, words)], capture_output=True, text=True)
     assert ended.returncode == status
-    assert ("no verdict" if status == 2 else "changes the process") in ended.stderr + ended.stdout
+    assert ("no result" if status == 2 else "changes the process") in ended.stderr + ended.stdout
 
 
 def test_a_suspect_reference_is_status_2(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

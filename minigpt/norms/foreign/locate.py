@@ -34,6 +34,8 @@ def locate(norm: str) -> Callable[..., Any]:
     if file is None and (":" not in norm or is_registered(norm)):
         return maker_of(norm)
     place, _, name = norm.rpartition(":") if ":" in norm else (norm, "", "")
+    if file is None and is_registered(place):
+        raise NormError(f"the norm {place} takes no number, got {norm!r}")
     module = _from_package(place) if file is None else _from_file(file)
     found: Any = module
     for part in name.split("."):
