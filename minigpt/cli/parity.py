@@ -119,7 +119,7 @@ def parity(
         if outputs is not None:
             judged = [truth.judge_outputs(outputs, **parts)]
     if not judged:
-        show(f"{record} holds {truth.source} at {truth.versions['transformers']}", {}, None)
+        show(f"{record} holds {truth.source} as transformers {truth.versions['transformers']} computes it", {}, None)
         return
     from minigpt.report.comparison import reports_table
     from minigpt.report.page import report_page

@@ -141,7 +141,7 @@ class FileCandidate(Candidate):
             with safe_open(file, "pt") as stored:
                 self.tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"cannot read {file}: {error}") from error
+            raise CheckpointError(f"{file} is not a safetensors file: {error}") from error
         self.tensors = {name: x for name, x in self.tensors.items() if not name.startswith("ids.")}
         for name, x in self.tensors.items():
             if name not in shapes:

@@ -407,7 +407,8 @@ class Original:
                 state = json.loads((record.metadata() or {})["minigpt"])
                 tensors = {name: record.get_tensor(name) for name in record.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise CheckpointError(f"{file} is not a record of minigpt parity --record: {error}") from error
+            why = "" if isinstance(error, KeyError) else f": {error}"
+            raise CheckpointError(f"{file} is not a record of minigpt parity --record{why}") from error
         self.source, self.place, self.attention = state["model"], Path(state["place"]), state["attention"]
         self.dtype, self.versions = cast("torch.dtype", resolve_dtype(state["dtype"])), state["versions"]
         self.config, self.described = GPT2Config.from_dict(state["config"]), state["prompts"]

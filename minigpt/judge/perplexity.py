@@ -94,7 +94,7 @@ def file_ids(file: str | Path, tokenizer: Tokenizer | None, config: GPT2Config) 
 
 def require_predictable(name: str, ids: list[int], context: int) -> None:
     """Raise GenerationError if no token of a text can be predicted."""
-    if min(len(ids), context) < 2:
-        raise GenerationError(
-            f"{name} must have at least 2 tokens, and the model's context too, got {len(ids)} and {context}"
-        )
+    if len(ids) < 2:
+        raise GenerationError(f"{name} must have at least 2 tokens, got {len(ids)}")
+    if context < 2:
+        raise GenerationError(f"the model's context must have at least 2 tokens, got {context}")

@@ -389,6 +389,8 @@ class _Judgement:
             if not sites or (judged(self._judged_parts(parts), limits).passed and not parts["most_kl"] > most_kl):
                 break
             sites = sites[:-1]
+        if len(sites) < len(self.candidate.swapped):  # the report is of the sites that the budget allows
+            self.candidate.sites = tuple(site for site in self.original.sites if site in sites)
         removal["allowed"], self.candidate.swapped = len(sites), sites
         return removal
 

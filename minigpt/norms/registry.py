@@ -9,6 +9,7 @@ To add a norm, add a file here with a class under ``@register``. The first look-
             return x - x.mean(dim=self.row_dims, keepdim=True)
 """
 
+import difflib
 import functools
 import importlib
 import pkgutil
@@ -103,10 +104,9 @@ def lookup(name: str) -> NormInfo:
     """
     norms = available()
     if name not in norms:
-        raise NormError(
-            f"unknown norm {name!r}; registered are {', '.join(sorted(norms))}, "
-            "your own class is package.module:Name or path/to/file.py:Name"
-        )
+        near = difflib.get_close_matches(name, norms, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"registered are {', '.join(sorted(norms))};"
+        raise NormError(f"unknown norm {name!r}; {hint} your own class is package.module:Name or path/to/file.py:Name")
     if not norms[name].available:
         raise NormError(f"norm {name!r} {norms[name].reason}")
     return norms[name]

@@ -72,7 +72,7 @@ def _environment() -> Environment:
         finalize=lambda value: value if isinstance(value, Markup) else "" if value is None else printable(value),
     )
     environment.filters |= {"repr": repr, "visible": visible}
-    formats = ("brief", "change", "count", "percent", "precise", "times")
+    formats = ("brief", "change", "count", "percent", "precise", "times", "uncertain")
     environment.globals |= {name: getattr(numerals, name) for name in formats} | {
         "MOST_NOISE": MOST_NOISE,
         "SIGNS": SIGNS,

@@ -65,7 +65,7 @@ def test_it_is_that_of_strided_windows(folder: Path) -> None:
     ("content", "complaint"),
     [
         (None, "cannot read .*story: No such file"), (b"caf\xe9", "story is not UTF-8 text: byte 0xe9 at 3"),
-        (b"", "story must have at least 2 tokens, .* got 0"), (b"\xef\xbb\xbfx", "at least 2 tokens, .* got 1"),
+        (b"", "story must have at least 2 tokens, got 0"), (b"\xef\xbb\xbfx", "at least 2 tokens, got 1"),
     ],
 )  # fmt: skip
 def test_a_text_file_that_cannot_be_read(folder: Path, tmp_path: Path, content: bytes | None, complaint: str) -> None:
