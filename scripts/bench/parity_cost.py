@@ -47,8 +47,13 @@ def measure(tree: Path, model: Path | str, words: list[str]) -> tuple[float, flo
     """
     command = [sys.executable, "-m", "minigpt", "parity", "--model", str(model), "--device", "cpu", *words]
     begun = time.perf_counter()
+    # `python -m` looks in the working directory before PYTHONPATH
     process = subprocess.Popen(
-        command, env=os.environ | {"PYTHONPATH": str(tree)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command,
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": str(tree)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     _, status, usage = os.wait4(process.pid, 0)
     if (code := os.waitstatus_to_exitcode(status)) not in (0, 1):
