@@ -173,6 +173,11 @@ class GPT2Config:
         return fields
 
 
+def norm_sites(n_layer: int) -> list[str]:
+    """Return the names of a GPT-2's norms in the order of the data: h.0.ln_1, h.0.ln_2, ..., ln_f."""
+    return [f"h.{i}.{norm}" for i in range(n_layer) for norm in ("ln_1", "ln_2")] + ["ln_f"]
+
+
 def presets_folder() -> Path:
     """Return the folder of presets: inside an installed package, beside it in a checkout."""
     installed = Path(__file__).parent / "configs"

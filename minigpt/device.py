@@ -1,4 +1,4 @@
-"""The machine: where a model lives, in which precision, what the processor can do, the process, and its time."""
+"""The machine: where a model lives, in which precision, what processors can do, the process, its time and progress."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,11 @@ from minigpt.errors import ConfigError
 Who = TypeVar("Who")
 Result = TypeVar("Result")
 
+_backends: Any = torch.backends
+_PRODUCTS = (_backends.cuda.matmul, _backends.mkldnn.matmul)
 _functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+
+Progress = Callable[[str, float], None]  # the name of a step, and the share of steps done before it, in [0, 1)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -185,25 +189,35 @@ def installed(package: str) -> str | None:
         return None
 
 
+def product_precision() -> tuple[str | None, ...]:
+    """Return how precise float32 products are: PyTorch's old setting, and its new ones on a GPU and a CPU.
+
+    The old one is None while it differs from the new ones, since it cannot be read then.
+    """
+    older = None
+    with contextlib.suppress(RuntimeError):
+        older = torch.get_float32_matmul_precision()
+    return older, *(backend.fp32_precision for backend in _PRODUCTS)
+
+
+def set_product_precision(precisions: tuple[str | None, ...]) -> None:
+    """Restore what ``product_precision`` returned."""
+    older, *newer = precisions
+    torch.set_float32_matmul_precision(older or ("high" if newer[0] == "tf32" else "highest"))
+    for backend, precision in zip(_PRODUCTS, newer, strict=True):
+        backend.fp32_precision = precision
+
+
 @contextlib.contextmanager
 def full_products() -> Iterator[None]:
-    """Compute float32 products in full: no TF32 on a GPU, no bfloat16 on a CPU, no autocast on either.
-
-    PyTorch has an old and a new setting for this. Reading the old one raises an error while the two differ.
-    """
-    backends: Any = torch.backends
-    products = [backends.cuda.matmul, backends.mkldnn.matmul]
-    newer, older = [backend.fp32_precision for backend in products], None
-    with contextlib.suppress(RuntimeError):  # the two differ already
-        older = torch.get_float32_matmul_precision()
+    """Compute float32 products in full: no TF32 on a GPU, no bfloat16 on a CPU, no autocast on either."""
+    before = product_precision()
     torch.set_float32_matmul_precision("highest")
     try:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
-        torch.set_float32_matmul_precision(older or ("high" if newer[0] == "tf32" else "highest"))
-        for backend, precision in zip(products, newer, strict=True):
-            backend.fp32_precision = precision
+        set_product_precision(before)
 
 
 def in_turns(contestants: Mapping[Who, Callable[[], Result]], rounds: Iterable[object]) -> dict[Who, list[Result]]:
@@ -229,3 +243,21 @@ def wall_seconds(call: Callable[[], object], loops: int, device: torch.device) -
         call()
     finish(device)
     return (time.perf_counter() - start) / loops
+
+
+class Steps:
+    """A counter of steps.
+
+    Args:
+        progress: called at the beginning of each step, unless it is None.
+        total: the number of steps, if it is known.
+    """
+
+    def __init__(self, progress: Progress | None, total: int = 0) -> None:
+        self.progress, self.total, self.begun = progress, total, 0
+
+    def __call__(self, step: str) -> None:
+        """Begin a step."""
+        if self.progress is not None:
+            self.progress(step, self.begun / max(self.total, self.begun + 1))
+        self.begun += 1

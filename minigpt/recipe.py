@@ -1,36 +1,59 @@
-"""How a model is opened: which checkpoint, and what is done to it. Every command that opens a model makes a recipe."""
+"""How a model is opened: which checkpoint, and what is done to it. Every command that opens a model makes a recipe.
+
+To add an option of opening a model, in Python and in all commands: a field of ``Recipe``, its type in ``Opening``, and
+what it does in ``Recipe.opened``. The command line reads its options from the fields, and must not wait for PyTorch;
+so whatever needs PyTorch is imported inside of the functions.
+"""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
-import torch
-
-from minigpt import norms
-from minigpt.checkpoint import Checkpoint, folder_of, has_tokenizer, locate, open_checkpoint
-from minigpt.checkpoint.locate import MODEL_FILES, PICKLED_FILES
-from minigpt.checkpoint.norms import Norms, as_pairs, norm_at
-from minigpt.checkpoint.pretrained import load
-from minigpt.device import dtype_name, resolve_device, resolve_dtype
-from minigpt.engine import quantize_int8
-from minigpt.engine.int8 import check_roundable
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.files import hash_file, hash_json
-from minigpt.model import GPT2
-from minigpt.model.checks import check_option
-from minigpt.norms import is_registered
-from minigpt.norms.foreign.construct import source_file
-from minigpt.norms.foreign.locate import file_of
-from minigpt.norms.foreign.locate import locate as locate_class
-from minigpt.swap import center_writers, fit_on_text, swap_norms
-from minigpt.swap.fit import Explained, require_fitted
-from minigpt.swap.sites import KEEP, match_sites, patterns_of
-from minigpt.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    import torch
+
+    from minigpt.checkpoint.norms import Norms
+    from minigpt.model import GPT2
+    from minigpt.norms import NormSpec
+    from minigpt.swap.fit import Explained
+    from minigpt.tokenizer import Tokenizer
+
+KEEP = ("scale", "shift")
 ATTENTIONS, ARITHMETICS, QUANTIZES = ("sdpa", "eager"), ("fast", "reference"), ("int8",)
+DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64")
+
+
+class Opening(TypedDict, total=False):
+    """The arguments of a ``Recipe`` beside its source, for type checkers."""
+
+    norm: "Norms | None"
+    sites: str | Sequence[str]
+    keep: Collection[str]
+    center: bool
+    fit: str | Path | None
+    attention: str
+    arithmetic: str
+    device: "str | torch.device | None"
+    dtype: "str | torch.dtype | None"
+    quantize: str | None
+    revision: str | None
+    local_files_only: bool
+
+
+def shell_option(about: str, default: Any = None, *, kind: Any = str | None, values: Sequence[str] = ()) -> Any:
+    """Return a field that is also an option of the command line.
+
+    Args:
+        about: what the help says.
+        kind: the option's type.
+        values: what it may be, which the shell completes.
+    """
+    return dataclasses.field(default=default, metadata={"about": about, "kind": kind, "values": values})
 
 
 class Opened(NamedTuple):
@@ -43,10 +66,10 @@ class Opened(NamedTuple):
         fits: how well each fitted norm explains the one that it replaces, by site.
     """
 
-    model: GPT2
-    tokenizer: Tokenizer | None
+    model: "GPT2"
+    tokenizer: "Tokenizer | None"
     swapped: list[str]
-    fits: dict[str, Explained]
+    fits: "dict[str, Explained]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,40 +98,58 @@ class Recipe:
         NormError: if ``sites`` or ``keep`` cannot be read.
     """
 
-    source: str | Path = "demo"
+    source: str | Path = shell_option("A directory, a file of weights, a Hugging Face id, or 'demo'.", "demo")
     _: dataclasses.KW_ONLY
-    norm: Norms | None = None
-    sites: str | Sequence[str] = "*"
-    keep: Collection[str] = KEEP
-    center: bool = False
-    fit: str | Path | None = None
-    attention: str = "sdpa"
-    arithmetic: str = "fast"
-    device: str | torch.device | None = None
-    dtype: str | torch.dtype | None = None
-    quantize: str | None = None
-    revision: str | None = None
+    norm: "Norms | None" = shell_option(
+        "Norm to swap in: a registered one, package.module:Name or path/to/file.py:Name."
+    )
+    sites: str | Sequence[str] = shell_option(
+        "Where to put --norm, e.g. 'h.*.ln_1', 'ln_f,h.0.*', or a third of the blocks: early, middle, late.", "*"
+    )
+    keep: Collection[str] = shell_option(
+        "What of the model's norms stays beside a --norm that lacks it: scale,shift, one of them, none.",
+        KEEP,
+    )
+    center: bool = shell_option(
+        "Centre what writes to the residual stream first, so that rms is a LayerNorm.", False, kind=bool
+    )
+    fit: str | Path | None = shell_option("File to fit the swapped norms on: closest to the original norms' outputs.")
+    attention: str = shell_option("sdpa (fused) or eager (written out).", "sdpa", kind=str, values=ATTENTIONS)
+    arithmetic: str = dataclasses.field(default="fast", metadata={"values": ARITHMETICS})
+    device: "str | torch.device | None" = shell_option("cpu, cuda, cuda:N; by default CUDA if there is one.")
+    dtype: "str | torch.dtype | None" = shell_option(
+        f"{', '.join(DTYPE_NAMES)}; by default the checkpoint's.", values=DTYPE_NAMES
+    )
+    quantize: str | None = shell_option("int8: weights in eight bits, for the CPU; norms stay exact.", values=QUANTIZES)
+    revision: str | None = shell_option("Branch, tag or commit of a Hugging Face repository.")
     local_files_only: bool = False
 
     def __post_init__(self) -> None:
-        check_option("attention", self.attention, ATTENTIONS)
-        check_option("arithmetic", self.arithmetic, ARITHMETICS)
+        from minigpt.device import dtype_name, resolve_dtype
+        from minigpt.engine.int8 import check_roundable
+        from minigpt.model.checks import check_option
+        from minigpt.norms import check_keep
+        from minigpt.swap.sites import patterns_of
+
+        for field in dataclasses.fields(self):
+            value, values = getattr(self, field.name), field.metadata.get("values")
+            if values and field.name != "dtype" and value != field.default:
+                check_option(field.name, value, values)
         if self.quantize is not None:
-            check_option("quantize", self.quantize, QUANTIZES)
             check_roundable(self.arithmetic)
         dtype = resolve_dtype(None if self.dtype == "auto" else self.dtype)
         object.__setattr__(self, "dtype", None if dtype is None else dtype_name(dtype))
         object.__setattr__(self, "sites", tuple(patterns_of(self.sites)))
-        norms.check_keep(self.keep)
-        object.__setattr__(self, "keep", tuple(self.keep))
+        check_keep(self.keep)
+        object.__setattr__(self, "keep", tuple(role for role in KEEP if role in self.keep))
         if self.norm is None:
-            idle = {"sites": self.sites != ("*",), "keep": set(self.keep) != set(KEEP), "fit": self.fit is not None}
+            idle = {"sites": self.sites != ("*",), "keep": self.keep != KEEP, "fit": self.fit is not None}
             if name := next((name for name, is_set in idle.items() if is_set), None):
                 raise ConfigError("is about a norm that is swapped in; give a norm too", argument=name)
         if isinstance(self.norm, Mapping) and self.sites != ("*",):
             raise ConfigError("must not be given beside a dict of norms, which names its sites", argument="sites")
 
-    def open(self) -> tuple[GPT2, Tokenizer | None]:
+    def open(self) -> "tuple[GPT2, Tokenizer | None]":
         """Return the model in eval mode, and the checkpoint's tokenizer, if it has one.
 
         Raises:
@@ -127,6 +168,17 @@ class Recipe:
         Args:
             tokenizer: whether to read the tokenizer, even if nothing here needs it.
         """
+        from minigpt import norms
+        from minigpt.checkpoint import has_tokenizer, open_checkpoint
+        from minigpt.checkpoint.norms import norm_at
+        from minigpt.checkpoint.pretrained import load_model
+        from minigpt.device import resolve_device, resolve_dtype
+        from minigpt.engine import quantize_int8
+        from minigpt.swap import center_writers, fit_on_text, swap_norms
+        from minigpt.swap.fit import require_fitted
+        from minigpt.swap.sites import match_sites
+        from minigpt.tokenizer import Tokenizer
+
         place = self.place()
         read = has_tokenizer(place) and (tokenizer or self.fit is not None)
         words = Tokenizer.from_pretrained(place) if read else None
@@ -134,19 +186,25 @@ class Recipe:
             raise CheckpointError(f"needs a tokenizer to read {self.fit}, and {self.source} has none", argument="fit")
         checkpoint = open_checkpoint(place)
         pairs = self.pairs()
-        code = [] if all(is_registered(norm) for _, norm in checkpoint.norms) else pairs
-        model = load(
+        code = [] if all(norms.is_registered(norm) for _, norm in checkpoint.norms) else pairs
+        model = load_model(
             checkpoint, code, attention=self.attention, arithmetic=self.arithmetic,
             device=resolve_device("cpu" if self.quantize and self.device is None else self.device),
             dtype=resolve_dtype(self.dtype),
         )  # fmt: skip
         if self.center:
             center_writers(model)
+
+        def is_named(site: str) -> bool:
+            """Whether config.json leaves a site to LayerNorm or to a registered norm."""
+            named = norm_at(checkpoint.norms, site)
+            return named is None or norms.is_registered(named)
+
         swapped: set[str] = set()
         for pattern, norm in pairs:
             sites = match_sites(model, pattern)
-            if code and not is_registered(norm):  # it stands at the checkpoint's sites for it, and only there
-                sites = [site for site in sites if not _is_named(checkpoint, site)]
+            if code and not norms.is_registered(norm):  # it stands at the checkpoint's sites for it, and only there
+                sites = [site for site in sites if not is_named(site)]
             swapped |= {*sites}
             others = [site for site in sites if norms.name_of(model.get_submodule(site)) != norms.name_of(norm)]
             if others:  # a trained norm that is the one asked for keeps its own Parameters
@@ -165,17 +223,19 @@ class Recipe:
             CheckpointError: if there is no such thing, or it cannot be fetched.
             ConfigError: if there is a revision, but ``source`` is not a repository.
         """
+        from minigpt.checkpoint import local_place
+
         if self.revision is not None and (self.source == "demo" or Path(self.source).expanduser().exists()):
             raise ConfigError(f"is for a Hugging Face repository, which {self.source} is not", argument="revision")
-        return locate(self.source, revision=self.revision, local_files_only=self.local_files_only)
+        return local_place(self.source, revision=self.revision, local_files_only=self.local_files_only)
 
-    def pairs(self) -> list[tuple[str, norms.NormSpec]]:
+    def pairs(self) -> "list[tuple[str, NormSpec]]":
         """Return the norms to swap in as pairs of a pattern of sites and a norm, in the order of application."""
+        from minigpt.checkpoint.norms import as_pairs
+
         if self.norm is None:
             return []
-        if isinstance(self.norm, Mapping | list):
-            return as_pairs(self.norm)
-        return [(pattern, self.norm) for pattern in self.sites]
+        return as_pairs(self.norm) if isinstance(self.norm, Mapping | list) else [(at, self.norm) for at in self.sites]
 
     def fingerprint(self) -> str:
         """Return 16 digits that change with all that decides the model: settings, weights, norms' files, texts.
@@ -183,12 +243,14 @@ class Recipe:
         Raises:
             CheckpointError: if the source cannot be found or fetched.
         """
+        from minigpt.norms import name_of
+
         settings = {
             field.name: str(getattr(self, field.name))
             for field in dataclasses.fields(self)
             if field.name not in ("source", "norm", "local_files_only", "revision")
         }
-        named = [(pattern, norms.name_of(norm)) for pattern, norm in self.pairs()]
+        named = [(pattern, name_of(norm)) for pattern, norm in self.pairs()]
         code = [file for _, norm in self.pairs() if (file := code_file(norm)) is not None]
         files = [*checkpoint_files(self.place()), *code, *([Path(self.fit)] if self.fit else [])]
         try:
@@ -202,23 +264,23 @@ class Recipe:
         Raises:
             ConfigError: if the recipe has what the shell has no words for: a dict of norms.
         """
+        from minigpt.norms import name_of
+
         if isinstance(self.norm, Mapping | list):
             raise ConfigError("is a dict of norms, which the command line has no words for", argument="norm")
-        words = [] if self.source == "demo" else ["--model", str(self.source)]
-        if self.norm is not None:
-            words += ["--norm", norms.name_of(self.norm)]
-        if self.sites != ("*",):
-            words += ["--sites", ",".join(self.sites)]
-        if set(self.keep) != set(KEEP):
-            words += ["--keep", ",".join(self.keep) or "none"]
-        for name in ("center", "fit", "attention", "device", "dtype", "quantize", "revision"):
-            value = getattr(self, name)
-            if value != _DEFAULTS[name]:
-                words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        words = []
+        for field in dataclasses.fields(self):
+            name, value = "model" if field.name == "source" else field.name, getattr(self, field.name)
+            value = name_of(value) if name == "norm" and value is not None else value
+            if "about" in field.metadata and _word(value) != _word(field.default):
+                name = name.replace("_", "-")
+                words += [f"--{name}"] if value is True else [f"--{name}", _word(value)]
         return words
 
 
-_DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Recipe)}
+def _word(value: Any) -> str:
+    return ",".join(value) or "none" if isinstance(value, tuple) else str(value)
+
 
 # What other libraries call an argument of ``from_pretrained``.
 OTHER_NAMES = {
@@ -227,62 +289,43 @@ OTHER_NAMES = {
 }  # fmt: skip
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
+def check_names(names: Collection[str], known: Collection[str], function: str) -> None:
+    """Check the names of a function's arguments.
+
+    Raises:
+        ConfigError: if one is unknown; the message says what to use for transformers' names.
+    """
+    for name in names:
+        if name not in known:
+            instead = f"use {OTHER_NAMES[name]}" if name in OTHER_NAMES else f"known are {', '.join(known)}"
+            raise ConfigError(f"is not an argument of {function}; {instead}", argument=name)
 
 
-def _known_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function refuse an argument that it does not have with a sentence that says what to use."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **arguments: P.kwargs) -> R:
-        for name in arguments:
-            if name not in _DEFAULTS:
-                instead = f"use {OTHER_NAMES[name]}" if name in OTHER_NAMES else f"known are {', '.join(_DEFAULTS)}"
-                raise ConfigError(f"is not an argument of {function.__name__}; {instead}", argument=name)
-        return function(*args, **arguments)
-
-    return call
-
-
-@_known_arguments
-def from_pretrained(
-    source: str | Path = "demo",
-    *,
-    norm: Norms | None = None,
-    sites: str | Sequence[str] = "*",
-    keep: Collection[str] = KEEP,
-    center: bool = False,
-    fit: str | Path | None = None,
-    attention: str = "sdpa",
-    arithmetic: str = "fast",
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    quantize: str | None = None,
-    revision: str | None = None,
-    local_files_only: bool = False,
-) -> GPT2:
+def from_pretrained(source: str | Path = "demo", **opening: Unpack[Opening]) -> "GPT2":
     """Return a pretrained GPT-2 in eval mode: the model of ``Recipe(source, ...).open()``, without the tokenizer.
 
     On the CPU, in the checkpoint's own dtype, the parameters of a Hugging Face checkpoint are the file itself, mapped
     into memory. Nothing is copied or transposed, and a page is read when first used. Do not overwrite the file in place
     meanwhile.
 
-    Args: as ``Recipe`` takes them.
+    Args:
+        source: as ``Recipe`` takes it.
+        opening: norm, sites, keep, center, fit, attention, arithmetic, device, dtype, quantize, revision and
+            local_files_only, as ``Recipe`` takes them.
 
     Raises:
         ConfigError: if an argument is unknown; the message says what to use for transformers' names.
         CheckpointError, ConfigError, NormError, GenerationError: as ``Recipe`` and ``Recipe.open``.
     """
-    recipe = Recipe(
-        source, norm=norm, sites=sites, keep=keep, center=center, fit=fit, attention=attention, arithmetic=arithmetic,
-        device=device, dtype=dtype, quantize=quantize, revision=revision, local_files_only=local_files_only,
-    )  # fmt: skip
-    return recipe.opened(tokenizer=False).model
+    check_names(opening, Opening.__annotations__, "from_pretrained")
+    return Recipe(source, **opening).opened(tokenizer=False).model
 
 
 def checkpoint_files(place: Path) -> list[Path]:
     """Return the files that a checkpoint is read from, its tokenizer's included, sorted by name."""
+    from minigpt.checkpoint import folder_of
+    from minigpt.checkpoint.place import MODEL_FILES, PICKLED_FILES
+
     known = [
         file for file in folder_of(place).iterdir()
         if any(fnmatchcase(file.name, pattern) for pattern in (*MODEL_FILES, *PICKLED_FILES))
@@ -292,15 +335,12 @@ def checkpoint_files(place: Path) -> list[Path]:
     return sorted(known)
 
 
-def code_file(norm: norms.NormSpec) -> Path | None:
+def code_file(norm: "NormSpec") -> Path | None:
     """Return the file that a norm's class is written in; None if there is none."""
+    from minigpt.norms.foreign.construct import source_file
+    from minigpt.norms.foreign.locate import file_of, locate
+
     if isinstance(norm, str) and (file := file_of(norm)) is not None:
         return file
-    written = source_file(locate_class(norm) if isinstance(norm, str) else norm)
+    written = source_file(locate(norm) if isinstance(norm, str) else norm)
     return Path(written) if written and Path(written).is_file() else None
-
-
-def _is_named(checkpoint: Checkpoint, site: str) -> bool:
-    """Return True if config.json leaves a site to LayerNorm or to a registered norm."""
-    named = norm_at(checkpoint.norms, site)
-    return named is None or is_registered(named)

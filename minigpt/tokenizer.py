@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from minigpt.checkpoint import TOKENIZER_FILES, folder_of, has_tokenizer, locate
-from minigpt.checkpoint.files import (
+from minigpt.checkpoint import TOKENIZER_FILES, folder_of, has_tokenizer, local_place
+from minigpt.checkpoint.contents import (
     ADDED_TOKENS,
     CHAT_TEMPLATE,
     CONFIG,
@@ -61,7 +61,7 @@ class Tokenizer:
         Raises:
             CheckpointError: if the source cannot be found or has neither, or the tokenizer is not byte-level.
         """
-        folder = folder_of(locate(source, TOKENIZER_FILES, revision=revision, local_files_only=local_files_only))
+        folder = folder_of(local_place(source, TOKENIZER_FILES, revision=revision, local_files_only=local_files_only))
         if not has_tokenizer(folder):
             raise CheckpointError(
                 f"{folder.resolve()} has no tokenizer.json, and no vocab.json with a merges.txt; add the files that "

@@ -1,13 +1,26 @@
 """Names of dtypes and devices: the known ones resolve, the others are refused with the way out."""
 
+import ctypes
 import itertools
+import os
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import minigpt
 from minigpt import ConfigError
-from minigpt.device import DTYPES, dtype_name, environment, in_turns, resolve_device, resolve_dtype
+from minigpt.device import (
+    DTYPES,
+    ENVIRONMENT,
+    dtype_name,
+    environment,
+    in_turns,
+    resolve_device,
+    resolve_dtype,
+    settle_memory,
+)
 
 
 @pytest.mark.parametrize(("name", "dtype"), DTYPES.items())
@@ -31,26 +44,13 @@ def test_an_unknown_device_lists_the_known(device: object) -> None:
         resolve_device("fpga")
 
 
-@pytest.fixture
-def cuda_devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """A machine with so many CUDA devices, as far as PyTorch tells."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: request.param)
-    return request.param
-
-
-@pytest.mark.parametrize("cuda_devices", [0], indirect=True)
-@pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda", 3)])
-def test_cuda_asked_for_and_absent(cuda_devices: int, device: str | torch.device) -> None:
-    with pytest.raises(ConfigError, match=f"^device '{device}' is not on this machine, where PyTorch sees 0"):
+@pytest.mark.parametrize(("count", "device"), [(0, "cuda"), (0, torch.device("cuda", 3)), (2, "cuda:2")])
+def test_a_cuda_device_that_is_not_there(count: int, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(ConfigError, match=f"^device '{device}' is not on this machine, where PyTorch sees {count}"):
         resolve_device(device)
-
-
-@pytest.mark.parametrize("cuda_devices", [2], indirect=True)
-def test_a_cuda_device_beyond_the_last(cuda_devices: int) -> None:
-    assert resolve_device("cuda:1") == torch.device("cuda", 1)
-    with pytest.raises(ConfigError, match=r"^device 'cuda:2' is not on this machine, where PyTorch sees 2;"):
-        resolve_device("cuda:2")
+    assert count == 0 or resolve_device("cuda:1") == torch.device("cuda", 1)
 
 
 def test_contestants_take_turns() -> None:
@@ -65,3 +65,14 @@ def test_the_environment_names_processor_threads_and_versions() -> None:
     assert {"transformers", "ctranslate2", "python", "load_average", "instructions"} <= found.keys()
     assert found["safetensors"].partition(".")[0].isdigit()
     assert found["no_such_package"] is None
+
+
+def test_no_piece_of_memory_is_so_large_that_it_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=lambda *what: told.append(what)))
+    for name in ENVIRONMENT:
+        monkeypatch.setenv(name, "0")  # so that it is put back
+        monkeypatch.delenv(name)
+    settle_memory()
+    assert told == [(-1, 2**30), (-3, 2**30)]
+    assert {name: os.environ[name] for name in ENVIRONMENT} == ENVIRONMENT

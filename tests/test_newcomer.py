@@ -66,6 +66,47 @@ def test_to_add_a_setting(package: Path) -> None:
     assert "Rare ones go." in python(package, "-m", "minigpt", "generate", "--help")
 
 
+def edit(file: Path, *changes: tuple[str, str]) -> None:
+    """Put text in front of the first place of another text."""
+    code = file.read_text()
+    for before, new in changes:
+        assert before in code
+        code = code.replace(before, new + before, 1)
+    file.write_text(code)
+
+
+@pytest.mark.thorough
+def test_to_add_an_option_of_opening_a_model(package: Path) -> None:
+    """One file: Python and every command that opens a model have it."""
+    edit(
+        package / "recipe.py",
+        ("    local_files_only: bool\n", "    fold: bool\n"),
+        ("    local_files_only: bool = False\n", '    fold: bool = shell_option("Fold norms.", False, kind=bool)\n'),
+        ("        if self.center:\n", "        if self.fold:\n            fold_norms(model)\n"),
+        ("center_writers, fit_on_text", "fold_norms, "),
+    )
+    program = (
+        "import minigpt\n"
+        "print(minigpt.from_pretrained('demo', fold=True).ln_f.weight.std().item() < 1e-6)\n"
+        "print(minigpt.Recipe(fold=True).command(), minigpt.parity('demo', fold=True, prompts=['Once']).passed)\n"
+    )
+    assert python(package, "-c", program) == "True\n['--fold'] True\n"
+    for command in ("generate", "parity", "convert", "perplexity", "sites", "serve", "finetune"):
+        assert "Fold norms." in python(package, "-m", "minigpt", command, "--help")
+
+
+@pytest.mark.thorough
+def test_to_add_a_figure(package: Path, tmp_path: Path) -> None:
+    """Where it is measured, and a line: the JSON, the terminal and the page have it."""
+    edit(package / "judge/measures.py", ("            kl_median=", "            kl_least=float(kl.min()),\n"))
+    line = '    ReportFigure("KL divergence, least", "distribution", "kl_least"),\n'
+    edit(package / "report/parity_summary.py", ('    ReportFigure("KL divergence, median"', line))
+    words = ("-m", "minigpt", "parity", "--prompt", "Once upon", "--html", str(tmp_path / "page"), "--json")
+    out = python(package, *words, str(tmp_path / "json"))
+    assert '"kl_least"' in (tmp_path / "json").read_text()
+    assert all("KL divergence, least" in text for text in (out, (tmp_path / "page").read_text()))
+
+
 @pytest.mark.thorough
 def test_to_add_a_norm(package: Path) -> None:
     """The example of the registry's docstring, in a new file. No other file changes."""

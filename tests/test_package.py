@@ -88,9 +88,3 @@ def test_the_wheel_works_unpacked(wheel: Path, tmp_path: Path) -> None:
     assert len(text) > 40
     decoding = json.loads(run("-m", "minigpt", "info", "--json"))["decoding"]
     assert decoding.startswith("PyTorch" if "-any" in wheel.name else "kernel"), decoding
-
-
-def test_the_demo_is_of_the_size_it_should_be() -> None:
-    size = sum(path.stat().st_size for path in DEMO.iterdir())
-    print(f"{size} bytes, at most 4 MB")
-    assert size <= 4_000_000

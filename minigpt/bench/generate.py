@@ -19,7 +19,7 @@ from torch import Tensor
 from minigpt.bench import contestant
 from minigpt.checkpoint import save_pretrained
 from minigpt.config import GPT2Config
-from minigpt.device import environment, in_turns, settle_memory
+from minigpt.device import Progress, Steps, environment, in_turns, settle_memory
 from minigpt.engine import compile_steps
 from minigpt.engine.int8 import Int8Linear
 from minigpt.engine.kernel import path_of
@@ -30,7 +30,6 @@ from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import parse_settings
 from minigpt.model import GPT2
 from minigpt.recipe import from_pretrained
-from minigpt.report.steps import Progress, Steps
 
 CONTESTANTS = {  # the classes by their names; scripts/bench/others.py adds more
     "minigpt": "minigpt.bench.generate:Minigpt",
@@ -39,7 +38,6 @@ CONTESTANTS = {  # the classes by their names; scripts/bench/others.py adds more
     "memory": "minigpt.bench.generate:Memory",
 }
 PHASES = ("prefill_ms", "first_token_ms", "total_ms", "total_cpu_ms")
-Prompts = list[list[int]]
 
 
 class Minigpt:
@@ -48,9 +46,9 @@ class Minigpt:
     takes = ("compiled", "draft")
 
     def __init__(
-        self, folder: str, prompts: Prompts, kind: str, compiled: bool = False, draft: str | None = None
+        self, folder: str, prompts: list[list[int]], kind: str, compiled: bool = False, draft: str | None = None
     ) -> None:
-        self.model, self.prompts, self.draft = opened(folder, kind), prompts, draft
+        self.model, self.prompts, self.draft = bench_model(folder, kind), prompts, draft
         self.drafted = self.accepted = 0
         if compiled:
             compile_steps(self.model)
@@ -82,7 +80,7 @@ class Transformers:
 
     kinds: ClassVar = {"int8": "float32"}
 
-    def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
+    def __init__(self, folder: str, prompts: list[list[int]], kind: str) -> None:
         from transformers import AutoModelForCausalLM
 
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, attn_implementation="sdpa")
@@ -104,8 +102,8 @@ class Transformers:
 class Memory:
     """The limit: for each token it reads as many bytes as a step reads of weights, and computes nothing."""
 
-    def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
-        model, self.rows = opened(folder, kind), len(prompts)
+    def __init__(self, folder: str, prompts: list[list[int]], kind: str) -> None:
+        model, self.rows = bench_model(folder, kind), len(prompts)
         self.step_bytes = weight_bytes(model)
         self.memory = torch.ones(self.step_bytes // 4)
 
@@ -122,7 +120,7 @@ def _class_of(name: str) -> type[Any]:
     return pkgutil.resolve_name(CONTESTANTS[name])
 
 
-def opened(folder: str, kind: str) -> GPT2:
+def bench_model(folder: str, kind: str) -> GPT2:
     """Return the model as the command line opens it."""
     settle_memory()
     how: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
@@ -178,7 +176,7 @@ class BenchPlan:
         known = {name: getattr(_class_of(name), "kinds", {}).get(self.kind, self.kind) for name, _, _ in entries}
         return ours + [(name, kind or known[name]) for name, _, kind in entries]
 
-    def prompts(self, vocabulary: int) -> Prompts:
+    def prompts(self, vocabulary: int) -> list[list[int]]:
         """Return random ids, the same for all contestants."""
         shortest = self.prompt_tokens if self.batch == 1 else max(1, self.prompt_tokens // 2)
         lengths = torch.linspace(shortest, self.prompt_tokens, self.batch).round().int().tolist()

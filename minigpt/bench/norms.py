@@ -16,9 +16,18 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.device import dtype_name, in_turns, require_values, resolve_device, resolve_dtype, versions, wall_seconds
+from minigpt.device import (
+    Progress,
+    Steps,
+    dtype_name,
+    in_turns,
+    require_values,
+    resolve_device,
+    resolve_dtype,
+    versions,
+    wall_seconds,
+)
 from minigpt.errors import ConfigError
-from minigpt.report.steps import Progress, Steps
 
 WIDTHS = (768, 1024, 1280, 1600)
 ROWS = {"cuda": (1, 64, 1024, 16_384, 65_536), "cpu": (1, 64, 1024)}

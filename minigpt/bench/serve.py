@@ -24,13 +24,12 @@ import torch
 from rich.table import Table
 
 from minigpt.bench import contestant
-from minigpt.bench.generate import opened
+from minigpt.bench.generate import bench_model
 from minigpt.checkpoint import save_pretrained
-from minigpt.device import environment, in_turns
+from minigpt.device import Progress, Steps, environment, in_turns
 from minigpt.errors import ConfigError, MiniGPTError
 from minigpt.generation import complete
 from minigpt.recipe import Recipe
-from minigpt.report.steps import Progress, Steps
 from minigpt.tokenizer import Tokenizer
 
 WHOLE = ", whole answers"
@@ -94,7 +93,7 @@ class Complete:
     """``minigpt.generation.complete`` on texts, so many at a time."""
 
     def __init__(self, folder: str, prompts: list[str], kind: str, places: int) -> None:
-        self.model, self.tokenizer = opened(folder, kind), Tokenizer.from_pretrained(folder)
+        self.model, self.tokenizer = bench_model(folder, kind), Tokenizer.from_pretrained(folder)
         self.prompts, self.places = prompts, places
 
     def prefill(self) -> None:

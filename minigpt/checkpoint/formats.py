@@ -34,26 +34,26 @@ CAUSAL_MASKS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # saved by early ver
 OURS = {field.name for field in dataclasses.fields(GPT2Config)}
 
 
-class Row(NamedTuple):
+class Origin(NamedTuple):
     """The family's tensors that make up one of our parameters, {i} standing for the layer, and how each is changed."""
 
     theirs: tuple[str, ...]
     become: Callable[[Tensor], Tensor]
 
 
-def same(*theirs: str) -> Row:
+def same(*theirs: str) -> Origin:
     """The tensor as it is; several are concatenated along the last dimension."""
-    return Row(theirs, lambda tensor: tensor)
+    return Origin(theirs, lambda tensor: tensor)
 
 
-def transposed(*theirs: str) -> Row:
+def transposed(*theirs: str) -> Origin:
     """A linear layer's (out, in) as our (in, out); several are concatenated along the last dimension."""
-    return Row(theirs, lambda tensor: tensor.mT.contiguous() if tensor.ndim == 2 else tensor)
+    return Origin(theirs, lambda tensor: tensor.mT.contiguous() if tensor.ndim == 2 else tensor)
 
 
-def convolved(*theirs: str) -> Row:
+def convolved(*theirs: str) -> Origin:
     """A 1-wide convolution's (1, in, out) as our (in, out)."""
-    return Row(theirs, lambda tensor: tensor.squeeze(0) if tensor.ndim == 3 else tensor)
+    return Origin(theirs, lambda tensor: tensor.squeeze(0) if tensor.ndim == 3 else tensor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Format:
 
     name: str
     recognises: Callable[[Tensors], bool]
-    rows: Mapping[str, Row] = dataclasses.field(default_factory=dict)
+    rows: Mapping[str, Origin] = dataclasses.field(default_factory=dict)
     buffers: re.Pattern[str] | None = None
     may_lack: re.Pattern[str] | None = None
     fields: Mapping[str, str] | None = None

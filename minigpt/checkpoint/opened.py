@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from minigpt.checkpoint.files import (
+from minigpt.checkpoint.contents import (
     ADDED_TOKENS,
     CONFIG,
     SPECIAL_TOKENS,

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.checkpoint.files import read_tensors
-from minigpt.checkpoint.locate import locate
+from minigpt.checkpoint.contents import read_tensors
 from minigpt.checkpoint.norms import Pairs, norm_at, require_registered
 from minigpt.checkpoint.opened import Checkpoint, as_ours, only_dtype, require_fitting
+from minigpt.checkpoint.place import local_place
 from minigpt.engine import accelerate
 from minigpt.errors import NormError
 from minigpt.model import GPT2
@@ -18,7 +18,7 @@ from minigpt.norms.record import record_of
 from minigpt.swap.sites import require_own_parameters
 
 
-def load(
+def load_model(
     checkpoint: Checkpoint,
     code: Pairs,
     *,
@@ -103,7 +103,7 @@ def load_norms(
     check_weights(model, "load into", NormError)
     for site, norm in model.norm_modules().items():
         require_own_parameters(site, norm)
-    place = locate(source, revision=revision, local_files_only=local_files_only)
+    place = local_place(source, revision=revision, local_files_only=local_files_only)
     wanted = norm_parameters(model)
     _, found = as_ours(read_tensors(place))
     require_fitting({name: found[name] for name in found.keys() & wanted.keys()}, wanted, place)

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from minigpt import __version__
-from minigpt.cli.files import never_exit_silently
 from minigpt.cli.options import add, option, with_optional_values
+from minigpt.cli.output import never_exit_silently
 from minigpt.errors import MiniGPTError
 
 COMMANDS = (

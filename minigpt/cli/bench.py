@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli.files import progress, require_writable, show
 from minigpt.cli.options import Compile, Count, Json, add
+from minigpt.cli.output import progress, require_writable, show
 from minigpt.errors import ConfigError
 
 

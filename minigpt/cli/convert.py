@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minigpt.cli.files import console, progress
+from minigpt.cli.output import console, progress
 from minigpt.errors import CheckpointError
 
 if TYPE_CHECKING:

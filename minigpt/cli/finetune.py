@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from minigpt.cli.files import console, progress
+from minigpt.cli.output import console, progress
 from minigpt.errors import ConfigError
 
 if TYPE_CHECKING:

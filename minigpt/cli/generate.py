@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 
 import typer
 
-from minigpt.cli.files import for_terminal, print_json, read_standard_input, said_aside
-from minigpt.cli.many import write_many
 from minigpt.cli.options import Compile, Json, option
+from minigpt.cli.output import for_terminal, print_json, progress, read_standard_input, said_aside
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.generation.settings import SETTINGS, SHELL, Setting, check_settings
 
 if TYPE_CHECKING:
+    from minigpt.generation.promptfile import TextFile
     from minigpt.recipe import Recipe
 
 # What a generation_config.json has beside settings, and the values that switch off a setting that we do not know.
@@ -116,7 +116,7 @@ def _parameter(name: str, setting: Setting) -> inspect.Parameter:
 _signature = inspect.signature(generate)
 _prompt, _recipe, *_rest = [p for p in _signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
 _options = [_parameter(name, setting) for name, setting in SETTINGS.items() if SHELL in setting.users]
-vars(generate)["__signature__"] = _signature.replace(parameters=[_prompt, _recipe, *_options, *_rest])
+generate.__signature__ = _signature.replace(parameters=[_prompt, _recipe, *_options, *_rest])  # type: ignore[attr-defined]
 
 
 def _print(text: str, pieces: Iterator[str], output: TextIO) -> None:
@@ -173,3 +173,27 @@ def _settings(from_shell: dict[str, Any], from_file: dict[str, Any], greedy: boo
     if any(name in SHAPES_A_DRAW for name in from_shell):
         settings["do_sample"] = True
     return ({"temperature": 0.8} if settings["do_sample"] else {}) | settings | from_shell
+
+
+def write_many(file: "TextFile") -> None:
+    """Write the texts that a file does not have, and close it. Show how many there are, and tokens per second."""
+    if file.lines.torn is not None:
+        _note(f"line {file.lines.torn} of {file.lines.path} was cut short; its text is written again")
+    if kept := len(file.lines.rows):
+        _note(f"{kept} texts are there already")
+    started, tokens, texts = time.perf_counter(), 0, 0
+    with file, progress(lines=True) as say:
+        try:
+            for text in file.write():
+                tokens, texts = tokens + len(text.ids), texts + 1
+                speed = tokens / (time.perf_counter() - started)
+                say(f"{kept + texts} of {file.total} texts, {speed:.0f} tokens/s", (kept + texts) / file.total)
+        except KeyboardInterrupt:
+            _note(f"{kept + texts} texts are kept in {file.lines.path}; the same command continues from there")
+            raise
+    spent = time.perf_counter() - started
+    print(f"{texts} texts, {tokens} tokens in {spent:.1f} s, {tokens / spent:.0f} tokens/s", file=sys.stderr)
+
+
+def _note(note: str) -> None:
+    print(f"note: {note}", file=sys.stderr)

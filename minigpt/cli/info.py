@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from minigpt.cli.files import for_terminal, show
 from minigpt.cli.options import SHARED, Json, named_model
+from minigpt.cli.output import for_terminal, show
 from minigpt.errors import CheckpointError, ConfigError
 
 

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from minigpt.cli.files import progress, require_writable, show
 from minigpt.cli.options import Json
+from minigpt.cli.output import progress, require_writable, show
 from minigpt.errors import ConfigError
 
 

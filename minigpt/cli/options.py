@@ -5,23 +5,21 @@ gets the ``Recipe``. ``recipes: list[Recipe]`` lets --norm and --sites be repeat
 """
 
 import copy
+import dataclasses
 import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from rich.markup import escape
 
 from minigpt.errors import ConfigError
-
-if TYPE_CHECKING:
-    from minigpt.recipe import Recipe
-
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+from minigpt.recipe import QUANTIZES, Recipe
 
 # Annotations of parameters whose option is not named as they are, or has a range.
 Json = Annotated[str | None, typer.Option("--json", metavar="[FILE]")]
@@ -29,36 +27,18 @@ Compile = Annotated[bool, typer.Option("--compile")]
 Ray = Annotated[str | None, typer.Option(metavar="[ADDRESS]")]
 Count = Annotated[int, typer.Option(min=1)]
 
-# The options that open a model: the fields of a Recipe that the shell offers, with their types.
-RECIPE: dict[str, Any] = {
-    "model": str | None,
-    "norm": str | None,
-    "sites": str | None,
-    "keep": str | None,
-    "center": bool,
-    "fit": Path | None,
-    "attention": str,
-    "device": str | None,
-    "dtype": str | None,
-    "quantize": str | None,
-    "revision": str | None,
+# The options that open a model: the fields of a Recipe that say what the help says of them.
+RECIPE = {
+    "model" if field.name == "source" else field.name: field
+    for field in dataclasses.fields(Recipe)
+    if "about" in field.metadata
 }
 REPEATED = ("norm", "sites")  # where a command takes several recipes
 
 # What help says about parameters that several commands have.
 SHARED = {
-    "model": "A directory, a file of weights, a Hugging Face id, or 'demo'.",
-    "revision": "Branch, tag or commit of a Hugging Face repository.",
-    "norm": "Norm to swap in: a registered one, package.module:Name or path/to/file.py:Name.",
-    "sites": "Where to put --norm, e.g. 'h.*.ln_1', 'ln_f,h.0.*', or a third of the blocks: early, middle, late.",
-    "keep": "What of the model's norms stays beside a --norm that lacks it: scale,shift, one of them, none.",
-    "fit": "File to fit the swapped norms on: closest to the original norms' outputs.",
-    "center": "Centre what writes to the residual stream first, so that rms is a LayerNorm.",
-    "attention": "sdpa (fused) or eager (written out).",
-    "device": "cpu, cuda, cuda:N; by default CUDA if there is one.",
-    "dtype": f"{', '.join(DTYPES)}; by default the checkpoint's.",
+    **{name: field.metadata["about"] for name, field in RECIPE.items()},
     "preset": "Without --model: random weights of this shape; by default gpt2.",
-    "quantize": "int8: weights in eight bits, for the CPU; norms stay exact.",
     "draft": "int8: draft tokens in eight bits and verify them; the same text, sooner.",
     "json_file": "Write JSON to a file; without one, or with '-', print it.",
     "ray": "Run on the Ray cluster at this address; without one, on a cluster on this machine.",
@@ -79,13 +59,12 @@ def _presets() -> Iterable[str]:
 
 # What a shell offers for a parameter.
 VALUES: dict[str, Callable[[], Iterable[str]]] = {
+    **{name: partial(tuple, field.metadata["values"]) for name, field in RECIPE.items() if field.metadata["values"]},
     "norm": _norms,
     "check": _norms,
     "preset": _presets,
-    "dtype": lambda: DTYPES,
-    "attention": lambda: ("sdpa", "eager"),
     "overflow": lambda: ("refuse", "slide"),
-    **dict.fromkeys(("quantize", "draft"), lambda: ("int8",)),
+    "draft": lambda: QUANTIZES,
 }
 
 
@@ -102,7 +81,7 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
     if any(name in signature.parameters for name in ("recipe", "recipes")):
         run, signature = _with_recipe(command, signature)
     parameters = [_described(parameter, SHARED | about) for parameter in signature.parameters.values()]
-    vars(run)["__signature__"] = signature.replace(parameters=parameters)
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}  # Typer reads both
     app.command(help=summary, epilog=examples)(run)
 
@@ -118,12 +97,10 @@ def _with_recipe(
     parameters = []
     for name, parameter in signature.parameters.items():
         if name in ("recipe", "recipes"):
-            for field, hint in RECIPE.items():
-                repeated = several and field in REPEATED
-                default = False if hint is bool else "sdpa" if field == "attention" else None
-                parameters.append(inspect.Parameter(
-                    field, option_of, default=default, annotation=list[str] | None if repeated else hint
-                ))  # fmt: skip
+            for option_name, field in RECIPE.items():
+                kind = list[str] | None if several and option_name in REPEATED else field.metadata["kind"]
+                default = None if type(None) in get_args(kind) else field.default
+                parameters.append(inspect.Parameter(option_name, option_of, default=default, annotation=kind))
         elif name not in places:
             parameters.append(parameter)
         else:
@@ -161,23 +138,19 @@ def _place_words(values: dict[str, Any], places: list[str]) -> None:
     values |= {place: word if place == "model" else Path(word) for place, word in zip(unset, words, strict=False)}
 
 
-def recipes_of(values: dict[str, Any]) -> "list[Recipe]":
+def recipes_of(values: dict[str, Any]) -> list[Recipe]:
     """Return the recipes of the options in RECIPE: one, or one for every pair of --norm and --sites.
 
     Raises:
         ConfigError, NormError: as ``Recipe``; the argument is the option's name.
     """
-    from minigpt.recipe import Recipe
-
-    norms, sites = (value if isinstance(value, list) else [value] for value in (values["norm"], values["sites"]))
+    chosen = {name: value for name, value in values.items() if name in RECIPE and value is not None}
+    source, several = named_model(chosen.pop("model", None)), [chosen.pop(name, None) for name in REPEATED]
+    if "keep" in chosen:
+        chosen["keep"] = parse_keep(chosen["keep"])
+    norms, sites = (value if isinstance(value, list) else [value] for value in several)
     return [
-        Recipe(
-            named_model(values["model"]),
-            norm=norm,
-            sites="*" if patterns is None else patterns.split(","),
-            keep=parse_keep(values["keep"] or "scale,shift"),
-            **{name: values[name] for name in RECIPE if name not in ("model", "norm", "sites", "keep")},
-        )
+        Recipe(source, norm=norm, sites="*" if patterns is None else patterns.split(","), **chosen)
         for norm, patterns in product(norms or [None], sites or [None])
     ]
 

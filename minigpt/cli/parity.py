@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from minigpt.cli.files import progress, require_writable, show
 from minigpt.cli.options import Json
+from minigpt.cli.output import progress, require_writable, show
 from minigpt.errors import ConfigError, MiniGPTError
 from minigpt.files import read_object
 
@@ -121,9 +121,8 @@ def parity(
     if not judged:
         show(f"{record} holds {truth.source} as transformers {truth.versions['transformers']} computes it", {}, None)
         return
-    from minigpt.report.comparison import reports_table
     from minigpt.report.page import report_page
-    from minigpt.report.parity_summary import parity_summary
+    from minigpt.report.parity_summary import parity_summary, reports_table
 
     fields = [report.to_dict() for report in judged]
     is_one = len(judged) == 1
@@ -161,8 +160,8 @@ def _compare(files: list[Path], html: Path | None) -> None:
     if not files:
         raise MiniGPTError("--compare needs the files of two or more reports")
     require_writable(html)
-    from minigpt.report.comparison import reports_table
     from minigpt.report.page import report_page
+    from minigpt.report.parity_summary import reports_table
 
     reports: list[dict[str, Any]] = []
     for file in files:

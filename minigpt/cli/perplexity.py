@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minigpt.cli.files import progress, show
 from minigpt.cli.options import Json
+from minigpt.cli.output import progress, show
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.files import read_text
 

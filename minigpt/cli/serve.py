@@ -39,7 +39,7 @@ def serve(
         MINIGPT_API_KEY=secret minigpt serve --host 0.0.0.0
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or idle threads of PyTorch keep the event loop waiting
-    from minigpt.serve import LOOPBACK, app, load, missing
+    from minigpt.serve import LOOPBACK, app, missing, open_models
 
     try:
         from minigpt.serve.run import is_loopback, listen, run
@@ -54,7 +54,7 @@ def serve(
         raise ConfigError(f"must be within [0, 86400], got {grace}", argument="grace")
     settle_memory()
     with listen(host, port) as listening:
-        models, tokenizer = load(recipes)
+        models, tokenizer = open_models(recipes)
         application = app(
             models, tokenizer=tokenizer, api_key=api_key, max_batch=max_batch, max_queue=max_queue, draft=draft,
             allowed_hosts=[*LOOPBACK, host, *(allow_host or [])] if is_local or allow_host else None,

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minigpt.cli.files import progress, require_writable, show
 from minigpt.cli.options import Json
+from minigpt.cli.output import progress, require_writable, show
 from minigpt.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ def sites(
 
         A site whose output a constant deviation explains well is safe to freeze. It reads at most 16 rows of the text.
     """
-    from minigpt.judge.look import look
-    from minigpt.report.look_summary import look_page, look_summary
+    from minigpt.judge.look import look, look_page, look_summary
     from minigpt.swap.fit import rows_of_text
 
     require_writable(json_file, html)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli.files import console, progress, require_writable, write
 from minigpt.cli.options import Ray
+from minigpt.cli.output import console, progress, require_writable, write
 
 
 def study(

@@ -12,14 +12,13 @@ from minigpt.conformance.behaviour import BEHAVIOUR_CASES
 from minigpt.conformance.case import EPS, EXACTLY, Case, CaseResult, Subject
 from minigpt.conformance.cases import COMPILE_CASES, GRADIENT_CASES, VALUE_CASES, best_backend
 from minigpt.conformance.diagnosis import diagnoses, sum_convention
-from minigpt.device import DTYPES, full_products, require_values, resolve_device, software
+from minigpt.device import DTYPES, Progress, Steps, full_products, require_values, resolve_device, software
 from minigpt.errors import NormError
 from minigpt.files import finite
-from minigpt.guard import changed_on_import, watched
 from minigpt.norms import NormSpec, notes
 from minigpt.norms.add import own_addition
 from minigpt.norms.registry import require_on
-from minigpt.report.steps import Progress, Steps
+from minigpt.watch import changed_on_import, watched
 
 PROCESS = "process left as it was"
 UNLIMITED = 10**6  # programs: a norm that compiles itself does so for every width and dtype

@@ -22,7 +22,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config
 
 from minigpt.checkpoint.norms import ARCHITECTURE, Norms
-from minigpt.hf.config import Choice, MiniGPT2Config, RegisteredConfig
+from minigpt.hf.choice import Choice, MiniGPT2Config, RegisteredConfig
 from minigpt.hf.model import ChosenParts, GPT2LMHeadModel, GPT2Model
 
 __all__ = ["GPT2LMHeadModel", "GPT2Model", "MiniGPT2Config", "register", "unregister"]
@@ -52,7 +52,7 @@ def unregister() -> None:
     ChosenParts.by_default = Choice()
     for model_type in ("gpt2", MiniGPT2Config.model_type):
         _registered(CONFIG_MAPPING).pop(model_type, None)
-    vars(sys.modules["transformers"]).pop(ARCHITECTURE, None)
+    sys.modules["transformers"].__dict__.pop(ARCHITECTURE, None)
     for config in (GPT2Config, MiniGPT2Config):
         _registered(MODEL_FOR_CAUSAL_LM_MAPPING).pop(config, None)
 

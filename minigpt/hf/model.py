@@ -17,9 +17,10 @@ from transformers.models.gpt2 import modeling_gpt2 as theirs
 from transformers.pytorch_utils import Conv1D
 
 from minigpt import norms
+from minigpt.config import norm_sites
 from minigpt.engine import parts
 from minigpt.errors import NormError
-from minigpt.hf.config import Choice, FolderConfig, choice, config_of
+from minigpt.hf.choice import Choice, FolderConfig, choice, config_of
 from minigpt.norms.foreign.adapt import eps_of
 from minigpt.norms.record import ATTRIBUTE, NormRecord, record_of
 from minigpt.swap import match_sites
@@ -121,7 +122,7 @@ class GPT2Model(ChosenParts, theirs.GPT2Model):
 
     def norm_sites(self) -> list[str]:
         """Return the names of the norms in the order of the data: h.0.ln_1, h.0.ln_2, ..., ln_f."""
-        return [f"h.{i}.{norm}" for i in range(len(self.h)) for norm in ("ln_1", "ln_2")] + ["ln_f"]
+        return norm_sites(len(self.h))
 
     def norm_modules(self) -> dict[str, nn.Module]:
         """Return the norms by their names, in the same order."""

@@ -22,18 +22,18 @@ from minigpt.device import dtype_name
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.generation import generate
 from minigpt.generation.batch import left_padded
-from minigpt.guard import changed_on_import
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.original import AttentionMaps, Original, Recorder, Text, batches
 from minigpt.model import GPT2
 from minigpt.norms import is_exact, is_ours, name_of, notes
 from minigpt.norms.add import has_hooks, norm_by_addition, own_addition
-from minigpt.norms.foreign.construct import title
+from minigpt.norms.foreign.construct import naming, title
 from minigpt.recipe import Recipe
 from minigpt.report.parity_report import Fields
 from minigpt.swap import fit_norms, match_sites
 from minigpt.swap.fit import original_norm, rows_of_text
 from minigpt.tokenizer import Tokenizer
+from minigpt.watch import changed_on_import
 
 SHAPE = ("n_layer", "n_embd", "n_positions", "vocab_size")  # must be equal for two models to be compared
 PARTS = ("norms and blocks", "tokens one by one", "gradients", "attention")
@@ -78,6 +78,12 @@ class Candidate:
         self.swapped: list[str] = []
         self.notes: list[str] = []
         self.changes: tuple[str, ...] = changed_on_import(call)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Be in eval mode in the block; what foreign code raises there becomes an error that names it."""
+        with contextlib.nullcontext() if self.is_ours else naming(self.call):
+            yield
 
     def read(self, text: Text) -> Reading:
         """Read a text whole.
@@ -185,11 +191,11 @@ class ModuleCandidate(Candidate):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Put the module into eval mode in the block."""
         modes = [(part, part.training) for part in self.module.modules()]
         self.module.eval()
         try:
-            yield
+            with super().evaluating():
+                yield
         finally:
             for part, mode in modes:
                 part.training = mode

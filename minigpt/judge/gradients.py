@@ -67,7 +67,7 @@ def _loss(model: Callable[[Tensor], Any], ids: Tensor) -> Tensor:
     return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), ids[0, 1:], reduction="sum")
 
 
-def compared_gradients(gradients: dict[str, Tensor], original: "Original") -> list[Fields]:
+def gradient_errors(gradients: dict[str, Tensor], original: "Original") -> list[Fields]:
     """Return the relative error of each gradient beside transformers' own at the dtype, the worst ratio first.
 
     The noise of a gradient is at least the median of all: of few numbers it may be small by chance.

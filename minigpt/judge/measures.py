@@ -73,7 +73,7 @@ class PositionedDistance:
         return {name: part.relative for name, (_, part) in zip(names, self.parts, strict=True)}
 
 
-class Row(NamedTuple):
+class TextSums(NamedTuple):
     """Sums over one text: positions and their KL and agreement, targets and their loss in nats."""
 
     positions: int
@@ -96,7 +96,7 @@ class LogitsMeter:
     def __init__(self) -> None:
         self.distance = Distance()
         self.distances: list[Distance] = []
-        self.rows: list[Row] = []
+        self.rows: list[TextSums] = []
         self.kl: list[Float[Tensor, " seq"]] = []
         self.errors: list[Float[Tensor, " seq"]] = []
         self.top5: list[Float[Tensor, " seq"]] = []
@@ -116,7 +116,7 @@ class LogitsMeter:
         self.top5.append(top5)
         self.errors.append(errors)
         sums = [float(column.sum()) for column in (kl, top1, true_loss, loss)]
-        self.rows.append(Row(len(kl), sums[0], sums[1], len(targets), sums[2], sums[3]))
+        self.rows.append(TextSums(len(kl), sums[0], sums[1], len(targets), sums[2], sums[3]))
 
     def distribution(self) -> Fields:
         """Return KL, agreement and loss, with standard errors by texts; NaN where there is one text only."""

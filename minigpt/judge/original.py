@@ -22,11 +22,20 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from minigpt.checkpoint import config_file, open_checkpoint, read_tensors
-from minigpt.checkpoint.files import weight_files
+from minigpt.checkpoint.contents import weight_files
 from minigpt.checkpoint.norms import is_frozen
 from minigpt.checkpoint.opened import only_dtype
-from minigpt.config import GPT2Config
-from minigpt.device import dtype_name, full_products, require_values, resolve_device, resolve_dtype, versions
+from minigpt.config import GPT2Config, norm_sites
+from minigpt.device import (
+    Progress,
+    Steps,
+    dtype_name,
+    full_products,
+    require_values,
+    resolve_device,
+    resolve_dtype,
+    versions,
+)
 from minigpt.errors import CheckpointError, GenerationError, MiniGPTError, listing
 from minigpt.files import read_object
 from minigpt.generation import prompt_ids
@@ -37,7 +46,6 @@ from minigpt.judge.perplexity import file_ids, window_losses, windows_of
 from minigpt.model.checks import check_inputs
 from minigpt.recipe import Recipe
 from minigpt.report.numerals import brief
-from minigpt.report.steps import Progress, Steps
 from minigpt.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -64,6 +72,11 @@ MOST_STREAM = 2**27  # numbers of the residual stream that are kept, in float64:
 MOST_FLOOR = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
+
+KEPT = (  # what a record holds as it is
+    "source", "attention", "versions", "described", "text_file", "text_ids", "losses", "noise", "gradient_noise",
+    "reference_ms", "position_noise",
+)  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -106,7 +119,7 @@ class Text:
         return slice(self.new_from - 1, len(self.ids) - 1)
 
 
-class Norm(NamedTuple):
+class TrueNorm(NamedTuple):
     """A LayerNorm of the original, in float64."""
 
     weight: Float[Tensor, " embd"]
@@ -190,7 +203,7 @@ class Original:
         self.text_ids = [] if text is None else file_ids(text, read.tokenizer, self.config)
         self.windows = self._windows(read.long)
         self.floor, self.decoding_floor, self.bits = Distance(), Distance(), Distance()
-        self.norms: dict[str, Norm] = {}
+        self.norms: dict[str, TrueNorm] = {}
         self.noise: dict[str, float] = {}
         self.gradients: dict[str, Tensor] | None = None
         self.gradient_noise: dict[str, float] = {}
@@ -207,7 +220,7 @@ class Original:
     @property
     def sites(self) -> list[str]:
         """The norms in the order of the data."""
-        return sites_of(self.config)
+        return norm_sites(self.config.n_layer)
 
     @property
     def blocks(self) -> list[str]:
@@ -305,7 +318,7 @@ class Original:
         model = truth.model.transformer
         for site in self.sites:
             norm = model.get_submodule(site)
-            self.norms[site] = Norm(norm.weight.detach(), norm.bias.detach(), norm.eps)
+            self.norms[site] = TrueNorm(norm.weight.detach(), norm.bias.detach(), norm.eps)
         noise = {place: Distance() for place in (*self.sites, *self.blocks)}
         maps = AttentionMaps(model, self.config)
         with Recorder(model, [*self.sites, *self.blocks]) as recorder, maps:
@@ -373,23 +386,20 @@ class Original:
             tensors |= {f"kept.{site}.weight": norm.weight, f"kept.{site}.bias": norm.bias}
         tensors |= {f"kept.gradient.{name}": x for name, x in (self.gradients or {}).items()}
         tensors |= {f"kept.attention.{name}": x for name, x in self.attention_maps.items()}
-        state = {
-            "model": self.source, "place": str(self.place), "attention": self.attention,
-            "dtype": dtype_name(self.dtype), "versions": self.versions, "config": self.config.to_dict(),
-            "prompts": self.described,
-            "text_file": self.text_file, "text_ids": self.text_ids, "losses": self.losses, "noise": self.noise,
-            "gradient_noise": self.gradient_noise, "reference_ms": self.reference_ms,
-            "position_noise": self.position_noise,
-            "eps": self.norms["ln_f"].eps, "noise_floor_rms": self.floor.rms, "noise_floor_max": self.floor.largest,
-            "texts": [[text.new_from, text.compared.start, text.compared.stop, text.start]
-                      for text in (*self.texts, *self.windows)],
-            "prompt_texts": len(self.texts),
-            "distances": [dataclasses.astuple(one) for one in
-                          (self.floor, self.decoding_floor, self.bits, *self.window_floors)],
+        every = (*self.texts, *self.windows)
+        floors = (self.floor, self.decoding_floor, self.bits, *self.window_floors)
+        state = {name: getattr(self, name) for name in KEPT} | {
+            "model": self.source, "place": str(self.place), "dtype": dtype_name(self.dtype),
+            "config": self.config.to_dict(), "eps": self.norms["ln_f"].eps,
+            "noise_floor_rms": self.floor.rms, "noise_floor_max": self.floor.largest, "prompt_texts": len(self.texts),
+            "texts": [[text.new_from, text.compared.start, text.compared.stop, text.start] for text in every],
+            "distances": [dataclasses.astuple(floor) for floor in floors],
         }  # fmt: skip
+        told = ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max")  # to other programs
+        plain = {name: value if isinstance(value := state[name], str) else json.dumps(value) for name in told}
         flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         try:
-            save_file(flat, file, metadata={"format": "pt", "minigpt": json.dumps(state)} | _plain(state))
+            save_file(flat, file, metadata={"format": "pt", "minigpt": json.dumps(state)} | plain)
         except (OSError, SafetensorError) as error:
             raise MiniGPTError(f"cannot write {file}: {error}") from error
 
@@ -409,16 +419,14 @@ class Original:
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             why = "" if isinstance(error, KeyError) else f": {error}"
             raise CheckpointError(f"{file} is not a record of minigpt parity --record{why}") from error
-        self.source, self.place, self.attention = state["model"], Path(state["place"]), state["attention"]
-        self.dtype, self.versions = cast("torch.dtype", resolve_dtype(state["dtype"])), state["versions"]
-        self.config, self.described = GPT2Config.from_dict(state["config"]), state["prompts"]
-        self.text_file, self.text_ids, self.losses = state["text_file"], state["text_ids"], state["losses"]
-        self.noise, self.gradient_noise = state["noise"], state["gradient_noise"]
-        self.position_noise, self.reference_ms, self.tokenizer = state["position_noise"], state["reference_ms"], None
+        for name in KEPT:
+            setattr(self, name, state[name])
+        self.place, self.config = Path(state["place"]), GPT2Config.from_dict(state["config"])
+        self.dtype, self.tokenizer = cast("torch.dtype", resolve_dtype(state["dtype"])), None
         with contextlib.suppress(MiniGPTError):
             self.tokenizer = Tokenizer.from_pretrained(self.place)
         self.norms = {
-            site: Norm(tensors[f"kept.{site}.weight"], tensors[f"kept.{site}.bias"], state["eps"])
+            site: TrueNorm(tensors[f"kept.{site}.weight"], tensors[f"kept.{site}.bias"], state["eps"])
             for site in self.sites
         }
         texts = []
@@ -433,12 +441,6 @@ class Original:
         self.gradients = gradients or None
         self.attention_maps = {name: tensors[f"kept.attention.{name}"] for name in ("first", "entropy")}
         return self
-
-
-def _plain(state: dict[str, Any]) -> dict[str, str]:
-    """Return what another program may want to know of a record, as strings."""
-    names = ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max")
-    return {name: value if isinstance(value := state[name], str) else json.dumps(value) for name in names}
 
 
 # transformers
@@ -556,11 +558,6 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bar:
             logging.enable_progress_bar()
-
-
-def sites_of(config: GPT2Config) -> list[str]:
-    """Return the names of a GPT-2's norms, in the order of the data."""
-    return [f"h.{i}.{norm}" for i in range(config.n_layer) for norm in ("ln_1", "ln_2")] + ["ln_f"]
 
 
 def batches(lengths: list[int]) -> Iterator[tuple[int, list[int]]]:

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.config import GPT2Config
+from minigpt.device import Progress
 from minigpt.errors import GenerationError
 from minigpt.files import read_text
 from minigpt.judge.measures import AT_ONCE, perplexity_of
 from minigpt.model import GPT2
 from minigpt.model.checks import check_known
-from minigpt.report.steps import Progress
 from minigpt.tokenizer import Tokenizer
 
 

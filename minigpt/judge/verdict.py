@@ -1,69 +1,65 @@
 """Is it still the same model? A candidate held against an original, part by part, and the verdict."""
 
-import contextlib
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from minigpt.checkpoint import open_checkpoint
-from minigpt.checkpoint.norms import Norms
 from minigpt.checkpoint.opened import only_dtype
-from minigpt.config import GPT2Config
-from minigpt.device import dtype_name
+from minigpt.config import GPT2Config, norm_sites
+from minigpt.device import Progress, Steps, dtype_name
 from minigpt.errors import ConfigError, GenerationError, NormError
-from minigpt.guard import watched
 from minigpt.judge import search
-from minigpt.judge.candidate import PARTS, Candidate, ModuleCandidate, OurCandidate, Reading, candidate_of
-from minigpt.judge.gradients import backward_ratio, compared_gradients
+from minigpt.judge.candidate import PARTS, Candidate, OurCandidate, Reading, candidate_of
+from minigpt.judge.gradients import backward_ratio, gradient_errors
 from minigpt.judge.measures import Distance, LogitsMeter, PositionedDistance, mean_by_rows, over_floor, over_noise
-from minigpt.judge.original import NEW_TOKENS, Original, Prompts, Text, judging, sites_of
+from minigpt.judge.original import NEW_TOKENS, Original, Prompts, Text, judging
 from minigpt.judge.perplexity import perplexity_of, window_losses
-from minigpt.norms.foreign.adapt import KEEP
-from minigpt.norms.foreign.construct import naming
 from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.registry import lookup, require_on
-from minigpt.recipe import Recipe
+from minigpt.recipe import Opening, Recipe, check_names
 from minigpt.report.parity_report import MOST_NOISE, Fields, ParityReport, judged, parse_budget
-from minigpt.report.steps import Progress, Steps
 from minigpt.swap.sites import matching
+from minigpt.watch import watched
 
+OF_BOTH = ("source", "device", "dtype", "attention", "local_files_only")  # options of opening that an original has too
 FAR_OFF = 8.0  # a place is off from so many times transformers' own error there on
-BATCH = 8  # rows of the batch that ``noise`` compares with one row
+NOISE_BATCH = 8  # rows of the batch that ``noise`` compares with one row
+
+
+class Asked(TypedDict, total=False):
+    """What a report has beside what every report has; see ``parity``."""
+
+    gradients: bool | None
+    attention_maps: bool
+    noise: bool
+    sensitivity: bool
+    remove: bool
+    remove_file: str | Path | None
+    bisect: bool
+    budget: str | None
+    progress: Progress | None
+
+
+class How(Asked, Opening, total=False):
+    """How a candidate is opened and judged."""
 
 
 def parity(
     candidate: "str | Path | Recipe | nn.Module | Callable[[Tensor], Any]" = "demo",
     *,
     against: str | Path | None = None,
-    norm: Norms | None = None,
-    sites: str | Iterable[str] = "*",
-    keep: Collection[str] = KEEP,
-    center: bool = False,
-    fit: str | Path | None = None,
-    attention: str = "sdpa",
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    quantize: str | None = None,
-    revision: str | None = None,
-    local_files_only: bool = False,
     prompts: Prompts | None = None,
     text: str | Path | None = None,
     max_new_tokens: int = NEW_TOKENS,
-    gradients: bool = False,
-    attention_maps: bool = False,
-    noise: bool = False,
-    sensitivity: bool = False,
-    remove: bool = False,
-    remove_file: str | Path | None = None,
-    bisect: bool = False,
-    budget: str | None = None,
-    progress: Progress | None = None,
+    **how: Unpack[How],
 ) -> ParityReport:
     """Judge a model against transformers with the original's weights.
 
@@ -80,30 +76,28 @@ def parity(
         candidate: a source or a ``Recipe``; a ``GPT2`` or any ``nn.Module`` in eval mode; a function of ids (B, T) to
             logits (B, T, V), or to an object with ``logits``.
         against: the source of the original; by default the candidate's own. A module or a function needs one.
-        norm, sites, keep, center, fit, attention, device, dtype, quantize, revision, local_files_only: as ``Recipe``
-            takes them, for a candidate that is a source.
         prompts, text, max_new_tokens: as ``Original`` takes them.
-        gradients: also compare the gradient of the loss for every Parameter.
-        attention_maps: also compare the share of attention on the first position and the entropy, by head.
-        noise: also measure ordinary differences, e.g. bfloat16 against float32, for comparison.
-        sensitivity: swap one site at a time, and rank the sites.
-        remove: swap one site after another, the least harmful first, until all are swapped or the budget's kl is spent.
-            With a budget the report is of the sites that it allows.
-        remove_file: keeps what ``remove`` has measured; a search that is started again with it goes on.
-        bisect: name the swapped sites that break parity, or the budget if there is one.
-        budget: limits that decide in place of parity, e.g. "kl=1e-6,perplexity=0.01%".
-        progress: called with a few words on each step as it begins, and the share of the steps that are done.
+        how: norm, sites, keep, center, fit, attention, device, dtype, quantize, revision and local_files_only are as
+            ``Recipe`` takes them, for a candidate that is a source. The others, by default off:
+            gradients: also compare the gradient of the loss for every Parameter.
+            attention_maps: also compare the share of attention on the first position and the entropy, by head.
+            noise: also measure ordinary differences, e.g. bfloat16 against float32, for comparison.
+            sensitivity: swap one site at a time, and rank the sites.
+            remove: swap one site after another, the least harmful first, until all are swapped or the budget's kl is
+            spent. With a budget the report is of the sites that it allows.
+            remove_file: keeps what ``remove`` has measured; a search that is started again with it goes on.
+            bisect: name the swapped sites that break parity, or the budget if there is one.
+            budget: limits that decide in place of parity, e.g. "kl=1e-6,perplexity=0.01%".
+            progress: called with a few words on each step as it begins, and the share of the steps that are done.
 
     Raises:
         CheckpointError, ConfigError, NormError, GenerationError: if it cannot be judged; the message says why.
         MiniGPTError: if the noise floor is so high that transformers itself cannot be trusted.
     """
-    if budget is not None:
-        parse_budget(budget)
-    recipe = recipe_of(
-        candidate, norm=norm, sites=sites, keep=keep, center=center, fit=fit, attention=attention, device=device,
-        dtype=dtype, quantize=quantize, revision=revision, local_files_only=local_files_only,
-    )  # fmt: skip
+    asked, opening = _divided(how)
+    parse_budget(asked.get("budget"))
+    progress, gradients = asked.get("progress"), asked.get("gradients", False)
+    recipe = recipe_of(candidate, opening)
     texts: dict[str, Any] = dict(prompts=prompts, text=text, max_new_tokens=max_new_tokens, gradients=gradients)
     texts["progress"] = None if progress is None else lambda step, done: progress(step, 0.6 * done)
     if recipe is not None:
@@ -112,15 +106,24 @@ def parity(
         raise ConfigError("must name the original of a candidate that is no source", argument="against")
     else:
         first = next(candidate.parameters(), None) if isinstance(candidate, nn.Module) else None
-        original = Original(
-            against, attention=getattr(candidate, "attention", attention), local_files_only=local_files_only,
-            device=device or getattr(first, "device", None), dtype=dtype or getattr(first, "dtype", None), **texts,
-        )  # fmt: skip
-    return judge(
-        original, candidate if recipe is None else recipe, gradients=gradients, attention_maps=attention_maps,
-        noise=noise, sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect, budget=budget,
-        progress=None if progress is None else lambda step, done: progress(step, 0.6 + 0.4 * done),
-    )  # fmt: skip
+        opening["device"] = opening.get("device") or getattr(first, "device", None)
+        opening["dtype"] = opening.get("dtype") or getattr(first, "dtype", None)
+        opening["attention"] = getattr(candidate, "attention", opening.get("attention", "sdpa"))
+        original = Original(against, **{name: opening[name] for name in OF_BOTH if name in opening}, **texts)
+    if progress is not None:
+        asked["progress"] = lambda step, done: progress(step, 0.6 + 0.4 * done)
+    return judge(original, candidate if recipe is None else recipe, **asked)
+
+
+def _divided(how: Mapping[str, Any]) -> tuple[Asked, dict[str, Any]]:
+    """Return what a report is asked for, and how the candidate is opened.
+
+    Raises:
+        ConfigError: if a name is unknown.
+    """
+    check_names(how, How.__annotations__, "parity")
+    asked: Any = {name: value for name, value in how.items() if name not in Opening.__annotations__}
+    return asked, {name: value for name, value in how.items() if name not in asked}
 
 
 def read_original(
@@ -147,7 +150,7 @@ def read_original(
     )  # fmt: skip
 
 
-def recipe_of(candidate: Any, **opening: Any) -> Recipe | None:
+def recipe_of(candidate: Any, opening: Mapping[str, Any]) -> Recipe | None:
     """Return how a candidate is opened; None for one that is a model or a function already.
 
     Raises:
@@ -155,18 +158,16 @@ def recipe_of(candidate: Any, **opening: Any) -> Recipe | None:
     """
     if isinstance(candidate, str | Path):
         return Recipe(candidate, **opening)
-    plain = Recipe()
-    names = [name for name in opening if name not in ("device", "dtype", "attention", "local_files_only")]
-    changed = [name for name in names if name != "sites" and opening[name] != getattr(plain, name)]
-    if changed or opening.get("sites", "*") not in ("*", ("*",)):
-        raise ConfigError("is for a candidate that is a source", argument=(changed or ["sites"])[0])
+    for field in dataclasses.fields(Recipe):
+        if field.name not in OF_BOTH and opening.get(field.name, field.default) != field.default:
+            raise ConfigError("is for a candidate that is a source", argument=field.name)
     return candidate if isinstance(candidate, Recipe) else None
 
 
 def _check_named(recipe: Recipe, config: GPT2Config) -> None:
     """Check the names of norms and the patterns of sites. No code runs for that."""
     for pattern, norm in recipe.pairs():
-        matching(pattern, sites_of(config))
+        matching(pattern, norm_sites(config.n_layer))
         if not isinstance(norm, str):
             continue
         if (file := file_of(norm)) is None:
@@ -176,56 +177,36 @@ def _check_named(recipe: Recipe, config: GPT2Config) -> None:
             raise NormError(f"cannot read {file}: there is no such file")
 
 
-def judge(
-    original: Original,
-    candidate: Any = None,
-    *,
-    gradients: bool | None = None,
-    attention_maps: bool = False,
-    noise: bool = False,
-    sensitivity: bool = False,
-    remove: bool = False,
-    remove_file: str | Path | None = None,
-    bisect: bool = False,
-    budget: str | None = None,
-    progress: Progress | None = None,
-    **opening: Any,
-) -> ParityReport:
+def judge(original: Original, candidate: Any = None, **how: Unpack[How]) -> ParityReport:
     """Judge a candidate against an original that was read.
 
     Args:
-        candidate: as ``parity`` takes it; by default the original's own source, with what ``opening`` does to it.
-        gradients: by default whether the original has them.
-        opening: as ``Recipe`` takes them: norm, sites, keep, center, fit, quantize.
-        The others are those of ``parity``.
+        candidate: as ``parity`` takes it; by default the original's own source, with what ``how`` does to it.
+        how: as ``parity`` takes it; by default the gradients are compared if the original has them.
     """
-    limits = parse_budget(budget) if budget is not None else {}
-    gradients = original.gradients is not None if gradients is None else gradients
-    if gradients and original.gradients is None:
+    asked, opening = _divided(how)
+    limits, has_gradients = parse_budget(asked.get("budget")), original.gradients is not None
+    gradients = has_gradients if (wanted := asked.get("gradients")) is None else wanted
+    if gradients and not has_gradients:
         raise ConfigError("needs an original that was read with gradients=True", argument="gradients")
     if "perplexity" in limits and not original.reads_file and max(len(text.prompt) for text in original.texts) < 2:
         raise GenerationError("the budget limits perplexity, but no prompt has two tokens; give longer ones, or a text")
     candidate = original.place if candidate is None else candidate
-    recipe = recipe_of(candidate, **opening) if not isinstance(candidate, Candidate) else None
+    recipe = recipe_of(candidate, opening) if not isinstance(candidate, Candidate) else None
     if recipe is not None:
-        if recipe.dtype not in (None, dtype_name(original.dtype)):
-            raise ConfigError(
-                f"must be the original's, {dtype_name(original.dtype)}, got {recipe.dtype}", argument="dtype"
-            )
+        dtype = dtype_name(original.dtype)
+        if recipe.dtype not in (None, dtype):
+            raise ConfigError(f"must be the original's, {dtype}, got {recipe.dtype}", argument="dtype")
         attention = original.attention if recipe.attention == "sdpa" else recipe.attention
-        recipe = dataclasses.replace(
-            recipe, device=original.device, dtype=dtype_name(original.dtype), attention=attention
-        )  # fmt: skip
-    total = sum((2, gradients, noise, sensitivity or remove, bisect, original.reads_file))
-    steps = Steps(progress, total)
+        recipe = dataclasses.replace(recipe, device=original.device, dtype=dtype, attention=attention)
+    searches = bool(asked.get("sensitivity") or asked.get("remove")) + bool(asked.get("bisect"))
+    total = 2 + gradients + bool(asked.get("noise")) + searches + original.reads_file
+    steps = Steps(asked.get("progress"), total)
     with judging(), watched() as changes:
         steps("loading the candidate")
-        judgement = _Judgement(original, candidate_of(original, candidate, recipe), steps)
-        with _evaluating(judgement.candidate):
-            report = judgement.report(
-                limits, gradients=gradients, attention_maps=attention_maps, noise=noise, sensitivity=sensitivity,
-                remove=remove, remove_file=remove_file, bisect=bisect,
-            )  # fmt: skip
+        judgement = _Judgement(original, candidate_of(original, candidate, recipe), limits, steps)
+        with judgement.candidate.evaluating():
+            report = judgement.report(asked, gradients=gradients)
     report["changes"] = sorted({*changes, *judgement.candidate.changes})
     return judged(report, limits)
 
@@ -233,50 +214,50 @@ def judge(
 class _Judgement:
     """One candidate under judgement."""
 
-    def __init__(self, original: Original, candidate: Candidate, steps: Steps) -> None:
-        self.original, self.candidate, self.begin = original, candidate, steps
+    def __init__(self, original: Original, candidate: Candidate, limits: dict[str, float], steps: Steps) -> None:
+        self.original, self.candidate, self.limits, self.begin = original, candidate, limits, steps
 
-    def report(
-        self, limits: dict[str, float], *, gradients: bool, attention_maps: bool, noise: bool, sensitivity: bool,
-        remove: bool, remove_file: str | Path | None, bisect: bool,
-    ) -> dict[str, Any]:  # fmt: skip
-        """Return the parts of the report, without the verdict."""
+    def report(self, asked: Asked, *, gradients: bool) -> dict[str, Any]:
+        """Return the report without the verdict."""
         original, candidate = self.original, self.candidate
-        asked = {"norms and blocks": True, "tokens one by one": any(text.written for text in original.texts),
-                 "gradients": gradients, "attention": attention_maps}  # fmt: skip
-        optional: dict[str, Any] = dict.fromkeys(
-            ("sensitivity", "removal", "bisect", "gradients", "attention_maps", "noise")
-        )
+        report = dict.fromkeys(("sensitivity", "removal", "bisect", "gradients", "attention_maps", "noise"))
         searcher = None
-        if sensitivity or remove or bisect:
+        if asked.get("sensitivity") or asked.get("remove") or asked.get("bisect"):
             if not isinstance(candidate, OurCandidate):
                 raise ConfigError("needs a model of minigpt, whose norms can be swapped", argument="sensitivity")
-            searcher = search.Search(original, candidate, remove_file)
-            if sensitivity or remove:
+            searcher = search.Search(original, candidate, asked.get("remove_file"))
+            if asked.get("sensitivity") or asked.get("remove"):
                 self.begin("swapping one site at a time")
-                optional["sensitivity"] = searcher.sensitivity()
-            if remove:
-                optional["removal"] = self._remove(searcher, limits)
-        parts = self._measured(gradients=gradients and candidate.is_exact)
-        if searcher is not None and bisect:
-            self.begin("searching for the sites that break it")
-            fails = self._failing(parts, limits)
-            optional["bisect"] = search.bisect(candidate.swapped, fails)
-            searcher.finish()
+                report["sensitivity"] = searcher.sensitivity()
+            if asked.get("remove"):
+                report["removal"] = self._remove(searcher, candidate)
+        report |= self._measured(gradients=gradients and candidate.is_exact)
         if searcher is not None:
+            if asked.get("bisect"):
+                self.begin("searching for the sites that break it")
+                report["bisect"] = search.bisect(candidate.swapped, partial(self._fails, searcher.candidate))
+                searcher.finish()
             searcher.close()
-        if noise:
+        if asked.get("noise"):
             self.begin("measuring ordinary differences")
-            optional["noise"] = _ordinary_differences(original, candidate)
+            report["noise"] = _ordinary_differences(original, candidate)
         if gradients and (found := candidate.gradients()) is not None:
             self.begin("comparing gradients")
-            optional["gradients"] = compared_gradients(found, original)
-        if attention_maps and (after := candidate.attention_maps()) is not None:
-            optional["attention_maps"] = {
+            report["gradients"] = gradient_errors(found, original)
+        if asked.get("attention_maps") and (after := candidate.attention_maps()) is not None:
+            report["attention_maps"] = {
                 name: Fields(before=original.attention_maps[name].tolist(), after=after[name].tolist())
                 for name in after
             }
         require_on(candidate.norm, original.device)
+        wanted = {"norms and blocks": True, "tokens one by one": any(text.written for text in original.texts),
+                  "gradients": gradients, "attention": asked.get("attention_maps")}  # fmt: skip
+        missing = [part for part in PARTS if wanted[part] and part not in candidate.can]
+        return self._about() | report | {"missing": missing}
+
+    def _about(self) -> dict[str, Any]:
+        """Return what was judged."""
+        original, candidate = self.original, self.candidate
         return dict(
             model=candidate.name,
             against=None if candidate.name == original.source else original.source,
@@ -293,10 +274,7 @@ class _Judgement:
             exact=candidate.is_exact,
             fit=candidate.fitted,
             notes=candidate.notes,
-            missing=[part for part in PARTS if asked[part] and part not in candidate.can],
             bitwise=Fields(equal=original.bits.largest == 0, max_abs_error=original.bits.largest),
-            **parts,
-            **optional,
         )
 
     def _measured(self, *, deciding: bool = False, gradients: bool = False) -> dict[str, Any]:
@@ -375,53 +353,28 @@ class _Judgement:
             loss_change=change, loss_change_se=change_se,
         )  # fmt: skip
 
-    def _remove(self, searcher: "search.Search", limits: dict[str, float]) -> Fields:
+    def _remove(self, searcher: "search.Search", candidate: OurCandidate) -> Fields:
         """Search for the order of the sites; with a budget, leave the candidate with those that it allows."""
-        removal = searcher.curve(limits.get("kl", torch.inf), self.begin)
-        if not limits:
+        most_kl = self.limits.get("kl", torch.inf)
+        removal = searcher.curve(most_kl, self.begin)
+        if not self.limits:
             return removal
-        most_kl = limits.get("kl", torch.inf)
         sites = [step.site for step in removal.steps if not step.kl_mean > most_kl]
-        while True:
-            self.begin(f"checking {len(sites)} sites on all texts")
-            self.candidate.put_new(sites)  # type: ignore[attr-defined]
-            parts = self._measured(deciding=True)
-            if not sites or (judged(self._judged_parts(parts), limits).passed and not parts["most_kl"] > most_kl):
-                break
+        self.begin(f"checking {len(sites)} sites on all texts")
+        while self._fails(candidate, sites, most_kl) and sites:
             sites = sites[:-1]
-        if len(sites) < len(self.candidate.swapped):  # the report is of the sites that the budget allows
-            self.candidate.sites = tuple(site for site in self.original.sites if site in sites)
-        removal["allowed"], self.candidate.swapped = len(sites), sites
+            self.begin(f"checking {len(sites)} sites on all texts")
+        if len(sites) < len(candidate.swapped):  # the report is of the sites that the budget allows
+            candidate.sites = tuple(site for site in self.original.sites if site in sites)
+        removal["allowed"], candidate.swapped = len(sites), sites
         return removal
 
-    def _judged_parts(self, parts: dict[str, Any]) -> dict[str, Any]:
-        candidate, original = self.candidate, self.original
-        about: dict[str, Any] = dict.fromkeys(("gradients", "removal", "first_off", "bisect")) | {"norm_sites": []}
-        return parts | about | dict(
-            exact=candidate.is_exact, norm=candidate.norm, model=candidate.name, quantize=candidate.quantize,
-            against=None, against_norm=original.norm, dtype=dtype_name(original.dtype), changes=[],
-            prompts=original.described,
-        )  # fmt: skip
-
-    def _failing(self, parts: dict[str, Any], limits: dict[str, float]) -> Callable[[list[str]], bool]:
-        """Return the function that says whether the report would fail with the norm at some of its sites only."""
-
-        def fails(sites: list[str]) -> bool:
-            self.candidate.put_new(sites)  # type: ignore[attr-defined]
-            return not judged(self._judged_parts(self._measured(deciding=True)), limits).passed
-
-        return fails
-
-
-@contextlib.contextmanager
-def _evaluating(candidate: Candidate) -> Iterator[None]:
-    """Put a candidate into eval mode in the block; what foreign code raises becomes an error that names it."""
-    with contextlib.ExitStack() as stack:
-        if isinstance(candidate, ModuleCandidate):
-            stack.enter_context(candidate.evaluating())
-        if not candidate.is_ours:
-            stack.enter_context(naming(candidate.call))
-        yield
+    def _fails(self, candidate: OurCandidate, sites: list[str], most_kl: float = torch.inf) -> bool:
+        """Return whether the report would fail with the norm at these of its sites only."""
+        candidate.put_new(sites)
+        parts = self._measured(deciding=True)
+        idle = dict.fromkeys(("gradients", "removal", "first_off")) | {"norm_sites": [], "changes": []}
+        return not judged(self._about() | idle | parts, self.limits).passed or parts["most_kl"] > most_kl
 
 
 def _targets(original: Original, text: Text) -> Tensor:
@@ -594,7 +547,7 @@ def _ordinary_differences(original: Original, candidate: Candidate) -> list[Fiel
     }
     for name in ("bfloat16", "float16"):
         differences[f"{name} against float32"] = rms(logits(dtype=name), mine)
-    differences[f"batch of 1 against batch of {BATCH}"] = rms(mine, logits(BATCH))
+    differences[f"batch of 1 against batch of {NOISE_BATCH}"] = rms(mine, logits(NOISE_BATCH))
     if original.device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         differences["TF32 against float32"] = rms(logits(), mine)

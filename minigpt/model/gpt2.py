@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.config import GPT2Config
+from minigpt.config import GPT2Config, norm_sites
 from minigpt.model.attention import ATTENTIONS, CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
 from minigpt.model.checks import check_config, check_inputs, check_layers, check_option
@@ -156,7 +156,7 @@ class GPT2(Facts):
 
     def norm_sites(self) -> list[str]:
         """Return the names of the norms in the order of the data: h.0.ln_1, h.0.ln_2, ..., ln_f."""
-        return [f"h.{i}.{norm}" for i in range(self.config.n_layer) for norm in ("ln_1", "ln_2")] + ["ln_f"]
+        return norm_sites(self.config.n_layer)
 
     def norm_modules(self) -> dict[str, nn.Module]:
         """Return the norms by their names, in the same order."""

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from minigpt.report.numerals import brief
+from minigpt.report.parity_report import Report
 
 LEFT, RIGHT, TOP, FOOT = 58, 358, 12, 196  # of the lines, in the units of the drawing: a CSS pixel on a phone
 MOST_TICKS = 7
-
-Report = dict[str, Any]
 
 
 class LogScale:

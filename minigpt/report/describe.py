@@ -13,7 +13,7 @@ from minigpt.checkpoint import (
     config_file,
     folder_of,
     has_tokenizer,
-    locate,
+    local_place,
     open_checkpoint,
     read_tensors,
     weight_files,
@@ -40,7 +40,7 @@ def describe(source: str | Path, *, revision: str | None = None) -> dict[str, An
     Raises:
         CheckpointError: if it cannot be found.
     """
-    place = locate(source, revision=revision)
+    place = local_place(source, revision=revision)
     refused: list[str] = []
     facts = {"model": str(source), "files": str(place), "tokenizer": _tokenizer(folder_of(place), None)}
     try:

@@ -67,6 +67,6 @@ def uncertain(x: float | None, error: float | None, form: Callable[[float | None
     return f"{x:,.{digits}f} ± {error:,.{digits}f}"
 
 
-def count(x: float) -> str:
+def count(x: float | None) -> str:
     """Format a whole number: 1,234."""
-    return f"{x:,.0f}"
+    return f"{x:,.0f}" if is_finite(x) else brief(x)

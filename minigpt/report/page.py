@@ -10,8 +10,8 @@ from markupsafe import Markup
 
 from minigpt.report import numerals
 from minigpt.report.charts import LogScale, depth_charts
-from minigpt.report.comparison import caution, conditions, labelled
 from minigpt.report.parity_report import MOST_NOISE, perplexities, population
+from minigpt.report.parity_summary import FIGURES, caution, conditions, labelled
 
 SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}
 _CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
@@ -57,7 +57,7 @@ def render(template: str, **context: object) -> str:
 
 
 def printable(text: object) -> str:
-    """Make control characters and lone surrogates visible, which no page can carry."""
+    """Make control characters and lone surrogates with_symbols, which no page can carry."""
     return str(text).translate(_CONTROLS).encode("utf-8", "replace").decode("utf-8")
 
 
@@ -71,9 +71,10 @@ def _environment() -> Environment:
         undefined=ChainableUndefined,
         finalize=lambda value: value if isinstance(value, Markup) else "" if value is None else printable(value),
     )
-    environment.filters |= {"repr": repr, "visible": visible}
+    environment.filters |= {"repr": repr, "with_symbols": with_symbols}
     formats = ("brief", "change", "count", "percent", "precise", "times", "uncertain")
     environment.globals |= {name: getattr(numerals, name) for name in formats} | {
+        "FIGURES": FIGURES,
         "MOST_NOISE": MOST_NOISE,
         "SIGNS": SIGNS,
         "at_parting": at_parting,
@@ -86,7 +87,7 @@ def _environment() -> Environment:
     return environment
 
 
-def visible(piece: str) -> str:
+def with_symbols(piece: str) -> str:
     """Show line breaks and tabs as symbols."""
     return piece.replace("\r", "␍").replace("\n", "↵").replace("\t", "⇥")
 

@@ -13,6 +13,8 @@ from minigpt.errors import ConfigError
 from minigpt.files import finite
 from minigpt.report.numerals import brief, change, percent, precise, uncertain
 
+Report = dict[str, Any]  # of parity, in JSON's own types
+
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
 MOST_DECODING_NOISE = 4.0  # the same for tokens read one by one: of few tokens the floor may be small by chance
 
@@ -275,8 +277,8 @@ QUANTITIES: dict[str, Callable[[ParityReport], float]] = {
 }
 
 
-def parse_budget(text: str) -> dict[str, float]:
-    """Parse limits by quantity, e.g. "kl=1e-6,perplexity=0.01%"; 1% is 0.01.
+def parse_budget(text: str | None) -> dict[str, float]:
+    """Parse limits by quantity, e.g. "kl=1e-6,perplexity=0.01%"; 1% is 0.01. None has no limits.
 
     kl, kl_max: nats. perplexity: relative change, up or down. top1, top5: share of tokens that disagree, below a half.
     rms, max: error of the logits, on whole texts or as they are decoded, whichever is larger. ratio: the same RMS error
@@ -286,7 +288,7 @@ def parse_budget(text: str) -> dict[str, float]:
         ConfigError: if it cannot be parsed; the message names the part and the known quantities.
     """
     limits: dict[str, float] = {}
-    for part in text.split(","):
+    for part in () if text is None else text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
         try:
             limit = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)

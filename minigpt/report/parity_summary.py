@@ -1,17 +1,84 @@
-"""A parity report as people read it in a terminal."""
+"""A parity report, or several in one table, as people read them in a terminal; and the figures of terminal and page."""
 
-from collections.abc import Iterator
+import string
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from minigpt.report.numerals import brief, change, is_finite, percent, precise, uncertain
-from minigpt.report.parity_report import Fields, ParityReport, in_kind, population
+from minigpt.errors import MiniGPTError
+from minigpt.report.numerals import brief, change, count, percent, precise, times, uncertain
+from minigpt.report.parity_report import Fields, ParityReport, Report, in_kind, outcome_of, perplexities, population
 
 MOST_SITES = 5
+MOST_REASONS = 6  # below the table of many reports
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "DIFFERENT": "bold yellow"}
+
+FIELD_TYPES = {
+    "model": str, "norm": str, "sites": list, "device": str, "dtype": str, "attention": str, "versions": dict,
+    "verdict": str, "reasons": list, "logits": dict, "distribution": dict, "greedy": dict, "norm_sites": list,
+}  # fmt: skip
+
+
+class ReportFigure(NamedTuple):
+    """A figure of a report, in the terminal and on the page.
+
+    Attributes:
+        name: what people read.
+        part, key: where it stands in the report's JSON.
+        form: formats it.
+        beside: the key of what stands beside it: its noise floor, the truth, or its standard error ("..._se").
+        in_terminal: whether the terminal has it too.
+    """
+
+    name: str
+    part: str
+    key: str
+    form: Callable[[float | None], str] = brief
+    beside: str = ""
+    in_terminal: bool = True
+
+    @property
+    def has_error(self) -> bool:
+        return self.beside.endswith("_se")
+
+    def told(self, part: Fields) -> str:
+        """Return the figure with what stands beside it, for the terminal."""
+        x, other = part[self.key], part.get(self.beside)
+        if self.has_error:
+            return uncertain(x, other, self.form)
+        what = "truth" if self.part == "distribution" else "noise floor"
+        return self.form(x) + (f" ({what} {self.form(other)})" if self.beside else "")
+
+
+FIGURES = (
+    ReportFigure("logits, RMS error", "logits", "rms_error", brief, "noise_floor_rms"),
+    ReportFigure("logits, largest error", "logits", "max_abs_error", brief, "noise_floor_max"),
+    ReportFigure("logits, error over the noise floor", "logits", "ratio", times),
+    ReportFigure("logits, RMS of the truth", "logits", "scale"),
+    ReportFigure("logits as decoded, RMS error", "decoding", "rms_error", brief, "noise_floor_rms", in_terminal=False),
+    ReportFigure(
+        "logits as decoded, largest error", "decoding", "max_abs_error", brief, "noise_floor_max", in_terminal=False
+    ),
+    ReportFigure("logits as decoded, error over the noise floor", "decoding", "ratio", times),
+    ReportFigure("logits as decoded, RMS of the truth", "decoding", "scale", in_terminal=False),
+    ReportFigure("tokens of the distribution", "distribution", "tokens", count, in_terminal=False),
+    ReportFigure("KL divergence, mean", "distribution", "kl_mean", brief, "kl_mean_se"),
+    ReportFigure("KL divergence, median", "distribution", "kl_median"),
+    ReportFigure("KL divergence, 99.9th percentile", "distribution", "kl_p999"),
+    ReportFigure("KL divergence, largest", "distribution", "kl_max"),
+    ReportFigure("same likeliest token", "distribution", "top1_agreement", percent, "top1_agreement_se"),
+    ReportFigure("five likeliest tokens in common", "distribution", "top5_agreement", percent),
+    ReportFigure("change of loss, nats a token", "distribution", "loss_change", brief, "loss_change_se"),
+    ReportFigure("perplexity of these tokens", "distribution", "perplexity_candidate", precise, "perplexity_reference"),
+    ReportFigure("greedy tokens compared", "greedy", "tokens_compared", count, in_terminal=False),
+    ReportFigure(
+        "reference arithmetic, largest difference from transformers", "bitwise", "max_abs_error", in_terminal=False
+    ),
+)
 
 
 def parity_summary(report: ParityReport) -> RenderableType:
@@ -26,10 +93,7 @@ def parity_summary(report: ParityReport) -> RenderableType:
     )
     sentences = [*report.reasons, *report.notes, *missing, *_next_step(report)]
     figures = _table(padding=(0, 2, 0, 0))
-    closeness = [*_logits(report), *_distribution(report)]
-    if report.outcome == "DIFFERENT":
-        closeness = [*_distribution(report), *_logits(report)]
-    for name, figure in (*_removed(report), *closeness, *_others(report)):
+    for name, figure in (*_removed(report), *_figures(report), *_others(report)):
         figures.add_row(Text(name), Text(figure))
     return Group(
         outcome(report.outcome, about),
@@ -71,54 +135,21 @@ def _removed(report: ParityReport) -> Iterator[tuple[str, str]]:
         yield f"{limits} allows", f"{removal.allowed} of {len(report.norm_sites)} sites: {sites or 'none'}"
 
 
-def _distribution(report: ParityReport) -> Iterator[tuple[str, str]]:
-    """Figures of one set of tokens, which the first line names."""
-    measured = report.distribution
-    yield "next-token distribution", f"of {population(report)}, ± standard error by text"
-    yield (
-        "  KL divergence",
-        f"mean {uncertain(measured.kl_mean, measured.kl_mean_se)}, median {brief(measured.kl_median)}, 99.9th "
-        f"percentile {brief(measured.kl_p999)}, largest {brief(measured.kl_max)} nats",
-    )
-    first = uncertain(measured.top1_agreement, measured.top1_agreement_se, percent)
-    yield "  likeliest tokens", f"same first {first}, five in common {percent(measured.top5_agreement)}"
-    if is_finite(measured.loss_change):
-        yield "  change of loss", f"{uncertain(measured.loss_change, measured.loss_change_se)} nats a token"
-    text = report.perplexity
-    if not is_finite(measured.perplexity_reference):
-        yield "  perplexity", "nothing to predict: no prompt has two tokens"
-    elif text is None or measured.tokens != text.tokens - 1:
-        yield "  perplexity", _perplexity(measured.perplexity_reference, measured.perplexity_candidate)
-    if text is not None:
-        yield f"perplexity of {text.file}", f"{_perplexity(text.reference, text.candidate)}; {text.tokens:,} tokens"
-
-
-def _perplexity(before: float, after: float) -> str:
-    return f"{precise(after)} (before {precise(before)}, {change(before, after)})"
-
-
-def _logits(report: ParityReport) -> Iterator[tuple[str, str]]:
-    logits = report.logits
-    yield (
-        "logits' RMS error",
-        f"{brief(logits.rms_error)}, {brief(logits.ratio)} times the noise floor of {brief(logits.noise_floor_rms)}, "
-        f"on logits of scale {brief(logits.scale)}",
-    )
-    for name, part in (
-        ("as they are decoded", report.decoding),
-        (_text_name(report), (report.text or Fields(logits=None)).logits),
-    ):
-        if part is not None:
-            yield (
-                name,
-                f"{brief(part.rms_error)}, {brief(part.ratio)} times the noise floor of {brief(part.noise_floor_rms)}",
-            )
-    yield "largest error", f"{brief(logits.max_abs_error)} (noise floor {brief(logits.noise_floor_max)})"
-
-
-def _text_name(report: ParityReport) -> str:
-    text = report.text or Fields(file=None, tokens=0)
-    return f"on {text.tokens:,} tokens of {text.file}" if text.file else f"on a text of {text.tokens + 1:,} tokens"
+def _figures(report: ParityReport) -> Iterator[tuple[str, str]]:
+    """How close the logits are; of a norm that is no LayerNorm the distribution comes first."""
+    parts = ("logits", "decoding", "distribution")
+    for part in reversed(parts) if report.outcome == "DIFFERENT" else parts:
+        if part == "distribution":
+            yield "next-token distribution", f"of {population(report)}, ± standard error by text"
+        if report[part] is not None:
+            yield from ((one.name, one.told(report[part])) for one in FIGURES if one.part == part and one.in_terminal)
+    if (text := report.text) is not None:
+        what = f"on {text.tokens:,} tokens of {text.file}" if text.file else f"on a text of {text.tokens + 1:,} tokens"
+        yield what, f"logits' error {times(text.logits.ratio)} the noise floor"
+    if (text := report.perplexity) is not None:
+        before, after = precise(text.reference), precise(text.candidate)
+        changed = change(text.reference, text.candidate)
+        yield f"perplexity of {text.file}", f"{after} (before {before}, {changed}); {text.tokens:,} tokens"
 
 
 def _others(report: ParityReport) -> Iterator[tuple[str, str]]:
@@ -203,3 +234,85 @@ def _tables(report: ParityReport) -> Iterator[RenderableType]:
                 str(number), step.site, kl, precise(step.loss), uncertain(step.loss_change, step.loss_change_se)
             )
         yield table
+
+
+def labelled(reports: Sequence[Report]) -> list[Report]:
+    """Return what was measured of each report, with its outcome and, if there are several, a label A, B, C.
+
+    Raises:
+        MiniGPTError: if one of them is not a parity report.
+    """
+    found, letters = [], string.ascii_uppercase
+    for i, report in enumerate(reports):
+        label = f"{letters[i % 26]}{i // 26 or ''}" if len(reports) > 1 else ""
+        read = report if isinstance(report, dict) else {}
+        lacking = [key for key, kind in FIELD_TYPES.items() if not isinstance(read.get(key), kind)]
+        if lacking or report["verdict"] not in ("pass", "fail"):
+            raise MiniGPTError(
+                f"{f'report {label}' if label else 'the report'} is not a parity report: its "
+                f"{', '.join(lacking) or 'verdict'} cannot be read; write one with minigpt parity --json FILE"
+            )
+        measured = {name: value for name, value in report.items() if value is not None}
+        heading = f"{label} · {report['norm']}" if label else ""
+        found.append(measured | {"label": label, "heading": heading, "outcome": outcome_of(report)})
+    return found
+
+
+def conditions(reports: Sequence[Report]) -> dict[str, list[Any]]:
+    """What each report was measured on: a list for each condition that one of them names."""
+    names = ("model", "against", "norm", "sites", "dtype", "attention", "device", "prompts")
+    facts = {name: [report.get(name) for report in reports] for name in names}
+    for name in dict.fromkeys(name for report in reports for name in report["versions"]):
+        facts[name.replace("_", " ")] = [report["versions"].get(name) for report in reports]
+    return {name: values for name, values in facts.items() if any(values)}
+
+
+def caution(reports: Sequence[Report]) -> str | None:
+    """Say in what the reports were not measured alike, so that their figures cannot be compared."""
+    facts = conditions(reports).items()
+    names = [name for name, values in facts if values.count(values[0]) < len(values) and name not in ("norm", "sites")]
+    return f"Not measured alike: the reports differ in {', '.join(names)}." if names else None
+
+
+def reports_table(reports: Sequence[Report]) -> RenderableType:
+    """One table with a row for each report, and the first reason of those that fail.
+
+    Args:
+        reports: as ``ParityReport.to_dict`` returns them, or read from JSON files.
+
+    Raises:
+        MiniGPTError: if one of them is not a parity report.
+    """
+    reports = labelled(reports)
+    figures = ("KL mean", "top-1", "perplexity", "of noise", "greedy")
+    models = ("model",) if len({report["model"] for report in reports}) > 1 else ()
+    table = Table("", "", *models, "norm", "sites", *figures, box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for report in reports:
+        measured, parting = report["distribution"], report["greedy"].get("first_divergence")
+        table.add_row(
+            report["label"],
+            outcome(report["outcome"]),
+            *(Text(report[name]) for name in (*models, "norm")),
+            Text(", ".join(report["sites"])),
+            uncertain(measured["kl_mean"], measured.get("kl_mean_se")),
+            uncertain(measured["top1_agreement"], measured.get("top1_agreement_se"), percent),
+            precise(perplexities(report)[1]),
+            times(report["logits"]["ratio"]),
+            f"parts at {parting['token']}" if parting else "all agree",
+        )
+    before = {precise(perplexities(report)[0]) for report in reports}
+    texts = {report["perplexity"]["file"] if "perplexity" in report else "the prompts" for report in reports}
+    kls = {population(report) for report in reports}
+    table.caption = (
+        f"KL and top-1 of {' and '.join(sorted(kls))}; perplexity of {' and '.join(sorted(texts))}, of the original: "
+        f"{', '.join(sorted(before))}"
+    )
+    table.caption_justify = "left"
+    differing = caution(reports)
+    why = [f"{r['label']}: {r['reasons'][0]}" for r in reports if r["outcome"] == "FAIL" and r["reasons"]]
+    broken = {r["label"]: r.get("bisect", {}).get("sites") for r in reports}
+    why += [f"{label} is broken by {', '.join(sites)}" for label, sites in broken.items() if sites]
+    more = f"and {len(why) - MOST_REASONS} more" if len(why) > MOST_REASONS else ""
+    return Group(
+        *([Text(differing)] if differing else []), table, *map(Text, [*why[:MOST_REASONS], *([more] * bool(more))])
+    )

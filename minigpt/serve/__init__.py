@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from minigpt.recipe import Recipe
     from minigpt.tokenizer import Tokenizer
 
-__all__ = ["app", "load"]
+__all__ = ["app", "open_models"]
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
@@ -32,7 +32,7 @@ def app(
     """Return an ASGI application that serves the models.
 
     Args:
-        models: the models by their ids. They must share one vocabulary.
+        models: the models by their ids. They must share_weights one vocabulary.
         tokenizer: must have that vocabulary; by default the demo's.
         api_key: what clients must send as ``Authorization: Bearer KEY``; with None they need no key.
         max_batch: texts that each model writes at a time.
@@ -47,7 +47,7 @@ def app(
             not fit the models, or the kernel cannot draft for a model.
     """
     try:
-        from minigpt.serve.routes import Endpoints, build
+        from minigpt.serve.routes import Endpoints, build_app
         from minigpt.serve.scheduler import Scheduler
     except ModuleNotFoundError as error:
         raise missing(error) from error
@@ -67,10 +67,10 @@ def app(
             message = f"has {tokenizer.vocab_size} tokens, and model {name!r} has {used}"
             raise ConfigError(message, argument="tokenizer")
     endpoints = Endpoints(dict(models), tokenizer, Scheduler(models, max_batch, max_queue, draft))
-    return build(endpoints, api_key, allowed_hosts, allowed_origins)
+    return build_app(endpoints, api_key, allowed_hosts, allowed_origins)
 
 
-def load(recipes: "Sequence[Recipe]") -> "tuple[dict[str, GPT2], Tokenizer]":
+def open_models(recipes: "Sequence[Recipe]") -> "tuple[dict[str, GPT2], Tokenizer]":
     """Return the models by their ids, and their tokenizer.
 
     The id of the first is the checkpoint's name, that of each further one "name:norm", or "name:norm:sites" where the
@@ -96,12 +96,12 @@ def load(recipes: "Sequence[Recipe]") -> "tuple[dict[str, GPT2], Tokenizer]":
         id = f"{name}:{recipe.norm and name_of(recipe.norm)}{sites}"
         if id in models or recipe in recipes[: len(models)]:
             raise ConfigError(f"{recipe.norm} is given twice", argument="norm")
-        share(first, model)
+        share_weights(first, model)
         models[id] = model
     return models, tokenizer
 
 
-def share(first: "GPT2", other: "GPT2") -> None:
+def share_weights(first: "GPT2", other: "GPT2") -> None:
     """Give ``other`` the modules of ``first`` that are no norms and hold no modules, and the equal Parameters of norms.
 
     Args:

@@ -48,7 +48,7 @@ class RefusalError(MiniGPTError):
     @classmethod
     def of(cls, error: MiniGPTError) -> "RefusalError":
         """Return the refusal of a value, whose error names the argument as Python does."""
-        return cls(400, error.message, FIELDS.get(error.argument or "", error.argument))
+        return cls(400, error.message, BODY_NAMES.get(error.argument or "", error.argument))
 
     def encoded(self) -> bytes:
         """Return the error object as JSON."""
@@ -123,10 +123,10 @@ class Body(BaseModel):
         return {name: value for name, value in fields.items() if value is not None}
 
 
-FIELDS = {"max_new_tokens": "max_tokens"}  # of settings whose field has another name
+BODY_NAMES = {"max_new_tokens": "max_tokens"}  # of settings whose field has another name
 MOST_TOKENS = SETTINGS["max_new_tokens"].http or SETTINGS["max_new_tokens"].rule
 _SETTINGS: dict[str, Any] = {
-    FIELDS.get(name, name): (
+    BODY_NAMES.get(name, name): (
         Annotated[setting.type | None, ruled(setting.http or setting.rule, setting.type | None)],
         Field(None, description=setting.about),
     )
@@ -142,7 +142,7 @@ def settings_of(body: Any, max_tokens: int) -> GenerationSettings:
     Raises:
         GenerationError: if they contradict each other.
     """
-    values = {name: getattr(body, FIELDS.get(name, name), None) for name in SETTINGS}
+    values = {name: getattr(body, BODY_NAMES.get(name, name), None) for name in SETTINGS}
     samples = body.temperature != 0
     settings = {
         name: value

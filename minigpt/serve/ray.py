@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from minigpt.recipe import Recipe
-from minigpt.serve import LOOPBACK, app, load, missing
+from minigpt.serve import LOOPBACK, app, missing, open_models
 
 try:
     from ray import serve
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ray.serve import Application  # pyright: ignore[reportMissingImports]
 
 
-class Options(BaseModel):
+class RayOptions(BaseModel):
     """What ``serve run minigpt.serve.ray:build NAME=VALUE ...`` takes.
 
     Attributes:
@@ -52,13 +52,13 @@ class Options(BaseModel):
     max_queue: int = 256
 
 
-def build(options: Options) -> "Application":
+def build(options: RayOptions) -> "Application":
     """Return the deployment; each replica loads the models for itself."""
 
     def make_app() -> "FastAPI":
         opening = options.model_dump(include={"dtype", "device", "quantize"})
         norms = options.norms.split(",") if options.norms else [None]
-        models, tokenizer = load([Recipe(options.model, norm=norm, **opening) for norm in norms])
+        models, tokenizer = open_models([Recipe(options.model, norm=norm, **opening) for norm in norms])
         hosts = None if options.any_host and options.api_key else LOOPBACK
         limits = options.model_dump(include={"api_key", "max_batch", "max_queue"})
         return app(models, tokenizer=tokenizer, allowed_hosts=hosts, **limits)

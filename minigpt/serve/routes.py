@@ -39,7 +39,7 @@ PAGE = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/java
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-def build(
+def build_app(
     endpoints: "Endpoints", api_key: str | None, allowed_hosts: Sequence[str] | None, allowed_origins: Sequence[str]
 ) -> FastAPI:
     """Return the application."""

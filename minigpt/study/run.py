@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minigpt.checkpoint import folder_of
-from minigpt.device import resolve_device, software, versions
+from minigpt.device import Progress, resolve_device, software, versions
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, NormError
 from minigpt.files import Lines, finite, hash_file, read_text, write_atomically
 from minigpt.judge.original import Original
@@ -31,7 +31,6 @@ from minigpt.norms.foreign.locate import last_line
 from minigpt.norms.foreign.locate import locate as locate_code
 from minigpt.recipe import Recipe
 from minigpt.report.parity_report import ParityReport, perplexities
-from minigpt.report.steps import Progress
 from minigpt.study.settings import DivergedError
 from minigpt.study.study import PACKAGES, Cell, Row, Study, command, fingerprint_of
 from minigpt.tokenizer import Tokenizer

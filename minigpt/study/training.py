@@ -18,14 +18,13 @@ from transformers import GPT2Config, PrinterCallback, Trainer, TrainerCallback, 
 from minigpt import hf
 from minigpt.checkpoint import save_pretrained
 from minigpt.checkpoint.save import can_save_frozen, save_frozen
-from minigpt.device import resolve_device
+from minigpt.device import Progress, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, GenerationError
 from minigpt.files import finite, hash_json, locked, read_text, write_atomically
 from minigpt.judge.original import quiet_transformers
 from minigpt.judge.perplexity import windows_of
 from minigpt.model import GPT2
 from minigpt.recipe import Recipe
-from minigpt.report.steps import Progress
 from minigpt.study.schedule import Schedule, Turn, Turns
 from minigpt.study.settings import DivergedError, Training, base_of, checked_schedule, what_decides
 from minigpt.swap.fit import rows_of_text

@@ -152,7 +152,7 @@ class Fitting(nn.Module):
         if isinstance(trial, FrozenLayerNorm) and trial.calibration is None:
             trial.calibrate(x)
         present = trial(x)
-        before = explained(present, wanted)
+        before = r_squared(present, wanted)
         if _equals(present, wanted, 8 * torch.finfo(x.dtype).eps):
             self.explained = Explained(before, before)  # it is the original norm
             return present
@@ -175,7 +175,7 @@ class Fitting(nn.Module):
         for role, value in _least_squares(affine, _bare(trial, x), wanted).items():
             affine[role].copy_(value)
         found = trial(x)
-        self.explained = Explained(before, explained(found, wanted))
+        self.explained = Explained(before, r_squared(found, wanted))
         self.trial = trial
         return found
 
@@ -193,7 +193,7 @@ def require_fitted(model: HasNorms) -> None:
             )
 
 
-def explained(given: Float[Tensor, "batch seq embd"], wanted: Float[Tensor, "batch seq embd"]) -> float:
+def r_squared(given: Float[Tensor, "batch seq embd"], wanted: Float[Tensor, "batch seq embd"]) -> float:
     """Return the share of the variance of ``wanted`` over the tokens that ``given`` explains (R squared)."""
     return float(1 - _error(given, wanted) / _error(wanted, wanted.double().mean((0, 1))))
 

@@ -19,11 +19,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils.generic import ModelOutput
 
 import minigpt.hf
-from minigpt.checkpoint import locate
+from minigpt.checkpoint import local_place
 
 Load = Callable[..., Any]
 TOLERANCE = 1e-4  # of logits whose scale is some 10
-FOLDER = str(locate("demo"))
+FOLDER = str(local_place("demo"))
 
 
 def outcome(check: Callable[[Load], Any]) -> str:

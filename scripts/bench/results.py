@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minigpt.cli.files import print_json, require_writable
+from minigpt.cli.output import print_json, require_writable
 from minigpt.errors import MiniGPTError
 from minigpt.files import finite
 

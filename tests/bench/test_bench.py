@@ -14,7 +14,7 @@ from minigpt import MiniGPTError
 from minigpt.bench import contestant
 from minigpt.bench.generate import BenchPlan, Memory, Minigpt, Transformers, bench_summary, spread, weight_bytes
 from minigpt.cli import app
-from minigpt.cli.files import show
+from minigpt.cli.output import show
 
 pytestmark = pytest.mark.thorough
 

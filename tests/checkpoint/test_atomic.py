@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 import minigpt
 from minigpt import CheckpointError, Tokenizer
-from minigpt.checkpoint.atomic import replacing
+from minigpt.checkpoint.save import replacing
 
 NEW = {"config.json": "{}", "model.safetensors": "new"}
 OLD = {"config.json": '{"n_head": 1}', "model.safetensors": "old", "README.md": "mine"}

@@ -11,8 +11,8 @@ from transformers import GPT2LMHeadModel
 
 import minigpt
 from minigpt import CheckpointError
-from minigpt.checkpoint.files import config_file, weight_files
-from minigpt.checkpoint.locate import locate
+from minigpt.checkpoint.contents import config_file, weight_files
+from minigpt.checkpoint.place import local_place
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_and_a_bare_file_are_themselves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
     file = folder / "model.safetensors"
-    assert locate(folder) == locate(str(folder)) == locate(f"~/{folder.name}") == folder
-    assert locate(file) == locate(str(file)) == file
+    assert local_place(folder) == local_place(str(folder)) == local_place(f"~/{folder.name}") == folder
+    assert local_place(file) == local_place(str(file)) == file
     assert config_file(folder) == config_file(file) == folder / "config.json"
     assert weight_files(folder) == weight_files(file) == [file]
 
@@ -84,10 +84,10 @@ def test_a_folder_and_a_bare_file_are_themselves(folder: Path, monkeypatch: pyte
 @pytest.mark.parametrize("source", ["./nothing", "/nothing", "~/nothing", "a/b/c", "nothing.safetensors"])
 def test_what_can_only_be_a_path_is_not_looked_for_in_the_hub(source: str) -> None:
     with pytest.raises(CheckpointError, match=f"^there is no directory or file of weights {source}$"):
-        locate(source)
+        local_place(source)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match=r"model\.gguf must be a directory or a \.safetensors, .* file"):
-        locate(tmp_path / "model.gguf")
+        local_place(tmp_path / "model.gguf")

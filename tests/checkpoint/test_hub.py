@@ -16,7 +16,7 @@ from checkpoints import reference, saved, tiny_bpe, tokens
 
 import minigpt
 from minigpt import CheckpointError, Tokenizer
-from minigpt.checkpoint import locate
+from minigpt.checkpoint import local_place
 from minigpt.cli import app
 
 pytestmark = pytest.mark.thorough
@@ -277,11 +277,11 @@ def test_pytorch_s_own_files_are_fetched_where_there_is_nothing_else(
     hub: Hub, tmp_path: Path, names: list[str]
 ) -> None:
     hub.publish(pickled(tmp_path / "old", names), "someone/old")
-    place = locate("someone/old")
+    place = local_place("someone/old")
     assert hub.downloaded() == {"config.json", "generation_config.json", *names}
     assert {path.name for path in place.iterdir()} == hub.downloaded()
     hub.requests.clear()
-    assert locate("someone/old", local_files_only=True) == place
+    assert local_place("someone/old", local_files_only=True) == place
     assert not hub.requests
     with pytest.raises(CheckpointError):
         Tokenizer.from_pretrained("someone/old")

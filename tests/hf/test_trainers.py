@@ -15,11 +15,11 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import minigpt
-from minigpt.checkpoint import locate
+from minigpt.checkpoint import local_place
 
 pytestmark = pytest.mark.thorough
 
-DEMO = str(locate("demo"))
+DEMO = str(local_place("demo"))
 STORIES = ["Once upon a time there was a little dog.", "The old sailor saw a light.", "In a small house lived a cat."]
 STEPS = 5
 COMMON: dict[str, Any] = {

@@ -229,7 +229,7 @@ def test_a_fault_in_our_loading_shows(folder: Path, monkeypatch: pytest.MonkeyPa
             found, tensors=found.tensors | {one: found.tensors[other], other: found.tensors[one]}
         )
 
-    monkeypatch.setattr("minigpt.recipe.open_checkpoint", mistaken)
+    monkeypatch.setattr("minigpt.checkpoint.open_checkpoint", mistaken)
     report = judge(folder)
     assert not report.passed
     assert report.bitwise.equal is False

@@ -6,8 +6,8 @@ import pytest
 from checkpoints import reference, saved, tiny_bpe
 
 import minigpt
+from minigpt.device import Steps
 from minigpt.report.numerals import brief, percent
-from minigpt.report.steps import Steps
 
 
 def test_shares_grow_and_stay_below_the_whole() -> None:

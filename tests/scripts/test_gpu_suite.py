@@ -86,20 +86,6 @@ def test_an_error_beyond_what_transformers_errs_is_no_parity(suite: ModuleType) 
     assert [row["logits parity"] for row in suite.verdicts({"rows": rows})] == ["FAIL", *["not judged"] * 3]
 
 
-@pytest.mark.parametrize(
-    ("how", "said"), [({"device": "cuda:99"}, "cuda:99"), ({"part": ["poetry"]}, "known are parity")]
-)
-def test_what_cannot_be_measured_is_refused(
-    how: dict[str, Any], said: str, suite: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(typer.Exit) as ended:
-        suite.main(out=tmp_path, **{"device": "cpu", "quick": True, "part": None} | how)
-    assert ended.value.exit_code == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ")
-    assert said in err
-
-
 @pytest.mark.gpu
 @pytest.mark.usefixtures("unchecked")  # torch.compile would trace the shape checks as well
 def test_the_quick_suite_holds_on_cuda(suite: ModuleType, tmp_path: Path) -> None:

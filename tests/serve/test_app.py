@@ -21,13 +21,13 @@ import minigpt  # noqa: E402
 from minigpt import Tokenizer, generate  # noqa: E402
 from minigpt.engine import kernel  # noqa: E402
 from minigpt.generation.settings import SETTINGS  # noqa: E402
-from minigpt.serve import scheduler, share  # noqa: E402
+from minigpt.serve import scheduler, share_weights  # noqa: E402
 
 MODEL = small_model(dtype=torch.float64, n_positions=64, vocab_size=300, eos_token_id=[7, 20, 33, 150])
 TOKENIZER = Tokenizer(tiny_bpe(300))
 OTHER = copy.deepcopy(MODEL)
 minigpt.swap_norms(OTHER, "std_eps")
-share(MODEL, OTHER)
+share_weights(MODEL, OTHER)
 MODELS = {"demo": MODEL, "demo:std_eps": OTHER}
 TEXTS = ["the dog", "naïve café", "I saw the other dog there", "狗", "\n\n", "the the the the", "a", "1 2 3"]
 

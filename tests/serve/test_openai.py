@@ -9,11 +9,11 @@ from live import Live, live
 
 import minigpt
 from minigpt.recipe import Recipe
-from minigpt.serve import load
+from minigpt.serve import open_models
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.thorough
-MODELS, TOKENIZER = load([Recipe(norm=norm) for norm in ("fused", "std_eps")])
+MODELS, TOKENIZER = open_models([Recipe(norm=norm) for norm in ("fused", "std_eps")])
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,13 @@ from live import live, resident_mb
 
 import minigpt
 from minigpt.recipe import Recipe
-from minigpt.serve import load
+from minigpt.serve import open_models
 
 httpx = pytest.importorskip("httpx")
 pytestmark = pytest.mark.thorough
 SECONDS = float(os.environ.get("MINIGPT_SOAK_SECONDS", "600"))
 CLIENTS = 12
-MODELS, TOKENIZER = load([Recipe(norm=norm) for norm in ("fused", "std_eps")])
+MODELS, TOKENIZER = open_models([Recipe(norm=norm) for norm in ("fused", "std_eps")])
 
 
 def known_answers() -> list[tuple[dict[str, Any], str]]:

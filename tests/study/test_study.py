@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import minigpt
-from minigpt.cli.files import progress
+from minigpt.cli.output import progress
 from minigpt.files import Lines
 from minigpt.study import Cell, Study, read_study, run_study
 from minigpt.study.study import command, fingerprint_of, only
@@ -227,7 +227,7 @@ def test_lists_are_cells_and_the_controls_are_trained_once_for_each_way_of_train
 def test_progress_in_a_pipe_is_lines_for_long_commands_only(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minigpt.cli.files.BETWEEN_LINES", 0)
+    monkeypatch.setattr("minigpt.cli.output.BETWEEN_LINES", 0)
     for lines in (False, True):
         with progress(lines=lines) as say:
             say("cell 1 of 2", 0.5)

@@ -209,15 +209,15 @@ def test_what_cannot_be_fitted_is_said_and_changes_nothing(ids: Tensor, tmp_path
 @torch.no_grad()
 def test_what_is_fitted_on_the_command_line_is_saved_served_and_written(tmp_path: Path) -> None:
     from minigpt.cli.convert import convert
-    from minigpt.serve import load
+    from minigpt.serve import open_models
 
     (tmp_path / "odd.py").write_text(USERS_OWN)
     (tmp_path / "text").write_text("Once upon a time there was a young gardener named Tom. " * 60)
     norm, ids = f"{tmp_path / 'odd.py'}:Odd", random_ids(2, 20)
     convert(minigpt.Recipe(norm=norm, fit=tmp_path / "text"), tmp_path / "saved")
-    served, tokenizer = load([minigpt.Recipe(tmp_path / "saved", norm=norm, device="cpu")])
+    served, tokenizer = open_models([minigpt.Recipe(tmp_path / "saved", norm=norm, device="cpu")])
     how = {"fit": tmp_path / "text", "device": "cpu"}
-    fitted, _ = load([minigpt.Recipe(norm=each, **how) for each in (norm, "fused", "dyt")])
+    fitted, _ = open_models([minigpt.Recipe(norm=each, **how) for each in (norm, "fused", "dyt")])
     model = minigpt.from_pretrained("demo", norm=norm, device="cpu")
     fit_on_text(model, tokenizer, tmp_path / "text")
     for name, one in {"saved and served": served["saved"], "fitted and served": fitted["demo"]}.items():

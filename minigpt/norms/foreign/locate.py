@@ -16,8 +16,8 @@ from typing import Any
 from torch import nn
 
 from minigpt.errors import RAISED, NormError, listing
-from minigpt.guard import watched
 from minigpt.norms.registry import is_registered, maker_of
+from minigpt.watch import watched
 
 OURS = str(Path(__file__).parents[2])
 

@@ -5,7 +5,7 @@ import os.path
 import re
 from pathlib import Path
 
-from minigpt.checkpoint.files import MODEL, SAFETENSORS, TOKENIZER_FILES, WEIGHT_SUFFIXES
+from minigpt.checkpoint.contents import MODEL, SAFETENSORS, TOKENIZER_FILES, WEIGHT_SUFFIXES
 from minigpt.errors import CheckpointError
 from minigpt.files import as_path
 
@@ -19,7 +19,7 @@ MODEL_FILES = (*MODEL, *TOKENIZER_FILES)
 PICKLED_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-?????-of-?????.bin")
 
 
-def locate(
+def local_place(
     source: str | Path,
     files: tuple[str, ...] = MODEL_FILES,
     *,

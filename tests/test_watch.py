@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import minigpt
-from minigpt.guard import changed_on_import, watched
+from minigpt.watch import changed_on_import, watched
 
 CHANGES: dict[str, Callable[[], object]] = {
     "torch.nn.functional.gelu": lambda: setattr(F, "gelu", F.relu),
@@ -87,8 +87,6 @@ def test_a_file_is_remembered_for_what_it_changed_when_it_was_imported(tmp_path:
 
 @pytest.mark.parametrize(("code", "status"), [("os._exit(0)", 2), ("os._exit(1)", 2), ("os._exit(7)", 7)])
 def test_a_command_does_not_end_in_silence(code: str, status: int) -> None:
-    lines = (
-        f"import os, minigpt.cli.files\nminigpt.cli.files.never_exit_silently()\nif os.fork() == 0: os._exit(0)\n{code}"
-    )
-    ended = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
+    lines = "import os\nfrom minigpt.cli import output\noutput.never_exit_silently()\nif os.fork() == 0: os._exit(0)"
+    ended = subprocess.run([sys.executable, "-c", f"{lines}\n{code}"], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr.count("no result")) == (status, int(status == 2))

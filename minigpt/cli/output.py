@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from minigpt.errors import MiniGPTError
 from minigpt.files import not_utf8
@@ -107,15 +107,11 @@ def said_aside() -> redirect_stdout[Any]:
     return redirect_stdout(sys.stderr)
 
 
-def bar(*columns: ProgressColumn) -> Progress:
-    """Return a progress bar on standard error, if that is a terminal, which disappears at the end."""
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
 @contextmanager
 def progress(*, lines: bool = False) -> Iterator[Callable[[str, float], None]]:
     """Show each step, the share that is done, and the time; all other output in the block goes to standard error.
+
+    A terminal shows a bar, which disappears at the end.
 
     Args:
         lines: where there is no terminal for a bar, print a line every 15 seconds: for commands that run for hours.
@@ -129,7 +125,9 @@ def progress(*, lines: bool = False) -> Iterator[Callable[[str, float], None]]:
             shown = time.monotonic()
             print(f"{shown - begin:.0f} s, {done:.0%}: {step}", file=sys.stderr, flush=True)
 
-    with said_aside(), bar(*columns) as progress:
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with said_aside(), bar as progress:
         task = progress.add_task("starting", total=1.0)
         yield line if progress.disable else lambda step, done: progress.update(task, description=step, completed=done)
 
@@ -155,6 +153,6 @@ def never_exit_silently() -> None:
         return lambda *words: refuse() if os.getpid() == owner else program(*words)
 
     for module in (os, posix):
-        vars(module)["_exit"] = ended
-        for name in ("execv", "execve"):  # what all of exec's forms call
-            setattr(module, name, replaced(getattr(module, name)))
+        replacements = {name: replaced(getattr(module, name)) for name in ("execv", "execve")}  # all of exec's forms
+        for name, function in ({"_exit": ended} | replacements).items():
+            setattr(module, name, function)

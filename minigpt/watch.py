@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules import module as of_all_modules
 
-_backends: Any = torch.backends
+from minigpt.device import product_precision, set_product_precision
+
 _COMPILER = tuple(str(Path(torch.__file__).with_name(name)) for name in ("_compile.py", "_dynamo"))
-_PRODUCTS = (_backends.cuda.matmul, _backends.mkldnn.matmul)
 
 
-class Setting(NamedTuple):
+class ProcessSetting(NamedTuple):
     """A setting of the process, and how to read and to restore it."""
 
     name: str
@@ -33,39 +33,26 @@ def _working_directory() -> str | None:
     return None
 
 
-def _precisions() -> tuple[str | None, ...]:
-    """Return the old setting, which cannot be read while it differs from the new ones, and the new ones."""
-    older = None
-    with contextlib.suppress(RuntimeError):
-        older = torch.get_float32_matmul_precision()
-    return older, *(backend.fp32_precision for backend in _PRODUCTS)
-
-
-def _set_precisions(precisions: tuple[str | None, ...]) -> None:
-    older, *newer = precisions
-    torch.set_float32_matmul_precision(older or "highest")
-    for backend, precision in zip(_PRODUCTS, newer, strict=True):
-        backend.fp32_precision = precision
-
-
-SETTINGS = (
-    Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    Setting("the default device", torch.get_default_device, torch.set_default_device),
-    Setting("the number of threads", torch.get_num_threads, torch.set_num_threads),
-    Setting(
+PROCESS_SETTINGS = (
+    ProcessSetting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    ProcessSetting("the default device", torch.get_default_device, torch.set_default_device),
+    ProcessSetting("the number of threads", torch.get_num_threads, torch.set_num_threads),
+    ProcessSetting(
         "deterministic mode",
         lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
         lambda mode: torch.use_deterministic_algorithms(mode[0], warn_only=mode[1]),
     ),
-    Setting("whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled),
-    Setting(
+    ProcessSetting("whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled),
+    ProcessSetting(
         "autocast",
         lambda: (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
         lambda on: [torch.set_autocast_enabled(*pair) for pair in zip(("cpu", "cuda"), on, strict=True)],
     ),
-    Setting("the precision of float32 products", _precisions, _set_precisions),
-    Setting("the working directory", _working_directory, lambda place: place and os.chdir(place)),
-    Setting("the seed of PyTorch's random numbers", torch.initial_seed, lambda _: None),  # restored with their state
+    ProcessSetting("the precision of float32 products", product_precision, set_product_precision),
+    ProcessSetting("the working directory", _working_directory, lambda place: place and os.chdir(place)),
+    ProcessSetting(
+        "the seed of PyTorch's random numbers", torch.initial_seed, lambda _: None
+    ),  # restored with their state
 )
 
 # What the norm of a GPT-2 and the model around it call.
@@ -91,7 +78,7 @@ def watched(module: str | None = None) -> Iterator[list[str]]:
         module: the name of the module that the block imports. ``changed_on_import`` then tells of it later, since a
             module is imported once.
     """
-    settings = [(setting, setting.read()) for setting in SETTINGS]
+    settings = [(setting, setting.read()) for setting in PROCESS_SETTINGS]
     functions = {name: _functions(space) for name, space in NAMESPACES.items()}
     hooks = {name: dict(getattr(of_all_modules, name)) for name in HOOKS}
     random_numbers = random.getstate(), np.random.get_state(), torch.get_rng_state()
