@@ -112,12 +112,12 @@ def parity(
             )
         if record is not None:
             truth.save(record)
-            if recipes[0].norm is None and against is None:
-                say("done", 1)
-                recipes = []
-        judged = [] if outputs is not None else _judge(truth, recipes, parts, say)
         if outputs is not None:
             judged = [truth.judge_outputs(outputs, **parts)]
+        elif record is not None and recipes[0].norm is None and against is None:
+            judged = []
+        else:
+            judged = _judge(truth, recipes, parts, say)
     if not judged:
         show(f"{record} holds {truth.source} as transformers {truth.versions['transformers']} computes it", {}, None)
         return
