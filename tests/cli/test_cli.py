@@ -280,7 +280,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(*_: object, **__: object) -> None:
         raise AssertionError("the work was done first")
 
-    monkeypatch.setattr(minigpt, "parity", work, raising=False)
+    monkeypatch.setattr("minigpt.judge.verdict.read_original", work)
 
 
 @pytest.mark.usefixtures("no_work")

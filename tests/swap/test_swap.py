@@ -141,23 +141,6 @@ def test_there_and_back_is_the_same_model_to_the_bit(dtype: torch.dtype, device:
     assert_same_bits(model(ids, mask), padded, "after swapping back, padded")
 
 
-def test_the_new_norm_has_the_model_s_eps_and_shape() -> None:
-    model = small_model(layer_norm_epsilon=1e-3)
-    swap_norms(model, "textbook")
-    for site in model.norm_sites():
-        norm = model.get_submodule(site)
-        assert (norm.eps, norm.normalized_shape) == (1e-3, (48,))
-
-
-def test_a_norm_without_a_shift_is_swapped_without_one() -> None:
-    model = small_model()
-    model.ln_f = FusedLayerNorm(48, bias=False)
-    swap_norms(model, "textbook", "ln_f")
-    assert type(model.ln_f) is LayerNorm
-    assert model.ln_f.bias is None
-    assert "ln_f.bias" not in model.state_dict()
-
-
 def test_the_mode_is_kept(model: GPT2) -> None:
     model.h[1].train()
     swap_norms(model, "textbook")
@@ -218,10 +201,12 @@ def test_where_there_is_no_weight_the_new_norm_starts_with_its_own(model: GPT2, 
 
 
 def test_a_norm_that_knows_no_bias_is_replaced_by_one_without(model: GPT2) -> None:
-    model.h[0].ln_1 = there = nn.RMSNorm(48)
-    swap_norms(model, "textbook", "h.0.ln_1")
+    model.h[0].ln_1, model.ln_f = (there := nn.RMSNorm(48)), FusedLayerNorm(48, bias=False)
+    swap_norms(model, "textbook", ["h.0.ln_1", "ln_f"])
     assert model.h[0].ln_1.weight is there.weight
-    assert model.h[0].ln_1.bias is None
+    assert model.h[0].ln_1.bias is model.ln_f.bias is None
+    assert (model.ln_f.eps, model.ln_f.normalized_shape) == (model.config.layer_norm_epsilon, (48,))
+    assert "ln_f.bias" not in model.state_dict()
 
 
 @pytest.mark.parametrize("kind", ["pruned", "parametrized"])
