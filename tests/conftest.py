@@ -5,8 +5,10 @@ minigpt is imported here first, and nowhere before: an import hook can check onl
 
 import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 # Before PyTorch loads OpenMP: a thread that waits sleeps. Spinning, two of them on a core that is shared with anything
 # else make these small models ten times slower.
@@ -72,6 +74,19 @@ def triton_device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cpu" and not interpreting():
         pytest.skip("on a machine with a GPU the kernels are compiled for it, not interpreted on the CPU")
     return torch.device(request.param)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, for what a page does."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="it drives the browser and comes with minigpt[dev]")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    if (executable := next(filter(None, map(shutil.which, names)), None)) is None:
+        pytest.skip("there is no Chromium on this machine; apt-get install chromium brings one")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield opened
+        opened.close()
 
 
 @pytest.fixture

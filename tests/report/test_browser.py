@@ -4,8 +4,6 @@ Playwright drives the system's Chromium. The tests are skipped if there is none.
 """
 
 import importlib.resources
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +16,10 @@ from minigpt.conformance import check_norm
 from minigpt.report.conformance_summary import conformance_page
 from minigpt.report.page import report_page
 
-playwright = pytest.importorskip("playwright.sync_api", reason="drives the browser and comes with minigpt[dev]")
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 Pages = dict[str, tuple[Path, dict[str, Report]]]
 VIEWS = [(width, scheme) for width in (1280, 768, 390) for scheme in ("light", "dark")]
 
 pytestmark = pytest.mark.thorough
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium on this machine; apt-get install chromium brings one")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The page in a real browser: both texts stream, and nothing but this server is asked for anything."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 from live import Live, live
 
-sync_api = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.thorough
 
 COARSE = """
@@ -27,17 +25,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     norm.write_text(COARSE)
     with live("--norm", "fused", "--norm", f"{norm}:Coarse", "--api-key", "right") as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if executable is None:
-        pytest.skip("there is no Chromium; apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
