@@ -73,6 +73,13 @@ def resolve_device(device: str | int | torch.device | None) -> torch.device:
     return resolved
 
 
+def last_cache_bytes() -> int:
+    """Return the size of the processor's last cache; where the system does not name it, 32 MiB."""
+    files = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    sizes = [int(text[:-1]) << 10 for text in (file.read_text().strip() for file in files) if text.endswith("K")]
+    return max(sizes, default=32 << 20)
+
+
 def require_values(device: torch.device) -> None:
     """Refuse to compute where there is nothing to compute with.
 

@@ -25,7 +25,7 @@ from minigpt.engine.int8 import Int8Linear
 from minigpt.engine.kernel import path_of
 from minigpt.engine.parts import head_rows
 from minigpt.errors import ConfigError
-from minigpt.generation.batch import left_padded
+from minigpt.generation.batch import Batch, left_padded
 from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import parse_settings
 from minigpt.model import GPT2
@@ -53,7 +53,6 @@ class Minigpt:
         if compiled:
             compile_steps(self.model)
         self.decoding = path_of(self.model)
-        self.ids, self.mask = left_padded(prompts)  # each (B, T)
 
     @property
     def acceptance(self) -> float | None:
@@ -62,8 +61,10 @@ class Minigpt:
 
     @torch.inference_mode()
     def prefill(self) -> Tensor:
-        cache = self.model.new_cache(*self.ids.shape)
-        return self.model.head(self.model.hidden_states(self.ids, self.mask, cache=cache)[:, -1:])
+        settings = parse_settings(max_new_tokens=1, draft=None)
+        batch = Batch(self.model, len(self.prompts), max(map(len, self.prompts)))
+        batch.join(rows_of(self.model, self.prompts, settings))
+        return batch.logits
 
     def generate(self, new: int) -> int:
         settings = parse_settings(max_new_tokens=new, eos_token_id=None, draft=self.draft)

@@ -68,6 +68,8 @@ def generate(
 
     settle_memory()
     from_shell = {name: value for name, value in options.items() if value is not None}
+    if from_shell.get("draft") == "none":
+        from_shell["draft"] = None
     _check_options(from_shell, greedy, prompts, out, batch_size, bool(prompt) or json_file is not None)
     place = recipe.place()
     from_file = settings_in(generation_fields(place))
@@ -100,7 +102,7 @@ def generate(
         (written,) = complete(model, tokenizer, [text], **settings)
         seconds = time.perf_counter() - begun
     result = {"text": written.text, "settings": settings, "tokens_per_second": len(written.ids) / seconds}
-    result |= {"drafted": written.drafted, "accepted": written.accepted} if written.drafted else {}
+    result |= {"draft": "int8", "drafted": written.drafted, "accepted": written.accepted} if written.drafted else {}
     print_json({"model": str(recipe.source), "norm": described_norms(model), "prompt": text, **result}, json_file)
 
 

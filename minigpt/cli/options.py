@@ -19,7 +19,7 @@ import typer
 from rich.markup import escape
 
 from minigpt.errors import ConfigError
-from minigpt.recipe import QUANTIZES, Recipe
+from minigpt.recipe import Recipe
 
 # Annotations of parameters whose option is not named as they are, or has a range.
 Json = Annotated[str | None, typer.Option("--json", metavar="[FILE]")]
@@ -39,7 +39,7 @@ REPEATED = ("norm", "sites")  # where a command takes several recipes
 SHARED = {
     **{name: field.metadata["about"] for name, field in RECIPE.items()},
     "preset": "Without --model: random weights of this shape; by default gpt2.",
-    "draft": "int8: draft tokens in eight bits and verify them; the same text, sooner.",
+    "draft": "Draft tokens in eight bits and verify them; the same text, sooner: int8, none, or auto: where it pays.",
     "json_file": "Write JSON to a file; without one, or with '-', print it.",
     "ray": "Run on the Ray cluster at this address; without one, on a cluster on this machine.",
 }
@@ -64,7 +64,7 @@ VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "check": _norms,
     "preset": _presets,
     "overflow": lambda: ("refuse", "slide"),
-    "draft": lambda: QUANTIZES,
+    "draft": lambda: ("auto", "int8", "none"),
 }
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def serve(
-    *, recipes: "list[Recipe]", host: str = "127.0.0.1", port: int = 8000, draft: str | None = None,
+    *, recipes: "list[Recipe]", host: str = "127.0.0.1", port: int = 8000, draft: str = "auto",
     api_key: Annotated[str | None, typer.Option(envvar="MINIGPT_API_KEY")] = None,
     max_batch: int = 16, max_queue: int = 256, allow_host: list[str] | None = None,
     allow_origin: list[str] | None = None, grace: int = 30,
@@ -56,7 +56,8 @@ def serve(
     with listen(host, port) as listening:
         models, tokenizer = open_models(recipes)
         application = app(
-            models, tokenizer=tokenizer, api_key=api_key, max_batch=max_batch, max_queue=max_queue, draft=draft,
+            models, tokenizer=tokenizer, api_key=api_key, max_batch=max_batch, max_queue=max_queue,
+            draft=None if draft == "none" else draft,
             allowed_hosts=[*LOOPBACK, host, *(allow_host or [])] if is_local or allow_host else None,
             allowed_origins=allow_origin or (),
         )  # fmt: skip

@@ -12,6 +12,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from minigpt.device import last_cache_bytes
 from minigpt.engine import kernel
 from minigpt.engine.kernel import BLOCK, PANEL, StepKernel
 from minigpt.engine.parts import FastGPT2, affine_layers, head_rows
@@ -149,6 +150,21 @@ def drafter_of(model: GPT2) -> StepKernel:
     if reason:
         raise ConfigError(f'draft="int8" needs a model in float32 or bfloat16 and the decoding kernel: {reason}')
     return StepKernel(model, _kept_panels)
+
+
+def why_not_drafted(model: GPT2) -> str | None:
+    """Return why drafts in int8 would not pay for this model, or None if they would."""
+    if getattr(model, "quantize", None):
+        return "the model is int8 itself"
+    size, cache = sum(parameter.nbytes for parameter in model.parameters()), last_cache_bytes()
+    if size <= cache:
+        return f"the weights fit into the processor's cache of {cache / 2**20:.0f} MiB"
+    return kernel.why_not(model)
+
+
+def is_rounded(model: GPT2) -> bool:
+    """Return True if the rounded matrices of ``drafter_of`` are kept."""
+    return model.h[-1].mlp.c_proj.weight in _panels  # pyright: ignore[reportAttributeAccessIssue]
 
 
 _panels: MutableMapping[Tensor, tuple[Any, Tensor]] = WeakTensorKeyDictionary()  # of a weight: its state, its panels

@@ -1,16 +1,17 @@
-/* One decoding step of GPT-2 in one call: token ids in, logits out, for texts of different lengths. A step reads any
- * number of new tokens of each text; every token sees those before it.
+/* One step of GPT-2 in one call: token ids in, logits out, for texts of different lengths. A step reads any number of new
+ * tokens of each text, a whole prompt for example; every token sees those before it.
  *
  * A step is a sequence of phases, for example a product or attention. Threads take chunks of a phase one at a time, so a
- * thread that the system has suspended delays one chunk and not the whole phase. How a sum is divided depends only on its
- * length, so results are the same for any batch and any number of threads.
+ * thread that the system has suspended delays one chunk and not the whole phase. The order of a sum depends only on its
+ * length: a row has the same bits in any batch, with its text at once or in pieces, and by any number of threads.
  *
- * Decoding takes as long as reading the weights, and memory is fastest when it is read in one sequence: a chunk reads a
- * contiguous piece of a weight, and asks for the next lines of that piece while it computes.
+ * With FEW rows a step takes as long as reading the weights, and memory is fastest when it is read in one sequence: a
+ * chunk reads a contiguous piece of a weight, and asks for the next lines of that piece while it computes. With more rows
+ * it takes as long as its products: a chunk keeps a slab of weights in the cache while all rows pass.
  *
  * engine/kernel.py mirrors the structs. The file is compiled once for each level of instructions, under different names.
  *
- * R rows, each a new token, C width of the residual stream, H heads, D = C / H, K inputs of a product.
+ * R rows, each a new token, C width of the residual stream, H heads, D = C / H, K inputs of a product, V vocabulary.
  */
 #include <float.h>
 #include <math.h>
@@ -53,7 +54,8 @@ enum { ROWS = 6, VECS = 4 }; /* of a tile: its sums fill 32 registers */
 enum { ROWS = 6, VECS = 2 }; /* 16 registers */
 #endif
 enum { SLAB = 64, STRIPE = 16, PARTS = 8, PIECE = 512, LINE = 64, SPINS = 4000, SHARE = 16, FAR = 16 };
-enum { PHASES = 10 }; /* of a layer */
+enum { FEW = 24, KEPT = 768, BATCH = 32 }; /* rows; units of a slab that are packed together; rows of a chunk */
+enum { PHASES = 14 }; /* of a layer, at most */
 enum { BLOCK = 64, PANEL = 16 }; /* of int8 */
 enum form { FLOAT_COLUMNS, HALF_COLUMNS, FLOAT_ROWS, HALF_ROWS, INT8_PANELS }; /* columns: (in, out); rows: (out, in) */
 enum norm_kind { LAYER_NORM, RMS, STD_EPS, FROZEN };
@@ -84,12 +86,13 @@ struct model {
 };
 struct rows {
     int64_t count;
-    const int64_t *tokens, *positions, *slots; /* slot: the text's place in the cache */
-    const int64_t *starts, *ends; /* the token sees columns start to end of its slot; its own is the last of them */
+    const int64_t *tokens, *slots, *columns; /* slot: the text's place in the cache, which begins at its column 0 */
+    int64_t outputs;
+    const int64_t *wanted; /* (outputs), rows whose logits are computed */
     void *cache;
     int64_t is_half; /* the cache is bfloat16 */
     int64_t layer_stride, value_stride, slot_stride, head_stride; /* in values */
-    float *logits; /* (R, V padded to a multiple of SLAB) */
+    float *logits; /* (outputs, V padded to a multiple of SLAB) */
 };
 
 struct int8_block { /* of PANEL outputs and BLOCK inputs, in groups of four inputs */
@@ -106,16 +109,19 @@ struct step {
     long threads;
     struct counter *counters;
     float *x, *qkv, *mixed, *hidden; /* (R, C), (R, 3C), (R, C), (R, inner) */
-    float *partial;                  /* (PARTS, R, outputs): sums of a product before they are added up */
+    float *partial;                  /* (parts, R, outputs): sums of a product before they are added up */
+    float *operand, *scales;         /* of many rows, as a worker's for few */
 };
 struct worker { /* a thread's own memory */
     const struct step *step;
     long phase;
+    long longest; /* columns of a text */
     int is_prepared;
     float *row;      /* one normalized row */
-    float *scores;   /* of one head */
-    char *operand;   /* (units, R): a unit is one float32, two bfloat16, or two integers of 16 bits */
-    float *scales;   /* (blocks, R) of int8 */
+    float *scores;   /* (ROWS, columns) of one head */
+    float *operand;  /* (R, pitch), in units: one float32, two bfloat16, or two integers of 16 bits */
+    float *scales;   /* (R, blocks) of int8 */
+    float *packed;   /* (units, SLAB), weights for many rows */
 };
 
 INLINE float from_half(uint16_t half) {
@@ -173,16 +179,28 @@ static void activate(float *x, long count, int64_t kind) {
         for (long i = 0; i < count; i++) x[i] = tanhf(x[i]);
 }
 
+/* The total of all lanes, from the first to the last. */
+INLINE float total(vec sum) {
+    float all = 0;
+    for (int l = 0; l < LANES; l++) all += sum[l];
+    return all;
+}
+
 static void normalize(const struct norm *norm, const float *x, float *y, long width) {
-    float sum = 0, squares = 0;
+    const long whole = width / LANES * LANES;
+    float mean = 0, variance = 0;
+    vec sum = {0}, squares = {0};
     if (norm->kind != RMS) {
-#pragma omp simd reduction(+ : sum)
-        for (long i = 0; i < width; i++) sum += x[i];
+        for (long i = 0; i < whole; i += LANES) sum += *(const vec *)(x + i);
+        mean = total(sum);
+        for (long i = whole; i < width; i++) mean += x[i];
+        mean /= width;
     }
-    float mean = sum / width;
-#pragma omp simd reduction(+ : squares)
-    for (long i = 0; i < width; i++) squares += (x[i] - mean) * (x[i] - mean);
-    float variance = squares / width, deviation = sqrtf(variance + norm->eps);
+    for (long i = 0; i < whole; i += LANES) squares += (*(const vec *)(x + i) - mean) * (*(const vec *)(x + i) - mean);
+    variance = total(squares);
+    for (long i = whole; i < width; i++) variance += (x[i] - mean) * (x[i] - mean);
+    variance /= width;
+    float deviation = sqrtf(variance + norm->eps);
     if (norm->kind == STD_EPS) deviation = sqrtf(variance) + norm->eps;
     if (norm->kind == FROZEN) deviation = deviation < norm->boundary ? norm->usual : norm->massive;
     float factor = 1.0f / deviation;
@@ -239,7 +257,7 @@ static void copy_to_cache(const float *from, void *cache, long first, long count
 static void remember_chunk(struct worker *me, const void *job, long r) {
     const struct model *model = me->step->model;
     const struct rows *rows = me->step->rows;
-    const long width = model->width / model->heads, first = (rows->ends[r] - 1) * width;
+    const long width = model->width / model->heads, first = rows->columns[r] * width;
     for (long h = 0; h < model->heads; h++) {
         const float *q = me->step->qkv + r * 3 * model->width + h * width;
         char *keys = keys_of(me, *(const long *)job, r, h);
@@ -248,69 +266,113 @@ static void remember_chunk(struct worker *me, const void *job, long r) {
     }
 }
 
-/* Scores of a few keys. */
-INLINE void score(const float *q, const char *keys, long width, float scale, float *scores, int count, int is_half) {
+/* Scores (rows, step) of a few keys, for queries q (rows, q_step). */
+INLINE void score(int rows, const float *q, long q_step, const char *keys, long width, float scale, float *scores, long step,
+                  int count, int is_half) {
     const long whole = width / LANES * LANES;
-    vec products[4] = {0};
-    for (long d = 0; d < whole; d += LANES)
-        for (int s = 0; s < count; s++) products[s] += *(const vec *)(q + d) * vec_at(keys, s * width + d, is_half);
-    store_totals(scores, products, count);
-    for (int s = 0; s < count; s++) {
-        for (long d = whole; d < width; d++) scores[s] += q[d] * value_at(keys, s * width + d, is_half);
-        scores[s] *= scale;
+    vec products[ROWS][4];
+    for (int r = 0; r < rows; r++)
+        for (int s = 0; s < 4; s++) products[r][s] = (vec){0};
+    for (long d = 0; d < whole; d += LANES) {
+        vec key[4];
+        for (int s = 0; s < count; s++) key[s] = vec_at(keys, s * width + d, is_half);
+        for (int r = 0; r < rows; r++)
+            for (int s = 0; s < count; s++) products[r][s] += *(const vec *)(q + r * q_step + d) * key[s];
+    }
+    for (int r = 0; r < rows; r++) {
+        float *y = scores + r * step;
+        store_totals(y, products[r], count);
+        for (int s = 0; s < count; s++) {
+            for (long d = whole; d < width; d++) y[s] += q[r * q_step + d] * value_at(keys, s * width + d, is_half);
+            y[s] *= scale;
+        }
     }
 }
 
-/* y (vecs) = weights (count) times rows of values. */
-INLINE void mix(const float *weights, const char *values, long width, long count, float *y, int vecs, int is_half,
-                const char *next) {
-    vec sum[4] = {0};
-    for (long s = 0, size = width * (is_half ? 2 : 4); s < count; s++) {
-        prefetch(next + s * size, size);
-        for (int v = 0; v < vecs; v++) sum[v] += weights[s] * vec_at(values, s * width + v * LANES, is_half);
-    }
-    for (int v = 0; v < vecs; v++) *(vec *)(y + v * LANES) = sum[v];
-}
-
-/* y = the values of count columns, mixed by their scores. Values are prefetched while keys are read, and then next. */
-INLINE void attend_in(const float *q, const char *keys, const char *values, long count, float *scores, float *y, float scale,
-                      long width, int is_half, const char *next) {
-    const long whole = width / LANES * LANES, size = is_half ? 2 : 4;
-    float most = -INFINITY, sum = 0;
-    for (long s = 0, some; s < count; s += some) {
-        some = count - s < 4 ? 1 : 4;
-        prefetch(values + s * width * size, some * width * size);
-        if (some == 4) score(q, keys + s * width * size, width, scale, scores + s, 4, is_half);
-        else score(q, keys + s * width * size, width, scale, scores + s, 1, is_half);
-    }
+/* Replace scores by e^(score - the largest), and return their sum. */
+static float soften(float *scores, long count) {
+    const long whole = count / LANES * LANES;
+    float most = -INFINITY, rest = 0;
+    vec sum = {0};
+#pragma omp simd reduction(max : most)
     for (long s = 0; s < count; s++) most = scores[s] > most ? scores[s] : most;
     for (long s = 0; s < count; s++) scores[s] = exponential(scores[s] - most);
-    for (long s = 0; s < count; s++) sum += scores[s];
-    for (long d = 0, vecs; d < whole; d += vecs * LANES) {
-        vecs = whole - d >= 4 * LANES ? 4 : 1;
-        if (vecs == 4) mix(scores, values + d * size, width, count, y + d, 4, is_half, next);
-        else mix(scores, values + d * size, width, count, y + d, 1, is_half, next);
-    }
-    for (long d = whole; d < width; d++) {
-        y[d] = 0;
-        for (long s = 0; s < count; s++) y[d] += scores[s] * value_at(values, s * width + d, is_half);
-    }
-    for (long d = 0; d < width; d++) y[d] /= sum;
+    for (long s = 0; s < whole; s += LANES) sum += *(const vec *)(scores + s);
+    for (long s = whole; s < count; s++) rest += scores[s];
+    return total(sum) + rest;
 }
 
-/* A row's head: mix the values that it sees. */
+/* y (rows, vecs) = weights (rows, step) times rows of values. The first row sees count of them, each next one more. */
+INLINE void mix(int rows, const float *weights, long step, const char *values, long width, long count, float *y, long y_step,
+                int vecs, int is_half, const char *next) {
+    vec sum[ROWS][4], value[4];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vecs; v++) sum[r][v] = (vec){0};
+    for (long s = 0, size = width * (is_half ? 2 : 4); s < count; s++) {
+        if (rows == 1) prefetch(next + s * size, size);
+        for (int v = 0; v < vecs; v++) value[v] = vec_at(values, s * width + v * LANES, is_half);
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vecs; v++) sum[r][v] += weights[r * step + s] * value[v];
+    }
+    for (int r = 0; r < rows; r++) {
+        for (long s = count; s < count + r; s++)
+            for (int v = 0; v < vecs; v++)
+                sum[r][v] += weights[r * step + s] * vec_at(values, s * width + v * LANES, is_half);
+        for (int v = 0; v < vecs; v++) *(vec *)(y + r * y_step + v * LANES) = sum[r][v];
+    }
+}
+
+/* y (rows, y_step) = the values that rows of one text see, mixed by their scores: the first sees count columns, each next
+ * one more. For one row values are prefetched while keys are read, and then next. */
+INLINE void attend_in(int rows, const float *q, long q_step, const char *keys, const char *values, long count, float *scores,
+                      long step, float *y, long y_step, float scale, long width, int is_half, const char *next) {
+    const long whole = width / LANES * LANES, size = is_half ? 2 : 4, all = count + rows - 1;
+    const int most = rows == 1 ? 4 : VECS;
+    for (long s = 0, some; s < all; s += some) {
+        some = all - s < most ? 1 : most;
+        const char *some_keys = keys + s * width * size;
+        if (rows == 1) prefetch(values + s * width * size, some * width * size);
+        if (some > 1) score(rows, q, q_step, some_keys, width, scale, scores + s, step, most, is_half);
+        else score(rows, q, q_step, some_keys, width, scale, scores + s, step, 1, is_half);
+    }
+    float sums[ROWS];
+    for (int r = 0; r < rows; r++) sums[r] = soften(scores + r * step, count + r);
+    for (long d = 0, vecs; d < whole; d += vecs * LANES) {
+        vecs = whole - d >= most * LANES ? most : 1;
+        const char *some = values + d * size;
+        if (vecs > 1) mix(rows, scores, step, some, width, count, y + d, y_step, most, is_half, next);
+        else mix(rows, scores, step, some, width, count, y + d, y_step, 1, is_half, next);
+    }
+    for (int r = 0; r < rows; r++, y += y_step, scores += step) {
+        for (long d = whole; d < width; d++) {
+            y[d] = 0;
+            for (long s = 0; s < count + r; s++) y[d] += scores[s] * value_at(values, s * width + d, is_half);
+        }
+        for (long d = 0; d < width; d++) y[d] /= sums[r];
+    }
+}
+
+/* A head of a row; or of ROWS rows, of which those of one text are read together. */
 static void attention_chunk(struct worker *me, const void *job, long chunk) {
     const struct model *model = me->step->model;
     const struct rows *rows = me->step->rows;
-    const long layer = *(const long *)job, heads = model->heads, r = chunk / heads, h = chunk % heads;
-    const long width = model->width / heads, size = rows->is_half ? 2 : 4, start = rows->starts[r], count = rows->ends[r] - start;
-    const long later = chunk + me->step->threads < rows->count * heads ? chunk + me->step->threads : chunk;
-    const float *q = me->step->qkv + r * 3 * model->width + h * width;
-    float *y = me->step->mixed + r * model->width + h * width, scale = model->h[layer].score_scale;
-    const char *keys = keys_of(me, layer, r, h) + start * width * size, *values = keys + rows->value_stride * size;
-    const char *next = keys_of(me, layer, later / heads, later % heads); /* where this thread probably goes on */
-    if (rows->is_half) attend_in(q, keys, values, count, me->scores, y, scale, width, 1, next);
-    else attend_in(q, keys, values, count, me->scores, y, scale, width, 0, next);
+    const int is_many = rows->count > FEW;
+    const long layer = *(const long *)job, heads = model->heads, width = model->width / heads, step = me->longest;
+    const long tall = is_many ? ROWS : 1, blocks = (rows->count + tall - 1) / tall, first = (is_many ? chunk % blocks : chunk / heads) * tall;
+    const long h = is_many ? chunk / blocks : chunk % heads, last = first + tall < rows->count ? first + tall : rows->count;
+    const long later = chunk + me->step->threads < blocks * heads ? chunk + me->step->threads : chunk;
+    const char *next = keys_of(me, layer, is_many ? first : later / heads, later % heads); /* where this thread probably goes on */
+    const float scale = model->h[layer].score_scale;
+    for (long r = first, many; r < last; r += many) {
+        for (many = 1; r + many < last; many++)
+            if (rows->slots[r + many] != rows->slots[r] || rows->columns[r + many] != rows->columns[r] + many) break;
+        const long q_step = 3 * model->width, count = rows->columns[r] + 1;
+        const float *q = me->step->qkv + r * q_step + h * width;
+        float *y = me->step->mixed + r * model->width + h * width;
+        const char *keys = keys_of(me, layer, r, h), *values = keys + rows->value_stride * (rows->is_half ? 2 : 4);
+        if (rows->is_half) WITH_ROWS(many, attend_in, q, q_step, keys, values, count, me->scores, step, y, model->width, scale, width, 1, next)
+        else WITH_ROWS(many, attend_in, q, q_step, keys, values, count, me->scores, step, y, model->width, scale, width, 0, next)
+    }
 }
 
 /* The step. ------------------------------------------------------------------------------------------------------ */
@@ -318,7 +380,7 @@ static void attention_chunk(struct worker *me, const void *job, long chunk) {
 static void embed_chunk(struct worker *me, const void *job, long r) {
     const struct model *model = me->step->model;
     const struct rows *rows = me->step->rows;
-    const long width = model->width, token = rows->tokens[r] * width, position = rows->positions[r] * width;
+    const long width = model->width, token = rows->tokens[r] * width, position = rows->columns[r] * width;
     (void)job;
     for (long i = 0; i < width; i++)
         me->step->x[r * width + i] =
@@ -328,17 +390,18 @@ static void embed_chunk(struct worker *me, const void *job, long r) {
 static void run_step(struct worker *me) {
     const struct step *step = me->step;
     const struct model *model = step->model;
-    together(me, step->rows->count, embed_chunk, NULL);
+    const long rows = step->rows->count, tall = rows > FEW ? ROWS : 1;
+    together(me, rows, embed_chunk, NULL);
     for (long i = 0; i < model->layers; i++) {
         const struct layer *layer = &model->h[i];
         multiply(me, &layer->c_attn, &layer->ln_1, step->x, step->qkv, STORE);
-        together(me, step->rows->count, remember_chunk, &i);
-        together(me, step->rows->count * model->heads, attention_chunk, &i);
+        together(me, rows, remember_chunk, &i);
+        together(me, (rows + tall - 1) / tall * model->heads, attention_chunk, &i);
         multiply(me, &layer->attn_proj, NULL, step->mixed, step->x, ADD);
         multiply(me, &layer->c_fc, &layer->ln_2, step->x, step->hidden, ACTIVATE);
         multiply(me, &layer->mlp_proj, NULL, step->hidden, step->x, ADD);
     }
-    multiply(me, &model->head, &model->ln_f, step->x, step->rows->logits, LOGITS);
+    if (step->rows->outputs) multiply(me, &model->head, &model->ln_f, step->x, step->rows->logits, LOGITS);
 }
 
 /* Memory: a part for all, then one for each thread. Returns its size where there is none yet. */
@@ -350,21 +413,26 @@ static char *take(char **memory, long bytes) {
 
 static long place(struct step *step, struct worker *me, long number, char *memory, long longest) {
     const struct model *model = step->model;
-    const long rows = step->rows->count, phases = PHASES * model->layers + 2, float_row = sizeof(float) * rows;
-    const long widest = padded(model->width > model->inner ? model->width : model->inner, BLOCK);
+    const long rows = step->rows->count, few = rows < FEW ? rows : FEW, many = rows > FEW ? rows : 0;
+    const long phases = PHASES * model->layers + 3, float_row = sizeof(float) * rows;
+    const long widest = model->width > model->inner ? model->width : model->inner, part = part_of(widest);
+    const long outputs = 3 * model->width > model->inner ? 3 * model->width : model->inner;
     char *start = memory;
     step->counters = (struct counter *)take(&memory, sizeof(struct counter) * phases);
     step->x = (float *)take(&memory, float_row * model->width);
     step->qkv = (float *)take(&memory, float_row * 3 * model->width);
     step->mixed = (float *)take(&memory, float_row * model->width);
     step->hidden = (float *)take(&memory, float_row * model->inner);
-    step->partial = (float *)take(&memory, PARTS * float_row * (padded(3 * model->width > model->inner ? 3 * model->width : model->inner, SLAB) + SLAB));
+    step->partial = (float *)take(&memory, sizeof(float) * (PARTS * few + many) * (padded(outputs, SLAB) + SLAB));
+    step->operand = (float *)take(&memory, sizeof(float) * many * pitch_of(widest, 1));
+    step->scales = (float *)take(&memory, sizeof(float) * many * (padded(widest, BLOCK) / BLOCK));
     for (long i = 0; i <= number; i++) {
-        *me = (struct worker){.step = step};
+        *me = (struct worker){.step = step, .longest = padded(longest, LANES)};
         me->row = (float *)take(&memory, sizeof(float) * widest);
-        me->scores = (float *)take(&memory, sizeof(float) * longest);
-        me->operand = take(&memory, float_row * widest);
-        me->scales = (float *)take(&memory, float_row * (widest / BLOCK));
+        me->scores = (float *)take(&memory, sizeof(float) * ROWS * me->longest);
+        me->operand = (float *)take(&memory, sizeof(float) * few * pitch_of(widest, 1));
+        me->scales = (float *)take(&memory, sizeof(float) * few * (padded(widest, BLOCK) / BLOCK));
+        me->packed = (float *)take(&memory, many ? sizeof(float) * SLAB * (part > KEPT ? part : KEPT) : 0);
     }
     return memory - start;
 }
@@ -378,7 +446,7 @@ long NAMED(minigpt_memory, LEVEL)(const struct model *model, const struct rows *
 
 void NAMED(minigpt_step, LEVEL)(const struct model *model, const struct rows *rows, long threads, long longest,
                                 char *memory) {
-    memset(memory, 0, sizeof(struct counter) * (PHASES * model->layers + 2));
+    memset(memory, 0, sizeof(struct counter) * (PHASES * model->layers + 3));
 #pragma omp parallel num_threads(threads)
     {
         struct step step = {.model = model, .rows = rows, .threads = threads};
@@ -388,18 +456,18 @@ void NAMED(minigpt_step, LEVEL)(const struct model *model, const struct rows *ro
     }
 }
 
-/* A product alone, without its bias, for reading prompts in int8. */
+/* A product alone, without its bias. */
 long NAMED(minigpt_product_memory, LEVEL)(const struct matrix *matrix, long count, long threads) {
     struct model model = {.width = matrix->in, .heads = 1};
-    struct rows rows = {.count = count};
+    struct rows rows = {.count = count, .outputs = count};
     return NAMED(minigpt_memory, LEVEL)(&model, &rows, threads, 0);
 }
 
 void NAMED(minigpt_product, LEVEL)(const struct matrix *matrix, const float *in, float *out, long count, long threads,
                                    char *memory) {
     struct model model = {.width = matrix->in, .heads = 1};
-    struct rows rows = {.count = count};
-    memset(memory, 0, sizeof(struct counter) * 2);
+    struct rows rows = {.count = count, .outputs = count};
+    memset(memory, 0, sizeof(struct counter) * 3);
 #pragma omp parallel num_threads(threads)
     {
         struct step step = {.model = &model, .rows = &rows, .threads = threads};

@@ -1,13 +1,14 @@
-"""A decoding step as one call into ``kernel.c``: which models it suits, and how their tensors are passed.
+"""The reading of new tokens as one call into ``kernel.c``: which models it suits, and how their tensors are passed.
 
-R rows, each a new token, C width of the residual stream, V vocabulary, K inputs of a product.
+R rows, each a new token, W rows whose logits are wanted, C width of the residual stream, V vocabulary, K inputs of a
+product.
 """
 
 import ctypes
 import os
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_long, c_void_p
 from functools import cache
 from pathlib import Path
@@ -28,7 +29,7 @@ from minigpt.norms.variants import RMSNorm, StdEps
 
 BLOCK, PANEL = 64, 16  # inputs that share a scale in int8, and outputs that lie together
 SLAB = 64  # the outputs of a row are padded to a multiple of it
-MOST_ROWS = 64  # that are multiplied at a time
+MOST_ROWS = 512  # that are read or multiplied at a time, so that they take little memory
 COLUMNS = {torch.float32: 0, torch.bfloat16: 1}  # forms of a weight: (in, out)
 ROWS = {torch.float32: 2, torch.bfloat16: 3}  # (out, in)
 INT8 = 4
@@ -66,7 +67,10 @@ class Model(Structure):
 class Rows(Structure):
     _fields_ = [
         ("count", c_int64),
-        *((name, c_void_p) for name in ("tokens", "positions", "slots", "starts", "ends", "cache")),
+        *((name, c_void_p) for name in ("tokens", "slots", "columns")),
+        ("outputs", c_int64),
+        ("wanted", c_void_p),
+        ("cache", c_void_p),
         *((name, c_int64) for name in ("is_half", "layer_stride", "value_stride", "slot_stride", "head_stride")),
         ("logits", c_void_p),
     ]
@@ -213,31 +217,44 @@ class StepKernel:
         self.memory: Tensor | None = None
 
     def __call__(
-        self, tokens: list[int], slots: list[int], starts: list[int], columns: list[int], store: Tensor
-    ) -> Float[Tensor, "rows vocab"]:
-        """Return logits (R, V) after each new token, whose keys and values go to the cache.
+        self, tokens: Sequence[int], slots: Sequence[int], columns: Sequence[int], store: Tensor,
+        wanted: Sequence[int] | None = None,
+    ) -> Float[Tensor, "wanted vocab"]:  # fmt: skip
+        """Return logits (W, V) after the wanted tokens. The keys and values of all go to the cache.
 
-        Several tokens may be of one text: each sees all columns of its text up to its own.
+        Several tokens may be of one text, in the order of their columns, without a gap. Each sees all columns of its
+        text up to its own. The bits of its logits depend on them alone.
 
         Args:
             tokens: the new tokens.
-            slots: the place of each one's text in the cache.
-            starts: the column of the text's first token.
-            columns: the token's own column.
+            slots: the place of each one's text in the cache. The text begins at its column 0.
+            columns: the token's own column, which is its position.
             store: (L, 2, B, H, S, D), the keys and values of a cache in float32 or bfloat16.
+            wanted: rows, in ascending order; by default all.
         """
-        positions = [column - start for column, start in zip(columns, starts, strict=True)]
-        ends = [column + 1 for column in columns]
-        given = torch.tensor([tokens, positions, slots, starts, ends], device="cpu")  # (5, R)
-        logits = torch.empty(len(tokens), _padded(self.vocabulary), dtype=torch.float32, device="cpu")
+        wanted = range(len(tokens)) if wanted is None else wanted
+        logits = torch.empty(len(wanted), _padded(self.vocabulary), dtype=torch.float32, device="cpu")
+        done = 0
+        for first in range(0, len(tokens), MOST_ROWS):
+            some, last = slice(first, first + MOST_ROWS), first + MOST_ROWS
+            outputs = [row - first for row in wanted[done : done + MOST_ROWS] if row < last]
+            self._read(tokens[some], slots[some], columns[some], store, outputs, logits[done:])
+            done += len(outputs)
+        return logits[:, : self.vocabulary]
+
+    def _read(
+        self, tokens: Sequence[int], slots: Sequence[int], columns: Sequence[int], store: Tensor, outputs: list[int],
+        logits: Tensor,
+    ) -> None:  # fmt: skip
+        rows = torch.tensor([tokens, slots, columns], device="cpu")  # (3, R)
+        wanted = torch.tensor(outputs, dtype=torch.long, device="cpu")  # (W,)
         asked = Rows(
-            len(tokens), *(row.data_ptr() for row in given), store.data_ptr(),
+            len(tokens), *(row.data_ptr() for row in rows), len(outputs), wanted.data_ptr(), store.data_ptr(),
             store.dtype == torch.bfloat16, *store.stride()[:4], logits.data_ptr(),
         )  # fmt: skip
-        how = byref(self.model), byref(asked), torch.get_num_threads(), max(ends)
+        how = byref(self.model), byref(asked), torch.get_num_threads(), max(columns) + 1
         self.memory, place = _room(self.memory, self.functions.memory(*how))
         self.functions.step(*how, place)
-        return logits[:, : self.vocabulary]
 
     def _address(self, tensor: Tensor) -> int:
         self.held.append(tensor.detach().contiguous())

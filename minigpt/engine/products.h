@@ -1,13 +1,17 @@
-/* The products of a decoding step: all rows times a weight in one of five forms. Part of kernel.c, which includes it.
+/* The products of a step: all rows times a weight in one of five forms. Part of kernel.c, which includes it.
  *
- * Every form computes sums of its outputs for all rows. A sum's order depends on the number of inputs only.
+ * Every form computes sums of its outputs for all rows. A sum's order depends on the number of inputs only: one chain for
+ * each part of the inputs, and then the parts in their order.
  */
 struct product {
     const struct matrix *matrix;
     const struct norm *norm; /* of the input, or NULL */
-    const float *in;         /* (R, K) */
-    float *sums;             /* (parts, R, step) */
+    const float *in;         /* (R, K); or more rows, of which wanted names R */
+    const int64_t *wanted;
+    float *sums;             /* (parts, R, step); (R, step) for many rows */
     float *out;              /* (R, out) */
+    float *operand, *scales; /* of the worker, or of all for many rows */
+    int64_t rows, pitch, is_many;
     int64_t part, parts;     /* inputs of a part, and their number */
     int64_t chunk, step;     /* outputs of a chunk, and from row to row of the sums */
     enum after after;
@@ -60,23 +64,28 @@ INLINE long height(long rows) {
     case 6: function(6, __VA_ARGS__); break;             \
     }
 
-/* sums (rows, columns) += x (units, rows of the step) times w (units, columns). A unit is one input in float32 or two in
- * bfloat16. */
+enum tiling { GO_ON, BEGIN, ADD_PART }; /* the sums of a tile continue those in memory, replace them, or are added to them */
+
+/* sums (rows, columns) = x (rows, x_step) times w (units, columns). A unit is one input in float32 or two in bfloat16. */
 INLINE void tile(int rows, const float *x, long x_step, const float *w, long w_step, float *sums, long step, long units,
-                 int is_dot, struct ahead ahead) {
+                 int is_dot, enum tiling tiling, struct ahead ahead) {
     vec sum[ROWS][VECS];
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < VECS; v++) sum[r][v] = (vec){0};
+        for (int v = 0; v < VECS; v++) sum[r][v] = tiling == GO_ON ? *(vec *)(sums + r * step + v * LANES) : (vec){0};
     for (long k = 0; k < units; k++) {
         for (int i = 0; i <= is_dot; i++) prefetch_at(&ahead, k * (1 + is_dot) + i);
         for (int r = 0; r < rows; r++) {
-            const vec input = x[k * x_step + r] - (vec){0}; /* compilers would add 0 */
+            const vec input = x[r * x_step + k] - (vec){0}; /* compilers would add 0 */
             for (int v = 0; v < VECS; v++)
                 sum[r][v] = add_product(sum[r][v], *(const vec *)(w + k * w_step + v * LANES), input, is_dot);
         }
     }
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < VECS; v++) *(vec *)(sums + r * step + v * LANES) += sum[r][v];
+        for (int v = 0; v < VECS; v++) {
+            vec *y = (vec *)(sums + r * step + v * LANES);
+            if (tiling == ADD_PART) sum[r][v] += *y;
+            *y = sum[r][v];
+        }
 }
 
 /* Copy a slab's weights to where the tile reads them, as units (STRIPE, SLAB), with zeros behind the last ones. */
@@ -95,7 +104,7 @@ INLINE void pack(const struct matrix *m, long k, long n, long o, long outs, floa
     }
     for (long i = 0; i < STRIPE; i++, w += unit * m->out * size, units += SLAB) {
 #if defined(__AVX512BF16__)
-        for (long j = 0; j < SLAB; j += 2 * LANES) {
+        for (long j = 0; is_dot && j < SLAB; j += 2 * LANES) {
             const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7,
                                                  38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
             const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
@@ -103,9 +112,8 @@ INLINE void pack(const struct matrix *m, long k, long n, long o, long outs, floa
             _mm512_storeu_si512(units + j, _mm512_permutex2var_epi16(one, low, two));
             _mm512_storeu_si512(units + j + LANES, _mm512_permutex2var_epi16(one, high, two));
         }
-#else
-        for (long j = 0; j < SLAB; j += LANES) *(vec *)(units + j) = vec_at(w, j, is_half);
 #endif
+        for (long j = 0; !is_dot && j < SLAB; j += LANES) *(vec *)(units + j) = vec_at(w, j, is_half);
     }
 }
 
@@ -113,7 +121,7 @@ INLINE void pack(const struct matrix *m, long k, long n, long o, long outs, floa
 INLINE void columns_chunk(struct worker *me, const struct product *p, long chunk, long from, long count, int is_half) {
     const struct matrix *m = p->matrix;
     const int is_dot = is_half && HAS_DOT;
-    const long rows = me->step->rows->count, size = is_half ? 2 : 4, unit = 1 + is_dot, stripe = STRIPE * unit;
+    const long rows = p->rows, size = is_half ? 2 : 4, unit = 1 + is_dot, stripe = STRIPE * unit;
     const long part = chunk % p->parts, last = (part + 1) * p->part < m->in ? (part + 1) * p->part : m->in;
     const long later = (chunk + me->step->threads) % p->parts * p->part; /* where this thread probably goes on */
     float *sums = p->sums + part * rows * p->step + from, units[STRIPE * SLAB] __attribute__((aligned(64)));
@@ -130,13 +138,41 @@ INLINE void columns_chunk(struct worker *me, const struct product *p, long chunk
             const char *next = (const char *)m->weight + (then * m->out + from + column) * size;
             for (long r = 0, many; r < rows; r += many) {
                 many = height(rows - r);
-                const float *x = (const float *)me->operand + k / unit * rows + r;
+                const float *x = p->operand + r * p->pitch + k / unit;
                 struct ahead ahead = turn(next, m->out * size, SLAB * size, n, r, many, rows);
                 for (long v = 0; v < SLAB; v += VECS * LANES, ahead.bytes = 0)
-                    WITH_ROWS(many, tile, x, rows, w + v, is_ready ? m->out : SLAB, sums + r * p->step + c + v, p->step,
-                              (n + unit - 1) / unit, is_dot, ahead);
+                    WITH_ROWS(many, tile, x, p->pitch, w + v, is_ready ? m->out : SLAB, sums + r * p->step + c + v, p->step,
+                              (n + unit - 1) / unit, is_dot, GO_ON, ahead);
             }
         }
+}
+
+/* Sums of a slab of outputs for many rows, for weights in columns. As many parts as stay in the cache are packed together. */
+INLINE void slab_chunk(struct worker *me, const struct product *p, long from, int is_half) {
+    const struct matrix *m = p->matrix;
+    const int is_dot = is_half && HAS_DOT;
+    const long unit = 1 + is_dot, stripe = STRIPE * unit, part = p->part / unit, size = is_half ? 2 : 4; /* part in units */
+    const long outs = m->out - from < SLAB ? m->out - from : SLAB, kept = part > KEPT ? part : KEPT / part * part;
+    const struct ahead none = {0};
+    for (long k = 0, last; k < m->in; k = last) {
+        last = k + kept * unit < m->in ? k + kept * unit : m->in;
+        for (long i = k; i < last; i += stripe) {
+            for (long j = i + stripe; j < i + 2 * stripe && j < last; j++)
+                prefetch((const char *)m->weight + (j * m->out + from) * size, outs * size);
+            pack(m, i, last - i < stripe ? last - i : stripe, from, outs, me->packed + (i - k) / unit * SLAB, is_half);
+        }
+        for (long r = 0, many; r < p->rows; r += many) {
+            many = height(p->rows - r);
+            for (long u = k / unit, end = (last + unit - 1) / unit, count; u < end; u += count) {
+                count = end - u < part ? end - u : part;
+                const float *x = p->operand + r * p->pitch + u, *w = me->packed + (u - k / unit) * SLAB;
+                float *y = p->sums + r * p->step + from;
+                for (long v = 0; v < SLAB; v += VECS * LANES)
+                    if (u) WITH_ROWS(many, tile, x, p->pitch, w + v, SLAB, y + v, p->step, count, is_dot, ADD_PART, none)
+                    else WITH_ROWS(many, tile, x, p->pitch, w + v, SLAB, y + v, p->step, count, is_dot, BEGIN, none)
+            }
+        }
+    }
 }
 
 /* Store the total of the lanes of each vector. The order of a total is the same for any count. */
@@ -184,20 +220,20 @@ INLINE void dots(int rows, const char *x, long x_step, const char *w, float *y, 
 
 /* Sums for weights in rows, VECS outputs at a time; or one if rows are few, which reads memory in sequence. SHARE outputs
  * stay in a cache until all rows have passed. */
-INLINE void rows_chunk(struct worker *me, const struct product *p, long from, long count, int is_half) {
+INLINE void rows_chunk(const struct product *p, long from, long count, int is_half) {
     const struct matrix *m = p->matrix;
     const int is_dot = is_half && HAS_DOT;
-    const long rows = me->step->rows->count, size = is_half ? 2 : 4, lanes = LANES * (1 + is_dot);
-    const long x_size = padded(m->in, BLOCK) * (is_dot ? 2 : 4);
+    const long rows = p->rows, size = is_half ? 2 : 4, lanes = LANES * (1 + is_dot), share = p->is_many ? SLAB : SHARE;
+    const long x_size = sizeof(float) * p->pitch;
     for (long first = from, last; first < from + count; first = last) {
-        last = first + SHARE < from + count ? first + SHARE : from + count;
+        last = first + share < from + count ? first + share : from + count;
         for (long r = 0, many; r < rows; r += many) {
             many = height(rows - r);
             for (long o = first, outs; o < last; o += outs) {
                 outs = rows >= 4 && last - o >= VECS ? VECS : 1;
                 const long line = lanes * outs * size;
-                const char *x = me->operand + r * x_size, *w = (const char *)m->weight + o * m->in * size;
-                const struct ahead ahead = turn(w + SHARE * m->in * size, line, line, m->in / lanes, r, many, rows);
+                const char *x = (const char *)p->operand + r * x_size, *w = (const char *)m->weight + o * m->in * size;
+                const struct ahead ahead = turn(w + share * m->in * size, line, line, m->in / lanes, r, many, rows);
                 float *y = p->sums + r * p->step + o;
                 if (outs == 1) WITH_ROWS(many, dots, x, x_size, w, y, p->step, m->in, 1, is_half, ahead)
                 else WITH_ROWS(many, dots, x, x_size, w, y, p->step, m->in, VECS, is_half, ahead)
@@ -221,7 +257,7 @@ INLINE ivec add_pairs(ivec sum, ivec weights, ivec inputs) {
 #endif
 }
 
-/* sums (rows, panels) = x (units, rows of the step) times panels of int8. A unit is two inputs, in 16 bits. */
+/* sums (rows, panels) = x (rows, x_step) times panels of int8. A unit is two inputs, in 16 bits. */
 INLINE void int8_tile(int rows, const int32_t *x, long x_step, const float *scales, long blocks, const struct int8_block *w,
                       float *sums, long step, int panels, int from, int to) {
     const int vecs = panels * PANEL / LANES;
@@ -239,40 +275,40 @@ INLINE void int8_tile(int rows, const int32_t *x, long x_step, const float *scal
                 if (g >= from && g < to) __builtin_prefetch(block[panels * blocks].weight[g][v * LANES % PANEL], 0, 2);
                 const ivec first = (ivec)(four << 8 >> 8), second = (ivec)(four >> 8);
                 for (int r = 0; r < rows; r++) {
-                    const int32_t *inputs = x + (b * BLOCK / 2 + 2 * g) * x_step + r;
+                    const int32_t *inputs = x + r * x_step + b * BLOCK / 2 + 2 * g;
                     whole[r][v] = add_pairs(whole[r][v], first, (ivec){0} + inputs[0]);
-                    whole[r][v] = add_pairs(whole[r][v], second, (ivec){0} + inputs[x_step]);
+                    whole[r][v] = add_pairs(whole[r][v], second, (ivec){0} + inputs[1]);
                 }
             }
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vecs; v++) {
                 const vec *scale = (const vec *)&w[v * LANES / PANEL * blocks + b].scale[v * LANES % PANEL];
-                sum[r][v] += __builtin_convertvector(whole[r][v], vec) * (*scale * scales[b * x_step + r]);
+                sum[r][v] += __builtin_convertvector(whole[r][v], vec) * (*scale * scales[r * blocks + b]);
             }
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vecs; v++) *(vec *)(sums + r * step + v * LANES) = sum[r][v];
 }
 
-static void int8_chunk(struct worker *me, const struct product *p, long from, long count) {
-    const long rows = me->step->rows->count, blocks = padded(p->matrix->in, BLOCK) / BLOCK;
+static void int8_chunk(const struct product *p, long from, long count) {
+    const long rows = p->rows, blocks = padded(p->matrix->in, BLOCK) / BLOCK;
     for (long c = 0; c < count; c += PANEL) {
         const struct int8_block *w = (const struct int8_block *)p->matrix->weight + (from + c) / PANEL * blocks;
         const int is_pair = (int)LANES == PANEL && count - c > PANEL; /* enough registers, and panels */
         for (long r = 0, many; r < rows; r += many) {
-            const int32_t *x = (const int32_t *)me->operand + r;
+            const int32_t *x = (const int32_t *)p->operand + r * p->pitch;
             float *sums = p->sums + r * p->step + from + c;
             many = height(rows - r);
             const int first = BLOCK / 4 * r / rows, last = BLOCK / 4 * (r + many) / rows; /* of a block, to prefetch */
-            if (is_pair) WITH_ROWS(many, int8_tile, x, rows, me->scales + r, blocks, w, sums, p->step, 2, first, last)
-            else WITH_ROWS(many, int8_tile, x, rows, me->scales + r, blocks, w, sums, p->step, 1, first, last)
+            if (is_pair) WITH_ROWS(many, int8_tile, x, p->pitch, p->scales + r * blocks, blocks, w, sums, p->step, 2, first, last)
+            else WITH_ROWS(many, int8_tile, x, p->pitch, p->scales + r * blocks, blocks, w, sums, p->step, 1, first, last)
         }
         if (is_pair) c += PANEL;
     }
 }
 
 /* Round a row to 16 bits, each block by a scale of its own. A block with NaN or infinity gives NaN. */
-static void quantize(const float *x, long count, int16_t *units, long step, float *scales) {
+static void quantize(const float *x, long count, int16_t *units, float *scales) {
     for (long b = 0; b * BLOCK < count; b++, x += BLOCK) {
         const long n = count - b * BLOCK < BLOCK ? count - b * BLOCK : BLOCK;
         float most = 0, zero = 0;
@@ -282,58 +318,62 @@ static void quantize(const float *x, long count, int16_t *units, long step, floa
         const float factor = most > 0 && is_finite ? INT16_MAX / most : 0;
         int16_t rounded[BLOCK] = {0};
         for (long i = 0; i < n; i++) rounded[i] = (int16_t)rintf(is_finite ? x[i] * factor : 0);
-        for (long i = 0; i < BLOCK; i++) units[(b * BLOCK + i) / 2 * 2 * step + i % 2] = rounded[i];
-        scales[b * step] = is_finite ? most / INT16_MAX : NAN;
+        memcpy(units + b * BLOCK, rounded, sizeof rounded);
+        scales[b] = is_finite ? most / INT16_MAX : NAN;
     }
 }
 
-/* Normalize all rows and convert them to what the product takes. Every thread does this for itself: waiting for another
- * thread would take longer. */
-static void prepare(struct worker *me, const struct product *p) {
+/* Return the units of a row of so many inputs, and a line more: rows that are a power of two apart share a place in a cache. */
+INLINE long pitch_of(long inputs, int unit) { return padded(inputs, BLOCK) / unit + LINE / sizeof(float); }
+
+/* Return the inputs of a part. */
+INLINE long part_of(long inputs) { return padded((inputs + PARTS - 1) / PARTS, 2 * STRIPE); }
+
+/* Normalize a row and convert it to what the product takes. */
+static void prepare(struct worker *me, const struct product *p, long r) {
     const struct matrix *m = p->matrix;
-    const long rows = me->step->rows->count;
-    const int is_half = m->form == HALF_COLUMNS || m->form == HALF_ROWS, is_dot = is_half && HAS_DOT, unit = 1 + is_dot;
-    const int is_rows = m->form == FLOAT_ROWS || m->form == HALF_ROWS;
-    const long step = is_rows ? 1 : rows; /* from unit to unit of a row */
-    for (long r = 0; r < rows; r++) {
-        const float *x = p->in + r * m->in;
-        if (p->norm) normalize(p->norm, x, me->row, m->in), x = me->row;
-        if (m->form == INT8_PANELS) {
-            quantize(x, m->in, (int16_t *)me->operand + 2 * r, rows, me->scales + r);
-            continue;
-        }
-        float *units = (float *)me->operand + (is_rows ? r * padded(m->in, BLOCK) / unit : r);
-        for (long i = 0; i < m->in; i += unit)
-            if (is_dot) {
-                const uint32_t second = i + 1 < m->in ? to_half(x[i + 1]) : 0;
-                ((uint32_t *)units)[i / 2 * step] = second << 16 | to_half(x[i]);
-            } else units[i * step] = x[i];
-    }
-    me->is_prepared = 1;
+    const float *x = p->in + (p->wanted ? p->wanted[r] : r) * m->in;
+    float *units = p->operand + r * p->pitch;
+    if (p->norm) normalize(p->norm, x, me->row, m->in), x = me->row;
+    if (m->form == INT8_PANELS) quantize(x, m->in, (int16_t *)units, p->scales + r * (padded(m->in, BLOCK) / BLOCK));
+    else if (HAS_DOT && (m->form == HALF_COLUMNS || m->form == HALF_ROWS))
+        for (long i = 0; i < padded(m->in, 2); i++) ((uint16_t *)units)[i] = i < m->in ? to_half(x[i]) : 0;
+    else memcpy(units, x, sizeof(float) * m->in);
+}
+
+static void prepare_chunk(struct worker *me, const void *job, long chunk) {
+    const struct product *p = job;
+    for (long r = chunk * BATCH; r < p->rows && r < (chunk + 1) * BATCH; r++) prepare(me, p, r);
 }
 
 static void product_chunk(struct worker *me, const void *job, long chunk) {
     const struct product *p = job;
     const struct matrix *m = p->matrix;
-    const long from = chunk / p->parts * p->chunk;
+    const int is_half = m->form == HALF_COLUMNS || m->form == HALF_ROWS;
+    const int is_split = m->form == FLOAT_COLUMNS || m->form == HALF_COLUMNS;
+    const long from = (p->is_many ? chunk : chunk / p->parts) * p->chunk;
     const long count = m->out - from < p->chunk ? m->out - from : p->chunk;
-    if (!me->is_prepared) prepare(me, p);
-    if (m->form == FLOAT_COLUMNS) columns_chunk(me, p, chunk, from, count, 0);
-    else if (m->form == HALF_COLUMNS) columns_chunk(me, p, chunk, from, count, 1);
-    else if (m->form == FLOAT_ROWS) rows_chunk(me, p, from, count, 0);
-    else if (m->form == HALF_ROWS) rows_chunk(me, p, from, count, 1);
-    else int8_chunk(me, p, from, count);
+    /* Few rows are prepared by every thread for itself: waiting for another thread would take longer. */
+    for (long r = me->is_prepared || p->is_many ? p->rows : 0; r < p->rows; r++) prepare(me, p, r);
+    me->is_prepared = 1;
+    if (m->form == INT8_PANELS) int8_chunk(p, from, count);
+    else if (is_split && p->is_many && is_half) slab_chunk(me, p, from, 1);
+    else if (is_split && p->is_many) slab_chunk(me, p, from, 0);
+    else if (is_split && is_half) columns_chunk(me, p, chunk, from, count, 1);
+    else if (is_split) columns_chunk(me, p, chunk, from, count, 0);
+    else if (is_half) rows_chunk(p, from, count, 1);
+    else rows_chunk(p, from, count, 0);
 }
 
-/* Add up the parts of a piece of the outputs, and do what comes after the product. */
-static void finish_chunk(struct worker *me, const void *job, long piece) {
+/* Add up the parts of a piece of the outputs of some rows, and do what comes after the product. */
+static void finish_chunk(struct worker *me, const void *job, long chunk) {
     const struct product *p = job;
-    const long rows = me->step->rows->count, width = p->matrix->out, from = piece * PIECE;
-    const long count = width - from < PIECE ? width - from : PIECE;
-    for (long r = 0; r < rows; r++) {
+    const long width = p->matrix->out, pieces = (width + PIECE - 1) / PIECE, from = chunk % pieces * PIECE;
+    const long count = width - from < PIECE ? width - from : PIECE, parts = p->is_many ? 1 : p->parts;
+    for (long r = chunk / pieces * BATCH; r < p->rows && r < (chunk / pieces + 1) * BATCH; r++) {
         float *sums = p->sums + r * p->step + from, *out = p->out + r * width + from;
-        for (long part = 1; part < p->parts; part++)
-            for (long i = 0; i < count; i++) sums[i] += sums[part * rows * p->step + i];
+        for (long part = 1; part < parts; part++)
+            for (long i = 0; i < count; i++) sums[i] += sums[part * p->rows * p->step + i];
         if (p->matrix->bias)
             for (long i = 0; i < count; i++) sums[i] += p->matrix->bias[from + i];
         if (p->after == ACTIVATE) activate(sums, count, me->step->model->activation);
@@ -344,11 +384,21 @@ static void finish_chunk(struct worker *me, const void *job, long piece) {
 /* out = what comes after in (normalized) times a matrix. */
 static void multiply(struct worker *me, const struct matrix *m, const struct norm *norm, const float *in, float *out,
                      enum after after) {
+    const struct step *step = me->step;
     const int is_split = m->form == FLOAT_COLUMNS || m->form == HALF_COLUMNS, is_head = after == LOGITS;
-    const long part = is_split ? padded((m->in + PARTS - 1) / PARTS, 2 * STRIPE) : m->in, parts = (m->in + part - 1) / part;
-    const long pieces = (4 * me->step->threads + parts - 1) / parts;
-    const long chunk = padded((m->out + pieces - 1) / pieces, SLAB);
-    struct product p = {m, norm, in, is_head ? out : me->step->partial, out, part, parts, chunk, padded(m->out, SLAB) + (is_head ? 0 : SLAB), after};
-    together(me, parts * ((m->out + chunk - 1) / chunk), product_chunk, &p);
-    if (!is_head) together(me, (m->out + PIECE - 1) / PIECE, finish_chunk, &p);
+    const int unit = m->form == INT8_PANELS || (HAS_DOT && (m->form == HALF_COLUMNS || m->form == HALF_ROWS)) ? 2 : 1;
+    const long rows = is_head ? step->rows->outputs : step->rows->count, is_many = rows > FEW;
+    const long part = is_split ? part_of(m->in) : m->in, parts = (m->in + part - 1) / part;
+    const long pieces = (4 * step->threads + parts - 1) / parts;
+    const long chunk = is_many ? SLAB : padded((m->out + pieces - 1) / pieces, SLAB), chunks = (m->out + chunk - 1) / chunk;
+    const struct product p = {
+        .matrix = m, .norm = norm, .in = in, .wanted = is_head ? step->rows->wanted : NULL, .sums = is_head ? out : step->partial,
+        .out = out, .operand = is_many ? step->operand : me->operand, .scales = is_many ? step->scales : me->scales,
+        .rows = rows, .pitch = pitch_of(m->in, unit), .is_many = is_many, .part = part, .parts = parts, .chunk = chunk,
+        .step = padded(m->out, SLAB) + (is_head ? 0 : SLAB), .after = after,
+    };
+    const long batches = (rows + BATCH - 1) / BATCH;
+    if (is_many) together(me, batches, prepare_chunk, &p);
+    together(me, is_many ? chunks : parts * chunks, product_chunk, &p);
+    if (!is_head) together(me, batches * ((m->out + PIECE - 1) / PIECE), finish_chunk, &p);
 }

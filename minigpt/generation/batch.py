@@ -1,5 +1,8 @@
 """A batch of rows that are decoded together: a row joins when there is a place, and leaves when it has ended.
 
+Where the kernel serves the model, it reads everything: whole texts, pieces of them, and new tokens. Then the bits of a
+row's logits depend on its text alone. Elsewhere PyTorch reads texts in groups, and the last bits depend on the group.
+
 B rows, T tokens read at once, V vocabulary.
 """
 
@@ -16,17 +19,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.backends import cuda
 
-from minigpt.engine.kernel import step_of
+from minigpt.engine.kernel import StepKernel, step_of
 from minigpt.errors import GenerationError
 from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.drafts import Drafts
 from minigpt.generation.row import Row
-from minigpt.generation.slots import Slots
+from minigpt.generation.slots import WASTE, Ragged, Slots
 from minigpt.model import GPT2
 from minigpt.model.cache import KVCache
 
 OVERHEAD = {"cpu": 32, "cuda": 1024}  # a forward takes as long as reading so many more tokens
-WASTE = 32  # unused columns from which on it pays to move all rows to the left
 
 _threads_of: int | None = None  # the process whose threads of OpenMP have decoded
 _lock = threading.Lock()
@@ -107,11 +109,12 @@ class Batch:
         self, model: GPT2, places: int, longest: int, *, use_cache: bool = True, drafts: Drafts | None = None
     ) -> None:
         require_threads()
-        self.model, self.places, self.drafts = model, places, drafts
+        self.model, self.places, self.use_cache, self.drafts = model, places, use_cache, drafts
         self.context, self.device = model.config.n_positions, model.wte.weight.device
         self.rows: list[Row] = []
-        self.slots = Slots(model.new_cache(places, longest)) if use_cache else None
-        self.kernel = step_of(model) if use_cache else None
+        self.kernel = step_of(model)
+        room = model.new_cache(places, longest)
+        self.slots = Slots(room) if self.kernel is None else Ragged(room, self.kernel)
         self.last_step = Step(torch.empty(0, model.config.vocab_size, device=self.device))
 
     @property
@@ -121,33 +124,55 @@ class Batch:
     @torch.inference_mode()
     @of_any_length()
     def join(self, rows: list[Row]) -> None:
-        """Read the texts of new rows, a group of similar lengths at a time."""
+        """Read the texts of new rows. Equal texts of one prompt are read once."""
+        if not rows:
+            return
+        self._give_up_draft()
         rows_of: defaultdict[tuple[int, ...], list[Row]] = defaultdict(list)
         for row in rows:
-            rows_of[row.prompt, *self.window(row)].append(row)  # equal texts of one prompt share a reading
+            rows_of[row.prompt, *self.window(row)].append(row)
+        if isinstance(self.slots, Ragged):
+            self._add(*self._read_texts(self.slots, rows_of))
+            return
         texts = sorted(rows_of, key=len, reverse=True)
         for group in groups([len(text) - 1 for text in texts], OVERHEAD.get(self.device.type, OVERHEAD["cpu"])):
             few = texts[group]
             ids, mask = left_padded([text[1:] for text in few], self.device)  # both (texts, T)
             starts = [len(few[0]) - len(text) for text in few]
             of_row = [place for place, text in enumerate(few) for _ in rows_of[text]]
-            cache = None if self.slots is None else self.model.new_cache(*ids.shape)
+            cache = self.model.new_cache(*ids.shape)
             hidden = self.model.hidden_states(ids, mask if any(starts) else None, cache=cache)[:, -1:]  # (texts, 1, C)
             logits = self.model.head(hidden)[:, 0].float()[of_row]
-            self._add([row for text in few for row in rows_of[text]], logits, cache, of_row, starts)
+            self.slots.join(cache, of_row, starts)
+            self._add([row for text in few for row in rows_of[text]], logits)
+
+    def _read_texts(
+        self, slots: Ragged, rows_of: dict[tuple[int, ...], list[Row]]
+    ) -> tuple[list[Row], Float[Tensor, "rows vocab"]]:
+        """Read texts into slots; return the rows in the order of their slots, and the logits of their next tokens."""
+        places = {text: slots.add() for text in rows_of}
+        logits = slots.read({place: text[1:] for text, place in places.items()}, every=False)
+        copies = [(row, text) for text, rows in rows_of.items() for row in rows[1:]]
+        for _, text in copies:
+            slots.copy(places[text])
+        of_row = [*range(len(places)), *(list(places).index(text) for _, text in copies)]
+        return [*(rows[0] for rows in rows_of.values()), *(row for row, _ in copies)], logits[of_row]
 
     @torch.inference_mode()
     def take(self, rows: list[Row], cache: KVCache, logits: Float[Tensor, "1 vocab"]) -> None:
         """Let rows join whose text has been read already: its cache, and the logits of its next token."""
         if rows:
-            self._add(rows, logits.expand(len(rows), -1), cache, [0] * len(rows), [0])
+            self._give_up_draft()
+            self.slots.join(cache, [0] * len(rows), [0])
+            self._add(rows, logits.expand(len(rows), -1))
 
-    def _add(
-        self, rows: list[Row], logits: Tensor, cache: KVCache | None, of_row: list[int], starts: list[int]
-    ) -> None:
-        if self.slots is not None and cache is not None:
-            self.slots.trim(WASTE)
-            self.slots.join(cache, of_row, starts)
+    def _give_up_draft(self) -> None:
+        """Forget what was read of a draft, since other rows join before it is chosen from."""
+        if self.rows and self.last_step.draft:
+            self.slots.forget(len(self.last_step.draft))
+        self.last_step = Step(self.logits[: len(self.rows)])
+
+    def _add(self, rows: list[Row], logits: Tensor) -> None:
         self.last_step = Step(torch.cat([self.logits, logits]) if self.rows else logits)
         self.rows += rows
 
@@ -172,51 +197,38 @@ class Batch:
         """
         again = self.full()
         self.drop(again)
-        if self.rows and self.slots is not None:
-            self.slots.trim(WASTE)
+        if self.rows:
+            if isinstance(self.slots, Slots):
+                self.slots.trim(WASTE)
             alone = len(self.rows) == 1 and self.rows[0].may_draft and not (again or new)
             self.last_step = self._read_draft(self.rows[0]) if alone and self.drafts else Step(self._logits())
         self.join([*again, *new])
 
     def full(self) -> list[Row]:
         """Return the rows whose windows ``read`` reads again: those whose context is full, or all without a cache."""
-        if self.slots is None:
-            return list(self.rows)
-        seen = [self.slots.length - start for start in self.slots.starts]
-        return [row for row, tokens in zip(self.rows, seen, strict=True) if tokens >= self.context]
+        lengths = zip(self.rows, self.slots.lengths, strict=True)
+        return [row for row, length in lengths if length >= self.context or not self.use_cache]
 
     def drop(self, rows: Container[Row]) -> None:
         """Remove rows; the last row moves to a free place. Call it between ``choose`` and ``read``."""
         for place in reversed(range(len(self.rows))):
             if self.rows[place] in rows:
-                if self.slots is not None:
-                    self.slots.leave(place)
+                self.slots.leave(place)
                 self.rows[place] = self.rows[-1]
                 del self.rows[-1]
 
     def _logits(self, draft: Sequence[int] = ()) -> Float[Tensor, "read vocab"]:
         """Read the last token of each row, and the tokens of a draft of the only one; return the logits after each."""
-        assert self.slots is not None
-        slots, ids = self.slots, [[row.ids[-1], *draft] for row in self.rows]
-        new = 1 + len(draft)
-        if self.kernel is None:
-            hidden = self.model.hidden_states(torch.tensor(ids, device=self.device), cache=slots)  # (B, T, C)
-            logits = self.model.head(hidden).flatten(0, 1)
-        else:
-            tokens = [token for few in ids for token in few]
-            places = [place for place in range(len(ids)) for _ in range(new)]
-            starts = [slots.starts[place] for place in places]
-            columns = [*range(slots.length, slots.length + new)] * len(ids)
-            logits = self.kernel(tokens, places, starts, columns, slots.store)
-            slots.resize(slots.length + new)
-        return logits.float()
+        ids = [[row.ids[-1], *draft] for row in self.rows]
+        if isinstance(self.slots, Ragged):
+            return self.slots.read(dict(enumerate(ids)))
+        hidden = self.model.hidden_states(torch.tensor(ids, device=self.device), cache=self.slots)  # (B, T, C)
+        return self.model.head(hidden).flatten(0, 1).float()
 
     def _read_draft(self, row: Row) -> Step:
         """Read the only row's last token, and a guess of those that follow it."""
         assert self.drafts is not None
-        assert self.slots is not None
-        seen = self.slots.length - self.slots.starts[0]
-        room = min(row.left, self.context - seen, self.slots.max_length - self.slots.length)
+        room = min(row.left, self.context - self.slots.lengths[0], self.slots.free)
         begun = time.perf_counter()
         draft = self.drafts.guess(row, room - 1, self.slots)
         drafted = time.perf_counter()
@@ -226,14 +238,13 @@ class Batch:
     def _choose_drafted(self, row: Row, draft: list[int]) -> None:
         """Add the tokens of the draft that are right, and the one after them."""
         assert self.drafts is not None
-        assert self.slots is not None
         right = 0
         for logits in next_logits(self.model, self.logits).split(1):  # each (1, V)
             row.push(*next_tokens(logits, [row]))
             if row.end or right == len(draft) or row.ids[-1] != draft[right]:
                 break
             right += 1
-        self.slots.resize(self.slots.length - len(draft) + right)
+        self.slots.forget(len(draft) - right)
         self.drafts.learn(row, len(draft), right, *self.last_step.seconds)
 
     def window(self, row: Row) -> list[int]:
@@ -246,6 +257,20 @@ class Batch:
         least = max(1, self.context - row.settings.slide_stride + 1)
         since = len(row.ids) - max(row.prompt_length, self.context + 1)  # tokens since the text became too long
         return row.ids[-(least + since % (self.context - least + 1)) :]
+
+
+@torch.inference_mode()
+def read_piece(
+    model: GPT2, kernel: StepKernel | None, ids: list[int], cache: KVCache, last: int
+) -> Float[Tensor, "last vocab"]:
+    """Read further tokens of the only text in a cache, as a ``Batch`` reads it; return logits after the last ones."""
+    if kernel is None:
+        hidden = model.hidden_states(torch.tensor([ids], device=model.wte.weight.device), cache=cache)  # (1, T, C)
+        return model.head(hidden[:, -last:])[0].float() if last else hidden.new_empty(0, model.config.vocab_size)
+    columns = range(cache.length, cache.length + len(ids))
+    logits = kernel(ids, [0] * len(ids), columns, cache.store, range(len(ids) - last, len(ids)))
+    cache.advance(len(ids), None)
+    return logits
 
 
 def groups(lengths: list[int], overhead: int) -> list[slice]:

@@ -16,10 +16,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from minigpt.device import require_values
 from minigpt.errors import GenerationError
-from minigpt.generation.batch import WASTE, Batch
-from minigpt.generation.drafts import Drafts
+from minigpt.generation.batch import Batch
+from minigpt.generation.drafts import drafts_for
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, Settings, TextSettings, check_settings, parse_settings
+from minigpt.generation.slots import WASTE
 from minigpt.model import GPT2
 from minigpt.model.checks import check_gpt2, check_ids, check_mask
 
@@ -306,7 +307,7 @@ def write_rows(model: GPT2, rows: list[Row], settings: GenerationSettings, place
     # the model never reads the last new token
     longest = max(len(row.ids) for row in rows) + max(row.settings.max_new_tokens for row in rows) - 1
     room = min(model.config.n_positions, longest) + WASTE * (places > 1)
-    drafts = Drafts(model, settings.prompt_lookup_num_tokens or 0, settings.draft) if settings.drafts else None
+    drafts = drafts_for(model, settings.draft if settings.use_cache else None, settings.prompt_lookup_num_tokens or 0)
     return _written(Batch(model, places, room, use_cache=settings.use_cache, drafts=drafts), rows)
 
 

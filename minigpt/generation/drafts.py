@@ -9,11 +9,11 @@ of the draft saves a step; a wrong one wastes its part of one.
 from collections import deque
 from statistics import median_low
 
-from minigpt.engine.int8 import drafter_of
+from minigpt.engine.int8 import drafter_of, is_rounded, why_not_drafted
 from minigpt.errors import GenerationError
 from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.row import Row
-from minigpt.generation.slots import Slots
+from minigpt.generation.slots import Ragged, Slots
 from minigpt.model import GPT2
 
 NGRAMS = (3, 2)  # lengths of the n-grams to look up, the more specific first
@@ -24,6 +24,7 @@ FRESH = (1.0, 0.5)  # tokens that count as right and wrong at first
 SUREST = 0.99  # the highest chance to count with
 REST = 8  # steps without a draft, after which one token is tried; twice as many each time that it is refused
 LONGEST_REST = 64
+REPAYING = 64  # tokens that a text must still add before "auto" rounds the weights for it
 
 
 def copied(ids: list[int], most: int) -> list[int]:
@@ -84,6 +85,16 @@ class Pace:
             self.resting = self.rest = min(2 * self.rest, LONGEST_REST)
 
 
+def drafts_for(model: GPT2, draft: str | None, most_copied: int = 0) -> "Drafts | None":
+    """Return what guesses tokens, or None if there is nothing to guess with.
+
+    Raises:
+        ConfigError: as ``Drafts``.
+    """
+    draft = None if draft == "auto" and why_not_drafted(model) else draft
+    return Drafts(model, most_copied, draft) if most_copied or draft else None
+
+
 class Drafts:
     """Guesses the next tokens of a row: copied from its text if it has the last n-gram before, else written in int8.
 
@@ -91,23 +102,28 @@ class Drafts:
 
     Args:
         most_copied: tokens to copy at most; 0 copies none.
-        draft: "int8" for drafts by the int8 form.
+        draft: "int8" for drafts by the int8 form; "auto" makes it when a text has enough tokens left to repay that.
 
     Raises:
         ConfigError: if the int8 form is asked for, and the decoding kernel does not serve the model.
     """
 
     def __init__(self, model: GPT2, most_copied: int = 0, draft: str | None = None) -> None:
-        self.model, self.most_copied = model, most_copied
+        self.model, self.most_copied, self.is_auto = model, most_copied, draft == "auto"
         self.int8 = drafter_of(model) if draft == "int8" else None
         self.pace = Pace()
         self.is_written = False  # whether the last draft is the int8 form's
 
-    def guess(self, row: Row, most: int, slots: Slots) -> list[int]:
+    def guess(self, row: Row, most: int, slots: Ragged | Slots) -> list[int]:
         """Return up to ``most`` tokens that may follow the only row in the cache."""
         draft = copied(row.ids, min(self.most_copied, most)) if self.most_copied else []
+        if self.int8 is None and self.is_auto and (row.left >= REPAYING or is_rounded(self.model)):
+            self.int8 = drafter_of(self.model)
         self.is_written = not draft and self.int8 is not None
-        return self._written(row, min(self.pace.length(), most), slots) if self.is_written else draft
+        if not self.is_written:
+            return draft
+        assert isinstance(slots, Ragged)
+        return self._written(row, min(self.pace.length(), most), slots)
 
     def learn(self, row: Row, drafted: int, right: int, drafting: float, reading: float) -> None:
         """Note how many tokens of a draft were right, and the seconds that the draft and its step took."""
@@ -115,13 +131,13 @@ class Drafts:
         if self.is_written:
             self.pace.learn(drafted, right, drafting, reading)
 
-    def _written(self, row: Row, count: int, slots: Slots) -> list[int]:
+    def _written(self, row: Row, count: int, slots: Ragged) -> list[int]:
         """Return the tokens that the row would add if the int8 form were the model, with the row's random numbers."""
         assert self.int8 is not None
         known = len(row.ids)
         try:
-            for column in range(slots.length, slots.length + count):
-                logits = self.int8(row.ids[-1:], [0], slots.starts, [column], slots.store)  # (1, V)
+            for column in range(slots.lengths[0], slots.lengths[0] + count):
+                logits = self.int8(row.ids[-1:], slots.slots, [column], slots.store)  # (1, V)
                 row.ids += next_tokens(next_logits(self.model, logits), [row], keeps=False)
                 if row.ids[-1] in row.end_ids:
                     break

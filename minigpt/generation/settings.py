@@ -74,8 +74,9 @@ def between(least: float, most: float) -> Rule:
     return Rule(lambda value: is_number(value) and least <= value <= most, f"be within [{least:g}, {most:g}]")
 
 
-def one_of(*words: str) -> Rule:
-    return Rule(lambda value: isinstance(value, str) and value in words, f"be {' or '.join(words)}")
+def one_of(*words: str | None) -> Rule:
+    accepts = lambda value: (value is None or isinstance(value, str)) and value in words  # noqa: E731
+    return Rule(accepts, f"be {' or '.join(map(str, words))}")
 
 
 def at_most(entries: int, rule: Rule) -> Rule:
@@ -208,10 +209,11 @@ class Options(TypedDict, total=False):
     prompt_lookup_num_tokens: Annotated[int | None, Setting(
         "Tokens to copy from the text so far as a draft, verified in one step; 0 for none.",
         integer(0), users=NOT_HTTP, option="--lookup")]
-    draft: Annotated[Literal["int8"] | None, Setting(
+    draft: Annotated[Literal["auto", "int8"] | None, Setting(
         "int8: draft tokens with the model rounded to eight bits, and verify them in one step: the same text, sooner. "
-        "It takes memory for the rounded weights, needs the decoding kernel, and works while there is a single text.",
-        one_of("int8"), users=NOT_HTTP)]
+        "It takes memory for the rounded weights, needs the decoding kernel, and works while there is a single text. "
+        "auto: where that pays; None, in the shell none: never.",
+        one_of("auto", "int8", None), "auto", users=NOT_HTTP)]
     overflow: Annotated[Literal["refuse", "slide"], Setting(
         "For texts beyond the context: refuse; or slide, where a token sees the last tokens that fit, read again.",
         one_of("refuse", "slide"), "refuse")]
@@ -284,7 +286,7 @@ def _contradictions(values: Mapping[str, Any], one_text: bool) -> Iterator[tuple
     if None not in (values["stop"], values["stop_strings"]):
         yield "stop_strings", "is another name of stop; give one of them"
     for name in ("prompt_lookup_num_tokens", "draft"):
-        if values[name] and not values["use_cache"]:
+        if values[name] not in (None, 0, "auto") and not values["use_cache"]:
             yield name, "needs use_cache=True"
     if values["slide_stride"] != 1 and values["overflow"] == "refuse":
         yield "slide_stride", "needs overflow slide"
@@ -361,11 +363,6 @@ class GenerationSettings(SimpleNamespace):
     def choice(self) -> str:
         """A key of everything that decides how tokens are chosen. Rows with equal keys are processed together."""
         return f"{self.samples} {self.output_scores} {self.output_logprobs} {self.active}"
-
-    @property
-    def drafts(self) -> bool:
-        """True if tokens are guessed and verified."""
-        return bool(self.prompt_lookup_num_tokens or self.draft)
 
     def end_ids(self, config: GPT2Config) -> tuple[int, ...]:
         """Return every id that ends a row."""

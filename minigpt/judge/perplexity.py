@@ -9,8 +9,10 @@ from torch import Tensor
 
 from minigpt.config import GPT2Config
 from minigpt.device import Progress
+from minigpt.engine.kernel import step_of
 from minigpt.errors import GenerationError
 from minigpt.files import read_text
+from minigpt.generation.batch import read_piece
 from minigpt.judge.measures import AT_ONCE, perplexity_of
 from minigpt.model import GPT2
 from minigpt.model.checks import check_known
@@ -62,10 +64,18 @@ def window_loss(model: GPT2, ids: list[int], start: int, first: int, end: int) -
 
 def predictions(model: GPT2, ids: list[int], start: int, first: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield logits (AT_ONCE, V) and the tokens (AT_ONCE) that they predict, for ``window_loss``'s tokens."""
-    text = torch.tensor([ids[start:end]], device=model.wte.weight.device)  # (1, T)
-    hidden = model.hidden_states(text)[:, first - 1 - start : -1]  # (1, counted, C)
-    for part, wanted in zip(hidden.split(AT_ONCE, dim=1), text[0, first - start :].split(AT_ONCE), strict=True):
-        yield model.head(part)[0], wanted
+    kernel, device = step_of(model), model.wte.weight.device
+    text, wanted = torch.tensor([ids[start:end]], device=device), torch.tensor(ids[first:end], device=device)  # (1, T)
+    parts = wanted.split(AT_ONCE)
+    if kernel is None:
+        hidden = model.hidden_states(text)[:, first - 1 - start : -1]  # (1, counted, C)
+        yield from ((model.head(part)[0], few) for part, few in zip(hidden.split(AT_ONCE, dim=1), parts, strict=True))
+        return
+    cache = model.new_cache(1, end - start)
+    read_piece(model, kernel, ids[start : first - 1], cache, 0)
+    for few in parts:
+        place = start + cache.length
+        yield read_piece(model, kernel, ids[place : place + len(few)], cache, len(few)), few
 
 
 def windows_of(tokens: int, context: int) -> Iterator[tuple[int, int, int]]:

@@ -24,6 +24,7 @@ from minigpt.checkpoint.pretrained import loadable, put_norms
 from minigpt.config import GPT2Config
 from minigpt.device import DTYPES, dtype_name
 from minigpt.engine import accelerate
+from minigpt.engine.int8 import why_not_drafted
 from minigpt.engine.kernel import path_of
 from minigpt.errors import MiniGPTError, listing
 from minigpt.model import GPT2
@@ -80,6 +81,7 @@ def _facts(checkpoint: Checkpoint, refused: list[str]) -> dict[str, Any]:
             name for name, _ in model.named_parameters() if name in numbers and not numbers[name].isfinite().all()
         ],
         "decoding": path_of(model.to(next((tensor.dtype for tensor in numbers.values()), None)).eval()),
+        "drafts": "int8, while there is one text" if (reason := why_not_drafted(model)) is None else f"none: {reason}",
     }
 
 

@@ -25,7 +25,7 @@ def app(
     api_key: str | None = None,
     max_batch: int = 16,
     max_queue: int = 256,
-    draft: str | None = None,
+    draft: str | None = "auto",
     allowed_hosts: Sequence[str] | None = LOOPBACK,
     allowed_origins: Sequence[str] = (),
 ) -> "FastAPI":
@@ -37,7 +37,7 @@ def app(
         api_key: what clients must send as ``Authorization: Bearer KEY``; with None they need no key.
         max_batch: texts that each model writes at a time.
         max_queue: texts that may wait; beyond that a request gets status 429.
-        draft: "int8" drafts tokens while a model writes a single text; see ``minigpt.generation.Options``.
+        draft: as in ``minigpt.generation.Options``: drafts are made while a model writes a single text.
         allowed_hosts: names that a request's Host header may have, without the port; None permits all. Without a key,
             permit only loopback names: a web page could otherwise reach the server by a name that it controls.
         allowed_origins: origins of other web pages that may call the server, e.g. "https://example.org".

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from torch import Tensor
 
 from minigpt.errors import RAISED
-from minigpt.generation.batch import WASTE, Batch
+from minigpt.generation.batch import Batch, read_piece
 from minigpt.generation.choosing import NoTokenLeftError, next_logits, next_tokens
 from minigpt.generation.row import Row
 from minigpt.model import GPT2
@@ -135,6 +135,7 @@ class Prefill:
     """A text that is read in pieces. Its cache and logits are then those of any row that continues it.
 
     Args:
+        batch: the one that those rows join.
         rows: those that continue the text.
         ids: what they see of it: all, or a window of the last tokens.
         alternatives: how many of the likeliest ids to score at each token; None scores nothing.
@@ -145,8 +146,8 @@ class Prefill:
         logits: (1, V) of the next token, when ``is_over``.
     """
 
-    def __init__(self, model: GPT2, rows: list[Any], ids: list[int], alternatives: int | None = None) -> None:
-        self.model, self.rows, self.ids, self.alternatives = model, rows, list(ids), alternatives
+    def __init__(self, batch: Batch, rows: list[Any], ids: list[int], alternatives: int | None = None) -> None:
+        self.batch, self.rows, self.ids, self.alternatives = batch, rows, list(ids), alternatives
         self.cache: KVCache | None = None  # made when it is first needed
         self.scored = [] if alternatives is None else [Token(ids[0], None, [])]
         self.logits: Tensor = torch.empty(0)
@@ -161,25 +162,22 @@ class Prefill:
         """True if nothing is read or scored, so that a batch can read the text together with others."""
         return self.cache is None and self.alternatives is None
 
-    @torch.inference_mode()
     def advance(self, tokens: int) -> None:
         """Read so many tokens more."""
-        self.cache = self.cache or self.model.new_cache(1, len(self.ids))
+        model = self.batch.model
+        self.cache = self.cache or model.new_cache(1, len(self.ids))
         first = self.cache.length
-        ids = self.ids[first : first + tokens]
-        hidden = self.model.hidden_states(torch.tensor([ids], device=self.model.wte.weight.device), cache=self.cache)
+        ids, after = self.ids[first : first + tokens], self.ids[first + 1 : first + 1 + tokens]
+        needed = int(first + len(ids) == len(self.ids)) if self.alternatives is None else len(ids)
+        logits = read_piece(model, self.batch.kernel, ids, self.cache, needed)  # (R, V)
         if self.alternatives is not None:
-            logits = self.model.head(hidden)[0].float()  # (R, V)
-            after = self.ids[first + 1 : first + 1 + len(ids)]
-            self.scored += tokens_of(self.model, logits[: len(after)], after, self.alternatives)
-            self.logits = logits[-1:]
-        elif not self.left:
-            self.logits = self.model.head(hidden[:, -1:])[0].float()
+            self.scored += tokens_of(model, logits[: len(after)], after, self.alternatives)
+        self.logits = logits[-1:]
 
-    def join(self, batch: Batch, rows: list[Any]) -> None:
-        """Let rows that continue the text join a batch, after all of it is read."""
+    def join(self, rows: list[Any]) -> None:
+        """Let rows that continue the text join the batch, after all of it is read."""
         assert self.cache is not None
-        batch.take(rows, self.cache, self.logits)
+        self.batch.take(rows, self.cache, self.logits)
 
 
 @torch.inference_mode()
@@ -213,12 +211,15 @@ class Comparison:
     ) -> None:
         self.models, self.rows, self.alternatives, self.token_text = models, rows, alternatives, token_text
         self.channel, self.is_over = Channel(), False
-        self._readings = [Prefill(model, list(rows), rows[0].ids) for model in models]
-        self._batches: list[Batch] = []
+        self._readings: list[Prefill] = []
 
     def step(self) -> None:
         """Read some of the prompt, or add a token to each text that is not over; report tokens, or an error."""
         try:
+            self._readings = self._readings or [
+                Prefill(Batch(model, 2, model.config.n_positions), list(self.rows), self.rows[0].ids)
+                for model in self.models
+            ]
             unread = [reading for reading in self._readings if reading.left]
             if unread:
                 unread[0].advance(PIECE)
@@ -228,21 +229,20 @@ class Comparison:
             self.channel.fail(error)
 
     def _add_tokens(self) -> None:
-        for batch in self._batches:
-            batch.read()
-        if not self._batches:
-            for model, reading in zip(self.models, self._readings, strict=True):
-                batch = Batch(model, 2, model.config.n_positions + WASTE)
-                reading.join(batch, reading.rows)
-                self._batches.append(batch)
-        logits = [dict(zip(batch.rows, batch.logits.split(1), strict=True)) for batch in self._batches]
+        batches = [reading.batch for reading in self._readings]
+        for reading, batch in zip(self._readings, batches, strict=True):
+            if batch.rows:
+                batch.read()
+            else:
+                reading.join(reading.rows)
+        logits = [dict(zip(batch.rows, batch.logits.split(1), strict=True)) for batch in batches]
         events = [
             self._written(side, row, [of_model[row] for of_model in logits])
             for side, row in enumerate(self.rows)
             if row in logits[0]
         ]
         over = [row for row in self.rows if row.end]
-        for batch in self._batches:
+        for batch in batches:
             batch.drop(over)
         self.is_over = len(over) == 2
         for event in events:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from minigpt.engine.int8 import drafter_of
 from minigpt.errors import RAISED, GenerationError
-from minigpt.generation.batch import OVERHEAD, WASTE, Batch, Step
+from minigpt.generation.batch import OVERHEAD, Batch, Step
 from minigpt.generation.choosing import next_logits, next_tokens
-from minigpt.generation.drafts import Drafts
+from minigpt.generation.drafts import drafts_for
 from minigpt.generation.row import Row
+from minigpt.generation.slots import WASTE
 from minigpt.model import GPT2
 from minigpt.serve.jobs import Comparison, Job, JobText, Prefill, tokens_of
 from minigpt.serve.protocol import RefusalError, shutting_down
@@ -56,7 +57,7 @@ class Scheduler:
         draft: as in ``generate``.
     """
 
-    def __init__(self, models: Mapping[str, GPT2], places: int, max_queue: int, draft: str | None = None) -> None:
+    def __init__(self, models: Mapping[str, GPT2], places: int, max_queue: int, draft: str | None = "auto") -> None:
         self.meters = Meters(lambda: self.count_writing, lambda: self.count_waiting)
         self.lanes = {name: Lane(name, model, places, self.meters, draft) for name, model in models.items()}
         self.comparisons: deque[Comparison] = deque()
@@ -165,7 +166,7 @@ class Lane:
     """
 
     def __init__(self, name: str, model: GPT2, places: int, meters: Meters, draft: str | None) -> None:
-        if draft is not None:
+        if draft == "int8":
             drafter_of(model)  # rounds the weights now, or says that the kernel does not serve the model
         self.name, self.model, self.places, self.meters, self.draft = name, model, places, meters, draft
         self.waiting: deque[Job] = deque()
@@ -260,7 +261,7 @@ class Lane:
                 prefill.rows.append(text)
                 return
         job.reading += len(ids)
-        self.prefills.append(Prefill(self.model, [text], ids, (body.alternatives or 0) if scores else None))
+        self.prefills.append(Prefill(self.batch, [text], ids, (body.alternatives or 0) if scores else None))
 
     def _read_some(self) -> None:
         """Read for as long as there is credit: short texts together at the next step, a piece of each of the others."""
@@ -319,7 +320,7 @@ class Lane:
                 batch.join(list(new))
         joined = time.perf_counter()
         for prefill in self._read:
-            prefill.join(batch, [text for text in prefill.rows if text in self.writing])
+            prefill.join([text for text in prefill.rows if text in self.writing])
         self._joining, self._read = [], []
         tokens = -sum(len(row.ids) for row in batch.rows)
         texts: list[Any] = self._choose_tokens(batch) if batch.rows else []
@@ -344,16 +345,18 @@ class Lane:
             return batch.choose()
 
     def _new_batch(self, places: int) -> Batch:
-        drafts = Drafts(self.model, draft=self.draft) if self.draft else None
-        return Batch(self.model, places, self.model.config.n_positions + WASTE, drafts=drafts)
+        room = self.model.config.n_positions + WASTE
+        return Batch(self.model, places, room, drafts=drafts_for(self.model, self.draft))
 
     def _one_by_one(self) -> None:
         """Read each text by itself after a step failed, so that only the client whose text fails gets an error."""
         unread = {text for prefill in self.prefills for text in prefill.rows}
         texts = [text for text in self.writing if text not in unread and not text.job.channel.is_left]
         self._batch, self._joining, self._read = None, [], []
+        for prefill in self.prefills:
+            prefill.batch = self.batch
         for text in texts:
-            prefill = Prefill(self.model, [text], self.batch.window(text))
+            prefill = Prefill(self.batch, [text], self.batch.window(text))
             try:
                 prefill.advance(prefill.left)
             except RAISED as error:

@@ -50,18 +50,23 @@ int main(void) {
                                        matrix(WIDTH, INNER, form), matrix(INNER, WIDTH, form), 0.15f};
         struct model model = {LAYERS, WIDTH, HEADS, INNER, is_half, form, numbers(WORDS * WIDTH, 1, is_half),
                               numbers(LENGTH * WIDTH, 1, is_half), layers, norm(LAYER_NORM), matrix(WIDTH, WORDS, head)};
-        int64_t tokens[COUNT], positions[COUNT], slots[COUNT], starts[COUNT], ends[COUNT];
-        for (long r = 0; r < COUNT; r++)
-            tokens[r] = 9 * r, slots[r] = r, starts[r] = r, ends[r] = LENGTH, positions[r] = LENGTH - 1 - r;
+        /* A token of each of COUNT texts, which have read others before; then LENGTH tokens of one text. */
+        int64_t tokens[LENGTH], slots[LENGTH], columns[LENGTH], wanted[COUNT];
         float *logits = numbers(COUNT * padded(WORDS, SLAB), 0, 0);
         const int has_half_cache = is_half || form == INT8_PANELS;
-        struct rows rows = {.count = COUNT, .tokens = tokens, .positions = positions, .slots = slots, .starts = starts,
-                            .ends = ends, .cache = numbers(LAYERS * 2 * COUNT * size, 1, has_half_cache),
-                            .is_half = has_half_cache, .layer_stride = 2 * COUNT * size, .value_stride = COUNT * size,
-                            .slot_stride = size, .head_stride = LENGTH * (WIDTH / HEADS), .logits = logits};
-        char *memory = aligned_alloc(64, padded(minigpt_memory_portable(&model, &rows, 1, LENGTH), 64));
-        minigpt_step_portable(&model, &rows, 1, LENGTH, memory);
-        for (long r = 0; r < COUNT; r++)
-            for (long o = 0; o < WORDS; o++) printf("%.9g\n", logits[r * padded(WORDS, SLAB) + o]);
+        struct rows rows = {.tokens = tokens, .slots = slots, .columns = columns, .outputs = COUNT, .wanted = wanted,
+                            .cache = numbers(LAYERS * 2 * COUNT * size, 1, has_half_cache), .is_half = has_half_cache,
+                            .layer_stride = 2 * COUNT * size, .value_stride = COUNT * size, .slot_stride = size,
+                            .head_stride = LENGTH * (WIDTH / HEADS), .logits = logits};
+        for (int is_one = 0; is_one <= 1; is_one++) {
+            rows.count = is_one ? LENGTH : COUNT;
+            for (long r = 0; r < rows.count; r++)
+                tokens[r] = 3 * r, slots[r] = is_one ? 0 : r, columns[r] = is_one ? r : LENGTH - 1 - r;
+            for (long r = 0; r < COUNT; r++) wanted[r] = is_one ? 4 * r : r;
+            char *memory = aligned_alloc(64, padded(minigpt_memory_portable(&model, &rows, 1, LENGTH), 64));
+            minigpt_step_portable(&model, &rows, 1, LENGTH, memory);
+            for (long r = 0; r < COUNT; r++)
+                for (long o = 0; o < WORDS; o++) printf("%.9g\n", logits[r * padded(WORDS, SLAB) + o]);
+        }
     }
 }

@@ -17,7 +17,7 @@ FORMS = {"float columns": 2e-6, "half columns": 1e-4, "float rows": 2e-6, "half 
 
 
 def logits(compiler: str, program: Path, *emulator: str) -> Tensor:
-    """Return what the program prints, (forms, 700)."""
+    """Return what the program prints, (forms, 1400)."""
     subprocess.run([compiler, *FLAGS, "-static", str(SOURCE), "-o", str(program), "-lm"], check=True, timeout=100)
     done = subprocess.run([*emulator, str(program)], capture_output=True, text=True, check=True, timeout=100)
     return torch.tensor([float(line) for line in done.stdout.split()], dtype=torch.float64).view(len(FORMS), -1)

@@ -29,38 +29,48 @@ ODD: dict[str, Any] = {"vocab_size": 257, "n_positions": 40, "n_embd": 33, "n_he
 WIDE: dict[str, Any] = {"vocab_size": 100, "n_positions": 70, "n_embd": 132, "n_head": 3, "n_inner": 77}
 
 
-def decoded(model: Any, step: StepKernel, ids: Tensor, starts: list[int] | None = None) -> tuple[Tensor, Tensor]:
-    """Return logits of the last column by the kernel, and by ``model`` in float64 from the same cache."""
-    starts = starts or [0] * len(ids)
-    mask = torch.tensor([[column >= start for column in range(ids.shape[1])] for start in starts])
-    with torch.no_grad():
-        cache = model.new_cache(*ids.shape)  # the new token's place is the last one
-        model(ids[:, :-1], mask[:, :-1], cache=cache)
-        wide = copy.deepcopy(model).double()
-        truth = wide.new_cache(*ids.shape)
-        truth.store.copy_(cache.store)
-        truth.length, truth.padding_mask = cache.length, cache.padding_mask
-        rows = list(range(len(ids)))
-        given = step(ids[:, -1].tolist(), rows, starts, [ids.shape[1] - 1] * len(ids), cache.store)
-        return given, wide(ids[:, -1:], mask, cache=truth)[:, 0]
-
-
-@pytest.mark.parametrize("shape", [ODD, WIDE], ids=["odd", "wide"])
-@pytest.mark.parametrize("rows", [1, 7, 20])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("by_rows", [False, True])
-def test_against_float64(shape: dict[str, Any], rows: int, dtype: torch.dtype, by_rows: bool) -> None:
-    model = small_model(dtype=dtype, tie_word_embeddings=rows != 7, **shape)
+def model_of(kind: str, by_rows: bool = False, **shape: Any) -> Any:
+    """Return a small model in a dtype or in int8; with ``by_rows`` its weights lie as those of ``nn.Linear``."""
+    model = small_model(dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32, **shape)
     if by_rows:
         for name, part in model.named_modules():
             if name.endswith(("c_attn", "c_fc", "c_proj")):
                 part.weight.data = part.weight.data.t().contiguous().t()  # type: ignore[union-attr]
+    return quantize_int8(model) if kind == "int8" else model
+
+
+def texts_of(count: int, longest: int, vocab: int) -> list[list[int]]:
+    """Return texts of different lengths."""
+    return [ids[r % 5 :].tolist() for r, ids in enumerate(random_ids(count, longest, vocab=vocab))]
+
+
+def read(step: StepKernel, texts: list[list[int]], store: Tensor, wanted: list[int] | None = None) -> Tensor:
+    """Return logits after every token, or after the wanted, of texts that are read at once from column 0."""
+    tokens = [token for text in texts for token in text]
+    slots = [slot for slot, text in enumerate(texts) for _ in text]
+    columns = [column for text in texts for column in range(len(text))]
+    return step(tokens, slots, columns, store, wanted)
+
+
+def against_float64(model: Any, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Return the logits of all texts by the kernel, and by the model in float64."""
     step = step_of(model)
     assert step is not None
-    starts = [r % 5 for r in range(rows)]
-    given, truth = decoded(model, step, random_ids(rows, 11, vocab=model.config.vocab_size), starts)
+    wide = copy.deepcopy(model).double()
+    with torch.no_grad():
+        truth = torch.cat([wide(torch.tensor([text]))[0] for text in texts])
+    return read(step, texts, model.new_cache(len(texts), max(map(len, texts))).store), truth
+
+
+@pytest.mark.parametrize("shape", [ODD, WIDE], ids=["odd", "wide"])
+@pytest.mark.parametrize("rows", [1, 7, 20])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_against_float64(shape: dict[str, Any], rows: int, kind: str, by_rows: bool) -> None:
+    model = model_of(kind, by_rows, tie_word_embeddings=rows != 7, **shape)
+    logits, truth = against_float64(model, texts_of(rows, 11, model.config.vocab_size))
     scale = rms(truth)
-    assert_within(rms(given - truth), (3e-6 if dtype == torch.float32 else 2e-2) * scale, scale, f"{rows} rows")
+    assert_within(rms(logits - truth), (4e-6 if kind == "float32" else 2e-2) * scale, scale, f"{rows} texts")
 
 
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu", "relu", "silu", "tanh"])
@@ -71,61 +81,87 @@ def test_activations_norms_and_scales(activation: str, norm: str) -> None:
     )
     if norm == "frozen":
         fit_norms(model, random_ids(4, 20, vocab=model.config.vocab_size))
-    step = step_of(model)
-    assert step is not None
-    given, truth = decoded(model, step, random_ids(3, 9, vocab=model.config.vocab_size))
-    assert_within(rms(given - truth), 3e-6 * rms(truth), rms(truth), f"{activation}, {norm}")
+    logits, truth = against_float64(model, texts_of(3, 9, model.config.vocab_size))
+    assert_within(rms(logits - truth), 4e-6 * rms(truth), rms(truth), f"{activation}, {norm}")
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
-def test_a_row_depends_neither_on_others_nor_on_threads(kind: str) -> None:
-    model = small_model(dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32, **WIDE)
-    if kind == "int8":
-        quantize_int8(model)
+@pytest.mark.parametrize("rows", [19, 40])
+def test_a_row_depends_neither_on_others_nor_on_threads(kind: str, rows: int) -> None:
+    model = model_of(kind, **WIDE)
     step = StepKernel(model)
-    store = torch.randn(model.new_cache(19, 30).store.shape).to(model.wte.weight.dtype)
-    rows, starts, last = list(range(19)), [r % 7 for r in range(19)], [29] * 19
-    together, threads = step(rows, rows, starts, last, store), torch.get_num_threads()
+    store = torch.randn(model.new_cache(rows, 30).store.shape).to(model.wte.weight.dtype)
+    slots, columns = list(range(rows)), [29 - r % 7 for r in range(rows)]
+    together, threads = step(slots, slots, columns, store), torch.get_num_threads()
     try:
         for count in (1, 2, 5):
             torch.set_num_threads(count)
-            assert_same_bits(step(rows, rows, starts, last, store), together, f"{count} threads")
+            assert_same_bits(step(slots, slots, columns, store), together, f"{count} threads")
     finally:
         torch.set_num_threads(threads)
-    for r in (0, 3, 18):
-        assert_same_bits(step([r], [r], [starts[r]], [29], store), together[r : r + 1], f"row {r} alone")
+    for r in (0, 3, 18, rows - 1):
+        assert_same_bits(step([r], [r], [columns[r]], store), together[r : r + 1], f"row {r} alone")
 
 
+@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize("shape", [ODD, WIDE, {"n_positions": 600, "n_embd": 64}], ids=["odd", "wide", "long"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16])
-def test_several_tokens_of_a_text_at_once_are_read_as_one_by_one(kind: str, cache: torch.dtype) -> None:
-    model = small_model(dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32, **WIDE)
-    if kind == "int8":
-        quantize_int8(model)
-    step = StepKernel(model)
-    store = torch.randn(model.new_cache(3, 30).store.shape).to(cache)
-    texts = {2: (4, 20, [7, 8, 9, 10, 11, 12]), 0: (0, 17, [5]), 1: (3, 9, [1, 2, 3])}  # slot: start, column, tokens
-    new = [
-        (token, slot, start, column + i)
-        for slot, (start, column, tokens) in texts.items()
-        for i, token in enumerate(tokens)
+def test_any_tokens_at_once_are_read_as_one_by_one(
+    kind: str, cache: torch.dtype, shape: dict[str, Any], by_rows: bool
+) -> None:
+    """All texts at once, in pieces of any sizes in turn, one by one, and with the logits of some rows alone."""
+    model, chance = model_of(kind, by_rows, **shape), random.Random(0)
+    step, longest = StepKernel(model), model.config.n_positions
+    texts = texts_of(4, longest, 83) + texts_of(3, 8, 83)
+    store = torch.randn(model.new_cache(len(texts), longest).store.shape).to(cache)
+    one_by_one = [
+        torch.cat([step([token], [slot], [column], store) for column, token in enumerate(text)])
+        for slot, text in enumerate(texts)
     ]
-    other = store.clone()
-    one_by_one = torch.cat([step(*([value] for value in one), other) for one in new])  # type: ignore[arg-type]
-    at_once = step(*map(list, zip(*new, strict=True)), store)  # type: ignore[arg-type]
-    assert_same_bits(at_once, one_by_one, "logits")
-    assert_same_bits(store, other, "keys and values")
+    seen = store.clone()
+    at_once = read(step, texts, store)
+    assert_same_bits(at_once, torch.cat(one_by_one), "logits at once")
+    assert_same_bits(store, seen, "keys and values")
+    some = sorted(chance.sample(range(len(at_once)), 30))
+    assert_same_bits(read(step, texts, store, some), at_once[some], "logits of some")
+    done = [0] * len(texts)
+    while sum(done) < len(at_once):
+        slots, columns, wanted = [], [], []
+        for slot in chance.sample(range(len(texts)), 3):
+            piece = range(done[slot], min(len(texts[slot]), done[slot] + chance.randint(0, 30)))
+            slots += [slot] * len(piece)
+            columns += piece
+            wanted.append(one_by_one[slot][done[slot] : piece.stop])
+            done[slot] = piece.stop
+        tokens = [texts[slot][column] for slot, column in zip(slots, columns, strict=True)]
+        assert_same_bits(step(tokens, slots, columns, store), torch.cat(wanted), "logits of pieces")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("level", [level for level in kernel.LEVELS if level != "bf16"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+def test_every_level_of_instructions(level: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "LEVELS", (level,))
+    kernel.functions.cache_clear()
+    try:
+        if kernel.functions() is None:
+            pytest.skip("this processor lacks it")
+        for by_rows in (False, True):
+            test_any_tokens_at_once_are_read_as_one_by_one(kind, torch.bfloat16, WIDE, by_rows)
+            if kind != "int8":
+                test_against_float64(WIDE, 7, kind, by_rows)
+    finally:
+        kernel.functions.cache_clear()
 
 
 def test_int8_step_is_the_layers_own_numbers() -> None:
     model = quantize_int8(small_model(**WIDE))
     ids = random_ids(3, 12, vocab=model.config.vocab_size)
     with torch.no_grad():
-        cache = model.new_cache(3, 12)
-        model(ids[:, :-1], cache=cache)
-        given = StepKernel(model)(ids[:, -1].tolist(), [0, 1, 2], [0] * 3, [11] * 3, cache.store.clone())
-        wanted = model(ids[:, -1:], cache=cache)[:, 0]
-    assert_within(rms(given - wanted), 1e-4 * rms(wanted), rms(wanted), "int8")
+        logits = read(StepKernel(model), ids.tolist(), model.new_cache(3, 12).store)
+        wanted = model(ids, cache=model.new_cache(3, 12)).flatten(0, 1)
+    assert_within(rms(logits - wanted), 1e-4 * rms(wanted), rms(wanted), "int8")
 
 
 def test_without_the_kernel_int8_is_as_good() -> None:

@@ -140,7 +140,7 @@ def test_a_drafter_has_the_norms_of_the_model_and_follows_its_weights() -> None:
     wanted = quantize_int8(other)
 
     def logits(step: Any, store: torch.Tensor) -> torch.Tensor:
-        return step([5], [0], [0], [6], store)
+        return step([5], [0], [6], store)
 
     with torch.inference_mode():
         model(ids, cache=(cache := model.new_cache(1, 8)))
