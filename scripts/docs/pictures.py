@@ -1,5 +1,7 @@
 """Make the pictures of the pages: losses of a study, a parity report, two commands, and the server's page at work.
 
+Each is made for a light and for a dark page, except the terminal, which is dark on both.
+
 python scripts/docs/pictures.py     # needs Chromium and minigpt[serve,page], and writes docs/images/
 
 The pictures show times, so nothing else should run on the machine.
@@ -20,6 +22,9 @@ from tables import rows
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"
 MINIGPT = (sys.executable, "-m", "minigpt")
+WIDTH = 1100
+HEIGHT = 760  # of a report's picture at most, in pixels
+SCHEMES = {"light": ("", "default"), "dark": ("-dark", "dark_background")}  # the end of a name, and matplotlib's style
 COMMANDS = (
     ("generate", "Once upon a time", "--seed", "1", "--max-new-tokens", "30"),
     ("parity", "--norm", "rms", "--device", "cpu"),
@@ -31,10 +36,11 @@ def run(*words: str) -> str:
     return subprocess.run([*MINIGPT, *words], capture_output=True, text=True, check=False).stdout.strip()
 
 
-def losses(path: Path) -> None:
+def losses(path: Path, style: str) -> None:
     """Draw the held-out loss of DyT, as it is and fitted, and of frozen norms, against the steps."""
     import matplotlib.pyplot as plt
 
+    plt.style.use(["default", style])
     plt.rcParams["svg.hashsalt"] = "minigpt"  # the same bytes every time
     plain, dyt, fitted = rows("recover")
     frozen = rows("remove-layernorm")[-1]
@@ -47,7 +53,8 @@ def losses(path: Path) -> None:
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
+    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight", transparent=True)
+    plt.close(figure)
 
 
 def terminal(path: Path) -> None:
@@ -61,12 +68,14 @@ def terminal(path: Path) -> None:
 
 
 def report(page: Page, path: Path) -> None:
-    """Take a screenshot of the top of a parity report."""
+    """Take a screenshot of the top of a parity report, down to the last whole row of a table."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.html"
         run("parity", "--norm", "rms", "--device", "cpu", "--html", str(file))
         page.goto(file.as_uri())
-        page.screenshot(path=path)
+        ends = page.locator("tr").evaluate_all("rows => rows.map(row => row.getBoundingClientRect().bottom)")
+        last = max(end for end in ends if end <= HEIGHT)
+        page.screenshot(path=path, clip={"x": 0, "y": 0, "width": WIDTH, "height": last + 1})
 
 
 def recording(page: Page, path: Path) -> None:
@@ -98,12 +107,11 @@ def recording(page: Page, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    losses(IMAGES / "recover.svg")
     terminal(IMAGES / "terminal.svg")
     with sync_playwright() as playwright:
-        page = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]).new_page(
-            viewport={"width": 1100, "height": 760}
-        )
-        report(page, IMAGES / "parity.png")
-        page.set_viewport_size({"width": 1100, "height": 900})
-        recording(page, IMAGES / "compare.png")
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        for scheme, (end, style) in SCHEMES.items():
+            losses(IMAGES / f"recover{end}.svg", style)
+            page = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme=scheme)
+            report(page, IMAGES / f"parity{end}.png")
+            recording(page, IMAGES / f"compare{end}.png")

@@ -21,7 +21,7 @@ HOSTILE = (
     "\u202e\x00\ud800\"'& {{ 7 * 7 }} {% raw %} $\\frac{x"
 )
 
-VOID = {"meta", "link", "br", "col", "img", "hr", "input"}
+VOID = {"meta", "link", "br", "col", "img", "hr", "input", "wbr"}
 
 # Optional parts of a report; each fills the section of its name.
 OPTIONAL = (
