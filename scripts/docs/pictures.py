@@ -8,6 +8,7 @@ The pictures show times, so nothing else should run on the machine.
 """
 
 import io
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,8 +23,9 @@ from tables import rows
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"
 MINIGPT = (sys.executable, "-m", "minigpt")
+COLUMNS = 92  # of the terminal
 WIDTH = 1100
-HEIGHT = 760  # of a report's picture at most, in pixels
+HEIGHT = 780  # of a report's picture at most, in pixels
 SCHEMES = {"light": ("", "default"), "dark": ("-dark", "dark_background")}  # the end of a name, and matplotlib's style
 COMMANDS = (
     ("generate", "Once upon a time", "--seed", "1", "--max-new-tokens", "30"),
@@ -33,7 +35,9 @@ COMMANDS = (
 
 def run(*words: str) -> str:
     """Return what a minigpt command prints."""
-    return subprocess.run([*MINIGPT, *words], capture_output=True, text=True, check=False).stdout.strip()
+    environment = os.environ | {"COLUMNS": str(COLUMNS)}
+    command = [*MINIGPT, *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def losses(path: Path, style: str) -> None:
@@ -59,7 +63,7 @@ def losses(path: Path, style: str) -> None:
 
 def terminal(path: Path) -> None:
     """Draw the commands and what they print as an SVG."""
-    console = Console(record=True, width=84, file=io.StringIO())
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
     for words in COMMANDS:
         shown = " ".join(f'"{word}"' if " " in word else word for word in words if word not in ("--device", "cpu"))
         console.print(Text(f"$ minigpt {shown}", style="bold green"))
