@@ -175,7 +175,7 @@ mistake(
 )  # fmt: skip
 mistake(
     "Float32Throughout",
-    "wrong only for float64 input",
+    "it computes in float32 for float64 input",
     forward=lambda n, x: LayerNorm.forward(n, x.float()).to(x.dtype),
 )
 mistake("LouderInBfloat16", "wrong only for bfloat16 input",

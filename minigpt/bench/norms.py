@@ -1,6 +1,7 @@
 """Time norms in turns: forward, backward, and with the residual addition.
 
 A norm cannot be faster than memory. So every time is also given as a share of the rate of a plain copy of the input.
+What is timed is also checked: a kernel that is fast because it leaves rows out is named.
 """
 
 import functools
@@ -16,6 +17,8 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from minigpt import norms
+from minigpt.conformance.case import EPS, Built, Compared, worst_element
+from minigpt.conformance.cases import against_truth, gradients
 from minigpt.device import (
     Progress,
     Steps,
@@ -28,6 +31,7 @@ from minigpt.device import (
     wall_seconds,
 )
 from minigpt.errors import ConfigError
+from minigpt.report.numerals import brief
 
 WIDTHS = (768, 1024, 1280, 1600)
 ROWS = {"cuda": (1, 64, 1024, 16_384, 65_536), "cpu": (1, 64, 1024)}
@@ -47,7 +51,9 @@ def bench_norms(
 ) -> dict[str, Any]:
     """Return a timing for each width, number of rows, pass and norm, and where they were taken, as JSON types.
 
-    A timing has the median milliseconds of a call, 10^9 bytes a second, and that rate as a share of a plain copy's.
+    A timing has the median milliseconds of a call, 10^9 bytes a second, and that rate as a share of a plain copy's. Its
+    ``wrong`` says where the result of a LayerNorm is beyond the bound on rounding; None if nowhere, or if the norm is
+    meant to compute something else.
 
     Args:
         names: norms, as ``norms.build`` takes them; "fused" by default, and "triton" if it runs on the device.
@@ -72,10 +78,11 @@ def bench_norms(
     names, timings = list(names) or ["fused", *triton], []
     begin = Steps(progress, total=len(widths) * len(rows) * len(STREAMS))
     for width in widths:
-        modules = {name: norms.build(name, width).to(device, dtype) for name in names}
+        modules = {name: _with_weights(norms.build(name, width)).to(device, dtype) for name in names}
         for count, computes in itertools.product(rows, STREAMS):
             begin(f"{computes}, {count:,} rows of {width}")
             x, other = torch.randn(2, count, width, device=device).to(dtype)
+            wrong = {name: wrong_place(name, computes, module, x, other) for name, module in modules.items()}
             calls = {name: _call(computes, module, x, other) for name, module in modules.items()}
             calls["copy"] = functools.partial(torch.empty_like(x).copy_, x)
             clocks = {name: functools.partial(wall_seconds, call, _loops(call, device), device)
@@ -84,24 +91,63 @@ def bench_norms(
             copied = 2 * x.nbytes / taken.pop("copy")
             for name, seconds in taken.items():
                 rate = STREAMS[computes] * x.nbytes / seconds  # bytes a second
-                timings.append({"norm": name, "computes": computes, "width": width, "rows": count, "ms": 1e3 * seconds,
-                                "gb_per_s": rate / 1e9, "share_of_copy": rate / copied})  # fmt: skip
+                timings.append({
+                    "norm": name, "computes": computes, "width": width, "rows": count, "ms": 1e3 * seconds,
+                    "gb_per_s": rate / 1e9, "share_of_copy": rate / copied, "wrong": wrong[name],
+                })  # fmt: skip
     return {"device": str(device), "dtype": dtype_name(dtype), "versions": versions(device), "timings": timings}
 
 
 def norms_table(bench: dict[str, Any]) -> RenderableType:
     """Return a line for each shape and pass, and a column for each norm: time, rate, share of a copy's rate."""
     names = list(dict.fromkeys(timing["norm"] for timing in bench["timings"]))
+    wrong = [Text(f"WRONG  {one['norm']}, {one['computes']}, {one['rows']:,} rows of {one['width']}: {one['wrong']}")
+             for one in bench["timings"] if one["wrong"]]  # fmt: skip
     table = Table("width", "rows", "computes", *names, box=None, pad_edge=False)
     lines: dict[tuple[str, ...], list[str]] = {}
     for timing in bench["timings"]:
         place = str(timing["width"]), f"{timing['rows']:,}", timing["computes"]
         cell = f"{timing['ms']:.4g} ms  {timing['gb_per_s']:.4g} GB/s  {timing['share_of_copy']:.2f}"
+        cell += "  WRONG" * bool(timing["wrong"])
         lines.setdefault(place, []).append(cell)
     for place, cells in lines.items():
         table.add_row(*place, *cells)
     said = f"{bench['dtype']} on {bench['device']}, {bench['versions']['hardware']}, torch {bench['versions']['torch']}"
-    return Group(Text(f"{said}; after the rate, its share of the rate of a plain copy"), table)
+    return Group(Text(f"{said}; after the rate, its share of the rate of a plain copy"), table, *wrong)
+
+
+@torch.no_grad()
+def _with_weights(module: nn.Module) -> nn.Module:
+    """Give a norm a scale and a shift that show: with 1 and 0, a kernel that forgets them would be right."""
+    for parameter in (module.weight, module.bias):
+        if isinstance(parameter, nn.Parameter):
+            parameter.copy_(0.5 + torch.rand_like(parameter))
+    return module
+
+
+def wrong_place(name: str, computes: str, module: nn.Module, x: Tensor, other: Tensor) -> str | None:
+    """Return where a pass of a LayerNorm is beyond the bound on rounding; None if nowhere.
+
+    Args:
+        computes: "forward", "backward" or "add_norm".
+        x: the rows (N, C).
+        other: the incoming gradient, or what is added to ``x``.
+    """
+    if not norms.is_exact(name):
+        return None
+    norm = Built(module, EPS, name)
+    with torch.set_grad_enabled(computes == "backward"):
+        if computes == "backward":
+            compared = list(against_truth(norm, gradients(norm, norm, x, other), x, other))
+        elif computes == "forward":
+            compared = [norm.compared(x, "the result")]
+        else:
+            total, y = norms.add_norm(module, x, other)
+            compared = [Compared("the sum", total, x + other, 0), Compared("its norm", y, *norm.truth(total))]
+    worst = max(worst_element(*one) for one in compared)
+    place = f" ({worst.place})" * bool(worst.place)
+    is_wrong = worst.ratio > 1
+    return f"{worst.what} is off by {brief(worst.error)}, bound {brief(worst.bound)}{place}" if is_wrong else None
 
 
 def _loops(call: Callable[[], object], device: torch.device) -> int:

@@ -66,6 +66,8 @@ def norms(
 ) -> None:
     """Time norms in turns: forward, backward, and with the residual addition, against a plain copy.
 
+    The results are checked too: the status is 1 if that of a LayerNorm is wrong.
+
     Args:
         norm: As minigpt parity takes it; may be repeated.
         width: Width of a row; may be repeated.
@@ -84,6 +86,8 @@ def norms(
             norm or (), widths=width or (), rows=rows or (), repeats=repeats, device=device, dtype=dtype, progress=say
         )
     show(norms_table(timed), timed, json_file)
+    if any(timing["wrong"] for timing in timed["timings"]):
+        raise typer.Exit(1)
 
 
 def serve(

@@ -62,7 +62,7 @@ def finetune(
     with progress(lines=True) as say:
         say("loading", 0.0)
         from minigpt.checkpoint import holds_model
-        from minigpt.study.settings import Training, checked_schedule
+        from minigpt.study.study import Training, checked_schedule
         from minigpt.study.training import checkpoints_of
         from minigpt.study.training import finetune as run
 

@@ -1,5 +1,6 @@
 """minigpt perplexity: how well a model predicts a text."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,19 +18,24 @@ def perplexity(
     recipe: "Recipe",
     text: Path,
     *,
+    stride: int | None = None,
+    bos: bool = False,
     json_file: Json = None,
 ) -> None:
     """Measure the perplexity of a text file: exp of the mean negative log-likelihood of a token.
 
     Args:
         text: A text file in UTF-8.
+        stride: Tokens between the beginnings of two windows; by default half the context.
+        bos: Begin every window with the beginning-of-text token.
 
     Examples:
         minigpt perplexity gpt2 held-out.txt
+        minigpt perplexity gpt2 wiki.test.raw --stride 1024
         minigpt perplexity --model ./tuned --text held-out.txt --norm rms --json
     """
     from minigpt.checkpoint.norms import described_norms
-    from minigpt.judge.perplexity import perplexity as perplexity_of
+    from minigpt.judge.perplexity import measure
 
     content = read_text(text, GenerationError)
     with progress() as say:
@@ -37,10 +43,10 @@ def perplexity(
         model, tokenizer = recipe.open()
         if tokenizer is None:
             raise CheckpointError(f"{text} needs a tokenizer, and {recipe.source} has none")
-        result, tokens = perplexity_of(model, tokenizer, content, progress=say), len(tokenizer.encode(content))
-        norms = described_norms(model)
-    if not math.isfinite(result):
-        raise GenerationError(f"the perplexity of {text} is {result}, since the logits are not finite, or too large")
-    summary = f"{result:.6g}  perplexity of {text}, {tokens:,} tokens, by {recipe.source} with {norms}"
+        result, norms = measure(model, tokenizer, content, stride, bos, progress=say), described_norms(model)
+    value = result.perplexity
+    if not math.isfinite(value):
+        raise GenerationError(f"the perplexity of {text} is {value}, since the logits are not finite, or too large")
+    summary = f"{value:.6g}  perplexity of {text} by {recipe.source} with {norms}\n{result.protocol}"
     fields = {"model": str(recipe.source), "norm": norms, "sites": list(recipe.sites), "text": str(text)}
-    show(summary, fields | {"tokens": tokens, "perplexity": result}, json_file)
+    show(summary, fields | dataclasses.asdict(result), json_file)

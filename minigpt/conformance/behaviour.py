@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from minigpt.conformance.case import ADD_NORM, EXACTLY, OTHER_EPS, Case, Compare, Compared, Subject, Unsupported
-from minigpt.conformance.cases import FLOAT32, TWO, Given, compared_gradients, gradients
-from minigpt.conformance.truth import ORDINARY, ROW_KINDS, far_from_zero, ordinary, transposed
+from minigpt.conformance.cases import FLOAT32, TWO, Given, against_truth, gradients
+from minigpt.conformance.truth import ORDINARY, ROW_KINDS, by_columns, far_from_zero, ordinary
 from minigpt.device import DTYPES, HALVES, dtype_name
 from minigpt.errors import NormError
 from minigpt.norms.add import parts_of
@@ -108,7 +108,7 @@ def overlapping(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
         norm(subject.rows(12, 64).requires_grad_())
         for place in ("after another call", "once more"):
             (gradient,) = torch.autograd.grad(y, leaf, dy, retain_graph=True)
-            yield Compared(f"the gradient of the input, {place}", gradient, *true, part="input")
+            yield Compared(f"the gradient of the input, {place}", gradient, *true[:2], part="input")
     yield Compared("the incoming gradient", dy, before, 0, "input")
 
 
@@ -134,7 +134,7 @@ def weights_changed(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
 
 # Rows, texts, one token of several texts, one token, and a width that no block of a kernel divides
 SUMS = [Given(shape) for shape in ((12, 768), (3, 4, 64), (12, 1, 64), (1, 1, 64), (5, 1001))]
-SUMS += [Given((12, 64), of_input=transposed), *(Given((12, 64), kind) for kind in ROW_KINDS[1:])]
+SUMS += [Given((12, 64), of_input=by_columns), *(Given((12, 64), kind) for kind in ROW_KINDS[1:])]
 
 
 @case("residual added too", "the sum exactly; for its norm the bound of the rows and the dtype", tuple(DTYPES.values()))
@@ -199,7 +199,7 @@ def float32_scale(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     yield Compared("values", y, *norm.truth(x))
     dy = subject.rows(24, 768, dtype=dtype)
     found = gradients(norm, lambda rows: norm(rows, dtypes=[torch.float32]), x, dy)
-    yield from compared_gradients(norm, found, x, dy)
+    yield from against_truth(norm, found, x, dy)
 
 
 @case(

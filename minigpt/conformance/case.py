@@ -11,7 +11,16 @@ import torch
 from torch import Generator, Tensor, nn
 
 from minigpt import norms
-from minigpt.conformance.truth import ORDINARY, RowKind, Truth, Weights, gradient_truth, ordinary_weights, truth
+from minigpt.conformance.truth import (
+    ORDINARY,
+    GradientTruth,
+    RowKind,
+    Truth,
+    Weights,
+    gradient_truth,
+    ordinary_weights,
+    truth,
+)
 from minigpt.device import dtype_name
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.add import own_addition, parts_of
@@ -30,7 +39,7 @@ class Unsupported(NormError):
 
 
 @dataclasses.dataclass
-class Candidate:
+class Built:
     """A norm that is built, in eval mode, with its weights.
 
     Attributes:
@@ -54,7 +63,12 @@ class Candidate:
         return self.module.norm if isinstance(self.module, AdaptedNorm) else self.module
 
     @property
-    def ways(self) -> list["Candidate"]:
+    def is_completed(self) -> bool:
+        """True if scale or shift are applied to what the module has rounded."""
+        return isinstance(self.module, AdaptedNorm) and (self.module.multiplies or self.module.adds)
+
+    @property
+    def ways(self) -> list["Built"]:
         """The norm as it is called, and as its ``add_norm`` if it has one."""
         return [self] if own_addition(self.module) is None else [self, dataclasses.replace(self, through_sum=True)]
 
@@ -94,11 +108,10 @@ class Candidate:
 
     def truth(self, x: Tensor, roundings: int | None = None) -> Truth:
         """Return LayerNorm of ``x`` in float64 with the same weights, and the bound on rounding; on the CPU."""
-        if isinstance(self.module, AdaptedNorm) and (self.module.multiplies or self.module.adds):
-            roundings = 3  # the scale is applied to an output that the module has rounded
+        roundings = 3 if self.is_completed else roundings
         return truth(x, self.module.weight, self.module.bias, self.eps, roundings=roundings)
 
-    def gradient_truth(self, x: Tensor, dy: Tensor) -> dict[str, Truth]:
+    def gradient_truth(self, x: Tensor, dy: Tensor) -> dict[str, GradientTruth]:
         """Return the gradients of that for an incoming ``dy``, by name."""
         return gradient_truth(x, self.module.weight, self.eps, dy)
 
@@ -136,7 +149,7 @@ class Subject:
         eps: float = EPS,
         bias: bool = True,
         weights: Callable[[int, Generator], Weights] = ordinary_weights,
-    ) -> Candidate:
+    ) -> Built:
         """Build the norm over ``width`` with ``weights(width, generator)``, rounded to ``dtype``.
 
         Sets the Parameters ``weight`` and ``bias``, as ``swap_norms`` does.
@@ -149,7 +162,7 @@ class Subject:
         module.weight = nn.Parameter(self.put(scale, dtype))
         module.bias = nn.Parameter(self.put(shift, dtype)) if bias else None
         with naming(module):
-            return Candidate(module.to(device=self.device, dtype=dtype).eval(), eps, self.name, self.through_sum)
+            return Built(module.to(device=self.device, dtype=dtype).eval(), eps, self.name, self.through_sum)
 
     def rows(self, *shape: int, dtype: torch.dtype = torch.float32, kind: RowKind = ORDINARY) -> Tensor:
         """Return rows of a kind in this shape, (..., width), on the device."""

@@ -166,17 +166,21 @@ def diagnoses(subject: Subject, results: Sequence[CaseResult]) -> list[str]:
     if UNSTEADY in {case.name for case in measured}:
         return ["it answers differently from call to call"]
     in_sum = bool(measured) and {part for case in measured for part in case.parts} == {ADD_NORM}
-    found = wrong_formula(subject, through_sum=in_sum)
+    found = wrong_formula(subject, {dtype for case in failed for dtype in case.failed_at}, through_sum=in_sum)
     if in_sum:
         found = [f"in add_norm, {said}" for said in found] + sum_convention(subject)[1:]
         company = [f"in add_norm, {BATCH}"] * ("a row in any company" in {case.name for case in measured})
         return found or company or _beside_the_formula(measured) or [SYMPTOMS[1]["residual added too"]]
-    narrow = {dtype for dtype in map(dtype_name, HALVES) if any(said.endswith(f"for {dtype} input") for said in found)}
+    narrow = {
+        dtype for dtype in DTYPES if dtype != "float32" and any(said.endswith(f"for {dtype} input") for said in found)
+    }
     if len(found) == len(narrow):  # the formula is right, and half precision may hide another mistake
         rest = [case for case in measured if not case.failed_at <= narrow]
         found += wrong_gradients(subject, rest) or _beside_the_formula(rest)
     asked = [case for case in failed if not found or case.group not in ("gradients", "compile")]
     found += [case.note for case in asked if case.raised][:1]
+    if any(said.startswith(BATCH) for said in found) and rounds_by_batch(subject):
+        found = [said.replace(BATCH, f"{BATCH}, in rounding only") for said in found]
     return found or [f"no mistake known by name; the first case that fails is {failed[0].name!r}"]
 
 
@@ -206,18 +210,23 @@ def _said(signs: dict[str, str], failed: list[CaseResult]) -> list[str]:
     return found
 
 
-def wrong_formula(subject: Subject, *, through_sum: bool = False) -> list[str]:
-    """Return the mistakes of formula and of precision, most important first. A norm that raises shows nothing."""
+def wrong_formula(subject: Subject, dtypes: set[str], *, through_sum: bool = False) -> list[str]:
+    """Return the mistakes of formula and of precision, most important first. A norm that raises shows nothing.
+
+    Args:
+        dtypes: those that are wrong.
+    """
     subject, found = subject.drawing_for("diagnosis", through_sum=through_sum), []
     with contextlib.suppress(*RAISED):
-        mistakes = explained(subject)
+        mistakes = closest_formula(subject)
         if mistakes is None:
             return unexplained(subject)
         found += mistakes + ignored_eps(subject)
         if not found:
             found += flushed(subject) + cut_off(subject) + wrong_rows(subject) + approximate_root(subject)
-        for dtype in HALVES if not found else ():
-            found += wrong_rounding(subject, dtype)
+        if not found:
+            found += [said for d in HALVES if dtype_name(d) in dtypes for said in wrong_rounding(subject, d)]
+            found += narrow_float64(subject) if "float64" in dtypes else []
     return found
 
 
@@ -254,7 +263,7 @@ def formula(x: Tensor, scale: Tensor, shift: Tensor, parts: Sequence[Any]) -> Te
     return at("result", affine(row, at("scale", scale), at("shift", shift)))
 
 
-def explained(subject: Subject) -> list[str] | None:
+def closest_formula(subject: Subject) -> list[str] | None:
     """Return the mistakes of the formula that gives the norm's outputs best; None if none does."""
     deviation = torch.logspace(-6, 3, 24, dtype=torch.float64).view(4, 6, 1)
     x = (deviation * (1 + normal(subject.generator, 4, 6, WIDTH))).float().double()
@@ -368,6 +377,19 @@ def wrong_rounding(subject: Subject, dtype: torch.dtype) -> list[str]:
         return [f"{named}, for {dtype_name(dtype)} input"]
     is_narrow = shift_rounding(subject, dtype) >= PRECISIONS[dtype].result / 8
     return [f"statistics are kept in {dtype_name(dtype)} for {dtype_name(dtype)} input"] * is_narrow
+
+
+def narrow_float64(subject: Subject) -> list[str]:
+    """Find out whether float64 rows are computed in float32."""
+    y = ask(subject, normal(subject.generator, 8, WIDTH), dtype=torch.float64)
+    is_narrow = torch.equal(y.float().double(), y)
+    return ["it computes in float32 for float64 input"] * is_narrow
+
+
+def rounds_by_batch(subject: Subject) -> bool:
+    """Return True if rows alone differ from rows among others by no more than rounding."""
+    x = normal(subject.generator, 36, 768)
+    return alike(torch.cat([ask(subject, row) for row in x.split(1)]), ask(subject, x), 8 * 2**-24)
 
 
 def truncated(x: Tensor, dtype: torch.dtype) -> Tensor:

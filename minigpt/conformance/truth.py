@@ -62,7 +62,7 @@ def uniform(rows: int, width: int, generator: Generator) -> Rows:
     return 2 * torch.rand(rows, width, generator=generator, dtype=torch.float64) - 1
 
 
-def transposed(x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+def by_columns(x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
     """Return the same values, stored by columns."""
     return x.t().contiguous().t()
 
@@ -147,6 +147,18 @@ class Truth(NamedTuple):
     bound: Float[Tensor, "*dims"]
 
 
+class GradientTruth(NamedTuple):
+    """A gradient, the largest error of a correct norm, and the size of the gradient's terms; float64 on the CPU.
+
+    In half precision each term may be rounded by itself, as autograd does where a row is widened more than once, or
+    where scale or shift are applied beside a module.
+    """
+
+    values: Float[Tensor, "*dims"]
+    bound: Float[Tensor, "*dims"]
+    terms: Float[Tensor, "*dims"]
+
+
 def bound_reason(dtype: torch.dtype) -> str:
     """Return the reason for ``Truth.bound`` in a few words."""
     last = "one of the result" if PRECISIONS[dtype].is_half else "3 of the result"
@@ -186,7 +198,7 @@ def truth(
 
 def gradient_truth(
     x: Float[Tensor, "*rows width"], weight: Float[Tensor, " width"], eps: float, dy: Float[Tensor, "*rows width"]
-) -> dict[str, Truth]:
+) -> dict[str, GradientTruth]:
     """Return the gradients of "input", "weight" and "bias" for an incoming ``dy``.
 
     With g = dy * weight and s the standardized row, the gradient of the input is
@@ -208,7 +220,16 @@ def gradient_truth(
     true = {"input": (g - along) / deviation, "weight": (dy * s).sum(rows), "bias": dy.sum(rows)}
     off = {name: error + precision.smallest for name, error in off.items()}
     last = {name: _half_step(true[name], off[name], precision.result) for name in true}
-    return {name: Truth(true[name], off[name] + (last[name] if precision.is_half else 0.0)) for name in true}
+    terms = {
+        "input": (g.abs() + g.abs().mean(-1, keepdim=True) + s.abs() * (g * s).abs().mean(-1, keepdim=True))
+        / deviation,
+        "weight": 2 * (dy * s).square().sum(rows).sqrt(),  # they are as often rounded up as down
+        "bias": torch.zeros_like(true["bias"]),
+    }
+    return {
+        name: GradientTruth(true[name], off[name] + (last[name] if precision.is_half else 0.0), terms[name])
+        for name in true
+    }
 
 
 def sum_growth(terms: int, *, alike: bool = False) -> float:

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from minigpt.study.run import run_study
 from minigpt.study.schedule import Schedule, parse_schedule
-from minigpt.study.settings import DivergedError, Training
-from minigpt.study.study import Cell, Study, read_study
+from minigpt.study.study import Cell, DivergedError, Study, Training, read_study
 
 if TYPE_CHECKING:
     from minigpt.study.training import Finetuned, finetune

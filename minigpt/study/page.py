@@ -13,7 +13,7 @@ from typing import Any
 from minigpt.errors import ConfigError
 from minigpt.report.page import SIGNS, render
 from minigpt.study.run import DIVERGED, FAILED
-from minigpt.study.study import Row
+from minigpt.study.study import CellRow
 from minigpt.study.table import SWAPPED, TRAINED, about, meaning, over_seeds, protocol, shown, split_errors, stages
 
 # Each is at least 3:1 against the page's paper, light and dark. Lines differ by their dashes too.
@@ -23,7 +23,7 @@ INK, GRID = "#4a4f55", "#c9c6c0"  # in a file; on the page they follow its schem
 WIDTH, HEIGHT = 5.2, 3.1  # inches of 72 units
 
 
-def page(rows: list[Row], title: str, out: Path, html: Path, command: str = "") -> str:
+def page(rows: list[CellRow], title: str, out: Path, html: Path, command: str = "") -> str:
     """Return one self-contained page: what was done, sortable tables, and the figures if matplotlib is installed."""
     merged, names = over_seeds(rows)
     try:
@@ -38,7 +38,7 @@ def page(rows: list[Row], title: str, out: Path, html: Path, command: str = "") 
     )  # fmt: skip
 
 
-def figures(rows: list[Row]) -> dict[str, str]:
+def figures(rows: list[CellRow]) -> dict[str, str]:
     """Return SVG pictures by name: curves of the held-out loss, and each cell's most telling figure.
 
     Raises:
@@ -77,7 +77,7 @@ def _drawn(draw: Callable[[Any], None], height: float) -> str:
     return file.getvalue()
 
 
-def _curves(axes: Any, merged: list[Row], titles: list[str]) -> None:
+def _curves(axes: Any, merged: list[CellRow], titles: list[str]) -> None:
     """Draw the loss over the steps, a band of one standard error over seeds around each mean, and ticks at swaps."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import io
 import json
 import math
 import re
@@ -31,8 +30,7 @@ from minigpt.norms.foreign.locate import last_line
 from minigpt.norms.foreign.locate import locate as locate_code
 from minigpt.recipe import Recipe
 from minigpt.report.parity_report import ParityReport, perplexities
-from minigpt.study.settings import DivergedError
-from minigpt.study.study import PACKAGES, Cell, Row, Study, command, fingerprint_of
+from minigpt.study.study import PACKAGES, Cell, CellRow, DivergedError, Study, command, fingerprint_of, silence
 from minigpt.tokenizer import Tokenizer
 
 CELLS, REPORTS, RUNS = "cells.jsonl", "reports", "runs"
@@ -48,7 +46,7 @@ RETRIES = 3  # of a cell on a machine that was lost
 def run_study(
     study: Study, out: Path, progress: Progress = lambda *_: None, *, file: Path | None = None, ray: str | None = None,
     cells: list[Cell] | None = None,
-) -> list[Row]:  # fmt: skip
+) -> list[CellRow]:  # fmt: skip
     """Run the cells that ``out``/cells.jsonl lacks; return all of them in the order of the study.
 
     A row counts for a cell if it was made from the same settings, texts, code, weights and versions. A cell that fails
@@ -77,7 +75,9 @@ def run_study(
             lines.append(row)
             done[row["fingerprint"]] = row
             clock.ended += 1
-    return [done[key] for key in chosen]
+    if not study.published:
+        return [done[key] for key in chosen]
+    return [done[key] | {"published": study.published_of(cell)} for key, cell in chosen.items()]
 
 
 class _Clock:
@@ -109,7 +109,7 @@ def duration(seconds: float) -> str:
 
 def run_cell(
     study: Study, cell: Cell, key: str, out: Path, file: Path | None = None, progress: Progress = lambda *_: None
-) -> Row:
+) -> CellRow:
     """Judge one cell, train it and judge it again if the study says so; return its row, whatever happens.
 
     Args:
@@ -118,7 +118,7 @@ def run_cell(
         file: the study file, for the command that reproduces the cell.
     """
     begin, settings = time.monotonic(), cell.settings()
-    row: Row = {
+    row: CellRow = {
         **settings, "settings": [*settings], "control": cell.recipe.norm is None, "verdict": "fail",
         "outcome": FAILED, "reason": None, "ratio": None,
         "perplexity_before": None, **dict.fromkeys((*AT_THE_SWAP, *RECOVERED)), "losses": [], "eval_losses": [],
@@ -136,7 +136,7 @@ def run_cell(
     return finite(row | {"seconds": round(time.monotonic() - begin, 3)})
 
 
-def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) -> Iterator[Row]:
+def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) -> Iterator[CellRow]:
     """Yield what is measured on a cell, in parts, so that an error keeps the parts before it."""
     recipe, training, figures = cell.recipe, cell.training, dict[str, float | None]()
     if training is not None and recipe.dtype is None:
@@ -189,7 +189,7 @@ def original_of(
     return read_original(recipe, against, prompts=prompts or None, text=text)
 
 
-def _distance(judged: Mapping[str, Any], names: tuple[str, ...]) -> Row:
+def _distance(judged: Mapping[str, Any], names: tuple[str, ...]) -> CellRow:
     """Return how far a judged model is from the original, under these names, with standard errors over rows of text.
 
     With a text, the change of the loss is that of the whole text, as the perplexity is.
@@ -212,7 +212,7 @@ def _keep_report(report: ParityReport, out: Path, name: str) -> str:
     return f"{REPORTS}/{name}.html"
 
 
-def _protocol(study: Study, cell: Cell) -> Row:
+def _protocol(study: Study, cell: Cell) -> CellRow:
     """Return what a reader of the table must know beside the settings: texts by their digests, versions, hardware."""
     names = {"text": study.text, "fit": cell.recipe.fit}
     names |= {"training text": cell.training.text} if cell.training else {}
@@ -235,7 +235,7 @@ def commit() -> str | None:
 
 
 @torch.inference_mode()
-def text_figures(model: GPT2, ids: list[int]) -> Row:
+def text_figures(model: GPT2, ids: list[int]) -> CellRow:
     """Return what a model says of a text beside its perplexity, in the windows of ``minigpt.perplexity``.
 
     entropy: of the predictions, in nats, a mean over tokens. calibration_error: how far the probability of the
@@ -245,7 +245,7 @@ def text_figures(model: GPT2, ids: list[int]) -> Row:
     entropy, sure, right, rows = [], [], [], []
     for window in windows_of(len(ids), model.config.n_positions):
         losses = []
-        for logits, targets in predictions(model, ids, *window):
+        for logits, targets in predictions(model, ids, window):
             p = logits.float().softmax(-1)  # (tokens, V)
             likeliest = p.max(-1)
             entropy.append(torch.special.entr(p).sum(-1))
@@ -277,14 +277,15 @@ def measured(metric: str, model: GPT2, tokenizer: Tokenizer | None) -> float | s
 
 def task_scores(tasks: list[str], model: GPT2, recipe: Recipe) -> dict[str, float]:
     """Return lm-eval's scores of a model by task and metric, e.g. {"lambada_openai acc": 0.41}."""
-    import lm_eval  # pyright: ignore[reportMissingImports]
-    from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]
     from transformers import AutoTokenizer
 
     from minigpt.study.training import as_transformers
 
     tokenizer = AutoTokenizer.from_pretrained(folder_of(recipe.place()))
-    with contextlib.redirect_stderr(io.StringIO()):  # its bars and notes
+    with silence():
+        import lm_eval  # pyright: ignore[reportMissingImports]
+        from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]
+
         judged = HFLM(
             pretrained=as_transformers(model, recipe).eval(), tokenizer=tokenizer, max_length=model.config.n_positions
         )
@@ -316,7 +317,7 @@ def connect(address: str) -> Any:
     return ray
 
 
-def _on_ray(address: str, study: Study, todo: Mapping[str, Cell], out: Path, file: Path | None) -> Iterator[Row]:
+def _on_ray(address: str, study: Study, todo: Mapping[str, Cell], out: Path, file: Path | None) -> Iterator[CellRow]:
     """Run each cell as a task of Ray, on a processor and on a GPU if there are some; yield its row at its end."""
     ray = connect(address)
     may_use_gpu = study.device is None or study.device.startswith("cuda")

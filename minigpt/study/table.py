@@ -4,7 +4,9 @@ import csv
 import io
 import itertools
 import math
+import re
 import statistics
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,10 +16,11 @@ from rich.text import Text
 from minigpt.judge.measures import mean_by_rows
 from minigpt.report.numerals import brief, percent
 from minigpt.study.run import DIVERGED, FAILED, duration
-from minigpt.study.study import LAYER_NORM, Row
+from minigpt.study.study import LAYER_NORM, CellRow
 
 IDENTITY = ("model", "norm", "sites", "seed", "fit")
 OF_A_SWAP = ("norm", "sites", "keep", "fit", "schedule")  # settings that a control has no use for
+WIDEST = 26  # characters of a setting in LaTeX
 MINUS, DASH = "\u2212", "\u2013"
 
 
@@ -56,6 +59,7 @@ SWAPPED: Columns = {
 }
 TRAINED: Columns = {
     "loss": Column("held-out loss", "nats", digits=4),
+    "published": Column("published", "nats", digits=5),
     "over_baseline": Column("over the control", "nats", is_difference=True),
     "perplexity_recovered": Column("perplexity", digits=4),
     "kl_recovered": Column("KL, mean", "nats"),
@@ -69,17 +73,18 @@ TIME: Columns = {"seconds": Column("time", "s")}
 TOO_WIDE = {"ratio", "kl_median", "kl_median_recovered", "perplexity_before", *FINAL, *TIME}
 ON_TERMINAL = {"ratio": "of noise", "kl_mean": "KL mean, nats", "perplexity_before": "perplexity",
                "perplexity_after": "swapped", "perplexity_recovered": "trained",
-               "over_baseline": "over control, nats"}  # fmt: skip
+               "over_baseline": "over control, nats", "loss": "loss, nats", "published": "published"}  # fmt: skip
 LATEX = str.maketrans({c: rf"\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "*": "{*}", "±": r"$\pm$",
     "×": r"$\times$", MINUS: "$-$", DASH: "--",  # noqa: RUF001
 })  # fmt: skip
 
 
-def summary(rows: list[Row]) -> Table:
+def summary(rows: list[CellRow]) -> Table:
     """Return the most important columns for the terminal. A setting that all cells share is left out."""
     merged, names = over_seeds(rows)
-    figures = [name for name in ON_TERMINAL if any(row[name] for row in merged)]
+    is_published = any(row["published"] for row in merged)
+    figures = [name for name in ON_TERMINAL if any(row[name] for row in merged) and (is_published or name != "loss")]
     heads = [*(name.replace("_", " ") for name in names), "verdict", *(ON_TERMINAL[name] for name in figures)]
     table = Table(*heads, box=None, pad_edge=False)
     for row in merged:
@@ -88,7 +93,7 @@ def summary(rows: list[Row]) -> Table:
     return table
 
 
-def csv_table(rows: list[Row]) -> str:
+def csv_table(rows: list[CellRow]) -> str:
     """Return the table as CSV: a line a cell, seeds apart. ``NAME_se`` is the standard error over rows of the text."""
     rows = with_derived(rows)
     figures = [one for name in columns_of(rows) for one in (name, f"{name}_se") if any(one in row for row in rows)]
@@ -100,7 +105,7 @@ def csv_table(rows: list[Row]) -> str:
     return text.getvalue()
 
 
-def latex_table(rows: list[Row], title: str) -> str:
+def latex_table(rows: list[CellRow], title: str) -> str:
     """Return the table of the trained cells, or of the swapped ones, for LaTeX with the package booktabs.
 
     It has what a page is wide enough for, and the figures of tasks and metrics; the CSV has all.
@@ -112,19 +117,21 @@ def latex_table(rows: list[Row], title: str) -> str:
         [*[""] * len(names), *(column.unit and f"({column.unit})" for column in figures.values())],
     ]
     for row in merged:
-        settings = [[worded(row.get(name))] for name in names]
+        settings = [textwrap.wrap(worded(row.get(name)), WIDEST, break_long_words=False) for name in names]
         cells = [split_errors(shown(row[name], column)) for name, column in figures.items()]
         lines += itertools.zip_longest(*settings, *cells, fillvalue="")
     head, unit, *body = (" & ".join(cell.translate(LATEX) for cell in line) + r" \\" for line in lines)
+    body = [re.sub(r"(?<=[\d)])e(-?\d+)(?= &| \\\\)", r"$\\times 10^{\1}$", line) for line in body]
     facts = "; ".join(f"{name}: {value}" for name, value in protocol(rows, merged))
     return "\n".join([
-        r"\begin{table}", r"\centering", rf"\caption{{{title.translate(LATEX)}. {meaning(merged).translate(LATEX)}}}",
+        r"\begin{table}", r"\centering\small",
+        rf"\caption{{{title.translate(LATEX)}. {meaning(merged).translate(LATEX)}}}",
         rf"\begin{{tabular}}{{{'l' * len(names)}{'r' * len(figures)}}}", r"\toprule", head, unit, r"\midrule", *body,
         r"\bottomrule", r"\end{tabular}", f"% {facts}", r"\end{table}", "",
     ])  # fmt: skip
 
 
-def meaning(merged: list[Row]) -> str:
+def meaning(merged: list[CellRow]) -> str:
     """Return what stands behind the ± of ``shown``."""
     seeds, rows = (max((row[name] or 0 for row in merged), default=0) for name in ("seeds", "text_rows_count"))
     errors = [f"over {seeds} seeds"] * (seeds > 1) + [f"over {rows} rows of the text"] * (rows > 1)
@@ -133,12 +140,12 @@ def meaning(merged: list[Row]) -> str:
     return f"± is the standard error {', then '.join(errors)}.{shared} {differences}" if errors else differences
 
 
-def stages(merged: list[Row]) -> list[tuple[str, Columns]]:
+def stages(merged: list[CellRow]) -> list[tuple[str, Columns]]:
     """Return the tables of a page: what the columns show, and those that have a figure."""
     final = {name: one for name, one in columns_of(merged).items() if name not in SWAPPED | TRAINED}
     is_trained = any(row["losses"] or row["eval_losses"] for row in merged)
     tables = [("At the swap", SWAPPED), ("After training", TRAINED | final)] if is_trained else [
-        ("At the swap", SWAPPED | final)
+        ("At the swap", SWAPPED | {name: TRAINED[name] for name in ("loss", "published")} | final)
     ]  # fmt: skip
     return [
         (title, {name: one for name, one in columns.items() if any(row[name] for row in merged)})
@@ -146,7 +153,7 @@ def stages(merged: list[Row]) -> list[tuple[str, Columns]]:
     ]
 
 
-def protocol(rows: list[Row], merged: list[Row], command: str = "") -> list[tuple[str, str]]:
+def protocol(rows: list[CellRow], merged: list[CellRow], command: str = "") -> list[tuple[str, str]]:
     """Return what was done, by name: settings that all cells share, texts, seeds, versions, hours."""
     varied, facts = {*varying(rows), "seed", "text", "eval_text"}, dict[str, str]()
     for name in dict.fromkeys(name for row in rows for name in ("model", *row.get("settings", ()))):
@@ -171,7 +178,7 @@ def protocol(rows: list[Row], merged: list[Row], command: str = "") -> list[tupl
     return [(name, value) for name, value in (facts | {"command": command}).items() if value]
 
 
-def with_derived(rows: list[Row]) -> list[Row]:
+def with_derived(rows: list[CellRow]) -> list[CellRow]:
     """Return the rows with tasks and metrics as columns, their held-out loss, and how far it is above the control's."""
     rows = [row | row.get("tasks", {}) | row.get("metrics", {}) for row in rows]
     for row in rows:
@@ -179,13 +186,14 @@ def with_derived(rows: list[Row]) -> list[Row]:
         row["loss"] = curve[-1][1] if curve else None
         if row["eval_losses"] and row["perplexity_recovered"]:  # in whole windows, as text_rows
             row["loss"] = math.log(row["perplexity_recovered"])
-        if curve and row.get("text_rows"):
+        if row.get("text_rows"):
             row["loss"], row["loss_se"] = _mean_of(row["text_rows"])
     controls = {_trained_as(row): row for row in rows if row.get("control", row["norm"] == LAYER_NORM)}
     for row in rows:
         control = controls.get(_trained_as(row))
         row["over_baseline"] = None
-        if control is None or None in (row["loss"], control["loss"]):
+        is_trained = row["losses"] or row["eval_losses"]
+        if control is None or not is_trained or None in (row["loss"], control["loss"]):
             continue
         row["over_baseline"] = row["loss"] - control["loss"]
         if row.get("text_rows") and control.get("text_rows"):
@@ -202,34 +210,34 @@ def _mean_of(rows: list[list[float]]) -> tuple[float, float | None]:
     return mean, error if math.isfinite(error) else None
 
 
-def _trained_as(row: Row) -> str:
+def _trained_as(row: CellRow) -> str:
     settings = {name: row.get(name) for name in row.get("settings", ()) if name not in OF_A_SWAP}
     return str([row["model"], row["seed"], settings])
 
 
-def varying(rows: list[Row]) -> list[str]:
+def varying(rows: list[CellRow]) -> list[str]:
     """Return the settings in which rows differ, the norm in any case."""
     names = dict.fromkeys(("norm", *IDENTITY, *(name for row in rows for name in row.get("settings", ()))))
     return [name for name in names if name == "norm" or len({str(row.get(name)) for row in rows}) > 1]
 
 
-def columns_of(rows: list[Row]) -> Columns:
+def columns_of(rows: list[CellRow]) -> Columns:
     """Return all columns of figures, with the rows' tasks and metrics."""
     more = {name: Column(name) for row in rows for name in (*row.get("tasks", ()), *row.get("metrics", ()))}
     return SWAPPED | TRAINED | FINAL | more | TIME
 
 
-def over_seeds(rows: list[Row]) -> tuple[list[Row], list[str]]:
+def over_seeds(rows: list[CellRow]) -> tuple[list[CellRow], list[str]]:
     """Return a row for each cell, with a Figure or None for each figure of its seeds; and the names of what varies."""
     rows = with_derived(rows)
     names = [name for name in varying(rows) if name != "seed"]
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[CellRow]] = {}
     for row in rows:
         groups.setdefault(str([row.get(name) for name in names]), []).append(row)
     return [_merged(group, columns_of(rows)) for group in groups.values()], names
 
 
-def _merged(group: list[Row], columns: Columns) -> Row:
+def _merged(group: list[CellRow], columns: Columns) -> CellRow:
     """Return the row of one cell's seeds."""
     row = group[0] | {"seeds": len(group), "commands": [one["command"] for one in group]}
     row["reasons"] = list(dict.fromkeys(one["reason"] for one in group if one.get("reason")))
@@ -277,7 +285,7 @@ def worded(value: Any) -> str:
     return DASH if value is None else str(value)
 
 
-def about(row: Row, names: list[str]) -> str:
+def about(row: CellRow, names: list[str]) -> str:
     """Return the settings of a cell beside its norm, of those that vary."""
     settings = [f"{name.replace('_', ' ')} {worded(row.get(name))}" for name in names if name != "norm"]
     return ", ".join(settings + ([f"{row['seeds']} seeds"] if row["seeds"] > 1 else []))

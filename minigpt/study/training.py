@@ -26,7 +26,7 @@ from minigpt.judge.perplexity import windows_of
 from minigpt.model import GPT2
 from minigpt.recipe import Recipe
 from minigpt.study.schedule import Schedule, Turn, Turns
-from minigpt.study.settings import DivergedError, Training, base_of, checked_schedule, what_decides
+from minigpt.study.study import DivergedError, Training, base_of, checked_schedule, what_decides
 from minigpt.swap.fit import rows_of_text
 from minigpt.tokenizer import Tokenizer
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from minigpt.study.study import Row
+from minigpt.study.study import CellRow
 from minigpt.study.table import FINAL, SWAPPED, TRAINED, over_seeds, shown, worded
 
 GGML_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "q8_0"}  # our kinds, and llama.cpp's names
@@ -52,7 +52,7 @@ def speed() -> str:
     return markdown(SPEED_HEADS, lines)
 
 
-def rows(study: str) -> list[Row]:
+def rows(study: str) -> list[CellRow]:
     """Return the kept rows of a study."""
     return [json.loads(line) for line in (RESULTS / f"study-{study}.jsonl").read_text(encoding="utf-8").splitlines()]
 

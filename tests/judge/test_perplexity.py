@@ -1,18 +1,20 @@
 """The perplexity of a text file: every token counted once, with a long past, with both norms."""
 
+import dataclasses
 import math
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from checkpoints import reference, saved, tiny_bpe
 from hypothesis import given
 from hypothesis import strategies as st
 
 import minigpt
 from minigpt.judge.measures import perplexity_of
-from minigpt.judge.perplexity import windows_of
+from minigpt.judge.perplexity import measure, windows_of
 
 TEXT = "the dog ran to the house and the cat saw the dog; the dog saw nothing. " * 8
 
@@ -25,15 +27,77 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@given(st.integers(2, 300), st.integers(2, 40))
-def test_windows_count_every_token_but_the_first_once(tokens: int, window: int) -> None:
-    counted = []
-    for start, first, end in windows_of(tokens, window):
-        assert 0 <= start < first < end <= tokens
-        assert end - start <= window
-        assert first == 1 or first - start >= window - window // 2  # so many tokens, at least, of the past
+@given(st.integers(2, 300), st.integers(2, 40), st.booleans(), st.data())
+def test_windows_count_every_token_once(tokens: int, context: int, has_bos: bool, data: st.DataObject) -> None:
+    """But the text's first, and those of windows that do not overlap, which nothing predicts."""
+    room = context - has_bos
+    stride = data.draw(st.none() | st.integers(1, room))
+    step, counted = stride or context // 2, []
+    for start, first, end in windows_of(tokens, context, stride, has_bos=has_bos):
+        assert (start, end) == (start // step * step, min(tokens, start + room))
+        assert first <= 1 or first - start >= max(room - step, 1 - has_bos)  # so many tokens, at least, of the past
         counted += range(first, end)
-    assert counted == list(range(1, tokens))
+    missed = set(range(tokens)) - set(counted)
+    assert len(counted) == len(set(counted))
+    assert missed == (set() if has_bos else {0} if step < context else set(range(0, tokens, context)))
+
+
+def as_transformers_does(
+    source: Path, text: str, dtype: torch.dtype, stride: int, bos: int | None
+) -> tuple[float, int]:
+    """The loop of transformers' page on fixed-length models, with labels of -100; also with a token before windows."""
+    model = transformers.GPT2LMHeadModel.from_pretrained(source, dtype=dtype).eval()  # pyright: ignore
+    ids = torch.tensor([minigpt.Tokenizer.from_pretrained(source).encode(text)])
+    room, before, total, scored = model.config.n_positions - (bos is not None), 0, 0.0, 0
+    for begin in range(0, ids.shape[1], stride):
+        end = min(begin + room, ids.shape[1])
+        window = ids[:, begin:end]
+        labels = window.clone()
+        labels[:, : before - end] = -100
+        if bos is not None:
+            first = torch.tensor([[bos]])
+            window, labels = torch.cat([first, window], 1), torch.cat([-100 * torch.ones_like(first), labels], 1)
+        counts = int((labels[:, 1:] != -100).sum())
+        logits = model(window).logits[0, :-1].double()  # model(labels=...) takes the loss in float32
+        total += float(F.cross_entropy(logits, labels[0, 1:], reduction="sum"))
+        scored += counts
+        before = end
+        if end == ids.shape[1]:
+            break
+    return math.exp(total / scored), scored
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    ("stride", "bos"), [(None, False), (256, False), (100, False), (None, True), (255, True), (100, True)]
+)
+@torch.inference_mode()
+def test_it_is_that_of_a_plain_loop_of_transformers(dtype: torch.dtype, stride: int | None, bos: bool) -> None:
+    text = "Once upon a time there was a young gardener named Tom, who found a silver coin in the forest. " * 32
+    demo = Path(minigpt.__file__).parent / "demo"
+    expected, scored = as_transformers_does(demo, text, dtype, stride or 128, 0 if bos else None)
+    model = minigpt.from_pretrained(demo, dtype=str(dtype).removeprefix("torch."), device="cpu")
+    tokenizer = minigpt.Tokenizer.from_pretrained(demo)
+    result = measure(model, tokenizer, text, stride, bos)
+    print(result.perplexity, expected, result.protocol)
+    assert result.perplexity == pytest.approx(expected, rel=1e-11 if dtype == torch.float64 else 1e-5)
+    assert minigpt.perplexity(model, tokenizer, text, stride=stride, bos=bos) == result.perplexity
+    assert (result.scored, result.window, result.stride, result.bos) == (scored, 256, stride or 128, bos)
+    assert result.tokens == len(tokenizer.encode(text)) > 600
+    assert result.perplexity == math.exp(result.loss)
+
+
+def test_a_stride_that_skips_tokens_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = minigpt.from_pretrained(folder, device="cpu"), minigpt.Tokenizer.from_pretrained(folder)
+    for stride in (0, -1, 65):
+        with pytest.raises(
+            minigpt.GenerationError, match=f"stride must be from 1 to 64, a window's tokens of the text, got {stride}"
+        ):
+            minigpt.perplexity(model, tokenizer, TEXT, stride=stride)
+    monkeypatch.setattr(minigpt.Tokenizer, "bos_token_id", None)
+    model.config = dataclasses.replace(model.config, bos_token_id=None)
+    with pytest.raises(minigpt.GenerationError, match="bos needs a checkpoint with a beginning-of-text token"):
+        minigpt.perplexity(model, tokenizer, TEXT, bos=True)
 
 
 @torch.inference_mode()
@@ -50,8 +114,8 @@ def test_it_is_that_of_strided_windows(folder: Path) -> None:
         model = minigpt.from_pretrained(folder, norm=norm, device="cpu")
         losses = []
         for token in range(1, len(ids)):
-            end = 64 if token < 64 else min(len(ids), 64 + 32 * ((token - 64) // 32 + 1))
-            logits = model(torch.tensor([ids[max(0, end - 64) : token]]))[0, -1]
+            begin = 0 if token < 64 else 32 * ((token - 64) // 32 + 1)
+            logits = model(torch.tensor([ids[begin:token]]))[0, -1]
             losses.append(F.cross_entropy(logits, torch.tensor(ids[token])).item())
         expected = math.exp(sum(losses) / len(losses))
         print(f"{norm}: {measured:.8g}, recomputed {expected:.8g}")

@@ -13,8 +13,8 @@ from test_public_norms import NanoGPT
 from torch import Tensor, nn
 
 from minigpt import GPT2, LayerNorm, NormError, norms, swap_norms
-from minigpt.norms.dyt import DyT
 from minigpt.norms.foreign.adapt import notes
+from minigpt.norms.variants import DyT
 
 
 class GammaBeta(nn.Module):

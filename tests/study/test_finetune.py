@@ -19,7 +19,7 @@ from minigpt import ConfigError, GenerationError, NormError, Recipe
 from minigpt.files import locked
 from minigpt.study import DivergedError, Training, finetune, parse_schedule
 from minigpt.study.schedule import Turns
-from minigpt.study.settings import checked_schedule
+from minigpt.study.study import checked_schedule
 from minigpt.study.training import as_minigpt, as_transformers, token_ids
 
 TEXT = "The old sailor told Mara a tale of the sea. One morning the bell rang and nobody came. " * 60

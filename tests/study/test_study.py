@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from minigpt.cli.output import progress
 from minigpt.files import Lines
 from minigpt.study import Cell, Study, read_study, run_study
 from minigpt.study.study import command, fingerprint_of, only
+from minigpt.study.table import over_seeds, stages
 
 NORM = """
 from minigpt import LayerNorm
@@ -256,3 +259,31 @@ def test_the_command_of_a_cell_runs_that_cell() -> None:
     with pytest.raises(minigpt.ConfigError) as error:
         only(study, ["norm=dyt"])
     assert error.value.argument == "only"
+
+
+def test_published_losses_stand_beside_ours(place: Path) -> None:
+    head = 'models = ["demo"]\nnorms = ["fused", "rms"]\ntext = "text.txt"\ndevice = "cpu"\n'
+    (place / "published.toml").write_text(head + 'published = [{norm = "rms", loss = 2.8757}]\n')
+    study = read_study(place / "published.toml")
+    assert [study.published_of(cell) for cell in study.cells()] == [None, 2.8757]
+    rows = run_study(study, place / "out")
+    assert rows[1]["published"] == 2.8757
+    assert "published" not in json.loads((place / "out" / "cells.jsonl").read_text().splitlines()[1])
+    columns = stages(over_seeds(rows)[0])[0][1]
+    assert columns["published"].title == "published, nats"
+    assert over_seeds(rows)[0][1]["loss"].mean == pytest.approx(math.log(rows[1]["perplexity_after"]))
+    for entry in ('{norm = "rms"}', '{nrm = "rms", loss = 2.0}', '{norm = "rms", loss = "2"}'):
+        (place / "published.toml").write_text(head + f"published = [{entry}]\n")
+        with pytest.raises(minigpt.ConfigError, match=r"published.*must have a loss"):
+            read_study(place / "published.toml")
+
+
+@pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "configs" / "studies").glob("*.toml")))
+def test_every_study_of_the_repository_can_be_read(file: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the demo as each of its models, whatever they are."""
+    for name in ("held.txt", "pile-filtered.txt", "owt.txt"):
+        (place / name).write_text("The old sailor told Mara a tale of the sea. " * 20)
+    text = re.sub(r'"[\w-]+/gpt2[\w-]*"|"openai-community/gpt2[\w-]*"|"centred"', '"demo"', file.read_text())
+    text = re.sub(r'schedule = "[^"]*"', 'schedule = "*@0"', text) if "gpt2" in file.name else text
+    (place / file.name).write_text(text)
+    assert read_study(place / file.name).cells()

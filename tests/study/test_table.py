@@ -84,6 +84,15 @@ def test_a_row_that_failed_is_in_every_form(tmp_path: Path) -> None:
     assert csv_table([ROW, failed]).splitlines()[1].startswith("demo,rms,*,0,,10,fail,DIFFERENT,,2.5")
     assert r"50 \% of a\_study" in latex_table([ROW, failed], "50 % of a_study")
     assert "held-out loss" in latex_table([ROW, failed], "a study")
+    small = ROW | {
+        "norm": "std_eps",
+        "kl_recovered": 1.05e-7,
+        "settings": ["schedule"],
+        "schedule": "h.*.ln_1@20+2, " * 4,
+    }
+    body = latex_table([ROW, small], "a study")
+    assert r"1.05$\times 10^{-7}$ " in body
+    assert body.count("h.{*}.ln\\_1@20+2, &") == 4
 
 
 def test_a_picture_names_its_axes_and_takes_its_colours_along() -> None:

@@ -1,6 +1,9 @@
 """lm-eval tasks as columns of a study."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,10 @@ def test_the_scores_are_those_of_transformers(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "study.toml").write_text(
         f'models = ["demo"]\nnorms = ["fused", "dyt"]\ntasks = ["{tmp_path / "texts.yaml"}"]\ndevice = "cpu"\n'
     )
+    words = [sys.executable, "-m", "minigpt", "study", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert all(re.match(r"\d+ s, \d+%: ", line) for line in done.stderr.splitlines()), done.stderr
+    assert len(done.stdout.splitlines()) == 3
     fused, dyt = run_study(read_study(tmp_path / "study.toml"), tmp_path / "out")
     theirs = evaluator.simple_evaluate(
         model="hf", model_args={"pretrained": str(DEMO), "dtype": "float32", "max_length": 256},

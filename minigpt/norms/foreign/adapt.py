@@ -119,7 +119,7 @@ class AdaptedNorm(nn.LayerNorm):
         self._lend()
         y = self.norm(x)
         require_same_shape(y, x, self.norm)  # or a scale would spread a smaller one
-        return self._scaled_and_shifted(y)
+        return self.completed(y)
 
     @property
     def add_norm(self) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
@@ -132,20 +132,22 @@ class AdaptedNorm(nn.LayerNorm):
     def _add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         self._lend()
         total, y = self.norm.add_norm(residual, delta)  # pyright: ignore[reportCallIssue]
-        return total, self._scaled_and_shifted(y)
+        return total, self.completed(y)
 
     def _lend(self) -> None:
         """Give the module the present weight and bias, which torch.func may replace for one call."""
         for borrower, name, role in self._loans:
             borrower.__dict__[name] = getattr(self, role)  # not registered, or a checkpoint would have it twice
 
-    def _scaled_and_shifted(self, y: Tensor) -> Tensor:
-        dtype = y.dtype
+    def completed(self, y: Tensor) -> Tensor:
+        """Return ``y`` with what the module lacks, rounded once more."""
+        wide = torch.promote_types(y.dtype, torch.float32) if self.multiplies or self.adds else y.dtype
+        row = y.to(wide)
         if self.multiplies:
-            y = y * self.weight
+            row = row * self.weight
         if self.adds:
-            y = y + self.bias
-        return y.to(dtype)
+            row = row + self.bias
+        return row.to(y.dtype)
 
 
 def _scale(module: nn.Module, shape: tuple[int, ...]) -> Paths:

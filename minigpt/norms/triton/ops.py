@@ -21,15 +21,17 @@ BUSY = 16  # warps that keep a multiprocessor busy
 Maybe = Tensor | None
 Three = tuple[Tensor, Tensor, Tensor]
 Stream = Float[Tensor, "*dims"]
-Row = Float[Tensor, "*row"]
+Scale = Float[Tensor, "*row"]
 
 
-def layer_norm(x: Stream, weight: Row, bias: Row | None, eps: float) -> Stream:
+def layer_norm(x: Stream, weight: Scale, bias: Scale | None, eps: float) -> Stream:
     """Return LayerNorm of ``x`` over the dimensions of ``weight``; differentiable once."""
     return torch.ops.minigpt.layer_norm(x, None, weight, bias, eps)[0]
 
 
-def add_layer_norm(residual: Stream, delta: Stream, weight: Row, bias: Row | None, eps: float) -> tuple[Stream, Stream]:
+def add_layer_norm(
+    residual: Stream, delta: Stream, weight: Scale, bias: Scale | None, eps: float
+) -> tuple[Stream, Stream]:
     """Return ``residual + delta``, and LayerNorm of that sum."""
     if residual.dtype != delta.dtype:  # in one kernel, two dtypes would change the order of the sums
         total = residual + delta
