@@ -102,10 +102,11 @@ def test_sensitivity_is_the_change_that_one_site_makes(folder: Path) -> None:
     assert ranked[1].rms_error > 100 * ranked[2].rms_error
     model = minigpt.from_pretrained(folder, device="cpu")
     with torch.inference_mode():
-        new = minigpt.generate(model, torch.tensor(PROMPTS[:1]), max_new_tokens=3)
-        before = model(new)
+        texts = [minigpt.generate(model, torch.tensor([ids]), max_new_tokens=3) for ids in PROMPTS]
+        before = [model(text).double().flatten() for text in texts]
         minigpt.swap_norms(model, norm, ranked[0].site)
-        change = (model(new).double() - before.double()).square().mean().sqrt().item()
+        after = [model(text).double().flatten() for text in texts]
+        change = (torch.cat(after) - torch.cat(before)).square().mean().sqrt().item()
     print(f"{ranked[0]}, recomputed {change:.6g}")
     assert ranked[0].rms_error == pytest.approx(change, rel=1e-3)
     assert ranked[0].ratio == pytest.approx(ranked[0].rms_error / report.logits.noise_floor_rms)
