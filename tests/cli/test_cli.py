@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -230,19 +230,11 @@ def judge(run: Run, folder: Path, *words: object) -> Ended:
 
 
 @pytest.fixture
-def wrong_norm() -> Any:
-    """A registered norm that is not LayerNorm, for as long as a test lasts."""
-    from minigpt.norms import registry
-
-    minigpt.norms.available()
-
-    @minigpt.norms.register("wrong")
-    class Wrong(minigpt.LayerNorm):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) * 1.01
-
-    yield "wrong"
-    registry._REGISTRY.pop("wrong", None)
+def wrong_norm(tmp_path: Path) -> str:
+    """A norm that is not LayerNorm, and does not say so."""
+    code = "def forward(self, x):\n        return super().forward(x) * 1.01\n"
+    (tmp_path / "wrong.py").write_text(f"import minigpt\n\nclass Wrong(minigpt.LayerNorm):\n    {code}")
+    return f"{tmp_path / 'wrong.py'}:Wrong"
 
 
 @pytest.mark.gpu
