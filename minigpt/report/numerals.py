@@ -61,8 +61,8 @@ def uncertain(x: float | None, error: float | None, form: Callable[[float | None
     first = math.floor(math.log10(error))
     if abs(x) < 1e-3 or abs(x) >= 1e6:
         power = math.floor(math.log10(max(abs(x), error)))
-        digits = max(0, power - first)
-        return f"({x / 10**power:.{digits}f} ± {error / 10**power:.{digits}f})e{power}"
+        digits, unit = max(0, power - first), 10.0**power or 5e-324
+        return f"({x / unit:.{digits}f} ± {error / unit:.{digits}f})e{power}"
     digits = max(0, -first)
     return f"{x:,.{digits}f} ± {error:,.{digits}f}"
 

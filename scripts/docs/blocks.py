@@ -67,12 +67,11 @@ def write_files(page: str, folder: Path) -> None:
 
 
 def run_command(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in ``folder`` with this interpreter's programs first in the path."""
-    words = shlex.split(command, comments=True)
-    if words[0] == "minigpt":
-        words = [sys.executable, "-m", "minigpt", *words[1:]]
-    elif words[0] == "python":
-        words[0] = sys.executable
+    """Run a command in ``folder``, with this interpreter as python and its minigpt."""
+    python = shlex.quote(sys.executable)
+    program, _, rest = command.partition(" ")
+    program = {"minigpt": f"{python} -m minigpt", "python": python}.get(program, program)
+    words = ["bash", "-c", f"{program} {rest}"]
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
 
 
