@@ -181,13 +181,15 @@ def against_truth(norm: Built, found: dict[str, Tensor], x: Tensor, dy: Tensor) 
         true[name] = true[name]._replace(bound=true[name].bound + more)
     wrong = {name for name, gradient in found.items() if worst_element(name, gradient, *true[name][:2]).ratio > 1}
     as_pytorch = set[str]()
-    weight, bias, rows = norm.module.weight, norm.module.bias, x[..., 0].numel()
+    module, rows = norm.module, x[..., 0].numel()
+    weight, bias, shape = module.weight, module.bias, module.weight.shape
+    inside, complete = (weight, bias), lambda y: y
+    if norm.is_completed:
+        inside, complete = (None if module.multiplies else weight, None if module.adds else bias), module.completed
     library = [
-        lambda x: F.layer_norm(x, weight.shape, weight, bias, norm.eps),
+        lambda x: complete(F.layer_norm(x, shape, *inside, norm.eps)),
         lambda x: F.group_norm(x.reshape(rows, -1), 1, weight, bias, norm.eps).view(x.shape),
     ]
-    if norm.is_completed:
-        library = [lambda x: norm.module.completed(F.layer_norm(x, weight.shape, eps=norm.eps))]
     for function in library if x.dtype in HALVES else []:
         own = gradients(norm, function, x, dy) if wrong else {}
         as_pytorch |= {name for name in wrong if torch.equal(found[name], own[name])}

@@ -5,6 +5,7 @@ python scripts/docs/tables.py
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from minigpt.study.study import CellRow
@@ -22,7 +23,8 @@ SPEED_HEADS = ["tokens a second, prompt included", "minigpt", "transformers", "C
 AT_THE_SWAP = ("kl_mean", "kl_median", "top1_agreement", "perplexity_after")
 AFTER = ("loss", "over_baseline", "perplexity_recovered", "kl_recovered", "entropy", "calibration_error")
 STUDIES = {"swap": AT_THE_SWAP, "centred": ("ratio", *AT_THE_SWAP), "one-site": AT_THE_SWAP, "recover": AFTER,
-           "remove-layernorm": AFTER, "distil": AFTER[:-1], "seeds": AFTER}  # fmt: skip
+           "remove-layernorm": AFTER, "distil": AFTER[:-1], "seeds": AFTER, "thirds": AFTER[:3],
+           "recipes": AFTER[:4], "order": AFTER[:4]}  # fmt: skip
 COLUMNS = SWAPPED | TRAINED | FINAL
 
 
@@ -68,7 +70,22 @@ def of_study(study: str) -> str:
     return markdown(heads, lines).replace("*", r"\*")
 
 
+def attention() -> str:
+    """Return the table of ``minigpt parity --attention-maps``: sinks, and the entropy of each layer's heads."""
+    maps = json.loads((RESULTS / "attention.json").read_text(encoding="utf-8"))["after"]
+    lines = []
+    for norm, figures in maps.items():
+        heads = {(layer, head): share for layer, row in enumerate(figures["first"]) for head, share in enumerate(row)}
+        layer, head = max(heads, key=lambda place: heads[place])
+        largest = f"{100 * heads[layer, head]:.0f} (h.{layer}, head {head})"
+        entropies = [f"{fmean(row):.2f}" for row in figures["entropy"]]
+        lines.append([norm.replace("_", r"\_"), f"{100 * fmean(heads.values()):.1f}", largest, *entropies])
+    layers = [f"entropy in h.{layer}, nats" for layer in range(len(lines[0]) - 3)]
+    return markdown(["norm", "first position, mean of heads, %", "most of a head, %", *layers], lines)
+
+
 if __name__ == "__main__":
     print(f"speed\n\n{speed()}\n")
+    print(f"attention\n\n{attention()}\n")
     for study in STUDIES:
         print(f"{study}\n\n{of_study(study)}\n")

@@ -84,4 +84,4 @@ def test_inexact_registered_norms_are_named_for_what_they_are(name: str, mistake
 @pytest.mark.parametrize("norm", ["fused", "textbook", *sabotages.CORRECT])
 def test_no_probe_blames_a_correct_norm(norm: type[nn.Module] | str) -> None:
     for seed in range(3):
-        assert wrong_formula(Subject(norm, torch.device("cpu"), seed=seed)) == []
+        assert wrong_formula(Subject(norm, torch.device("cpu"), seed=seed), {*DTYPES}) == []

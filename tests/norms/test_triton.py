@@ -191,7 +191,7 @@ import json, re
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from minigpt.norms.triton import kernels
+from minigpt.norms.triton import ops
 from minigpt.norms.triton.ops import BACKWARD_BYTES, FORWARD_BYTES, tile
 
 POINTERS = "x delta weight bias total y dy dtotal dx dweight dbias".split()
@@ -206,7 +206,7 @@ def cases():
             yield name, narrow, held.warps, constants | dict(rounds=1)
 
 def code(name, narrow, warps, constants):
-    kernel = getattr(kernels, name)
+    kernel = getattr(ops, name)
     types = dict.fromkeys(kernel.arg_names, "i32") | dict.fromkeys(POINTERS, "*" + narrow)
     types |= dict(stats="*fp32", partials="*fp32") | dict.fromkeys(constants, "constexpr")
     types = {name: types[name] for name in kernel.arg_names}
