@@ -53,7 +53,7 @@ enum { ROWS = 6, VECS = 4 }; /* of a tile: its sums fill 32 registers */
 #else
 enum { ROWS = 6, VECS = 2 }; /* 16 registers */
 #endif
-enum { SLAB = 64, STRIPE = 16, PARTS = 8, PIECE = 512, LINE = 64, SPINS = 4000, SHARE = 16, FAR = 16 };
+enum { SLAB = 64, STRIPE = 32, PARTS = 8, PIECE = 512, LINE = 64, SPINS = 4000, SHARE = 16, FAR = 16 };
 enum { FEW = 24, KEPT = 768, BATCH = 32 }; /* rows; units of a slab that are packed together; rows of a chunk */
 enum { PHASES = 14 }; /* of a layer, at most */
 enum { BLOCK = 64, PANEL = 16 }; /* of int8 */
@@ -267,8 +267,8 @@ static void remember_chunk(struct worker *me, const void *job, long r) {
 }
 
 /* Scores (rows, step) of a few keys, for queries q (rows, q_step). */
-INLINE void score(int rows, const float *q, long q_step, const char *keys, long width, float scale, float *scores, long step,
-                  int count, int is_half) {
+INLINE void score(int rows, const float *q, long q_step, const char *keys, long width, float *scores, long step, int count,
+                  int is_half) {
     const long whole = width / LANES * LANES;
     vec products[ROWS][4];
     for (int r = 0; r < rows; r++)
@@ -282,21 +282,19 @@ INLINE void score(int rows, const float *q, long q_step, const char *keys, long 
     for (int r = 0; r < rows; r++) {
         float *y = scores + r * step;
         store_totals(y, products[r], count);
-        for (int s = 0; s < count; s++) {
+        for (int s = 0; s < count; s++)
             for (long d = whole; d < width; d++) y[s] += q[r * q_step + d] * value_at(keys, s * width + d, is_half);
-            y[s] *= scale;
-        }
     }
 }
 
-/* Replace scores by e^(score - the largest), and return their sum. */
-static float soften(float *scores, long count) {
+/* Replace scores by e^(scale (score - the largest)), and return their sum. */
+static float soften(float *scores, long count, float scale) {
     const long whole = count / LANES * LANES;
     float most = -INFINITY, rest = 0;
     vec sum = {0};
 #pragma omp simd reduction(max : most)
     for (long s = 0; s < count; s++) most = scores[s] > most ? scores[s] : most;
-    for (long s = 0; s < count; s++) scores[s] = exponential(scores[s] - most);
+    for (long s = 0; s < count; s++) scores[s] = exponential((scores[s] - most) * scale);
     for (long s = 0; s < whole; s += LANES) sum += *(const vec *)(scores + s);
     for (long s = whole; s < count; s++) rest += scores[s];
     return total(sum) + rest;
@@ -332,11 +330,11 @@ INLINE void attend_in(int rows, const float *q, long q_step, const char *keys, c
         some = all - s < most ? 1 : most;
         const char *some_keys = keys + s * width * size;
         if (rows == 1) prefetch(values + s * width * size, some * width * size);
-        if (some > 1) score(rows, q, q_step, some_keys, width, scale, scores + s, step, most, is_half);
-        else score(rows, q, q_step, some_keys, width, scale, scores + s, step, 1, is_half);
+        if (some > 1) score(rows, q, q_step, some_keys, width, scores + s, step, most, is_half);
+        else score(rows, q, q_step, some_keys, width, scores + s, step, 1, is_half);
     }
     float sums[ROWS];
-    for (int r = 0; r < rows; r++) sums[r] = soften(scores + r * step, count + r);
+    for (int r = 0; r < rows; r++) sums[r] = soften(scores + r * step, count + r, scale);
     for (long d = 0, vecs; d < whole; d += vecs * LANES) {
         vecs = whole - d >= most * LANES ? most : 1;
         const char *some = values + d * size;

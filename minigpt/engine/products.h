@@ -88,13 +88,13 @@ INLINE void tile(int rows, const float *x, long x_step, const float *w, long w_s
         }
 }
 
-/* Copy a slab's weights to where the tile reads them, as units (STRIPE, SLAB), with zeros behind the last ones. */
+/* Copy a slab's weights to where the tile reads them, as STRIPE inputs (units, SLAB), with zeros behind the last ones. */
 INLINE void pack(const struct matrix *m, long k, long n, long o, long outs, float *units, int is_half) {
     const int is_dot = is_half && HAS_DOT;
     const long size = is_half ? 2 : 4, unit = 1 + is_dot;
     const char *w = (const char *)m->weight + (k * m->out + o) * size;
-    if (n < STRIPE * unit || outs < SLAB) {
-        memset(units, 0, sizeof(float) * STRIPE * SLAB);
+    if (n < STRIPE || outs < SLAB) {
+        memset(units, 0, sizeof(float) * STRIPE / unit * SLAB);
         for (long i = 0; i < n; i++)
             for (long j = 0; j < outs; j++) {
                 if (is_dot) ((uint16_t *)units)[(i / 2 * SLAB + j) * 2 + i % 2] = ((const uint16_t *)w)[i * m->out + j];
@@ -102,7 +102,7 @@ INLINE void pack(const struct matrix *m, long k, long n, long o, long outs, floa
             }
         return;
     }
-    for (long i = 0; i < STRIPE; i++, w += unit * m->out * size, units += SLAB) {
+    for (long i = 0; i < STRIPE / unit; i++, w += unit * m->out * size, units += SLAB) {
 #if defined(__AVX512BF16__)
         for (long j = 0; is_dot && j < SLAB; j += 2 * LANES) {
             const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7,
@@ -121,7 +121,8 @@ INLINE void pack(const struct matrix *m, long k, long n, long o, long outs, floa
 INLINE void columns_chunk(struct worker *me, const struct product *p, long chunk, long from, long count, int is_half) {
     const struct matrix *m = p->matrix;
     const int is_dot = is_half && HAS_DOT;
-    const long rows = p->rows, size = is_half ? 2 : 4, unit = 1 + is_dot, stripe = STRIPE * unit;
+    const long rows = p->rows, size = is_half ? 2 : 4, unit = 1 + is_dot;
+    const long stripe = is_half || rows > ROWS ? STRIPE : STRIPE / 2; /* the fewer rows, the more sequential */
     const long part = chunk % p->parts, last = (part + 1) * p->part < m->in ? (part + 1) * p->part : m->in;
     const long later = (chunk + me->step->threads) % p->parts * p->part; /* where this thread probably goes on */
     float *sums = p->sums + part * rows * p->step + from, units[STRIPE * SLAB] __attribute__((aligned(64)));
@@ -151,7 +152,7 @@ INLINE void columns_chunk(struct worker *me, const struct product *p, long chunk
 INLINE void slab_chunk(struct worker *me, const struct product *p, long from, int is_half) {
     const struct matrix *m = p->matrix;
     const int is_dot = is_half && HAS_DOT;
-    const long unit = 1 + is_dot, stripe = STRIPE * unit, part = p->part / unit, size = is_half ? 2 : 4; /* part in units */
+    const long unit = 1 + is_dot, stripe = STRIPE, part = p->part / unit, size = is_half ? 2 : 4; /* part in units */
     const long outs = m->out - from < SLAB ? m->out - from : SLAB, kept = part > KEPT ? part : KEPT / part * part;
     const struct ahead none = {0};
     for (long k = 0, last; k < m->in; k = last) {
@@ -184,7 +185,9 @@ INLINE void store_totals(float *y, const vec *sum, int count) {
     const __m512 two = _mm512_unpacklo_ps(some[1], some[3]) + _mm512_unpackhi_ps(some[1], some[3]);
     const __m512 four = _mm512_unpacklo_ps(one, two) + _mm512_unpackhi_ps(one, two); /* every four lanes: all of some */
     const __m256 half = _mm512_castps512_ps256(four) + _mm512_extractf32x8_ps(four, 1);
-    _mm_mask_storeu_ps(y, (1 << count) - 1, _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1));
+    const __m128 totals = _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1);
+    if (count == 4) _mm_storeu_ps(y, totals);
+    else _mm_mask_storeu_ps(y, (1 << count) - 1, totals);
 #else
     for (int i = 0; i < count; i++) {
         y[i] = 0;
@@ -327,7 +330,7 @@ static void quantize(const float *x, long count, int16_t *units, float *scales) 
 INLINE long pitch_of(long inputs, int unit) { return padded(inputs, BLOCK) / unit + LINE / sizeof(float); }
 
 /* Return the inputs of a part. */
-INLINE long part_of(long inputs) { return padded((inputs + PARTS - 1) / PARTS, 2 * STRIPE); }
+INLINE long part_of(long inputs) { return padded((inputs + PARTS - 1) / PARTS, STRIPE); }
 
 /* Normalize a row and convert it to what the product takes. */
 static void prepare(struct worker *me, const struct product *p, long r) {

@@ -10,6 +10,7 @@ of 32 clients: streamed or whole, with ``n``, ``stop`` and ``echo``, texts that 
 import asyncio
 import contextlib
 import json
+import logging
 import random
 import subprocess
 import sys
@@ -62,6 +63,7 @@ def main(
 ) -> None:  # fmt: skip
     """Write so many texts of each kind, and ask the server for so many completions."""
     torch.set_num_threads(1)
+    logging.getLogger("minigpt").setLevel(logging.ERROR)
     report: dict[str, Any] = {"model": model, "environment": environment(1), "batches": {}, "server": {}}
     for kind in kinds.split(","):
         how: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
@@ -151,11 +153,12 @@ class Clients:
             kind = chance.choices(["whole", "streamed", "hung up"], [50, 40, 10])[0]
             self.counts[kind] += 1
             if kind == "whole":
-                answer = (await http.post("/v1/completions", json=body)).json()
+                answer = (await http.post("/v1/completions", json=body)).raise_for_status().json()
                 self.answers.append((body, [choice["text"] for choice in answer["choices"]]))
                 continue
             texts = [""] * body["n"]
             async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+                response.raise_for_status()
                 async for line in response.aiter_lines():
                     if line.startswith("data: {"):
                         choice = json.loads(line[6:])["choices"][0]
@@ -177,7 +180,7 @@ class Clients:
             body["n"] = chance.choice([1, 1, 1, 3])
         if chance.random() < 0.3:
             body["stop"] = chance.choice([["."], ["the", " and"]])
-        if chance.random() < 0.2:
+        if chance.random() < 0.2 and count <= 40:  # a prompt beyond the context cannot be scored
             body["logprobs"] = 2
         return body
 

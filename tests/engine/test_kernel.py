@@ -161,7 +161,7 @@ def test_int8_step_is_the_layers_own_numbers() -> None:
     with torch.no_grad():
         logits = read(StepKernel(model), ids.tolist(), model.new_cache(3, 12).store)
         wanted = model(ids, cache=model.new_cache(3, 12)).flatten(0, 1)
-    assert_within(rms(logits - wanted), 1e-4 * rms(wanted), rms(wanted), "int8")
+    assert_within(rms(logits - wanted), 2e-4 * rms(wanted), rms(wanted), "int8")
 
 
 def test_without_the_kernel_int8_is_as_good() -> None:
