@@ -25,10 +25,11 @@ from minigpt.engine.int8 import Int8Linear
 from minigpt.engine.kernel import path_of
 from minigpt.engine.parts import head_rows
 from minigpt.errors import ConfigError
-from minigpt.generation.batch import Batch, left_padded
+from minigpt.generation.batch import Batch
 from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import parse_settings
 from minigpt.model import GPT2
+from minigpt.model.masking import left_padded
 from minigpt.recipe import from_pretrained
 
 CONTESTANTS = {  # the classes by their names; scripts/bench/others.py adds more

@@ -6,71 +6,27 @@ row's logits depend on its text alone. Elsewhere PyTorch reads texts in groups, 
 B rows, T tokens read at once, V vocabulary.
 """
 
-import contextlib
-import os
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
-from torch.backends import cuda
 
+from minigpt.device import of_any_length, require_threads
 from minigpt.engine.kernel import StepKernel, step_of
-from minigpt.errors import GenerationError
+from minigpt.engine.ragged import Ragged
 from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.drafts import Drafts
 from minigpt.generation.row import Row
-from minigpt.generation.slots import WASTE, Ragged, Slots
+from minigpt.generation.slots import WASTE, Slots
 from minigpt.model import GPT2
 from minigpt.model.cache import KVCache
+from minigpt.model.masking import left_padded
 
 OVERHEAD = {"cpu": 32, "cuda": 1024}  # a forward takes as long as reading so many more tokens
-
-_threads_of: int | None = None  # the process whose threads of OpenMP have decoded
-_lock = threading.Lock()
-_cudnn_was: list[bool] = []  # for each ``of_any_length`` in progress, whether cuDNN was enabled before
-
-
-def require_threads() -> None:
-    """Check that this process has the threads that decoding waits for.
-
-    Raises:
-        GenerationError: if it was forked from one that had decoded. A fork copies the list of OpenMP's threads and not
-            the threads, so the first product would never end.
-    """
-    global _threads_of
-    if torch.get_num_threads() == 1:
-        return
-    if _threads_of not in (None, os.getpid()):
-        raise GenerationError(
-            "this process was forked from one that had generated, and OpenMP's threads are not in it; start it with "
-            "multiprocessing.get_context('spawn'), or call torch.set_num_threads(1) in it first"
-        )
-    _threads_of = os.getpid()
-
-
-@contextlib.contextmanager
-def of_any_length() -> Iterator[None]:
-    """Disable cuDNN's attention, which makes a slow plan for every new length.
-
-    It stays enabled if no other kernel could replace it, as under ``sdpa_kernel`` for cuDNN alone. The setting belongs
-    to the process: the last of several threads restores it.
-    """
-    with _lock:
-        _cudnn_was.append(cuda.cudnn_sdp_enabled())
-        cuda.enable_cudnn_sdp(_cudnn_was[0] and not cuda.math_sdp_enabled())
-    try:
-        yield
-    finally:
-        with _lock:
-            was = _cudnn_was[0]
-            _cudnn_was.pop()
-            if not _cudnn_was:
-                cuda.enable_cudnn_sdp(was)
 
 
 class Step(NamedTuple):
@@ -151,12 +107,14 @@ class Batch:
     ) -> tuple[list[Row], Float[Tensor, "rows vocab"]]:
         """Read texts into slots; return the rows in the order of their slots, and the logits of their next tokens."""
         places = {text: slots.add() for text in rows_of}
-        logits = slots.read({place: text[1:] for text, place in places.items()}, every=False)
-        copies = [(row, text) for text, rows in rows_of.items() for row in rows[1:]]
-        for _, text in copies:
-            slots.copy(places[text])
-        of_row = [*range(len(places)), *(list(places).index(text) for _, text in copies)]
-        return [*(rows[0] for rows in rows_of.values()), *(row for row, _ in copies)], logits[of_row]
+        logits = slots.read({place: text[1:] for text, place in places.items()}, last=1)
+        rows, of_row = [first for first, *_ in rows_of.values()], list(range(len(rows_of)))
+        for number, (text, (_, *others)) in enumerate(rows_of.items()):
+            for row in others:
+                slots.copy(places[text])
+                rows.append(row)
+                of_row.append(number)
+        return rows, logits[of_row]
 
     @torch.inference_mode()
     def take(self, rows: list[Row], cache: KVCache, logits: Float[Tensor, "1 vocab"]) -> None:
@@ -199,7 +157,7 @@ class Batch:
         self.drop(again)
         if self.rows:
             if isinstance(self.slots, Slots):
-                self.slots.trim(WASTE)
+                self.slots.trim(WASTE if len(self.rows) > 1 else 1)
             alone = len(self.rows) == 1 and self.rows[0].may_draft and not (again or new)
             self.last_step = self._read_draft(self.rows[0]) if alone and self.drafts else Step(self._logits())
         self.join([*again, *new])
@@ -228,7 +186,7 @@ class Batch:
     def _read_draft(self, row: Row) -> Step:
         """Read the only row's last token, and a guess of those that follow it."""
         assert self.drafts is not None
-        room = min(row.left, self.context - self.slots.lengths[0], self.slots.free)
+        room = min(row.left, min(self.context, self.slots.max_length) - self.slots.lengths[0])
         begun = time.perf_counter()
         draft = self.drafts.guess(row, room - 1, self.slots)
         drafted = time.perf_counter()
@@ -289,14 +247,3 @@ def groups(lengths: list[int], overhead: int) -> list[slice]:
         cheapest.append(slice(start, best[start][1]))
         start = best[start][1]
     return cheapest
-
-
-def left_padded(
-    texts: Sequence[Sequence[int]], device: torch.device | str | None = None
-) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, "batch seq"]]:
-    """Return token ids (B, T), padded on the left, and their attention mask (B, T): 0 for padding."""
-    longest = max(map(len, texts))
-    starts = [longest - len(text) for text in texts]
-    ids = torch.tensor([[0] * start + list(text) for start, text in zip(starts, texts, strict=True)], device=device)
-    mask = torch.arange(longest, device=device) >= torch.tensor(starts, device=device)[:, None]
-    return ids, mask.long()

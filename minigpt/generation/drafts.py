@@ -10,10 +10,11 @@ from collections import deque
 from statistics import median_low
 
 from minigpt.engine.int8 import drafter_of, is_rounded, why_not_drafted
+from minigpt.engine.ragged import Ragged
 from minigpt.errors import GenerationError
 from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.row import Row
-from minigpt.generation.slots import Ragged, Slots
+from minigpt.generation.slots import Slots
 from minigpt.model import GPT2
 
 NGRAMS = (3, 2)  # lengths of the n-grams to look up, the more specific first

@@ -1,84 +1,14 @@
-"""Caches whose rows join and leave while the others go on.
+"""A cache for PyTorch whose rows join and leave while the others go on. The kernel's is ``engine.ragged``.
 
-L layers, B rows in use, H heads, S columns in use, D width of a head, V vocabulary.
+L layers, B rows in use, H heads, S columns in use, D width of a head.
 """
 
-from collections.abc import Mapping, Sequence
-
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.engine.kernel import StepKernel
 from minigpt.model.cache import KVCache
 
 WASTE = 32  # unused columns from which on it pays to move all rows to the left
-
-
-class Ragged:
-    """Rows of different lengths, each from column 0 of a slot of its own. No row moves when others join or leave.
-
-    Args:
-        room: the memory: its batch size limits the rows, its ``max_length`` the columns.
-        kernel: what reads tokens into it.
-
-    Attributes:
-        slots: the slot of each row.
-        lengths: the tokens that are read of each row.
-    """
-
-    def __init__(self, room: KVCache, kernel: StepKernel) -> None:
-        self.store, self.kernel, self.max_length = room.store, kernel, room.max_length
-        self.slots: list[int] = []
-        self.lengths: list[int] = []
-
-    @property
-    def free(self) -> int:
-        """Columns behind the longest row."""
-        return self.max_length - max(self.lengths)
-
-    def add(self, length: int = 0) -> int:
-        """Add a row; return its number."""
-        self.slots.append(next(slot for slot in range(self.store.shape[2]) if slot not in self.slots))
-        self.lengths.append(length)
-        return len(self.slots) - 1
-
-    def copy(self, row: int) -> None:
-        """Add a row with the tokens of another."""
-        self._fill(self.store[:, :, self.slots[row]], self.lengths[row])
-
-    def join(self, other: KVCache, rows: list[int], starts: list[int]) -> None:
-        """Add copies of these rows of another cache; ``starts`` has the first column of each in that cache."""
-        for row in rows:
-            self._fill(other.store[:, :, row, :, starts[row] :], other.length - starts[row])
-
-    def _fill(self, read: Tensor, length: int) -> None:
-        slot = self.slots[self.add(length)]
-        self.store[:, :, slot, :, :length] = read[..., :length, :]
-
-    def leave(self, row: int) -> None:
-        """Remove a row; the last row takes its number."""
-        for values in (self.slots, self.lengths):
-            values[row] = values[-1]
-            del values[-1]
-
-    def forget(self, tokens: int) -> None:
-        """Forget the last tokens of the only row."""
-        self.lengths[0] -= tokens
-
-    def read(self, texts: Mapping[int, Sequence[int]], *, every: bool = True) -> Float[Tensor, "read vocab"]:
-        """Read further tokens of some rows; return the logits after every token, or after each row's last."""
-        tokens: list[int] = []
-        slots: list[int] = []
-        columns: list[int] = []
-        last: list[int] = []
-        for row, ids in texts.items():
-            tokens += ids
-            slots += [self.slots[row]] * len(ids)
-            columns += range(self.lengths[row], self.lengths[row] + len(ids))
-            last.append(len(tokens) - 1)
-            self.lengths[row] += len(ids)
-        return self.kernel(tokens, slots, columns, self.store, None if every else last)
 
 
 class Slots(KVCache):
@@ -105,11 +35,6 @@ class Slots(KVCache):
     def lengths(self) -> list[int]:
         """The tokens that are read of each row."""
         return [self.length - start for start in self.starts]
-
-    @property
-    def free(self) -> int:
-        """Columns behind those in use."""
-        return self.max_length - self.length
 
     def join(self, other: KVCache, rows: list[int], starts: list[int]) -> None:
         """Add copies of these rows of another cache; ``starts`` has the first column of each in that cache."""

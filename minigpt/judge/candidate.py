@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from minigpt.device import dtype_name
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.generation import generate
-from minigpt.generation.batch import left_padded
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.original import AttentionMaps, Original, Recorder, Text, batches
 from minigpt.model import GPT2
+from minigpt.model.masking import left_padded
 from minigpt.norms import is_exact, is_ours, name_of, notes
 from minigpt.norms.add import has_hooks, norm_by_addition, own_addition
 from minigpt.norms.foreign.construct import naming, title

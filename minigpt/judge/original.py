@@ -39,11 +39,11 @@ from minigpt.device import (
 from minigpt.errors import CheckpointError, GenerationError, MiniGPTError, listing
 from minigpt.files import read_object
 from minigpt.generation import prompt_ids
-from minigpt.generation.batch import left_padded
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.measures import Distance, exact_layer_norm
 from minigpt.judge.perplexity import file_ids, window_losses, windows_of
 from minigpt.model.checks import check_inputs
+from minigpt.model.masking import left_padded
 from minigpt.recipe import Recipe
 from minigpt.report.numerals import brief
 from minigpt.tokenizer import Tokenizer

@@ -3,6 +3,8 @@
 B batch, T new tokens, S tokens in all: those in the cache, then the new ones.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -76,3 +78,14 @@ def additive_mask(
         return mask
     dtype = torch.float32 if torch.is_autocast_enabled(q.device.type) else q.dtype
     return torch.zeros(mask.shape, dtype=dtype, device=q.device).masked_fill(~mask, torch.finfo(dtype).min)
+
+
+def left_padded(
+    texts: Sequence[Sequence[int]], device: torch.device | str | None = None
+) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, "batch seq"]]:
+    """Return token ids (B, T), padded on the left, and their attention mask (B, T): 0 for padding."""
+    longest = max(map(len, texts))
+    starts = [longest - len(text) for text in texts]
+    ids = torch.tensor([[0] * start + list(text) for start, text in zip(starts, texts, strict=True)], device=device)
+    mask = torch.arange(longest, device=device) >= torch.tensor(starts, device=device)[:, None]
+    return ids, mask.long()

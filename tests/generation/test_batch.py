@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from minigpt import GPT2
+from minigpt.device import of_any_length
 from minigpt.generation import generate
-from minigpt.generation.batch import Batch, groups, left_padded, of_any_length
+from minigpt.generation.batch import Batch, groups
 from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings, parse_settings
+from minigpt.model.masking import left_padded
 
 
 def cost(lengths: list[int], found: list[slice], overhead: int) -> int:

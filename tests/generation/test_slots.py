@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from minigpt import GPT2
-from minigpt.generation.batch import left_padded
 from minigpt.generation.slots import Slots
+from minigpt.model.masking import left_padded
 
 CONTEXT = 24
 MODEL = small_model(dtype=torch.float64, n_positions=CONTEXT)
