@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
@@ -26,7 +27,10 @@ MINIGPT = (sys.executable, "-m", "minigpt")
 COLUMNS = 92  # of the terminal
 WIDTH = 1100
 HEIGHT = 780  # of a report's picture at most, in pixels
-SCHEMES = {"light": ("", "default"), "dark": ("-dark", "dark_background")}  # the end of a name, and matplotlib's style
+SCHEMES: dict[Literal["light", "dark"], tuple[str, str]] = {
+    "light": ("", "default"),
+    "dark": ("-dark", "dark_background"),
+}  # the end of a name, and matplotlib's style
 COMMANDS = (
     ("generate", "Once upon a time", "--seed", "1", "--max-new-tokens", "30"),
     ("parity", "--norm", "rms", "--device", "cpu"),
