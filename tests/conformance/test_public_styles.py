@@ -286,7 +286,7 @@ class FastVariance(Style):
 
 
 RIGHT: list[Any] = [
-    "fused", "textbook", nn.LayerNorm, functools.partial(nn.LayerNorm, eps=1e-5), ConvNextLayerNorm,
+    "fused", "textbook", functools.partial(nn.LayerNorm, eps=1e-5), ConvNextLayerNorm,
     NemotronLayerNorm1P, NanoGPT, GammaAndABuffer, Bert, WideInside, VarMean, StdSquared, Haiku, Power, VectorNorm,
     Native, InstanceNorm, BatchNorm, Transposed, TwiceCentred, Float64, ByHand, Scripted, Sequence,
     WithResidual, AffineDropout, Checked, OnePlus, *sabotages.CORRECT,
