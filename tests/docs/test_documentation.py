@@ -71,6 +71,10 @@ def test_the_tables_of_studies_are_those_of_the_results(study: str) -> None:
     assert tables.of_study(study) in (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
 
 
+def test_the_table_of_attention_is_that_of_the_results() -> None:
+    assert tables.attention() in (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+
+
 def test_every_result_is_cited() -> None:
     cited = (ROOT / "docs" / "results" / "README.md").read_text(encoding="utf-8")
     kept = [path.name for path in (ROOT / "docs" / "results").iterdir() if path.name != "README.md"]
