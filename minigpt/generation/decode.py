@@ -164,8 +164,9 @@ def complete(
 ) -> Iterator[Completion]:  # fmt: skip
     """Return an iterator of the texts that the model adds to many prompts, in the order in which they are finished.
 
-    At most ``batch_size`` texts are written at a time; the next prompt takes the place of a finished text at once. A
-    text has the same tokens as alone, up to the last bits of the logits. Text j of prompt i draws with
+    At most ``batch_size`` texts are written at a time; the next prompt takes the place of a finished text at once.
+    Where the decoding kernel serves the model, a text has the same tokens as alone; elsewhere up to the last bits of
+    the logits. Text j of prompt i draws with
     seed + i * num_return_sequences + j.
 
     Args:
