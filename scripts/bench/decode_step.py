@@ -1,6 +1,6 @@
-"""Time one decoding step of the kernel against the reading of memory, in turns: the share of the limit it reaches.
+"""Time one step of the kernel against the reading of memory, in turns: the share of the limit it reaches.
 
-    python scripts/bench/decode_step.py --kind float32,bfloat16,int8 --rows 1,4,16 --past 64,900
+    python scripts/bench/decode_step.py --kind float32,bfloat16,int8 --rows 1,4,16 --past 64,900 --prompt 512
 
 ``--library`` compares builds of kernel.c; the default is the installed one.
 """
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--kind", default="float32,bfloat16,int8")
     parser.add_argument("--rows", default="1", help="new tokens of a step, each of another text")
     parser.add_argument("--past", default="96", help="tokens that every text has read")
+    parser.add_argument("--prompt", default="", help="tokens of a prompt that is read at once")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--library", action="append", default=[])
     parser.add_argument("--json", type=Path)
@@ -40,14 +41,20 @@ def main() -> None:
     memory = torch.ones(READ // 4)
     runs: dict[str, Callable[[], object]] = {"memory": memory.sum}
     sizes = {"memory": READ}
-    counts, lengths = ([int(n) for n in numbers.split(",")] for numbers in (given.rows, given.past))
+    counts, lengths, prompts = (
+        [int(n) for n in numbers.split(",") if n] for numbers in (given.rows, given.past, given.prompt)
+    )
     for kind in given.kind.split(","):
         for library in given.library or [""]:
-            step, cache, size = prepared(given.preset, kind, max(counts), max(lengths), library)
+            step, cache, size = prepared(given.preset, kind, max(counts), max([*lengths, *prompts]), library)
             for rows, past in itertools.product(counts, lengths):
                 name = f"{kind} {Path(library).stem}".strip() + f", {rows} after {past}"
-                places = [5] * rows, list(range(rows)), [0] * rows, [past] * rows
+                places = [5] * rows, list(range(rows)), [past] * rows
                 runs[name], sizes[name] = functools.partial(step, *places, cache), size
+            for tokens in prompts:
+                name, places = f"{kind} {Path(library).stem}".strip() + f", prompt of {tokens}", range(tokens)
+                read = functools.partial(step, [5] * tokens, [0] * tokens, places, cache, [tokens - 1])
+                runs[name], sizes[name] = read, size
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(given.rounds):
         for name, run in runs.items():

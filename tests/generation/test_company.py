@@ -129,7 +129,7 @@ class Company:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15)
+@settings(max_examples=30)
 @given(actions=ACTIONS, stride=st.sampled_from([1, 7]), drafted=st.booleans(), chance=st.randoms())
 def test_every_logit_has_the_bits_of_its_text_alone(
     kind: str, actions: list[tuple[str, Any]], stride: int, drafted: bool, chance: random.Random
