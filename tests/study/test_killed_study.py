@@ -56,7 +56,7 @@ def finished(file: Path) -> int:
 
 def test_a_study_that_is_killed_three_times_ends_with_the_same_table(place: Path) -> None:
     chance, cells = random.Random(0), place / "cut" / "cells.jsonl"
-    for most in (2, 5, 9):
+    for most in (2, 5, 7):  # of 10: the last cells are not reached before the kill
         run = subprocess.Popen(
             command("--out", "cut"), cwd=place, env=ONE_THREAD, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
