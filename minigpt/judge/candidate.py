@@ -19,6 +19,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from minigpt.device import dtype_name
+from minigpt.engine.kernel import StepKernel, step_of
+from minigpt.engine.ragged import Ragged
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.generation import generate
 from minigpt.judge.gradients import gradients_of
@@ -279,21 +281,31 @@ class OurCandidate(ModuleCandidate):
         )  # fmt: skip
 
     def decoded(self) -> list[Float[Tensor, "new vocab"]] | None:
-        texts, device = self.original.texts, self.original.device
-        logits = [text.truth[:0] for text in texts]
-        for new, batch in batches([len(text.written) for text in texts]):
-            ids, mask = left_padded([texts[i].prompt for i in batch], device)  # both (B, T)
-            written = torch.tensor([texts[i].written for i in batch], device=device)  # (B, new)
-            cache, steps = self.model.new_cache(len(batch), ids.shape[1] + new - 1), []
-            for step in range(new):
-                if step > 0:
-                    ids = written[:, step - 1 : step]
-                    mask = torch.cat([mask, mask.new_ones(len(batch), 1)], dim=1)
-                hidden = self.model.hidden_states(ids, mask, cache=cache)[:, -1:]
-                steps.append(self.model.head(hidden)[:, 0])  # (B, V)
-            for row, i in zip(torch.stack(steps, dim=1), batch, strict=True):
-                logits[i] = row  # (new, V)
+        logits = [text.truth[:0] for text in self.original.texts]
+        read = self._read_by_torch if (kernel := step_of(self.model)) is None else partial(self._read_by_kernel, kernel)
+        for _, batch in batches([len(text.written) for text in self.original.texts]):
+            rows = torch.stack(list(read([self.original.texts[i] for i in batch])), dim=1)  # (B, new, V)
+            for i, row in zip(batch, rows, strict=True):
+                logits[i] = row
         return logits
+
+    def _read_by_torch(self, texts: list[Text]) -> Iterator[Float[Tensor, "batch vocab"]]:
+        """Read prompts, then what was written after them, a token a step; yield the logits of each next token."""
+        device, new = self.original.device, len(texts[0].written)
+        ids, mask = left_padded([text.prompt for text in texts], device)  # both (B, T)
+        written = torch.tensor([text.written for text in texts], device=device)  # (B, new)
+        cache = self.model.new_cache(len(texts), ids.shape[1] + new - 1)
+        for step in range(new):
+            hidden = self.model.hidden_states(ids, mask, cache=cache)[:, -1:]
+            yield self.model.head(hidden)[:, 0]
+            ids, mask = written[:, step : step + 1], torch.cat([mask, mask.new_ones(len(texts), 1)], dim=1)
+
+    def _read_by_kernel(self, kernel: StepKernel, texts: list[Text]) -> Iterator[Float[Tensor, "batch vocab"]]:
+        """The same by the kernel, as ``generate`` reads."""
+        rows = Ragged(self.model.new_cache(len(texts), max(len(text.ids) for text in texts)), kernel)
+        yield rows.read({rows.add(): text.prompt for text in texts}, last=1)
+        for step in range(len(texts[0].written) - 1):
+            yield rows.read({row: text.written[step : step + 1] for row, text in enumerate(texts)})
 
     def gradients(self) -> dict[str, Tensor] | None:
         return None if self.quantize is not None else gradients_of(self.model, self.original)

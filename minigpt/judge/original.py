@@ -64,7 +64,7 @@ DEEDS = ("gave the lantern to", "found the silver coin before", "laughed at", "w
 NEW_TOKENS = 32
 BATCH = 8  # prompts written at once: a step costs hardly more for 8 rows than for one
 MOST_LONG = 1024  # tokens of the built-in text that fills the context
-MOST_LONG_WORK = 2.5e11  # its tokens times the model's weights: float64 reads 100 to 200 of these a nanosecond
+MOST_LONG_WORK = 2e11  # its tokens times the model's weights: float64 reads 100 to 200 of these a nanosecond
 MOST_LOGITS = 2**27  # numbers of a text's true logits that are kept: 2,670 tokens of GPT-2, 131,072 of the demo
 MOST_STREAM = 2**27  # numbers of the residual stream that are kept, in float64: 1 GiB
 
@@ -148,7 +148,7 @@ class Original:
     Args:
         source, attention, device, dtype, revision, local_files_only: as ``minigpt.Recipe`` takes them.
         prompts: texts, or lists of token ids; by default four texts and one that fills the context (1,024 tokens at
-            most, fewer above 240 million weights), or random ids if there is no tokenizer.
+            most, fewer above 195 million weights), or random ids if there is no tokenizer.
         text: a UTF-8 file that the models read in windows of the context.
         max_new_tokens: greedy tokens to compare after each prompt, fewer where the context ends; 0 for none.
         gradients: also keep the gradient of the loss for every Parameter.
