@@ -269,7 +269,7 @@ class StepKernel:
         return Norm(self._vector(norm.weight), self._vector(norm.bias), NORMS[type(norm)], norm.eps, *constants)
 
     def _matrix(self, layer: Any, inp: int, out: int, by_rows: bool = False) -> Matrix:
-        """Pass the weight of a layer; with ``by_rows`` it has shape (out, in)."""
+        """Pass the weight of a layer; with ``by_rows`` it has shape (out, in), and is passed by rows: it is the head's."""
         bias, panels = self._vector(getattr(layer, "bias", None)), getattr(layer, "panels", None)
         if panels is None and self.panels_of is not None:
             panels = self.panels_of(layer.weight, by_rows)
@@ -278,7 +278,7 @@ class StepKernel:
         rows = layer.weight if by_rows else layer.weight.t()  # (out, in)
         if rows.shape != (out, inp):
             raise ValueError(f"weight must have shape ({inp}, {out}), got {tuple(rows.t().shape)}")
-        weight, forms = (rows, ROWS) if rows.is_contiguous() else (rows.t(), COLUMNS)
+        weight, forms = (rows, ROWS) if by_rows or rows.is_contiguous() else (rows.t(), COLUMNS)
         return Matrix(self._address(weight), bias, inp, out, forms[rows.dtype])
 
 

@@ -7,11 +7,12 @@ of the draft saves a step; a wrong one wastes its part of one.
 """
 
 from collections import deque
+from contextlib import suppress
 from statistics import median_low
 
 from minigpt.engine.int8 import drafter_of, is_rounded, why_not_drafted
 from minigpt.engine.ragged import Ragged
-from minigpt.errors import GenerationError
+from minigpt.errors import ConfigError, GenerationError
 from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.row import Row
 from minigpt.generation.slots import Slots
@@ -57,8 +58,8 @@ class Pace:
 
     def length(self) -> int:
         """Return how many tokens to draft next."""
-        if self.resting:
-            self.resting -= 1
+        if self.resting or not self.steps:  # a step that others join is not timed
+            self.resting = max(self.resting - 1, 0)
             return 0
         if self.is_trying:
             return 1
@@ -118,8 +119,10 @@ class Drafts:
     def guess(self, row: Row, most: int, slots: Ragged | Slots) -> list[int]:
         """Return up to ``most`` tokens that may follow the only row in the cache."""
         draft = copied(row.ids, min(self.most_copied, most)) if self.most_copied else []
-        if self.int8 is None and self.is_auto and (row.left >= REPAYING or is_rounded(self.model)):
-            self.int8 = drafter_of(self.model)
+        if self.is_auto and (row.left >= REPAYING or is_rounded(self.model)):
+            self.is_auto = False
+            with suppress(ConfigError):  # a weight that is not finite, or a hook since the beginning
+                self.int8 = drafter_of(self.model)
         self.is_written = not draft and self.int8 is not None
         if not self.is_written:
             return draft

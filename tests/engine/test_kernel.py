@@ -73,6 +73,18 @@ def test_against_float64(shape: dict[str, Any], rows: int, kind: str, by_rows: b
     assert_within(rms(logits - truth), (4e-6 if kind == "float32" else 2e-2) * scale, scale, f"{rows} texts")
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_a_head_may_lie_in_columns(kind: str, is_tied: bool) -> None:
+    model, texts = model_of(kind, tie_word_embeddings=is_tied, **WIDE), texts_of(40, 5, 83)
+    plain = read(StepKernel(model), texts, model.new_cache(40, 5).store)
+    head = model.wte if is_tied else model.lm_head
+    head.weight.data = head.weight.data.t().contiguous().t()
+    step = StepKernel(model)
+    assert_same_bits(read(step, texts, model.new_cache(40, 5).store), plain, "many rows")
+    assert_same_bits(read(step, texts[:1], model.new_cache(1, 5).store), plain[:5], "few rows")
+
+
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu", "relu", "silu", "tanh"])
 @pytest.mark.parametrize("norm", ["fused", "textbook", "rms", "std_eps", "frozen"])
 def test_activations_norms_and_scales(activation: str, norm: str) -> None:

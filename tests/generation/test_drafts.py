@@ -9,11 +9,13 @@ import torch
 from helpers import random_ids, small_model
 
 import minigpt
-from minigpt.engine import kernel, quantize_int8, use_kernel
+from minigpt.engine import int8, kernel, quantize_int8, use_kernel
 from minigpt.engine.int8 import drafter_of
 from minigpt.generation import generate
+from minigpt.generation.batch import Batch
 from minigpt.generation.decode import rows_of, write_rows
-from minigpt.generation.drafts import MOST, REST, Pace, copied
+from minigpt.generation.drafts import MOST, REST, Drafts, Pace, copied
+from minigpt.generation.row import Row
 from minigpt.generation.settings import parse_settings
 
 needs_kernel = pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
@@ -180,6 +182,42 @@ def paced(accepts: float, steps: int) -> tuple[float, float]:
         pace.learn(drafted, right, 0.3 * drafted, reading)
         tokens, spent = tokens + 1 + right, spent + reading + 0.3 * drafted
     return tokens, spent
+
+
+def test_nothing_is_drafted_before_a_step_is_timed() -> None:
+    pace = Pace()
+    assert [pace.length(), pace.length()] == [0, 0]  # others joined before the first step was learned from
+    pace.learn(0, 0, 0.0, 1.0)
+    assert pace.length() > 0
+
+
+@needs_kernel
+@pytest.mark.parametrize("joins", [0, 1, 2])
+def test_a_text_that_others_join_and_leave_is_drafted_again(joins: int) -> None:
+    """Another text joins after each of the first steps, before a token is chosen from it."""
+    model = small_model(n_positions=64)
+    settings = parse_settings(max_new_tokens=60, eos_token_id=None)
+    batch = Batch(model, 2, 64, drafts=Drafts(model, draft="int8"))
+    row = Row([1, 2, 3], settings)
+    batch.join([row])
+    while batch.rows:
+        batch.choose()
+        batch.read()
+        if joins and len(batch.rows) == 1:
+            joins -= 1
+            batch.join([Row([4, 5], parse_settings(max_new_tokens=1, eos_token_id=None), prompt=1)])
+    assert row.drafted > 0
+    assert row.ids == generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=60, eos_token_id=None)[0].tolist()
+
+
+@needs_kernel
+def test_auto_writes_without_drafts_where_a_weight_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8, "last_cache_bytes", lambda: 0)
+    model = small_model(n_positions=128, used_vocab_size=80)
+    with torch.no_grad():
+        model.wte.weight[-1] = torch.nan  # padding of the vocabulary
+    ids, how = torch.tensor([[1, 2, 3]]), {"max_new_tokens": 100, "eos_token_id": None}
+    assert torch.equal(generate(model, ids, **how, draft="auto"), generate(model, ids, **how, draft=None))
 
 
 def test_a_draft_is_as_long_as_pays() -> None:
