@@ -269,7 +269,7 @@ class StepKernel:
         return Norm(self._vector(norm.weight), self._vector(norm.bias), NORMS[type(norm)], norm.eps, *constants)
 
     def _matrix(self, layer: Any, inp: int, out: int, by_rows: bool = False) -> Matrix:
-        """Pass the weight of a layer; with ``by_rows`` it has shape (out, in), and is passed by rows: it is the head's."""
+        """Pass the weight of a layer. The head's has shape (out, in), and is passed by rows."""
         bias, panels = self._vector(getattr(layer, "bias", None)), getattr(layer, "panels", None)
         if panels is None and self.panels_of is not None:
             panels = self.panels_of(layer.weight, by_rows)

@@ -69,8 +69,11 @@ class Batch:
         self.context, self.device = model.config.n_positions, model.wte.weight.device
         self.rows: list[Row] = []
         self.kernel = step_of(model)
-        room = model.new_cache(places, longest)
-        self.slots = Slots(room) if self.kernel is None else Ragged(room, self.kernel)
+        self.slots: Slots | Ragged | None = None  # without a cache PyTorch reads the whole text for each token
+        if self.kernel is not None:
+            self.slots = Ragged(model.new_cache(places, longest), self.kernel)
+        elif use_cache:
+            self.slots = Slots(model.new_cache(places, longest))
         self.last_step = Step(torch.empty(0, model.config.vocab_size, device=self.device))
 
     @property
@@ -96,10 +99,11 @@ class Batch:
             ids, mask = left_padded([text[1:] for text in few], self.device)  # both (texts, T)
             starts = [len(few[0]) - len(text) for text in few]
             of_row = [place for place, text in enumerate(few) for _ in rows_of[text]]
-            cache = self.model.new_cache(*ids.shape)
+            cache = None if self.slots is None else self.model.new_cache(*ids.shape)
             hidden = self.model.hidden_states(ids, mask if any(starts) else None, cache=cache)[:, -1:]  # (texts, 1, C)
             logits = self.model.head(hidden)[:, 0].float()[of_row]
-            self.slots.join(cache, of_row, starts)
+            if self.slots is not None and cache is not None:
+                self.slots.join(cache, of_row, starts)
             self._add([row for text in few for row in rows_of[text]], logits)
 
     def _read_texts(
@@ -121,12 +125,14 @@ class Batch:
         """Let rows join whose text has been read already: its cache, and the logits of its next token."""
         if rows:
             self._give_up_draft()
+            assert self.slots is not None
             self.slots.join(cache, [0] * len(rows), [0])
             self._add(rows, logits.expand(len(rows), -1))
 
     def _give_up_draft(self) -> None:
         """Forget what was read of a draft, since other rows join before it is chosen from."""
         if self.rows and self.last_step.draft:
+            assert self.slots is not None
             self.slots.forget(len(self.last_step.draft))
         self.last_step = Step(self.logits[: len(self.rows)])
 
@@ -164,14 +170,17 @@ class Batch:
 
     def full(self) -> list[Row]:
         """Return the rows whose windows ``read`` reads again: those whose context is full, or all without a cache."""
+        if self.slots is None or not self.use_cache:
+            return list(self.rows)
         lengths = zip(self.rows, self.slots.lengths, strict=True)
-        return [row for row, length in lengths if length >= self.context or not self.use_cache]
+        return [row for row, length in lengths if length >= self.context]
 
     def drop(self, rows: Container[Row]) -> None:
         """Remove rows; the last row moves to a free place. Call it between ``choose`` and ``read``."""
         for place in reversed(range(len(self.rows))):
             if self.rows[place] in rows:
-                self.slots.leave(place)
+                if self.slots is not None:
+                    self.slots.leave(place)
                 self.rows[place] = self.rows[-1]
                 del self.rows[-1]
 
@@ -186,6 +195,7 @@ class Batch:
     def _read_draft(self, row: Row) -> Step:
         """Read the only row's last token, and a guess of those that follow it."""
         assert self.drafts is not None
+        assert self.slots is not None
         room = min(row.left, min(self.context, self.slots.max_length) - self.slots.lengths[0])
         begun = time.perf_counter()
         draft = self.drafts.guess(row, room - 1, self.slots)
@@ -196,6 +206,7 @@ class Batch:
     def _choose_drafted(self, row: Row, draft: list[int]) -> None:
         """Add the tokens of the draft that are right, and the one after them."""
         assert self.drafts is not None
+        assert self.slots is not None
         right = 0
         for logits in next_logits(self.model, self.logits).split(1):  # each (1, V)
             row.push(*next_tokens(logits, [row]))
