@@ -26,6 +26,8 @@
 #endif
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #ifndef LEVEL
@@ -150,6 +152,28 @@ INLINE void prefetch(const char *next, long bytes) {
 
 INLINE long padded(long count, long multiple) { return (count + multiple - 1) / multiple * multiple; }
 
+/* Return sum + a * b, rounded once where the processor can. It leaves no choice to compilers: some round twice in loops that
+ * they take for chains, so that the bits of a sum would depend on how many rows a loop takes. */
+INLINE vec fused(vec sum, vec a, vec b) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(__aarch64__)
+    return (vec)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#else
+    return sum + a * b;
+#endif
+}
+
+INLINE float fused_one(float sum, float a, float b) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, sum);
+#else
+    return sum + a * b;
+#endif
+}
+
 /* e^x to about one unit in the last place, in a form that compilers vectorize. */
 INLINE float exponential(float x) {
     x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
@@ -196,9 +220,12 @@ static void normalize(const struct norm *norm, const float *x, float *y, long wi
         for (long i = whole; i < width; i++) mean += x[i];
         mean /= width;
     }
-    for (long i = 0; i < whole; i += LANES) squares += (*(const vec *)(x + i) - mean) * (*(const vec *)(x + i) - mean);
+    for (long i = 0; i < whole; i += LANES) {
+        const vec centred = *(const vec *)(x + i) - mean;
+        squares = fused(squares, centred, centred);
+    }
     variance = total(squares);
-    for (long i = whole; i < width; i++) variance += (x[i] - mean) * (x[i] - mean);
+    for (long i = whole; i < width; i++) variance = fused_one(variance, x[i] - mean, x[i] - mean);
     variance /= width;
     float deviation = sqrtf(variance + norm->eps);
     if (norm->kind == STD_EPS) deviation = sqrtf(variance) + norm->eps;
@@ -277,13 +304,15 @@ INLINE void score(int rows, const float *q, long q_step, const char *keys, long 
         vec key[4];
         for (int s = 0; s < count; s++) key[s] = vec_at(keys, s * width + d, is_half);
         for (int r = 0; r < rows; r++)
-            for (int s = 0; s < count; s++) products[r][s] += *(const vec *)(q + r * q_step + d) * key[s];
+            for (int s = 0; s < count; s++)
+                products[r][s] = fused(products[r][s], *(const vec *)(q + r * q_step + d), key[s]);
     }
     for (int r = 0; r < rows; r++) {
         float *y = scores + r * step;
         store_totals(y, products[r], count);
         for (int s = 0; s < count; s++)
-            for (long d = whole; d < width; d++) y[s] += q[r * q_step + d] * value_at(keys, s * width + d, is_half);
+            for (long d = whole; d < width; d++)
+                y[s] = fused_one(y[s], q[r * q_step + d], value_at(keys, s * width + d, is_half));
     }
 }
 
@@ -310,12 +339,12 @@ INLINE void mix(int rows, const float *weights, long step, const char *values, l
         if (rows == 1) prefetch(next + s * size, size);
         for (int v = 0; v < vecs; v++) value[v] = vec_at(values, s * width + v * LANES, is_half);
         for (int r = 0; r < rows; r++)
-            for (int v = 0; v < vecs; v++) sum[r][v] += weights[r * step + s] * value[v];
+            for (int v = 0; v < vecs; v++) sum[r][v] = fused(sum[r][v], weights[r * step + s] - (vec){0}, value[v]);
     }
     for (int r = 0; r < rows; r++) {
         for (long s = count; s < count + r; s++)
             for (int v = 0; v < vecs; v++)
-                sum[r][v] += weights[r * step + s] * vec_at(values, s * width + v * LANES, is_half);
+                sum[r][v] = fused(sum[r][v], weights[r * step + s] - (vec){0}, vec_at(values, s * width + v * LANES, is_half));
         for (int v = 0; v < vecs; v++) *(vec *)(y + r * y_step + v * LANES) = sum[r][v];
     }
 }
@@ -344,7 +373,7 @@ INLINE void attend_in(int rows, const float *q, long q_step, const char *keys, c
     for (int r = 0; r < rows; r++, y += y_step, scores += step) {
         for (long d = whole; d < width; d++) {
             y[d] = 0;
-            for (long s = 0; s < count + r; s++) y[d] += scores[s] * value_at(values, s * width + d, is_half);
+            for (long s = 0; s < count + r; s++) y[d] = fused_one(y[d], scores[s], value_at(values, s * width + d, is_half));
         }
         for (long d = 0; d < width; d++) y[d] /= sums[r];
     }

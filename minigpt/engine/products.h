@@ -44,7 +44,7 @@ INLINE vec add_product(vec sum, vec weights, vec inputs, int is_dot) {
     if (is_dot) return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)inputs);
 #endif
     (void)is_dot;
-    return sum + weights * inputs;
+    return fused(sum, weights, inputs);
 }
 
 /* How many of the rows a tile takes: at most ROWS, and all tiles about the same. */
@@ -217,7 +217,8 @@ INLINE void dots(int rows, const char *x, long x_step, const char *w, float *y, 
         store_totals(y + r * step, sum[r], outs);
         for (int o = 0; o < outs; o++)
             for (long k = whole; k < n; k++)
-                y[r * step + o] += value_at(x + r * x_step, k, is_dot) * value_at(w, o * n + k, is_half);
+                y[r * step + o] =
+                    fused_one(y[r * step + o], value_at(x + r * x_step, k, is_dot), value_at(w, o * n + k, is_half));
     }
 }
 
@@ -286,7 +287,7 @@ INLINE void int8_tile(int rows, const int32_t *x, long x_step, const float *scal
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vecs; v++) {
                 const vec *scale = (const vec *)&w[v * LANES / PANEL * blocks + b].scale[v * LANES % PANEL];
-                sum[r][v] += __builtin_convertvector(whole[r][v], vec) * (*scale * scales[r * blocks + b]);
+                sum[r][v] = fused(sum[r][v], __builtin_convertvector(whole[r][v], vec), *scale * scales[r * blocks + b]);
             }
     }
     for (int r = 0; r < rows; r++)

@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import os
+import platform
 import random
 import subprocess
 import sys
@@ -269,6 +270,30 @@ def test_installing_without_a_compiler_builds_a_pure_python_wheel(
     hook.initialize("standard", wheel)
     assert wheel == {"artifacts": []}
     assert "the kernel was not compiled" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+def test_bits_do_not_depend_on_how_a_compiler_rounds_chains(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GCC rounds products and sums one by one in some loops for this processor, from version 14 on for all."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("is about x86")
+    module, library = build_module(), tmp_path / "chains.so"
+    monkeypatch.setattr(module, "LEVELS", {"portable": [], "avx2": ["-march=x86-64-v3", "-mtune=znver3"]})
+    module.build(library)
+    monkeypatch.setenv("MINIGPT_KERNEL_LIBRARY", str(library))
+    kernel.functions.cache_clear()
+    try:
+        if getattr(kernel.functions(), "level", "") != "avx2":
+            pytest.skip("this processor lacks AVX2")
+        for shape in (ODD, WIDE):
+            for by_rows in (False, True):
+                test_any_tokens_at_once_are_read_as_one_by_one(kind, torch.bfloat16, shape, by_rows)
+    finally:
+        monkeypatch.undo()
+        kernel.functions.cache_clear()
 
 
 @pytest.mark.thorough
