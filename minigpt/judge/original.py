@@ -147,8 +147,8 @@ class Original:
 
     Args:
         source, attention, device, dtype, revision, local_files_only: as ``minigpt.Recipe`` takes them.
-        prompts: texts, or lists of token ids; by default four texts and one that fills the context (1,024 tokens at
-            most, fewer above 195 million weights), or random ids if there is no tokenizer.
+        prompts: texts, or lists of token ids; by default four texts and one that fills the context, or random ids if
+            there is no tokenizer. That one has at most 1,024 tokens, and fewer for more than 195 million weights.
         text: a UTF-8 file that the models read in windows of the context.
         max_new_tokens: greedy tokens to compare after each prompt, fewer where the context ends; 0 for none.
         gradients: also keep the gradient of the loss for every Parameter.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minigpt.config import GPT2Config
 from minigpt.device import Progress
-from minigpt.engine.kernel import step_of
+from minigpt.engine.kernel import StepKernel, step_of
 from minigpt.errors import GenerationError
 from minigpt.files import read_text
 from minigpt.generation.batch import read_piece
@@ -18,6 +18,8 @@ from minigpt.judge.measures import AT_ONCE, perplexity_of
 from minigpt.model import GPT2
 from minigpt.model.checks import check_known
 from minigpt.tokenizer import Tokenizer
+
+Window = tuple[int, int, int]  # start, first token that counts, end
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def measure(
     )  # fmt: skip
 
 
+@torch.inference_mode()
 def window_losses(
     model: GPT2,
     ids: list[int],
@@ -121,30 +124,29 @@ def window_losses(
     losses = []
     if ids:
         check_known(torch.tensor([ids if bos is None else [bos, *ids]]), model.config.vocab_size)
-    for window in windows_of(len(ids), model.config.n_positions, stride, has_bos=bos is not None):
-        _, first, end = window
+    for (_, first, end), parts in predictions(model, ids, stride, bos):
         if progress is not None:
             progress(f"token {first:,} of {len(ids):,}", first / len(ids))
-        losses.append((end - first, window_loss(model, ids, window, bos)))
+        loss = sum(float(F.cross_entropy(logits.double(), few, reduction="sum")) for logits, few in parts)
+        losses.append((end - first, loss))
     return losses
 
 
-@torch.inference_mode()
-def window_loss(model: GPT2, ids: list[int], window: tuple[int, int, int], bos: int | None = None) -> float:
-    """Return the loss in nats of the tokens that a window counts."""
-    loss = 0.0
-    for logits, targets in predictions(model, ids, window, bos):
-        loss += float(F.cross_entropy(logits.double(), targets, reduction="sum"))
-    return loss
-
-
 def predictions(
-    model: GPT2, ids: list[int], window: tuple[int, int, int], bos: int | None = None
+    model: GPT2, ids: list[int], stride: int | None = None, bos: int | None = None
+) -> Iterator[tuple[Window, Iterator[tuple[Tensor, Tensor]]]]:
+    """Yield each window of a text, and its parts: logits (AT_ONCE, V) and the tokens (AT_ONCE) that they predict."""
+    kernel = step_of(model)
+    for window in windows_of(len(ids), model.config.n_positions, stride, has_bos=bos is not None):
+        yield window, _parts(model, kernel, ids, window, bos)
+
+
+def _parts(
+    model: GPT2, kernel: StepKernel | None, ids: list[int], window: Window, bos: int | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield logits (AT_ONCE, V) and the tokens (AT_ONCE) that they predict, for the tokens that a window counts."""
     start, first, end = window
     ids = ids[start:end] if bos is None else [bos, *ids[start:end]]
-    kernel, past = step_of(model), len(ids) - (end - first)  # tokens that do not count
+    past = len(ids) - (end - first)  # tokens that do not count
     text = torch.tensor([ids], device=model.wte.weight.device)  # (1, T)
     parts = text[0, past:].split(AT_ONCE)
     if kernel is None:
@@ -158,9 +160,7 @@ def predictions(
         yield read_piece(model, kernel, piece, cache, len(few)), few
 
 
-def windows_of(
-    tokens: int, context: int, stride: int | None = None, *, has_bos: bool = False
-) -> Iterator[tuple[int, int, int]]:
+def windows_of(tokens: int, context: int, stride: int | None = None, *, has_bos: bool = False) -> Iterator[Window]:
     """Yield windows (start, first, end): read tokens start to end, count the loss of tokens first to end.
 
     Args:

@@ -57,7 +57,7 @@ def render(template: str, **context: object) -> str:
 
 
 def printable(text: object) -> str:
-    """Make control characters and lone surrogates with_symbols, which no page can carry."""
+    """Replace control characters and lone surrogates, which no page can carry."""
     return str(text).translate(_CONTROLS).encode("utf-8", "replace").decode("utf-8")
 
 

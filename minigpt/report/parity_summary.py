@@ -136,7 +136,7 @@ def _removed(report: ParityReport) -> Iterator[tuple[str, str]]:
 
 
 def _figures(report: ParityReport) -> Iterator[tuple[str, str]]:
-    """How close the logits are; of a norm that is no LayerNorm the distribution comes first."""
+    """Return the lines on how close the logits are. For a norm that is no LayerNorm the distribution comes first."""
     parts = ("logits", "decoding", "distribution")
     for part in reversed(parts) if report.outcome == "DIFFERENT" else parts:
         if part == "distribution":

@@ -22,7 +22,7 @@ from minigpt.device import Progress, resolve_device, software, versions
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, NormError
 from minigpt.files import Lines, finite, hash_file, read_text, write_atomically
 from minigpt.judge.original import Original
-from minigpt.judge.perplexity import predictions, windows_of
+from minigpt.judge.perplexity import predictions
 from minigpt.judge.verdict import read_original
 from minigpt.model import GPT2
 from minigpt.norms.foreign.construct import naming
@@ -243,16 +243,16 @@ def text_figures(model: GPT2, ids: list[int]) -> CellRow:
     1706.04599). text_rows: for each window, the tokens that count and the sum of their losses in nats.
     """
     entropy, sure, right, rows = [], [], [], []
-    for window in windows_of(len(ids), model.config.n_positions):
+    for (_, first, end), parts in predictions(model, ids):
         losses = []
-        for logits, targets in predictions(model, ids, window):
+        for logits, targets in parts:
             p = logits.float().softmax(-1)  # (tokens, V)
             likeliest = p.max(-1)
             entropy.append(torch.special.entr(p).sum(-1))
             sure.append(likeliest.values)
             right.append((likeliest.indices == targets).float())
             losses.append(float(F.cross_entropy(logits.double(), targets, reduction="sum")))
-        rows.append([window[2] - window[1], sum(losses)])
+        rows.append([end - first, sum(losses)])
     calibration_error = _calibration_error(torch.cat(sure), torch.cat(right))
     return {"entropy": float(torch.cat(entropy).mean()), "calibration_error": calibration_error, "text_rows": rows}
 

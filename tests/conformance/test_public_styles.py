@@ -291,7 +291,7 @@ RIGHT: list[Any] = [
     Native, InstanceNorm, BatchNorm, Transposed, TwiceCentred, Float64, ByHand, Scripted, Sequence,
     WithResidual, AffineDropout, Checked, OnePlus, *sabotages.CORRECT,
 ]  # fmt: skip
-# At which dtypes a class is no LayerNorm, and how the diagnosis begins
+# The dtypes at which a class is not a LayerNorm, and the first words of the diagnosis
 OTHERWISE: dict[Any, tuple[set[str], str]] = {
     CohereLayerNorm: ({"float64"}, "it computes in float32 for float64 input"),
     OlmoLayerNorm: ({"float64"}, "it computes in float32 for float64 input"),

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(st.integers(2, 300), st.integers(2, 40), st.booleans(), st.data())
 def test_windows_count_every_token_once(tokens: int, context: int, has_bos: bool, data: st.DataObject) -> None:
-    """But the text's first, and those of windows that do not overlap, which nothing predicts."""
+    """The first token of a text does not count, since nothing predicts it; nor that of a window without overlap."""
     room = context - has_bos
     stride = data.draw(st.none() | st.integers(1, room))
     step, counted = stride or context // 2, []
