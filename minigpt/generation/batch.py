@@ -1,7 +1,7 @@
 """A batch of rows that are decoded together: a row joins when there is a place, and leaves when it has ended.
 
 Where the kernel serves the model, it reads everything: whole texts, pieces of them, and new tokens. Then the bits of a
-row's logits depend on its text alone. Elsewhere PyTorch reads texts in groups, and the last bits depend on the group.
+row's logits depend on its text alone. Elsewhere PyTorch reads texts together, and the last bits depend on the others.
 
 B rows, T tokens read at once, V vocabulary.
 """
@@ -25,8 +25,6 @@ from minigpt.generation.slots import WASTE, Slots
 from minigpt.model import GPT2
 from minigpt.model.cache import KVCache
 from minigpt.model.masking import left_padded
-
-OVERHEAD = {"cpu": 32, "cuda": 1024}  # a forward takes as long as reading so many more tokens
 
 
 class Step(NamedTuple):
@@ -93,18 +91,14 @@ class Batch:
         if isinstance(self.slots, Ragged):
             self._add(*self._read_texts(self.slots, rows_of))
             return
-        texts = sorted(rows_of, key=len, reverse=True)
-        for group in groups([len(text) - 1 for text in texts], OVERHEAD.get(self.device.type, OVERHEAD["cpu"])):
-            few = texts[group]
-            ids, mask = left_padded([text[1:] for text in few], self.device)  # both (texts, T)
-            starts = [len(few[0]) - len(text) for text in few]
-            of_row = [place for place, text in enumerate(few) for _ in rows_of[text]]
-            cache = None if self.slots is None else self.model.new_cache(*ids.shape)
-            hidden = self.model.hidden_states(ids, mask if any(starts) else None, cache=cache)[:, -1:]  # (texts, 1, C)
-            logits = self.model.head(hidden)[:, 0].float()[of_row]
-            if self.slots is not None and cache is not None:
-                self.slots.join(cache, of_row, starts)
-            self._add([row for text in few for row in rows_of[text]], logits)
+        ids, mask = left_padded([text[1:] for text in rows_of], self.device)  # both (texts, T)
+        starts = [ids.shape[1] + 1 - len(text) for text in rows_of]
+        of_row = [place for place, text in enumerate(rows_of) for _ in rows_of[text]]
+        cache = None if self.slots is None else self.model.new_cache(*ids.shape)
+        hidden = self.model.hidden_states(ids, mask if any(starts) else None, cache=cache)[:, -1:]  # (texts, 1, C)
+        if self.slots is not None and cache is not None:
+            self.slots.join(cache, of_row, starts)
+        self._add([row for text in rows_of for row in rows_of[text]], self.model.head(hidden)[:, 0].float()[of_row])
 
     def _read_texts(
         self, slots: Ragged, rows_of: dict[tuple[int, ...], list[Row]]
@@ -240,21 +234,3 @@ def read_piece(
     logits = kernel(ids, [0] * len(ids), columns, cache.store, range(len(ids) - last, len(ids)))
     cache.advance(len(ids), None)
     return logits
-
-
-def groups(lengths: list[int], overhead: int) -> list[slice]:
-    """Return the cheapest groups of texts, given their lengths in descending order.
-
-    Each group is padded to its longest text. It costs its tokens, padding included, and ``overhead`` more for reading
-    all weights.
-    """
-    count = len(lengths)
-    best = [(0, count)] * (count + 1)  # from each text on: the least cost, and where its first group ends
-    for start in reversed(range(count)):
-        ends = range(start + 1, count + 1)
-        best[start] = min((lengths[start] * (end - start) + overhead + best[end][0], end) for end in ends)
-    cheapest, start = [], 0
-    while start < count:
-        cheapest.append(slice(start, best[start][1]))
-        start = best[start][1]
-    return cheapest

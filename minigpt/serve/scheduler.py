@@ -14,7 +14,7 @@ from torch import Tensor
 
 from minigpt.engine.int8 import drafter_of
 from minigpt.errors import RAISED, GenerationError
-from minigpt.generation.batch import OVERHEAD, Batch, Step
+from minigpt.generation.batch import Batch, Step
 from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.drafts import drafts_for
 from minigpt.generation.row import Row
@@ -25,6 +25,7 @@ from minigpt.serve.protocol import RefusalError, shutting_down
 
 PAUSE, MOST_PAUSES = 0.001, 10  # seconds to wait for the next of several requests, and how often
 LEAST_READ, SHORT = 32, 128  # tokens of a piece, and of short texts that are read together
+OVERHEAD = 32  # a forward takes as long as reading so many more tokens
 READ_AT_ONCE = 512  # tokens of new prompts in a step in which no text waits for its next token, and of one request
 STREAM_SECONDS = 0.02  # between two reports of a text; what it adds in between is sent together
 STOP_SECONDS = 0.3  # for the step in progress when the server stops
@@ -307,7 +308,7 @@ class Lane:
         yield
         took = time.perf_counter() - begun
         self._credit -= price * took
-        self._pace[is_scored] += (took / (tokens + OVERHEAD["cpu"]) - self._pace[is_scored]) / 4
+        self._pace[is_scored] += (took / (tokens + OVERHEAD) - self._pace[is_scored]) / 4
 
     def _choose(self) -> tuple[list[JobText], Tensor]:
         """Take a step of the batch; return its texts, each of which has a new token, and the logits that led to it."""
