@@ -21,7 +21,7 @@ def generate(
     new_tokens: Annotated[int, typer.Option(min=2)] = 64,
     repeats: Count = 7,
     compiled: Compile = False,
-    draft: str | None = None,
+    draft: str = "auto",
     against: str = "transformers",
     json_file: Json = None,
 ) -> None:
@@ -46,7 +46,8 @@ def generate(
     require_writable(json_file)
     plan = BenchPlan(
         model=model, preset=_preset(model, preset), kind=_kind(dtype, quantize), batch=batch,
-        prompt_tokens=prompt_tokens, new_tokens=new_tokens, repeats=repeats, compiled=compiled, draft=draft,
+        prompt_tokens=prompt_tokens, new_tokens=new_tokens, repeats=repeats, compiled=compiled,
+        draft=None if draft == "none" else draft,
         against=tuple(filter(None, against.split(","))),
     )  # fmt: skip
     with progress() as say:

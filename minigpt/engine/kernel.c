@@ -44,8 +44,10 @@ enum { LANES = 8 };
 #else
 enum { LANES = 4 };
 #endif
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+/* In memory. Sums of these types would not stay in registers: some compilers store them in every round of a loop. */
+typedef float stored __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
 typedef int32_t int_unaligned __attribute__((aligned(1), may_alias));
 typedef int16_t svec __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
@@ -142,7 +144,7 @@ INLINE float value_at(const void *values, long i, int is_half) {
 }
 
 INLINE vec vec_at(const void *values, long i, int is_half) {
-    if (!is_half) return *(const vec *)((const float *)values + i);
+    if (!is_half) return *(const stored *)((const float *)values + i);
     return (vec)(__builtin_convertvector(*(const hvec *)((const uint16_t *)values + i), ivec) << 16);
 }
 
@@ -215,13 +217,13 @@ static void normalize(const struct norm *norm, const float *x, float *y, long wi
     float mean = 0, variance = 0;
     vec sum = {0}, squares = {0};
     if (norm->kind != RMS) {
-        for (long i = 0; i < whole; i += LANES) sum += *(const vec *)(x + i);
+        for (long i = 0; i < whole; i += LANES) sum += *(const stored *)(x + i);
         mean = total(sum);
         for (long i = whole; i < width; i++) mean += x[i];
         mean /= width;
     }
     for (long i = 0; i < whole; i += LANES) {
-        const vec centred = *(const vec *)(x + i) - mean;
+        const vec centred = *(const stored *)(x + i) - mean;
         squares = fused(squares, centred, centred);
     }
     variance = total(squares);
@@ -305,7 +307,7 @@ INLINE void score(int rows, const float *q, long q_step, const char *keys, long 
         for (int s = 0; s < count; s++) key[s] = vec_at(keys, s * width + d, is_half);
         for (int r = 0; r < rows; r++)
             for (int s = 0; s < count; s++)
-                products[r][s] = fused(products[r][s], *(const vec *)(q + r * q_step + d), key[s]);
+                products[r][s] = fused(products[r][s], *(const stored *)(q + r * q_step + d), key[s]);
     }
     for (int r = 0; r < rows; r++) {
         float *y = scores + r * step;
@@ -324,7 +326,7 @@ static float soften(float *scores, long count, float scale) {
 #pragma omp simd reduction(max : most)
     for (long s = 0; s < count; s++) most = scores[s] > most ? scores[s] : most;
     for (long s = 0; s < count; s++) scores[s] = exponential((scores[s] - most) * scale);
-    for (long s = 0; s < whole; s += LANES) sum += *(const vec *)(scores + s);
+    for (long s = 0; s < whole; s += LANES) sum += *(const stored *)(scores + s);
     for (long s = whole; s < count; s++) rest += scores[s];
     return total(sum) + rest;
 }
@@ -345,7 +347,7 @@ INLINE void mix(int rows, const float *weights, long step, const char *values, l
         for (long s = count; s < count + r; s++)
             for (int v = 0; v < vecs; v++)
                 sum[r][v] = fused(sum[r][v], weights[r * step + s] - (vec){0}, vec_at(values, s * width + v * LANES, is_half));
-        for (int v = 0; v < vecs; v++) *(vec *)(y + r * y_step + v * LANES) = sum[r][v];
+        for (int v = 0; v < vecs; v++) *(stored *)(y + r * y_step + v * LANES) = sum[r][v];
     }
 }
 

@@ -71,18 +71,18 @@ INLINE void tile(int rows, const float *x, long x_step, const float *w, long w_s
                  int is_dot, enum tiling tiling, struct ahead ahead) {
     vec sum[ROWS][VECS];
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < VECS; v++) sum[r][v] = tiling == GO_ON ? *(vec *)(sums + r * step + v * LANES) : (vec){0};
+        for (int v = 0; v < VECS; v++) sum[r][v] = tiling == GO_ON ? (vec)*(stored *)(sums + r * step + v * LANES) : (vec){0};
     for (long k = 0; k < units; k++) {
         for (int i = 0; i <= is_dot; i++) prefetch_at(&ahead, k * (1 + is_dot) + i);
         for (int r = 0; r < rows; r++) {
             const vec input = x[r * x_step + k] - (vec){0}; /* compilers would add 0 */
             for (int v = 0; v < VECS; v++)
-                sum[r][v] = add_product(sum[r][v], *(const vec *)(w + k * w_step + v * LANES), input, is_dot);
+                sum[r][v] = add_product(sum[r][v], *(const stored *)(w + k * w_step + v * LANES), input, is_dot);
         }
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < VECS; v++) {
-            vec *y = (vec *)(sums + r * step + v * LANES);
+            stored *y = (stored *)(sums + r * step + v * LANES);
             if (tiling == ADD_PART) sum[r][v] += *y;
             *y = sum[r][v];
         }
@@ -113,7 +113,7 @@ INLINE void pack(const struct matrix *m, long k, long n, long o, long outs, floa
             _mm512_storeu_si512(units + j + LANES, _mm512_permutex2var_epi16(one, high, two));
         }
 #endif
-        for (long j = 0; !is_dot && j < SLAB; j += LANES) *(vec *)(units + j) = vec_at(w, j, is_half);
+        for (long j = 0; !is_dot && j < SLAB; j += LANES) *(stored *)(units + j) = vec_at(w, j, is_half);
     }
 }
 
@@ -209,7 +209,7 @@ INLINE void dots(int rows, const char *x, long x_step, const char *w, float *y, 
         vec weights[VECS];
         for (int o = 0; o < outs; o++) weights[o] = vec_at(w + (o * n + k) * size, 0, is_half && !is_dot);
         for (int r = 0; r < rows; r++) {
-            const vec inputs = *(const vec *)(x + r * x_step + k * x_size);
+            const vec inputs = *(const stored *)(x + r * x_step + k * x_size);
             for (int o = 0; o < outs; o++) sum[r][o] = add_product(sum[r][o], weights[o], inputs, is_dot);
         }
     }
@@ -286,12 +286,12 @@ INLINE void int8_tile(int rows, const int32_t *x, long x_step, const float *scal
             }
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vecs; v++) {
-                const vec *scale = (const vec *)&w[v * LANES / PANEL * blocks + b].scale[v * LANES % PANEL];
+                const stored *scale = (const stored *)&w[v * LANES / PANEL * blocks + b].scale[v * LANES % PANEL];
                 sum[r][v] = fused(sum[r][v], __builtin_convertvector(whole[r][v], vec), *scale * scales[r * blocks + b]);
             }
     }
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++) *(vec *)(sums + r * step + v * LANES) = sum[r][v];
+        for (int v = 0; v < vecs; v++) *(stored *)(sums + r * step + v * LANES) = sum[r][v];
 }
 
 static void int8_chunk(const struct product *p, long from, long count) {

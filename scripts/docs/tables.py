@@ -13,13 +13,16 @@ from minigpt.study.table import FINAL, SWAPPED, TRAINED, over_seeds, shown, word
 
 GGML_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "q8_0"}  # our kinds, and llama.cpp's names
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-TIMED = {
-    "one text, float32": "float32", "one text, bfloat16": "bfloat16", "one text, int8": "int8",
-    "16 texts, float32": "float32-16", "16 texts, bfloat16": "bfloat16-16",
-    "16 texts, int8": "int8-16",
+TIMED = {  # a row: its result, and which of our contestants
+    "one text, float32": ("float32", "undrafted"), "one text, float32, drafts": ("float32", "minigpt"),
+    "one text, bfloat16": ("bfloat16", "undrafted"), "one text, bfloat16, drafts": ("bfloat16", "minigpt"),
+    "one text, int8": ("int8", "minigpt"),
+    **{f"16 texts, {kind}": (f"{kind}-16", "minigpt") for kind in GGML_TYPES},
 }  # fmt: skip
+PEERS = ("transformers", "ctranslate2", "llama.cpp")
 SPEED_HEADS = ["tokens a second, prompt included", "minigpt", "transformers", "CTranslate2", "llama.cpp",
                "decoding, share of memory's limit"]  # fmt: skip
+READ_HEADS = ["reading 512 tokens, ms", "minigpt", "transformers", "llama.cpp"]
 AT_THE_SWAP = ("kl_mean", "kl_median", "top1_agreement", "perplexity_after")
 AFTER = ("loss", "over_baseline", "perplexity_recovered", "kl_recovered", "entropy", "calibration_error")
 STUDIES = {"swap": AT_THE_SWAP, "centred": ("ratio", *AT_THE_SWAP), "one-site": AT_THE_SWAP, "recover": AFTER,
@@ -33,25 +36,39 @@ def markdown(heads: list[str], lines: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *lines))
 
 
-def tokens_a_second(report: dict[str, Any], name: str) -> str:
-    """Return a contestant's new tokens a second, with its kind where that is another than ours."""
-    found = next((other for other in report["contestants"] if other["name"] == name), None)
-    if found is None:
+def timed(name: str) -> dict[str, Any]:
+    """Return a result of ``minigpt bench generate``, its contestants by name."""
+    report = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return report | {"contestants": {one["name"]: one for one in report["contestants"]}}
+
+
+def figure(report: dict[str, Any], name: str, phase: str, format: str) -> str:
+    """Return a contestant's figure, with its kind where that is another than ours; "" if it was not timed."""
+    ours = report["plan"]["kind"]
+    if (one := report["contestants"].get(name)) is None:
         return ""
-    plan = report["plan"]
-    speed = plan["batch"] * plan["new_tokens"] / found["total_ms"]["median"] * 1000
-    is_same = found["kind"] in (plan["kind"], GGML_TYPES[plan["kind"]])
-    return f"{speed:.1f}" + ("" if is_same else f" ({found['kind']})")
+    number = one[phase] if isinstance(one[phase], float) else one[phase]["median"]
+    return f"{number:{format}}" + ("" if one["kind"] in (ours, GGML_TYPES[ours]) else f" ({one['kind']})")
 
 
 def speed() -> str:
     """Return the table of ``minigpt bench generate``."""
     lines = []
-    for label, name in TIMED.items():
-        report = json.loads((RESULTS / f"generate-cpu-zen4-{name}.json").read_text(encoding="utf-8"))
-        speeds = [tokens_a_second(report, name) for name in ("minigpt", "transformers", "ctranslate2", "llama.cpp")]
-        lines.append([label, *speeds, f"{report['share_of_limit']['by_memory']:.0%}"])
+    for label, (name, ours) in TIMED.items():
+        report = timed(f"generate-cpu-zen4-{name}")
+        speeds = [figure(report, one, "tokens_per_second", ".1f") for one in (ours, *PEERS)]
+        share = report["contestants"][ours]["decode_tokens_per_second"] / report["limit"]["by_memory"]
+        reads_all = report["plan"]["batch"] == 1 and "drafts" not in label  # all weights for each token
+        lines.append([label, *speeds, f"{share:.0%}" if reads_all else ""])
     return markdown(SPEED_HEADS, lines)
+
+
+def reading() -> str:
+    """Return the table of reading a prompt."""
+    reports = {kind: timed(f"read-cpu-zen4-{kind}") for kind in GGML_TYPES}
+    names = ("minigpt", "transformers", "llama.cpp")
+    lines = [[kind, *(figure(report, name, "prefill_ms", ".0f") for name in names)] for kind, report in reports.items()]
+    return markdown(READ_HEADS, lines)
 
 
 def rows(study: str) -> list[CellRow]:
@@ -85,7 +102,7 @@ def attention() -> str:
 
 
 if __name__ == "__main__":
-    print(f"speed\n\n{speed()}\n")
+    print(f"speed\n\n{speed()}\n\n{reading()}\n")
     print(f"attention\n\n{attention()}\n")
     for study in STUDIES:
         print(f"{study}\n\n{of_study(study)}\n")

@@ -108,7 +108,7 @@ def test_the_figures_follow_from_the_times(folder: Path, capsys: pytest.CaptureF
     limit = report["limit"]
     assert limit["bytes_per_step"] == weight_bytes(minigpt.from_pretrained(folder, device="cpu"))
     assert limit["by_memory"] == pytest.approx(2 * limit["bandwidth_gb_s"] * 1e9 / limit["bytes_per_step"])
-    share = ours["decode_tokens_per_second"] / limit["by_memory"]
+    share = undrafted["decode_tokens_per_second"] / limit["by_memory"]
     assert report["share_of_limit"]["by_memory"] == pytest.approx(share)
     show(bench_summary(report), report, None)
     assert f"{ratio:.2f} x" in capsys.readouterr().out
