@@ -26,7 +26,7 @@ FRESH = (1.0, 0.5)  # tokens that count as right and wrong at first
 SUREST = 0.99  # the highest chance to count with
 REST = 8  # steps without a draft, after which one token is tried; twice as many each time that it is refused
 LONGEST_REST = 64
-REPAYING = 64  # tokens that a text must still add before "auto" rounds the weights for it
+REPAYING = 63  # tokens that a text must still add, after its first, before "auto" rounds the weights for it
 
 
 def copied(ids: list[int], most: int) -> list[int]:

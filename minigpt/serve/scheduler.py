@@ -323,9 +323,9 @@ class Lane:
         for prefill in self._read:
             prefill.join([text for text in prefill.rows if text in self.writing])
         self._joining, self._read = [], []
-        tokens = -sum(len(row.ids) for row in batch.rows)
+        before = {row: len(row.ids) for row in batch.rows}
         texts: list[Any] = self._choose_tokens(batch) if batch.rows else []
-        self.meters.tokens.labels(self.name).inc(tokens + sum(len(text.ids) for text in texts))
+        self.meters.tokens.labels(self.name).inc(sum(len(text.ids) - before[text] for text in texts))
         self._seconds += (decoded - begun + time.perf_counter() - joined - self._seconds) / 4
         return texts, batch.logits
 
@@ -333,7 +333,12 @@ class Lane:
         """Add a token to every text; a text whose settings leave none to choose is its client's error alone."""
         try:
             return batch.choose()
-        except GenerationError:
+        except GenerationError as error:
+            if len(batch.rows) == 1:  # also if it failed in the middle of a draft
+                text: Any = batch.rows[0]
+                text.job.channel.fail(error)
+                batch.drop([text])
+                return []
             logits_of, wrong = dict(zip(batch.rows, batch.logits.split(1), strict=True)), list[Any]()
             for row, logits in logits_of.items():
                 try:

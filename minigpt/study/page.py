@@ -24,8 +24,13 @@ WIDTH, HEIGHT = 5.2, 3.1  # inches of 72 units
 
 
 def page(rows: list[CellRow], title: str, out: Path, html: Path, command: str = "") -> str:
-    """Return one self-contained page: what was done, sortable tables, and the figures if matplotlib is installed."""
+    """Return one self-contained page: what was done, sortable tables, and the figures if matplotlib is installed.
+
+    It leads to the parity reports that ``out`` has; without them it stands alone.
+    """
     merged, names = over_seeds(rows)
+    for row in merged:
+        row["report"] = row["report"] if row["report"] and (out / row["report"]).exists() else None
     try:
         drawn = figures(rows)
     except ConfigError:

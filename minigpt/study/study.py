@@ -310,8 +310,7 @@ def read_study(file: Path) -> Study:
     _require_fields(table, [one.name for one in fields(Study)], ("models", "norms"), str(file))
     for one in fields(Study):
         if get_origin(one.type) is list and one.name in table:
-            values = table[one.name] if isinstance(table[one.name], list) else [table[one.name]]
-            table[one.name] = [None if value is False and one.type == list[str | None] else value for value in values]
+            table[one.name] = _values(table[one.name], one.type == list[str | None])
     study = Study(**table)
     check_types(study)
     for text in filter(None, (study.text, *study.fit)):
@@ -323,6 +322,9 @@ def read_study(file: Path) -> Study:
         _require_fields(
             study.finetune, [one.name for one in fields(Training)], ("text", "steps"), f"{file}, [finetune]"
         )
+        for one in fields(Training):
+            if type(None) in get_args(one.type) and one.name in study.finetune:
+                study.finetune[one.name] = _values(study.finetune[one.name], True)
     names = study.cells()[0].settings().keys() | {"loss"}
     for one in study.published:
         if not one.keys() <= names or not isinstance(one.get("loss"), float):
@@ -332,6 +334,12 @@ def read_study(file: Path) -> Study:
         if cell.training is not None:
             checked_schedule(cell.recipe, cell.training)
     return study
+
+
+def _values(value: Any, may_be_none: bool) -> list[Any]:
+    """Return a field's values as a list; TOML has no null, so ``false`` stands for it where a field may be None."""
+    values = value if isinstance(value, list) else [value]
+    return [None if one is False and may_be_none else one for one in values]
 
 
 def _require_fields(table: CellRow, known: Collection[str], needed: Collection[str], where: str) -> None:

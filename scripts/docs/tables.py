@@ -20,8 +20,7 @@ TIMED = {  # a row: its result, and which of our contestants
     **{f"16 texts, {kind}": (f"{kind}-16", "minigpt") for kind in GGML_TYPES},
 }  # fmt: skip
 PEERS = ("transformers", "ctranslate2", "llama.cpp")
-SPEED_HEADS = ["tokens a second, prompt included", "minigpt", "transformers", "CTranslate2", "llama.cpp",
-               "decoding, share of memory's limit"]  # fmt: skip
+SPEED_HEADS = ["tokens a second, prompt included", "minigpt", "transformers", "CTranslate2", "llama.cpp"]
 READ_HEADS = ["reading 512 tokens, ms", "minigpt", "transformers", "llama.cpp"]
 AT_THE_SWAP = ("kl_mean", "kl_median", "top1_agreement", "perplexity_after")
 AFTER = ("loss", "over_baseline", "perplexity_recovered", "kl_recovered", "entropy", "calibration_error")
@@ -56,10 +55,7 @@ def speed() -> str:
     lines = []
     for label, (name, ours) in TIMED.items():
         report = timed(f"generate-cpu-zen4-{name}")
-        speeds = [figure(report, one, "tokens_per_second", ".1f") for one in (ours, *PEERS)]
-        share = report["contestants"][ours]["decode_tokens_per_second"] / report["limit"]["by_memory"]
-        reads_all = report["plan"]["batch"] == 1 and "drafts" not in label  # all weights for each token
-        lines.append([label, *speeds, f"{share:.0%}" if reads_all else ""])
+        lines.append([label, *(figure(report, one, "tokens_per_second", ".1f") for one in (ours, *PEERS))])
     return markdown(SPEED_HEADS, lines)
 
 

@@ -220,6 +220,18 @@ def test_auto_writes_without_drafts_where_a_weight_is_not_finite(monkeypatch: py
     assert torch.equal(generate(model, ids, **how, draft="auto"), generate(model, ids, **how, draft=None))
 
 
+@needs_kernel
+@pytest.mark.parametrize(("new", "drafts"), [(63, False), (64, True)])
+def test_auto_drafts_a_text_of_64_tokens_or_more(new: int, drafts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8, "last_cache_bytes", lambda: 0)
+    model = small_model(n_positions=128)
+    settings = parse_settings(max_new_tokens=new, eos_token_id=None, draft="auto")
+    rows = rows_of(model, [[1, 2, 3]], settings, None)
+    for _ in write_rows(model, rows, settings, 1):
+        pass
+    assert (rows[0].drafted > 0) == drafts
+
+
 def test_a_draft_is_as_long_as_pays() -> None:
     tokens, spent = paced(1.0, 200)
     print(f"all accepted: {tokens / spent:.2f} times as fast")

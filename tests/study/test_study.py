@@ -249,10 +249,18 @@ def test_every_option_of_a_recipe_reaches_the_cell(place: Path) -> None:
     ]  # fmt: skip
 
 
+def test_false_stands_for_none_in_a_list_of_trainings(place: Path) -> None:
+    pytest.importorskip("peft", reason="trains adapters: pip install 'minigpt[hf]'")
+    (place / "lora.toml").write_text(
+        'models = ["demo"]\nnorms = ["fused"]\n[finetune]\ntext = "text.txt"\nsteps = 1\nlora = [false, 4]\n'
+    )
+    assert [cell.training and cell.training.lora for cell in read_study(place / "lora.toml").cells()] == [None, 4]
+
+
 def test_the_command_of_a_cell_runs_that_cell() -> None:
     study = Study(["demo"], ["my_norm.py:MyNorm"])
     assert command(study, study.cells()[0], None).split()[:4] == ["minigpt", "parity", "--norm", "my_norm.py:MyNorm"]
-    study = Study(["demo"], ["rms"], ["*", "ln_f"], [3, 4], finetune={"text": "t", "steps": 3, "lora": [2, 4]})
+    study = Study(["demo"], ["rms"], ["*", "ln_f"], [3, 4], finetune={"text": "t", "steps": 3, "lora": [None, 4]})
     last = study.cells()[-1]
     words = command(study, last, Path("s.toml")).split()
     assert only(study, [word for before, word in itertools.pairwise(words) if before == "--only"]) == [last]

@@ -27,6 +27,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for seed in (0, 1)
     ]
     place = tmp_path_factory.mktemp("study") / "study.html"
+    report = place.parent / "out" / ROW["report"]
+    report.parent.mkdir(parents=True)
+    report.touch()
     place.write_text(page(rows, "a study", place.parent / "out", place), encoding="utf-8")
     return place
 

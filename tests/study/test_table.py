@@ -81,6 +81,7 @@ def test_a_row_that_failed_is_in_every_form(tmp_path: Path) -> None:
     for part in ("&lt;b&gt;", "DIFFERENT", "FAILED", "no &amp; room_left", "held.txt, SHA-256 0123", "1,234",
                  "abc-dirty", "minigpt study s.toml", "torch 2.13", TRAINED["loss"].title):  # fmt: skip
         assert part in text
+    assert ROW["report"] not in text, "a page without reports beside it leads to none"
     assert csv_table([ROW, failed]).splitlines()[1].startswith("demo,rms,*,0,,10,fail,DIFFERENT,,2.5")
     assert r"50 \% of a\_study" in latex_table([ROW, failed], "50 % of a_study")
     assert "held-out loss" in latex_table([ROW, failed], "a study")
