@@ -5,8 +5,9 @@ what it does in ``Recipe.opened``. The command line reads its options from the f
 so whatever needs PyTorch is imported inside of the functions.
 """
 
+import ast
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
@@ -251,9 +252,9 @@ class Recipe:
             if field.name not in ("source", "norm", "local_files_only", "revision")
         }
         named = [(pattern, name_of(norm)) for pattern, norm in self.pairs()]
-        code = [file for _, norm in self.pairs() if (file := code_file(norm)) is not None]
-        files = [*checkpoint_files(self.place()), *code, *([Path(self.fit)] if self.fit else [])]
         try:
+            code = [file for _, norm in self.pairs() for file in code_files(norm)]
+            files = [*checkpoint_files(self.place()), *code, *([Path(self.fit)] if self.fit else [])]
             return hash_json([settings, named, [(file.name, hash_file(file)) for file in files]])
         except OSError as error:
             raise CheckpointError(f"cannot read {error.filename}: {error.strerror}") from error
@@ -335,12 +336,47 @@ def checkpoint_files(place: Path) -> list[Path]:
     return sorted(known)
 
 
-def code_file(norm: "NormSpec") -> Path | None:
-    """Return the file that a norm's class is written in; None if there is none."""
+def code_files(norm: "NormSpec") -> list[Path]:
+    """Return the file that a norm's class is written in, and the files beside it that are imported from there.
+
+    Imports of an installed package are not followed, since its version names them.
+    """
     from minigpt.norms.foreign.construct import source_file
     from minigpt.norms.foreign.locate import file_of, locate
 
-    if isinstance(norm, str) and (file := file_of(norm)) is not None:
-        return file
-    written = source_file(locate(norm) if isinstance(norm, str) else norm)
-    return Path(written) if written and Path(written).is_file() else None
+    file = file_of(norm) if isinstance(norm, str) else None
+    if file is None:
+        written = source_file(locate(norm) if isinstance(norm, str) else norm)
+        file = Path(written) if written and Path(written).is_file() else None
+    if file is None or "site-packages" in file.parts or Path(__file__).parent in file.resolve().parents:
+        return [] if file is None else [file]
+    files, waiting = list[Path](), [file]
+    while waiting:
+        if (file := waiting.pop()) not in files:
+            files.append(file)
+            waiting += _neighbours(file)
+    return files
+
+
+def _neighbours(file: Path) -> Iterator[Path]:
+    """Yield the files that a file may import: those beside it, or in its package."""
+    top = file.parent
+    while (top / "__init__.py").is_file():
+        top = top.parent
+    for name in _imported(file.read_bytes()):
+        for folder in dict.fromkeys((file.parent, top)):
+            for place in (folder.joinpath(*name[:length]) for length in range(1, len(name) + 1)):
+                yield from filter(Path.is_file, (place.with_suffix(".py"), place / "__init__.py"))
+
+
+def _imported(source: bytes) -> Iterator[list[str]]:
+    """Yield the parts of the names that a source imports; what it imports from a module may be a module too."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # whoever loads it says so
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ([*filter(None, (node.module or "").split(".")), alias.name] for alias in node.names)

@@ -120,19 +120,29 @@ def test_the_fingerprint_changes_with_what_decides_the_model(tmp_path: Path) -> 
     text, code, copy = tmp_path / "text", tmp_path / "mine.py", tmp_path / "copy"
     text.write_text(TALE)
     code.write_text("import minigpt\nclass Mine(minigpt.LayerNorm):\n    pass\n")
+    other, deep = tmp_path / "other.py", tmp_path / "pack" / "deep.py"
+    deep.parent.mkdir()
+    for file, source in (
+        (other, "from helper import f"),
+        (tmp_path / "helper.py", "from pack import deep"),
+        (deep, ""),
+    ):
+        file.write_text(source + "\nimport torch\nclass Other(torch.nn.LayerNorm):\n    pass\nf = 1\n")
     minigpt.save_pretrained(minigpt.from_pretrained("demo"), copy)
     recipes = [
         {}, {"source": copy}, {"norm": "rms"}, {"norm": "rms", "sites": "ln_f"}, {"norm": "rms", "keep": ()},
         {"norm": "rms", "center": True}, {"norm": "rms", "fit": text}, {"norm": f"{code}:Mine"}, {"dtype": "bfloat16"},
+        {"norm": f"{other}:Other"},
     ]  # fmt: skip
     prints = [Recipe(**options).fingerprint() for options in recipes]
     assert prints == [Recipe(**options).fingerprint() for options in recipes]
     assert len({*prints}) == len(prints)
     text.write_text(TALE + "More.")
     code.write_text("import minigpt\nclass Mine(minigpt.LayerNorm):\n    more = 1\n")
+    deep.write_text("more = 1\n")
     minigpt.save_pretrained(minigpt.from_pretrained("demo", norm="std_eps"), copy)
     changed = [i for i, options in enumerate(recipes) if Recipe(**options).fingerprint() != prints[i]]
-    assert changed == [1, 6, 7]
+    assert changed == [1, 6, 7, 9]
 
 
 def test_the_words_of_the_shell_open_the_same_model(trained: Path) -> None:

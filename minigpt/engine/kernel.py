@@ -148,7 +148,7 @@ def why_not(model: nn.Module) -> str | None:
     is_known_form = len(dtypes) == 1 and dtypes <= COLUMNS.keys() and {d.type for d in devices} <= {"cpu", "meta"}
     layers = [getattr(block.attn, "layer", None) for block in model.h]
     is_replaced = vars(model).keys() & {"hidden_states", "embed", "run", "head"}
-    is_replaced = is_replaced or any("forward" in vars(part) for part in model.modules())
+    is_replaced = is_replaced or any(vars(part).keys() & {"forward", "standardize"} for part in model.modules())
     reasons = {
         "the model is in training mode": model.training,
         "the weights are not all on the CPU in float32, or all in bfloat16": not is_known_form,
@@ -159,6 +159,10 @@ def why_not(model: nn.Module) -> str | None:
     for name, part in model.named_modules():
         kind = f"{type(part).__module__}.{type(part).__name__}"
         reasons[f"{name or 'the model'} is a {kind}"] = not _is_known(part, model)
+        is_edited = type(part) in NORMS and not _is_what_is_compiled(
+            type(part), type(part).forward, type(part).standardize
+        )
+        reasons[f"{name} is a {kind} that was edited"] = is_edited
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
@@ -177,6 +181,28 @@ def _is_known(part: Any, model: Any) -> bool:
     known = (FastGPT2, Block, FastAttention, FastMLP, FastConv1D, Conv1D, nn.Embedding, nn.Dropout, nn.ModuleList)
     is_int8 = hasattr(part, "panels")
     return type(part) in known or is_int8 or isinstance(part, type(model.h[0].mlp.act))
+
+
+@cache
+def _is_what_is_compiled(norm: type[nn.Module], *_methods: Callable[..., object]) -> bool:
+    """Return True if a class of norms computes what ``kernel.c`` computes in its place: its source may be edited."""
+    x = 2 + torch.linspace(0, 90, 48, dtype=torch.float32, device="cpu").sin().view(6, 8) * torch.arange(1, 7)[:, None]
+    with torch.device("cpu"), torch.no_grad():
+        part: Any = norm(8, eps=0.1).to(torch.float32)
+        part.weight.copy_(x[0])
+        part.bias.copy_(x[1])
+        centred, deviation = x - x.mean(-1, keepdim=True), x.std(-1, correction=0, keepdim=True)
+        divisors = [
+            (deviation.square() + 0.1).sqrt(),
+            (x.square().mean(-1, keepdim=True) + 0.1).sqrt(),
+            deviation + 0.1,
+        ]
+        if isinstance(part, FrozenLayerNorm):
+            part.calibration = torch.tensor([1.5, 4.0, 2.5])
+            divisors.append(torch.where(divisors[0] < 2.5, 1.5, 4.0))
+        kind = NORMS[norm]
+        y = (x if kind == 1 else centred) / divisors[kind] * part.weight + part.bias
+        return torch.allclose(part(x), y, rtol=1e-5, atol=1e-5)
 
 
 def step_of(model: nn.Module) -> "StepKernel | None":

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from minigpt.report import numerals
 from minigpt.report.charts import LogScale, depth_charts
-from minigpt.report.parity_report import MOST_NOISE, perplexities, population
+from minigpt.report.parity_report import MOST_NOISE, perplexities, population, unit
 from minigpt.report.parity_summary import FIGURES, caution, conditions, labelled
 
 SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}
@@ -81,6 +81,7 @@ def _environment() -> Environment:
         "coarse": lambda x: numerals.brief(x, 2),
         "perplexities": perplexities,
         "population": population,
+        "unit": unit,
         "plain_number": lambda x: f"{x:.0f}",
         "zip": zip,
     }

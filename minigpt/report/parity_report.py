@@ -157,6 +157,11 @@ def population(report: Mapping[str, Any]) -> str:
     return what if tokens is None else f"{tokens:,} tokens of {what}"
 
 
+def unit(report: Mapping[str, Any]) -> str:
+    """Return over what the standard errors of the distribution are."""
+    return "window" if (report.get("text") or {}).get("file") else "text"
+
+
 def _difference(report: ParityReport) -> list[str]:
     """How different the model is, a sentence for each set of tokens."""
     measured, (before, after) = report.distribution, perplexities(report)

@@ -11,7 +11,16 @@ from rich.text import Text
 
 from minigpt.errors import MiniGPTError
 from minigpt.report.numerals import brief, change, count, percent, precise, times, uncertain
-from minigpt.report.parity_report import Fields, ParityReport, Report, in_kind, outcome_of, perplexities, population
+from minigpt.report.parity_report import (
+    Fields,
+    ParityReport,
+    Report,
+    in_kind,
+    outcome_of,
+    perplexities,
+    population,
+    unit,
+)
 
 MOST_SITES = 5
 MOST_REASONS = 6  # below the table of many reports
@@ -140,7 +149,7 @@ def _figures(report: ParityReport) -> Iterator[tuple[str, str]]:
     parts = ("logits", "decoding", "distribution")
     for part in reversed(parts) if report.outcome == "DIFFERENT" else parts:
         if part == "distribution":
-            yield "next-token distribution", f"of {population(report)}, ± standard error by text"
+            yield "next-token distribution", f"of {population(report)}, ± standard error by {unit(report)}"
         if report[part] is not None:
             yield from ((one.name, one.told(report[part])) for one in FIGURES if one.part == part and one.in_terminal)
     if (text := report.text) is not None:
@@ -155,6 +164,8 @@ def _figures(report: ParityReport) -> Iterator[tuple[str, str]]:
 def _others(report: ParityReport) -> Iterator[tuple[str, str]]:
     """Greedy decoding, and what was asked for."""
     yield "greedy tokens", _greedy(report.greedy)
+    if report.gradients is None:
+        yield "gradients", "not compared; --gradients compares them"
     difference = f"differs from transformers by up to {brief(report.bitwise.max_abs_error)}"
     yield "reference arithmetic", "equals transformers bit for bit" if report.bitwise.equal else difference
     for ordinary in report.noise or []:
@@ -225,7 +236,9 @@ def _tables(report: ParityReport) -> Iterator[RenderableType]:
             table.add_row(site.site, percent(site.before), percent(site.after))
         yield table
     if (removal := report.removal) is not None:
-        yield Text(f"The least harmful site is swapped first; figures are of {removal.tokens:,} tokens, ± by text:")
+        yield Text(
+            f"The least harmful site is swapped first; figures are of {removal.tokens:,} tokens, ± by {unit(report)}:"
+        )
         table = _table("sites swapped", "the last", "KL divergence", "loss", "change of loss")
         table.add_row("0", "", "0", precise(removal.loss), "0")
         for number, step in enumerate(removal.steps, 1):

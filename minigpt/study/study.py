@@ -30,7 +30,7 @@ from minigpt.files import hash_file, hash_json
 from minigpt.model import GPT2
 from minigpt.norms import is_registered
 from minigpt.norms.foreign.locate import locate as locate_code
-from minigpt.recipe import Recipe, code_file
+from minigpt.recipe import Recipe, code_files
 from minigpt.study.schedule import Schedule, parse_schedule, site_of
 from minigpt.swap import match_sites
 from minigpt.swap.sites import KEEP
@@ -399,7 +399,7 @@ def silence() -> Iterator[None]:
 def fingerprint_of(study: Study, cell: Cell) -> str:
     """Return the fingerprint of all that decides a cell's row."""
     files = [Path(name) for name in (study.text, *study.tasks) if name and Path(name).is_file()]
-    code = [file for metric in study.metrics if (file := code_file(metric)) is not None]
+    code = [file for metric in study.metrics for file in code_files(metric)]
     return hash_json([
         cell.settings(), cell.recipe.fingerprint(), [] if cell.training is None else what_decides(cell.training),
         [study.text, study.prompts, study.tasks, study.metrics, study.against],

@@ -22,6 +22,7 @@ from minigpt.engine.kernel import StepKernel, step_of, why_not
 from minigpt.generation.decode import rows_of as rows_to_write
 from minigpt.generation.decode import write_rows
 from minigpt.generation.settings import parse_settings
+from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.swap import fit_norms
 
 ROOT = Path(__file__).parents[2]
@@ -235,6 +236,22 @@ def test_models_that_it_does_not_suit_say_why() -> None:
     }
     for word, model in reasons.items():
         assert word in (why_not(model) or ""), f"{word}: {why_not(model)}"
+
+
+@pytest.mark.parametrize("norm", kernel.NORMS, ids=lambda norm: norm.__name__)
+def test_a_norm_that_somebody_edited_is_not_replaced(norm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel computes by the class, so a class that computes something else is none of its own."""
+    model = small_model()
+    minigpt.swap_norms(model, norm)
+    if norm is FrozenLayerNorm:
+        fit_norms(model, random_ids(4, 20))
+    assert why_not(model) is None
+    forward = norm.forward
+    monkeypatch.setattr(norm, "forward", lambda self, x: 1.001 * forward(self, x))
+    assert "that was edited" in (why_not(model) or "")
+    monkeypatch.undo()
+    model.h[0].ln_1.standardize = model.h[0].ln_1.forward
+    assert "a replaced forward" in (why_not(model) or "")
 
 
 def test_a_library_of_other_sources_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
