@@ -14,7 +14,19 @@ from minigpt.errors import ConfigError
 from minigpt.report.page import SIGNS, render
 from minigpt.study.run import DIVERGED, FAILED
 from minigpt.study.study import CellRow
-from minigpt.study.table import SWAPPED, TRAINED, about, meaning, over_seeds, protocol, shown, split_errors, stages
+from minigpt.study.table import (
+    SWAPPED,
+    TRAINED,
+    about,
+    first_error,
+    is_control,
+    meaning,
+    over_seeds,
+    protocol,
+    shown,
+    split_errors,
+    stages,
+)
 
 # Each is at least 3:1 against the page's paper, light and dark. Lines differ by their dashes too.
 COLOURS = ("#0e8a94", "#c8662a", "#7a72c9", "#b0823a", "#c4568f", "#5c8f3f", "#4f86c6", "#8a8178")
@@ -37,9 +49,10 @@ def page(rows: list[CellRow], title: str, out: Path, html: Path, command: str = 
         drawn = {}
     return render(
         "study.html", title=title, rows=merged, tables=stages(merged), facts=protocol(rows, merged, command),
-        meaning=meaning(merged), about=lambda row: about(row, names), shown=shown, split_errors=split_errors,
+        meaning=meaning(merged, stages(merged)), about=lambda row: about(row, names), shown=shown,
+        split_errors=split_errors, has_control=any(map(is_control, rows)),
+        error_of=lambda name: first_error(merged, name), reports=os.path.relpath(out, html.parent or "."),
         signs=SIGNS | {FAILED: "✗", DIVERGED: "✗"}, figures={name: _inline(svg) for name, svg in drawn.items()},
-        reports=os.path.relpath(out, html.parent or "."),
     )  # fmt: skip
 
 
@@ -55,9 +68,11 @@ def figures(rows: list[CellRow]) -> dict[str, str]:
     if any(any(row["curves"]) for row in merged):
         drawn["loss"] = _drawn(lambda axes: _curves(axes, merged, titles), HEIGHT + 0.17 * len(merged))
     name, column = ("over_baseline", TRAINED["over_baseline"]) if "loss" in drawn else ("kl_mean", SWAPPED["kl_mean"])
+    error = first_error(merged, name)
     cells = [
-        (title, row[name], colour) for title, row, colour in zip(titles, merged, _colours(), strict=False) if row[name]
-    ]
+        (title, row[name].mean, getattr(row[name], error) or 0.0, colour)
+        for title, row, colour in zip(titles, merged, _colours(), strict=False) if row[name]
+    ]  # fmt: skip
     if cells:
         drawn[name.replace("_", "-")] = _drawn(lambda axes: _cells(axes, cells, column), 0.7 + 0.35 * len(cells))
     return drawn
@@ -107,20 +122,24 @@ def _curves(axes: Any, merged: list[CellRow], titles: list[str]) -> None:
     axes.figure.legend(loc="outside lower left", frameon=False, fontsize=8)
 
 
-def _cells(axes: Any, cells: list[tuple[str, Any, str]], column: Any) -> None:
-    """Draw a figure of each cell with its standard error: over seeds if there are some, else over rows of the text."""
+def _cells(axes: Any, cells: list[tuple[str, float, float, str]], column: Any) -> None:
+    """Draw a figure of each cell with its standard error."""
     from matplotlib.ticker import MaxNLocator
 
-    for place, (_, figure, colour) in enumerate(cells):
-        error = figure.seeds or figure.rows or 0.0
-        axes.errorbar(figure.mean, place, xerr=error, color=colour, fmt="o", markersize=4, capsize=3, linewidth=1.2)
+    for place, (_, mean, error, colour) in enumerate(cells):
+        axes.errorbar(mean, place, xerr=error, color=colour, fmt="o", markersize=4, capsize=3, linewidth=1.2)
+    sizes = [abs(mean) for _, mean, *_ in cells]
+    middle = statistics.median(sizes) or min((size for size in sizes if size), default=1.0)
     if column.is_difference:
         axes.axvline(0, color=INK, linewidth=0.8)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
+        if max(sizes) > 30 * middle:
+            axes.set_xscale("symlog", linthresh=middle)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(5))
     else:
-        axes.set_xscale("symlog" if any(figure.mean <= 0 for _, figure, _ in cells) else "log")
+        axes.set_xscale("symlog" if 0 in sizes else "log", **({"linthresh": middle} if 0 in sizes else {}))
     axes.set(yticks=range(len(cells)), xlabel=column.title, ylim=(len(cells) - 0.5, -0.5))
-    axes.set_yticklabels(["\n".join(textwrap.wrap(title, 34)) for title, _, _ in cells], fontsize=8)
+    axes.set_yticklabels(["\n".join(textwrap.wrap(title, 34)) for title, *_ in cells], fontsize=8)
     axes.grid(visible=True, axis="x", linewidth=0.5)
 
 

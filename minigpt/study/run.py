@@ -28,7 +28,7 @@ from minigpt.model import GPT2
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.foreign.locate import last_line
 from minigpt.norms.foreign.locate import locate as locate_code
-from minigpt.recipe import Recipe
+from minigpt.recipe import Recipe, checkpoint_files, code_file
 from minigpt.report.parity_report import ParityReport, perplexities
 from minigpt.study.study import PACKAGES, Cell, CellRow, DivergedError, Study, command, fingerprint_of, silence
 from minigpt.tokenizer import Tokenizer
@@ -123,12 +123,12 @@ def run_cell(
         "outcome": FAILED, "reason": None, "ratio": None,
         "perplexity_before": None, **dict.fromkeys((*AT_THE_SWAP, *RECOVERED)), "losses": [], "eval_losses": [],
         "swaps": {}, "metrics": {}, "tasks": {}, "report": None, "fingerprint": key,
-        "command": command(study, cell, file), "protocol": _protocol(study, cell),
+        "command": command(study, cell, file), "protocol": {},
     }  # fmt: skip
     title = f"{settings['model']} {settings['norm']} {settings['sites']}"
     try:
         for part in _parts(study, cell, key, out, lambda what, share: progress(f"{title}: {what}", share)):
-            row |= part
+            row |= part | {"protocol": row["protocol"] | part.get("protocol", {})}
     except Exception as error:  # whatever a norm, a metric or the memory does: the other cells run
         outcome = DIVERGED if isinstance(error, DivergedError) else FAILED
         reason = str(error) if isinstance(error, MiniGPTError) else last_line(error)
@@ -139,6 +139,7 @@ def run_cell(
 def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) -> Iterator[CellRow]:
     """Yield what is measured on a cell, in parts, so that an error keeps the parts before it."""
     recipe, training, figures = cell.recipe, cell.training, dict[str, float | None]()
+    yield {"protocol": _protocol(study, cell)}
     if training is not None and recipe.dtype is None:
         recipe = replace(recipe, dtype="float32")
     name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', cell.settings()['norm'])[-60:]}-{key}"
@@ -157,13 +158,15 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
     yield {
         "verdict": judged["verdict"], "outcome": report.outcome, "ratio": judged["logits"]["ratio"],
         "report": _keep_report(report, out, name), **_distance(judged, AT_THE_SWAP),
-        "perplexity_before": perplexities(judged)[0],
+        "perplexity_before": perplexities(judged)[0], "protocol": {"dtype": report.dtype},
     }  # fmt: skip
     if training is None:
         model, tokenizer = swapped.open()
     else:
-        from minigpt.study.training import finetune
+        from minigpt.study.training import arguments, described, finetune
 
+        how = described(arguments(cell.recipe, training, out / RUNS / name, cell.seed))
+        yield {"protocol": {"training": how}}
         result = finetune(cell.recipe, training, out / RUNS / name, progress, seed=cell.seed)
         result.save(out / RUNS / name / "model")
         model, tokenizer = result.model.to(resolve_device(recipe.device)), result.tokenizer
@@ -213,12 +216,18 @@ def _keep_report(report: ParityReport, out: Path, name: str) -> str:
 
 
 def _protocol(study: Study, cell: Cell) -> CellRow:
-    """Return what a reader of the table must know beside the settings: texts by their digests, versions, hardware."""
+    """Return what a reader of the table must know beside the settings: files by their digests, versions, hardware."""
     names = {"text": study.text, "fit": cell.recipe.fit}
     names |= {"training text": cell.training.text} if cell.training else {}
     texts = {
         name: f"{file}, SHA-256 {hash_file(file)[:16]}" for name, file in names.items() if file and Path(file).is_file()
     }
+    weights = [file for file in checkpoint_files(cell.recipe.place()) if file.suffix in (".safetensors", ".bin", ".pt")]
+    texts[f"weights of {cell.recipe.source}"] = "; ".join(
+        f"{one.name}, SHA-256 {hash_file(one)[:16]}" for one in weights
+    )
+    if ":" in str(cell.recipe.norm) and (code := code_file(str(cell.recipe.norm))):
+        texts["code of a norm"] = f"{code.name}, SHA-256 {hash_file(code)[:16]}"
     return {
         "texts": texts, "prompts": len(study.prompts), "commit": commit(),
         "versions": versions(resolve_device(study.device)) | software(*PACKAGES),

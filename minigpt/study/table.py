@@ -7,7 +7,6 @@ import math
 import re
 import statistics
 import textwrap
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -15,12 +14,13 @@ from rich.text import Text
 
 from minigpt.judge.measures import mean_by_rows
 from minigpt.report.numerals import brief, percent
-from minigpt.study.run import DIVERGED, FAILED, duration
+from minigpt.study.run import BINS, DIVERGED, FAILED, duration
 from minigpt.study.study import LAYER_NORM, CellRow
 
 IDENTITY = ("model", "norm", "sites", "seed", "fit")
 OF_A_SWAP = ("norm", "sites", "keep", "fit", "schedule")  # settings that a control has no use for
-WIDEST = 26  # characters of a setting in LaTeX
+ROOM, GAP = 72, 2.4  # of a table in LaTeX and between its columns, in digits of 5 pt
+NARROWEST, WIDEST = 10, 26  # characters of a setting in LaTeX
 MINUS, DASH = "\u2212", "\u2013"
 
 
@@ -70,12 +70,25 @@ FINAL: Columns = {
     "entropy": Column("entropy", "nats"), "calibration_error": Column("calibration error", "%"),
 }  # fmt: skip
 TIME: Columns = {"seconds": Column("time", "s")}
-TOO_WIDE = {"ratio", "kl_median", "kl_median_recovered", "perplexity_before", *FINAL, *TIME}
+IN_A_PAPER = ("loss", "published", "over_baseline", "perplexity_recovered", "kl_recovered")
+SWAPPED_IN_A_PAPER = ("kl_mean", "top1_agreement", "loss_change", "perplexity_after", "published")
+HOW = (
+    "batch size",
+    "block size",
+    "learning rate",
+    "learning rate schedule",
+    "optimizer",
+    "train",
+    "lora",
+    "residual loss",
+    "distill",
+)  # what a caption says of training if all cells share it
 ON_TERMINAL = {"ratio": "of noise", "kl_mean": "KL mean, nats", "perplexity_before": "perplexity",
                "perplexity_after": "swapped", "perplexity_recovered": "trained",
                "over_baseline": "over control, nats", "loss": "loss, nats", "published": "published"}  # fmt: skip
-LATEX = str.maketrans({c: rf"\{c}" for c in "&%$#_{}"} | {
+LATEX = str.maketrans({c: rf"\{c}" for c in "&%$#_{}"} | {c: f"${c}$" for c in "<>|"} | {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "*": "{*}", "±": r"$\pm$",
+    "‖": r"$\|$",
     "×": r"$\times$", MINUS: "$-$", DASH: "--",  # noqa: RUF001
 })  # fmt: skip
 
@@ -105,46 +118,136 @@ def csv_table(rows: list[CellRow]) -> str:
     return text.getvalue()
 
 
-def latex_table(rows: list[CellRow], title: str) -> str:
+def latex_table(rows: list[CellRow], name: str) -> str:
     """Return the table of the trained cells, or of the swapped ones, for LaTeX with the package booktabs.
 
-    It has what a page is wide enough for, and the figures of tasks and metrics; the CSV has all.
+    It has the columns that fit into 360 pt, and one error of each figure; the CSV has all. Its label is tab:NAME.
     """
     merged, names = over_seeds(rows)
-    figures = {name: one for name, one in stages(merged)[-1][1].items() if name not in TOO_WIDE}
-    lines: list[Sequence[str]] = [
-        [*(name.replace("_", " ") for name in names), *(column.head for column in figures.values())],
-        [*[""] * len(names), *(column.unit and f"({column.unit})" for column in figures.values())],
-    ]
+    columns, more = stages(merged)[-1][1], columns_of(rows).keys() - columns_of([]).keys()  # tasks and metrics
+    names_of_figures = (*(IN_A_PAPER if is_trained(merged) else SWAPPED_IN_A_PAPER), *more)
+    figures = {one: column for one, column in columns.items() if one in names_of_figures}
+    short = {row["norm"]: re.sub(r"^.*:(?=[A-Za-z_]\w*$)", "", row["norm"]) for row in merged}
+    first = {one: first_error(merged, one) for one in figures}
     for row in merged:
-        settings = [textwrap.wrap(worded(row.get(name)), WIDEST, break_long_words=False) for name in names]
-        cells = [split_errors(shown(row[name], column)) for name, column in figures.items()]
-        lines += itertools.zip_longest(*settings, *cells, fillvalue="")
-    head, unit, *body = (" & ".join(cell.translate(LATEX) for cell in line) + r" \\" for line in lines)
-    body = [re.sub(r"(?<=[\d)])e(-?\d+)(?= &| \\\\)", r"$\\times 10^{\1}$", line) for line in body]
-    facts = "; ".join(f"{name}: {value}" for name, value in protocol(rows, merged))
+        row |= {one: row[one] and row[one]._replace(**{{"rows": "seeds", "seeds": "rows"}[error]: None})
+                for one, error in first.items()}  # fmt: skip
+        row["norm"] = short[row["norm"]] if len({*short.values()}) == len(short) else row["norm"]
+    width = WIDEST
+    while _width(table := _lines(merged, names, figures, width)) > ROOM and (width > NARROWEST or len(figures) > 1):
+        width -= 1
+        if width < NARROWEST:
+            figures.popitem()
+            width = WIDEST
+    head, *body = ("\n".join(" & ".join(map(_tex, line)) + r" \\" for line in lines) for lines in table)
+    facts = "; ".join(f"{fact}: {value}" for fact, value in protocol(rows, merged))
     return "\n".join([
-        r"\begin{table}", r"\centering\small",
-        rf"\caption{{{title.translate(LATEX)}. {meaning(merged).translate(LATEX)}}}",
-        rf"\begin{{tabular}}{{{'l' * len(names)}{'r' * len(figures)}}}", r"\toprule", head, unit, r"\midrule", *body,
-        r"\bottomrule", r"\end{tabular}", f"% {facts}", r"\end{table}", "",
+        r"\begin{table}", r"\centering\small", rf"\caption{{{caption(rows, merged, figures).translate(LATEX)}}}",
+        rf"\label{{tab:{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}}}",
+        rf"\begin{{tabular}}{{@{{}}{'l' * len(names)}{'r' * len(figures)}@{{}}}}", r"\toprule", head, r"\midrule",
+        "\n\\addlinespace[2pt]\n".join(body), r"\bottomrule", r"\end{tabular}", f"% {facts}", r"\end{table}", "",
     ])  # fmt: skip
 
 
-def meaning(merged: list[CellRow]) -> str:
-    """Return what stands behind the ± of ``shown``."""
+def _lines(merged: list[CellRow], names: list[str], figures: Columns, width: int) -> list[list[tuple[str, ...]]]:
+    """Return the lines of cells of a table's head, and of each row, with settings wrapped at so many characters."""
+
+    def wrapped(text: str, width: int) -> list[str]:
+        return textwrap.wrap(re.sub(r",(?=\S)", ", ", text), width, break_long_words=False)
+
+    heads = [f"{one.head} ({one.unit})" if one.unit else one.head for one in figures.values()]
+    head = [wrapped(text, 11)[::-1] for text in (*(name.replace("_", " ") for name in names), *heads)]
+    rows = [
+        [*(wrapped(worded(row.get(name)), width) for name in names),
+         *(re.sub(r"\((.+) ± (.+)\)(e.+)", r"\1\3 ± \2\3", shown(row[name], column)).replace(" ±", "\n±").split("\n")
+           for name, column in figures.items())]
+        for row in merged
+    ]  # fmt: skip
+    table = [list(itertools.zip_longest(*cells, fillvalue="")) for cells in (head, *rows)]
+    return [table[0][::-1], *table[1:]]  # heads stand at the bottom
+
+
+def _width(table: list[list[tuple[str, ...]]]) -> float:
+    return sum(max(map(len, column)) + GAP for column in zip(*itertools.chain(*table), strict=True)) - GAP
+
+
+def _tex(cell: str) -> str:
+    return re.sub(r"(?<=[\d)])e(-?)0*(\d+)$", r"$\\cdot10^{\1\2}$", cell.replace("± ", "±").translate(LATEX))
+
+
+def caption(rows: list[CellRow], merged: list[CellRow], figures: Columns) -> str:
+    """Return what a reader of a paper must know of a table that has these figures."""
+    facts = {name: re.sub(r", SHA-256 \w+", "", fact) for name, fact in protocol(rows, merged)}
+    models = ", ".join(dict.fromkeys(row["model"] for row in merged))
+    what = f"Norms in GPT-2 ({models})"
+    if "sites" in facts:
+        what += " at every site" if facts["sites"] == "*" else f" at {facts['sites']}"
+    if "fit" in facts and "fit" not in varying(rows):
+        what += f", fitted on {facts['fit']}"
+    how = "; ".join(f"{name} {facts[name]}" for name in HOW if name in facts)
+    training = f"{facts['steps']} steps of training" if "steps" in facts else "training"
+    training += f" on {facts['training text']}" if "training text" in facts else ""
+    says = [f"{what}, after {training}: {how}." if is_trained(merged) else f"{what}, swapped without training."]
+    if "text" in facts:
+        length = f", in {facts['rows of the text'].partition(',')[0]} rows" if "rows of the text" in facts else ""
+        says.append(f"Held-out text: {facts['text']}{length}.")
+    if {"kl_mean", "kl_recovered"} & figures.keys():
+        says.append("KL is KL(original ‖ model), in nats a token.")
+    if "over_baseline" in figures:
+        controls = ", ".join(dict.fromkeys(row["norm"] for row in merged if is_control(row)))
+        says.append(f"The control, {controls}, is the model's own norms after the same training.")
+    if is_trained(merged):
+        says.append(f"{'Means of the seeds' if len({row['seed'] for row in rows}) > 1 else 'Seed'} {facts['seeds']}.")
+    rest = f"The CSV of the study has more figures{', as those at the swap' if is_trained(merged) else ''}."
+    return " ".join(filter(None, [*says, meaning(merged, [("", figures)]), rest]))
+
+
+def meaning(merged: list[CellRow], tables: list[tuple[str, Columns]]) -> str:
+    """Return what stands behind the ± of ``shown``, and in which columns of the tables."""
     seeds, rows = (max((row[name] or 0 for row in merged), default=0) for name in ("seeds", "text_rows_count"))
-    errors = [f"over {seeds} seeds"] * (seeds > 1) + [f"over {rows} rows of the text"] * (rows > 1)
-    differences = "Differences are paired: seed with seed, row with row."
-    shared = " A figure that all seeds share has the second only." * (len(errors) > 1)
-    return f"± is the standard error {', then '.join(errors)}.{shared} {differences}" if errors else differences
+    over = {"seeds": f"over {seeds} seeds", "rows": f"over {rows} rows of the text" if rows else "over the prompts"}
+    columns: dict[str, list[str]] = {}
+    averaged, differences, is_mixed = list[str](), set[str](), False
+    for place, (title, figures) in enumerate(tables):
+        for name, column in figures.items():
+            head = column.head + f" {title.lower()}" * (place + 1 < len(tables))
+            errors = [error for error in over if has_error(merged, name, error)]
+            if errors:
+                columns.setdefault(", then ".join(over[error] for error in errors), []).append(head)
+            if len(errors) > 1:
+                is_mixed |= any(row[name] and row[name].rows and not row[name].seeds for row in merged)
+                averaged += [head] * (name not in merged[0]["sums"])
+            if column.is_difference:
+                differences |= {*errors} - ({"seeds"} if name != "over_baseline" else set())
+    says = [f"{kind} in {', '.join(heads)}" if len(columns) > 1 else kind for kind, heads in columns.items()]
+    text = [f"± is the standard error {'; '.join(says)}."] if says else []
+    if is_mixed:
+        text.append("A figure of the former that all seeds share has the second only.")
+    if averaged:
+        text.append(f"The second of {', '.join(averaged)} is the mean of the seeds' errors, an upper bound.")
+    pairs = [f"{one} with {one}" for one, error in (("seed", "seeds"), ("row", "rows")) if error in differences]
+    return " ".join([*text, *([f"Differences are paired: {', '.join(pairs)}."] if pairs else [])])
+
+
+def has_error(merged: list[CellRow], name: str, error: str) -> bool:
+    """Return whether a figure of this name has such an error, "seeds" or "rows", other than 0."""
+    return any(row[name] and getattr(row[name], error) for row in merged)
+
+
+def first_error(merged: list[CellRow], name: str) -> str:
+    """Return which error the figures of this name have first: "seeds", or "rows" if all seeds share them."""
+    return "seeds" if has_error(merged, name, "seeds") else "rows"
+
+
+def is_trained(merged: list[CellRow]) -> bool:
+    """Return whether a cell of a study is trained."""
+    return any(row["losses"] or row["eval_losses"] for row in merged)
 
 
 def stages(merged: list[CellRow]) -> list[tuple[str, Columns]]:
     """Return the tables of a page: what the columns show, and those that have a figure."""
     final = {name: one for name, one in columns_of(merged).items() if name not in SWAPPED | TRAINED}
-    is_trained = any(row["losses"] or row["eval_losses"] for row in merged)
-    tables = [("At the swap", SWAPPED), ("After training", TRAINED | final)] if is_trained else [
+    tables = [("At the swap", SWAPPED), ("After training", TRAINED | final)] if is_trained(merged) else [
         ("At the swap", SWAPPED | {name: TRAINED[name] for name in ("loss", "published")} | final)
     ]  # fmt: skip
     return [
@@ -158,22 +261,36 @@ def protocol(rows: list[CellRow], merged: list[CellRow], command: str = "") -> l
     varied, facts = {*varying(rows), "seed", "text", "eval_text"}, dict[str, str]()
     for name in dict.fromkeys(name for row in rows for name in ("model", *row.get("settings", ()))):
         value = next((row[name] for row in rows if row.get(name) is not None), None)
-        if name not in varied and value not in (None, False, {}, 0):
+        if name not in varied and value not in (None, False, {}, 0, "all"):
             facts[name.replace("_", " ")] = worded(value)
-    if any("steps" in row for row in rows):
-        facts.setdefault("block size", "the context")
+    context = max((int(row["text_rows"][0][0]) + 1 for row in rows if len(row.get("text_rows") or ()) > 1), default=0)
+    if any("steps" in row for row in rows) and "block_size" not in varied:
+        facts.setdefault("block size", f"{context} (the context)" if context else "the context")
     facts["seeds"] = ", ".join(sorted({str(row["seed"]) for row in rows}))
-    counts = {"text": next((sum(n for n, _ in row["text_rows"]) + 1 for row in rows if row.get("text_rows")), 0),
-              "training text": next((row["tokens"] for row in rows if row.get("tokens")), 0)}  # fmt: skip
+    if is_trained(merged):
+        facts["seeds"] += f" (order of the training text, dropout{', adapters' if 'lora' in facts else ''})"
+    texts: dict[str, dict[str, int]] = {}
     for row in rows:
         done = row.get("protocol", {})
+        counts = {
+            "text": sum(n for n, _ in row.get("text_rows") or [(-1, 0)]) + 1,
+            "training text": row.get("tokens") or 0,
+        }
         for name, text in done.get("texts", {}).items():
-            facts[name] = text + (f", {counts[name]:,} tokens" if counts.get(name) else "")
+            of_name = texts.setdefault(name, {})
+            of_name[text] = max(of_name.get(text, 0), counts.get(name, 0))
+        facts |= done.get("training", {})
         facts["commit"] = done.get("commit") or facts.get("commit", "")
+        facts["computed in"] = done.get("dtype") or facts.get("computed in", "")
         if versions := ", ".join(f"{name} {one}" for name, one in done.get("versions", {}).items() if one):
             facts["versions"] = versions
+    for name, tokens in texts.items():
+        facts[name] = "; ".join(text + (f", {count:,} tokens" if count else "") for text, count in tokens.items())
     if longest := max((row["text_rows_count"] or 0 for row in merged), default=0):
         facts["rows of the text"] = f"{longest}, as long as the context; each after the first counts its second half"
+        prompts = next((row["protocol"]["prompts"] for row in rows if "prompts" in row.get("protocol", {})), 0)
+        facts["error over the noise floor"] = f"of the {prompts or 'built-in'} prompts; other figures are of the text"
+        facts["calibration error"] = f"{BINS} bins of equal width"
     facts["time"] = duration(sum(row["seconds"] for row in rows))
     return [(name, value) for name, value in (facts | {"command": command}).items() if value]
 
@@ -186,9 +303,13 @@ def with_derived(rows: list[CellRow]) -> list[CellRow]:
         row["loss"] = curve[-1][1] if curve else None
         if row["eval_losses"] and row["perplexity_recovered"]:  # in whole windows, as text_rows
             row["loss"] = math.log(row["perplexity_recovered"])
+        row["sums"] = {}
         if row.get("text_rows"):
             row["loss"], row["loss_se"] = _mean_of(row["text_rows"])
-    controls = {_trained_as(row): row for row in rows if row.get("control", row["norm"] == LAYER_NORM)}
+            perplexity = "perplexity_recovered" if curve else "perplexity_after"
+            slope = row[perplexity] or 0.0  # of the perplexity over the loss
+            row["sums"] = {"loss": row["text_rows"], perplexity: [[n, slope * loss] for n, loss in row["text_rows"]]}
+    controls = {_trained_as(row): row for row in rows if is_control(row)}
     for row in rows:
         control = controls.get(_trained_as(row))
         row["over_baseline"] = None
@@ -198,10 +319,14 @@ def with_derived(rows: list[CellRow]) -> list[CellRow]:
         row["over_baseline"] = row["loss"] - control["loss"]
         if row.get("text_rows") and control.get("text_rows"):
             pairs = zip(row["text_rows"], control["text_rows"], strict=True)
-            row["over_baseline"], row["over_baseline_se"] = _mean_of(
-                [[n, one - other] for (n, one), (_, other) in pairs]
-            )
+            row["sums"]["over_baseline"] = [[n, one - other] for (n, one), (_, other) in pairs]
+            row["over_baseline"], row["over_baseline_se"] = _mean_of(row["sums"]["over_baseline"])
     return rows
+
+
+def is_control(row: CellRow) -> bool:
+    """Return whether a row is of a model's own norms."""
+    return row.get("control", row["norm"] == LAYER_NORM)
 
 
 def _mean_of(rows: list[list[float]]) -> tuple[float, float | None]:
@@ -245,13 +370,18 @@ def _merged(group: list[CellRow], columns: Columns) -> CellRow:
     outcomes = {one["outcome"] for one in group}
     if len(outcomes) > 1:
         row["outcome"] = next((one for one in (FAILED, DIVERGED) if one in outcomes), "FAIL")
+    row["sums"] = {
+        name: [[same[0][0], statistics.fmean(total for _, total in same)] for same in zip(*sums, strict=True)]
+        for name in row["sums"] if all(sums := [one["sums"].get(name) for one in group])
+    }  # fmt: skip
     for name in columns:
         values = [one[name] for one in group if one.get(name) is not None]
         errors = [one[f"{name}_se"] for one in group if one.get(f"{name}_se") is not None]
         row[name] = None if len(values) < len(group) else Figure(
             statistics.fmean(values),
             statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None,
-            statistics.fmean(errors) if len(errors) == len(group) else None,
+            _mean_of(row["sums"][name])[1] if name in row["sums"]
+            else statistics.fmean(errors) if len(errors) == len(group) else None,
         )  # fmt: skip
     row["curves"] = [one["eval_losses"] or one["losses"] for one in group]
     return row

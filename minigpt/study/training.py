@@ -354,6 +354,17 @@ def arguments(recipe: Recipe, training: Training, folder: str | Path, seed: int 
         raise ConfigError(f"transformers.TrainingArguments does not take these settings: {error}") from error
 
 
+def described(arguments: TrainingArguments) -> dict[str, str]:
+    """Return the optimizer and the schedule of the learning rate in words."""
+    name, schedule = (str(one).rpartition(".")[2].lower() for one in (arguments.optim, arguments.lr_scheduler_type))
+    warmup = arguments.get_warmup_steps(arguments.max_steps)
+    optimizer = f"{'AdamW' if name.startswith('adamw') else name}, betas {arguments.adam_beta1:g} and "
+    optimizer += f"{arguments.adam_beta2:g}, weight decay {arguments.weight_decay:g}, "
+    optimizer += f"gradients clipped at norm {arguments.max_grad_norm:g}" if arguments.max_grad_norm else "no clipping"
+    schedule += f" after {warmup} steps of warm-up" if warmup else ""
+    return {"optimizer": optimizer, "learning rate schedule": schedule}
+
+
 def blocks(name: str, ids: list[int], size: int) -> list[dict[str, Tensor]]:
     """Return token ids cut into rows of ``size`` tokens, each row its own labels.
 
