@@ -28,7 +28,7 @@ from minigpt.model import GPT2
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.foreign.locate import last_line
 from minigpt.norms.foreign.locate import locate as locate_code
-from minigpt.recipe import Recipe, checkpoint_files, code_file
+from minigpt.recipe import Recipe, checkpoint_files, code_files
 from minigpt.report.parity_report import ParityReport, perplexities
 from minigpt.study.study import PACKAGES, Cell, CellRow, DivergedError, Study, command, fingerprint_of, silence
 from minigpt.tokenizer import Tokenizer
@@ -223,11 +223,10 @@ def _protocol(study: Study, cell: Cell) -> CellRow:
         name: f"{file}, SHA-256 {hash_file(file)[:16]}" for name, file in names.items() if file and Path(file).is_file()
     }
     weights = [file for file in checkpoint_files(cell.recipe.place()) if file.suffix in (".safetensors", ".bin", ".pt")]
-    texts[f"weights of {cell.recipe.source}"] = "; ".join(
-        f"{one.name}, SHA-256 {hash_file(one)[:16]}" for one in weights
-    )
-    if ":" in str(cell.recipe.norm) and (code := code_file(str(cell.recipe.norm))):
-        texts["code of a norm"] = f"{code.name}, SHA-256 {hash_file(code)[:16]}"
+    code = code_files(str(cell.recipe.norm)) if ":" in str(cell.recipe.norm) else []
+    for name, files in ((f"weights of {cell.recipe.source}", weights), ("code of a norm", code)):
+        if files:
+            texts[name] = "; ".join(f"{file.name}, SHA-256 {hash_file(file)[:16]}" for file in files)
     return {
         "texts": texts, "prompts": len(study.prompts), "commit": commit(),
         "versions": versions(resolve_device(study.device)) | software(*PACKAGES),
