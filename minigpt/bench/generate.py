@@ -148,7 +148,7 @@ class BenchPlan:
         batch: rows; more than one are ragged, from half of ``prompt_tokens`` to all of them.
         new_tokens: of each row, 2 or more.
         compiled: whether our steps are compiled.
-        draft: as in ``generate``; where drafts are possible, ours without them is a contestant too, named "undrafted".
+        draft: as in ``generate``. For one text, ours without drafts is a contestant too, named "undrafted".
 
     Raises:
         ConfigError: if a contestant is unknown.
@@ -174,7 +174,7 @@ class BenchPlan:
     def contestants(self) -> list[tuple[str, str]]:
         """(name, kind) of all, ours first; an entry without a kind has ours, as that program names it."""
         entries = [entry.partition(":") for entry in self.against]
-        is_drafted = self.draft == "int8" or (self.draft == "auto" and self.batch == 1 and self.kind != "int8")
+        is_drafted = self.draft is not None and self.batch == 1 and self.kind != "int8"
         ours = [("minigpt", self.kind)] + [("undrafted", self.kind)] * is_drafted
         known = {name: getattr(_class_of(name), "kinds", {}).get(self.kind, self.kind) for name, _, _ in entries}
         return ours + [(name, kind or known[name]) for name, _, kind in entries]

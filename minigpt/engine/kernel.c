@@ -48,7 +48,6 @@ typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 /* In memory. Sums of these types would not stay in registers: some compilers store them in every round of a loop. */
 typedef float stored __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
-typedef int32_t int_unaligned __attribute__((aligned(1), may_alias));
 typedef int16_t svec __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 

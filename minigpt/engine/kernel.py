@@ -159,10 +159,9 @@ def why_not(model: nn.Module) -> str | None:
     for name, part in model.named_modules():
         kind = f"{type(part).__module__}.{type(part).__name__}"
         reasons[f"{name or 'the model'} is a {kind}"] = not _is_known(part, model)
-        is_edited = type(part) in NORMS and not _is_what_is_compiled(
-            type(part), type(part).forward, type(part).standardize
-        )
-        reasons[f"{name} is a {kind} that was edited"] = is_edited
+        if isinstance(part, LayerNorm) and type(part) in NORMS:
+            is_compiled = _is_what_is_compiled(type(part), type(part).forward, type(part).standardize)
+            reasons[f"{name} is a {kind} that was edited"] = not is_compiled
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
@@ -186,23 +185,22 @@ def _is_known(part: Any, model: Any) -> bool:
 @cache
 def _is_what_is_compiled(norm: type[nn.Module], *_methods: Callable[..., object]) -> bool:
     """Return True if a class of norms computes what ``kernel.c`` computes in its place: its source may be edited."""
-    x = 2 + torch.linspace(0, 90, 48, dtype=torch.float32, device="cpu").sin().view(6, 8) * torch.arange(1, 7)[:, None]
     with torch.device("cpu"), torch.no_grad():
+        x = 2 + torch.linspace(0, 90, 48, dtype=torch.float32).sin().view(6, 8) * torch.arange(1, 7)[:, None]
         part: Any = norm(8, eps=0.1).to(torch.float32)
         part.weight.copy_(x[0])
         part.bias.copy_(x[1])
-        centred, deviation = x - x.mean(-1, keepdim=True), x.std(-1, correction=0, keepdim=True)
-        divisors = [
-            (deviation.square() + 0.1).sqrt(),
-            (x.square().mean(-1, keepdim=True) + 0.1).sqrt(),
-            deviation + 0.1,
-        ]
-        if isinstance(part, FrozenLayerNorm):
+        if norm is FrozenLayerNorm:
             part.calibration = torch.tensor([1.5, 4.0, 2.5])
-            divisors.append(torch.where(divisors[0] < 2.5, 1.5, 4.0))
-        kind = NORMS[norm]
-        y = (x if kind == 1 else centred) / divisors[kind] * part.weight + part.bias
-        return torch.allclose(part(x), y, rtol=1e-5, atol=1e-5)
+        mean, deviation = x.mean(-1, keepdim=True), x.std(-1, correction=0, keepdim=True)
+        by_deviation = (deviation.square() + 0.1).sqrt()
+        standardized = (
+            (x - mean) / by_deviation,
+            x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt(),
+            (x - mean) / (deviation + 0.1),
+            (x - mean) / torch.where(by_deviation < 2.5, 1.5, 4.0),
+        )
+        return torch.allclose(part(x), standardized[NORMS[norm]] * x[0] + x[1], rtol=1e-5, atol=1e-5)
 
 
 def step_of(model: nn.Module) -> "StepKernel | None":

@@ -1,7 +1,8 @@
 """A batch of rows that are decoded together: a row joins when there is a place, and leaves when it has ended.
 
 Where the kernel serves the model, it reads everything: whole texts, pieces of them, and new tokens. Then the bits of a
-row's logits depend on its text alone. Elsewhere PyTorch reads texts together, and the last bits depend on the others.
+row's logits depend on its text alone. Elsewhere PyTorch reads texts of similar length together, and the last bits
+depend on the others.
 
 B rows, T tokens read at once, V vocabulary.
 """
@@ -9,6 +10,7 @@ B rows, T tokens read at once, V vocabulary.
 import time
 from collections import defaultdict
 from collections.abc import Container, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -91,14 +93,16 @@ class Batch:
         if isinstance(self.slots, Ragged):
             self._add(*self._read_texts(self.slots, rows_of))
             return
-        ids, mask = left_padded([text[1:] for text in rows_of], self.device)  # both (texts, T)
-        starts = [ids.shape[1] + 1 - len(text) for text in rows_of]
-        of_row = [place for place, text in enumerate(rows_of) for _ in rows_of[text]]
-        cache = None if self.slots is None else self.model.new_cache(*ids.shape)
-        hidden = self.model.hidden_states(ids, mask if any(starts) else None, cache=cache)[:, -1:]  # (texts, 1, C)
-        if self.slots is not None and cache is not None:
-            self.slots.join(cache, of_row, starts)
-        self._add([row for text in rows_of for row in rows_of[text]], self.model.head(hidden)[:, 0].float()[of_row])
+        for _, similar in groupby(sorted(rows_of, key=len), key=lambda text: len(text).bit_length()):
+            texts = list(similar)  # at most half of what is read together is padding
+            ids, mask = left_padded([text[1:] for text in texts], self.device)  # both (texts, T)
+            starts = [ids.shape[1] + 1 - len(text) for text in texts]
+            of_row = [place for place, text in enumerate(texts) for _ in rows_of[text]]
+            cache = None if self.slots is None else self.model.new_cache(*ids.shape)
+            hidden = self.model.hidden_states(ids, mask if any(starts) else None, cache=cache)[:, -1:]  # (texts, 1, C)
+            if self.slots is not None and cache is not None:
+                self.slots.join(cache, of_row, starts)
+            self._add([row for text in texts for row in rows_of[text]], self.model.head(hidden)[:, 0].float()[of_row])
 
     def _read_texts(
         self, slots: Ragged, rows_of: dict[tuple[int, ...], list[Row]]

@@ -114,7 +114,8 @@ def generate(
     Ids from the config's ``used_vocab_size`` on are padding of the vocabulary and are never chosen.
 
     Hooks on modules see the rows that are read together. Their number and order may differ from those of the prompts:
-    equal prompts are read once, and finished rows leave. Hooks get inference tensors; clone them to use autograd.
+    equal prompts are read once, those of similar length together, and finished rows leave. Hooks get inference
+    tensors; clone them to use autograd.
 
     Raises:
         ConfigError: if the model is not a GPT2, or is on the meta device.

@@ -10,6 +10,8 @@ from collections import deque
 from contextlib import suppress
 from statistics import median_low
 
+import torch
+
 from minigpt.engine.int8 import drafter_of, is_rounded, why_not_drafted
 from minigpt.engine.ragged import Ragged
 from minigpt.errors import ConfigError, GenerationError
@@ -26,7 +28,7 @@ FRESH = (1.0, 0.5)  # tokens that count as right and wrong at first
 SUREST = 0.99  # the highest chance to count with
 REST = 8  # steps without a draft, after which one token is tried; twice as many each time that it is refused
 LONGEST_REST = 64
-REPAYING = 63  # tokens that a text must still add, after its first, before "auto" rounds the weights for it
+REPAYING = {torch.float32: 64, torch.bfloat16: 192}  # tokens of a text that repay the rounding of the weights
 
 
 def copied(ids: list[int], most: int) -> list[int]:
@@ -119,7 +121,7 @@ class Drafts:
     def guess(self, row: Row, most: int, slots: Ragged | Slots) -> list[int]:
         """Return up to ``most`` tokens that may follow the only row in the cache."""
         draft = copied(row.ids, min(self.most_copied, most)) if self.most_copied else []
-        if self.is_auto and (row.left >= REPAYING or is_rounded(self.model)):
+        if self.is_auto and (row.left + 1 >= REPAYING[self.model.wte.weight.dtype] or is_rounded(self.model)):
             self.is_auto = False
             with suppress(ConfigError):  # a weight that is not finite, or a hook since the beginning
                 self.int8 = drafter_of(self.model)

@@ -416,7 +416,7 @@ def command(study: Study, cell: Cell, file: Path | None) -> str:
         against = [] if study.against is None else ["--against", study.against]
         return shlex.join(["minigpt", "parity", *cell.recipe.command(), *against, *text, *prompts])
     varied = [name for name, values in vars(study).items() if name in OPTIONS and len(values) > 1]
-    varied += [name for name, value in (study.finetune or {}).items() if isinstance(value, list)]
+    varied += [name for name, value in (study.finetune or {}).items() if isinstance(value, list) and len(value) > 1]
     names = [name for name in ("model", "norm", "sites", "seed", *varied) if name in cell.settings()]
     words = [word for name in names for word in ("--only", f"{name}={cell.settings()[name]}")]
     return shlex.join(["minigpt", "study", str(file or "FILE.toml"), "--out", "again", *words])

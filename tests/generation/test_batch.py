@@ -25,12 +25,26 @@ def batch_of(model: GPT2, texts: list[list[int]]) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize("lengths", [[100, 3, 2, 3, 2], [9], [80, 80, 2, 40, 40]], ids=str)
-def test_texts_that_pytorch_reads_together_have_the_logits_that_they_have_alone(lengths: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "shapes"),
+    [
+        ([100, 3, 2, 3, 2], [(2, 2), (2, 3), (1, 100)]),
+        ([9], [(1, 9)]),
+        ([80, 80, 2, 40, 50], [(1, 2), (2, 50), (2, 80)]),
+    ],
+    ids=str,
+)
+def test_pytorch_reads_texts_of_similar_length_together(
+    lengths: list[int], shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = small_model(dtype=torch.float64)  # which the kernel does not serve
     texts = [random_ids(1, length)[0].tolist() for length in lengths]
     alone = [batch_of(model, [text]).logits[0] for text in texts]
+    seen: list[tuple[int, ...]] = []
+    whole = model.hidden_states
+    monkeypatch.setattr(model, "hidden_states", lambda ids, *a, **how: seen.append(ids.shape) or whole(ids, *a, **how))
     batch = batch_of(model, texts)
+    assert sorted(seen) == sorted(shapes)
     assert sorted(row.prompt for row in batch.rows) == list(range(len(texts)))
     for row, logits in zip(batch.rows, batch.logits, strict=True):
         torch.testing.assert_close(logits, alone[row.prompt], rtol=1e-5, atol=1e-6)

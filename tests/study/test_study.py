@@ -254,7 +254,10 @@ def test_false_stands_for_none_in_a_list_of_trainings(place: Path) -> None:
     (place / "lora.toml").write_text(
         'models = ["demo"]\nnorms = ["fused"]\n[finetune]\ntext = "text.txt"\nsteps = 1\nlora = [false, 4]\n'
     )
-    assert [cell.training and cell.training.lora for cell in read_study(place / "lora.toml").cells()] == [None, 4]
+    study = read_study(place / "lora.toml")
+    assert [cell.training and cell.training.lora for cell in study.cells()] == [None, 4]
+    assert "lora=4" in command(study, study.cells()[1], None)
+    assert "steps=" not in command(study, study.cells()[1], None), "only what varies is named"
 
 
 def test_the_command_of_a_cell_runs_that_cell() -> None:
