@@ -12,21 +12,9 @@ from typing import Any
 
 from minigpt.errors import ConfigError
 from minigpt.report.page import SIGNS, render
+from minigpt.study import table
 from minigpt.study.run import DIVERGED, FAILED
 from minigpt.study.study import CellRow
-from minigpt.study.table import (
-    SWAPPED,
-    TRAINED,
-    about,
-    first_error,
-    is_control,
-    meaning,
-    over_seeds,
-    protocol,
-    shown,
-    split_errors,
-    stages,
-)
 
 # Each is at least 3:1 against the page's paper, light and dark. Lines differ by their dashes too.
 COLOURS = ("#0e8a94", "#c8662a", "#7a72c9", "#b0823a", "#c4568f", "#5c8f3f", "#4f86c6", "#8a8178")
@@ -40,18 +28,19 @@ def page(rows: list[CellRow], title: str, out: Path, html: Path, command: str = 
 
     It leads to the parity reports that ``out`` has; without them it stands alone.
     """
-    merged, names = over_seeds(rows)
+    merged, names = table.over_seeds(rows)
     for row in merged:
         row["report"] = row["report"] if row["report"] and (out / row["report"]).exists() else None
     try:
         drawn = figures(rows)
     except ConfigError:
         drawn = {}
+    tables = table.stages(merged)
     return render(
-        "study.html", title=title, rows=merged, tables=stages(merged), facts=protocol(rows, merged, command),
-        meaning=meaning(merged, stages(merged)), about=lambda row: about(row, names), shown=shown,
-        split_errors=split_errors, has_control=any(map(is_control, rows)),
-        error_of=lambda name: first_error(merged, name), reports=os.path.relpath(out, html.parent or "."),
+        "study.html", title=title, rows=merged, tables=tables, facts=table.protocol(rows, merged, command),
+        meaning=table.meaning(merged, tables), about=lambda row: table.about(row, names), shown=table.shown,
+        split_errors=table.split_errors, has_control=any(map(table.is_control, rows)),
+        error_of=lambda name: table.first_error(merged, name), reports=os.path.relpath(out, html.parent or "."),
         signs=SIGNS | {FAILED: "✗", DIVERGED: "✗"}, figures={name: _inline(svg) for name, svg in drawn.items()},
     )  # fmt: skip
 
@@ -62,13 +51,13 @@ def figures(rows: list[CellRow]) -> dict[str, str]:
     Raises:
         ConfigError: if matplotlib is not installed.
     """
-    merged, names = over_seeds(rows)
-    titles = [", ".join(filter(None, (row["norm"], about(row, names)))) for row in merged]
+    merged, names = table.over_seeds(rows)
+    titles = [", ".join(filter(None, (row["norm"], table.about(row, names)))) for row in merged]
     drawn: dict[str, str] = {}
     if any(any(row["curves"]) for row in merged):
         drawn["loss"] = _drawn(lambda axes: _curves(axes, merged, titles), HEIGHT + 0.17 * len(merged))
-    name, column = ("over_baseline", TRAINED["over_baseline"]) if "loss" in drawn else ("kl_mean", SWAPPED["kl_mean"])
-    error = first_error(merged, name)
+    name = "over_baseline" if "loss" in drawn else "kl_mean"
+    column, error = (table.SWAPPED | table.TRAINED)[name], table.first_error(merged, name)
     cells = [
         (title, row[name].mean, getattr(row[name], error) or 0.0, colour)
         for title, row, colour in zip(titles, merged, _colours(), strict=False) if row[name]
@@ -114,7 +103,7 @@ def _curves(axes: Any, merged: list[CellRow], titles: list[str]) -> None:
             axes.fill_between(steps, low, high, color=colour, alpha=0.25, linewidth=0)
         swaps = sorted(set(row["swaps"].values()))
         axes.plot(swaps, [0.02] * len(swaps), "|", color=colour, transform=axes.get_xaxis_transform(), markersize=6)
-    axes.set(xlabel="step", ylabel=f"{TRAINED['loss'].head}, nats a token", yscale="log")
+    axes.set(xlabel="step", ylabel=f"{table.TRAINED['loss'].head}, nats a token", yscale="log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=12))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -126,18 +115,18 @@ def _cells(axes: Any, cells: list[tuple[str, float, float, str]], column: Any) -
     """Draw a figure of each cell with its standard error."""
     from matplotlib.ticker import MaxNLocator
 
+    sizes = [abs(mean) for _, mean, *_ in cells]
+    middle = statistics.median(sizes) or min(filter(None, sizes), default=1.0)
+    if not column.is_difference and min(sizes) > 0:
+        axes.set_xscale("log")
+    elif max(sizes) > 30 * middle:  # else a bad cell puts all others on 0
+        axes.set_xscale("symlog", linthresh=10 ** math.ceil(math.log10(middle)))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(5))
     for place, (_, mean, error, colour) in enumerate(cells):
         axes.errorbar(mean, place, xerr=error, color=colour, fmt="o", markersize=4, capsize=3, linewidth=1.2)
-    sizes = [abs(mean) for _, mean, *_ in cells]
-    middle = statistics.median(sizes) or min((size for size in sizes if size), default=1.0)
     if column.is_difference:
         axes.axvline(0, color=INK, linewidth=0.8)
-        if max(sizes) > 30 * middle:
-            axes.set_xscale("symlog", linthresh=middle)
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(5))
-    else:
-        axes.set_xscale("symlog" if 0 in sizes else "log", **({"linthresh": middle} if 0 in sizes else {}))
     axes.set(yticks=range(len(cells)), xlabel=column.title, ylim=(len(cells) - 0.5, -0.5))
     axes.set_yticklabels(["\n".join(textwrap.wrap(title, 34)) for title, *_ in cells], fontsize=8)
     axes.grid(visible=True, axis="x", linewidth=0.5)

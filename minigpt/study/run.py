@@ -165,8 +165,8 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
     else:
         from minigpt.study.training import arguments, described, finetune
 
-        how = described(arguments(cell.recipe, training, out / RUNS / name, cell.seed))
-        yield {"protocol": {"training": how}}
+        how = arguments(cell.recipe, training, out / RUNS / name, cell.seed)
+        yield {"protocol": {"training": described(how)}}
         result = finetune(cell.recipe, training, out / RUNS / name, progress, seed=cell.seed)
         result.save(out / RUNS / name / "model")
         model, tokenizer = result.model.to(resolve_device(recipe.device)), result.tokenizer

@@ -70,26 +70,15 @@ FINAL: Columns = {
     "entropy": Column("entropy", "nats"), "calibration_error": Column("calibration error", "%"),
 }  # fmt: skip
 TIME: Columns = {"seconds": Column("time", "s")}
-IN_A_PAPER = ("loss", "published", "over_baseline", "perplexity_recovered", "kl_recovered")
-SWAPPED_IN_A_PAPER = ("kl_mean", "top1_agreement", "loss_change", "perplexity_after", "published")
-HOW = (
-    "batch size",
-    "block size",
-    "learning rate",
-    "learning rate schedule",
-    "optimizer",
-    "train",
-    "lora",
-    "residual loss",
-    "distill",
-)  # what a caption says of training if all cells share it
+IN_A_PAPER = {"loss", "published", "over_baseline", "perplexity_recovered", "kl_recovered",
+              "kl_mean", "top1_agreement", "perplexity_after"}  # fmt: skip
+HOW = "batch size, block size, learning rate, learning rate schedule, optimizer, train, lora, residual loss, distill"
 ON_TERMINAL = {"ratio": "of noise", "kl_mean": "KL mean, nats", "perplexity_before": "perplexity",
                "perplexity_after": "swapped", "perplexity_recovered": "trained",
                "over_baseline": "over control, nats", "loss": "loss, nats", "published": "published"}  # fmt: skip
 LATEX = str.maketrans({c: rf"\{c}" for c in "&%$#_{}"} | {c: f"${c}$" for c in "<>|"} | {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "*": "{*}", "±": r"$\pm$",
-    "‖": r"$\|$",
-    "×": r"$\times$", MINUS: "$-$", DASH: "--",  # noqa: RUF001
+    "‖": r"$\|$", "×": r"$\times$", MINUS: "$-$", DASH: "--",  # noqa: RUF001
 })  # fmt: skip
 
 
@@ -124,14 +113,12 @@ def latex_table(rows: list[CellRow], name: str) -> str:
     It has the columns that fit into 360 pt, and one error of each figure; the CSV has all. Its label is tab:NAME.
     """
     merged, names = over_seeds(rows)
-    columns, more = stages(merged)[-1][1], columns_of(rows).keys() - columns_of([]).keys()  # tasks and metrics
-    names_of_figures = (*(IN_A_PAPER if is_trained(merged) else SWAPPED_IN_A_PAPER), *more)
-    figures = {one: column for one, column in columns.items() if one in names_of_figures}
+    in_a_paper = IN_A_PAPER | (columns_of(rows).keys() - columns_of([]).keys())  # with tasks and metrics
+    figures = {one: column for one, column in stages(merged)[-1][1].items() if one in in_a_paper}
     short = {row["norm"]: re.sub(r"^.*:(?=[A-Za-z_]\w*$)", "", row["norm"]) for row in merged}
-    first = {one: first_error(merged, one) for one in figures}
+    second = {one: {"rows": "seeds", "seeds": "rows"}[first_error(merged, one)] for one in figures}
     for row in merged:
-        row |= {one: row[one] and row[one]._replace(**{{"rows": "seeds", "seeds": "rows"}[error]: None})
-                for one, error in first.items()}  # fmt: skip
+        row |= {one: row[one] and row[one]._replace(**{error: None}) for one, error in second.items()}
         row["norm"] = short[row["norm"]] if len({*short.values()}) == len(short) else row["norm"]
     width = WIDEST
     while _width(table := _lines(merged, names, figures, width)) > ROOM and (width > NARROWEST or len(figures) > 1):
@@ -143,7 +130,7 @@ def latex_table(rows: list[CellRow], name: str) -> str:
     facts = "; ".join(f"{fact}: {value}" for fact, value in protocol(rows, merged))
     return "\n".join([
         r"\begin{table}", r"\centering\small", rf"\caption{{{caption(rows, merged, figures).translate(LATEX)}}}",
-        rf"\label{{tab:{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}}}",
+        rf"\label{{tab:{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}}}", r"\smallskip",
         rf"\begin{{tabular}}{{@{{}}{'l' * len(names)}{'r' * len(figures)}@{{}}}}", r"\toprule", head, r"\midrule",
         "\n\\addlinespace[2pt]\n".join(body), r"\bottomrule", r"\end{tabular}", f"% {facts}", r"\end{table}", "",
     ])  # fmt: skip
@@ -159,8 +146,7 @@ def _lines(merged: list[CellRow], names: list[str], figures: Columns, width: int
     head = [wrapped(text, 11)[::-1] for text in (*(name.replace("_", " ") for name in names), *heads)]
     rows = [
         [*(wrapped(worded(row.get(name)), width) for name in names),
-         *(re.sub(r"\((.+) ± (.+)\)(e.+)", r"\1\3 ± \2\3", shown(row[name], column)).replace(" ±", "\n±").split("\n")
-           for name, column in figures.items())]
+         *(split_errors(shown(row[name], column)) for name, column in figures.items())]
         for row in merged
     ]  # fmt: skip
     table = [list(itertools.zip_longest(*cells, fillvalue="")) for cells in (head, *rows)]
@@ -178,16 +164,17 @@ def _tex(cell: str) -> str:
 def caption(rows: list[CellRow], merged: list[CellRow], figures: Columns) -> str:
     """Return what a reader of a paper must know of a table that has these figures."""
     facts = {name: re.sub(r", SHA-256 \w+", "", fact) for name, fact in protocol(rows, merged)}
-    models = ", ".join(dict.fromkeys(row["model"] for row in merged))
-    what = f"Norms in GPT-2 ({models})"
+    what = f"Norms in GPT-2 ({', '.join(dict.fromkeys(row['model'] for row in merged))})"
     if "sites" in facts:
         what += " at every site" if facts["sites"] == "*" else f" at {facts['sites']}"
     if "fit" in facts and "fit" not in varying(rows):
         what += f", fitted on {facts['fit']}"
-    how = "; ".join(f"{name} {facts[name]}" for name in HOW if name in facts)
-    training = f"{facts['steps']} steps of training" if "steps" in facts else "training"
-    training += f" on {facts['training text']}" if "training text" in facts else ""
-    says = [f"{what}, after {training}: {how}." if is_trained(merged) else f"{what}, swapped without training."]
+    if is_trained(merged):
+        what += f", after {facts['steps']} steps of training" if "steps" in facts else ", after training"
+        what += f" on {facts['training text']}" if "training text" in facts else ""
+        says = [f"{what}.", *(f"{name.capitalize()} {facts[name]}." for name in HOW.split(", ") if name in facts)]
+    else:
+        says = [f"{what}, swapped without training."]
     if "text" in facts:
         length = f", in {facts['rows of the text'].partition(',')[0]} rows" if "rows of the text" in facts else ""
         says.append(f"Held-out text: {facts['text']}{length}.")
@@ -210,22 +197,23 @@ def meaning(merged: list[CellRow], tables: list[tuple[str, Columns]]) -> str:
     averaged, differences, is_mixed = list[str](), set[str](), False
     for place, (title, figures) in enumerate(tables):
         for name, column in figures.items():
-            head = column.head + f" {title.lower()}" * (place + 1 < len(tables))
+            head = column.head.replace(",", "") + f" {title.lower()}" * (place + 1 < len(tables))
             errors = [error for error in over if has_error(merged, name, error)]
             if errors:
                 columns.setdefault(", then ".join(over[error] for error in errors), []).append(head)
             if len(errors) > 1:
                 is_mixed |= any(row[name] and row[name].rows and not row[name].seeds for row in merged)
-                averaged += [head] * (name not in merged[0]["sums"])
+                averaged += [head] * all(name not in row["sums"] for row in merged)
             if column.is_difference:
                 differences |= {*errors} - ({"seeds"} if name != "over_baseline" else set())
-    says = [f"{kind} in {', '.join(heads)}" if len(columns) > 1 else kind for kind, heads in columns.items()]
+    says = [kind + f" in {', '.join(heads)}" * (len(columns) > 1) for kind, heads in columns.items()]
     text = [f"± is the standard error {'; '.join(says)}."] if says else []
     if is_mixed:
         text.append("A figure of the former that all seeds share has the second only.")
     if averaged:
         text.append(f"The second of {', '.join(averaged)} is the mean of the seeds' errors, an upper bound.")
-    pairs = [f"{one} with {one}" for one, error in (("seed", "seeds"), ("row", "rows")) if error in differences]
+    pairs = {"seeds": "seed with seed", "rows": "row with row" if rows else "prompt with prompt"}
+    pairs = [pair for error, pair in pairs.items() if error in differences]
     return " ".join([*text, *([f"Differences are paired: {', '.join(pairs)}."] if pairs else [])])
 
 
@@ -272,13 +260,10 @@ def protocol(rows: list[CellRow], merged: list[CellRow], command: str = "") -> l
     texts: dict[str, dict[str, int]] = {}
     for row in rows:
         done = row.get("protocol", {})
-        counts = {
-            "text": sum(n for n, _ in row.get("text_rows") or [(-1, 0)]) + 1,
-            "training text": row.get("tokens") or 0,
-        }
+        counts = {"text": sum(n for n, _ in row.get("text_rows") or [(-1, 0)]) + 1, "training text": row.get("tokens")}
         for name, text in done.get("texts", {}).items():
             of_name = texts.setdefault(name, {})
-            of_name[text] = max(of_name.get(text, 0), counts.get(name, 0))
+            of_name[text] = max(of_name.get(text, 0), counts.get(name) or 0)
         facts |= done.get("training", {})
         facts["commit"] = done.get("commit") or facts.get("commit", "")
         facts["computed in"] = done.get("dtype") or facts.get("computed in", "")
@@ -405,9 +390,9 @@ def shown(figure: Figure | None, column: Column) -> str:
 
 
 def split_errors(text: str) -> list[str]:
-    """Return what ``shown`` shows as lines: the mean and each error. It is one line if they share an exponent."""
-    mean, *errors = [text] if text.startswith("(") else text.split(" ± ")
-    return [mean, *(f"± {error}" for error in errors)]
+    """Return what ``shown`` shows as lines: the mean and each error."""
+    numbers, _, exponent = text.removeprefix("(").partition(")")
+    return [one + exponent for one in numbers.replace(" ±", "\n±").split("\n")]
 
 
 def worded(value: Any) -> str:

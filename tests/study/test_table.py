@@ -117,9 +117,9 @@ def study_of_seeds() -> list[dict[str, Any]]:
 def test_the_columns_say_which_errors_they_have() -> None:
     merged = over_seeds(study_of_seeds())[0]
     text = meaning(merged, stages(merged))
-    assert "over 3 seeds, then over 9 rows of the text in held-out loss, over the control, perplexity, KL, mean" in text
+    assert "over 3 seeds, then over 9 rows of the text in held-out loss, over the control, perplexity, KL mean" in text
     assert "over 3 seeds in entropy" in text
-    assert "The second of KL, mean is the mean of the seeds' errors" in text
+    assert "The second of KL mean is the mean of the seeds' errors" in text
     assert "Differences are paired" not in meaning(merged, [("", {"loss": TRAINED["loss"]})])
     assert meaning(over_seeds([ROW])[0], []) == ""
 
@@ -127,8 +127,9 @@ def test_the_columns_say_which_errors_they_have() -> None:
 def test_a_table_for_a_paper_stands_alone_and_fits_a_column() -> None:
     table = latex_table(study_of_seeds(), "norms")
     for part in (r"\caption{Norms in GPT-2 (demo) at every site, after 10 steps of training on train.txt, ",
-                 "batch size 4", "block size 51", "held.txt, 451 tokens, in 9 rows", r"KL(original $\|$ model)",
-                 "The control, fused, ", "seeds 0, 1, 2", "over 3 seeds. Differences are paired: seed with seed.",
+                 "Batch size 4.", "Block size 51 (the context).", "held.txt, 451 tokens, in 9 rows",
+                 r"KL(original $\|$ model)", "The control, fused, ", "seeds 0, 1, 2",
+                 "over 3 seeds. Differences are paired: seed with seed.",
                  r"\label{tab:norms}", "\nL1Norm & "):  # fmt: skip
         assert part in table
     assert "rows of the text." not in table.split("tabular")[0], "a figure has one error"
