@@ -36,11 +36,14 @@ def page(rows: list[CellRow], title: str, out: Path, html: Path, command: str = 
     except ConfigError:
         drawn = {}
     tables = table.stages(merged)
+    texts = "rows of the text" if any(row["text_rows_count"] for row in merged) else "prompts"
+    over = {"seeds": "the seeds", "rows": texts}
     return render(
         "study.html", title=title, rows=merged, tables=tables, facts=table.protocol(rows, merged, command),
         meaning=table.meaning(merged, tables), about=lambda row: table.about(row, names), shown=table.shown,
         split_errors=table.split_errors, has_control=any(map(table.is_control, rows)),
-        error_of=lambda name: table.first_error(merged, name), reports=os.path.relpath(out, html.parent or "."),
+        errors={name: [over[error] for error in over if table.has_error(merged, name.replace("-", "_"), error)]
+                for name in drawn if name != "loss"}, reports=os.path.relpath(out, html.parent or "."),
         signs=SIGNS | {FAILED: "✗", DIVERGED: "✗"}, figures={name: _inline(svg) for name, svg in drawn.items()},
     )  # fmt: skip
 

@@ -180,6 +180,8 @@ def caption(rows: list[CellRow], merged: list[CellRow], figures: Columns) -> str
         says.append(f"Held-out text: {facts['text']}{length}.")
     if {"kl_mean", "kl_recovered"} & figures.keys():
         says.append("KL is KL(original ‖ model), in nats a token.")
+    if "fit" in varying(rows):
+        says.append("A norm is fitted on the text under fit when it is swapped in.")
     if "over_baseline" in figures:
         controls = ", ".join(dict.fromkeys(row["norm"] for row in merged if is_control(row)))
         says.append(f"The control, {controls}, is the model's own norms after the same training.")

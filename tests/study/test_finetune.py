@@ -20,7 +20,7 @@ from minigpt.files import locked
 from minigpt.study import DivergedError, Training, finetune, parse_schedule
 from minigpt.study.schedule import Turns
 from minigpt.study.study import checked_schedule
-from minigpt.study.training import as_minigpt, as_transformers, token_ids
+from minigpt.study.training import arguments, as_minigpt, as_transformers, described, token_ids
 
 TEXT = "The old sailor told Mara a tale of the sea. One morning the bell rang and nobody came. " * 60
 FROZEN = ["--norm", "frozen", "--schedule", "h.*.ln_2@2+1, h.*.ln_1.qk@6+1, h.*.ln_1.v@7, ln_f@10, eot@11, first@12"]
@@ -195,3 +195,12 @@ def test_a_schedule_must_swap_one_of_the_sites() -> None:
     """Or the run would be the baseline under the norm's name."""
     with pytest.raises(NormError, match="ln_f"):
         checked_schedule(Recipe(norm="rms", sites="ln_f"), Training(__file__, 3, schedule="h.*.ln_1@1"))
+
+
+def test_the_optimizer_is_described_as_it_is_used(tmp_path: Path) -> None:
+    how = {"lr_scheduler_type": "cosine", "warmup_steps": 10, "weight_decay": 0.01, "max_grad_norm": 0}
+    used = arguments(DEMO, Training("t.txt", steps=100, training=how), tmp_path)
+    assert described(used) == {
+        "optimizer": "AdamW, betas 0.9 and 0.999, weight decay 0.01, no clipping",
+        "learning rate schedule": "cosine after 10 steps of warm-up",
+    }
