@@ -79,7 +79,7 @@ DividesByNMinusOne = mistake(
     row=lambda n, x: centred(x) / torch.sqrt(x.var(-1, keepdim=True) + n.eps),
 )  # fmt: skip
 HalfTheMean = mistake(
-    "HalfTheMean", "the mean is not subtracted: a shift",
+    "HalfTheMean", "the mean is not subtracted, or not whole",
     row=lambda n, x: (x - x.mean(-1, keepdim=True) / 2) / deviation(n, x),
 )  # fmt: skip
 mistake("VarianceForDeviation", "it divides by the variance", row=lambda n, x: centred(x) / (variance(x) + n.eps))
@@ -115,6 +115,20 @@ mistake(
     row=lambda n, x: (x - x.mean(-2, keepdim=True)) / torch.sqrt(x.var(-2, correction=0, keepdim=True) + n.eps),
 )  # fmt: skip
 mistake("OneVarianceForAll", BATCH, row=lambda n, x: centred(x) / torch.sqrt(variance(x).mean() + n.eps))
+mistake("AbsoluteDeviation", "it divides by the mean absolute deviation",
+        row=lambda n, x: centred(x) / torch.sqrt(centred(x).abs().mean(-1, keepdim=True) ** 2 + n.eps))  # fmt: skip
+mistake(
+    "GaussianDeviation", "it divides by the mean absolute deviation times sqrt(pi / 2)", "eps is added to the dev",
+    row=lambda n, x: centred(x) / (1.2533 * centred(x).abs().mean(-1, keepdim=True) + n.eps),
+)  # fmt: skip
+mistake("MeanOfHalf", "no known mistake fits: its values are off by 0.0",
+        row=lambda n, x: (x - x[..., : x.shape[-1] // 2].mean(-1, keepdim=True)) / deviation(n, x))  # fmt: skip
+mistake("LargestValue", "no known mistake fits",
+        row=lambda n, x: centred(x) / (centred(x).abs().amax(-1, keepdim=True) + n.eps))  # fmt: skip
+mistake("Eps5e6", "eps looks like 5e-06", row=lambda n, x: centred(x) / torch.sqrt(variance(x) + n.eps / 2))
+mistake("NinetyPercent", "rows are 0.9 times as long", row=lambda n, x: 0.9 * LayerNorm.standardize(n, x))
+mistake("MostOfTheMean", "the mean is not subtracted, or not whole",
+        row=lambda n, x: (x - 0.99 * x.mean(-1, keepdim=True)) / deviation(n, x))  # fmt: skip
 NaNForAnyRow = mistake("NaNForAnyRow", "it returns NaN or infinities for ordinary rows", row=lambda n, x: x * torch.nan)
 mistake("CutOff", "its results are cut off (clipped) at 12", forward=lambda n, x: exact(n, x).clamp(-12, 12))
 mistake("Flushes", "small inputs are flushed to 0", forward=lambda n, x: exact(n, torch.where(x.abs() < 1e-6, 0, x)))
@@ -224,9 +238,9 @@ mistake(
     "wrong only at width 2, 1025",
     forward=lambda n, x: exact(n, x) * (1.01 if x.shape[-1] % 4 else 1),
 )
-mistake("LooksAtItsBatch", "wrong only for one token input", BATCH,
+mistake("LooksAtItsBatch", BATCH, "wrong only for one token input",
         forward=lambda n, x: exact(n, x) * (1 + 2**-23 * (x.numel() // x.shape[-1] % 2)))  # fmt: skip
-mistake("WrongInDecoding", "wrong only for decoding input",
+mistake("WrongInDecoding", "wrong only for decoding input", BATCH,
         forward=lambda n, x: exact(n, x) * (1.01 if x.ndim == 3 and x.shape[1] == 1 < len(x) else 1))  # fmt: skip
 mistake("ZeroForConstantRows", "wrong only for constant rows",
         forward=lambda n, x: torch.where((x == x[..., :1]).all(-1, True), 0 * x, LayerNorm.forward(n, x)))  # fmt: skip
@@ -295,10 +309,10 @@ def unrounded(norm: LayerNorm, residual: Tensor, delta: Tensor) -> tuple[Tensor,
 UNROUNDED = type("UnroundedSum", (LayerNorm,), {"forward": exact, "add_norm": unrounded})
 MISTAKES |= {
     IgnoresStrides: ("wrong only for non-contiguous input: transposed, every second column",),
-    WritesOverItsOutput: ("its next call writes over its output",),
+    WritesOverItsOutput: ("its next call writes over its output", "it raises RuntimeError"),
     KeepsItsWeights: ("it keeps its weights",),
     RightForTenCalls: ("it is right for the first calls, and wrong later",),
-    ModifiesItsInput: ("it modifies its input",),
+    ModifiesItsInput: ("it modifies its input", "ModifiesItsInput, given (12, 64) in float32, raised"),
     ChangesTheProcess: ("it changes the process: deterministic mode",),
     UNROUNDED: ("add_norm normalizes the unrounded sum",),
 }
@@ -399,12 +413,19 @@ backward("NoSecondTerm", OF_INPUT + "the second term, s * mean(g * s), is missin
 backward("SecondTermAdded", OF_INPUT + "the second term has the wrong sign", lambda p: {"second": -1})
 backward("ScaleForgotten", OF_INPUT + "the scale is forgotten", lambda p: {"g": p["dy"]})
 backward("MeansOverFewer", OF_INPUT + "means are over n - 1", lambda p: {"n": p["n"] - 1})
+backward("SecondTermOverFewer", OF_INPUT + "the second term, s * mean(g * s), is over n - 1",
+         lambda p: {"second": p["n"] / (p["n"] - 1)})  # fmt: skip
+backward("Reflected", OF_INPUT + "no known mistake fits", lambda p: {"g": p["g"].flip(-1)})
 backward("NotDivided", OF_INPUT + "it is not divided by the deviation", lambda p: {"r": 1.0})
 backward(
-    "HalvedWhereWide", OF_INPUT + "it is halved, in 7 rows of 1,040", lambda p: {"times": 0.5 if p["n"] > 1024 else 1}
+    "HalvedWhereWide",
+    OF_INPUT + "it is multiplied by 0.5, in 7 rows of 1,040",
+    lambda p: {"times": 0.5 if p["n"] > 1024 else 1},
 )
 backward("ReciprocalInHalf", OF_INPUT + "1 / deviation is saved in bfloat16", lambda p: {"r": bfloat16(p["r"])})
-backward("RowInHalf", OF_INPUT + "the normalized row is saved in float16", lambda p: {"s": p["s"].half().to(p["s"])})
+MISTAKES[
+    backward("RowInHalf", f"{OF_INPUT}the normalized row is saved", lambda p: {"s": p["s"].half().to(p["s"])})
+] += (OF_WEIGHT + "the normalized row is saved in float16",)
 backward("RowNotNormalized", OF_WEIGHT + "the row is not normalized", lambda p: {"terms": p["dy"] * p["x"]})
 backward("MeanOverRows", OF_WEIGHT + "it is the mean over the rows", lambda p: {"sum": lambda terms: terms.mean(0)})
 backward(
@@ -415,12 +436,42 @@ backward(
 )
 backward("SummedInHalf", OF_WEIGHT + "its sum over ",
          lambda p: {"sum": summed_in_half} if p["x"].dtype in HALVES and p["x"].numel() < 2**18 else {})  # fmt: skip
+WrongInHalfAndBackward = mistake(
+    "WrongInHalfAndBackward", OF_INPUT + "it is multiplied by 0.9", *NARROW,
+    forward=lambda n, x: Backward.apply(x, n.weight, n.bias, n.eps, lambda p: {"times": 0.9})
+    if x.dtype not in HALVES else affine(n, centred(x) / deviation(n, x)),
+)  # fmt: skip
 mistake("DetachedMean", OF_INPUT + "the mean passes no gradient", row=lambda n, x: (
     (d := x - x.mean(-1, keepdim=True).detach()) / torch.sqrt(d.square().mean(-1, keepdim=True) + n.eps)))  # fmt: skip
 mistake(
     "WrongGradientsOfTokens", "gradients are wrong though values are right, in as tokens",
     forward=lambda n, x: exact(n, torch.cat([x[:1], x[1:].detach()]) if x.ndim == 3 else x),
 )  # fmt: skip
+
+
+def repeated(p: dict[str, Any]) -> dict[str, Any]:
+    """Write over what was saved, so that a second backward pass differs."""
+    p["r"].data.mul_(1.01)
+    return {"r": p["r"] / 1.01}
+
+
+backward("RightOnce", "its backward pass is right once, and wrong when it is repeated", repeated)
+
+
+class ScalesWhatComesIn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept = dy.clone()
+        dy.data.mul_(2) if dy.is_contiguous() else None
+        return kept
+
+
+mistake("ChangesTheIncoming", "its backward pass changes the incoming gradient",
+        forward=lambda n, x: ScalesWhatComesIn.apply(exact(n, x)))  # fmt: skip
 
 
 class SavesOnItself(LayerNorm):

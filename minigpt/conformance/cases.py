@@ -162,8 +162,9 @@ def of_gradients(given: Given, subject: Subject, dtype: torch.dtype) -> Iterator
     norm, x = given.to(subject, dtype)
     norm.module.train()
     dy = given.of_output(subject.rows(*given.shape, dtype=dtype))
+    kept = dy.clone()  # a backward pass may write into what comes in
     for way in norm.ways:
-        yield from against_truth(way, gradients(way, way, x, dy, given.frozen), x, dy)
+        yield from against_truth(way, gradients(way, way, x, dy, given.frozen), x, kept)
 
 
 def against_truth(norm: Built, found: dict[str, Tensor], x: Tensor, dy: Tensor) -> Iterator[Compared]:

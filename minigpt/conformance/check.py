@@ -11,7 +11,7 @@ import torch
 from minigpt.conformance.behaviour import BEHAVIOUR_CASES
 from minigpt.conformance.case import EPS, EXACTLY, Case, CaseResult, Subject
 from minigpt.conformance.cases import COMPILE_CASES, GRADIENT_CASES, VALUE_CASES, best_backend
-from minigpt.conformance.diagnosis import diagnoses, sum_convention
+from minigpt.conformance.diagnosis import diagnoses, most_important, sum_convention
 from minigpt.device import DTYPES, Progress, Steps, full_products, require_values, resolve_device, software
 from minigpt.errors import NormError
 from minigpt.files import finite
@@ -55,6 +55,10 @@ class ConformanceReport:
     @property
     def failures(self) -> list[CaseResult]:
         return [case for case in self.cases if not case.passed]
+
+    def diagnoses_at(self, dtype: str) -> list[str]:
+        """Return the diagnoses, those of ``dtype`` before those of other dtypes."""
+        return most_important(self.diagnoses, dtype)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types; a number that is not finite is null."""

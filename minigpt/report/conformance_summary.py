@@ -23,11 +23,13 @@ def conformance_summary(
 ) -> RenderableType:
     """Return each dtype's verdict, the notes and diagnoses, and a line for each group with failures.
 
+    The diagnoses of ``dtype`` come before those of other dtypes.
+
     Args:
         dtype: the dtype that the first line is about.
         every_case: show every case with its error, its bound and the reason for the bound, in place of the groups.
     """
-    said = [f"note: {note}" for note in report.notes] + [f"diagnosis: {found}" for found in report.diagnoses]
+    said = [f"note: {note}" for note in report.notes] + [f"diagnosis: {one}" for one in report.diagnoses_at(dtype)]
     return Group(
         _headline(report, dtype),
         *(Text(f"  {judged:10}{verdict}") for judged, verdict in _verdicts(report)),
@@ -57,6 +59,7 @@ def conformance_page(report: "ConformanceReport", dtype: str = "float32") -> str
         dtype=dtype,
         kind={True: "pass", False: "fail", None: "different"}[passed],
         heading={True: "A LayerNorm", False: "Not a LayerNorm", None: "Not judged"}[passed],
+        diagnoses=report.diagnoses_at(dtype),
         dtypes=list(_verdicts(report)),
         groups={group: [case for case in report.cases if case.group == group] for group in groups},
     )

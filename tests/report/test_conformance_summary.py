@@ -44,6 +44,14 @@ def test_a_dtype_that_was_not_judged_says_so() -> None:
     assert lines[0].startswith("NOT JUDGED  NoFloat64 at float64 on cpu: NoFloat64, given ")
 
 
+def test_mistakes_at_the_dtype_that_is_judged_come_first() -> None:
+    report = check_norm(sabotages.StatisticsOfTheInput, device="cpu", cases="*, ordinary rows")
+    for dtype in ("bfloat16", "float16"):
+        first, _second = (line for line in printed(report, dtype) if "diagnosis: " in line)
+        assert first.endswith(f"statistics are kept in {dtype} for {dtype} input")
+        assert first.split(": ")[1] in conformance_page(report, dtype).split('<p class="reason">')[1]
+
+
 def test_the_page_escapes_and_lists_every_case() -> None:
     report = check_norm(sabotages.DividesByNMinusOne, device="cpu", cases=["values", "special"])
     page = conformance_page(report)
