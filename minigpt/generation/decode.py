@@ -199,8 +199,7 @@ def _rows_of_prompt(
     if not isinstance(prompt, Prompt):
         kind = type(prompt).__name__
         raise GenerationError(f"must be a list of texts and Prompts, got {kind} at {number}", argument="prompts")
-    of_prompt = {name: getattr(prompt, name) for name in ("max_new_tokens", "seed")}
-    changes = {name: value for name, value in of_prompt.items() if value is not None}
+    changes = {name: value for name in ("max_new_tokens", "seed") if (value := getattr(prompt, name)) is not None}
     try:
         settings = settings.replace(**changes) if changes else settings
         ids = prompt_ids(tokenizer, prompt.text)

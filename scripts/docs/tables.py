@@ -26,7 +26,7 @@ AT_THE_SWAP = ("kl_mean", "kl_median", "top1_agreement", "perplexity_after")
 AFTER = ("loss", "over_baseline", "perplexity_recovered", "kl_recovered", "entropy", "calibration_error")
 STUDIES = {"swap": AT_THE_SWAP, "centred": ("ratio", *AT_THE_SWAP), "one-site": AT_THE_SWAP, "recover": AFTER,
            "remove-layernorm": AFTER, "distil": AFTER[:-1], "seeds": AFTER, "thirds": AFTER[:3],
-           "recipes": AFTER[:4], "order": AFTER[:4]}  # fmt: skip
+           "recipes": AFTER[:4], "order": AFTER[:4], "lora": AFTER[:4]}  # fmt: skip
 COLUMNS = SWAPPED | TRAINED | FINAL
 
 
