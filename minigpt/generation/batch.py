@@ -28,6 +28,8 @@ from minigpt.model import GPT2
 from minigpt.model.cache import KVCache
 from minigpt.model.masking import left_padded
 
+SHORT = 31  # tokens of texts that are read together, whatever their lengths
+
 
 class Step(NamedTuple):
     """What the model computed when it read the last tokens.
@@ -93,8 +95,8 @@ class Batch:
         if isinstance(self.slots, Ragged):
             self._add(*self._read_texts(self.slots, rows_of))
             return
-        for _, similar in groupby(sorted(rows_of, key=len), key=lambda text: len(text).bit_length()):
-            texts = list(similar)  # at most half of what is read together is padding
+        for _, similar in groupby(sorted(rows_of, key=len), key=lambda text: max(len(text), SHORT).bit_length()):
+            texts = list(similar)  # of long ones at most half is padding
             ids, mask = left_padded([text[1:] for text in texts], self.device)  # both (texts, T)
             starts = [ids.shape[1] + 1 - len(text) for text in texts]
             of_row = [place for place, text in enumerate(texts) for _ in rows_of[text]]

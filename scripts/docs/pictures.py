@@ -57,7 +57,7 @@ def losses(path: Path, style: str) -> None:
     for (name, row), style in zip(curves.items(), (":", "-", "--", "-."), strict=True):
         axes.plot(*zip(*row["eval_losses"], strict=True), style, label=name)
     axes.set(yscale="log", xlabel="step", ylabel="held-out loss, nats a token", xlim=(0, 300))
-    axes.set_yticks([0.25, 0.5, 1, 2, 5], ["0.25", "0.5", "1", "2", "5"])
+    axes.set_yticks([0.15, 0.2, 0.3, 0.5, 1, 2, 5], ["0.15", "0.2", "0.3", "0.5", "1", "2", "5"])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

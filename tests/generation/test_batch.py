@@ -28,7 +28,7 @@ def batch_of(model: GPT2, texts: list[list[int]]) -> Batch:
 @pytest.mark.parametrize(
     ("lengths", "shapes"),
     [
-        ([100, 3, 2, 3, 2], [(2, 2), (2, 3), (1, 100)]),
+        ([100, 3, 2, 3, 2], [(4, 3), (1, 100)]),
         ([9], [(1, 9)]),
         ([80, 80, 2, 40, 50], [(1, 2), (2, 50), (2, 80)]),
     ],
