@@ -142,13 +142,12 @@ class Drafts:
         assert self.int8 is not None
         known = len(row.ids)
         try:
-            for column in range(slots.lengths[0], slots.lengths[0] + count):
-                logits = self.int8(row.ids[-1:], slots.slots, [column], slots.store)  # (1, V)
-                row.ids += next_tokens(next_logits(self.model, logits), [row], keeps=False)
-                if row.ids[-1] in row.end_ids:
-                    break
-        except GenerationError:  # the model itself says whether no token can be chosen
-            pass
+            with suppress(GenerationError):  # the model itself says whether no token can be chosen
+                for column in range(slots.lengths[0], slots.lengths[0] + count):
+                    logits = self.int8(row.ids[-1:], slots.slots, [column], slots.store)  # (1, V)
+                    row.ids += next_tokens(next_logits(self.model, logits), [row], keeps=False)
+                    if row.ids[-1] in row.end_ids:
+                        break
         finally:
             drafted = row.ids[known:]
             del row.ids[known:]
