@@ -373,7 +373,7 @@ def _imported(source: bytes) -> Iterator[list[str]]:
     """Yield the parts of the names that a source imports; what it imports from a module may be a module too."""
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # whoever loads it says so
+    except SyntaxError:  # an error when the file is loaded
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

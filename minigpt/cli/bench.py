@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli.options import Compile, Count, Json, add
+from minigpt.cli.options import Compile, Count, Json, add, parse_draft
 from minigpt.cli.output import progress, require_writable, show
 from minigpt.errors import ConfigError
 
@@ -47,8 +47,7 @@ def generate(
     plan = BenchPlan(
         model=model, preset=_preset(model, preset), kind=_kind(dtype, quantize), batch=batch,
         prompt_tokens=prompt_tokens, new_tokens=new_tokens, repeats=repeats, compiled=compiled,
-        draft=None if draft == "none" else draft,
-        against=tuple(filter(None, against.split(","))),
+        draft=parse_draft(draft), against=tuple(filter(None, against.split(","))),
     )  # fmt: skip
     with progress() as say:
         report = bench_generate(plan, progress=say)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 
 import typer
 
-from minigpt.cli.options import Compile, Json, option
+from minigpt.cli.options import Compile, Json, option, parse_draft
 from minigpt.cli.output import for_terminal, print_json, progress, read_standard_input, said_aside
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.generation.settings import SETTINGS, SHELL, Setting, check_settings
@@ -68,8 +68,8 @@ def generate(
 
     settle_memory()
     from_shell = {name: value for name, value in options.items() if value is not None}
-    if from_shell.get("draft") == "none":
-        from_shell["draft"] = None
+    if "draft" in from_shell:
+        from_shell["draft"] = parse_draft(from_shell["draft"])
     _check_options(from_shell, greedy, prompts, out, batch_size, bool(prompt) or json_file is not None)
     place = recipe.place()
     from_file = settings_in(generation_fields(place))

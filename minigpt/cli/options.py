@@ -219,6 +219,11 @@ def parse_keep(keep: str) -> tuple[str, ...]:
     return () if keep == "none" else tuple(keep.split(","))
 
 
+def parse_draft(draft: str) -> str | None:
+    """Return the setting of --draft, whose None is "none" in a shell."""
+    return None if draft == "none" else draft
+
+
 def option(name: str) -> str:
     """Return the option of a parameter's name."""
     return f"--{name.replace('_', '-')}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from minigpt.cli.options import parse_draft
 from minigpt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def serve(
         models, tokenizer = open_models(recipes)
         application = app(
             models, tokenizer=tokenizer, api_key=api_key, max_batch=max_batch, max_queue=max_queue,
-            draft=None if draft == "none" else draft,
+            draft=parse_draft(draft),
             allowed_hosts=[*LOOPBACK, host, *(allow_host or [])] if is_local or allow_host else None,
             allowed_origins=allow_origin or (),
         )  # fmt: skip
