@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from minigpt import engine, generation, hf, model, norms, serve, swap, testing
     from minigpt.checkpoint import load_norms, save_pretrained
     from minigpt.config import GPT2Config
-    from minigpt.engine import compile_steps
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
     from minigpt.generation import generate, stream
     from minigpt.judge.original import Original
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "checkpoint": ("load_norms", "save_pretrained"),
     "config": ("GPT2Config",),
-    "engine": ("compile_steps",),
     "errors": ("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"),
     "generation": ("generate", "stream"),
     "judge.original": ("Original",),
@@ -48,7 +46,7 @@ _MODULES = (
 
 __all__ = [
     "GPT2", "CheckpointError", "ConfigError", "GPT2Config", "GenerationError", "KVCache", "LayerNorm", "MiniGPTError",
-    "NormError", "Original", "ParityReport", "Recipe", "Tokenizer", "center_writers", "compile_steps", "engine",
+    "NormError", "Original", "ParityReport", "Recipe", "Tokenizer", "center_writers", "engine",
     "fit_norms", "fold_norms", "from_pretrained", "generate", "generation", "hf", "load_norms", "model", "norms",
     "parity", "perplexity", "save_pretrained", "serve", "stream", "swap", "swap_norms", "testing",
 ]  # fmt: skip

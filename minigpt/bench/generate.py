@@ -20,7 +20,6 @@ from minigpt.bench import contestant
 from minigpt.checkpoint import save_pretrained
 from minigpt.config import GPT2Config
 from minigpt.device import Progress, Steps, environment, in_turns, settle_memory
-from minigpt.engine import compile_steps
 from minigpt.engine.int8 import Int8Linear
 from minigpt.engine.kernel import path_of
 from minigpt.engine.parts import head_rows
@@ -44,15 +43,11 @@ PHASES = ("prefill_ms", "first_token_ms", "total_ms", "total_cpu_ms")
 class Minigpt:
     """This project in a dtype or in "int8"."""
 
-    takes = ("compiled", "draft")
+    takes = ("draft",)
 
-    def __init__(
-        self, folder: str, prompts: list[list[int]], kind: str, compiled: bool = False, draft: str | None = None
-    ) -> None:
+    def __init__(self, folder: str, prompts: list[list[int]], kind: str, draft: str | None = None) -> None:
         self.model, self.prompts, self.draft = bench_model(folder, kind), prompts, draft
         self.drafted = self.accepted = 0
-        if compiled:
-            compile_steps(self.model)
         self.decoding = path_of(self.model)
 
     @property
@@ -147,7 +142,6 @@ class BenchPlan:
         against: other contestants, each NAME or NAME:KIND, for example "transformers:float32".
         batch: rows; more than one are ragged, from half of ``prompt_tokens`` to all of them.
         new_tokens: of each row, 2 or more.
-        compiled: whether our steps are compiled.
         draft: as in ``generate``. For one text, ours without drafts is a contestant too, named "undrafted".
 
     Raises:
@@ -162,7 +156,6 @@ class BenchPlan:
     prompt_tokens: int = 64
     new_tokens: int = 64
     repeats: int = 7
-    compiled: bool = False
     draft: str | None = "auto"
 
     def __post_init__(self) -> None:
@@ -207,7 +200,7 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> dict[st
         room = plan.prompt_tokens + plan.new_tokens
         for name, kind in plans:
             begin(f"loading {name} at {kind}")
-            options = {"compiled": plan.compiled, "draft": plan.draft if name == "minigpt" else None, "room": room}
+            options = {"draft": plan.draft if name == "minigpt" else None, "room": room}
             taken = {option: options[option] for option in getattr(_class_of(name), "takes", ())}
             process = contestant(CONTESTANTS[name], plan.new_tokens, folder=folder, prompts=prompts, kind=kind, **taken)
             asks[name, kind] = processes.enter_context(process)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli.options import Compile, Count, Json, add, parse_draft
+from minigpt.cli.options import Count, Json, add, parse_draft
 from minigpt.cli.output import progress, require_writable, show
 from minigpt.errors import ConfigError
 
@@ -20,7 +20,6 @@ def generate(
     prompt_tokens: Count = 64,
     new_tokens: Annotated[int, typer.Option(min=2)] = 64,
     repeats: Count = 7,
-    compiled: Compile = False,
     draft: str = "auto",
     against: str = "transformers",
     json_file: Json = None,
@@ -33,7 +32,6 @@ def generate(
         prompt_tokens: Tokens of the longest prompt.
         new_tokens: Tokens to write.
         repeats: Rounds; each contestant is timed once in a round.
-        compiled: Compile our steps with torch.compile.
         against: transformers or transformers:DTYPE; '' for none.
 
     Examples:
@@ -46,7 +44,7 @@ def generate(
     require_writable(json_file)
     plan = BenchPlan(
         model=model, preset=_preset(model, preset), kind=_kind(dtype, quantize), batch=batch,
-        prompt_tokens=prompt_tokens, new_tokens=new_tokens, repeats=repeats, compiled=compiled,
+        prompt_tokens=prompt_tokens, new_tokens=new_tokens, repeats=repeats,
         draft=parse_draft(draft), against=tuple(filter(None, against.split(","))),
     )  # fmt: skip
     with progress() as say:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 
 import typer
 
-from minigpt.cli.options import Compile, Json, option, parse_draft
+from minigpt.cli.options import Json, option, parse_draft
 from minigpt.cli.output import for_terminal, print_json, progress, read_standard_input, said_aside
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.generation.settings import SETTINGS, SHELL, Setting, check_settings
@@ -34,7 +34,6 @@ def generate(
     prompts: Path | None = None,
     out: Path | None = None,
     batch_size: int | None = None,
-    compiled: Compile = False,
     json_file: Json = None,
     **options: Any,
 ) -> None:
@@ -49,7 +48,6 @@ def generate(
         prompts: File of prompts: {"prompt": ...} on each line, or a plain text.
         out: File for the texts of --prompts; resumes.
         batch_size: Texts of --prompts to write at a time; by default 16.
-        compiled: Compile the steps with torch.compile first.
 
     Examples:
         minigpt generate 'Once upon a time' --seed 1
@@ -87,10 +85,6 @@ def generate(
         model, tokenizer = recipe.open()
         if tokenizer is None:
             raise CheckpointError(f"{recipe.source} has no tokenizer")
-        if compiled:
-            from minigpt.engine import compile_steps
-
-            compile_steps(model)
         if prompts is not None and out is not None:
             how: dict[str, Any] = {"batch_size": 16 if batch_size is None else batch_size, **settings}
             write_many(TextFile(model, tokenizer, prompts, out, recipe.fingerprint(), **how))

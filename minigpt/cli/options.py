@@ -23,7 +23,6 @@ from minigpt.recipe import Recipe
 
 # Annotations of parameters whose option is not named as they are, or has a range.
 Json = Annotated[str | None, typer.Option("--json", metavar="[FILE]")]
-Compile = Annotated[bool, typer.Option("--compile")]
 Ray = Annotated[str | None, typer.Option(metavar="[ADDRESS]")]
 Count = Annotated[int, typer.Option(min=1)]
 

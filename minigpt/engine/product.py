@@ -21,10 +21,8 @@ def product(
     x: Float[Tensor, "batch seq inp"], weight: Float[Tensor, "inp out"], bias: Float[Tensor, " out"] | None = None
 ) -> Float[Tensor, "batch seq out"]:
     """Return ``x W + b``."""
-    infers, is_compiling = not torch.is_grad_enabled(), torch.compiler.is_compiling()
-    if infers and x.is_cpu and x.dtype == weight.dtype and not torch.is_autocast_enabled("cpu"):
-        # oneDNN's call has no derivative. A compiler cannot ask for the inference mode.
-        if PREFERS_ONEDNN and x.dtype == torch.float32 and (is_compiling or torch.is_inference_mode_enabled()):
+    if may_replace_addmm(x, weight):
+        if PREFERS_ONEDNN and x.dtype == torch.float32 and torch.is_inference_mode_enabled():
             return onednn_linear(x, weight.t(), bias)
         if x.dtype in SLOW_HALVES:  # converting the weight is faster than multiplying it
             return in_float32(x, weight, bias)
@@ -33,10 +31,17 @@ def product(
     return y.reshape(*x.shape[:-1], -1)
 
 
+def may_replace_addmm(x: Tensor, weight: Tensor) -> bool:
+    """Return True on the CPU where no gradient, autocast or compiler needs PyTorch's operator."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return False
+    return x.is_cpu and x.dtype == weight.dtype
+
+
 def in_float32(
     x: Float[Tensor, "batch seq inp"], weight: Float[Tensor, "inp out"], bias: Float[Tensor, " out"] | None
 ) -> Float[Tensor, "batch seq out"]:
-    """The product in float32, rounded once, one piece of the weight after the other."""
+    """Return the product, computed in float32 and rounded once, in pieces of the weight."""
     wide, count = x.float(), -(-weight.shape[1] // PIECE)
     shifts = itertools.repeat(None) if bias is None else bias.float().chunk(count)
     pieces = zip(weight.chunk(count, dim=1), shifts, strict=False)
@@ -47,21 +52,5 @@ def onednn_linear(
     x: Float[Tensor, "*dims inp"], weight: Float[Tensor, "out inp"], bias: Float[Tensor, " out"] | None
 ) -> Float[Tensor, "*dims out"]:
     """``F.linear`` by oneDNN, for a weight of any layout. It has no derivative."""
-    if torch.compiler.is_compiling():  # the compiler would make the weight a constant of its program
-        return torch.ops.minigpt.onednn_linear(x, weight, bias)
-    return _onednn_linear(x, weight, bias)
-
-
-def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if bias is not None and not bias.is_contiguous():
-        bias = bias.contiguous()  # oneDNN would read it as if it were contiguous
+    bias = bias if bias is None else bias.contiguous()  # oneDNN reads it as if it were contiguous
     return linear_pointwise(x, weight, bias, "none", [], "")
-
-
-torch.library.define("minigpt::onednn_linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-torch.library.impl("minigpt::onednn_linear", "cpu", _onednn_linear)
-
-
-@torch.library.register_fake("minigpt::onednn_linear")
-def _onednn_linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(*x.shape[:-1], len(weight))

@@ -242,7 +242,6 @@ def test_a_model_of_another_class_is_told_so(tmp_path: Path) -> None:
         lambda: minigpt.fold_norms(theirs),
         lambda: minigpt.save_pretrained(theirs, tmp_path / "saved"),
         lambda: minigpt.load_norms(theirs, "demo"),
-        lambda: minigpt.compile_steps(theirs),
         lambda: minigpt.fit_norms(theirs, prompt),
     ):
         with pytest.raises(ConfigError, match=r"model must be a minigpt\.GPT2.* got transformers's GPT2LMHeadModel"):
