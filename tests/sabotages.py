@@ -42,15 +42,9 @@ def affine(norm: LayerNorm, row: Tensor) -> Tensor:
     return row * norm.weight if norm.bias is None else row * norm.weight + norm.bias
 
 
-def mistake(
-    name: str, *said: str, forward: Method | None = None, row: Method | None = None, add: Any = None
-) -> type[LayerNorm]:
-    """A LayerNorm with another forward, step to the standardized row, or add_norm (of the sum, beside a right call)."""
-
-    def add_norm(norm: LayerNorm, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        return residual + delta, add(norm, residual + delta)
-
-    methods = {"forward": forward or (exact if add else None), "standardize": row, "add_norm": add and add_norm}
+def mistake(name: str, *said: str, forward: Method | None = None, row: Method | None = None) -> type[LayerNorm]:
+    """A LayerNorm with another forward, or another step to the standardized row."""
+    methods = {"forward": forward, "standardize": row}
     cls = type(name, (LayerNorm,), {key: method for key, method in methods.items() if method})
     MISTAKES[cls] = said
     return cls
@@ -258,7 +252,7 @@ class IgnoresStrides(LayerNorm):
         return exact(self, x.as_strided(x.shape, contiguous) if held >= x.numel() else x)
 
 
-# --- From call to call, and add_norm ---
+# --- From call to call ---
 
 
 class WritesOverItsOutput(LayerNorm):
@@ -301,12 +295,6 @@ class ChangesTheProcess(LayerNorm):
         return exact(self, x)
 
 
-def unrounded(norm: LayerNorm, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-    total = residual + delta
-    return total, LayerNorm.forward(norm, wide(residual) + delta).to(total.dtype)
-
-
-UNROUNDED = type("UnroundedSum", (LayerNorm,), {"forward": exact, "add_norm": unrounded})
 MISTAKES |= {
     IgnoresStrides: ("wrong only for non-contiguous input: transposed, every second column",),
     WritesOverItsOutput: ("its next call writes over its output", "it raises RuntimeError"),
@@ -314,7 +302,6 @@ MISTAKES |= {
     RightForTenCalls: ("it is right for the first calls, and wrong later",),
     ModifiesItsInput: ("it modifies its input", "ModifiesItsInput, given (12, 64) in float32, raised"),
     ChangesTheProcess: ("it changes the process: deterministic mode",),
-    UNROUNDED: ("add_norm normalizes the unrounded sum",),
 }
 mistake("Draws", "it answers differently from call to call", forward=lambda n, x: F.dropout(exact(n, x), 0.1))
 mistake(
@@ -328,12 +315,6 @@ WrongWhenCompiled = mistake(
     "WrongWhenCompiled", "it differs under torch.compile",
     forward=lambda n, x: exact(n, x) * (1.01 if torch.compiler.is_compiling() else 1),
 )  # fmt: skip
-mistake("WrongSum", "in add_norm, variance divides by n - 1", add=lambda n, x: affine(
-    n, centred(wide(x)) / torch.sqrt(wide(x).var(-1, keepdim=True) + n.eps)).to(x.dtype))  # fmt: skip
-mistake("OtherSumInTraining", "wrong only where it adds the residual too, in add_norm",
-        add=lambda n, x: exact(n, x) + (0.1 if x.requires_grad else 0.0))  # fmt: skip
-mistake("SumBesideOthers", "in add_norm, a row depends on its batch",
-        add=lambda n, x: exact(n, x) * (1 + 2**-23 * (x.numel() // x.shape[-1] > 1)))  # fmt: skip
 
 
 # --- What raises ---
@@ -543,15 +524,6 @@ class OneGroup(LayerNorm):
         return F.group_norm(rows, 1, self.weight.flatten(), bias, self.eps).view(x.shape) if len(rows) else x.clone()
 
 
-class AddsTheResidualToo(LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return exact(self, x)
-
-    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        total = residual + delta
-        return total, exact(self, total)
-
-
 class ViewOfAnotherLayout(LayerNorm):
     """Its output cannot be viewed as rows, only reshaped."""
 
@@ -581,7 +553,4 @@ class GammaBeta(nn.Module):
 
 
 LOOPS = [Welford, PlainLoop]  # slow in Python
-CORRECT = [
-    Folded, Float64Inside, OneGroup, NoFloat64, GammaBeta, nn.LayerNorm, AddsTheResidualToo, ViewOfAnotherLayout,
-    RightBackward,
-]  # fmt: skip
+CORRECT = [Folded, Float64Inside, OneGroup, NoFloat64, GammaBeta, nn.LayerNorm, ViewOfAnotherLayout, RightBackward]

@@ -1,4 +1,4 @@
-"""Cases of behaviour: rows stay independent, inputs stay unchanged, eps and bias hold, and add_norm adds.
+"""Cases of behaviour: rows stay independent, inputs stay unchanged, eps and bias hold.
 
 The docstring of a function is what the report says that it tests.
 """
@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from minigpt.conformance.case import ADD_NORM, EXACTLY, OTHER_EPS, Case, Compare, Compared, Subject, Unsupported
+from minigpt.conformance.case import EXACTLY, OTHER_EPS, Case, Compare, Compared, Subject, Unsupported
 from minigpt.conformance.cases import FLOAT32, TWO, Given, against_truth, gradients
-from minigpt.conformance.truth import ORDINARY, ROW_KINDS, by_columns, far_from_zero, ordinary
-from minigpt.device import DTYPES, HALVES, dtype_name
+from minigpt.conformance.truth import far_from_zero, ordinary
+from minigpt.device import HALVES
 from minigpt.errors import NormError
-from minigpt.norms.add import parts_of
 
 BEHAVIOUR_CASES: list[Case] = []
 
@@ -43,15 +42,14 @@ def row_in_company(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
             "in pieces of a prompt": (prompt, 7),
             "decoded": (prompt, 1),
         }
-        for way in norm.ways:
-            whole = way(x.clone()).clone()  # a norm may write its next output over this one
-            for place, (shape, size) in pieces.items():
-                y = torch.cat([way(piece.clone()).clone() for piece in x.view(shape).split(size, -2)], -2)
-                yield Compared(f"width {width}, {place}", y.view(rows), whole, bound, way.part)
-            yield Compared(f"width {width}, in another place", way(x.flip(0)).flip(0), whole, bound, way.part)
-            for many in (255, 256, 2000):
-                last = way(x.repeat(56, 1)[-many:])[-36:]
-                yield Compared(f"width {width}, among {many:,}", last, whole, bound, way.part)
+        whole = norm(x.clone()).clone()  # a norm may write its next output over this one
+        for place, (shape, size) in pieces.items():
+            y = torch.cat([norm(piece.clone()).clone() for piece in x.view(shape).split(size, -2)], -2)
+            yield Compared(f"width {width}, {place}", y.view(rows), whole, bound)
+        yield Compared(f"width {width}, in another place", norm(x.flip(0)).flip(0), whole, bound)
+        for many in (255, 256, 2000):
+            last = norm(x.repeat(56, 1)[-many:])[-36:]
+            yield Compared(f"width {width}, among {many:,}", last, whole, bound)
 
 
 def _sums_alike(x: Tensor) -> bool:
@@ -130,30 +128,6 @@ def weights_changed(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     scale, shift = (parameter.copy_(1 + parameter.flip(0)) for parameter in norm.parameters.values())
     fresh = subject.candidate(64, dtype, weights=lambda width, generator: (scale.clone(), shift.clone()))
     yield Compared("the next call", norm(x.clone()), fresh(x.clone()), 0)
-
-
-# Rows, texts, one token of several texts, one token, and a width that no block of a kernel divides
-SUMS = [Given(shape) for shape in ((12, 768), (3, 4, 64), (12, 1, 64), (1, 1, 64), (5, 1001))]
-SUMS += [Given((12, 64), of_input=by_columns), *(Given((12, 64), kind) for kind in ROW_KINDS[1:])]
-
-
-@case("residual added too", "the sum exactly; for its norm the bound of the rows and the dtype", tuple(DTYPES.values()))
-def residual_added(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
-    """add_norm(residual, delta), if it has one: the exact sum, its norm, and both inputs unchanged."""
-    others = {dtype, torch.bfloat16} if dtype == torch.float32 else {dtype}
-    for given, other, training in itertools.product(SUMS, others, (True, False)):
-        norm, x = given.to(subject, dtype)
-        norm.module.train(training)
-        delta = given.of_input(subject.rows(*given.shape, dtype=other))
-        residual, delta = (x, delta) if given.kind is ORDINARY else parts_of(x)
-        before, expected = (residual.clone(), delta.clone()), residual + delta
-        with torch.set_grad_enabled(training):
-            total, y = norm.add_norm(residual.requires_grad_(training), delta)
-        name = f"{given.kind.name} {given.shape} with a delta in {dtype_name(delta.dtype)}" + ", training" * training
-        yield Compared(f"the residual after it, {name}", residual, before[0], 0, ADD_NORM)
-        yield Compared(f"the delta after it, {name}", delta, before[1], 0, ADD_NORM)
-        yield Compared(f"the sum of {name}", total, expected, 0, ADD_NORM)
-        yield Compared(f"the norm of {name}", y, *norm.truth(expected), part=ADD_NORM)
 
 
 @case("any mode", FLOAT32)

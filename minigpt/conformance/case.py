@@ -23,7 +23,6 @@ from minigpt.conformance.truth import (
 )
 from minigpt.device import dtype_name
 from minigpt.errors import RAISED, NormError
-from minigpt.norms.add import own_addition, parts_of
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import construct, naming, require_same_shape, title
 from minigpt.norms.foreign.locate import last_line, locate
@@ -31,7 +30,6 @@ from minigpt.report.numerals import brief
 
 EPS, OTHER_EPS = 1e-5, 1e-3  # GPT-2's, and one that it does not have
 EXACTLY = "the numbers must be the same: nothing is rounded"
-ADD_NORM = "add_norm"
 
 
 class Unsupported(NormError):
@@ -40,16 +38,11 @@ class Unsupported(NormError):
 
 @dataclasses.dataclass
 class Built:
-    """A norm that is built, in eval mode, with its weights.
-
-    Attributes:
-        through_sum: whether a call goes through the norm's ``add_norm``, which gets the input in two parts.
-    """
+    """A norm that is built, in eval mode, with its weights."""
 
     module: Any
     eps: float
     name: str
-    through_sum: bool = False
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -67,44 +60,23 @@ class Built:
         """True if scale or shift are applied to what the module has rounded."""
         return isinstance(self.module, AdaptedNorm) and (self.module.multiplies or self.module.adds)
 
-    @property
-    def ways(self) -> list["Built"]:
-        """The norm as it is called, and as its ``add_norm`` if it has one."""
-        return [self] if own_addition(self.module) is None else [self, dataclasses.replace(self, through_sum=True)]
-
-    @property
-    def part(self) -> str:
-        """What ``Compared.part`` calls the present way."""
-        return ADD_NORM if self.through_sum else ""
-
     def __call__(self, x: Tensor, *, dtypes: Sequence[torch.dtype] = ()) -> Tensor:
         """Return the norm of ``x``, in the dtype of ``x`` or one of ``dtypes``.
 
         Raises:
             NormError: if the norm raises, or returns another shape or dtype.
         """
-        name = f"{self.name}.{ADD_NORM}" if self.through_sum else self.name
-        with naming(self.foreign, f"{name}, given {tuple(x.shape)} in {dtype_name(x.dtype)},"):
-            y = self.add_norm(*parts_of(x))[1] if self.through_sum else self.module(x)
+        with naming(self.foreign, f"{self.name}, given {tuple(x.shape)} in {dtype_name(x.dtype)},"):
+            y = self.module(x)
         require_same_shape(y, x, self.foreign)
         if y.dtype not in (x.dtype, *dtypes):
-            raise NormError(f"{name} changes the dtype: {x.dtype} went in, {y.dtype} came out")
+            raise NormError(f"{self.name} changes the dtype: {x.dtype} went in, {y.dtype} came out")
         return y
-
-    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Call the norm's own ``add_norm``: return the sum, and the norm of the sum.
-
-        Raises:
-            Unsupported: if it has none.
-        """
-        if fused := own_addition(self.module):
-            return fused(residual, delta)
-        raise Unsupported("it leaves the addition to the model")
 
     def compared(self, x: Tensor, what: str = "") -> "Compared":
         """Compare the norm of ``x`` with the truth."""
         values, bound = self.truth(x)  # before the norm, which may write into its input
-        return Compared(what, self(x), values, bound, self.part)
+        return Compared(what, self(x), values, bound)
 
     def truth(self, x: Tensor, roundings: int | None = None) -> Truth:
         """Return LayerNorm of ``x`` in float64 with the same weights, and the bound on rounding; on the CPU."""
@@ -124,21 +96,19 @@ class Subject:
         device: where it is built and runs.
         generator: draws rows and weights, by the seed.
         compile_backend: the compiler that torch.compile uses.
-        through_sum: whether it is asked through its ``add_norm``.
     """
 
     def __init__(
         self, norm: norms.NormSpec, device: torch.device, *, seed: int = 0, compile_backend: str = "aot_eager"
     ) -> None:
         self.norm, self.device, self.seed, self.compile_backend = norm, device, seed, compile_backend
-        self.name, self.through_sum = norm if isinstance(norm, str) else title(norm), False
+        self.name = norm if isinstance(norm, str) else title(norm)
         self.generator = Generator().manual_seed(seed)
 
-    def drawing_for(self, purpose: str, *, through_sum: bool = False) -> "Subject":
+    def drawing_for(self, purpose: str) -> "Subject":
         """Return the same norm with separate random numbers, so that no case depends on earlier cases."""
         other = copy.copy(self)
         other.generator = Generator().manual_seed(zlib.crc32(f"{self.seed} {purpose}".encode()))
-        other.through_sum = through_sum
         return other
 
     def candidate(
@@ -162,7 +132,7 @@ class Subject:
         module.weight = nn.Parameter(self.put(scale, dtype))
         module.bias = nn.Parameter(self.put(shift, dtype)) if bias else None
         with naming(module):
-            return Built(module.to(device=self.device, dtype=dtype).eval(), eps, self.name, self.through_sum)
+            return Built(module.to(device=self.device, dtype=dtype).eval(), eps, self.name)
 
     def rows(self, *shape: int, dtype: torch.dtype = torch.float32, kind: RowKind = ORDINARY) -> Tensor:
         """Return rows of a kind in this shape, (..., width), on the device."""
@@ -186,7 +156,7 @@ class Compared(NamedTuple):
         what: a place for the report: "the second call".
         value, expected: the norm's numbers, and the right ones.
         bound: the largest error allowed: float64 on the CPU, or a number.
-        part: of the norm that computed it: "" for a call, "add_norm", or the gradient's name.
+        part: the gradient's name; "" for an output.
     """
 
     what: str

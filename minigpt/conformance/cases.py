@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigpt.conformance.case import ADD_NORM, Built, Case, Compared, Subject, worst_element
+from minigpt.conformance.case import Built, Case, Compared, Subject, worst_element
 from minigpt.conformance.truth import ORDINARY, PRECISIONS, ROW_KINDS, GradientTruth, RowKind, bound_reason, by_columns
 from minigpt.device import DTYPES, HALVES
 from minigpt.errors import NormError
-from minigpt.norms.add import parts_of
 from minigpt.norms.foreign.construct import naming
 
 # GPT-2's four, those around the powers of two that kernels are written for, and one that no block of a kernel divides
@@ -63,11 +62,10 @@ class Given(NamedTuple):
 
 
 def values(inputs: list[Given], subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
-    """Compare the norm of each input with float64, also by its ``add_norm``."""
+    """Compare the norm of each input with float64."""
     for given in inputs:
         norm, x = given.to(subject, dtype)
-        for way in norm.ways:
-            yield way.compared(x, f"shape {given.shape}")
+        yield norm.compared(x, f"shape {given.shape}")
 
 
 def not_finite(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
@@ -89,14 +87,13 @@ def bias_and_slope(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
     """
     norm, x = Given((2048, 64)).to(subject, dtype)
     precision = PRECISIONS[dtype]
-    for way in norm.ways:
-        y, true = way(x).cpu().double(), way.truth(x).values
-        error, centred = y - true, true - true.mean(-1, keepdim=True)
-        slope = (error * centred).sum(-1) / centred.square().sum(-1)
-        to_zero = (error * true.sign()).sum() / true.abs().sum() / precision.result
-        yield Compared("mean error towards 0, in roundings", to_zero, torch.zeros(()), 0.25, way.part)
-        allowed = 16 * precision.statistics + 0.6 * (1 + norm.is_completed) * precision.result * precision.is_half
-        yield Compared("slope of a row", slope, torch.zeros(len(x)), allowed, way.part)
+    y, true = norm(x).cpu().double(), norm.truth(x).values
+    error, centred = y - true, true - true.mean(-1, keepdim=True)
+    slope = (error * centred).sum(-1) / centred.square().sum(-1)
+    to_zero = (error * true.sign()).sum() / true.abs().sum() / precision.result
+    yield Compared("mean error towards 0, in roundings", to_zero, torch.zeros(()), 0.25)
+    allowed = 16 * precision.statistics + 0.6 * (1 + norm.is_completed) * precision.result * precision.is_half
+    yield Compared("slope of a row", slope, torch.zeros(len(x)), allowed)
 
 
 FLOAT32 = bound_reason(torch.float32)
@@ -163,8 +160,7 @@ def of_gradients(given: Given, subject: Subject, dtype: torch.dtype) -> Iterator
     norm.module.train()
     dy = given.of_output(subject.rows(*given.shape, dtype=dtype))
     kept = dy.clone()  # a backward pass may write into what comes in
-    for way in norm.ways:
-        yield from against_truth(way, gradients(way, way, x, dy, given.frozen), x, kept)
+    yield from against_truth(norm, gradients(norm, norm, x, dy, given.frozen), x, kept)
 
 
 def against_truth(norm: Built, found: dict[str, Tensor], x: Tensor, dy: Tensor) -> Iterator[Compared]:
@@ -197,7 +193,7 @@ def against_truth(norm: Built, found: dict[str, Tensor], x: Tensor, dy: Tensor) 
         wrong -= as_pytorch
     for name, gradient in found.items():
         expected, bound, _ = true[name]
-        yield Compared(name, expected if name in as_pytorch else gradient, expected, bound, norm.part or name)
+        yield Compared(name, expected if name in as_pytorch else gradient, expected, bound, name)
 
 
 def has_length(gradient: Tensor | None, true: GradientTruth, dtype: torch.dtype) -> bool:
@@ -213,18 +209,6 @@ def has_length(gradient: Tensor | None, true: GradientTruth, dtype: torch.dtype)
     slope = (error * values).sum(-1).abs() / square
     noise = terms.square().sum(-1) / square / gradient.shape[-1]
     return bool((slope <= PRECISIONS[dtype].result * (0.25 + 3 * noise.sqrt())).all())
-
-
-def of_gradients_of_sum(subject: Subject, dtype: torch.dtype) -> Iterator[Compared]:
-    """Compare the gradients of ``add_norm``, by its sum and by its norm, with float64."""
-    norm, x = Given((12, 64)).to(subject, dtype)
-    norm.module.train()
-    dy = subject.rows(12, 64, dtype=dtype)
-    found = gradients(norm, lambda rows: torch.add(*norm.add_norm(*parts_of(rows))), x, dy)
-    for name, (gradient, bound, _) in norm.gradient_truth(x, dy).items():
-        by_sum = dy.cpu().double() if name == "input" else 0.0
-        rounding = 2 * PRECISIONS[dtype].result * (gradient + by_sum).abs()
-        yield Compared(name, found[name], gradient + by_sum, bound + rounding, ADD_NORM)
 
 
 @torch.enable_grad()
@@ -249,9 +233,7 @@ def gradients(
 
 FROZEN = "a frozen tensor takes no gradient, and the others still get theirs"
 STRIDES_BACK = "the backward pass follows the strides of the incoming gradient"
-OF_SUMS = "gradients through add_norm, if it has one, by its sum and by its norm"
 TWICE = "the bound on values, once for the standardized row and once for its product with the incoming gradient"
-AND_SUM = f"{TWICE}, and the addition of what comes back by the sum"
 SETTINGS = {
     "dy expanded": (STRIDES_BACK, Given((12, 64), of_output=lambda dy: dy[:1, :1].expand_as(dy))),
     "input transposed": ("the backward pass follows the strides of the input", Given((12, 64), of_input=by_columns)),
@@ -273,7 +255,6 @@ GRADIENT_CASES = [
         Case(f"gradients, {name}", "gradients", OF_SIZES, TWICE, partial(of_gradients, given), dtypes_of(given))
         for name, given in (WIDE | SIZED).items()
     ),
-    Case("gradients, residual added too", "gradients", OF_SUMS, AND_SUM, of_gradients_of_sum),
 ]
 
 

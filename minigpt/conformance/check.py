@@ -11,12 +11,11 @@ import torch
 from minigpt.conformance.behaviour import BEHAVIOUR_CASES
 from minigpt.conformance.case import EPS, EXACTLY, Case, CaseResult, Subject
 from minigpt.conformance.cases import COMPILE_CASES, GRADIENT_CASES, VALUE_CASES, best_backend
-from minigpt.conformance.diagnosis import diagnoses, most_important, sum_convention
+from minigpt.conformance.diagnosis import diagnoses, most_important
 from minigpt.device import DTYPES, Progress, Steps, full_products, require_values, resolve_device, software
 from minigpt.errors import NormError
 from minigpt.files import finite
 from minigpt.norms import NormSpec, notes
-from minigpt.norms.add import own_addition
 from minigpt.norms.registry import require_on
 from minigpt.watch import changed_on_import, watched
 
@@ -119,8 +118,6 @@ def check_norm(
             with watched() as more:
                 results += [case.run(subject) for case in chosen if case.group == group]
             changes += more
-        if own_addition(candidate.module):
-            said += sum_convention(subject)[:1]
         if not all(result.passed for result in results):
             begin("looking for what is wrong")
             found = diagnoses(subject, results)

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.conformance.behaviour import overlapping
-from minigpt.conformance.case import ADD_NORM, EPS, OTHER_EPS, CaseResult, Subject, place_of, worst_element
+from minigpt.conformance.case import EPS, OTHER_EPS, CaseResult, Subject, place_of, worst_element
 from minigpt.conformance.cases import gradients
 from minigpt.conformance.truth import ORDINARY, PRECISIONS, ROW_KINDS, far_from_zero, massive, normal, ordinary
 from minigpt.device import DTYPES, HALVES, dtype_name
@@ -46,7 +46,6 @@ SYMPTOMS = [
         "*[0-9] rows": "wrong only for {} rows",
         "batch of *": "wrong only for a batch of {}",
         "sequence of *": "wrong only for a sequence of {}",
-        "residual added too": "wrong only where it adds the residual too, in add_norm",
         "any mode": "its values depend on training mode, or on whether gradients are kept",
         "a row in any company": BATCH,
     },
@@ -205,12 +204,7 @@ def diagnoses(subject: Subject, results: Sequence[CaseResult]) -> list[str]:
     measured = [case for case in failed if not case.raised]
     if UNSTEADY in {case.name for case in measured}:
         return ["it answers differently from call to call"]
-    in_sum = bool(measured) and {part for case in measured for part in case.parts} == {ADD_NORM}
-    found = wrong_formula(subject, {dtype for case in failed for dtype in case.failed_at}, through_sum=in_sum)
-    if in_sum:
-        found = [_reworded(said, f"in add_norm, {said}") for said in found] + sum_convention(subject)[1:]
-        company = [f"in add_norm, {BATCH}"] * ("a row in any company" in {case.name for case in measured})
-        return found or company or _beside_the_formula(measured) or [SYMPTOMS[2]["residual added too"]]
+    found = wrong_formula(subject, {dtype for case in failed for dtype in case.failed_at})
     narrow = {dtype for said in found if isinstance(said, Diagnosis) for dtype in said.dtypes}
     if len(found) == len(narrow):  # the formula is right, and half precision may hide another mistake
         rest = [case for case in measured if not case.failed_at <= narrow]
@@ -253,13 +247,13 @@ def _said(signs: dict[str, str], failed: list[CaseResult]) -> list[str]:
     return found
 
 
-def wrong_formula(subject: Subject, dtypes: set[str], *, through_sum: bool = False) -> list[str]:
+def wrong_formula(subject: Subject, dtypes: set[str]) -> list[str]:
     """Return the mistakes of formula and of precision, most important first. A norm that raises shows nothing.
 
     Args:
         dtypes: those that are wrong.
     """
-    subject, found = subject.drawing_for("diagnosis", through_sum=through_sum), []
+    subject, found = subject.drawing_for("diagnosis"), []
     with contextlib.suppress(*RAISED):
         mistakes = closest_formula(subject)
         if mistakes is None:
@@ -492,27 +486,6 @@ def truncated(x: Tensor, dtype: torch.dtype) -> Tensor:
     mantissa, exponent = torch.frexp(x)
     bits = 1 / PRECISIONS[dtype].result
     return torch.ldexp((mantissa * bits).trunc() / bits, exponent)
-
-
-@torch.no_grad()
-def sum_convention(subject: Subject) -> list[str]:
-    """Return which sum the norm's ``add_norm`` normalizes in bfloat16, and the same as a mistake if it is one."""
-    subject = subject.drawing_for("sum")
-    residual, delta = (subject.rows(64, WIDTH, dtype=torch.bfloat16) for _ in range(2))
-    norm = subject.candidate(dtype=torch.bfloat16)
-    weights = [parameter.cpu().double() for parameter in norm.parameters.values()]
-    y = norm.add_norm(residual.clone(), delta.clone())[1].cpu()
-    exact, rounded = residual.cpu().double() + delta.cpu(), (residual + delta).cpu().double()
-    mixed = (rounded - exact.mean(-1, keepdim=True)) / (exact.var(-1, correction=0, keepdim=True) + EPS).sqrt()
-    sums = {
-        "add_norm normalizes the rounded sum": true_norm(rounded),
-        "add_norm normalizes the unrounded sum, and not the sum that it returns": true_norm(exact),
-        "add_norm takes mean and variance of the unrounded sum, and not of the sum that it returns": mixed,
-    }
-    for said, row in sums.items():
-        if ((row * weights[0] + weights[1]).to(y.dtype) != y).double().mean() <= FEW:
-            return [said] * (1 if row is sums["add_norm normalizes the rounded sum"] else 2)
-    return []
 
 
 def wrong_backward(subject: Subject, failed: list[CaseResult]) -> list[str]:
