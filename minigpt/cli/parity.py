@@ -65,7 +65,7 @@ def parity(
         original: Judge against this record.
         outputs: Judge the logits in this file, which another program wrote for a record.
         html: Write the report here as one self-contained page.
-        compare: Show --json reports side by side.
+        compare: Show --json reports in one table.
 
     Examples:
         minigpt parity --norm textbook

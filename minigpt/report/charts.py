@@ -1,7 +1,7 @@
 """Error over depth: lines on a logarithmic scale, which the template ``sections.html`` draws as SVG."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from minigpt.report.numerals import brief
@@ -53,7 +53,7 @@ class Chart(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """What one chart draws of every report: the members of a list, and their errors."""
+    """A chart of the members of a list of the report, by their errors."""
 
     title: str
     part: str
@@ -67,18 +67,18 @@ PANELS = (
 )
 
 
-def depth_charts(reports: Sequence[Report]) -> list[list[Chart]]:
-    """Draw both panels on one scale: one or two reports in the same charts, more in charts of their own."""
-    groups = [reports] if len(reports) <= 2 else [[report] for report in reports]
-    members = [(one, panel) for report in reports for panel in PANELS for one in report.get(panel.part, ())]
-    scale = LogScale(one.get(key) for one, panel in members for key in (*panel.errors, "noise")).decades
-    return [[_chart(group, panel, scale) for panel in PANELS if group[0].get(panel.part)] for group in groups]
+def depth_charts(report: Report) -> list[Chart]:
+    """Draw both panels on one scale."""
+    scale = LogScale(
+        one.get(key) for panel in PANELS for one in report.get(panel.part, ()) for key in (*panel.errors, "noise")
+    ).decades
+    return [_chart(report, panel, scale) for panel in PANELS if report.get(panel.part)]
 
 
-def _chart(reports: Sequence[Report], panel: Panel, scale: LogScale) -> Chart:
-    longest = max(len(report.get(panel.part, ())) for report in reports)
-    layers = int(panel.step * longest)
-    across = (RIGHT - LEFT) / max(1, panel.step * (longest - 1))
+def _chart(report: Report, panel: Panel, scale: LogScale) -> Chart:
+    places = report[panel.part]
+    layers = int(panel.step * len(places))
+    across = (RIGHT - LEFT) / max(1, panel.step * (len(places) - 1))
 
     def right(depth: float) -> float:
         return round(LEFT + across * depth, 1)
@@ -86,21 +86,18 @@ def _chart(reports: Sequence[Report], panel: Panel, scale: LogScale) -> Chart:
     def down(error: float) -> float:
         return round(FOOT - (FOOT - TOP) * scale.place(error), 1)
 
-    def line(look: str, name: str, report: Report, key: str) -> Line:
-        errors = [one.get(key) for one in report.get(panel.part, ())]
-        places = [(right(panel.step * i), down(error)) for i, error in enumerate(errors) if error is not None]
-        return Line(look, name, places)
+    def line(look: str, name: str, key: str) -> Line:
+        errors = [place.get(key) for place in places]
+        points = [(right(panel.step * i), down(error)) for i, error in enumerate(errors) if error is not None]
+        return Line(look, name, points)
 
     every, others, opening = panel.errors
-    lines = []
-    for look, noise_look, report in zip(("first", "second"), ("noise", "second-noise"), reports, strict=False):
-        lines.append(line(look, report["heading"] or "this model", report, every))
-        if len(reports) == 1:  # the first token may carry so much that it hides the error of the others
-            lines.append(line("others", "other tokens", report, others))
-            lines.append(line("opening", "first token", report, opening))
-        theirs = line(noise_look, f"transformers at {report['dtype']}", report, "noise")
-        if theirs.points not in [drawn.points for drawn in lines]:
-            lines.append(theirs)
+    lines = [
+        line("first", "this model", every),
+        line("others", "other tokens", others),  # the first token may carry so much that it hides their error
+        line("opening", "first token", opening),
+        line("noise", f"transformers at {report['dtype']}", "noise"),
+    ]
     powers = range(round(math.log10(scale.low)), round(math.log10(scale.high)) + 1)
     return Chart(
         panel.title,

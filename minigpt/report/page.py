@@ -10,8 +10,8 @@ from markupsafe import Markup
 
 from minigpt.report import numerals
 from minigpt.report.charts import LogScale, depth_charts
-from minigpt.report.parity_report import MOST_NOISE, perplexities, population, unit
-from minigpt.report.parity_summary import FIGURES, caution, conditions, labelled
+from minigpt.report.parity_report import MOST_NOISE, Report, perplexities, population, unit
+from minigpt.report.parity_summary import FIGURES, checked, conditions
 
 SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}
 _CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
@@ -26,29 +26,28 @@ def report_page(*reports: dict[str, Any]) -> str:
     Raises:
         MiniGPTError: if one of them is not a parity report.
     """
-    shown = labelled(reports)
+    shown = checked(reports)
+    is_one = len(shown) == 1
+    title = f"{shown[0]['outcome']}: {shown[0]['norm']} in {shown[0]['model']}" if is_one else f"{len(shown)} reports"
+    return render("parity.html", reports=shown, title=title, is_one=is_one)
+
+
+def scales_of(report: Report) -> dict[str, Any]:
+    """Return the logarithmic scale of each drawing of a report."""
 
     def numbers(part: str, *keys: str) -> Iterator[float | None]:
-        return (one.get(key) for report in shown for one in report.get(part, ()) for key in keys)
+        return (row.get(key) for row in report.get(part, ()) for key in keys)
 
-    entropies = [x for report in shown for row in report.get("attention_maps", {}).get("entropy", {}).get("after", ())
+    entropies = [x for row in report.get("attention_maps", {}).get("entropy", {}).get("after", ())
                  for x in row if x is not None]  # fmt: skip
-    steps = (step["kl_mean"] for report in shown for step in report.get("removal", {}).get("steps", ()))
-    return render(
-        "parity.html",
-        reports=shown,
-        caution=caution(shown),
-        conditions=conditions(shown),
-        depth_charts=depth_charts(shown),
-        attention_most=max(entropies, default=0) or 1,
-        scales={
-            "noise": LogScale(numbers("noise", "rms_error")),
-            "sites": LogScale(numbers("norm_sites", "local_error", "propagated_error")),
-            "tokens": LogScale(kl for report in shown for kl in report.get("tokens", {}).get("kl", ())).decades,
-            "removal": LogScale(steps),
-            "sensitivity": LogScale(numbers("sensitivity", "rms_error")),
-        },
-    )
+    return {
+        "attention": max(entropies, default=0) or 1,
+        "noise": LogScale(numbers("noise", "rms_error")),
+        "sites": LogScale(numbers("norm_sites", "local_error", "propagated_error")),
+        "tokens": LogScale(report.get("tokens", {}).get("kl", ())).decades,
+        "removal": LogScale(step["kl_mean"] for step in report.get("removal", {}).get("steps", ())),
+        "sensitivity": LogScale(numbers("sensitivity", "rms_error")),
+    }
 
 
 def render(template: str, **context: object) -> str:
@@ -78,9 +77,12 @@ def _environment() -> Environment:
         "MOST_NOISE": MOST_NOISE,
         "SIGNS": SIGNS,
         "at_parting": at_parting,
+        "conditions": conditions,
         "coarse": lambda x: numerals.brief(x, 2),
+        "depth_charts": depth_charts,
         "perplexities": perplexities,
         "population": population,
+        "scales_of": scales_of,
         "unit": unit,
         "plain_number": lambda x: f"{x:.0f}",
         "zip": zip,

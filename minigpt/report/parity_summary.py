@@ -1,6 +1,5 @@
 """A parity report, or several in one table, as people read them in a terminal; and the figures of terminal and page."""
 
-import string
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -249,42 +248,32 @@ def _tables(report: ParityReport) -> Iterator[RenderableType]:
         yield table
 
 
-def labelled(reports: Sequence[Report]) -> list[Report]:
-    """Return what was measured of each report, with its outcome and, if there are several, a label A, B, C.
+def checked(reports: Sequence[Report]) -> list[Report]:
+    """Return what was measured of each report, with its outcome.
 
     Raises:
         MiniGPTError: if one of them is not a parity report.
     """
-    found, letters = [], string.ascii_uppercase
-    for i, report in enumerate(reports):
-        label = f"{letters[i % 26]}{i // 26 or ''}" if len(reports) > 1 else ""
-        read = report if isinstance(report, dict) else {}
-        lacking = [key for key, kind in FIELD_TYPES.items() if not isinstance(read.get(key), kind)]
+    measured = []
+    for number, report in enumerate(reports, 1):
+        fields = report if isinstance(report, dict) else {}
+        lacking = [key for key, kind in FIELD_TYPES.items() if not isinstance(fields.get(key), kind)]
         if lacking or report["verdict"] not in ("pass", "fail"):
             raise MiniGPTError(
-                f"{f'report {label}' if label else 'the report'} is not a parity report: its "
+                f"{f'report {number}' if len(reports) > 1 else 'the report'} is not a parity report: its "
                 f"{', '.join(lacking) or 'verdict'} cannot be read; write one with minigpt parity --json FILE"
             )
-        measured = {name: value for name, value in report.items() if value is not None}
-        heading = f"{label} · {report['norm']}" if label else ""
-        found.append(measured | {"label": label, "heading": heading, "outcome": outcome_of(report)})
-    return found
+        parts = {name: value for name, value in report.items() if value is not None}
+        measured.append(parts | {"outcome": outcome_of(report)})
+    return measured
 
 
-def conditions(reports: Sequence[Report]) -> dict[str, list[Any]]:
-    """What each report was measured on: a list for each condition that one of them names."""
+def conditions(report: Report) -> dict[str, Any]:
+    """Return on what a report was measured, by name."""
     names = ("model", "against", "norm", "sites", "dtype", "attention", "device", "prompts")
-    facts = {name: [report.get(name) for report in reports] for name in names}
-    for name in dict.fromkeys(name for report in reports for name in report["versions"]):
-        facts[name.replace("_", " ")] = [report["versions"].get(name) for report in reports]
-    return {name: values for name, values in facts.items() if any(values)}
-
-
-def caution(reports: Sequence[Report]) -> str | None:
-    """Say in what the reports were not measured alike, so that their figures cannot be compared."""
-    facts = conditions(reports).items()
-    names = [name for name, values in facts if values.count(values[0]) < len(values) and name not in ("norm", "sites")]
-    return f"Not measured alike: the reports differ in {', '.join(names)}." if names else None
+    facts = {name: report.get(name) for name in names}
+    facts |= {name.replace("_", " "): version for name, version in report["versions"].items()}
+    return {name: fact for name, fact in facts.items() if fact}
 
 
 def reports_table(reports: Sequence[Report]) -> RenderableType:
@@ -296,14 +285,13 @@ def reports_table(reports: Sequence[Report]) -> RenderableType:
     Raises:
         MiniGPTError: if one of them is not a parity report.
     """
-    reports = labelled(reports)
+    reports = checked(reports)
     figures = ("KL mean", "top-1", "perplexity", "of noise", "greedy")
     models = ("model",) if len({report["model"] for report in reports}) > 1 else ()
-    table = Table("", "", *models, "norm", "sites", *figures, box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table("", *models, "norm", "sites", *figures, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for report in reports:
         measured, parting = report["distribution"], report["greedy"].get("first_divergence")
         table.add_row(
-            report["label"],
             outcome(report["outcome"]),
             *(Text(report[name]) for name in (*models, "norm")),
             Text(", ".join(report["sites"])),
@@ -321,11 +309,12 @@ def reports_table(reports: Sequence[Report]) -> RenderableType:
         f"{', '.join(sorted(before))}"
     )
     table.caption_justify = "left"
-    differing = caution(reports)
-    why = [f"{r['label']}: {r['reasons'][0]}" for r in reports if r["outcome"] == "FAIL" and r["reasons"]]
-    broken = {r["label"]: r.get("bisect", {}).get("sites") for r in reports}
-    why += [f"{label} is broken by {', '.join(sites)}" for label, sites in broken.items() if sites]
-    more = f"and {len(why) - MOST_REASONS} more" if len(why) > MOST_REASONS else ""
-    return Group(
-        *([Text(differing)] if differing else []), table, *map(Text, [*why[:MOST_REASONS], *([more] * bool(more))])
-    )
+    why = [f"{_pair(report)}: {report['reasons'][0]}" for report in reports if report["outcome"] == "FAIL"]
+    broken = ((_pair(report), report.get("bisect", {}).get("sites")) for report in reports)
+    why += [f"{pair} is broken by {', '.join(sites)}" for pair, sites in broken if sites]
+    more = [f"and {len(why) - MOST_REASONS} more"] if len(why) > MOST_REASONS else []
+    return Group(table, *map(Text, [*why[:MOST_REASONS], *more]))
+
+
+def _pair(report: Report) -> str:
+    return f"{report['norm']} at {', '.join(report['sites'])}"

@@ -80,7 +80,7 @@ def test_a_phone_shows_every_site_without_scrolling(browser: Any, pages: Pages) 
 
 @pytest.fixture(scope="module")
 def all_kinds(pages: Pages) -> list[Path]:
-    """Every kind of page: reports alone, two and ten side by side, and the check of a norm that fails."""
+    """Every kind of page: reports alone, two and ten on a page, and the check of a norm that fails."""
     folder = pages["two"][0].parent
     ten = [sample_report(2, passing=number % 2 == 0, norm=f"norm {number}") for number in range(10)]
     (folder / "ten.html").write_text(report_page(*ten), encoding="utf-8")
