@@ -97,7 +97,21 @@ def attention() -> str:
     return markdown(["norm", "first position, mean of heads, %", "most of a head, %", *layers], lines)
 
 
+def gpu() -> str:
+    """Return the table of parity on a GPU: comparisons and ratios to the noise floor, by dtype and norm."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in json.loads((RESULTS / "gpu.json").read_text(encoding="utf-8"))["parity"]["rows"]:
+        groups.setdefault((row["dtype"], row["norm"]), []).append(row)
+    lines = [
+        [*key, f"{sum(row['passed'] for row in group)} of {len(group)}", f"{sum(row['bitwise'] for row in group)}",
+         f"{max(row['ratio'] for row in group):.4f}"]
+        for key, group in groups.items()
+    ]  # fmt: skip
+    return markdown(["dtype", "norm", "comparisons that hold", "with transformers' bits", "largest ratio"], lines)
+
+
 if __name__ == "__main__":
+    print(f"gpu\n\n{gpu()}\n")
     print(f"speed\n\n{speed()}\n\n{reading()}\n")
     print(f"attention\n\n{attention()}\n")
     for study in STUDIES:
