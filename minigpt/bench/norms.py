@@ -1,7 +1,7 @@
-"""Time norms in turns: forward, backward, and with the residual addition.
+"""Time norms in turns, forward and backward.
 
 A norm cannot be faster than memory. So every time is also given as a share of the rate of a plain copy of the input.
-What is timed is also checked: a kernel that is fast because it leaves rows out is named.
+Whether a norm is right is the question of ``minigpt norms --check``.
 """
 
 import functools
@@ -17,8 +17,6 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.conformance.case import EPS, Built, Compared, worst_element
-from minigpt.conformance.cases import against_truth, gradients
 from minigpt.device import (
     Progress,
     Steps,
@@ -31,11 +29,10 @@ from minigpt.device import (
     wall_seconds,
 )
 from minigpt.errors import ConfigError
-from minigpt.report.numerals import brief
 
 WIDTHS = (768, 1024, 1280, 1600)
 ROWS = {"cuda": (1, 64, 1024, 16_384, 65_536), "cpu": (1, 64, 1024)}
-STREAMS = {"forward": 2, "backward": 3, "add_norm": 4}  # tensors of the input's size that are read or written
+STREAMS = {"forward": 2, "backward": 3}  # tensors of the input's size that are read or written
 ENOUGH_S = 2e-3  # a clock is read after at least so long
 
 
@@ -51,9 +48,7 @@ def bench_norms(
 ) -> dict[str, Any]:
     """Return a timing for each width, number of rows, pass and norm, and where they were taken, as JSON types.
 
-    A timing has the median milliseconds of a call, 10^9 bytes a second, and that rate as a share of a plain copy's. Its
-    ``wrong`` says where the result of a LayerNorm is beyond the bound on rounding; None if nowhere, or if the norm is
-    meant to compute something else.
+    A timing has the median milliseconds of a call, 10^9 bytes a second, and that rate as a share of a plain copy's.
 
     Args:
         names: norms, as ``norms.build`` takes them; "fused" by default, and "triton" if it runs on the device.
@@ -81,9 +76,8 @@ def bench_norms(
         modules = {name: _with_weights(norms.build(name, width)).to(device, dtype) for name in names}
         for count, computes in itertools.product(rows, STREAMS):
             begin(f"{computes}, {count:,} rows of {width}")
-            x, other = torch.randn(2, count, width, device=device).to(dtype)
-            wrong = {name: wrong_place(name, computes, module, x, other) for name, module in modules.items()}
-            calls = {name: _call(computes, module, x, other) for name, module in modules.items()}
+            x, dy = torch.randn(2, count, width, device=device).to(dtype)
+            calls = {name: _call(computes, module, x, dy) for name, module in modules.items()}
             calls["copy"] = functools.partial(torch.empty_like(x).copy_, x)
             clocks = {name: functools.partial(wall_seconds, call, _loops(call, device), device)
                       for name, call in calls.items()}  # fmt: skip
@@ -93,7 +87,7 @@ def bench_norms(
                 rate = STREAMS[computes] * x.nbytes / seconds  # bytes a second
                 timings.append({
                     "norm": name, "computes": computes, "width": width, "rows": count, "ms": 1e3 * seconds,
-                    "gb_per_s": rate / 1e9, "share_of_copy": rate / copied, "wrong": wrong[name],
+                    "gb_per_s": rate / 1e9, "share_of_copy": rate / copied,
                 })  # fmt: skip
     return {"device": str(device), "dtype": dtype_name(dtype), "versions": versions(device), "timings": timings}
 
@@ -101,19 +95,16 @@ def bench_norms(
 def norms_table(bench: dict[str, Any]) -> RenderableType:
     """Return a line for each shape and pass, and a column for each norm: time, rate, share of a copy's rate."""
     names = list(dict.fromkeys(timing["norm"] for timing in bench["timings"]))
-    wrong = [Text(f"WRONG  {one['norm']}, {one['computes']}, {one['rows']:,} rows of {one['width']}: {one['wrong']}")
-             for one in bench["timings"] if one["wrong"]]  # fmt: skip
     table = Table("width", "rows", "computes", *names, box=None, pad_edge=False)
     lines: dict[tuple[str, ...], list[str]] = {}
     for timing in bench["timings"]:
         place = str(timing["width"]), f"{timing['rows']:,}", timing["computes"]
         cell = f"{timing['ms']:.4g} ms  {timing['gb_per_s']:.4g} GB/s  {timing['share_of_copy']:.2f}"
-        cell += "  WRONG" * bool(timing["wrong"])
         lines.setdefault(place, []).append(cell)
     for place, cells in lines.items():
         table.add_row(*place, *cells)
     said = f"{bench['dtype']} on {bench['device']}, {bench['versions']['hardware']}, torch {bench['versions']['torch']}"
-    return Group(Text(f"{said}; after the rate, its share of the rate of a plain copy"), table, *wrong)
+    return Group(Text(f"{said}; after the rate, its share of the rate of a plain copy"), table)
 
 
 @torch.no_grad()
@@ -125,43 +116,16 @@ def _with_weights(module: nn.Module) -> nn.Module:
     return module
 
 
-def wrong_place(name: str, computes: str, module: nn.Module, x: Tensor, other: Tensor) -> str | None:
-    """Return where a pass of a LayerNorm is beyond the bound on rounding; None if nowhere.
-
-    Args:
-        computes: "forward", "backward" or "add_norm".
-        x: the rows (N, C).
-        other: the incoming gradient, or what is added to ``x``.
-    """
-    if not norms.is_exact(name):
-        return None
-    norm = Built(module, EPS, name)
-    with torch.set_grad_enabled(computes == "backward"):
-        if computes == "backward":
-            compared = list(against_truth(norm, gradients(norm, norm, x, other), x, other))
-        elif computes == "forward":
-            compared = [norm.compared(x, "the result")]
-        else:
-            total, y = norms.add_norm(module, x, other)
-            compared = [Compared("the sum", total, x + other, 0), Compared("its norm", y, *norm.truth(total))]
-    worst = max(worst_element(*one) for one in compared)
-    place = f" ({worst.place})" * bool(worst.place)
-    is_wrong = worst.ratio > 1
-    return f"{worst.what} is off by {brief(worst.error)}, bound {brief(worst.bound)}{place}" if is_wrong else None
-
-
 def _loops(call: Callable[[], object], device: torch.device) -> int:
     call()
     return 1 + int(min(100, ENOUGH_S / max(wall_seconds(call, 1, device), 1e-7)))
 
 
-def _call(computes: str, module: nn.Module, x: Tensor, other: Tensor) -> Callable[[], object]:
-    """Return a function that runs one pass. ``other`` is the incoming gradient, or what is added to ``x``."""
+def _call(computes: str, module: nn.Module, x: Tensor, dy: Tensor) -> Callable[[], object]:
+    """Return a function that runs one pass. ``dy`` is the incoming gradient."""
     if computes == "forward":
         return torch.no_grad()(lambda: module(x))
-    if computes == "add_norm":
-        return torch.no_grad()(lambda: norms.add_norm(module, x, other))
     leaf = x.detach().requires_grad_()
     leaves = [leaf, *module.parameters()]
     y = module(leaf)
-    return lambda: torch.autograd.grad(y, leaves, other, retain_graph=True)
+    return lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True)

@@ -62,9 +62,9 @@ def norms(
     dtype: str | None = None,
     json_file: Json = None,
 ) -> None:
-    """Time norms in turns: forward, backward, and with the residual addition, against a plain copy.
+    """Time norms in turns, forward and backward, against a plain copy.
 
-    The results are checked too: the status is 1 if that of a LayerNorm is wrong.
+    Whether they are right is the question of ``minigpt norms --check``.
 
     Args:
         norm: As minigpt parity takes it; may be repeated.
@@ -84,8 +84,6 @@ def norms(
             norm or (), widths=width or (), rows=rows or (), repeats=repeats, device=device, dtype=dtype, progress=say
         )
     show(norms_table(timed), timed, json_file)
-    if any(timing["wrong"] for timing in timed["timings"]):
-        raise typer.Exit(1)
 
 
 def serve(

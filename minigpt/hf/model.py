@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers import initialization
 from transformers.activations import ACT2FN
 from transformers.models.gpt2 import modeling_gpt2 as theirs
@@ -30,29 +30,6 @@ class FastConv1D(parts.FastConv1D, Conv1D):
     """minigpt's fast affine layer. It is also transformers' ``Conv1D``, which PEFT and quantizers look for."""
 
     __repr__ = nn.Module.__repr__
-
-
-class GPT2Block(theirs.GPT2Block):
-    """One layer, in which a norm may add the attention's output to the residual stream in the same pass."""
-
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self,
-        hidden_states: Any,
-        cache: Any = None,
-        attention_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Return the residual stream (B, T, C) after this layer. Takes transformers' arguments."""
-        if encoder_hidden_states is not None:
-            return super().forward(
-                hidden_states, cache, attention_mask, encoder_hidden_states=encoder_hidden_states, **kwargs
-            )
-        kwargs.pop("encoder_attention_mask", None)
-        # The cache goes by its place: transformers 5.24 has renamed it from past_key_values to cache.
-        attended, _ = self.attn(self.ln_1(hidden_states), cache, attention_mask=attention_mask, **kwargs)
-        residual, normalized = norms.add_norm(self.ln_2, hidden_states, attended)
-        return residual + self.mlp(normalized)
 
 
 class ChosenParts(theirs.GPT2PreTrainedModel):
@@ -107,8 +84,6 @@ class GPT2Model(ChosenParts, theirs.GPT2Model):
     def __init__(self, config: transformers.GPT2Config, norm: Any = None, arithmetic: str | None = None) -> None:
         self.chosen = choice(config, {"norm": norm, "arithmetic": arithmetic}, self.by_default)
         super().__init__(config_of(config, self.chosen))
-        for block in self.h:
-            block.__class__ = GPT2Block
         if self.chosen.arithmetic == "fast":
             self._accelerate()
         install_norms(self, self.chosen)

@@ -26,7 +26,7 @@ from minigpt.model.mlp import MLP
 
 
 class Block(nn.Module):
-    """One pre-norm layer: each half adds to the residual stream what it finds in a normalized copy of it."""
+    """One pre-norm layer: attention and the MLP each read a normalized copy of the residual stream and add to it."""
 
     def __init__(self, config: GPT2Config, layer: int, norm: norms.NormSpec, attention: str) -> None:
         super().__init__()
@@ -39,9 +39,8 @@ class Block(nn.Module):
         self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None = None, cache: LayerCache | None = None
     ) -> Float[Tensor, "batch seq embd"]:
         """Return the residual stream after this layer. ``mask`` is what ``causal_mask`` returns."""
-        # add_norm computes x + attn(...) and ln_2 of that sum, in one pass if the norm offers one
-        x, normalized = norms.add_norm(self.ln_2, x, self.attn(self.ln_1(x), mask, cache))
-        return x + self.mlp(normalized)
+        x = x + self.attn(self.ln_1(x), mask, cache)
+        return x + self.mlp(self.ln_2(x))
 
 
 class GPT2(Facts):

@@ -1,6 +1,5 @@
 """Every LayerNorm, one file each. They know no config and no model."""
 
-from minigpt.norms.add import add_norm
 from minigpt.norms.build import NormSpec, build, check_keep, is_exact, name_of
 from minigpt.norms.foreign.adapt import is_ours, notes
 from minigpt.norms.registry import NormInfo, available, is_registered, lookup, register
@@ -10,7 +9,6 @@ __all__ = [
     "LayerNorm",
     "NormInfo",
     "NormSpec",
-    "add_norm",
     "available",
     "build",
     "check_keep",

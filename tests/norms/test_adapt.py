@@ -125,11 +125,6 @@ every_class = pytest.mark.parametrize("cls", EVERY, ids=lambda cls: cls.__name__
 some_class = pytest.mark.parametrize("cls", SOME, ids=lambda cls: cls.__name__)
 
 
-class SumsByItsOwnNames(GammaBeta):
-    def add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        return residual + delta, 2 * self(residual + delta)
-
-
 class OwnFlag(nn.LayerNorm):
     def __init__(self, num_channels, eps=1e-6, affine=True, **kwargs):
         super().__init__(num_channels, eps=eps, elementwise_affine=affine, **kwargs)
@@ -342,14 +337,6 @@ def test_an_error_leaves_the_model_as_it_was(model: GPT2) -> None:
         assert all(model.get_submodule(site) is module for site, module in before.items())
     with pytest.raises(NormError, match=r"^sites is empty; give at least one pattern"):
         swap_norms(model, EmbDim, [])
-
-
-def test_a_residual_addition_of_its_own_is_used() -> None:
-    norm, residual, delta = norms.build(SumsByItsOwnNames, 8), torch.randn(2, 3, 8), torch.randn(2, 3, 8)
-    for used in (norm, copy.deepcopy(norm)):
-        total, y = norms.add_norm(used, residual, delta)
-        assert torch.equal(total, residual + delta)
-        assert torch.equal(y, 2 * used(total))
 
 
 @pytest.mark.parametrize("bias", [True, False])

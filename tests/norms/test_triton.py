@@ -12,7 +12,7 @@ import sys
 
 import pytest
 import torch
-from helpers import assert_close, assert_same_bits, random_ids, small_model
+from helpers import assert_same_bits
 from torch import Tensor, nn
 
 from minigpt import NormError, norms
@@ -63,25 +63,6 @@ def test_passes_all_of_the_conformance_kit_on_cuda() -> None:
     assert_norm_parity("triton", device="cuda")
 
 
-@every_dtype
-@pytest.mark.parametrize("width", [3, 48])
-def test_add_norm_has_the_bits_of_the_addition_and_then_the_norm(
-    width: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    norm = norm_of(width, dtype=dtype, device=device)
-    residual, delta = (torch.randn(2, 1, width).to(device, dtype) for _ in range(2))
-    total, y = norm.add_norm(residual, delta)
-    assert_same_bits(total, residual + delta, "the sum")
-    assert_same_bits(y, norm(residual + delta), "its norm")
-
-
-def test_gradients_of_the_sum_alone(device: torch.device) -> None:
-    norm, residual = norm_of(48, device=device), torch.randn(2, 3, 48).to(device).requires_grad_()
-    total, _ = norm.add_norm(residual, residual.detach())
-    found = torch.autograd.grad(total.sum(), [residual, norm.weight, norm.bias])
-    assert [(each.min(), each.max()) for each in found] == [(1, 1), (0, 0), (0, 0)]
-
-
 @pytest.mark.gpu
 def test_more_than_2_31_elements() -> None:
     norm = norm_of(1024, device=torch.device("cuda"), dtype=torch.float16)
@@ -117,11 +98,9 @@ def test_the_same_bits_on_every_run(device: torch.device) -> None:
 
 @pytest.mark.thorough
 def test_the_operator_is_registered_as_pytorch_wants_it(device: torch.device) -> None:
-    x, delta, weight, shift = (
-        torch.randn(*shape).to(device).requires_grad_() for shape in ((3, 40), (3, 40), (40,), (40,))
-    )
+    x, weight, shift = (torch.randn(*shape).to(device).requires_grad_() for shape in ((3, 40), (40,), (40,)))
     norm_of(40, device=device)(x)  # imports the operators
-    for inputs in ((x, delta, weight, shift, 1e-5), (x, None, weight, None, 1e-5)):
+    for inputs in ((x, weight, shift, 1e-5), (x, weight, None, 1e-5)):
         torch.library.opcheck(torch.ops.minigpt.layer_norm, inputs)
 
 
@@ -129,10 +108,10 @@ def test_the_operator_lays_out_what_it_says(device: torch.device) -> None:
     """The compiler relies on contiguous results, for every layout of the input."""
     x, weight = torch.randn(3, 2, 40).to(device).transpose(0, 1), torch.randn(40).to(device)
     norm_of(40, device=device)(torch.randn(1, 40).to(device))  # imports the operators
-    given = (x, torch.randn_like(x), weight, None, 1e-5)
-    assert not given[1].is_contiguous()
-    torch.library.opcheck(torch.ops.minigpt.layer_norm, given, test_utils=("test_schema", "test_faketensor"))
-    assert all(made.is_contiguous() for made in torch.ops.minigpt.layer_norm(*given))
+    inputs = (x, weight, None, 1e-5)
+    assert not x.is_contiguous()
+    torch.library.opcheck(torch.ops.minigpt.layer_norm, inputs, test_utils=("test_schema", "test_faketensor"))
+    assert all(output.is_contiguous() for output in torch.ops.minigpt.layer_norm(*inputs))
 
 
 def test_second_derivatives_are_refused(device: torch.device) -> None:
@@ -148,8 +127,6 @@ def test_what_it_cannot_take_is_refused(device: torch.device) -> None:
     for x in (torch.ones(2, 8, dtype=torch.long, device=device), torch.ones(2, 8, device="meta"), torch.ones(8, 2)):
         with pytest.raises(NormError, match=r"x must be floating-point, end in \(8,\) and be on c"):
             norm(x)
-    with pytest.raises(NormError, match="delta must have the residual's shape"):
-        norm.add_norm(torch.ones(2, 8, device=device), torch.ones(8, device=device))
     with pytest.raises(NormError, match="takes rows of at most 8,192 numbers, got 9,000"):
         norm_of(9000, device=device)(torch.ones(2, 9000, device=device))
 
@@ -166,23 +143,6 @@ def test_says_why_it_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     assert info.available
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert info.reason == "needs triton: pip install 'minigpt[triton]'"
-
-
-def test_a_block_adds_and_normalizes_at_once_unless_it_has_hooks(device: torch.device) -> None:
-    model, ids = small_model("triton", device=device), random_ids(2, 7, device=device)
-    fused, calls = type(model.h[0].ln_2).add_norm, []
-    with torch.inference_mode():
-        model.h[0].ln_2.add_norm = lambda *given: calls.append(1) or fused(model.h[0].ln_2, *given)
-        logits = model(ids)
-        seen = []
-        hook = model.h[0].ln_2.register_forward_hook(lambda module, given, y: seen.append(y.shape))
-        watched = model(ids)
-        hook.remove()
-        expected = small_model("fused", device=device)(ids)
-    assert calls == [1]
-    assert seen == [(2, 7, 48)]
-    assert_same_bits(watched, logits, "watched and unwatched")
-    assert_close(logits, expected, 1e-5, "against the library's norm")
 
 
 # What Triton makes of the kernels for a GPU that need not be there, in a process where they are not interpreted

@@ -7,14 +7,13 @@ the module lacks one of them, the wrapper applies that one to the module's outpu
 
 import copy
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from minigpt.errors import RAISED
-from minigpt.norms.add import own_addition
 from minigpt.norms.foreign.construct import EPS, require_same_shape, title
 from minigpt.norms.record import record_of
 from minigpt.norms.textbook import LayerNorm
@@ -121,18 +120,8 @@ class AdaptedNorm(nn.LayerNorm):
         require_same_shape(y, x, self.norm)  # or a scale would spread a smaller one
         return self.completed(y)
 
-    @property
-    def add_norm(self) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
-        """A function of ``residual`` and ``delta`` that returns their sum and its norm; None if the module has none."""
-        return self._add_norm if own_addition(self.norm) else None
-
     def extra_repr(self) -> str:
         return "; ".join((f"{self.normalized_shape}, eps={self.eps}, bias={self.bias is not None}", *notes(self)))
-
-    def _add_norm(self, residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        self._lend()
-        total, y = self.norm.add_norm(residual, delta)  # pyright: ignore[reportCallIssue]
-        return total, self.completed(y)
 
     def _lend(self) -> None:
         """Give the module the present weight and bias, which torch.func may replace for one call."""

@@ -32,7 +32,7 @@ def _obstacle(device: torch.device | None) -> str | None:
 
 @register("triton", obstacle=_obstacle)
 class TritonLayerNorm(LayerNorm):
-    """Custom kernels in one pass over the input, the residual addition fused in; statistics in float32 or wider.
+    """Custom kernels in one pass over the input; statistics in float32 or wider.
 
     The bits are the same on every run, and those of a row do not depend on the other rows. Under autocast the output
     keeps the input's dtype. It has first derivatives only, and takes rows of at most 8,192 float32 numbers.
@@ -44,20 +44,6 @@ class TritonLayerNorm(LayerNorm):
         from minigpt.norms.triton.ops import layer_norm
 
         return layer_norm(x, self.weight, self.bias, self.eps)
-
-    def add_norm(
-        self, residual: Float[Tensor, "*dims"], delta: Float[Tensor, "*dims"]
-    ) -> tuple[Float[Tensor, "*dims"], Float[Tensor, "*dims"]]:
-        """Return ``residual + delta`` and the norm of that sum, both (..., *normalized_shape), from one kernel.
-
-        The bits are those of the addition and then the norm, each in the dtype that the two promote to.
-        """
-        if residual.shape != delta.shape:
-            raise NormError(f"delta must have the residual's shape {tuple(residual.shape)}, got {tuple(delta.shape)}")
-        self._check(residual)
-        from minigpt.norms.triton.ops import add_layer_norm
-
-        return add_layer_norm(residual, delta, self.weight, self.bias, self.eps)
 
     def _check(self, x: Tensor) -> None:
         """Check what the kernels rely on."""

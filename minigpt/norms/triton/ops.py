@@ -52,7 +52,7 @@ def rounded(value, pointer):
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def forward_rows(
-    x, delta, weight, bias, total, y, stats, rows, rounds,
+    x, weight, bias, y, stats, rows, rounds,
     WIDTH: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Normalize ``rounds`` times ROWS rows a program. Registers hold whole rows: read once, sum twice, write once."""
@@ -67,12 +67,6 @@ def forward_rows(
         place = row * WIDTH + column
 
         value = tl.load(x + place, mask=inside, other=0.0).to(wide)
-        if delta is not None:
-            value += tl.load(delta + place, mask=inside, other=0.0).to(wide)
-            kept = rounded(value, total)
-            tl.store(total + place, kept, mask=inside)
-            value = kept.to(wide)  # normalize the sum as it was rounded
-
         mean = tl.sum(value, axis=1, keep_dims=True) / WIDTH  # (ROWS, 1)
         centred = tl.where(inside, value - mean, 0.0)
         rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / WIDTH + EPS)
@@ -88,14 +82,13 @@ def forward_rows(
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def backward_rows(
-    dy, dtotal, x, weight, stats, dx, partials, rows, rounds,
+    dy, x, weight, stats, dx, partials, rows, rounds,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute dx of ``rounds`` times ROWS rows a program, and a row of partial sums for weight and for bias.
 
     With s the standardized row and g = dy * weight, dx = (g - mean(g) - s * mean(g * s)) * rstd (the derivative of
-    arXiv 1607.06450, equation 4). ``dtotal`` is the gradient that reached the sum in other ways, and is added.
-    ``partials`` is (2, programs, WIDTH): first weight, then bias.
+    arXiv 1607.06450, equation 4). ``partials`` is (2, programs, WIDTH): first weight, then bias.
     """
     wide = stats.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
@@ -117,8 +110,6 @@ def backward_rows(
         along_mean = tl.sum(scaled, axis=1, keep_dims=True) / WIDTH
         along_row = tl.sum(scaled * standard, axis=1, keep_dims=True) / WIDTH
         result = (scaled - along_mean - standard * along_row) * rstd
-        if dtotal is not None:
-            result += tl.load(dtotal + place, mask=inside, other=0.0).to(wide)
         tl.store(dx + place, rounded(result, dx), mask=inside)
         dweight += gradient * standard
         dbias += gradient
@@ -134,6 +125,7 @@ FORWARD_BYTES, BACKWARD_BYTES = 4096, 2048  # of a row for each warp; fewer warp
 BUSY = 16  # warps that keep a multiprocessor busy
 
 Maybe = Tensor | None
+Two = tuple[Tensor, Tensor]
 Three = tuple[Tensor, Tensor, Tensor]
 Stream = Float[Tensor, "*dims"]
 Scale = Float[Tensor, "*row"]
@@ -141,18 +133,7 @@ Scale = Float[Tensor, "*row"]
 
 def layer_norm(x: Stream, weight: Scale, bias: Scale | None, eps: float) -> Stream:
     """Return LayerNorm of ``x`` over the dimensions of ``weight``; differentiable once."""
-    return torch.ops.minigpt.layer_norm(x, None, weight, bias, eps)[0]
-
-
-def add_layer_norm(
-    residual: Stream, delta: Stream, weight: Scale, bias: Scale | None, eps: float
-) -> tuple[Stream, Stream]:
-    """Return ``residual + delta``, and LayerNorm of that sum."""
-    if residual.dtype != delta.dtype:  # in one kernel, two dtypes would change the order of the sums
-        total = residual + delta
-        return total, layer_norm(total, weight, bias, eps)
-    y, total, _ = torch.ops.minigpt.layer_norm(residual, delta, weight, bias, eps)
-    return total, y
+    return torch.ops.minigpt.layer_norm(x, weight, bias, eps)[0]
 
 
 class Tile(NamedTuple):
@@ -179,29 +160,28 @@ def tile(width: int, wide: torch.dtype, of_warp: int) -> Tile:
     return Tile(rows, block, warps=min(16, max(1, rows * block * wide.itemsize // of_warp)))
 
 
-def _forward(x: Tensor, delta: Maybe, weight: Tensor, bias: Maybe, eps: float) -> Three:
-    """Return ``y``, ``total`` (empty without a ``delta``), and means and reciprocal deviations of the rows (2, ...)."""
+def _forward(x: Tensor, weight: Tensor, bias: Maybe, eps: float) -> Two:
+    """Return ``y``, and means and reciprocal deviations of the rows (2, ...)."""
     width, held = weight.numel(), tile(weight.numel(), _wide(x.dtype), FORWARD_BYTES)
-    y, total, stats = _forward_shapes(x, delta, weight, bias, eps)
+    y, stats = _forward_shapes(x, weight, bias, eps)
     rows = stats.numel() // 2
     if rows:
         blocks = -(-rows // held.rows)
         programs = min(blocks, _programs(x.device, held.warps))
         with torch.cuda.device_of(x):  # a kernel starts on the current device and its current stream
             forward_rows[programs,](
-                x.contiguous(), _contiguous(delta), weight.contiguous(), _contiguous(bias), total, y, stats,
-                rows, -(-blocks // programs),
+                x.contiguous(), weight.contiguous(), _contiguous(bias), y, stats, rows, -(-blocks // programs),
                 WIDTH=width, EPS=eps, ROWS=held.rows, BLOCK=held.block, num_warps=held.warps,
             )  # fmt: skip
-    return y, total, stats
+    return y, stats
 
 
-def _forward_shapes(x: Tensor, delta: Maybe, weight: Tensor, bias: Maybe, eps: float) -> Three:
+def _forward_shapes(x: Tensor, weight: Tensor, bias: Maybe, eps: float) -> Two:
     stats = x.new_empty((2, *x.shape[: x.ndim - weight.ndim]), dtype=_wide(x.dtype))
-    return x.new_empty(x.shape), x.new_empty(0 if delta is None else x.shape), stats
+    return x.new_empty(x.shape), stats
 
 
-def _backward(dy: Tensor, dtotal: Maybe, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor) -> Three:
+def _backward(dy: Tensor, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor) -> Three:
     """Return the gradients of the norm's input ``x``, of the weight and of the bias."""
     dx, width, rows = x.new_empty(x.shape), weight.numel(), stats.numel() // 2
     held = tile(width, stats.dtype, BACKWARD_BYTES)
@@ -211,7 +191,7 @@ def _backward(dy: Tensor, dtotal: Maybe, x: Tensor, weight: Tensor, bias_dtype: 
     if rows:
         with torch.cuda.device_of(x):
             backward_rows[programs,](
-                dy.contiguous(), _contiguous(dtotal), x.contiguous(), weight.contiguous(), stats, dx,
+                dy.contiguous(), x.contiguous(), weight.contiguous(), stats, dx,
                 partials, rows, -(-blocks // programs),
                 WIDTH=width, ROWS=held.rows, BLOCK=held.block, num_warps=held.warps,
             )  # fmt: skip
@@ -219,27 +199,20 @@ def _backward(dy: Tensor, dtotal: Maybe, x: Tensor, weight: Tensor, bias_dtype: 
     return dx, dweight.to(weight.dtype), dbias.to(bias_dtype)
 
 
-def _backward_shapes(
-    dy: Tensor, dtotal: Maybe, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor
-) -> Three:
+def _backward_shapes(dy: Tensor, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor) -> Three:
     return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape, dtype=bias_dtype)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, delta, weight, bias, _ = inputs
-    _, total, stats = output
-    ctx.save_for_backward(x if delta is None else total, weight, stats)
-    ctx.has_delta, ctx.has_bias = delta is not None, bias is not None
-    ctx.bias_dtype = weight.dtype if bias is None else bias.dtype
-    ctx.set_materialize_grads(False)
+    x, weight, bias, _ = inputs
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.has_bias, ctx.bias_dtype = bias is not None, weight.dtype if bias is None else bias.dtype
 
 
-def _gradients(ctx: Any, dy: Tensor | None, dtotal: Tensor | None, dstats: None) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor, dstats: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, stats = ctx.saved_tensors
-    dy = torch.zeros_like(x) if dy is None else dy
-    dtotal = dtotal if ctx.has_delta else None
-    dx, dweight, dbias = torch.ops.minigpt.layer_norm_backward(dy, dtotal, x, weight, ctx.bias_dtype, stats)
-    return dx, dx if ctx.has_delta else None, dweight, dbias if ctx.has_bias else None, None
+    dx, dweight, dbias = torch.ops.minigpt.layer_norm_backward(dy, x, weight, ctx.bias_dtype, stats)
+    return dx, dweight, dbias if ctx.has_bias else None, None
 
 
 def _refuse(ctx: Any, *gradients: Tensor | None) -> None:
