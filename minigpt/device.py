@@ -6,11 +6,10 @@ import os
 import platform
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -18,9 +17,6 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.backends import cuda
 
 from minigpt.errors import ConfigError, GenerationError
-
-Who = TypeVar("Who")
-Result = TypeVar("Result")
 
 _backends: Any = torch.backends
 _PRODUCTS = (_backends.cuda.matmul, _backends.mkldnn.matmul)
@@ -164,19 +160,6 @@ def settle_memory() -> None:
             mallopt(threshold, 2**30)
 
 
-def environment(threads: int, *packages: str) -> dict[str, Any]:
-    """Return the processor, its instructions, the threads and the load, and the versions of Python and packages."""
-    return {
-        "processor": processor_name(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "bfloat16_instructions": HAS_BFLOAT16,
-        "vnni": torch.cpu._is_vnni_supported(),
-        "threads": threads,
-        "load_average": round(os.getloadavg()[0], 2),
-        **software("transformers", "ctranslate2", *packages),
-    }
-
-
 def software(*packages: str) -> dict[str, Any]:
     """Return the versions of Python, minigpt, torch and these packages; None for one that is not installed."""
     own = sys.modules["minigpt"].__version__  # without an import of the package, which imports this file
@@ -229,29 +212,10 @@ def full_products() -> Iterator[None]:
         set_product_precision(before)
 
 
-def in_turns(contestants: Mapping[Who, Callable[[], Result]], rounds: Iterable[object]) -> dict[Who, list[Result]]:
-    """Call each once in every round, and return the results. A busy machine then slows all of them alike."""
-    results: dict[Who, list[Result]] = {who: [] for who in contestants}
-    for _ in rounds:
-        for who, run in contestants.items():
-            results[who].append(run())
-    return results
-
-
 def finish(device: torch.device) -> None:
     """Wait until a device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def wall_seconds(call: Callable[[], object], loops: int, device: torch.device) -> float:
-    """Return seconds per call, for ``loops`` calls in a row."""
-    finish(device)
-    start = time.perf_counter()
-    for _ in range(loops):
-        call()
-    finish(device)
-    return (time.perf_counter() - start) / loops
 
 
 class Steps:

@@ -1,7 +1,6 @@
 """Names of dtypes and devices: the known ones resolve, the others are refused with the way out."""
 
 import ctypes
-import itertools
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-import minigpt
 from minigpt import ConfigError
 from minigpt.device import (
     DTYPES,
     ENVIRONMENT,
     dtype_name,
-    environment,
-    in_turns,
     resolve_device,
     resolve_dtype,
     settle_memory,
@@ -51,20 +47,6 @@ def test_a_cuda_device_that_is_not_there(count: int, device: Any, monkeypatch: p
     with pytest.raises(ConfigError, match=f"^device '{device}' is not on this machine, where PyTorch sees {count}"):
         resolve_device(device)
     assert count == 0 or resolve_device("cuda:1") == torch.device("cuda", 1)
-
-
-def test_contestants_take_turns() -> None:
-    order = itertools.count()
-    assert in_turns({"a": lambda: next(order), "b": lambda: next(order)}, range(3)) == {"a": [0, 2, 4], "b": [1, 3, 5]}
-
-
-def test_the_environment_names_processor_threads_and_versions() -> None:
-    found = environment(3, "safetensors", "no_such_package")
-    assert found["processor"]
-    assert (found["threads"], found["minigpt"], found["torch"]) == (3, minigpt.__version__, torch.__version__)
-    assert {"transformers", "ctranslate2", "python", "load_average", "instructions"} <= found.keys()
-    assert found["safetensors"].partition(".")[0].isdigit()
-    assert found["no_such_package"] is None
 
 
 def test_no_piece_of_memory_is_so_large_that_it_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,12 @@
 """Time norms in turns, forward and backward.
 
 A norm cannot be faster than memory. So every time is also given as a share of the rate of a plain copy of the input.
-Whether a norm is right is the question of ``minigpt norms --check``.
 """
 
-import functools
 import itertools
 import statistics
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,23 +16,14 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.device import (
-    Progress,
-    Steps,
-    dtype_name,
-    in_turns,
-    require_values,
-    resolve_device,
-    resolve_dtype,
-    versions,
-    wall_seconds,
-)
+from minigpt.bench.timing import in_turns, seconds_per_call
+from minigpt.device import Progress, Steps, dtype_name, require_values, resolve_device, resolve_dtype, versions
 from minigpt.errors import ConfigError
 
 WIDTHS = (768, 1024, 1280, 1600)
 ROWS = {"cuda": (1, 64, 1024, 16_384, 65_536), "cpu": (1, 64, 1024)}
 STREAMS = {"forward": 2, "backward": 3}  # tensors of the input's size that are read or written
-ENOUGH_S = 2e-3  # a clock is read after at least so long
+SHORTEST_SECONDS = 2e-3  # between two readings of a clock
 
 
 def bench_norms(
@@ -73,22 +63,18 @@ def bench_norms(
     names, timings = list(names) or ["fused", *triton], []
     begin = Steps(progress, total=len(widths) * len(rows) * len(STREAMS))
     for width in widths:
-        modules = {name: _with_weights(norms.build(name, width)).to(device, dtype) for name in names}
+        modules = {name: norms.build(name, width).to(device, dtype) for name in names}
         for count, computes in itertools.product(rows, STREAMS):
             begin(f"{computes}, {count:,} rows of {width}")
-            x, dy = torch.randn(2, count, width, device=device).to(dtype)
-            calls = {name: _call(computes, module, x, dy) for name, module in modules.items()}
-            calls["copy"] = functools.partial(torch.empty_like(x).copy_, x)
-            clocks = {name: functools.partial(wall_seconds, call, _loops(call, device), device)
-                      for name, call in calls.items()}  # fmt: skip
-            taken = {name: statistics.median(times) for name, times in in_turns(clocks, range(repeats)).items()}
-            copied = 2 * x.nbytes / taken.pop("copy")
-            for name, seconds in taken.items():
-                rate = STREAMS[computes] * x.nbytes / seconds  # bytes a second
-                timings.append({
-                    "norm": name, "computes": computes, "width": width, "rows": count, "ms": 1e3 * seconds,
-                    "gb_per_s": rate / 1e9, "share_of_copy": rate / copied,
-                })  # fmt: skip
+            x, gradient = torch.randn(2, count, width, device=device).to(dtype)
+            calls = {name: _call(computes, module, x, gradient) for name, module in modules.items()}
+            calls["copy"] = partial(torch.empty_like(x).copy_, x)
+            seconds = _median_seconds(calls, repeats, device)
+            copied = 2 * x.nbytes / seconds.pop("copy")
+            for name, taken in seconds.items():
+                rate = STREAMS[computes] * x.nbytes / taken  # bytes a second
+                shape = {"norm": name, "computes": computes, "width": width, "rows": count}
+                timings.append(shape | {"ms": 1e3 * taken, "gb_per_s": rate / 1e9, "share_of_copy": rate / copied})
     return {"device": str(device), "dtype": dtype_name(dtype), "versions": versions(device), "timings": timings}
 
 
@@ -98,34 +84,31 @@ def norms_table(bench: dict[str, Any]) -> RenderableType:
     table = Table("width", "rows", "computes", *names, box=None, pad_edge=False)
     lines: dict[tuple[str, ...], list[str]] = {}
     for timing in bench["timings"]:
-        place = str(timing["width"]), f"{timing['rows']:,}", timing["computes"]
+        shape = str(timing["width"]), f"{timing['rows']:,}", timing["computes"]
         cell = f"{timing['ms']:.4g} ms  {timing['gb_per_s']:.4g} GB/s  {timing['share_of_copy']:.2f}"
-        lines.setdefault(place, []).append(cell)
-    for place, cells in lines.items():
-        table.add_row(*place, *cells)
-    said = f"{bench['dtype']} on {bench['device']}, {bench['versions']['hardware']}, torch {bench['versions']['torch']}"
-    return Group(Text(f"{said}; after the rate, its share of the rate of a plain copy"), table)
+        lines.setdefault(shape, []).append(cell)
+    for shape, cells in lines.items():
+        table.add_row(*shape, *cells)
+    hardware, torch_version = bench["versions"]["hardware"], bench["versions"]["torch"]
+    head = f"{bench['dtype']} on {bench['device']}, {hardware}, torch {torch_version}"
+    return Group(Text(f"{head}; after the rate, its share of the rate of a plain copy"), table)
 
 
-@torch.no_grad()
-def _with_weights(module: nn.Module) -> nn.Module:
-    """Give a norm a scale and a shift that show: with 1 and 0, a kernel that forgets them would be right."""
-    for parameter in (module.weight, module.bias):
-        if isinstance(parameter, nn.Parameter):
-            parameter.copy_(0.5 + torch.rand_like(parameter))
-    return module
+def _median_seconds(calls: dict[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, float]:
+    """Return the median seconds of each call, timed in turns."""
+    clocks = {}
+    for name, call in calls.items():
+        call()  # compilers, caches
+        loops = 1 + int(min(100, SHORTEST_SECONDS / max(seconds_per_call(call, 1, device), 1e-7)))
+        clocks[name] = partial(seconds_per_call, call, loops, device)
+    return {name: statistics.median(times) for name, times in in_turns(clocks, range(repeats)).items()}
 
 
-def _loops(call: Callable[[], object], device: torch.device) -> int:
-    call()
-    return 1 + int(min(100, ENOUGH_S / max(wall_seconds(call, 1, device), 1e-7)))
-
-
-def _call(computes: str, module: nn.Module, x: Tensor, dy: Tensor) -> Callable[[], object]:
-    """Return a function that runs one pass. ``dy`` is the incoming gradient."""
+def _call(computes: str, module: nn.Module, x: Tensor, gradient: Tensor) -> Callable[[], object]:
+    """Return a function that runs one pass over the rows ``x`` (N, C)."""
     if computes == "forward":
         return torch.no_grad()(lambda: module(x))
     leaf = x.detach().requires_grad_()
     leaves = [leaf, *module.parameters()]
     y = module(leaf)
-    return lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True)
+    return lambda: torch.autograd.grad(y, leaves, gradient, retain_graph=True)

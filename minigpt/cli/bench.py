@@ -1,6 +1,5 @@
 """minigpt bench: how fast is it on this machine?"""
 
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -62,9 +61,7 @@ def norms(
     dtype: str | None = None,
     json_file: Json = None,
 ) -> None:
-    """Time norms in turns, forward and backward, against a plain copy.
-
-    Whether they are right is the question of ``minigpt norms --check``.
+    """Time norms in turns, forward and backward, against a plain copy. ``minigpt norms --check`` checks their results.
 
     Args:
         norm: As minigpt parity takes it; may be repeated.
@@ -86,49 +83,6 @@ def norms(
     show(norms_table(timed), timed, json_file)
 
 
-def serve(
-    *,
-    model: str = "demo",
-    dtype: str = "float32",
-    quantize: str | None = None,
-    clients: Count = 16,
-    requests: Count = 2,
-    prompt_characters: Count = 32,
-    new_tokens: Annotated[int, typer.Option(min=2)] = 48,
-    repeats: Count = 3,
-    against: str = "transformers",
-    json_file: Json = None,
-) -> None:
-    """Time minigpt serve under load, in turns with complete on the same texts, and with transformers' server.
-
-    Args:
-        dtype: float32, bfloat16, float16, float64.
-        clients: Clients that ask at once; also the places of each contestant.
-        requests: Requests of each client in a round.
-        prompt_characters: Random letters of each prompt.
-        new_tokens: Tokens of each text.
-        repeats: Rounds; each contestant has a turn in each.
-        against: transformers; '' for none.
-
-    Examples:
-        minigpt bench serve --model demo --against '' --json -
-    """
-    from minigpt.bench.serve import ServePlan, bench_serve, serve_table
-    from minigpt.serve import missing
-
-    if find_spec("uvicorn") is None:
-        raise missing(ModuleNotFoundError("", name="uvicorn"))
-    require_writable(json_file)
-    plan = ServePlan(
-        model=model, kind=_kind(dtype, quantize), clients=clients, requests=requests,
-        prompt_characters=prompt_characters, new_tokens=new_tokens, repeats=repeats,
-        against=tuple(filter(None, against.split(","))),
-    )  # fmt: skip
-    with progress() as say:
-        report = bench_serve(plan, progress=say)
-    show(serve_table(report), report, json_file)
-
-
 def _preset(model: str | None, preset: str | None) -> str:
     if model is not None and preset is not None:
         raise ConfigError(f"--preset {preset} is for random weights; leave it out, or --model {model}")
@@ -142,5 +96,5 @@ def _kind(dtype: str, quantize: str | None) -> str:
 
 
 bench = typer.Typer(help="Measure speed and memory, against others in the same run.")
-for _command in (generate, norms, serve):
+for _command in (generate, norms):
     add(bench, _command)

@@ -1,10 +1,9 @@
-"""Time minigpt beside CTranslate2, llama.cpp and llama-server: ``minigpt bench`` with more contestants.
+"""Time minigpt beside CTranslate2 and llama.cpp: ``minigpt bench generate`` with more programs.
 
-    python scripts/bench/others.py generate --quantize int8 --against ctranslate2:int8,llama.cpp:q8_0
-    python scripts/bench/others.py serve --model demo --against transformers,llama-server
+    python scripts/bench/others.py --quantize int8 --against ctranslate2:int8,llama.cpp:q8_0
 
-The words are those of ``minigpt bench``. llama.cpp's kinds are f32, f16, bf16 and q8_0. Needs ``pip install ctranslate2
-llama-cpp-python gguf``. The program llama-server must be on the PATH, or LLAMA_SERVER must be its path.
+The options are those of ``minigpt bench generate``. llama.cpp's kinds are f32, f16, bf16 and q8_0. Needs ``pip install
+ctranslate2 llama-cpp-python gguf``.
 """
 
 # pyright: reportArgumentType=false
@@ -12,19 +11,16 @@ llama-cpp-python gguf``. The program llama-server must be on the PATH, or LLAMA_
 import importlib
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.bench.generate import CONTESTANTS
-from minigpt.bench.serve import SERVERS, ServePlan, Server
-from minigpt.checkpoint import has_tokenizer
+from minigpt.bench.generate import OTHERS, Program
 from minigpt.cli import main
 from minigpt.errors import ConfigError
 from minigpt.judge.original import quiet_transformers
@@ -38,7 +34,7 @@ GGML_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "q
 class CTranslate2:
     """CTranslate2, with the weights in its own format."""
 
-    def __init__(self, folder: str, prompts: Prompts, kind: str) -> None:
+    def __init__(self, folder: str, prompts: Prompts, kind: str, draft: str | None = None, room: int = 0) -> None:
         import ctranslate2  # pyright: ignore[reportMissingImports]
 
         place, threads = write_ctranslate2(folder, kind), torch.get_num_threads()
@@ -82,10 +78,7 @@ def write_ctranslate2(folder: str, kind: str) -> str:
 class LlamaCpp:
     """llama.cpp with its default settings: the file mapped, flash attention where it has it, a cache in float16."""
 
-    kinds: ClassVar = GGML_TYPES
-    takes = ("room",)
-
-    def __init__(self, folder: str, prompts: Prompts, kind: str, room: int) -> None:
+    def __init__(self, folder: str, prompts: Prompts, kind: str, draft: str | None = None, room: int = 1024) -> None:
         """Load the checkpoint, with a cache of ``room`` tokens for each prompt."""
         lib: Any = importlib.import_module("llama_cpp")
         self.lib, self.prompts = lib, prompts
@@ -176,28 +169,10 @@ def write_gguf(folder: str | Path, kind: str, tokenizer: Tokenizer | None = None
     return path
 
 
-def llama_server(plan: ServePlan, folder: Path) -> list[str]:
-    """Return the command that starts llama.cpp's server."""
-    program = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
-    if program is None:
-        raise ConfigError("llama-server is not on the PATH; put it there, or set LLAMA_SERVER to its path")
-    file = write_gguf(
-        folder, GGML_TYPES[plan.kind], Tokenizer.from_pretrained(folder) if has_tokenizer(folder) else None
-    )
-    room = plan.prompt_characters + plan.new_tokens  # a token has a character or more
-    sizes = {"-np": plan.clients, "-c": plan.clients * room, "-t": torch.get_num_threads(), "--cache-ram": 0}
-    return [program, "-m", str(file), *(str(word) for pair in sizes.items() for word in pair), "--cont-batching"]
-
-
-def add_contestants() -> None:
-    """Let ``minigpt bench`` know them."""
-    CONTESTANTS.update({"ctranslate2": "bench.others:CTranslate2", "llama.cpp": "bench.others:LlamaCpp"})
-    fields = {"ignore_eos": True, "cache_prompt": False}
-    SERVERS["llama-server"] = Server("llama-server", llama_server, lambda folder: {"model": folder.name, **fields})
-
-
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/, from which a contestant's process imports its class
-    add_contestants()
-    sys.argv[1:1] = ["bench"]
+    scripts = str(Path(__file__).parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [scripts, os.environ.get("PYTHONPATH")]))
+    OTHERS["ctranslate2"] = Program("bench.others:CTranslate2")
+    OTHERS["llama.cpp"] = Program("bench.others:LlamaCpp", GGML_TYPES)
+    sys.argv[1:1] = ["bench", "generate"]
     main()

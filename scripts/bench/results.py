@@ -1,8 +1,5 @@
 """What a script has found: JSON on standard output, and in the file that --json names."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,11 +32,3 @@ def keep(results: Any, file: Path | None) -> None:
     """Write them where a file was named, in the place of what it held; '-' is standard output."""
     if file is not None:
         print_json(finite(results, instead=str), str(file))  # words for what is not finite
-
-
-def said_by(program: str, *words: object) -> dict[str, Any]:
-    """Run a program in a separate process, and return the JSON that it prints last."""
-    done = subprocess.run([sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])

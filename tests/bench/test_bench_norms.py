@@ -1,4 +1,4 @@
-"""minigpt bench norms: what it says it measured, and what it refuses to time."""
+"""minigpt bench norms: the figures are those of the times, and what cannot be timed is refused."""
 
 import json
 from typing import Any
@@ -8,8 +8,6 @@ import pytest
 from minigpt import ConfigError, NormError
 from minigpt.bench.norms import STREAMS, bench_norms
 from minigpt.cli import app
-
-pytestmark = pytest.mark.thorough
 
 FEW: dict[str, Any] = dict(widths=[48], rows=[1, 5], repeats=2, device="cpu")
 

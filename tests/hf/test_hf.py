@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from bench.hf_checks import CHECKS, outcome
 from checkpoints import TINY, edit_config, edit_tensors, reference, saved, tiny_bpe, tokens
 from helpers import assert_close, assert_same_bits
+from hf_checks import CHECKS, outcome
 from sabotages import GammaBeta
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline

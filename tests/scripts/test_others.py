@@ -22,9 +22,9 @@ def others() -> ModuleType:
 
 @pytest.mark.thorough
 def test_it_knows_more_contestants_than_the_package() -> None:
-    status, _, err = run("bench/others.py", "generate", "--against", "vllm", "--prompt-tokens", 4)
+    status, _, err = run("bench/others.py", "--against", "vllm", "--prompt-tokens", 4)
     assert (status, "vllm" in err) == (2, True)
-    status, _, err = run("bench/others.py", "generate", "--against", "ctranslate2:int4", "--repeats", 1)
+    status, _, err = run("bench/others.py", "--against", "ctranslate2:int4", "--repeats", 1)
     assert (status, "CTranslate2" in err) == (2, True), "its process is started, and says what is missing there"
 
 

@@ -92,9 +92,23 @@ def test_every_script_says_what_it_is_for(script: str) -> None:
 
 @pytest.mark.thorough
 def test_results_that_could_not_be_kept_are_refused_before_the_work(tmp_path: Path) -> None:
-    status, out, err = run("bench/start.py", "--json", tmp_path / "nowhere" / "start.json")
+    status, out, err = run("bench/serve.py", "--json", tmp_path / "nowhere" / "serve.json")
     assert (status, out) == (2, "")
     assert "cannot write" in err
+
+
+@pytest.mark.thorough
+def test_servers_are_timed_in_turns() -> None:
+    pytest.importorskip("fastapi")
+    sizes = ["--clients", 2, "--requests", 2, "--new-tokens", 5, "--repeats", 1, "--prompt-characters", 9]
+    status, out, err = run("bench/serve.py", "--against", "", *sizes)
+    assert status == 0, err
+    report = json.loads(out)
+    assert list(report["servers"]) == ["minigpt, streamed", "minigpt, whole"]
+    for name, figures in report["servers"].items():
+        assert figures["tokens"] == [20]
+        assert figures["tokens_per_second"] == pytest.approx(20 / figures["seconds"][0])
+        assert (figures["first_token_ms"] is not None) == name.endswith("streamed")
 
 
 def test_results_are_the_same_printed_and_kept_and_say_in_words_what_is_not_finite(

@@ -1,0 +1,101 @@
+"""The programs that ``minigpt bench generate`` times: ours, transformers, and the reading of memory as their limit."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigpt.device import settle_memory
+from minigpt.engine.int8 import Int8Linear
+from minigpt.engine.kernel import path_of
+from minigpt.engine.parts import head_rows
+from minigpt.generation.decode import rows_of, write_rows
+from minigpt.generation.settings import parse_settings
+from minigpt.model import GPT2
+from minigpt.model.masking import left_padded
+from minigpt.recipe import from_pretrained
+
+Prompts = list[list[int]]
+
+
+class Minigpt:
+    """This project, in a dtype or in "int8"."""
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str, draft: str | None = None, room: int = 0) -> None:
+        self.model, self.prompts, self.draft = open_model(folder, kind), prompts, draft
+        self.decoding = path_of(self.model)
+        self.drafted = self.accepted = 0
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of drafted tokens that were accepted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    def prefill(self) -> None:
+        """Read the prompts. The first token is chosen too, which takes some microseconds."""
+        self._write(1, None)
+
+    def generate(self, new: int) -> int:
+        rows = self._write(new, self.draft)
+        self.drafted += sum(row.drafted for row in rows)
+        self.accepted += sum(row.accepted for row in rows)
+        return sum(len(row.new_ids) for row in rows)
+
+    def _write(self, new: int, draft: str | None) -> list[Any]:
+        settings = parse_settings(max_new_tokens=new, eos_token_id=None, draft=draft)
+        rows = rows_of(self.model, self.prompts, settings)
+        for _ in write_rows(self.model, rows, settings, len(rows)):
+            pass
+        return rows
+
+
+class Transformers:
+    """Hugging Face transformers with sdpa attention and its default cache."""
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str, draft: str | None = None, room: int = 0) -> None:
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, attn_implementation="sdpa")
+        self.model = model.eval()
+        self.model.generation_config.eos_token_id = None
+        self.model.generation_config.pad_token_id = 0
+        self.ids, self.mask = left_padded(prompts)
+
+    @torch.inference_mode()
+    def prefill(self) -> Tensor:
+        positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
+        return self.model(self.ids, attention_mask=self.mask, position_ids=positions, logits_to_keep=1).logits
+
+    def generate(self, new: int) -> int:
+        ids = self.model.generate(self.ids, attention_mask=self.mask, max_new_tokens=new, do_sample=False)
+        return ids[:, self.ids.shape[1] :].numel()
+
+
+class Memory:
+    """The limit: for each token it reads as many bytes as a step reads of weights, and computes nothing."""
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str, draft: str | None = None, room: int = 0) -> None:
+        self.rows, self.step_bytes = len(prompts), weight_bytes(open_model(folder, kind))
+        self.memory = torch.ones(self.step_bytes // 4)
+
+    def prefill(self) -> Tensor:
+        return self.memory.sum()
+
+    def generate(self, new: int) -> int:
+        for _ in range(new):
+            self.memory.sum()
+        return new * self.rows
+
+
+def open_model(folder: str, kind: str) -> GPT2:
+    """Return the model as the command line opens it."""
+    settle_memory()
+    dtype, quantize = (None, "int8") if kind == "int8" else (kind, None)
+    return from_pretrained(folder, device="cpu", dtype=dtype, quantize=quantize)
+
+
+def weight_bytes(model: GPT2) -> int:
+    """Return the bytes of the weights that every new token reads: all matrices with the head, without embeddings."""
+    panels = sum(part.panels.nbytes for part in model.modules() if isinstance(part, Int8Linear))
+    head = 0 if model.quantize else head_rows(model).nbytes
+    return panels + head + sum(p.nbytes for part in (model.h, model.ln_f) for p in part.parameters())
