@@ -42,8 +42,6 @@ def sample_report(layers: int = 12, *, passing: bool = True, norm: str = "textbo
             for site in sites]},
         "gradients": [{"parameter": f"{site['site']}.weight", "relative_error": 1e-6 * draw.random(),
                        "noise": 1e-6 * draw.uniform(0.5, 1), "ratio": draw.random()} for site in sites],
-        "attention_maps": {name: {when: [[draw.random() for _ in range(4)] for _ in range(layers)]
-                                  for when in ("before", "after")} for name in ("first", "entropy")},
         "budget": None,
     }  # fmt: skip
 
@@ -87,13 +85,10 @@ def outcome(passing: bool, error: float, culprit: str) -> Report:
 
 
 def measured(error: float, sites: list[Report], draw: random.Random) -> Report:
-    """What stands beside the verdict: ordinary differences, divergence along a text, the sites one at a time."""
-    ordinary = {"eager against sdpa": 8.31e-7, "bfloat16 against float32": 5.62e-2, "float16 against float32": 7.17e-3,
-                "batch of 1 against batch of 8": 6.02e-7}  # fmt: skip
+    """What stands beside the verdict: divergence along a text, the sites one at a time."""
     pieces = TEXT.split("|")
     alone = [(site["site"], site["local_error"] * draw.uniform(2, 9)) for site in sites if site["swapped"]]
     return {
-        "noise": [{"difference": name, "rms_error": x, "share": error / x} for name, x in ordinary.items()],
         "tokens": {"prompt": 0, "pieces": pieces, "new_from": 7,
                    "kl": [error**2 * 10 ** draw.uniform(-1.5, 1.2) for _ in pieces]},
         "sensitivity": [{"site": site, "rms_error": x, "ratio": x / 1.2471e-6}
@@ -112,17 +107,14 @@ def norm_sites(layers: int, passing: bool, draw: random.Random) -> list[Report]:
         drift = 2.1e-3 if depth > wrong else noise
         reached = max(local, drift * draw.uniform(0.8, 1.2))
         sites.append(
-            {"site": name, "local_error": local, "propagated_error": reached, "swapped": depth > 0,
-             "local_first": local * 1.9, "local_rest": local * 0.97, "propagated_first": reached * 0.4,
-             "propagated_rest": reached * 1.06, "noise": noise}
-        )  # fmt: skip
+            {"site": name, "local_error": local, "propagated_error": reached, "swapped": depth > 0, "noise": noise}
+        )
     return sites
 
 
 def block(name: str, site: Report) -> Report:
     """The residual stream after a block whose last norm is ``site``."""
-    return {"block": name, "error": site["propagated_error"] * 1.27, "error_first": site["propagated_first"] * 1.31,
-            "error_rest": site["propagated_rest"] * 1.22, "noise": site["noise"] * 1.17}  # fmt: skip
+    return {"block": name, "error": site["propagated_error"] * 1.27, "noise": site["noise"] * 1.17}
 
 
 def divergence() -> Report:
@@ -142,7 +134,7 @@ def smallest_report() -> Report:
     """A passing report with nothing but what docs and other tools may rely on."""
     optional = (
         "prompts", "against", "quantize", "center", "exact", "notes", "blocks", "decoding", "perplexity", "bisect",
-        "noise", "tokens", "sensitivity", "fit", "removal", "budget", "text", "gradients", "attention_maps", "missing",
+        "tokens", "sensitivity", "fit", "removal", "budget", "text", "gradients", "missing",
         "changes", "against_norm", "first_off",
     )  # fmt: skip
     report = {key: value for key, value in sample_report(2).items() if key not in optional}

@@ -27,8 +27,6 @@ def parity(
     prompts: Path | None = None,
     text: Path | None = None,
     gradients: bool = False,
-    attention_maps: bool = False,
-    noise: bool = False,
     sensitivity: bool = False,
     remove: bool = False,
     remove_file: Path | None = None,
@@ -54,8 +52,6 @@ def parity(
         prompts: File of prompts: plain lines, or JSON lines.
         text: File that the models read in windows; it decides too.
         gradients: Compare the gradient of the loss for every Parameter.
-        attention_maps: Compare each head's attention on the first position, and its entropy.
-        noise: Measure ordinary differences too, e.g. bfloat16.
         sensitivity: Swap one site at a time; rank the sites.
         remove: Swap site after site, the least harmful first, to the kl of --budget.
         remove_file: Keep the trials of --remove here; started again, the search goes on.
@@ -98,7 +94,7 @@ def parity(
     from minigpt.judge.verdict import read_original
 
     parts: dict[str, Any] = dict(
-        gradients=gradients or None, attention_maps=attention_maps, noise=noise, sensitivity=sensitivity, remove=remove,
+        gradients=gradients or None, sensitivity=sensitivity, remove=remove,
         remove_file=remove_file, bisect=bisect, budget=budget,
     )  # fmt: skip
     with progress() as say:

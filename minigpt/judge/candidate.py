@@ -24,11 +24,10 @@ from minigpt.engine.ragged import Ragged
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.generation import generate
 from minigpt.judge.gradients import gradients_of
-from minigpt.judge.original import AttentionMaps, Original, Recorder, Text, batches
+from minigpt.judge.original import Original, Recorder, Text, batches
 from minigpt.model import GPT2
 from minigpt.model.masking import left_padded
 from minigpt.norms import is_exact, is_ours, name_of, notes
-from minigpt.norms.add import has_hooks, norm_by_addition, own_addition
 from minigpt.norms.foreign.construct import naming, title
 from minigpt.recipe import Recipe
 from minigpt.report.parity_report import Fields
@@ -38,7 +37,7 @@ from minigpt.tokenizer import Tokenizer
 from minigpt.watch import changed_on_import
 
 SHAPE = ("n_layer", "n_embd", "n_positions", "vocab_size")  # must be equal for two models to be compared
-PARTS = ("norms and blocks", "tokens one by one", "gradients", "attention")
+PARTS = ("norms and blocks", "tokens one by one", "gradients")
 
 
 class Reading(NamedTuple):
@@ -48,13 +47,11 @@ class Reading(NamedTuple):
         logits: at the compared positions (T, V).
         outputs: of norms and blocks, by their names in a GPT-2 (T, C).
         norms: the modules at the norms' sites.
-        again: for each norm, how the model calls it.
     """
 
     logits: Float[Tensor, "seq vocab"]
     outputs: Mapping[str, Float[Tensor, "seq embd"]] = {}
     norms: Mapping[str, nn.Module] = {}
-    again: Mapping[str, Callable[[Tensor], Tensor]] = {}
 
 
 class Candidate:
@@ -120,9 +117,6 @@ class Candidate:
     def gradients(self) -> dict[str, Tensor] | None:
         return None
 
-    def attention_maps(self) -> dict[str, Tensor] | None:
-        return None
-
     def continued(self, text: Text) -> list[int] | None:
         """Return what it writes greedily after the prompt."""
         return None
@@ -142,7 +136,7 @@ class FileCandidate(Candidate):
         shapes = {f"logits.{n}": (len(text.truth), size) for n, text in enumerate(texts)}
         shapes |= {
             f"{place}.{n}": (len(text.ids), width)
-            for n, text in enumerate(texts) if len(next(iter(text.inputs.values()), ())) == len(text.ids)
+            for n, text in enumerate(texts) if text.inputs
             for place in (*original.sites, *original.blocks)
         }  # fmt: skip
         try:
@@ -187,7 +181,7 @@ class ModuleCandidate(Candidate):
         self.places = [] if self.prefix is None else [*original.sites, *original.blocks]
         parts = dict(module.named_modules())
         if self.prefix is not None and all(self.prefix + place in parts for place in self.places):
-            self.can = (PARTS[0], PARTS[2], PARTS[3])
+            self.can = (PARTS[0], PARTS[2])
         else:
             self.prefix = None
 
@@ -208,19 +202,10 @@ class ModuleCandidate(Candidate):
         with Recorder(self.module.get_submodule(self.prefix.rstrip(".")), self.places) as recorder:
             logits = self.logits(text)
         norms = {site: recorder.modules[site] for site in self.original.sites}
-        return Reading(logits, {place: y[0] for place, y in recorder.outputs.items()}, norms, norms)
+        return Reading(logits, {place: y[0] for place, y in recorder.outputs.items()}, norms)
 
     def gradients(self) -> dict[str, Tensor] | None:
         return None if self.prefix is None else gradients_of(self.module, self.original, self.prefix)
-
-    def attention_maps(self) -> dict[str, Tensor] | None:
-        if self.prefix is None:
-            return None
-        maps = AttentionMaps(self.module.get_submodule(self.prefix.rstrip(".")), self.original.config)
-        with maps:
-            for text in self.original.texts:
-                self.call(self.original.tensor(text.ids))
-        return maps.means()
 
 
 class OurCandidate(ModuleCandidate):
@@ -236,7 +221,7 @@ class OurCandidate(ModuleCandidate):
         name = "the model" if recipe is None else str(recipe.source)
         is_same = recipe is None or name in (original.source, str(original.place))
         super().__init__(original, model, original.source if is_same and recipe is not None else name)
-        self.can, self.model, self.recipe = PARTS, model, recipe
+        self.can, self.prefix, self.model, self.recipe = PARTS, "", model, recipe
         for name in SHAPE:
             if (size := getattr(model.config, name)) != (true_size := getattr(original.config, name)):
                 raise ConfigError(
@@ -265,20 +250,6 @@ class OurCandidate(ModuleCandidate):
     def logits(self, text: Text) -> Float[Tensor, "seq vocab"]:
         hidden = self.model.hidden_states(self.original.tensor(text.ids))[:, text.compared]
         return self.model.head(hidden)[0]
-
-    def read(self, text: Text) -> Reading:
-        norms = {site: RecordedNorm(norm) for site, norm in self.model.norm_modules().items()}
-        with contextlib.ExitStack() as stack:
-            for site, norm in norms.items():
-                self.model.set_submodule(site, norm)
-                stack.callback(self.model.set_submodule, site, norm.norm)
-            stream = stack.enter_context(Recorder(self.model, self.original.blocks))
-            logits = self.logits(text)
-        outputs = {site: norm.output[0] for site, norm in norms.items()}
-        return Reading(
-            logits, outputs | {block: y[0] for block, y in stream.outputs.items()},
-            {site: norm.norm for site, norm in norms.items()}, {site: norm.again for site, norm in norms.items()},
-        )  # fmt: skip
 
     def decoded(self) -> list[Float[Tensor, "new vocab"]] | None:
         logits = [text.truth[:0] for text in self.original.texts]
@@ -350,31 +321,6 @@ class OurCandidate(ModuleCandidate):
             self.put({**norms, site: new})
             fit_norms(self.model, self.fit_rows, site)
         return {**norms, site: new}
-
-
-class RecordedNorm(nn.Module):
-    """Calls a norm as the model would, and keeps its output and a function that repeats the computation.
-
-    A hook on the norm would not do: a norm with hooks no longer adds the residual itself, see ``minigpt.norms.add``.
-    """
-
-    output: Tensor
-    again: Callable[[Tensor], Tensor]
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-        if (addition := own_addition(norm)) is not None and not has_hooks(norm):
-            self.add_norm = partial(self._add_norm, addition)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.output, self.again = self.norm(x), self.norm
-        return self.output
-
-    def _add_norm(self, addition: Callable[..., Any], residual: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        total, self.output = addition(residual.clone(), delta)  # it may write the sum over its argument
-        self.again = partial(norm_by_addition, addition)
-        return total, self.output
 
 
 def norm_title(recipe: Recipe | None, standing: Sequence[nn.Module]) -> str:

@@ -1,4 +1,4 @@
-"""The gradient of the loss of the texts, for every Parameter and the embedded input, and the backward of each norm.
+"""The gradient of the loss of the texts, for every Parameter and the embedded input.
 
 T tokens, V vocabulary, C embedding.
 """
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from minigpt.errors import GenerationError
@@ -80,45 +79,6 @@ def gradient_errors(gradients: dict[str, Tensor], original: "Original") -> list[
             ratio = over_noise(error, noise, 1.0)
             rows.append(Fields(parameter=name, relative_error=error, noise=noise, ratio=ratio))
     return sorted(rows, key=lambda row: -row.ratio if row.ratio == row.ratio else -torch.inf)
-
-
-def backward_ratio(
-    norm: nn.Module, call: Callable[[Tensor], Tensor], x: Float[Tensor, "1 seq embd"], eps: float
-) -> float:
-    """Return how many times the error of PyTorch's LayerNorm a norm's gradients are off: of input, scale and shift.
-
-    All get the same input and the same random gradient of the output; the truth is float64.
-
-    Args:
-        call: computes the norm as the model does.
-    """
-    above = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x)
-    roles = {role: own for role in ("weight", "bias") if isinstance(own := getattr(norm, role, None), nn.Parameter)}
-
-    def exact(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-
-    def gradients(normalize: Callable[..., Tensor], leaves: list[Tensor]) -> list[Tensor]:
-        with torch.enable_grad():
-            y = normalize(*leaves)
-        found = (
-            torch.autograd.grad(y, leaves, above.to(y), allow_unused=True) if y.requires_grad else [None] * len(leaves)
-        )
-        return [torch.zeros_like(leaf) if one is None else one for one, leaf in zip(found, leaves, strict=True)]
-
-    values = [x, *(own.detach() for own in roles.values())]
-    normalize = exact if "weight" in roles or "bias" not in roles else lambda x, bias: exact(x, None, bias)
-    true_gradients = gradients(normalize, [value.double().requires_grad_() for value in values])
-    noisy = gradients(normalize, [value.clone().requires_grad_() for value in values])
-    were_trained = {role: own.requires_grad for role, own in roles.items()}
-    try:
-        leaves = [x.clone().requires_grad_(), *(own.requires_grad_(True) for own in roles.values())]
-        found = gradients(lambda x, *_: call(x), leaves)
-    finally:
-        for role, own in roles.items():
-            own.requires_grad_(were_trained[role])
-    errors = zip(found, noisy, true_gradients, strict=True)
-    return max(over_noise(_relative(one, truth), _relative(noise, truth), 1.0) for one, noise, truth in errors)
 
 
 def _relative(value: Tensor, truth: Tensor) -> float:

@@ -58,19 +58,24 @@ class Distance:
         return math.sqrt(self.squares / self.true_squares) if self.true_squares else math.inf
 
 
-class PositionedDistance:
-    """A distance, with the first token apart: it carries the massive activations (arXiv 2402.17762)."""
+@dataclasses.dataclass
+class RowDistance:
+    """How far rows are from their truth, each measured by its own size, so that no massive row hides the others."""
 
-    def __init__(self) -> None:
-        self.parts = [(slice(None), Distance()), (slice(1), Distance()), (slice(1, None), Distance())]
+    count: int = 0
+    squares: float = 0.0
 
     def add(self, value: Float[Tensor, "seq embd"], truth: Float[Tensor, "seq embd"]) -> None:
-        for positions, part in self.parts:
-            part.add(value[positions], truth[positions])
+        """Count rows of equal shape."""
+        truth = truth.double()
+        errors, sizes = (value.double() - truth).square().sum(-1), truth.square().sum(-1)  # (T)
+        self.squares += float(torch.where(errors == 0, 0, errors / sizes).sum())
+        self.count += len(truth)
 
-    def relative(self, *names: str) -> dict[str, float]:
-        """Relative RMS errors of all tokens, of the first and of the rest, under these names."""
-        return {name: part.relative for name, (_, part) in zip(names, self.parts, strict=True)}
+    @property
+    def relative(self) -> float:
+        """Root of the mean, over rows, of the squared difference over the squared truth."""
+        return math.sqrt(self.squares / max(self.count, 1))
 
 
 class TextSums(NamedTuple):

@@ -4,11 +4,9 @@ B batch, T tokens, V vocabulary, C embedding, L layers, H heads.
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import itertools
 import json
-import mmap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -22,7 +20,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from minigpt.checkpoint import config_file, open_checkpoint, read_tensors
-from minigpt.checkpoint.contents import weight_files
 from minigpt.checkpoint.norms import is_frozen
 from minigpt.checkpoint.opened import only_dtype
 from minigpt.config import GPT2Config, norm_sites
@@ -40,7 +37,7 @@ from minigpt.errors import CheckpointError, GenerationError, MiniGPTError, listi
 from minigpt.files import read_object
 from minigpt.generation import prompt_ids
 from minigpt.judge.gradients import gradients_of
-from minigpt.judge.measures import Distance, exact_layer_norm
+from minigpt.judge.measures import Distance, RowDistance, exact_layer_norm
 from minigpt.judge.perplexity import file_ids, window_losses, windows_of
 from minigpt.model.checks import check_inputs
 from minigpt.model.masking import left_padded
@@ -89,7 +86,7 @@ class Text:
         compared: the positions whose logits are compared.
         start: where a window begins in its text.
         truth: the true logits of those positions (T, V).
-        inputs: the true input (T, C) of each norm, for its first tokens.
+        inputs: the true input (T, C) of each norm; empty if there is no room for it.
     """
 
     ids: list[int]
@@ -143,7 +140,7 @@ class Original:
     transformers reads it at the dtype, and is freed; minigpt reads it in reference arithmetic; then transformers
     reads it in float64 on the weights as rounded to the dtype, and is freed. So there is one model in memory at a
     time, and none while a candidate is judged. What is kept: true logits in float64, of a text file the first 2**27
-    in float32; the true input of each norm in float64, for the first tokens of all prompts, 1 GiB at most.
+    in float32; the true input of each norm in float64, for the first prompts, 1 GiB at most.
 
     Args:
         source, attention, device, dtype, revision, local_files_only: as ``minigpt.Recipe`` takes them.
@@ -163,7 +160,6 @@ class Original:
         noise: the relative RMS error of transformers at each norm and block.
         norms: the original's LayerNorms.
         losses: tokens and loss of each window of the whole text file, by minigpt in reference arithmetic.
-        attention_maps: share of attention on the first position, and entropy in nats: (L, H) each.
         gradients, gradient_noise: by Parameter; None if not asked for.
 
     Raises:
@@ -287,14 +283,15 @@ class Original:
         """Let transformers at the dtype write and read; return what it computes, and the logits while it wrote."""
         reference = Reference(self.place, attention=self.attention, dtype=self.dtype, device=self.device)
         self.texts, decoded = reference.write(prompts, most, self.config.eos_token_ids)
-        room, kept = self._rows(), []
+        room, kept = MOST_STREAM // (len(self.sites) * self.config.n_embd), []
         with Recorder(reference.model.transformer, [*self.sites, *self.blocks]) as recorder:
-            for text, rows in zip(self.texts, room, strict=True):
+            for text in self.texts:
                 begun = time.perf_counter()
                 logits = reference(self.tensor(text.ids))[0]
                 if len(text.ids) == max(len(one.ids) for one in self.texts):
                     self.reference_ms = 1000 * (time.perf_counter() - begun)
-                kept.append(Kept(logits, {name: y[0, :rows] for name, y in recorder.outputs.items()}))
+                room -= len(text.ids)
+                kept.append(Kept(logits, {name: y[0] for name, y in recorder.outputs.items()} if room >= 0 else {}))
         kept += [Kept(reference(self.tensor(text.ids))[0, text.compared].clone(), {}) for text in self.windows]
         noisy = gradients_of(reference.model, self, "transformer.") if gradients else {}
         return kept, decoded, noisy
@@ -319,18 +316,17 @@ class Original:
         for site in self.sites:
             norm = model.get_submodule(site)
             self.norms[site] = TrueNorm(norm.weight.detach(), norm.bias.detach(), norm.eps)
-        noise = {place: Distance() for place in (*self.sites, *self.blocks)}
-        maps = AttentionMaps(model, self.config)
-        with Recorder(model, [*self.sites, *self.blocks]) as recorder, maps:
-            for i, (text, rows) in enumerate(zip(self.texts, self._rows(), strict=True)):
+        noise = {place: RowDistance() for place in (*self.sites, *self.blocks)}
+        with Recorder(model, [*self.sites, *self.blocks]) as recorder:
+            for i, text in enumerate(self.texts):
                 text.truth = truth(self.tensor(text.ids))[0]
-                text.inputs = {site: recorder.inputs[site][0, :rows].clone() for site in self.sites if rows}
+                if kept[i].outputs:
+                    text.inputs = {site: recorder.inputs[site][0].clone() for site in self.sites}
                 self.floor.add(kept[i].logits, text.truth)
                 self.decoding_floor.add(decoded[i], text.truth[text.before_new])
                 for name, output in kept[i].outputs.items():
-                    noise[name].add(output, recorder.outputs[name][0, :rows])
+                    noise[name].add(output, recorder.outputs[name][0])
         self.noise = {name: distance.relative for name, distance in noise.items()}
-        self.attention_maps = maps.means()
         self.window_floors, self.position_noise = [], 0.0
         narrow = torch.float64 if self.dtype == torch.float64 else torch.float32
         for text, (logits, _) in zip(self.windows, kept[len(self.texts) :], strict=True):
@@ -348,14 +344,6 @@ class Original:
                 distance = Distance()
                 distance.add(noisy[name], gradient)
                 self.gradient_noise[name] = distance.relative
-
-    def _rows(self) -> list[int]:
-        """Of how many of the first tokens of each text the norms' inputs are kept."""
-        left = MOST_STREAM // (len(self.sites) * self.config.n_embd)
-        ends = itertools.accumulate(len(text.ids) for text in self.texts)
-        return [
-            max(0, min(len(text.ids), left - end + len(text.ids))) for text, end in zip(self.texts, ends, strict=True)
-        ]
 
     def _require_trusted(self) -> None:
         if self.floor.rms > MOST_FLOOR[self.dtype] * self.floor.scale:
@@ -379,13 +367,11 @@ class Original:
         tensors: dict[str, Tensor] = {}
         for n, text in enumerate((*self.texts, *self.windows)):
             tensors |= {f"ids.{n}": torch.tensor(text.ids), f"logits.{n}": text.truth.double()}
-            if len(next(iter(text.inputs.values()), ())) == len(text.ids):
-                tensors |= {f"{place}.{n}": x for place, x in self.true_outputs(text).items()}
+            tensors |= {f"{place}.{n}": x for place, x in self.true_outputs(text).items()}
             tensors |= {f"kept.{site}.{n}": x for site, x in text.inputs.items()}
         for site, norm in self.norms.items():
             tensors |= {f"kept.{site}.weight": norm.weight, f"kept.{site}.bias": norm.bias}
         tensors |= {f"kept.gradient.{name}": x for name, x in (self.gradients or {}).items()}
-        tensors |= {f"kept.attention.{name}": x for name, x in self.attention_maps.items()}
         every = (*self.texts, *self.windows)
         floors = (self.floor, self.decoding_floor, self.bits, *self.window_floors)
         state = {name: getattr(self, name) for name in KEPT} | {
@@ -439,7 +425,6 @@ class Original:
         self.floor, self.decoding_floor, self.bits, *self.window_floors = distances
         gradients = {name.removeprefix("kept.gradient."): x for name, x in tensors.items() if "kept.gradient." in name}
         self.gradients = gradients or None
-        self.attention_maps = {name: tensors[f"kept.attention.{name}"] for name in ("first", "entropy")}
         return self
 
 
@@ -484,8 +469,6 @@ class Reference:
             value = tensor.to(dtype).to(device, compute or dtype)
             owner, _, role = known.rpartition(".")
             model.get_submodule(owner).register_parameter(role, nn.Parameter(value, requires_grad=False))
-            if value.data_ptr() != tensor.data_ptr():
-                give_back(tensor, place)
         model.tie_weights()
         if unset := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
             raise CheckpointError(f"{place} has no {listing(unset)}, so transformers cannot read it")
@@ -532,18 +515,6 @@ class Reference:
         return read
 
 
-def give_back(tensor: Tensor, place: Path) -> None:
-    """Let the system have the pages of a tensor of a safetensors file, which is mapped, once it has been copied.
-
-    Without it the file and its copy in float64 would be in memory together.
-    """
-    if weight_files(place)[0].suffix == ".safetensors" and hasattr(mmap, "MADV_DONTNEED"):
-        start, page = tensor.data_ptr(), mmap.PAGESIZE
-        first, end = -(-start // page) * page, (start + tensor.nbytes) // page * page
-        if first < end:
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
-
-
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Turn off the log messages and progress bars of transformers."""
@@ -573,61 +544,27 @@ def to_its_end(new: list[int], ends: Sequence[int]) -> list[int]:
     return new[: last + 1]
 
 
-class Hooked:
-    """Calls ``_keep(key, module, inputs, output)`` after each forward of its modules, while it is active."""
-
-    modules: dict[Any, nn.Module]
-    _keep: Callable[..., None]
-
-    def __enter__(self) -> Self:
-        self._hooks = [module.register_forward_hook(partial(self._keep, key)) for key, module in self.modules.items()]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-
-class Recorder(Hooked):
-    """Keeps the last input and output of chosen norms and blocks."""
+class Recorder:
+    """Keeps the last input and output of chosen norms and blocks, while it is active."""
 
     def __init__(self, model: nn.Module, places: Iterable[str]) -> None:
         self.modules = {place: model.get_submodule(place) for place in places}
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
 
+    def __enter__(self) -> Self:
+        self.hooks = [
+            module.register_forward_hook(partial(self._keep, place)) for place, module in self.modules.items()
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
     def _keep(self, place: str, _: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         self.inputs[place] = args[0]
         self.outputs[place] = output if isinstance(output, Tensor) else output[0]  # blocks may return a tuple
-
-
-class AttentionMaps(Hooked):
-    """Sums how much each head attends to the first position, and its entropy, over all tokens.
-
-    It computes the attention weights from the queries and keys that ``h.i.attn.c_attn`` returns. The first token, which
-    attends to nothing else, does not count.
-    """
-
-    def __init__(self, model: nn.Module, config: GPT2Config) -> None:
-        self.config, self.tokens = config, 0
-        self.first = torch.zeros(config.n_layer, config.n_head, dtype=torch.float64)
-        self.entropy = torch.zeros_like(self.first)
-        self.modules = {i: model.get_submodule(f"h.{i}.attn.c_attn") for i in range(config.n_layer)}
-
-    def _keep(self, layer: int, _: nn.Module, __: object, qkv: Float[Tensor, "1 seq qkv"]) -> None:
-        seq, config = qkv.shape[1], self.config
-        q, k, _v = qkv[0].double().view(seq, 3, config.n_head, -1).permute(1, 2, 0, 3)  # each (H, T, D)
-        scale = config.head_size**-0.5 if config.scale_attn_weights else 1.0
-        scores = q @ k.mT * (scale / (layer + 1) if config.scale_attn_by_inverse_layer_idx else scale)  # (H, T, T)
-        future = torch.ones(seq, seq, dtype=torch.bool, device=qkv.device).triu(1)
-        weights = scores.masked_fill(future, -torch.inf).softmax(-1)[:, 1:]
-        self.first[layer] += weights[..., 0].sum(-1).cpu()
-        self.entropy[layer] += torch.special.entr(weights).sum((-1, -2)).cpu()
-        self.tokens += seq - 1 if layer == 0 else 0
-
-    def means(self) -> dict[str, Float[Tensor, "layers heads"]]:
-        """Return the share of the first position and the entropy in nats, as means over the tokens."""
-        return {"first": self.first / max(self.tokens, 1), "entropy": self.entropy / max(self.tokens, 1)}
 
 
 # Prompts

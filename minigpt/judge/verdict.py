@@ -18,8 +18,8 @@ from minigpt.device import Progress, Steps, dtype_name
 from minigpt.errors import ConfigError, GenerationError, NormError
 from minigpt.judge import search
 from minigpt.judge.candidate import PARTS, Candidate, OurCandidate, Reading, candidate_of
-from minigpt.judge.gradients import backward_ratio, gradient_errors
-from minigpt.judge.measures import Distance, LogitsMeter, PositionedDistance, mean_by_rows, over_floor, over_noise
+from minigpt.judge.gradients import gradient_errors
+from minigpt.judge.measures import Distance, LogitsMeter, RowDistance, mean_by_rows, over_floor, over_noise
 from minigpt.judge.original import NEW_TOKENS, Original, Prompts, Text, judging
 from minigpt.judge.perplexity import perplexity_of, window_losses
 from minigpt.norms.foreign.locate import file_of
@@ -31,15 +31,12 @@ from minigpt.watch import watched
 
 OF_BOTH = ("source", "device", "dtype", "attention", "local_files_only")  # options of opening that an original has too
 FAR_OFF = 8.0  # a place is off from so many times transformers' own error there on
-NOISE_BATCH = 8  # rows of the batch that ``noise`` compares with one row
 
 
 class Asked(TypedDict, total=False):
     """What a report has beside what every report has; see ``parity``."""
 
     gradients: bool | None
-    attention_maps: bool
-    noise: bool
     sensitivity: bool
     remove: bool
     remove_file: str | Path | None
@@ -80,8 +77,6 @@ def parity(
         how: norm, sites, keep, center, fit, attention, device, dtype, quantize, revision and local_files_only are as
             ``Recipe`` takes them, for a candidate that is a source. The others, by default off:
             gradients: also compare the gradient of the loss for every Parameter.
-            attention_maps: also compare the share of attention on the first position and the entropy, by head.
-            noise: also measure ordinary differences, e.g. bfloat16 against float32, for comparison.
             sensitivity: swap one site at a time, and rank the sites.
             remove: swap one site after another, the least harmful first, until all are swapped or the budget's kl is
             spent. With a budget the report is of the sites that it allows.
@@ -200,7 +195,7 @@ def judge(original: Original, candidate: Any = None, **how: Unpack[How]) -> Pari
         attention = original.attention if recipe.attention == "sdpa" else recipe.attention
         recipe = dataclasses.replace(recipe, device=original.device, dtype=dtype, attention=attention)
     searches = bool(asked.get("sensitivity") or asked.get("remove")) + bool(asked.get("bisect"))
-    total = 2 + gradients + bool(asked.get("noise")) + searches + original.reads_file
+    total = 2 + gradients + searches + original.reads_file
     steps = Steps(asked.get("progress"), total)
     with judging(), watched() as changes:
         steps("loading the candidate")
@@ -220,7 +215,7 @@ class _Judgement:
     def report(self, asked: Asked, *, gradients: bool) -> dict[str, Any]:
         """Return the report without the verdict."""
         original, candidate = self.original, self.candidate
-        report = dict.fromkeys(("sensitivity", "removal", "bisect", "gradients", "attention_maps", "noise"))
+        report = dict.fromkeys(("sensitivity", "removal", "bisect", "gradients"))
         searcher = None
         if asked.get("sensitivity") or asked.get("remove") or asked.get("bisect"):
             if not isinstance(candidate, OurCandidate):
@@ -231,27 +226,20 @@ class _Judgement:
                 report["sensitivity"] = searcher.sensitivity()
             if asked.get("remove"):
                 report["removal"] = self._remove(searcher, candidate)
-        report |= self._measured(gradients=gradients and candidate.is_exact)
+        report |= self._measured()
         if searcher is not None:
             if asked.get("bisect"):
                 self.begin("searching for the sites that break it")
                 report["bisect"] = search.bisect(candidate.swapped, partial(self._fails, searcher.candidate))
                 searcher.finish()
             searcher.close()
-        if asked.get("noise"):
-            self.begin("measuring ordinary differences")
-            report["noise"] = _ordinary_differences(original, candidate)
-        if gradients and (found := candidate.gradients()) is not None:
+        if gradients:
             self.begin("comparing gradients")
-            report["gradients"] = gradient_errors(found, original)
-        if asked.get("attention_maps") and (after := candidate.attention_maps()) is not None:
-            report["attention_maps"] = {
-                name: Fields(before=original.attention_maps[name].tolist(), after=after[name].tolist())
-                for name in after
-            }
+            if (found := candidate.gradients()) is not None:
+                report["gradients"] = gradient_errors(found, original)
         require_on(candidate.norm, original.device)
         wanted = {"norms and blocks": True, "tokens one by one": any(text.written for text in original.texts),
-                  "gradients": gradients, "attention": asked.get("attention_maps")}  # fmt: skip
+                  "gradients": gradients}  # fmt: skip
         missing = [part for part in PARTS if wanted[part] and part not in candidate.can]
         return self._about() | report | {"missing": missing}
 
@@ -277,7 +265,7 @@ class _Judgement:
             bitwise=Fields(equal=original.bits.largest == 0, max_abs_error=original.bits.largest),
         )
 
-    def _measured(self, *, deciding: bool = False, gradients: bool = False) -> dict[str, Any]:
+    def _measured(self, *, deciding: bool = False) -> dict[str, Any]:
         """Measure what decides, and unless it is all that is asked, each norm and block and the time."""
         original, candidate = self.original, self.candidate
         if not deciding:
@@ -289,8 +277,6 @@ class _Judgement:
             _require_numbers(reading.logits, candidate)
             if not deciding:
                 drift.add(text, reading)
-                if gradients and text is longest:
-                    drift.add_backward(text, reading)
             meter.add(text.truth, reading.logits, _targets(original, text))
             chosen.append(reading.logits[text.before_new].argmax(-1).tolist())
         decoded = candidate.decoded()
@@ -393,9 +379,8 @@ class Drift:
 
     def __init__(self, original: Original, candidate: Candidate) -> None:
         self.original, self.candidate = original, candidate
-        self.local: defaultdict[str, PositionedDistance] = defaultdict(PositionedDistance)
-        self.propagated: defaultdict[str, PositionedDistance] = defaultdict(PositionedDistance)
-        self.backward: dict[str, float] = {}
+        self.local: defaultdict[str, RowDistance] = defaultdict(RowDistance)
+        self.propagated: defaultdict[str, RowDistance] = defaultdict(RowDistance)
 
     def add(self, text: Text, reading: Reading) -> None:
         """Count what a candidate computed on a text.
@@ -412,17 +397,10 @@ class Drift:
                     f"{place} returns NaN where the reference returns numbers, so its error cannot be measured"
                 )
             self.propagated[place].add(output, truth)
-        for site, again in reading.again.items():
+        for site, norm in reading.norms.items():
             if site in text.inputs:
                 x = text.inputs[site][None].to(reading.outputs[site].dtype)  # (1, T, C): the true input, rounded
-                self.local[site].add(again(x.clone())[0], self.original.norms[site](x[0]))
-
-    def add_backward(self, text: Text, reading: Reading) -> None:
-        """Hold the gradients of each norm against those of PyTorch's LayerNorm, given the true input of a text."""
-        for site, again in reading.again.items():
-            if site in text.inputs:
-                x = text.inputs[site][None].to(reading.outputs[site].dtype)
-                self.backward[site] = backward_ratio(reading.norms[site], again, x, self.original.norms[site].eps)
+                self.local[site].add(norm(x.clone())[0], self.original.norms[site](x[0]))
 
     def norm_sites(self) -> list[Fields]:
         """Every site, in the order of the forward."""
@@ -430,10 +408,9 @@ class Drift:
             Fields(
                 site=site,
                 swapped=site in self.candidate.swapped,
-                **self._errors(self.local, site, "local_error", "local_first", "local_rest"),
-                **self._errors(self.propagated, site, "propagated_error", "propagated_first", "propagated_rest"),
+                local_error=self.local[site].relative if site in self.local else None,
+                propagated_error=self.propagated[site].relative,
                 noise=self.original.noise[site],
-                backward_ratio=self.backward.get(site),
             )
             for site in self.original.sites
             if site in self.propagated
@@ -444,7 +421,7 @@ class Drift:
         return [
             Fields(
                 block=block,
-                **self._errors(self.propagated, block, "error", "error_first", "error_rest"),
+                error=self.propagated[block].relative,
                 noise=self.original.noise[block],
             )
             for block in self.original.blocks
@@ -456,14 +433,10 @@ class Drift:
         order = [place for block in self.original.blocks for place in (f"{block}.ln_1", f"{block}.ln_2", block)]
         for place in (*order, "ln_f"):
             if place in self.propagated:
-                error, noise = self.propagated[place].parts[0][1].relative, self.original.noise[place]
+                error, noise = self.propagated[place].relative, self.original.noise[place]
                 if not over_noise(error, noise, 1.0) <= FAR_OFF:
                     return Fields(place=place, error=error, noise=noise)
         return None
-
-    @staticmethod
-    def _errors(distances: dict[str, PositionedDistance], place: str, *names: str) -> dict[str, float | None]:
-        return distances[place].relative(*names) if place in distances else dict.fromkeys(names)
 
 
 def _compare_windows(original: Original, meter: LogitsMeter) -> Fields | None:
@@ -520,39 +493,3 @@ def _compare_greedy(original: Original, candidate: Candidate, chosen: list[list[
         first["prompt_text"] = original.text(text.prompt)
         first["candidate_text"], first["reference_text"] = original.text(new), original.text(text.written)
     return Fields(tokens_compared=compared, first_divergence=first)
-
-
-def _ordinary_differences(original: Original, candidate: Candidate) -> list[Fields]:
-    """Return RMS differences of the logits of the shortest prompt under harmless changes, e.g. of the dtype.
-
-    Each comes with the candidate's error on the same text as a share of it.
-    """
-    text = min(original.texts, key=lambda text: len(text.prompt))
-    ids = original.tensor(text.prompt)
-    plain = Recipe(original.place, attention=original.attention, device=original.device, dtype="float32")
-
-    def logits(rows: int = 1, **other: str) -> Tensor:
-        return dataclasses.replace(plain, **other).open()[0](ids.expand(rows, -1))[0]  # freed afterwards
-
-    def rms(one: Tensor, other: Tensor) -> float:
-        distance = Distance()
-        distance.add(one, other)
-        return distance.rms
-
-    prompt = Text(text.prompt, text.new_from, slice(0, len(text.prompt)))
-    error = rms(candidate.logits(prompt), text.truth[: len(text.prompt)])
-    mine = logits()
-    differences = {
-        "eager against sdpa": rms(mine, logits(attention="eager" if original.attention == "sdpa" else "sdpa"))
-    }
-    for name in ("bfloat16", "float16"):
-        differences[f"{name} against float32"] = rms(logits(dtype=name), mine)
-    differences[f"batch of 1 against batch of {NOISE_BATCH}"] = rms(mine, logits(NOISE_BATCH))
-    if original.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-        differences["TF32 against float32"] = rms(logits(), mine)
-        torch.set_float32_matmul_precision("highest")
-    return [
-        Fields(difference=name, rms_error=size, share=error / size if size else None)
-        for name, size in differences.items()
-    ]

@@ -57,20 +57,20 @@ class Panel(NamedTuple):
 
     title: str
     part: str
-    errors: tuple[str, str, str]  # of all tokens, of those after the first, and of the first
+    error: str  # the key of a member's error
     step: float  # blocks from one member to the next
 
 
 PANELS = (
-    Panel("The residual stream after each block", "blocks", ("error", "error_rest", "error_first"), 1.0),
-    Panel("The output of each norm", "norm_sites", ("propagated_error", "propagated_rest", "propagated_first"), 0.5),
+    Panel("The residual stream after each block", "blocks", "error", 1.0),
+    Panel("The output of each norm", "norm_sites", "propagated_error", 0.5),
 )
 
 
 def depth_charts(report: Report) -> list[Chart]:
     """Draw both panels on one scale."""
     scale = LogScale(
-        one.get(key) for panel in PANELS for one in report.get(panel.part, ()) for key in (*panel.errors, "noise")
+        one.get(key) for panel in PANELS for one in report.get(panel.part, ()) for key in (panel.error, "noise")
     ).decades
     return [_chart(report, panel, scale) for panel in PANELS if report.get(panel.part)]
 
@@ -91,11 +91,8 @@ def _chart(report: Report, panel: Panel, scale: LogScale) -> Chart:
         points = [(right(panel.step * i), down(error)) for i, error in enumerate(errors) if error is not None]
         return Line(look, name, points)
 
-    every, others, opening = panel.errors
     lines = [
-        line("first", "this model", every),
-        line("others", "other tokens", others),  # the first token may carry so much that it hides their error
-        line("opening", "first token", opening),
+        line("first", "this model", panel.error),
         line("noise", f"transformers at {report['dtype']}", "noise"),
     ]
     powers = range(round(math.log10(scale.low)), round(math.log10(scale.high)) + 1)

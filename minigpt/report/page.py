@@ -38,11 +38,7 @@ def scales_of(report: Report) -> dict[str, Any]:
     def numbers(part: str, *keys: str) -> Iterator[float | None]:
         return (row.get(key) for row in report.get(part, ()) for key in keys)
 
-    entropies = [x for row in report.get("attention_maps", {}).get("entropy", {}).get("after", ())
-                 for x in row if x is not None]  # fmt: skip
     return {
-        "attention": max(entropies, default=0) or 1,
-        "noise": LogScale(numbers("noise", "rms_error")),
         "sites": LogScale(numbers("norm_sites", "local_error", "propagated_error")),
         "tokens": LogScale(report.get("tokens", {}).get("kl", ())).decades,
         "removal": LogScale(step["kl_mean"] for step in report.get("removal", {}).get("steps", ())),

@@ -57,17 +57,13 @@ class ParityReport(Fields):
             ``first_divergence`` is the first that noise does not explain, else the first; ``margin`` is between the two
             best true logits there.
         norm_sites: for each norm, ``local_error`` is its own given the true input, ``propagated_error`` that of its
-            output in the running model, and ``noise`` that of transformers. ``*_first`` is of the first token alone,
-            which carries the massive activations, ``*_rest`` of the others. ``backward_ratio`` is the error of its
-            gradients over that of PyTorch's LayerNorm.
+            output in the running model, and ``noise`` that of transformers. Each token is measured by its own size.
         blocks: the residual stream after each block.
         first_off: the first norm or block whose output is off.
         gradients: of the texts' loss, for every Parameter and the embedded input, the worst ``ratio`` first.
-        attention_maps: the share of attention on the first position, and the entropy in nats, by layer and head.
         tokens: KL divergence along one prompt and its continuation, which begins at ``new_from``.
         speed: of one forward over the longest text, once; ``minigpt bench`` measures time.
         fit: R squared of each swapped norm before and after it was fitted.
-        noise: harmless changes of the logits of the shortest prompt; ``share`` is the candidate's error over each.
         sensitivity: what each site alone does to the logits, most first.
         removal: the sites in the order in which they are swapped, and what the model is after each; ``allowed`` is how
             many of them the budget allows, and the report is of the model with those.
@@ -223,23 +219,15 @@ def _broken_parity(report: ParityReport) -> list[str]:
 
 
 def _broken_gradients(report: ParityReport) -> list[str]:
-    """Which gradients are off, in one sentence; and the norm whose backward is."""
+    """Return a sentence on the gradients that are off, if there are some."""
     wrong = [row for row in report.gradients or () if not row.ratio <= MOST_NOISE]
-    sites = [site for site in report.norm_sites if not (site.get("backward_ratio") or 0) <= MOST_NOISE]
-    reasons = []
-    if sites:
-        worst = max(sites, key=lambda site: site.backward_ratio)
-        reasons.append(
-            f"The backward of {len(sites)} norm{'s' if len(sites) > 1 else ''} is off, most at {worst.site}: "
-            f"{brief(worst.backward_ratio)} times the error of PyTorch's LayerNorm."
-        )
-    if wrong:
-        reasons.append(
-            f"The gradients of {len(wrong)} of {len(report.gradients)} Parameters are off, most that of "
-            f"{wrong[0].parameter}: by {brief(wrong[0].relative_error)} of its size, {brief(wrong[0].ratio)} times "
-            f"transformers' own error at {report.dtype}; at most {MOST_NOISE:g} times is parity."
-        )
-    return reasons
+    if not wrong:
+        return []
+    return [
+        f"The gradients of {len(wrong)} of {len(report.gradients)} Parameters are off, most that of "
+        f"{wrong[0].parameter}: by {brief(wrong[0].relative_error)} of its size, {brief(wrong[0].ratio)} times "
+        f"transformers' own error at {report.dtype}; at most {MOST_NOISE:g} times is parity."
+    ]
 
 
 def _broken_budget(report: ParityReport) -> list[str]:

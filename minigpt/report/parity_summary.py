@@ -167,9 +167,6 @@ def _others(report: ParityReport) -> Iterator[tuple[str, str]]:
         yield "gradients", "not compared; --gradients compares them"
     difference = f"differs from transformers by up to {brief(report.bitwise.max_abs_error)}"
     yield "reference arithmetic", "equals transformers bit for bit" if report.bitwise.equal else difference
-    for ordinary in report.noise or []:
-        share = "no difference" if ordinary.share is None else f"this error is {brief(ordinary.share)} of it"
-        yield ordinary.difference, f"{brief(ordinary.rms_error)}: {share}"
     if report.sensitivity is not None:
         worst = ", ".join(f"{site.site} {brief(site.rms_error)}" for site in report.sensitivity[:MOST_SITES])
         yield "most sensitive sites", worst
@@ -215,19 +212,12 @@ def _worst_sites(sites: list[Fields]) -> Iterator[Table]:
 
 
 def _tables(report: ParityReport) -> Iterator[RenderableType]:
-    """Tables of what was asked for: gradients, attention, what sites explain, the order in which they are swapped."""
+    """Tables of what was asked for: gradients, what sites explain, the order in which they are swapped."""
     if report.gradients is not None:
         table = _table("gradient of", "relative error", "transformers' own", "ratio")
         for row in report.gradients[:MOST_SITES]:
             table.add_row(row.parameter, brief(row.relative_error), brief(row.noise), brief(row.ratio))
         table.caption, table.caption_justify = f"the {MOST_SITES} largest ratios, of {len(report.gradients)}", "left"
-        yield table
-    if report.attention_maps is not None:
-        yield Text("Share of each head's attention on the first position, before and with this norm, by layer:")
-        maps = report.attention_maps["first"]
-        table = _table("layer", *(f"head {i}" for i in range(len(maps.before[0]))))
-        for layer, pairs in enumerate(zip(maps.before, maps.after, strict=True)):
-            table.add_row(str(layer), *(f"{before:.2f} {after:.2f}" for before, after in zip(*pairs, strict=True)))
         yield table
     if report.fit is not None:
         table = _table("norm site", "explains", "fitted")

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from minigpt.errors import NormError
 from minigpt.model import GPT2
 from minigpt.model.checks import check_gpt2, check_weights
 from minigpt.model.conv1d import Conv1D
-from minigpt.norms.add import norm_by_addition, own_addition
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.record import record_of
 from minigpt.swap.sites import require_own_parameters
@@ -146,11 +144,10 @@ def _require_affine(norm: Any, site: str) -> None:
         raise NormError(f"{site} ({type(norm).__name__}) must have a weight and a bias to fold")
     bare = copy.deepcopy(norm).eval()
     rows = _rows(norm.weight)
-    asks = [bare, *([partial(norm_by_addition, addition)] if (addition := own_addition(bare)) else [])]
-    whole = torch.stack([ask(rows).double() for ask in asks])  # (ways, 8, C)
+    whole = bare(rows).double()  # (8, C)
     bare.weight.fill_(1)
     bare.bias.zero_()
-    standard, shift = torch.stack([ask(rows).double() for ask in asks]), norm.bias.double()
+    standard, shift = bare(rows).double(), norm.bias.double()
     scaled = standard * norm.weight.double()
     rounding = 8 * torch.finfo(rows.dtype).eps * (scaled.abs() + shift.abs())
     if not ((whole - (scaled + shift)).abs() <= rounding).all():

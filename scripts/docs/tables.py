@@ -84,7 +84,7 @@ def of_study(study: str) -> str:
 
 
 def attention() -> str:
-    """Return the table of ``minigpt parity --attention-maps``: sinks, and the entropy of each layer's heads."""
+    """Return the table of ``attention.json``: sinks, and the entropy of each layer's heads."""
     maps = json.loads((RESULTS / "attention.json").read_text(encoding="utf-8"))["after"]
     lines = []
     for norm, figures in maps.items():

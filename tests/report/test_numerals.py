@@ -24,10 +24,10 @@ def test_a_judgement_counts_all_its_steps(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("the dog saw the house. " * 9, encoding="utf-8")
     said: list[tuple[str, float]] = []
     minigpt.parity(
-        place, norm="textbook", prompts=["the dog", "a cat", "x"], max_new_tokens=1, device="cpu", noise=True,
+        place, norm="textbook", prompts=["the dog", "a cat", "x"], max_new_tokens=1, device="cpu",
         sensitivity=True, bisect=True, text=tmp_path / "text", progress=lambda *step: said.append(step),
     )  # fmt: skip
-    reading, judging = [i / 4 for i in range(4)], [i / 6 for i in range(6)]
+    reading, judging = [i / 4 for i in range(4)], [i / 5 for i in range(5)]
     expected = [0.6 * share for share in reading] + [0.6 + 0.4 * share for share in judging]
     assert [share for _, share in said] == pytest.approx(expected)
 

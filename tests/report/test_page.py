@@ -24,7 +24,7 @@ VOID = {"meta", "link", "br", "col", "img", "hr", "input", "wbr"}
 
 # Optional parts of a report; each fills the section of its name.
 OPTIONAL = (
-    "budget", "noise", "tokens", "sensitivity", "bisect", "perplexity", "fit", "removal", "text", "gradients",
+    "budget", "tokens", "sensitivity", "bisect", "perplexity", "fit", "removal", "text", "gradients",
 )  # fmt: skip
 
 # Numbers of the report that the page tells in another way: by a drawing, or not at all.
