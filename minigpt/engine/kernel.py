@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from minigpt.engine.hooks import is_watched
 from minigpt.engine.parts import FastAttention, FastConv1D, FastGPT2, FastLinear, FastMLP
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import Block
-from minigpt.norms.add import is_watched
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.textbook import FusedLayerNorm, LayerNorm
 from minigpt.norms.variants import RMSNorm, StdEps

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from minigpt.engine.hooks import has_hooks, is_watched
 from minigpt.engine.product import product
 from minigpt.errors import ConfigError
 from minigpt.model.attention import CausalSelfAttention
@@ -16,7 +17,6 @@ from minigpt.model.cache import KVCache, LayerCache
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
 from minigpt.model.mlp import MLP, gelu_new, gelu_tanh
-from minigpt.norms.add import has_hooks, is_watched
 
 Model = TypeVar("Model", bound=nn.Module)
 
