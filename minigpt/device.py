@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.backends import cuda
 
+from minigpt.choices import DTYPE_NAMES, check_dtype_name
 from minigpt.errors import ConfigError, GenerationError
 
 _backends: Any = torch.backends
@@ -24,7 +25,7 @@ _functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIs
 
 Progress = Callable[[str, float], None]  # the name of a step, and the share of steps done before it, in [0, 1)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
 def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -35,10 +36,12 @@ def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """
     if dtype is None:
         return None
-    for name, known in DTYPES.items():
-        if dtype in (name, known):
-            return known
-    raise ConfigError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
+    if isinstance(dtype, str):
+        check_dtype_name(dtype)
+        return DTYPES[dtype]
+    if dtype not in DTYPES.values():
+        check_dtype_name(dtype)
+    return dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -8,9 +8,8 @@ import transformers
 
 from minigpt import norms
 from minigpt.checkpoint.norms import ARCHITECTURE, MODEL_TYPE, Norms, Pairs, as_pairs, require_registered
+from minigpt.choices import ARITHMETICS, check_option
 from minigpt.errors import ConfigError
-from minigpt.model.checks import check_option
-from minigpt.recipe import ARITHMETICS
 
 # Fields of networks that call themselves GPT-2 and compute other logits, which transformers' GPT-2 would pass over.
 _OTHER_NETWORKS = re.compile(r"pruned_heads|rotary_\w+|rope_\w+|\w*alibi\w*|multi_query|position_embedding_type")

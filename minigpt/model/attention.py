@@ -13,8 +13,6 @@ from minigpt.model.cache import LayerCache
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.masking import additive_mask
 
-ATTENTIONS = ("sdpa", "eager")
-
 Queries = Float[Tensor, "batch heads seq head"]
 Keys = Float[Tensor, "batch heads total head"]
 
