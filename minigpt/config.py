@@ -1,6 +1,6 @@
 """GPT2Config: the shape of a GPT-2, in the field names of a Hugging Face config.json.
 
-Below the class is what each field may hold, and which fields of other people's config.json are ignored or refused.
+Above the class is what each field may hold, and which fields of other people's config.json are ignored or refused.
 """
 
 import dataclasses
@@ -9,11 +9,13 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple
 
 from minigpt.errors import ConfigError
 from minigpt.files import as_path, read_object
 
+DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64")
+ATTENTIONS = ("sdpa", "eager")
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
 
 # Fields of a config.json that cannot change the logits: bookkeeping, heads we do not have, defaults for generation.
@@ -37,7 +39,10 @@ _ALIASES = {
     "n_ctx": "n_positions",
 }
 
-# Fields that would change the model, each with the values at which they do not.
+# Fields of networks that call themselves GPT-2 and compute other logits, and that transformers' GPT-2 passes over.
+OTHER_NETWORKS = re.compile(r"pruned_heads|rotary_\w+|rope_\w+|\w*alibi\w*|multi_query|position_embedding_type")
+
+# Fields that change the model in transformers, each with the values at which they do not.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
     "add_cross_attention": (False, None),
@@ -45,10 +50,40 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "is_decoder": (False, True, None),  # a GPT-2 is causal either way
     "is_encoder_decoder": (False, None),
     "tie_encoder_decoder": (False, None),
-    "pruned_heads": ({}, None),
     "chunk_size_feed_forward": (0, None),
     "quantization_config": (None,),
 }
+
+
+class Rule(NamedTuple):
+    """A rule for the values of a field: a test, and its words."""
+
+    fits: Callable[[Any], bool]
+    words: str
+
+    def or_null(self) -> "Rule":
+        return Rule(lambda value: value is None or self.fits(value), f"{self.words}, or null")
+
+
+def ruled(default: Any, rule: Rule) -> Any:
+    """Return a field of the config whose values obey a rule."""
+    return dataclasses.field(default=default, metadata={"rule": rule})
+
+
+def _is_number(value: object, kinds: type | tuple[type, ...], least: float, most: float) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most  # type: ignore[operator]
+
+
+SIZE = Rule(lambda size: _is_number(size, int, 1, 2**31 - 1), "a whole number above 0 and below 2^31")
+ID = Rule(lambda id: _is_number(id, int, -(2**31), 2**31 - 1), "a token id of 32 bits")  # some write -1 for none
+IDS = Rule(lambda ids: all(map(ID.fits, ids if isinstance(ids, tuple) else [ids])), f"{ID.words}, or a list of them")
+SHARE = Rule(lambda share: _is_number(share, (int, float), 0, 1), "within [0, 1]")
+AMOUNT = Rule(
+    lambda amount: _is_number(amount, (int, float), 0, sys.float_info.max),
+    "0 or more, and no more than a float can hold",
+)
+FLAG = Rule(lambda flag: isinstance(flag, bool), "true or false")
+ACTIVATION = Rule(lambda name: name in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,35 +98,34 @@ class GPT2Config:
         ConfigError: if a value is of the wrong kind or out of range, or two values contradict each other.
     """
 
-    vocab_size: int = 50257
-    n_positions: int = 1024
-    n_embd: int = 768
-    n_layer: int = 12
-    n_head: int = 12
-    n_inner: int | None = None
-    activation_function: str = "gelu_new"
-    resid_pdrop: float = 0.1
-    embd_pdrop: float = 0.1
-    attn_pdrop: float = 0.1
-    layer_norm_epsilon: float = 1e-5
-    initializer_range: float = 0.02
-    scale_attn_weights: bool = True
-    scale_attn_by_inverse_layer_idx: bool = False
-    reorder_and_upcast_attn: bool = False
-    tie_word_embeddings: bool = True
-    bos_token_id: int | None = 50256
-    eos_token_id: int | tuple[int, ...] | None = 50256
-    pad_token_id: int | None = None
-    used_vocab_size: int | None = None
+    vocab_size: int = ruled(50257, SIZE)
+    n_positions: int = ruled(1024, SIZE)
+    n_embd: int = ruled(768, SIZE)
+    n_layer: int = ruled(12, SIZE)
+    n_head: int = ruled(12, SIZE)
+    n_inner: int | None = ruled(None, SIZE.or_null())
+    activation_function: str = ruled("gelu_new", ACTIVATION)
+    resid_pdrop: float = ruled(0.1, SHARE)
+    embd_pdrop: float = ruled(0.1, SHARE)
+    attn_pdrop: float = ruled(0.1, SHARE)
+    layer_norm_epsilon: float = ruled(1e-5, AMOUNT)
+    initializer_range: float = ruled(0.02, AMOUNT)
+    scale_attn_weights: bool = ruled(True, FLAG)
+    scale_attn_by_inverse_layer_idx: bool = ruled(False, FLAG)
+    reorder_and_upcast_attn: bool = ruled(False, FLAG)
+    tie_word_embeddings: bool = ruled(True, FLAG)
+    bos_token_id: int | None = ruled(50256, ID.or_null())
+    eos_token_id: int | tuple[int, ...] | None = ruled(50256, IDS.or_null())
+    pad_token_id: int | None = ruled(None, ID.or_null())
+    used_vocab_size: int | None = ruled(None, SIZE.or_null())
 
     def __post_init__(self) -> None:
         if isinstance(self.eos_token_id, list):  # as JSON gives it; a tuple keeps the config hashable
             object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
-        for names, (fits, wanted) in _RANGES.items():
-            for name in names.split():
-                value, optional = getattr(self, name), name in _OPTIONAL
-                if not (fits(value) or (optional and value is None)):
-                    raise ConfigError(f"{name} must be {wanted}{', or null' * optional}, got {value!r:.200}")
+        for field in dataclasses.fields(self):
+            value, rule = getattr(self, field.name), field.metadata["rule"]
+            if not rule.fits(value):
+                raise ConfigError(f"{field.name} must be {rule.words}, got {value!r:.200}")
         for name in ("layer_norm_epsilon", "initializer_range"):
             object.__setattr__(self, name, float(getattr(self, name)))  # transformers takes no whole number here
         if (used := self.used_vocab_size) is not None and used > self.vocab_size:
@@ -151,17 +185,17 @@ class GPT2Config:
         if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
             raise ConfigError(f"config fields must be a dict with names as keys, got {fields!r:.100}")
         _refuse_other_models(fields)
-        ours = {field.name for field in dataclasses.fields(cls)}
+        names = {field.name for field in dataclasses.fields(cls)}
         known = {name: value for name, value in fields.items() if name not in _ALIASES}
         for alias, name in _ALIASES.items():  # n_ctx may contradict n_positions: transformers does not read it
             if alias in fields and known.setdefault(name, fields[alias]) != fields[alias] and alias != "n_ctx":
                 raise ConfigError(
                     f"{alias}={fields[alias]!r:.200} contradicts {name}={known[name]!r:.200}; they are one field"
                 )
-        others = known.keys() - ours - _NEUTRAL.keys()
+        others = [name for name in known.keys() - names - _NEUTRAL.keys() if not OTHER_NETWORKS.fullmatch(name)]
         if unknown := sorted(name for name in others if not _WITHOUT_EFFECT.fullmatch(name)):
             raise ConfigError(f"unknown config fields: {', '.join(unknown)}; remove those that do not change the model")
-        return cls(**{name: value for name, value in known.items() if name in ours})
+        return cls(**{name: value for name, value in known.items() if name in names})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of a ``config.json`` that transformers reads as this same model."""
@@ -185,45 +219,15 @@ def presets_folder() -> Path:
 
 
 def _refuse_other_models(fields: Mapping[str, Any]) -> None:
-    for name, neutral in _NEUTRAL.items():
-        if name in fields and fields[name] not in neutral:
-            wanted = " or ".join(json.dumps(value) for value in neutral if value is not None) or "null"
-            way_out = "; AutoModelForCausalLM reads it, with its norms and arithmetic, after minigpt.hf.register()"
-            raise ConfigError(
-                f"{name}={json.dumps(fields[name], default=str)} is not supported, only {wanted}"
-                + way_out * (fields[name] == "minigpt-gpt2")
-            )
-
-
-def _is_int(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_id(value: object) -> bool:
-    return _is_int(value) and -(2**31) <= value < 2**31  # some write -1 for none
-
-
-def _is_number(value: object, most: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
-
-
-# What each field must be.
-_OPTIONAL = ("n_inner", "used_vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
-_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "vocab_size n_positions n_embd n_layer n_head n_inner used_vocab_size": (
-        lambda size: _is_int(size) and 0 < size < 2**31, "a whole number above 0 and below 2^31",
-    ),
-    "activation_function": (lambda name: name in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
-    "resid_pdrop embd_pdrop attn_pdrop": (lambda p: _is_number(p, 1), "within [0, 1]"),
-    "layer_norm_epsilon initializer_range": (
-        lambda x: _is_number(x, sys.float_info.max), "0 or more, and no more than a float can hold",
-    ),
-    "scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn tie_word_embeddings": (
-        lambda flag: isinstance(flag, bool), "true or false",
-    ),
-    "bos_token_id pad_token_id": (_is_id, "a token id of 32 bits"),
-    "eos_token_id": (
-        lambda end: all(map(_is_id, end if isinstance(end, tuple) else [end])),
-        "a token id of 32 bits, or a list of them",
-    ),
-}  # fmt: skip
+    for name, value in fields.items():
+        if OTHER_NETWORKS.fullmatch(name) and value:
+            expected = "null"
+        elif value not in _NEUTRAL.get(name, (value,)):
+            expected = " or ".join(json.dumps(neutral) for neutral in _NEUTRAL[name] if neutral is not None) or "null"
+        else:
+            continue
+        way_out = "; AutoModelForCausalLM reads it, with its norms and arithmetic, after minigpt.hf.register()"
+        raise ConfigError(
+            f"{name}={json.dumps(value, default=str)} is not supported, only {expected}"
+            + way_out * (value == "minigpt-gpt2")
+        )

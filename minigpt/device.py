@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.backends import cuda
 
-from minigpt.choices import DTYPE_NAMES, check_dtype_name
+from minigpt.config import DTYPE_NAMES
 from minigpt.errors import ConfigError, GenerationError
 
 _backends: Any = torch.backends
@@ -36,12 +36,10 @@ def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """
     if dtype is None:
         return None
-    if isinstance(dtype, str):
-        check_dtype_name(dtype)
-        return DTYPES[dtype]
-    if dtype not in DTYPES.values():
-        check_dtype_name(dtype)
-    return dtype
+    for name, known in DTYPES.items():
+        if dtype in (name, known):
+            return known
+    raise ConfigError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

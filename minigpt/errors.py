@@ -46,6 +46,15 @@ class GenerationError(MiniGPTError):
     """Invalid tokens or settings of generation."""
 
 
+def is_several(given: object) -> bool:
+    """Return True for an iterable that is not a string or bytes."""
+    try:
+        iter(given)  # type: ignore[call-overload]
+    except TypeError:
+        return False
+    return not isinstance(given, str | bytes)
+
+
 def listing(names: Iterable[str]) -> str:
     """Return names for a message: "a, b and 3 more"."""
     shown = (name[:96] for name in names)

@@ -8,22 +8,10 @@ so whatever needs PyTorch is imported inside of the functions.
 import ast
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
-from minigpt.choices import (
-    ARITHMETICS,
-    ATTENTIONS,
-    DTYPE_NAMES,
-    KEEP,
-    QUANTIZES,
-    check_dtype_name,
-    check_keep,
-    check_option,
-    check_quantize,
-    patterns_of,
-)
+from minigpt.config import ATTENTIONS, DTYPE_NAMES
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.files import hash_file, hash_json
 
@@ -35,6 +23,9 @@ if TYPE_CHECKING:
     from minigpt.norms import NormSpec
     from minigpt.swap.fit import Explained
     from minigpt.tokenizer import Tokenizer
+
+KEEP = ("scale", "shift")
+ARITHMETICS, QUANTIZES = ("fast", "reference"), ("int8",)
 
 
 class Opening(TypedDict, total=False):
@@ -73,12 +64,14 @@ class Opened(NamedTuple):
         tokenizer: the checkpoint's; None if it has none.
         swapped: the sites at which the recipe's norm stands, in the order of the data.
         fits: how well each fitted norm explains the one that it replaces, by site.
+        generation_fields: of the checkpoint's generation_config.json; empty without one.
     """
 
     model: "GPT2"
     tokenizer: "Tokenizer | None"
     swapped: list[str]
     fits: "dict[str, Explained]"
+    generation_fields: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,15 +127,20 @@ class Recipe:
     local_files_only: bool = False
 
     def __post_init__(self) -> None:
+        from minigpt.device import dtype_name, resolve_dtype
+        from minigpt.engine.int8 import check_roundable
+        from minigpt.model.checks import check_option
+        from minigpt.norms import check_keep
+        from minigpt.swap.sites import patterns_of
+
         for field in dataclasses.fields(self):
             value, values = getattr(self, field.name), field.metadata.get("values")
             if values and field.name != "dtype" and value != field.default:
                 check_option(field.name, value, values)
-        check_quantize(self.quantize, self.arithmetic)
-        dtype = self.dtype if isinstance(self.dtype, str) else str(self.dtype or "auto").removeprefix("torch.")
-        if dtype != "auto":
-            check_dtype_name(dtype)
-        object.__setattr__(self, "dtype", None if dtype == "auto" else dtype)
+        if self.quantize is not None:
+            check_roundable(self.arithmetic)
+        dtype = resolve_dtype(None if self.dtype == "auto" else self.dtype)
+        object.__setattr__(self, "dtype", None if dtype is None else dtype_name(dtype))
         object.__setattr__(self, "sites", tuple(patterns_of(self.sites)))
         check_keep(self.keep)
         object.__setattr__(self, "keep", tuple(role for role in KEEP if role in self.keep))
@@ -166,15 +164,12 @@ class Recipe:
         opened = self.opened()
         return opened.model, opened.tokenizer
 
-    def opened(self, *, tokenizer: bool = True) -> Opened:
-        """Return the model and what was done to it. Raises as ``open``.
-
-        Args:
-            tokenizer: whether to read the tokenizer, even if nothing here needs it.
-        """
+    def opened(self) -> Opened:
+        """Return the model and what was done to it. Raises as ``open``."""
         from minigpt import norms
-        from minigpt.checkpoint import has_tokenizer, open_checkpoint
+        from minigpt.checkpoint.contents import Files, read_stable
         from minigpt.checkpoint.norms import norm_at
+        from minigpt.checkpoint.opened import Checkpoint, read_checkpoint
         from minigpt.checkpoint.pretrained import load_model
         from minigpt.device import resolve_device, resolve_dtype
         from minigpt.engine import quantize_int8
@@ -183,12 +178,15 @@ class Recipe:
         from minigpt.swap.sites import match_sites
         from minigpt.tokenizer import Tokenizer
 
-        place = self.place()
-        read = has_tokenizer(place) and (tokenizer or self.fit is not None)
-        words = Tokenizer.from_pretrained(place) if read else None
-        if self.fit is not None and words is None:
+        def read(files: Files) -> tuple[Checkpoint, Tokenizer | None, dict[str, Any]]:
+            """Return what is in a checkpoint's files, each of which is read once."""
+            tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
+            checkpoint = read_checkpoint(files, tokenizer.id_count if tokenizer else 0)
+            return checkpoint, tokenizer, files.generation_fields()
+
+        checkpoint, tokenizer, generation_fields = read_stable(self.place(), read)
+        if self.fit is not None and tokenizer is None:
             raise CheckpointError(f"needs a tokenizer to read {self.fit}, and {self.source} has none", argument="fit")
-        checkpoint = open_checkpoint(place)
         pairs = self.pairs()
         code = [] if all(norms.is_registered(norm) for _, norm in checkpoint.norms) else pairs
         model = load_model(
@@ -215,10 +213,10 @@ class Recipe:
                 swap_norms(model, norm, others, self.keep)
         sites = [site for site in model.norm_sites() if site in swapped]
         fits: dict[str, Explained] = {}
-        if self.fit is not None and words is not None:
-            fits = fit_on_text(model, words, self.fit, sites)
+        if self.fit is not None and tokenizer is not None:
+            fits = fit_on_text(model, tokenizer, self.fit, sites)
         require_fitted(model)
-        return Opened(quantize_int8(model) if self.quantize else model, words, sites, fits)
+        return Opened(quantize_int8(model) if self.quantize else model, tokenizer, sites, fits, generation_fields)
 
     def place(self) -> Path:
         """Return the local folder, or file of weights, of ``source``; fetches a repository.
@@ -247,6 +245,7 @@ class Recipe:
         Raises:
             CheckpointError: if the source cannot be found or fetched.
         """
+        from minigpt.checkpoint.contents import all_files
         from minigpt.norms import name_of
 
         settings = {
@@ -257,7 +256,7 @@ class Recipe:
         named = [(pattern, name_of(norm)) for pattern, norm in self.pairs()]
         try:
             code = [file for _, norm in self.pairs() for file in code_files(norm)]
-            files = [*checkpoint_files(self.place()), *code, *([Path(self.fit)] if self.fit else [])]
+            files = [*all_files(self.place()), *code, *([Path(self.fit)] if self.fit else [])]
             return hash_json([settings, named, [(file.name, hash_file(file)) for file in files]])
         except OSError as error:
             raise CheckpointError(f"cannot read {error.filename}: {error.strerror}") from error
@@ -322,21 +321,7 @@ def from_pretrained(source: str | Path = "demo", **opening: Unpack[Opening]) -> 
         CheckpointError, ConfigError, NormError, GenerationError: as ``Recipe`` and ``Recipe.open``.
     """
     check_names(opening, Opening.__annotations__, "from_pretrained")
-    return Recipe(source, **opening).opened(tokenizer=False).model
-
-
-def checkpoint_files(place: Path) -> list[Path]:
-    """Return the files that a checkpoint is read from, its tokenizer's included, sorted by name."""
-    from minigpt.checkpoint import folder_of
-    from minigpt.checkpoint.place import MODEL_FILES, PICKLED_FILES
-
-    known = [
-        file for file in folder_of(place).iterdir()
-        if any(fnmatchcase(file.name, pattern) for pattern in (*MODEL_FILES, *PICKLED_FILES))
-    ]  # fmt: skip
-    if place.is_file():
-        known = [place, *(file for file in known if file.suffix == ".json")]
-    return sorted(known)
+    return Recipe(source, **opening).opened().model
 
 
 def code_files(norm: "NormSpec") -> list[Path]:

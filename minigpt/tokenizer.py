@@ -1,41 +1,45 @@
-"""Text <-> token ids: GPT-2's byte-level byte-pair encoding, with the ids that transformers gives."""
+"""Text <-> token ids, with the ids that transformers gives."""
 
-import json
+import pickle
+import re
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
-from minigpt.checkpoint import TOKENIZER_FILES, folder_of, has_tokenizer, local_place
 from minigpt.checkpoint.contents import (
     ADDED_TOKENS,
+    CHARACTERS,
     CHAT_TEMPLATE,
     CONFIG,
+    OPENAI_MERGES,
+    OPENAI_VOCABULARY,
+    SENTENCEPIECE,
     SPECIAL_TOKENS,
     TOKENIZER_CONFIG,
+    TOKENIZER_FILES,
+    TOKENIZER_JSON,
+    VOCABULARIES,
+    Files,
     fields_of,
     write_json,
 )
+from minigpt.checkpoint.place import local_place
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.files import read_text
 
 END_OF_TEXT = "<|endoftext|>"
-NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-OF_GPT2 = (None, "GPT2Tokenizer", "GPT2TokenizerFast")  # the classes that take vocabulary and merges only
-ANY_FILE = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the classes that take a tokenizer.json as it is
-# Fields of a tokenizer_config.json that change no id where there is a tokenizer.json.
-WITHOUT_EFFECT = {
-    *NAMES, "tokenizer_class", "added_tokens_decoder", "add_prefix_space", "add_bos_token", "add_eos_token", "errors",
-    "model_max_length", "clean_up_tokenization_spaces", "chat_template", "padding_side", "truncation_side", "backend",
-    "is_local", "local_files_only", "name_or_path", "model_input_names",
-}  # fmt: skip
+NAMES = ("bos_token", "eos_token", "unk_token")  # which end-of-text is for GPT-2
+GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
+PLAIN_CLASS = "PreTrainedTokenizerFast"  # takes a tokenizer.json as it is
+PLAIN_CLASSES = (*GPT2_CLASSES, PLAIN_CLASS, "TokenizersBackend")
 
 
 class Tokenizer:
-    """Byte-level BPE (Radford et al. 2019, section 2.2). Every text has ids, which decode to the same bytes.
+    """A checkpoint's tokenizer: mostly byte-level BPE (Radford et al. 2019, section 2.2), which loses no text.
 
     Args:
         backend: the ``tokenizers.Tokenizer`` that does the work.
@@ -46,35 +50,44 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any] | None = None) -> None:
         self.backend = backend
         has_end = backend.token_to_id(END_OF_TEXT) is not None
-        self.settings = dict.fromkeys(NAMES[:3] if has_end else (), END_OF_TEXT) if settings is None else settings
+        defaults: dict[str, Any] = dict.fromkeys(NAMES if has_end else (), END_OF_TEXT)
+        self.settings = defaults if settings is None else settings
 
     @classmethod
     def from_pretrained(
         cls, source: str | Path = "demo", *, revision: str | None = None, local_files_only: bool = False
     ) -> "Tokenizer":
-        """Load the tokenizer of a checkpoint, with the ids that ``transformers.AutoTokenizer`` gives.
+        """Load the tokenizer of a checkpoint. A tokenizer.json is taken as it is.
+
+        transformers' AutoTokenizer reads any other: a vocab.json with merges.txt, BERT's vocab.txt, SentencePiece
+        (which needs two more packages), and a tokenizer.json with added_tokens.json, special_tokens_map.json or a class
+        of its own beside it. OpenAI's encoder.json with vocab.bpe, and the characters of nanoGPT's meta.pkl, are read
+        too.
 
         Truncation, padding and BPE dropout (arXiv 1910.13267) that a tokenizer.json remembers from training are off, so
-        that a text always has the same ids. If the folder has more than one plain tokenizer.json, or one vocab.json and
-        merges.txt, transformers is imported and reads it.
+        that a text always has the same ids.
 
         Raises:
-            CheckpointError: if the source cannot be found or has neither, or the tokenizer is not byte-level.
+            CheckpointError: if the source cannot be found, or has no tokenizer or one that cannot be read.
         """
-        folder = folder_of(local_place(source, TOKENIZER_FILES, revision=revision, local_files_only=local_files_only))
-        if not has_tokenizer(folder):
-            raise CheckpointError(
-                f"{folder.resolve()} has no tokenizer.json, and no vocab.json with a merges.txt; add the files that "
-                "the model was trained with"
-            )
+        place = local_place(source, TOKENIZER_FILES, revision=revision, local_files_only=local_files_only)
+        return cls.read(Files.at(place).folder)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Tokenizer":
+        """Load the tokenizer whose files are in a folder. Raises as ``from_pretrained``."""
+        if not any((folder / name).is_file() for name in VOCABULARIES):
+            raise CheckpointError(f"{folder.resolve()} has no tokenizer: none of {', '.join(VOCABULARIES)}")
         try:
             tokenizer = cls(*_read(folder))
-            is_exact = tokenizer.backend.normalizer is None and tokenizer.is_byte_exact()
-        except BaseException as error:  # the library raises bare Exceptions, and panics
+        except BaseException as error:  # the libraries raise bare Exceptions, and panics
             _require_reason(error)
-            raise CheckpointError(f"the tokenizer files in {folder} are damaged: {error}") from error
-        if not is_exact:
-            raise CheckpointError(f"the tokenizer in {folder} must be byte-level, as GPT-2's is, but it changes texts")
+            reason = _missing_package(folder) or " ".join(str(error).split())
+            raise CheckpointError(f"the tokenizer in {folder} cannot be read: {reason}") from error
+        if tokenizer._is_byte_level and not tokenizer.backend.get_vocab().keys() >= _BYTE_OF.keys():
+            raise CheckpointError(
+                f"the tokenizer in {folder} is damaged: it is byte-level, and lacks some of 256 bytes"
+            )
         return tokenizer
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -100,13 +113,16 @@ class Tokenizer:
         Raises:
             GenerationError: if an id is outside the vocabulary.
         """
-        kept = (int(token_id) for token_id in ids)
+        kept = [int(token_id) for token_id in ids]
         if skip_special_tokens:
-            kept = (token_id for token_id in kept if not (token_id in self._added and self._added[token_id].special))
-        return self.decode_bytes(kept).decode("utf-8", errors="replace")
+            kept = [token_id for token_id in kept if not (token_id in self._added and self._added[token_id].special)]
+        data = self.decode_bytes(kept)  # which also checks the ids
+        if self._is_byte_level:
+            return data.decode("utf-8", errors="replace")
+        return self.backend.decode(kept, skip_special_tokens=False)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """Return the exact bytes of ids, even if they end inside a character.
+        """Return the bytes by which ids continue a text, even if they end inside a character.
 
         Raises:
             GenerationError: if an id is outside the vocabulary.
@@ -117,38 +133,20 @@ class Tokenizer:
         """Return the text of each row of ids. Raises as ``decode``."""
         return [self.decode(row, skip_special_tokens=skip_special_tokens) for row in rows]
 
-    def __call__(self, text: str | list[str], **options: object) -> dict[str, Any]:
-        """Return ``{"input_ids": ids}`` of a text, or of each of several texts.
-
-        Raises:
-            GenerationError: as ``encode``, or if there are options, which transformers' tokenizer has.
-        """
-        if options:
-            raise GenerationError(
-                f"has no {', '.join(options)} here; use torch.tensor([tokenizer.encode(text)]), or the tokenizer of "
-                "transformers.AutoTokenizer",
-                argument="tokenizer",
-            )
-        return {"input_ids": self.encode(text) if isinstance(text, str) else [self.encode(one) for one in text]}
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"a minigpt.Tokenizer has no {name}; its .backend is a tokenizers.Tokenizer, and "
-            "transformers.AutoTokenizer.from_pretrained reads the same folder"
-        )
-
-    def is_byte_exact(self) -> bool:
-        """Return True if all bytes have a token and texts come back, but for added tokens and a first space."""
-        text = "".join(map(chr, range(0x250))) + "狗🐕"
-        for token in self._added.values():
-            text = text.replace(token.content, "")
-        complete = all(self.backend.token_to_id(character) is not None for character in _BYTE_OF)
-        return complete and self.decode(self.encode(text, add_special_tokens=False)) in (text, f" {text}")
+    @property
+    def kind(self) -> str:
+        """The kind of its vocabulary, e.g. "byte-level BPE" or "WordPiece"."""
+        return "byte-level " * self._is_byte_level + type(self.backend.model).__name__
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, special tokens included."""
+        """Number of tokens, special ones included."""
         return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def id_count(self) -> int:
+        """One more than the highest id. A vocabulary with gaps has fewer tokens."""
+        return 1 + max(self.backend.get_vocab().values(), default=-1)
 
     @property
     def bos_token_id(self) -> int | None:
@@ -176,8 +174,8 @@ class Tokenizer:
         Raises:
             OSError: if they cannot be written.
         """
-        self.backend.save(str(Path(directory, "tokenizer.json")))
-        write_json(Path(directory, TOKENIZER_CONFIG), self.settings | {"tokenizer_class": ANY_FILE[0]})
+        Path(directory, TOKENIZER_JSON).write_text(self.backend.to_str(pretty=True), encoding="utf-8")
+        write_json(Path(directory, TOKENIZER_CONFIG), self.settings | {"tokenizer_class": PLAIN_CLASS})
 
     def _bytes_of(self, token_id: int) -> bytes:
         if token_id in self._added:
@@ -185,11 +183,24 @@ class Tokenizer:
         token = self.backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
             raise GenerationError(f"token id {token_id} is outside the tokenizer's vocabulary of {self.vocab_size}")
-        return bytes(_BYTE_OF[character] for character in token)
+        if self._is_byte_level:
+            return bytes(_BYTE_OF[character] for character in token)
+        if byte := re.fullmatch("<0x([0-9A-F]{2})>", token):  # SentencePiece's
+            return bytes.fromhex(byte[1])
+        return self.backend.decode([self._anchor, token_id]).removeprefix(self.backend.decode([self._anchor])).encode()
 
     def _id_of(self, name: str) -> int | None:
         token = _content(self.settings.get(name))
         return None if token is None else self.backend.token_to_id(token)
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return self.backend.decoder is not None and b'"ByteLevel"' in self.backend.decoder.__getstate__()
+
+    @cached_property
+    def _anchor(self) -> int:
+        """A token with a text of its own. After it, the decoder writes a token as it does inside a text."""
+        return next(i for i in range(self.id_count) if i not in self._added and self.backend.decode([i]).strip())
 
     @cached_property
     def _added(self) -> dict[int, AddedToken]:
@@ -199,14 +210,16 @@ class Tokenizer:
 def _read(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """Return the backend, and the fields of tokenizer_config.json."""
     fields = fields_of(folder / TOKENIZER_CONFIG)
-    template = folder / CHAT_TEMPLATE
-    fields |= {"chat_template": read_text(template, CheckpointError)} if template.is_file() else {}
-    backend = _plain(folder, fields)
-    if backend is None:
-        backend, named = _of_transformers(folder)
-        fields |= named
-    elif fields.get("tokenizer_class") in OF_GPT2:
-        fields = dict.fromkeys(NAMES[:3], END_OF_TEXT) | fields
+    if (folder / CHAT_TEMPLATE).is_file():
+        fields["chat_template"] = read_text(folder / CHAT_TEMPLATE, CheckpointError)
+    if backend := _plain(folder, fields):
+        if fields.get("tokenizer_class") in GPT2_CLASSES:
+            fields = dict.fromkeys(NAMES, END_OF_TEXT) | fields
+    elif (folder / CHARACTERS).is_file():
+        backend = _of_characters(folder / CHARACTERS)
+    else:
+        hf_tokenizer = _of_transformers(folder)
+        backend, fields = hf_tokenizer.backend_tokenizer, fields | hf_tokenizer.special_tokens_map
     backend.no_truncation()
     backend.no_padding()
     if isinstance(backend.model, models.BPE):
@@ -215,71 +228,73 @@ def _read(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
 
 
 def _plain(folder: Path, fields: dict[str, Any]) -> tokenizers.Tokenizer | None:
-    """Return the backend that a folder's one file describes; None if transformers would make another of the folder."""
-    has_file, kind = (folder / "tokenizer.json").is_file(), fields.get("tokenizer_class")
-    is_gpt2 = kind in OF_GPT2
-    if has_file:
-        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    else:
-        backend = tokenizers.Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-        if backend.token_to_id(END_OF_TEXT) is not None:
-            backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
-    added = backend.get_added_tokens_decoder()
-    special = {token.content for token in added.values() if token.special}
-    named = {name: fields[name] for name in NAMES if fields.get(name)}
-    listed = fields.get("added_tokens_decoder") or {}
-    known = {(str(number), token.content, token.special) for number, token in added.items()}
-    conditions = (
-        is_gpt2 or (has_file and kind in ANY_FILE),
-        fields_of(folder / CONFIG).get("tokenizer_class") is None,
-        not (folder / ADDED_TOKENS).exists(),
-        not (folder / SPECIAL_TOKENS).exists() or "added_tokens_decoder" in fields,
-        all(name in WITHOUT_EFFECT or not value for name, value in fields.items()),
-        has_file or not any(fields.get(name) for name in ("add_bos_token", "add_eos_token")),
-        not is_gpt2 or (not fields.get("add_prefix_space") and _is_gpt2(backend)),
-        {_content(token) for token in named.values()} <= special,
-        not is_gpt2 or END_OF_TEXT in special,
-        {(number, token["content"], token.get("special", False)) for number, token in listed.items()} <= known,
-        not any(map(_trims, (*added.values(), *named.values(), *listed.values()))),
+    """Return the backend of tokenizer.json; None without one, or if the files beside it say more than it does."""
+    has_more = (folder / ADDED_TOKENS).exists() or (
+        (folder / SPECIAL_TOKENS).exists() and "added_tokens_decoder" not in fields  # which replaced that file
     )
-    return backend if all(conditions) else None
+    if not (folder / TOKENIZER_JSON).is_file() or has_more or fields.get("tokenizer_class") not in PLAIN_CLASSES:
+        return None
+    backend = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_JSON))
+    named = [value for name, value in fields.items() if name.endswith("_token")]
+    named += [*fields.get("extra_special_tokens", ()), *fields.get("additional_special_tokens", ())]
+    named += fields.get("added_tokens_decoder", {}).values()
+    texts = {_content(token) for token in named}
+    is_whole = all(backend.token_to_id(text) is not None for text in texts if isinstance(text, str))
+    return backend if is_whole else None
 
 
-def _is_gpt2(backend: tokenizers.Tokenizer) -> bool:
-    """Return True if transformers' GPT2Tokenizer, which takes only the vocabulary and the merges, is the same."""
-    split = json.loads(backend.pre_tokenizer.__getstate__()) if backend.pre_tokenizer else {}
-    base = backend.get_vocab_size(with_added_tokens=False)
-    return (
-        isinstance(backend.model, models.BPE)
-        and not (backend.normalizer or backend.model.unk_token or backend.model.byte_fallback)
-        and not (backend.model.continuing_subword_prefix or backend.model.end_of_word_suffix)
-        and not backend.model.ignore_merges
-        and {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}.items() <= split.items()
-        and backend.get_vocab_size() == base
-    )
+def _of_characters(file: Path) -> tokenizers.Tokenizer:
+    """Return the backend of nanoGPT's meta.pkl. Only numbers, texts and containers are unpickled.
+
+    Raises:
+        ValueError, pickle.UnpicklingError: if it holds anything else.
+    """
+    with file.open("rb") as stream:
+        meta = _PlainUnpickler(stream).load()
+    vocabulary = meta.get("stoi") if isinstance(meta, dict) else None
+    if not vocabulary or not all(isinstance(c, str) and len(c) == 1 and type(i) is int for c, i in vocabulary.items()):
+        raise ValueError(f"{file.name} must have a dict 'stoi' from characters to ids")
+    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    return backend
 
 
-def _of_transformers(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """Return the backend of transformers' tokenizer, and its special tokens by name."""
-    from transformers import AutoTokenizer, GPT2Config
+class _PlainUnpickler(pickle.Unpickler):
+    """Builds numbers, texts and containers, and imports nothing. So nothing can be called either."""
 
+    def find_class(self, module_name: str, global_name: str) -> NoReturn:
+        raise pickle.UnpicklingError(
+            f"{module_name}.{global_name} is not read from a pickle, since that could run code"
+        )
+
+
+def _of_transformers(folder: Path) -> Any:
+    """Return the tokenizer that transformers makes of a folder."""
+    from transformers import AutoTokenizer, GPT2Config, GPT2Tokenizer
+
+    if (folder / OPENAI_VOCABULARY).is_file() and (folder / OPENAI_MERGES).is_file():
+        return GPT2Tokenizer(str(folder / OPENAI_VOCABULARY), str(folder / OPENAI_MERGES))
     config: Any = GPT2Config()
     config.tokenizer_class = fields_of(folder / CONFIG).get("tokenizer_class")
-    theirs = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
-    return theirs.backend_tokenizer, theirs.special_tokens_map
+    return AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
 
 
-def _content(token: Any) -> str | None:
+def _missing_package(folder: Path) -> str | None:
+    """Return the sentence that says which packages a tokenizer needs; None if it needs none that is missing."""
+    if not any((folder / name).is_file() for name in SENTENCEPIECE):
+        return None
+    try:
+        import google.protobuf  # noqa: F401  # pyright: ignore[reportMissingModuleSource]
+        import sentencepiece  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return "it is one of SentencePiece, which needs two more packages: pip install sentencepiece protobuf"
+    return None
+
+
+def _content(token: Any) -> Any:
     """Return the text of a token as JSON has it: the text itself, or an object."""
     return token.get("content") if isinstance(token, dict) else token
-
-
-def _trims(token: AddedToken | dict[str, Any] | str) -> bool:
-    """Return True if a token is found beside spaces, which it takes, or between words only."""
-    flags = token.__getstate__() if isinstance(token, AddedToken) else token
-    return isinstance(flags, dict) and any(flags.get(name) for name in ("lstrip", "rstrip", "single_word"))
 
 
 def _require_reason(error: BaseException) -> None:

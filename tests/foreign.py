@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import GPT2LMHeadModel
@@ -91,23 +90,6 @@ def write_book(model: GPT2LMHeadModel, folder: Path, *, nested: bool = False) ->
     return folder / "model.pth"
 
 
-def write_openai(model: GPT2LMHeadModel, folder: Path, *, compressed: bool = False) -> Path:
-    """The variables of the TensorFlow checkpoint, and hparams.json."""
-    c, arrays = model.config, {}
-    for name, tensor in parts(model).items():
-        path = name.removesuffix(".weight") if name.startswith(("wte", "wpe")) else name
-        path = path.replace("h.", "h", 1) if path.startswith("h.") else path
-        norm = ".ln_" in f".{path}"
-        path = path.replace(".weight", ".g" if norm else ".w").replace(".bias", ".b")
-        array = tensor.numpy()
-        arrays[f"model/{path.replace('.', '/')}"] = array[None] if is_linear(name) else array
-    shape = dict(n_vocab=c.vocab_size, n_ctx=c.n_positions, n_embd=c.n_embd, n_head=c.n_head, n_layer=c.n_layer)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "hparams.json").write_text(json.dumps(shape))
-    (np.savez_compressed if compressed else np.savez)(folder / "gpt2.npz", **arrays)
-    return folder / "gpt2.npz"
-
-
 def write_pickle(model: GPT2LMHeadModel, folder: Path, *, legacy: bool = False, shards: int = 1) -> Path:
     """pytorch_model.bin, whole or sharded, as transformers wrote it until it took to safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,6 +117,4 @@ WRITERS: dict[str, Callable[[GPT2LMHeadModel, Path], Path]] = {
     "nanoGPT, plain": lambda model, folder: write_nanogpt(model, folder, prefix=""),
     "book": write_book,
     "book, nested": lambda model, folder: write_book(model, folder, nested=True),
-    "OpenAI": write_openai,
-    "OpenAI, compressed": lambda model, folder: write_openai(model, folder, compressed=True),
 }

@@ -131,6 +131,8 @@ def test_fields_without_effect_are_accepted(fields: dict[str, Any]) -> None:
         ("add_cross_attention", True),
         ("is_encoder_decoder", True),
         ("pruned_heads", {"0": [1]}),
+        ("rope_theta", 1e4),
+        ("position_embedding_type", "relative_key"),
         ("chunk_size_feed_forward", 8),
         ("quantization_config", {"quant_method": "gptq"}),
     ],
@@ -175,7 +177,7 @@ def test_a_bad_value_is_refused_by_name(name: str) -> None:
         ([1], r"^config fields must be a dict with names as keys, got "),
         ({3: 4}, r"^config fields must be a dict with names as keys, got "),
         ({"n_embd": 10, "n_head": 3}, "n_embd=10 must be a multiple of n_head=3"),
-        ({"rope_theta": 1, "n_embd": 768, "N_EMBD": 768}, "unknown config fields: N_EMBD, rope_theta;"),
+        ({"window": 1, "n_embd": 768, "N_EMBD": 768}, "unknown config fields: N_EMBD, window;"),
     ],
     ids=str,
 )

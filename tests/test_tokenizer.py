@@ -2,16 +2,18 @@
 
 import copy
 import json
+import pickle
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from checkpoints import END_OF_TEXT, gpt2_vocabulary, tiny_bpe
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import normalizers
 from transformers import AutoTokenizer, GPT2TokenizerFast
 from transformers.utils import logging
 
@@ -132,23 +134,40 @@ def test_a_folder_has_transformers_ids_before_and_after_saving(
     folder, copied = tmp_path_factory.mktemp("folder"), tmp_path_factory.mktemp("saved")
     write(folder, files)
     try:
-        theirs = AutoTokenizer.from_pretrained(folder)
+        reference = AutoTokenizer.from_pretrained(folder)
     except Exception:  # transformers raises any kind
         with pytest.raises(CheckpointError):
             Tokenizer.from_pretrained(folder)
         return
-    theirs.backend_tokenizer.model.dropout = None
     tokenizer = Tokenizer.from_pretrained(folder)
     tokenizer.save(write(copied, {"config.json": {"model_type": "gpt2"}}))
-    again, their_again = Tokenizer.from_pretrained(copied), AutoTokenizer.from_pretrained(copied)
+    again, reference_again = Tokenizer.from_pretrained(copied), AutoTokenizer.from_pretrained(copied)
+    file = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")) if is_plain(files) else None
+    (reference.backend_tokenizer if file is None else file).model.dropout = None
     for text in (*TEXTS, *texts):
-        expected = theirs(text)["input_ids"]
-        assert tokenizer.encode(text) == again.encode(text) == expected == their_again(text)["input_ids"]
+        expected = reference(text)["input_ids"] if file is None else file.encode(text).ids
+        assert tokenizer.encode(text) == again.encode(text) == expected == reference_again(text)["input_ids"]
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        ids = {getattr(one, name) for one in (theirs, tokenizer, again, their_again)}
+        same = [tokenizer, again, reference_again, *([reference] if file is None else [])]
+        ids = {getattr(one, name) for one in same}
         assert len(ids) == 1, (name, ids)
     fields = json.loads((copied / "tokenizer_config.json").read_text())
     assert fields.keys() >= files.get("tokenizer_config.json", {}).keys(), "every field is kept"
+
+
+def is_plain(files: dict[str, Any]) -> bool:
+    """Whether tokenizer.json says everything, so that it is taken as it is."""
+    fields = files.get("tokenizer_config.json", {})
+    has_more = "added_tokens.json" in files or (
+        "special_tokens_map.json" in files and "added_tokens_decoder" not in fields
+    )
+    if "tokenizer.json" not in files or has_more or fields.get("tokenizer_class") == "Other":
+        return False
+    tokens = [*fields.get("added_tokens_decoder", {}).values(), *fields.get("extra_special_tokens", [])]
+    tokens += [fields[name] for name in ("bos_token", "eos_token", "pad_token") if fields.get(name)]
+    texts = {token["content"] if isinstance(token, dict) else token for token in tokens}
+    own = files["tokenizer.json"]
+    return texts <= {*own["model"]["vocab"], *(token["content"] for token in own["added_tokens"])}
 
 
 def test_a_chat_template_of_its_own_file_is_handed_on(tmp_path: Path) -> None:
@@ -198,7 +217,7 @@ def test_what_people_add_to_a_vocabulary_needs_no_merge(gpt2: Tokenizer, tmp_pat
     assert Tokenizer.from_pretrained(tmp_path).encode("the dog") == gpt2.encode("the dog")
 
 
-# Bytes, characters, special tokens, and what users of transformers type.
+# Bytes, characters and special tokens.
 
 
 def test_parts_of_a_character_are_exact_bytes(ours: Tokenizer) -> None:
@@ -215,16 +234,6 @@ def test_special_tokens_of_any_spelling_come_back(ours: Tokenizer) -> None:
     assert tokenizer.vocab_size - 1 in ids
     assert tokenizer.decode(ids) == tokenizer.decode(torch.tensor(ids)) == "the<my token, ünïcode> dog"
     assert tokenizer.batch_decode([ids, ids[:1]], skip_special_tokens=True) == ["the dog", tokenizer.decode(ids[:1])]
-
-
-def test_transformers_calls_work_or_say_what_to_use(ours: Tokenizer) -> None:
-    assert ours("the")["input_ids"] == ours.encode("the")
-    assert ours(["the", "dog"])["input_ids"] == [ours.encode("the"), ours.encode("dog")]
-    with pytest.raises(GenerationError, match=r"encode\(text\)"):
-        ours("the", return_tensors="pt")
-    assert not hasattr(ours, "apply_chat_template")
-    with pytest.raises(AttributeError, match=r"apply_chat_template.*AutoTokenizer"):
-        _ = ours.apply_chat_template
 
 
 @pytest.mark.parametrize("token_id", [-1, 300, 2**32, 2**100])
@@ -258,13 +267,13 @@ SPLIT = '{"type": "Split", "pattern": {"Regex": "%s"}, "behavior": "Isolated", "
 DAMAGED: dict[str, dict[str, Any]] = {
     **{content[:15] or "empty": {"tokenizer.json": content} for content in ("", "{}", "[]", "[" * 100_000)},
     "cut": {"tokenizer.json": WHOLE[: len(WHOLE) // 2]},
+    **{content: {"tokenizer.json": content} for content in ('{"model": null}', '{"added_tokens": [3]}')},
     "a list": {"vocab.json": [1], "merges.txt": ""},
     "a negative id": {"vocab.json": {"a": -1}, "merges.txt": ""},
     "no merges": {"vocab.json": {"a": 1}},
     "nothing": {},
     "deep settings": {"tokenizer.json": WHOLE, "tokenizer_config.json": '{"a":' * 100_000},
     "deep added tokens": {"tokenizer.json": WHOLE, "added_tokens.json": '{"a":' * 100_000},
-    "tokens without text": {"tokenizer.json": WHOLE, "tokenizer_config.json": {"added_tokens_decoder": {"0": {}}}},
     "some bytes": {"vocab.json": {"a": 0, "b": 1, "ab": 2}, "merges.txt": "a b"},
 }  # fmt: skip
 
@@ -291,10 +300,90 @@ def test_patterns_that_the_library_cannot_match(step: str, pattern: str, tmp_pat
         Tokenizer.from_pretrained(tmp_path).encode("a" * 60 + "b")
 
 
-def test_a_tokenizer_that_loses_text_is_refused(tmp_path: Path) -> None:
-    backend = tiny_bpe()
-    backend.normalizer = normalizers.Lowercase()
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    write(tmp_path, {"tokenizer.json": backend.to_str(), "tokenizer_config.json": settings})
-    with pytest.raises(CheckpointError, match="must be byte-level"):
+# Vocabularies of other kinds.
+
+
+def test_bert_s_vocabulary(tmp_path: Path) -> None:
+    """As the Chinese GPT-2s have it. Its texts are transformers', whole and token by token behind another."""
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"今天气很好a", "##b", ".", "dog"]
+    write(tmp_path, {
+        "vocab.txt": "\n".join(vocabulary), "config.json": {"model_type": "gpt2", "tokenizer_class": "BertTokenizer"},
+    })  # fmt: skip
+    reference, tokenizer = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.from_pretrained(tmp_path)
+    text = "今天 ab dog. 好x"
+    ids = tokenizer.encode(text)
+    assert ids == reference(text)["input_ids"] == [2, 5, 6, 10, 11, 13, 12, 9, 1, 3]
+    assert tokenizer.decode(ids) == reference.decode(ids)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == reference.decode(ids, skip_special_tokens=True)
+    assert [tokenizer.decode_bytes([i]).decode() for i in ids[1:7]] == [" 今", " 天", " a", "b", " dog", "."]
+    assert tokenizer.kind == "WordPiece"
+    with pytest.raises(GenerationError, match=r"token id 14 .* 14"):
+        tokenizer.decode([14])
+
+
+def unigram(folder: Path) -> Path:
+    """A tokenizer.json as transformers makes it of SentencePiece's file, with bytes for what is in no piece."""
+    pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁今日", "は", "▁the", "dog", "s"]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.Unigram([(piece, -1.0 - i / 99) for i, piece in enumerate(pieces)], 0, byte_fallback=True)
+    )
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    replace, strip = tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.Strip(" ", 1, 0)
+    steps = [replace, tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse(), strip]
+    backend.decoder = tokenizers.decoders.Sequence(steps)
+    return write(folder, {"tokenizer.json": backend.to_str()})
+
+
+def test_pieces_of_sentencepiece(tmp_path: Path) -> None:
+    """A piece's space is part of it, and parts of a character are their bytes."""
+    tokenizer = Tokenizer.from_pretrained(unigram(tmp_path))
+    text = "今日は the dogs 狗"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode_bytes(ids).decode() == f" {text}"
+    assert [tokenizer.decode_bytes([i]) for i in ids[-3:]] == [b"\xe7", b"\x8b", b"\x97"]
+
+
+def test_a_file_of_sentencepiece_names_the_packages_that_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"spiece.model": "x", "config.json": {"model_type": "gpt2", "tokenizer_class": "T5Tokenizer"}})
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(CheckpointError, match=r"pip install sentencepiece protobuf$"):
         Tokenizer.from_pretrained(tmp_path)
+
+
+def test_openai_s_own_names(gpt2: Tokenizer, tmp_path: Path) -> None:
+    for name, theirs in (("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe")):
+        shutil.copy(gpt2_vocabulary() / name, tmp_path / theirs)
+    tokenizer = Tokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert tokenizer.encode(text) == gpt2.encode(text)
+    assert tokenizer.eos_token_id == 50256
+
+
+def characters(folder: Path, meta: object) -> Path:
+    (folder / "meta.pkl").write_bytes(pickle.dumps(meta))
+    return folder
+
+
+def test_the_characters_of_a_nanogpt(tmp_path: Path) -> None:
+    alphabet = "\n !abc狗"
+    stoi = {character: i for i, character in enumerate(alphabet)}
+    characters(tmp_path, {"vocab_size": len(alphabet), "itos": dict(enumerate(alphabet)), "stoi": stoi})
+    tokenizer = Tokenizer.from_pretrained(tmp_path)
+    text = "ab  c\n\n狗!"
+    assert tokenizer.encode(text) == [stoi[character] for character in text]
+    assert tokenizer.decode(tokenizer.encode(text)) == tokenizer.decode_bytes(tokenizer.encode(text)).decode() == text
+    with pytest.raises(GenerationError, match="cannot read 'x'"):
+        tokenizer.encode("x")
+    (tmp_path / "saved").mkdir()
+    tokenizer.save(tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved")(text)["input_ids"] == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("meta", [[], {}, {"stoi": {"ab": 0}}, {"stoi": {"a": 0.5}}, {"stoi": Path("a")}], ids=str)
+def test_a_meta_file_of_something_else_is_refused(meta: object, tmp_path: Path) -> None:
+    """And nothing in it is called."""
+    with pytest.raises(CheckpointError, match=r"must have a dict 'stoi'|is not read from a pickle"):
+        Tokenizer.from_pretrained(characters(tmp_path, meta))

@@ -1,91 +1,219 @@
-"""The files of a checkpoint's folder: their names, and what they hold. Reading one never runs what is in it."""
+"""The files of a checkpoint: their names, and what they hold. Reading one never runs what is in it."""
 
+import contextlib
+import dataclasses
 import json
 import os.path
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from minigpt.errors import CheckpointError
+from minigpt.errors import CheckpointError, ConfigError, MiniGPTError
 from minigpt.files import PARTIAL, read_object
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 SAFETENSORS = "model.safetensors"
 # Patterns of the files that a model is, without its tokenizer.
 MODEL = (CONFIG, GENERATION_CONFIG, SAFETENSORS, f"{SAFETENSORS}.index.json", "model-?????-of-?????.safetensors")
-TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-?????-of-?????.bin")
+TOKENIZER_JSON, TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 ADDED_TOKENS, SPECIAL_TOKENS = "added_tokens.json", "special_tokens_map.json"  # of transformers 4 and before
-VOCABULARIES = ("tokenizer.json", "vocab.json")
-TOKENIZER_FILES = (*VOCABULARIES, "merges.txt", TOKENIZER_CONFIG, ADDED_TOKENS, SPECIAL_TOKENS, CHAT_TEMPLATE)
-WEIGHT_SUFFIXES = (".safetensors", ".npz", ".bin", ".pt", ".pth")
+SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+OPENAI_VOCABULARY, OPENAI_MERGES = "encoder.json", "vocab.bpe"
+CHARACTERS = "meta.pkl"  # of nanoGPT, whose tokens are characters
+VOCABULARIES = (TOKENIZER_JSON, "vocab.json", "vocab.txt", *SENTENCEPIECE, OPENAI_VOCABULARY, CHARACTERS)
+TOKENIZER_FILES = (
+    *VOCABULARIES, "merges.txt", OPENAI_MERGES, TOKENIZER_CONFIG, ADDED_TOKENS, SPECIAL_TOKENS, CHAT_TEMPLATE,
+)  # fmt: skip
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 WEIGHTS = (SAFETENSORS, "pytorch_model.bin", "ckpt.pt")  # the first that exists, whole or with an index
-MOST_UNPACKED = 8  # times its own size that an archive may unpack to; trained weights hardly shrink
 WEIGHTS_FIELD = "transformers_weights"  # of config.json: the file or index that holds the weights, if it is another
-SAVING = "saving"  # names the folder inside that a new checkpoint is written to
+CURRENT = "current"  # names the folder inside that holds the checkpoint while its files are moved to their places
 
-Contents = tuple[dict[str, Tensor], Mapping[str, Any] | None]  # tensors on the CPU, and the config that they come with
+Read = TypeVar("Read")
 
 
-def read_contents(place: Path) -> Contents:
-    """Return the tensors of a checkpoint, and the config that its weights file carries, if it does.
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """The files of a checkpoint.
 
-    They are mapped into memory where the format allows, and read when first used.
+    Attributes:
+        place: the folder, or the file of weights, that the user names.
+        folder: where the other files are: in ``place``, beside it, or in a folder inside if a save was cut short.
+        config: the fields of config.json, which is read once; None without one.
+    """
+
+    place: Path
+    folder: Path
+    config: dict[str, Any] | None
+
+    @classmethod
+    def at(cls, place: Path) -> "Files":
+        """Find the files of the checkpoint in a folder, or around a file of weights.
+
+        Raises:
+            ConfigError: if config.json is not a JSON object.
+        """
+        folder = place if place.is_dir() else place.parent
+        config = read_object(folder / CONFIG, ConfigError) if (folder / CONFIG).is_file() else None
+        inner, slash, _ = str((config or {}).get(WEIGHTS_FIELD) or "").partition("/")
+        if config and slash and place.is_dir() and inner.startswith(f".{CURRENT}.") and inner.endswith(PARTIAL):
+            folder = place / inner
+            del config[WEIGHTS_FIELD]
+        return cls(place, folder, config)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """True if there is a tokenizer's vocabulary."""
+        return any((self.folder / name).is_file() for name in VOCABULARIES)
+
+    def generation_fields(self) -> dict[str, Any]:
+        """Return all fields of generation_config.json; an empty dict without one.
+
+        Raises:
+            CheckpointError: if the file is not a JSON object.
+        """
+        return fields_of(self.folder / GENERATION_CONFIG)
+
+    def weights(self) -> list[Path]:
+        """Return the files that hold the tensors: one, or those that an index names.
+
+        Raises:
+            CheckpointError: if there are none, or the index is damaged or names a file that is not beside it.
+        """
+        if self.place.is_file():
+            return [self.place]
+        if name := str((self.config or {}).get(WEIGHTS_FIELD) or ""):
+            _require_beside(self.folder / CONFIG, name)
+            return _shards(self.folder / name) if name.endswith(".index.json") else [self.folder / name]
+        for name in WEIGHTS:
+            if (self.folder / name).is_file():
+                return [self.folder / name]
+            if (index := self.folder / f"{name}.index.json").is_file():
+                return _shards(index)
+        no_config = "" if self.config is not None else f"no {CONFIG} and "
+        others = sorted(path.name for path in self.folder.glob("*") if path.suffix in WEIGHT_SUFFIXES)
+        hint = f"; to load one of {', '.join(others)}, give the path of that file" if others else ""
+        raise CheckpointError(f"{self.place} has {no_config}no {SAFETENSORS}{hint}")
+
+    def tensors(self) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:
+        """Return the tensors by their names in the files, and the config that a trainer's file carries, if it does.
+
+        The tensors are on the CPU, mapped into memory where the format allows, and read when first used.
+
+        Raises:
+            CheckpointError: if there are no weights, or a file is damaged or holds more than tensors.
+        """
+        (tensors, fields), *shards = [_read(file) for file in self.weights()]
+        for shard, _ in shards:
+            tensors.update(shard)
+        return tensors, fields
+
+
+def all_files(place: Path) -> list[Path]:
+    """Return the files that a checkpoint is read from, its tokenizer's included, sorted by name.
 
     Raises:
-        CheckpointError: if there are no weights, or a file is damaged or holds more than tensors.
+        CheckpointError: as ``Files.weights``.
     """
-    (tensors, fields), *more = [_read(file) for file in weight_files(place)]
-    for shard, _ in more:
-        tensors.update(shard)
-    return tensors, fields
+    files = Files.at(place)
+    beside = [path for path in _known(files.folder) if path.suffix not in WEIGHT_SUFFIXES]
+    return sorted({*files.weights(), *beside})
 
 
-def read_tensors(place: Path) -> dict[str, Tensor]:
-    """Return every tensor of a checkpoint by its name in the file. Raises as ``read_contents``."""
-    return read_contents(place)[0]
+def read_stable(place: Path, read: Callable[[Files], Read]) -> Read:
+    """Return what ``read`` returns for a checkpoint's files. If another process saves there meanwhile, read again."""
+    while True:
+        state = _state(place)
+        try:
+            result = read(Files.at(place))
+        except MiniGPTError:
+            if _state(place) == state:
+                raise
+        else:
+            if _state(place) == state:
+                return result
 
 
-def _read(file: Path) -> Contents:
+@contextlib.contextmanager
+def unchanged(place: Path) -> Iterator[None]:
+    """Check that nobody saves to a checkpoint while the block reads it.
+
+    Raises:
+        CheckpointError: if somebody does, also in place of an error of the block.
+    """
+    state = _state(place)
     try:
-        if file.suffix == ".safetensors":
-            return load_file(file), None  # mapped into memory
-        is_stored = zipfile.is_zipfile(file) and _is_stored(file)
-        if file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as archive:
-                return {name: torch.from_numpy(archive[name]) for name in archive.files}, None
-        return _read_pickle(file, is_stored)
+        yield
+    finally:
+        if _state(place) != state:
+            raise CheckpointError(f"{place} was saved to while it was read; start again when nothing writes to it")
+
+
+def _state(place: Path) -> list[tuple[Path, int, int, int]]:
+    """Return what changes when a file of a checkpoint is written: number, size and time of each."""
+    state = []
+    for path in [place] if place.is_file() else _known(place):
+        with contextlib.suppress(OSError):  # it is gone
+            entry = path.stat()
+            state.append((path, entry.st_ino, entry.st_size, entry.st_mtime_ns))
+    return state
+
+
+def _known(folder: Path) -> list[Path]:
+    """Return the files of a folder that may belong to a checkpoint, by their names."""
+    patterns = (*MODEL, *TOKENIZER_FILES, "*.index.json", *(f"*{suffix}" for suffix in WEIGHT_SUFFIXES))
+    return sorted(path for path in folder.iterdir() if any(fnmatchcase(path.name, pattern) for pattern in patterns))
+
+
+def fields_of(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty dict if there is no such file.
+
+    Raises:
+        CheckpointError: if the file is not a JSON object.
+    """
+    return read_object(file, CheckpointError) if file.is_file() else {}
+
+
+def write_json(path: Path, fields: Mapping[str, object]) -> None:
+    """Write fields as readable JSON.
+
+    Raises:
+        OSError: if that fails.
+    """
+    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def holds_model(folder: Path) -> bool:
+    """Return True if a folder contains a config or weights by a checkpoint's names, or a tokenizer."""
+    indexes = (f"{name}.index.json" for name in WEIGHTS)
+    return any((folder / name).is_file() for name in (CONFIG, *WEIGHTS, *indexes, *VOCABULARIES))
+
+
+def _read(file: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:
+    try:
+        return (load_file(file), None) if file.suffix == ".safetensors" else _read_pickle(file)
     except Exception as error:  # each library raises its own kinds
-        # torch.load also says how to run the file without restrictions. Keep only what it found.
+        # torch.load also says how to run the file without restrictions. Keep only the reason.
         reason = str(error).partition("WeightsUnpickler error:")[2].partition("Please use")[0] or str(error)
         raise CheckpointError(f"{file} cannot be read as a {file.suffix} file: {' '.join(reason.split())}") from error
 
 
-def _is_stored(file: Path) -> bool:
-    """Return True if nothing in an archive is compressed.
-
-    Raises:
-        ValueError: if it would unpack to far more than its size.
-    """
-    with zipfile.ZipFile(file) as archive:
-        entries = archive.infolist()
-    size, unpacked = file.stat().st_size, sum(entry.file_size for entry in entries)
-    if unpacked > MOST_UNPACKED * size + 2**20:
-        raise ValueError(f"it has {size:,} bytes, and would unpack to {unpacked:,}")
-    return all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-
-
-def _read_pickle(file: Path, is_stored: bool) -> Contents:
+def _read_pickle(file: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:
     """Return the tensors of a state dict, or of a trainer's checkpoint that holds one.
 
     ``torch.load(weights_only=True)`` reads the pickle. It builds tensors and plain containers, and calls nothing else.
     """
-    loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=is_stored)
+    is_archive = zipfile.is_zipfile(file)
+    if is_archive and any(entry.compress_type != zipfile.ZIP_STORED for entry in zipfile.ZipFile(file).infolist()):
+        raise ValueError("its archive is compressed, which torch.save never does")
+    loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=is_archive)
     if not isinstance(loaded, Mapping):
         raise ValueError(f"it must hold a state dict, got a {type(loaded).__name__}")
     nested = ("model", "model_state_dict", "state_dict")  # where trainers keep the weights beside their own state
@@ -104,71 +232,6 @@ def _kind(value: object) -> str:
     return f"of layout {value.layout} on {value.device}" if isinstance(value, Tensor) else ""
 
 
-def folder_of(place: Path) -> Path:
-    """Return the folder with a checkpoint's files, or the folder that contains its bare file.
-
-    If a save was cut short, the new checkpoint is in a folder inside, which config.json names.
-    """
-    if not place.is_dir():
-        return place.parent
-    inner, slash, _ = _named_weights(place).partition("/")
-    return place / inner if slash and inner.startswith(f".{SAVING}.") and inner.endswith(PARTIAL) else place
-
-
-def _named_weights(folder: Path) -> str:
-    """Return what config.json says that holds the weights; an empty text if it does not say, or cannot be read."""
-    try:
-        return str(read_object(folder / CONFIG, CheckpointError).get(WEIGHTS_FIELD) or "")
-    except CheckpointError:
-        return ""
-
-
-def config_file(place: Path) -> Path:
-    """Return the path of the ``config.json`` in a checkpoint's folder, or beside its bare file.
-
-    Raises:
-        CheckpointError: if there is none.
-    """
-    path = folder_of(place) / CONFIG
-    if not path.is_file():
-        raise CheckpointError(f"{place} has no {CONFIG}" + " beside it" * place.is_file())
-    return path
-
-
-def has_tokenizer(place: Path) -> bool:
-    """Return True if a checkpoint's folder contains the files of a tokenizer."""
-    return any((folder_of(place) / name).is_file() for name in VOCABULARIES)
-
-
-def holds_model(folder: Path) -> bool:
-    """Return True if a folder contains a config or weights by a checkpoint's names, or a tokenizer."""
-    indexes = (f"{name}.index.json" for name in WEIGHTS)
-    return any((folder / name).is_file() for name in (CONFIG, *WEIGHTS, *indexes, *VOCABULARIES))
-
-
-def weight_files(place: Path) -> list[Path]:
-    """Return the files that hold a checkpoint's tensors: one, or those that its index names.
-
-    Raises:
-        CheckpointError: if there are none, or the index is damaged or names a file that is not beside it.
-    """
-    if place.is_file():
-        return [place]
-    folder = folder_of(place)
-    if name := _named_weights(folder):
-        _require_beside(folder / CONFIG, name)
-        return _shards(folder / name) if name.endswith(".index.json") else [folder / name]
-    for name in WEIGHTS:
-        if (folder / name).is_file():
-            return [folder / name]
-        if (index := folder / f"{name}.index.json").is_file():
-            return _shards(index)
-    no_config = "" if (folder / CONFIG).is_file() else f"no {CONFIG} and "
-    others = sorted(path.name for path in folder.glob("*") if path.suffix in WEIGHT_SUFFIXES)
-    hint = f"; to load one of {', '.join(others)}, give the path of that file" if others else ""
-    raise CheckpointError(f"{place} has {no_config}no {SAFETENSORS}{hint}")
-
-
 def _shards(index: Path) -> list[Path]:
     weight_map = read_object(index, CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -182,30 +245,3 @@ def _shards(index: Path) -> list[Path]:
 def _require_beside(file: Path, name: str) -> None:
     if Path(name).name != name or not os.path.isfile(file.parent / name):  # of a path that NUL is in too
         raise CheckpointError(f"{file} names {name!r}, which is not a file beside it")
-
-
-def write_json(path: Path, fields: Mapping[str, object]) -> None:
-    """Write fields as readable JSON.
-
-    Raises:
-        OSError: if that fails.
-    """
-    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def generation_fields(place: Path) -> dict[str, Any]:
-    """Return all fields of the ``generation_config.json`` beside a checkpoint's weights; an empty dict without one.
-
-    Raises:
-        CheckpointError: if the file is not a JSON object.
-    """
-    return fields_of(folder_of(place) / GENERATION_CONFIG)
-
-
-def fields_of(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty dict if there is no such file.
-
-    Raises:
-        CheckpointError: if the file is not a JSON object.
-    """
-    return read_object(file, CheckpointError) if file.is_file() else {}

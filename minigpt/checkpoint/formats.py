@@ -31,29 +31,24 @@ GPT2_VOCABULARY = 50257
 LINEARS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")  # of a block, as we and most others name them
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 CAUSAL_MASKS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # saved by early versions of several
-OURS = {field.name for field in dataclasses.fields(GPT2Config)}
+FIELDS = {field.name for field in dataclasses.fields(GPT2Config)}
 
 
 class Origin(NamedTuple):
-    """The family's tensors that make up one of our parameters, {i} standing for the layer, and how each is changed."""
+    """The source tensors of one parameter, {i} standing for the layer, and the transform of each."""
 
-    theirs: tuple[str, ...]
-    become: Callable[[Tensor], Tensor]
+    sources: tuple[str, ...]
+    transform: Callable[[Tensor], Tensor]
 
 
-def same(*theirs: str) -> Origin:
+def same(*sources: str) -> Origin:
     """The tensor as it is; several are concatenated along the last dimension."""
-    return Origin(theirs, lambda tensor: tensor)
+    return Origin(sources, lambda tensor: tensor)
 
 
-def transposed(*theirs: str) -> Origin:
+def transposed(*sources: str) -> Origin:
     """A linear layer's (out, in) as our (in, out); several are concatenated along the last dimension."""
-    return Origin(theirs, lambda tensor: tensor.mT.contiguous() if tensor.ndim == 2 else tensor)
-
-
-def convolved(*theirs: str) -> Origin:
-    """A 1-wide convolution's (1, in, out) as our (in, out)."""
-    return Origin(theirs, lambda tensor: tensor.squeeze(0) if tensor.ndim == 3 else tensor)
+    return Origin(sources, lambda tensor: tensor.mT.contiguous() if tensor.ndim == 2 else tensor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +76,7 @@ class Format:
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def config(self, fields: Mapping[str, Any], tensors: Tensors) -> GPT2Config:
-        """Return our config for the fields of a config file, theirs or a Hugging Face one.
+        """Return our config for the fields of a config file, in this family's names or in Hugging Face's.
 
         Args:
             fields: of the file.
@@ -90,39 +85,43 @@ class Format:
         Raises:
             ConfigError: if a field is unknown, or has a value that we cannot honour.
         """
-        theirs = {*(self.fields or {}).values(), *self.ignored}
-        if self.fields is None or not fields.keys() & theirs - OURS:
+        names = {*(self.fields or {}).values(), *self.ignored}
+        if self.fields is None or not fields.keys() & names - FIELDS:
             return GPT2Config.from_dict(fields)
-        if unknown := sorted(fields.keys() - theirs):
+        if unknown := sorted(fields.keys() - names):
             raise ConfigError(f"unknown fields of a {self.name} config: {', '.join(unknown)}")
         head, embedding = tensors.get("lm_head.weight"), tensors.get("wte.weight")
-        tied = head is None or embedding is None or same_values(head, embedding)
-        ours = {name: fields[their] for name, their in self.fields.items() if their in fields}
-        settings: dict[str, Any] = {**self.fixed, "tie_word_embeddings": tied, **ours}
-        return GPT2Config(**settings, **_vocabulary(ours.get("vocab_size")))
+        is_tied = head is None or embedding is None or same_values(head, embedding)
+        values = {name: fields[source] for name, source in self.fields.items() if source in fields}
+        settings: dict[str, Any] = {**self.fixed, "tie_word_embeddings": is_tied, **values}
+        return GPT2Config(**settings, **_vocabulary(values.get("vocab_size")))
 
-    def ours(self, tensors: Tensors) -> Tensors:
-        """Return the tensors under our names and in our layout.
+    def converted(self, source_tensors: Tensors) -> Tensors:
+        """Return the tensors under our names and in our layout, without buffers.
 
         Raises:
             CheckpointError: if parts of one parameter do not fit together.
         """
-        left = {name: own for name, own in tensors.items() if not (self.buffers and self.buffers.fullmatch(name))}
-        ours: Tensors = {}
+        left = {
+            name: tensor
+            for name, tensor in source_tensors.items()
+            if not (self.buffers and self.buffers.fullmatch(name))
+        }
+        tensors: Tensors = {}
         for template, row in self.rows.items():
             for layer in itertools.count():  # until there is no such tensor
-                name, theirs = template.format(i=layer), [part.format(i=layer) for part in row.theirs]
-                if not all(part in left for part in theirs):
+                name, sources = template.format(i=layer), [source.format(i=layer) for source in row.sources]
+                if not all(source in left for source in sources):
                     break
-                ours[name] = _joined(name, [row.become(left.pop(part)) for part in theirs])
-        return self._with_zero_biases(ours | left)
+                tensors[name] = _joined(name, [row.transform(left.pop(source)) for source in sources])
+        return self._with_zero_biases(tensors | left)
 
     def _with_zero_biases(self, tensors: Tensors) -> Tensors:
         if self.may_lack is None or any(self.may_lack.fullmatch(name) for name in tensors):
             return tensors
         weights = {name.removesuffix("weight") + "bias": tensor for name, tensor in tensors.items()}
-        lacking = {name: weight for name, weight in weights.items() if self.may_lack.fullmatch(name)}
-        return tensors | {name: weight.new_zeros(weight.shape[-1]) for name, weight in lacking.items()}
+        missing = {name: weight for name, weight in weights.items() if self.may_lack.fullmatch(name)}
+        return tensors | {name: weight.new_zeros(weight.shape[-1]) for name, weight in missing.items()}
 
 
 def same_values(one: Tensor, other: Tensor) -> bool:
@@ -187,19 +186,14 @@ BOOK = Format(
 )
 
 
-# nanoGPT and minGPT: Hugging Face's names, but linear layers are stored (out, in), and biases may be missing. nanoGPT
-# uses the exact GELU. A model trained before June 2023, or by minGPT, needs a config.json beside it.
-
-
-_FIRST = "h.0.attn.c_attn.weight"
-
-
 def _stores_out_in(tensors: Tensors) -> bool:
     """Return True if c_attn is stored (out, in). Its shape tells, since it is never square."""
-    shape = tensors[_FIRST].shape if _FIRST in tensors else ()
-    return len(shape) == 2 and shape[0] == 3 * shape[1]
+    first = tensors.get("h.0.attn.c_attn.weight")
+    return first is not None and first.ndim == 2 and first.shape[0] == 3 * first.shape[1]
 
 
+# nanoGPT and minGPT: Hugging Face's names, but linear layers are stored (out, in), and biases may be missing. nanoGPT
+# uses the exact GELU. A model trained before June 2023, or by minGPT, needs a config.json beside it.
 NANOGPT = Format(
     name="nanoGPT",
     recognises=_stores_out_in,
@@ -216,31 +210,10 @@ NANOGPT = Format(
 )
 
 
-# OpenAI's TensorFlow checkpoint: model/h0/ln_1/g. Linear layers are (1, in, out).
-OPENAI = Format(
-    name="OpenAI (TensorFlow)",
-    recognises=lambda tensors: "model/wte" in tensors or "model/h0/ln_1/g" in tensors,
-    rows={
-        "wte.weight": same("model/wte"),
-        "wpe.weight": same("model/wpe"),
-        "ln_f.weight": same("model/ln_f/g"),
-        "ln_f.bias": same("model/ln_f/b"),
-        **{f"h.{{i}}.{norm}.weight": same(f"model/h{{i}}/{norm}/g") for norm in ("ln_1", "ln_2")},
-        **{f"h.{{i}}.{norm}.bias": same(f"model/h{{i}}/{norm}/b") for norm in ("ln_1", "ln_2")},
-        **{f"h.{{i}}.{name}.weight": convolved(f"model/h{{i}}/{name.replace('.', '/')}/w") for name in LINEARS},
-        **{f"h.{{i}}.{name}.bias": same(f"model/h{{i}}/{name.replace('.', '/')}/b") for name in LINEARS},
-    },
-    fields={
-        **{name: name for name in ("n_embd", "n_head", "n_layer")},
-        "vocab_size": "n_vocab",
-        "n_positions": "n_ctx",
-    },
-)
-
 # Our names, layouts and config fields are taken from transformers.
 HUGGING_FACE = Format(name="Hugging Face", recognises=lambda tensors: True, buffers=CAUSAL_MASKS)
 
-FORMATS = [OPENAI, BOOK, NANOGPT, HUGGING_FACE]  # the first that recognises the tensors
+FORMATS = [BOOK, NANOGPT, HUGGING_FACE]  # the first that recognises the tensors
 
 
 def recognise(tensors: Tensors) -> Format:

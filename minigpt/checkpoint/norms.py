@@ -34,11 +34,11 @@ PLAIN = [1.0, 1.0, float("inf")]  # the calibration of a frozen norm that divide
 
 def norm_fields(model: GPT2) -> dict[str, Any]:
     """Return the fields of config.json that name the model's norms; none if all are LayerNorm."""
-    found = {site: unwrapped(norm) for site, norm in model.norm_modules().items()}
-    pairs = [[site, norms.name_of(norm)] for site, norm in found.items() if not _is_layer_norm(norm)]
+    modules = {site: unwrapped(norm) for site, norm in model.norm_modules().items()}
+    pairs = [[site, norms.name_of(norm)] for site, norm in modules.items() if not _is_layer_norm(norm)]
     if not pairs:
         return {}
-    is_one = len(pairs) == len(found) and len({name for _, name in pairs}) == 1
+    is_one = len(pairs) == len(modules) and len({name for _, name in pairs}) == 1
     return {"model_type": MODEL_TYPE, "architectures": [ARCHITECTURE], "norm": pairs[0][1] if is_one else pairs}
 
 
@@ -53,7 +53,7 @@ def described_norms(model: GPT2) -> str:
     return ", ".join([most, *(f"{name} at {listing(sites)}" for name, sites in others.items())])
 
 
-def without_norms(fields: Mapping[str, Any]) -> tuple[dict[str, Any], Pairs]:
+def split_norms(fields: Mapping[str, Any]) -> tuple[dict[str, Any], Pairs]:
     """Return the fields of a config.json as a plain GPT-2's, and the norms that they name.
 
     Raises:
@@ -104,7 +104,7 @@ def unwrapped(norm: nn.Module) -> nn.Module:
     return getattr(norm, "_orig_mod", norm)
 
 
-def eps_unsaid(model: GPT2) -> dict[str, list[float]]:
+def sites_with_other_eps(model: GPT2) -> dict[str, list[float]]:
     """Return the sites of registered norms whose eps is not the config's, which config.json has no field for."""
     return {
         site: eps

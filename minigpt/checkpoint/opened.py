@@ -1,6 +1,7 @@
 """A checkpoint before it is a model: its config, and its tensors under our names, for every family."""
 
 import dataclasses
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,31 +9,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from minigpt.checkpoint.contents import (
-    ADDED_TOKENS,
-    CONFIG,
-    SPECIAL_TOKENS,
-    TOKENIZER_CONFIG,
-    VOCABULARIES,
-    config_file,
-    fields_of,
-    folder_of,
-    read_contents,
-)  # fmt: skip
-from minigpt.checkpoint.formats import Format, recognise, same_values
-from minigpt.checkpoint.norms import Pairs, is_frozen, unscaled, without_norms
+from minigpt.checkpoint.contents import CONFIG, Files, read_stable
+from minigpt.checkpoint.formats import Format, Tensors, recognise, same_values
+from minigpt.checkpoint.norms import Pairs, is_frozen, split_norms, unscaled
 from minigpt.config import GPT2Config
 from minigpt.device import DTYPES, dtype_name
-from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, listing
-from minigpt.files import read_object
+from minigpt.errors import CheckpointError, ConfigError, listing
 
-HPARAMS = "hparams.json"  # OpenAI's
 _WRAPPERS = re.compile(r"(?:(?:module|_orig_mod)\.)*(?:transformer\.)?")  # of DataParallel, of torch.compile
+# Heads beside a language model's: of TRL's reward models, and of transformers' other GPT-2 classes.
+_OTHER_HEADS = re.compile(r"(v_head|score|classifier|qa_outputs|multiple_choice_head)\..*")
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint's files say.
+    """The content of a checkpoint's files.
 
     Attributes:
         place: its folder or file.
@@ -45,7 +36,7 @@ class Checkpoint:
     place: Path
     form: Format
     config: GPT2Config
-    tensors: dict[str, Tensor]
+    tensors: Tensors
     norms: Pairs
 
 
@@ -56,44 +47,35 @@ def open_checkpoint(place: Path) -> Checkpoint:
         CheckpointError: if files are missing or damaged, or a head that the config ties differs from the embedding.
         ConfigError: if the config cannot be honoured.
     """
-    while True:
-        before = _state(place)
-        try:
-            checkpoint = _open(place)
-        except MiniGPTError:
-            if _state(place) == before:
-                raise
-        else:
-            if _state(place) == before:
-                return checkpoint
+    return read_stable(place, read_checkpoint)
 
 
-def _state(place: Path) -> tuple[int, int] | None:
-    """Return what changes when a checkpoint is saved: its config.json is another file then."""
-    try:
-        state = ((place if place.is_dir() else place.parent) / CONFIG).stat()
-    except OSError:
-        return None
-    return state.st_ino, state.st_mtime_ns
+def read_checkpoint(files: Files, known_ids: int = 0) -> Checkpoint:
+    """Return the content of a checkpoint's files.
 
+    Args:
+        known_ids: number of ids that the tokenizer knows. A vocabulary that is padded to a multiple, e.g. 50,304, has
+            more ids than stand for text. 0 if there is no tokenizer.
 
-def _open(place: Path) -> Checkpoint:
-    folder = folder_of(place)
-    theirs, fields = read_contents(place)
-    form, tensors = as_ours(theirs)
-    path, has_config = place, (folder / CONFIG).is_file()
-    if fields is None or has_config:  # a config goes before the one that a trainer's file carries
-        path = config_file(place) if has_config or not (folder / HPARAMS).is_file() else folder / HPARAMS
-        fields = read_object(path, ConfigError)
+    Raises:
+        CheckpointError, ConfigError: as ``open_checkpoint``.
+    """
+    source_tensors, trainer_fields = files.tensors()
+    form, tensors = converted(source_tensors)
+    fields, origin = files.config, files.folder / CONFIG
+    if fields is None:  # a config.json goes before the config that a trainer's file carries
+        if trainer_fields is None:
+            raise CheckpointError(f"{files.place} has no {CONFIG}" + " beside it" * files.place.is_file())
+        fields, origin = dict(trainer_fields), files.place
     norms: Pairs
-    fields, norms = without_norms(fields)
+    fields, norms = split_norms(fields)
     try:
         config = form.config(fields, tensors)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    _require_room(config, tensors, place)
-    known = max(tokenizer_size(folder), config.used_vocab_size or 0)  # a tokenizer may have been given tokens later
-    config = dataclasses.replace(config, used_vocab_size=known if 0 < known < config.vocab_size else None)
+        raise ConfigError(f"{origin}: {error}") from error
+    _require_room(config, tensors, files.place)
+    used = max(known_ids, config.used_vocab_size or 0)  # a tokenizer may have been given tokens later
+    config = dataclasses.replace(config, used_vocab_size=used if 0 < used < config.vocab_size else None)
     if config.tie_word_embeddings and {"wte.weight", "lm_head.weight"} <= tensors.keys():
         head = tensors.pop("lm_head.weight")
         if not same_values(head, tensors["wte.weight"]):
@@ -101,84 +83,78 @@ def _open(place: Path) -> Checkpoint:
                 "lm_head.weight differs from wte.weight, but the config ties them; "
                 'a config.json with "tie_word_embeddings": false beside it uses both'
             )
+    if not norms:
+        tensors = _with_identity_norms(config, tensors, files.place)
     if is_frozen(config.layer_norm_epsilon):
         tensors = unscaled(tensors, config.layer_norm_epsilon)
         norms = [("*", "frozen")]
         config = dataclasses.replace(config, layer_norm_epsilon=GPT2Config.layer_norm_epsilon)
-    return Checkpoint(place, form, config, tensors, norms)
+    return Checkpoint(files.place, form, config, tensors, norms)
 
 
-def _require_room(config: GPT2Config, tensors: Mapping[str, Tensor], place: Path) -> None:
-    """Check that the tensors can be a model of this size, before one is made.
-
-    Raises:
-        CheckpointError: the message names the field of the config that is too large.
-    """
-    values, width = sum(tensor.numel() for tensor in tensors.values()), config.n_embd
-    least = {  # values, or tensors, that a model of this size has
-        "n_embd": (3 * width * width, values),
-        "n_inner": (config.inner_size * width, values),
-        "vocab_size": (config.vocab_size * width, values),
-        "n_positions": (config.n_positions * width, values),
-        "n_layer": (config.n_layer, len(tensors)),
-    }
-    if tensors and (large := next((name for name, (needed, there) in least.items() if needed > there), None)):
-        raise CheckpointError(
-            f"{place} does not hold this model's tensors: {len(tensors)} tensors with {values:,} values are too few "
-            f"for {large} {getattr(config, large) or config.inner_size:,}"
-        )
-
-
-def as_ours(tensors: dict[str, Tensor]) -> tuple[Format, dict[str, Tensor]]:
-    """Return the family of tensors, and the tensors under our names, in our layout, without those that are not learned.
+def converted(source_tensors: Tensors) -> tuple[Format, Tensors]:
+    """Return the format and the tensors with our names and layouts. Buffers and the heads of other tasks are dropped.
 
     Raises:
         CheckpointError: if parts of one parameter do not fit together.
     """
-    plain = {_WRAPPERS.sub("", name, count=1): tensor for name, tensor in tensors.items()}
+    plain = {_WRAPPERS.sub("", name, count=1): tensor for name, tensor in source_tensors.items()}
+    if heads := [name for name in plain if _OTHER_HEADS.fullmatch(name)]:
+        _warn(f"left out {listing(heads)}: a language model has no such head, and transformers leaves it out too")
     form = recognise(plain)
-    return form, form.ours(plain)
+    return form, form.converted({name: tensor for name, tensor in plain.items() if name not in heads})
 
 
-def tokenizer_size(folder: Path) -> int:
-    """Return one more than the highest id that the folder's tokenizer files name; 0 if it has none.
+def _with_identity_norms(config: GPT2Config, tensors: Tensors, place: Path) -> Tensors:
+    """Return the tensors with scales of 1 and shifts of 0 for norms that were folded into the next layers.
 
-    A vocabulary that is padded to a multiple, e.g. 50,304, has more ids than stand for text.
+    Such a file leaves the same norms' parameters out in every block, and has nothing that is not the model's. Otherwise
+    nothing is filled in, since a norm that is misnamed or lost would become another norm in silence.
+    """
+    parts = [f"{norm}.{name}" for norm in ("ln_1", "ln_2") for name in ("weight", "bias")]
+    lost = [part for part in parts if f"h.0.{part}" not in tensors]
+    missing = [f"h.{i}.{part}" for i in range(config.n_layer) for part in lost]
+    missing += [name for name in ("ln_f.weight", "ln_f.bias") if name not in tensors]
+    embedding = tensors.get("wte.weight")
+    if not lost or embedding is None or any(name in tensors for name in missing):
+        return tensors
+    _warn(
+        f"{place} has no {listing(missing)}, as if norms were folded into the next layers; they are 1 (weight) and 0 "
+        "(bias), as transformers fills them in"
+    )
+    return tensors | {name: embedding.new_full((config.n_embd,), name.endswith("weight")) for name in missing}
+
+
+def _warn(message: str) -> None:
+    logging.getLogger("minigpt").warning("%s", message)
+
+
+def _require_room(config: GPT2Config, tensors: Mapping[str, Tensor], place: Path) -> None:
+    """Check that the tensors can be a model of about this size, before one is made.
 
     Raises:
-        CheckpointError: if a file is damaged.
+        CheckpointError: if the config needs far more values than there are.
     """
-    file = next((file for name in VOCABULARIES if (file := folder / name).is_file()), None)
-    if file is None:
-        return 0
-    fields, added = read_object(file, CheckpointError), fields_of(folder / ADDED_TOKENS)
-    settings = fields_of(folder / TOKENIZER_CONFIG) | fields_of(folder / SPECIAL_TOKENS)
-    try:
-        if file.name != "vocab.json":
-            vocab = fields.get("model", {}).get("vocab", {})
-            added |= {token["content"]: token["id"] for token in fields.get("added_tokens", ())}
-            fields = vocab if isinstance(vocab, dict) else dict(enumerate(range(len(vocab))))  # Unigram has a list
-        added |= {token["content"]: int(i) for i, token in settings.get("added_tokens_decoder", {}).items()}
-        named = [value for name, value in settings.items() if name.endswith("_token")]
-        named += [*settings.get("extra_special_tokens", ()), *settings.get("additional_special_tokens", ())]
-        texts = {token["content"] if isinstance(token, dict) else token for token in named}
-        new = [text for text in texts if isinstance(text, str) and text not in fields and text not in added]
-        return 1 + max([*fields.values(), *added.values()], default=-1) + len(new)  # transformers adds them at the end
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{file} is not a tokenizer's file: {error}") from error
+    width, values = config.n_embd, sum(tensor.numel() for tensor in tensors.values())
+    block = 4 * width * width + 2 * width * config.inner_size
+    needed = config.n_layer * block + (config.vocab_size + config.n_positions) * width
+    if tensors and needed > 2 * values:
+        raise CheckpointError(
+            f"{place} does not hold this model's tensors: its config needs {needed:,} values, and it has {values:,}"
+        )
 
 
-def require_fitting(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], place: Path) -> None:
-    """Check that ``given`` are exactly the tensors wanted.
+def require_fitting(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], place: Path) -> None:
+    """Check that ``tensors`` are exactly the expected ones.
 
     Raises:
         CheckpointError: if some are missing, unexpected, of another shape, or of a dtype that no model computes in.
     """
-    complaints = misfits(given, wanted)
+    complaints = misfits(tensors, expected)
     strange = [
-        f"{name} is {dtype_name(own.dtype)}"
-        for name, own in given.items()
-        if name in wanted and wanted[name].is_floating_point() and own.dtype not in DTYPES.values()
+        f"{name} is {dtype_name(tensor.dtype)}"
+        for name, tensor in tensors.items()
+        if name in expected and expected[name].is_floating_point() and tensor.dtype not in DTYPES.values()
     ]
     if strange:
         complaints.append(f"of a dtype other than {', '.join(DTYPES)}: {listing(strange)}")
@@ -186,15 +162,16 @@ def require_fitting(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], p
         raise CheckpointError(f"{place} does not hold this model's tensors: {'; '.join(complaints)}")
 
 
-def misfits(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """Return what is missing, unexpected or of another shape, in a few words each."""
-    shapes = {name: (tuple(given[name].shape), tuple(wanted[name].shape)) for name in given.keys() & wanted.keys()}
+def misfits(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
+    """Return the tensors that are missing, unexpected or of another shape, in a few words each."""
+    both = tensors.keys() & expected.keys()
+    shapes = {name: (tuple(tensors[name].shape), tuple(expected[name].shape)) for name in both}
     kinds = {
-        "missing": wanted.keys() - given.keys(),
-        "unexpected": given.keys() - wanted.keys(),
+        "missing": expected.keys() - tensors.keys(),
+        "unexpected": tensors.keys() - expected.keys(),
         "of another shape:": [f"{name} is {has}, not {needs}" for name, (has, needs) in shapes.items() if has != needs],
     }
-    return [f"{what} {listing(names)}" for what, names in kinds.items() if names]
+    return [f"{kind} {listing(names)}" for kind, names in kinds.items() if names]
 
 
 def only_dtype(tensors: Mapping[str, Tensor], place: Path) -> torch.dtype:

@@ -5,7 +5,7 @@ import os.path
 import re
 from pathlib import Path
 
-from minigpt.checkpoint.contents import MODEL, SAFETENSORS, TOKENIZER_FILES, WEIGHT_SUFFIXES
+from minigpt.checkpoint.contents import MODEL, PICKLED, SAFETENSORS, TOKENIZER_FILES, WEIGHT_SUFFIXES
 from minigpt.errors import CheckpointError
 from minigpt.files import as_path
 
@@ -16,7 +16,6 @@ REPOSITORY = re.compile(r"[^./~][^/]*(/[^/]+)?")
 
 # The tokenizer's files count the ids in use, and must come from the same commit.
 MODEL_FILES = (*MODEL, *TOKENIZER_FILES)
-PICKLED_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-?????-of-?????.bin")
 
 
 def local_place(
@@ -43,12 +42,19 @@ def local_place(
     """
     if source == "demo":
         return DEMO
-    path = os.path.expanduser(as_path(source, "source", CheckpointError))
-    if os.path.isfile(path) and not path.endswith(WEIGHT_SUFFIXES):
-        raise CheckpointError(f"{source} must be a directory or a {', '.join(WEIGHT_SUFFIXES)} file")
-    if os.path.exists(path):
-        return Path(path)
-    if not isinstance(source, str) or not REPOSITORY.fullmatch(source) or source.endswith(WEIGHT_SUFFIXES):
+    path = Path(os.path.expanduser(as_path(source, "source", CheckpointError)))
+    is_weights = path.name.endswith(WEIGHT_SUFFIXES)
+    try:
+        if path.is_file() and not is_weights:
+            raise CheckpointError(f"{source} must be a directory or a {', '.join(WEIGHT_SUFFIXES)} file")
+        if path.exists():
+            return path
+        dangling = next((link for link in (path, *path.parents) if link.is_symlink() and not link.exists()), None)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {source}: {error.strerror}") from error
+    if dangling is not None:
+        raise CheckpointError(f"{dangling} is a link to {dangling.readlink()}, which does not exist")
+    if not isinstance(source, str) or not REPOSITORY.fullmatch(source) or is_weights:
         raise CheckpointError(f"there is no directory or file of weights {source}")
     return _fetch(source, files, revision, local_files_only)
 
@@ -62,7 +68,7 @@ def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_
         folder = Path(snapshot(revision=commit, allow_patterns=[*files]))
         COMMITS[repository, revision] = folder.name
         if SAFETENSORS in files and not any(folder.glob("model*.safetensors*")):  # an old repository
-            snapshot(revision=folder.name, allow_patterns=[*PICKLED_FILES])  # from the same commit
+            snapshot(revision=folder.name, allow_patterns=[*PICKLED])  # from the same commit
     except Exception as error:  # the client and its transport raise many kinds
         at = f" at revision {revision!r}" if revision else ""
         raise CheckpointError(

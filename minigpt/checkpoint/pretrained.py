@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.checkpoint.contents import read_tensors
+from minigpt.checkpoint.contents import read_stable
 from minigpt.checkpoint.norms import Pairs, norm_at, require_registered
-from minigpt.checkpoint.opened import Checkpoint, as_ours, only_dtype, require_fitting
+from minigpt.checkpoint.opened import Checkpoint, converted, only_dtype, require_fitting
 from minigpt.checkpoint.place import local_place
 from minigpt.engine import accelerate
 from minigpt.errors import NormError
@@ -49,11 +49,11 @@ def load_model(
     return model.eval()
 
 
-def put_norms(model: GPT2, checkpoint: Checkpoint, asked: Pairs) -> dict[str, norms.NormSpec]:
+def put_norms(model: GPT2, checkpoint: Checkpoint, code: Pairs) -> dict[str, norms.NormSpec]:
     """Build the norms that a checkpoint names, where they are not LayerNorm; return them by site.
 
-    A norm that is not registered is built as the caller names it, in ``asked``. What it keeps beside its class of the
-    model's scale and shift is what the checkpoint has.
+    A norm that is not registered is built from ``code``, by patterns of sites. It keeps those of the model's scale and
+    shift that the checkpoint has.
 
     Raises:
         NormError: if the caller does not name it, or it cannot be built.
@@ -64,11 +64,12 @@ def put_norms(model: GPT2, checkpoint: Checkpoint, asked: Pairs) -> dict[str, no
         if norm in (None, "fused"):
             continue
         if not norms.is_registered(norm):
-            norm = norm_at(asked, site) or norm
-            if norm_at(asked, site) is None:
+            chosen = norm_at(code, site)
+            if chosen is None:
                 require_registered(norm)
+            norm = chosen or norm
         roles = {"scale": f"{site}.weight", "shift": f"{site}.bias"}
-        keep = [what for what, name in roles.items() if name in checkpoint.tensors]
+        keep = [role for role, name in roles.items() if name in checkpoint.tensors]
         with torch.device("cpu"):  # a class computes its first values, which are not all in the checkpoint
             module = norms.build(
                 norm, model.config.n_embd, eps=model.config.layer_norm_epsilon, bias="shift" in keep, keep=keep
@@ -81,8 +82,8 @@ def put_norms(model: GPT2, checkpoint: Checkpoint, asked: Pairs) -> dict[str, no
 
 def loadable(model: GPT2, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return what a checkpoint must hold for ``model``; it may hold buffers that are None until they are needed."""
-    buffers = [(f"{path}.{name}", own) for path, part in model.named_modules() for name, own in part._buffers.items()]
-    empty = [name for name, own in buffers if own is None]
+    modules = model.named_modules()
+    empty = [f"{path}.{name}" for path, part in modules for name, buffer in part._buffers.items() if buffer is None]
     return model.state_dict() | {name: checkpoint.tensors[name] for name in empty if name in checkpoint.tensors}
 
 
@@ -104,13 +105,13 @@ def load_norms(
     for site, norm in model.norm_modules().items():
         require_own_parameters(site, norm)
     place = local_place(source, revision=revision, local_files_only=local_files_only)
-    wanted = norm_parameters(model)
-    _, found = as_ours(read_tensors(place))
-    require_fitting({name: found[name] for name in found.keys() & wanted.keys()}, wanted, place)
+    parameters = norm_parameters(model)
+    tensors = read_stable(place, lambda files: converted(files.tensors()[0])[1])
+    require_fitting({name: tensors[name] for name in tensors.keys() & parameters.keys()}, parameters, place)
     with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(found[name])
-    return list(wanted)
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+    return list(parameters)
 
 
 def norm_parameters(model: GPT2) -> dict[str, nn.Parameter]:

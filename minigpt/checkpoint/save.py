@@ -1,13 +1,9 @@
 """Model -> checkpoint, as transformers reads it."""
 
-import contextlib
 import copy
 import dataclasses
-import fnmatch
 import logging
-import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,28 +11,19 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from minigpt.checkpoint.contents import (
-    CONFIG,
-    GENERATION_CONFIG,
-    MODEL,
-    SAFETENSORS,
-    SAVING,
-    TOKENIZER_FILES,
-    WEIGHTS_FIELD,
-    write_json,
-)  # fmt: skip
-from minigpt.checkpoint.norms import FROZEN_EPS, as_pairs, eps_unsaid, norm_at, norm_fields
+from minigpt.checkpoint.contents import CONFIG, GENERATION_CONFIG, MODEL, TOKENIZER_FILES, write_json
+from minigpt.checkpoint.norms import FROZEN_EPS, as_pairs, norm_at, norm_fields, sites_with_other_eps
 from minigpt.checkpoint.opened import misfits
+from minigpt.checkpoint.replace import replacing
 from minigpt.device import dtype_name
 from minigpt.errors import CheckpointError, NormError, listing
-from minigpt.files import as_path, flush, locked, parse_object, remove, remove_left, temporary
+from minigpt.files import as_path
 from minigpt.model import GPT2
 from minigpt.model.checks import check_gpt2, check_weights
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.record import record_of
 from minigpt.swap import swap_norms
 
-INDEX = f"{SAFETENSORS}.index.json"
 MAX_SHARD_BYTES = 5 * 10**9
 PREFIX = "transformer."  # of a GPT2LMHeadModel's file; a GPT2Model's has none
 
@@ -61,8 +48,7 @@ def save_pretrained(
     norms is saved as a "minigpt-gpt2", which transformers does not take for a GPT-2. Its config.json names the norms:
     ``from_pretrained`` builds the registered ones again, and others if the caller names them. A warning says if an eps
     is not the config's, since a checkpoint has no field for it. A tied head is not written twice. The files of an
-    earlier checkpoint in the folder are replaced at one moment, when all new ones are on disk: see
-    ``replacing``.
+    earlier checkpoint in the folder are replaced at one moment, when all new ones are on disk.
 
     Args:
         model: its parameters are on any device but meta.
@@ -82,10 +68,10 @@ def save_pretrained(
     place = as_path(directory, "directory", CheckpointError)
     if model.quantize is not None:
         raise CheckpointError(f"{model.quantize} weights cannot be saved; keep the checkpoint that they come from")
-    tensors, of_norms = _saved_tensors(model), norm_fields(model)
-    _require_whole(model, tensors, of_norms.get("norm", []))
-    if others := eps_unsaid(model):
-        values = ", ".join(f"{eps:g}" for eps in sorted({eps for found in others.values() for eps in found}))
+    tensors, norms = _saved_tensors(model), norm_fields(model)
+    _require_whole(model, tensors, norms.get("norm", []))
+    if others := sites_with_other_eps(model):
+        values = ", ".join(f"{eps:g}" for eps in sorted({eps for site in others.values() for eps in site}))
         logging.getLogger("minigpt").warning(
             "the checkpoint cannot say that eps is %s at %s; it will load with the config's %g",
             values, listing(others), model.config.layer_norm_epsilon,
@@ -95,7 +81,7 @@ def save_pretrained(
     try:
         with replacing(place, MODEL + (() if tokenizer is None else TOKENIZER_FILES)) as folder:
             _write_weights(folder, tensors, max_shard_bytes)
-            write_json(folder / CONFIG, config | {"dtype": dtype_name(model.wte.weight.dtype)} | of_norms)
+            write_json(folder / CONFIG, config | {"dtype": dtype_name(model.wte.weight.dtype)} | norms)
             write_json(folder / GENERATION_CONFIG, ids | dict(generation_config or {}))
             if tokenizer is not None:
                 tokenizer.save(folder)
@@ -149,10 +135,10 @@ def _saved_tensors(model: GPT2) -> dict[str, Tensor]:
     return tensors
 
 
-def _write_weights(folder: Path, tensors: dict[str, Tensor], most: int) -> None:
+def _write_weights(folder: Path, tensors: dict[str, Tensor], max_shard_bytes: int) -> None:
     from huggingface_hub import save_torch_state_dict
 
-    save_torch_state_dict(tensors, folder, max_shard_size=most)
+    save_torch_state_dict(tensors, folder, max_shard_size=max_shard_bytes)
     (folder / CONFIG).touch()
     mode = (folder / CONFIG).stat().st_mode  # that of any new file; safetensors lets only the owner read its own
     for path in folder.iterdir():
@@ -166,10 +152,13 @@ def _require_whole(model: GPT2, tensors: Mapping[str, Tensor], named: Any) -> No
         CheckpointError: the message names what is missing, unexpected or of another shape.
     """
     with torch.device("meta"):
-        wanted = {_saved_name(name): tensor for name, tensor in GPT2(model.config).state_dict().items()}
+        expected = {_saved_name(name): tensor for name, tensor in GPT2(model.config).state_dict().items()}
     others = tuple(_saved_name(f"{site}.") for site in model.norm_sites() if norm_at(as_pairs(named), site))
-    both = ({name: tensor for name, tensor in one.items() if not name.startswith(others)} for one in (tensors, wanted))
-    if complaints := misfits(*both):
+
+    def plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith(others)}
+
+    if complaints := misfits(plain(tensors), plain(expected)):
         raise CheckpointError(f"the model is not a GPT-2 of its config: {'; '.join(complaints)}; keep the state_dict")
 
 
@@ -183,76 +172,3 @@ def _deviations(norm: nn.Module) -> list[float]:
     if type(norm) is not FrozenLayerNorm or norm.calibration is None:  # a tapered norm is more than a constant
         return []
     return norm.calibration.tolist()[:2]
-
-
-@contextlib.contextmanager
-def replacing(folder: Path, replaced: tuple[str, ...] = MODEL) -> Iterator[Path]:
-    """Yield a new folder to write into. Its files appear in ``folder`` when the block has ended without an error.
-
-    They appear at one moment: a process that is killed leaves the old model or the new one, whole.
-
-    1. The new files are written to a folder inside, ``.saving.*.partial``, and flushed to the disk.
-    2. One rename puts a config.json in place that names them: ``transformers_weights``, which transformers and minigpt
-       follow. From here on the folder holds the new model.
-    3. The new files take their usual names beside it, and the old ones go.
-    4. A second rename puts a config.json in place that names nothing, and the folder inside goes.
-
-    Savers take turns for steps 2 to 4, by a lock on the folder. What a killed one has left is removed by the next.
-
-    Files in ``folder`` that match the patterns ``replaced`` go. All others stay.
-
-    Raises:
-        OSError: if it cannot be written. The old files stay.
-    """
-    folder = Path(os.path.realpath(folder.expanduser()))  # a link stays a link
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with temporary(folder, SAVING, Path.mkdir) as new:
-            yield new
-            for path in (*new.iterdir(), new):
-                flush(path)
-            with contextlib.ExitStack() as stack:
-                with contextlib.suppress(OSError):  # a file system without locks
-                    stack.enter_context(locked(folder, wait=True))
-                _make_current(folder, new)
-                _move_up(folder, new, replaced)
-    except BaseException:
-        if is_new:
-            with contextlib.suppress(OSError):  # somebody else has put something there
-                folder.rmdir()
-        raise
-
-
-def _make_current(folder: Path, new: Path) -> None:
-    """Put a config.json in place that names the files in ``new``."""
-    weights, index = f"{new.name}/{SAFETENSORS}", new / INDEX
-    if index.is_file():  # transformers looks for the shards that an index names in the folder itself
-        fields = parse_object(index.read_bytes())
-        fields["weight_map"] = {name: f"{new.name}/{shard}" for name, shard in fields["weight_map"].items()}
-        weights = f"{new.name}/current.{INDEX}"
-        write_json(folder / weights, fields)
-    config = parse_object((new / CONFIG).read_bytes())
-    write_json(new / "current.json", config | {WEIGHTS_FIELD: weights})
-    flush(new)
-    (new / "current.json").replace(folder / CONFIG)
-    flush(folder)
-
-
-def _move_up(folder: Path, new: Path, replaced: tuple[str, ...]) -> None:
-    """Give the files in ``new`` their usual place, and the config.json that belongs to it."""
-    names = {path.name for path in new.iterdir() if not path.name.startswith("current.")}
-    for name in names - {CONFIG}:
-        try:
-            os.link(new / name, new / "current.link")
-        except OSError:  # a file system without links
-            shutil.copy2(new / name, new / "current.link")
-            flush(new / "current.link")
-        (new / "current.link").replace(folder / name)
-    for path in folder.iterdir():
-        if path.name not in names and any(fnmatch.fnmatchcase(path.name, pattern) for pattern in replaced):
-            remove(path)
-    flush(folder)
-    (new / CONFIG).replace(folder / CONFIG)
-    flush(folder)
-    remove_left(folder, SAVING)

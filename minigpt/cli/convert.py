@@ -35,7 +35,8 @@ def convert(
         --force replaces the model in OUT: its config, weights, tokenizer, finetune.json and checkpoints/ go. Other
         files stay, and so does a ckpt.pt.
     """
-    from minigpt.checkpoint import TOKENIZER_FILES, generation_fields, holds_model, save_pretrained
+    from minigpt.checkpoint import holds_model, save_pretrained
+    from minigpt.checkpoint.contents import TOKENIZER_FILES
     from minigpt.checkpoint.norms import described_norms
 
     replaces = holds_model(out)
@@ -43,11 +44,10 @@ def convert(
         raise CheckpointError(f"{out} holds a model; give another folder, or --force to replace it")
     with progress() as say:
         say(f"reading {recipe.source}", 0)
-        place = recipe.place()
-        if replaces and place.resolve().is_relative_to(out.resolve() / "checkpoints"):
+        if replaces and recipe.place().resolve().is_relative_to(out.resolve() / "checkpoints"):
             raise CheckpointError(f"{recipe.source} would be removed with {out}; give another folder")
-        settings = generation_fields(place)
-        model, tokenizer = dataclasses.replace(recipe, device=recipe.device or "cpu").open()
+        opened = dataclasses.replace(recipe, device=recipe.device or "cpu").opened()
+        model, tokenizer, settings = opened.model, opened.tokenizer, opened.generation_fields
         say(f"writing {out}", 0.5)
         save_pretrained(model, out, tokenizer, max_shard_bytes=max_shard_bytes, generation_config=settings)
         if replaces:  # remove what the earlier model has left beside the new one

@@ -1,18 +1,16 @@
 """The choice of norms and arithmetic beside a GPT-2's config, and how config.json says it."""
 
 import copy
-import re
 from typing import Any, NamedTuple, no_type_check
 
 import transformers
 
 from minigpt import norms
 from minigpt.checkpoint.norms import ARCHITECTURE, MODEL_TYPE, Norms, Pairs, as_pairs, require_registered
-from minigpt.choices import ARITHMETICS, check_option
+from minigpt.config import OTHER_NETWORKS
 from minigpt.errors import ConfigError
-
-# Fields of networks that call themselves GPT-2 and compute other logits, which transformers' GPT-2 would pass over.
-_OTHER_NETWORKS = re.compile(r"pruned_heads|rotary_\w+|rope_\w+|\w*alibi\w*|multi_query|position_embedding_type")
+from minigpt.model.checks import check_option
+from minigpt.recipe import ARITHMETICS
 
 
 class Choice(NamedTuple):
@@ -106,7 +104,7 @@ def choice(config: transformers.GPT2Config, given: dict[str, Any], by_default: C
     of_config = {name: getattr(config, name) for name in Choice._fields if isinstance(config, MiniGPT2Config)}
     chosen = by_default._replace(**of_config | {name: value for name, value in given.items() if value is not None})
     check_option("arithmetic", chosen.arithmetic, ARITHMETICS)
-    if other := sorted(name for name, value in vars(config).items() if value and _OTHER_NETWORKS.fullmatch(name)):
+    if other := sorted(name for name, value in vars(config).items() if value and OTHER_NETWORKS.fullmatch(name)):
         raise ConfigError(f"{other[0]} is of another network than GPT-2, whose logits would differ; remove it to load")
     return chosen
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from minigpt.checkpoint import config_file, open_checkpoint, read_tensors
+from minigpt.checkpoint import Files, open_checkpoint
 from minigpt.checkpoint.norms import is_frozen
 from minigpt.checkpoint.opened import only_dtype
 from minigpt.config import GPT2Config, norm_sites
@@ -34,7 +34,6 @@ from minigpt.device import (
     versions,
 )
 from minigpt.errors import CheckpointError, GenerationError, MiniGPTError, listing
-from minigpt.files import read_object
 from minigpt.generation import prompt_ids
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.measures import Distance, RowDistance, exact_layer_norm
@@ -297,7 +296,7 @@ class Original:
         return kept, decoded, noisy
 
     def _read_ours(self, kept: list[Kept]) -> None:
-        eps = read_object(config_file(self.place), CheckpointError).get("layer_norm_epsilon", 1e-5)
+        eps = (Files.at(self.place).config or {}).get("layer_norm_epsilon", 1e-5)
         named = None if is_frozen(eps) else "fused"
         recipe = Recipe(
             self.place, norm=named, attention=self.attention, arithmetic="reference", device=self.device,
@@ -455,13 +454,13 @@ class Reference:
     ) -> None:
         from transformers import AutoModelForCausalLM, GPT2Config  # imported here, since it takes five seconds
 
-        config = GPT2Config.from_json_file(config_file(place))
+        config = GPT2Config.from_json_file(Files.at(place).folder / "config.json")
         if (compute or dtype) == torch.float64:
             config.reorder_and_upcast_attn = False  # it would compute the scores in float32
         config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
         with quiet_transformers(), torch.device("meta"):  # shapes only: the values come from the file
             model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-        tensors, parameters = read_tensors(place), dict(model.named_parameters(remove_duplicate=False))
+        tensors, parameters = Files.at(place).tensors()[0], dict(model.named_parameters(remove_duplicate=False))
         for name in list(tensors):
             tensor, known = tensors.pop(name), name if name in parameters else f"transformer.{name}"
             if known not in parameters:

@@ -141,6 +141,12 @@ def check_config(config: GPT2Config) -> None:
         raise ConfigError(f"config must be a minigpt.GPT2Config, got {kind_of(config)}; use its preset or from_dict")
 
 
+def check_option(name: str, given: str, known: tuple[str, ...]) -> None:
+    """Check that ``given`` is one of the names in ``known``."""
+    if given not in known:
+        raise ConfigError(f"must be {' or '.join(known)}, got {given!r}", argument=name)
+
+
 def check_gpt2(model: object) -> None:
     """Check that a model is a minigpt.GPT2, or a wrapper that passes on its attributes."""
     if not (isinstance(getattr(model, "config", None), GPT2Config) and hasattr(model, "norm_sites")):

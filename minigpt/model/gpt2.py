@@ -15,11 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.choices import ATTENTIONS, check_option
-from minigpt.config import GPT2Config, norm_sites
+from minigpt.config import ATTENTIONS, GPT2Config, norm_sites
 from minigpt.model.attention import CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
-from minigpt.model.checks import check_config, check_inputs, check_layers
+from minigpt.model.checks import check_config, check_inputs, check_layers, check_option
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.facts import Facts
 from minigpt.model.masking import causal_mask, positions, real_tokens

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minigpt.checkpoint import folder_of
+from minigpt.checkpoint import Files
+from minigpt.checkpoint.contents import all_files
 from minigpt.device import Progress, resolve_device, software, versions
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, NormError
 from minigpt.files import Lines, finite, hash_file, read_text, write_atomically
@@ -28,7 +29,7 @@ from minigpt.model import GPT2
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.foreign.locate import last_line
 from minigpt.norms.foreign.locate import locate as locate_code
-from minigpt.recipe import Recipe, checkpoint_files, code_files
+from minigpt.recipe import Recipe, code_files
 from minigpt.report.parity_report import ParityReport, perplexities
 from minigpt.study.study import PACKAGES, Cell, CellRow, DivergedError, Study, command, fingerprint_of, silence
 from minigpt.tokenizer import Tokenizer
@@ -222,7 +223,7 @@ def _protocol(study: Study, cell: Cell) -> CellRow:
     texts = {
         name: f"{file}, SHA-256 {hash_file(file)[:16]}" for name, file in names.items() if file and Path(file).is_file()
     }
-    weights = [file for file in checkpoint_files(cell.recipe.place()) if file.suffix in (".safetensors", ".bin", ".pt")]
+    weights = [file for file in all_files(cell.recipe.place()) if file.suffix in (".safetensors", ".bin", ".pt")]
     code = code_files(str(cell.recipe.norm)) if ":" in str(cell.recipe.norm) else []
     for name, files in ((f"weights of {cell.recipe.source}", weights), ("code of a norm", code)):
         if files:
@@ -289,7 +290,7 @@ def task_scores(tasks: list[str], model: GPT2, recipe: Recipe) -> dict[str, floa
 
     from minigpt.study.training import as_transformers
 
-    tokenizer = AutoTokenizer.from_pretrained(folder_of(recipe.place()))
+    tokenizer = AutoTokenizer.from_pretrained(Files.at(recipe.place()).folder)
     with silence():
         import lm_eval  # pyright: ignore[reportMissingImports]
         from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]

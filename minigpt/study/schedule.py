@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minigpt.choices import KEEP
 from minigpt.errors import NormError
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.swap import swap_norms
 from minigpt.swap.fit import fit_to, separate
-from minigpt.swap.sites import matching
+from minigpt.swap.sites import KEEP, matching
 
 MERGES = ("first", "eot")  # stages that take a kind of row's own deviation away from frozen norms
 READERS = (".qk", ".v")  # who reads ln_1: queries and keys, and values

@@ -24,7 +24,6 @@ import torch
 
 from minigpt import norms
 from minigpt.checkpoint import open_checkpoint
-from minigpt.choices import KEEP
 from minigpt.device import resolve_device, software
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, NormError
 from minigpt.files import hash_file, hash_json
@@ -34,6 +33,7 @@ from minigpt.norms.foreign.locate import locate as locate_code
 from minigpt.recipe import Recipe, code_files
 from minigpt.study.schedule import Schedule, parse_schedule, site_of
 from minigpt.swap import match_sites
+from minigpt.swap.sites import KEEP
 
 PACKAGES = ("transformers", "accelerate", "peft", "lm_eval")
 OWN, LAYER_NORM = "own", "fused"  # the model's own norms: what cells are compared with

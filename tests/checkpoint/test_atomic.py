@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 import minigpt
 from minigpt import CheckpointError, Tokenizer
-from minigpt.checkpoint.save import replacing
+from minigpt.checkpoint.replace import replacing
 
 NEW = {"config.json": "{}", "model.safetensors": "new"}
 OLD = {"config.json": '{"n_head": 1}', "model.safetensors": "old", "README.md": "mine"}
@@ -46,6 +46,7 @@ def test_what_is_not_ours_stays_and_the_rest_of_the_old_goes(old: Path) -> None:
     (old / "checkpoints").mkdir()
     fill(old, {"model-00001-of-00002.safetensors": "old", "model.safetensors.index.json": "old"})
     fill(old / ".saving.0123.partial", NEW)
+    fill(old / ".current.0123.partial", NEW)
     save(old)
     assert contents(old) == OLD | NEW | {"checkpoints": ""}
 

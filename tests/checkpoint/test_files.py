@@ -11,30 +11,30 @@ from transformers import GPT2LMHeadModel
 
 import minigpt
 from minigpt import CheckpointError
-from minigpt.checkpoint.contents import config_file, weight_files
-from minigpt.checkpoint.place import local_place
+from minigpt.checkpoint import Files, local_place
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no config\.json and no model\.safetensors$"):
-        weight_files(tmp_path)
-    (tmp_path / "model.safetensors").touch()
+        Files.at(tmp_path).weights()
+    saved(reference(), tmp_path)
+    (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors has no config\.json beside it$"):
-        config_file(tmp_path / "model.safetensors")
+        minigpt.from_pretrained(tmp_path / "model.safetensors")
 
 
 def test_safetensors_go_before_a_pickle_whole_or_sharded(tmp_path: Path) -> None:
     sharded = saved(reference(), tmp_path, max_shard_size="40KB")
     (sharded / "pytorch_model.bin").touch()
-    assert weight_files(sharded) == sorted(sharded.glob("model-*.safetensors"))
+    assert Files.at(sharded).weights() == sorted(sharded.glob("model-*.safetensors"))
     (sharded / "model.safetensors").touch()
-    assert weight_files(sharded) == [sharded / "model.safetensors"]
+    assert Files.at(sharded).weights() == [sharded / "model.safetensors"]
 
 
 def test_weights_of_another_name_are_named_and_not_guessed(tmp_path: Path) -> None:
     (tmp_path / "gpt2-small-124M.pth").touch()
     with pytest.raises(CheckpointError, match=r"no model\.safetensors; to load one of gpt2-small-124M\.pth, give the"):
-        weight_files(tmp_path)
+        Files.at(tmp_path).weights()
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -58,7 +58,7 @@ def test_a_bad_index(content: Any, tmp_path: Path) -> None:
     raw = content if isinstance(content, str) else json.dumps(content)
     (tmp_path / "model.safetensors.index.json").write_text(raw)
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
-        weight_files(tmp_path)
+        Files.at(tmp_path).weights()
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +77,24 @@ def test_a_folder_and_a_bare_file_are_themselves(folder: Path, monkeypatch: pyte
     file = folder / "model.safetensors"
     assert local_place(folder) == local_place(str(folder)) == local_place(f"~/{folder.name}") == folder
     assert local_place(file) == local_place(str(file)) == file
-    assert config_file(folder) == config_file(file) == folder / "config.json"
-    assert weight_files(folder) == weight_files(file) == [file]
+    assert Files.at(folder).folder == Files.at(file).folder == folder
+    assert Files.at(folder).config == Files.at(file).config == json.loads((folder / "config.json").read_text())
+    assert Files.at(folder).weights() == Files.at(file).weights() == [file]
 
 
 @pytest.mark.parametrize("source", ["./nothing", "/nothing", "~/nothing", "a/b/c", "nothing.safetensors"])
 def test_what_can_only_be_a_path_is_not_looked_for_in_the_hub(source: str) -> None:
     with pytest.raises(CheckpointError, match=f"^there is no directory or file of weights {source}$"):
         local_place(source)
+
+
+def test_a_link_to_nothing_is_said_and_is_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("best").symlink_to("gone")
+    Path("around").symlink_to("around")
+    for source, link in (("best", "best"), ("best/model", "best"), ("around", "around")):
+        with pytest.raises(CheckpointError, match=f"^{link} is a link to (gone|around), which does not exist$"):
+            local_place(source)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

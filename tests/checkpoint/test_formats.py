@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 import minigpt
 from minigpt import CheckpointError, ConfigError
 
-# What OpenAI's and the book's models compute, and nanoGPT's.
 ACTIVATION = {"nanoGPT": "gelu", "nanoGPT, plain": "gelu"}
 
 

@@ -6,7 +6,7 @@ import pytest
 from transformers import GenerationConfig
 
 from minigpt import CheckpointError
-from minigpt.checkpoint import generation_fields
+from minigpt.checkpoint import Files
 from minigpt.cli.generate import settings_in
 
 
@@ -25,11 +25,11 @@ def test_what_transformers_writes_of_its_own_accord_is_no_setting(tmp_path: Path
     GenerationConfig(eos_token_id=3).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").touch()
     for place in (tmp_path, tmp_path / "model.safetensors"):
-        assert settings_in(generation_fields(place)) == {"eos_token_id": 3}
+        assert settings_in(Files.at(place).generation_fields()) == {"eos_token_id": 3}
 
 
 @pytest.mark.parametrize("content", ["{", "[]"])
 def test_a_file_that_holds_no_settings(tmp_path: Path, content: str) -> None:
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
-        generation_fields(tmp_path)
+        Files.at(tmp_path).generation_fields()

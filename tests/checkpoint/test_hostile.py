@@ -1,26 +1,29 @@
 """Damaged files, and files made to harm their reader: nothing in them runs, and each is refused with one line."""
 
 import json
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from checkpoints import edit_config, edit_tensors, reference, saved, tiny_bpe
-from foreign import write_openai, write_pickle
+from foreign import write_pickle
 
 import minigpt
 from minigpt import CheckpointError, GenerationError, MiniGPTError
-from minigpt.checkpoint import read_tensors
-from minigpt.report.describe import describe
+from minigpt.checkpoint import Files
+from minigpt.checkpoint.describe import describe
 
 
 def refusal(place: Path) -> str:
+    """The error of loading, in one line, which is also that of ``minigpt info``."""
     with pytest.raises(MiniGPTError) as raised:
         minigpt.from_pretrained(place, device="cpu")
+    with pytest.raises(type(raised.value), match=f"^{re.escape(str(raised.value))}$"):
+        describe(Files.at(place))
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
@@ -47,9 +50,8 @@ def test_a_pickle_never_runs(pickled: Path, legacy: bool, name: str) -> None:
     (pickled / "pytorch_model.bin").unlink()
     content = {"model": {"wte.weight": torch.ones(2)}, "model_args": Canary(canary)}
     torch.save(content, pickled / name, _use_new_zipfile_serialization=not legacy)
-    for said in (refusal(pickled), describe(pickled)["refused"][0]):
-        assert "eval" in said
-        assert "weights_only" not in said, "the library's advice is to run it after all"
+    assert "eval" in refusal(pickled)
+    assert "weights_only" not in refusal(pickled), "the library's advice is to run it after all"
     assert not canary.exists()
     torch.load(pickled / name, weights_only=False)
     assert canary.exists(), "the canary works"
@@ -70,7 +72,6 @@ def test_a_pickle_never_runs(pickled: Path, legacy: bool, name: str) -> None:
 def test_pickles_of_something_else(pickled: Path, content: Any) -> None:
     torch.save(content, pickled / "pytorch_model.bin")
     assert "pytorch_model.bin cannot be read as a .bin file" in refusal(pickled)
-    assert describe(pickled)["refused"] == [refusal(pickled)]
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.int64, torch.float8_e4m3fn, torch.complex64], ids=str)
@@ -82,7 +83,6 @@ def test_dtypes_that_no_model_computes_in(dtype: torch.dtype, names: str, tmp_pa
         lambda tensors: {name: own.to(dtype) if name.startswith(names) else own for name, own in tensors.items()},
     )
     assert "of a dtype other than" in refusal(tmp_path)
-    assert describe(tmp_path)["refused"][0] == refusal(tmp_path)
 
 
 FIELDS = ("n_embd", "n_layer", "n_inner", "vocab_size", "n_positions")
@@ -92,11 +92,10 @@ FIELDS = ("n_embd", "n_layer", "n_inner", "vocab_size", "n_positions")
 def test_a_size_is_held_against_the_file_before_anything_is_made(field: str, tmp_path: Path) -> None:
     saved(reference(), tmp_path)
     edit_config(tmp_path, **{field: 2**31 - 1}, n_head=1)
-    assert field in refusal(tmp_path)
-    assert describe(tmp_path)["refused"] == [refusal(tmp_path)]
+    assert "its config needs" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "vocab.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
 def test_json_that_is_nested_deeply(name: str, tmp_path: Path) -> None:
     saved(reference(), tmp_path)
     (tmp_path / name).write_text("[" * 100_000)
@@ -105,18 +104,14 @@ def test_json_that_is_nested_deeply(name: str, tmp_path: Path) -> None:
     assert name in refusal(tmp_path)
 
 
-def test_archives_that_are_compressed(tmp_path: Path) -> None:
-    """One that unpacks to far more than its size is not unpacked; a pickle's is read, and not mapped as it is."""
-    npz = write_openai(reference(), tmp_path / "npz")
-    np.savez_compressed(npz, **{"model/wte": np.zeros(10**7, np.float32)})
-    assert "would unpack to 40,000" in refusal(npz)
-    file = write_pickle(theirs := reference(), tmp_path / "bin") / "pytorch_model.bin"
+def test_an_archive_that_is_compressed_is_not_unpacked(tmp_path: Path) -> None:
+    """It may unpack to far more than its size, and torch.save compresses nothing."""
+    file = write_pickle(reference(), tmp_path / "bin") / "pytorch_model.bin"
     with zipfile.ZipFile(file) as archive, zipfile.ZipFile(tmp_path / "new", "w", zipfile.ZIP_DEFLATED) as new:
         for name in archive.namelist():
             new.writestr(name, archive.read(name))
     (tmp_path / "new").rename(file)
-    ours = minigpt.from_pretrained(file.parent, device="cpu")
-    assert all(torch.equal(own, theirs.transformer.state_dict()[name]) for name, own in ours.state_dict().items())
+    assert "its archive is compressed" in refusal(file.parent)
 
 
 @pytest.mark.parametrize("place", ["", "nul\0", b"bytes", 3])
@@ -129,12 +124,11 @@ def test_what_is_no_path(place: Any) -> None:
 
 
 def test_a_token_without_an_embedding(tmp_path: Path) -> None:
-    """info says it, and a text that has it is refused."""
+    """A text that has it is refused."""
     saved(reference(vocab_size=300), tmp_path)
     backend = tiny_bpe()
     backend.add_tokens(["<tool>"])
     backend.save(str(tmp_path / "tokenizer.json"))
-    assert "<tool>" in describe(tmp_path)["tokenizer"]
     model, tokenizer = minigpt.from_pretrained(tmp_path), minigpt.Tokenizer.from_pretrained(tmp_path)
     assert minigpt.perplexity(model, tokenizer, "the dog saw the other") > 1
     with pytest.raises(GenerationError, match="300"):
@@ -145,14 +139,7 @@ def test_what_a_frozen_norm_divides_by_is_not_a_value_gone_wrong(tmp_path: Path)
     text = tmp_path / "text"
     text.write_text("Once upon a time there was a dog. " * 40)
     minigpt.save_pretrained(minigpt.from_pretrained("demo", norm="frozen", fit=text, device="cpu"), tmp_path / "frozen")
-    assert describe(tmp_path / "frozen")["not finite"] == []
-
-
-def test_arrays_of_objects_are_not_read(tmp_path: Path) -> None:
-    npz = write_openai(reference(), tmp_path)
-    np.savez(npz, **{"model/wte": np.array([Canary(tmp_path / "canary")], dtype=object)})
-    assert "Object arrays cannot be loaded" in refusal(npz)
-    assert not (tmp_path / "canary").exists()
+    assert describe(Files.at(tmp_path / "frozen"))["not finite"] == []
 
 
 def test_an_index_that_leads_outside(tmp_path: Path) -> None:
@@ -177,19 +164,4 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
         file = tmp_path / f"{number}.safetensors"
         file.write_bytes(whole[:size])
         with pytest.raises(CheckpointError, match=r"cannot be read as a \.safetensors file"):
-            read_tensors(file)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("tokenizer.json", '{"model": null}'),
-        ("tokenizer.json", '{"model": {"vocab": 3}}'),
-        ("tokenizer.json", '{"added_tokens": [3]}'),
-        ("vocab.json", '{"a": "b"}'),
-    ],
-)
-def test_a_tokenizer_s_file_without_ids_is_refused(tmp_path: Path, name: str, content: str) -> None:
-    place = saved(reference(), tmp_path / "model")
-    (place / name).write_text(content)
-    assert refusal(place).startswith(f"{place / name} is not a tokenizer's file")
+            Files(file, tmp_path, None).tensors()

@@ -1,0 +1,63 @@
+"""A checkpoint described: its facts are those that transformers counts, and it is refused as loading refuses it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import edit_tensors, reference, saved, tiny_bpe
+
+from minigpt import CheckpointError
+from minigpt.checkpoint import Files
+from minigpt.checkpoint.describe import describe
+from minigpt.cli import app
+
+
+@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False}, {"n_inner": 50}, {"n_layer": 3}], ids=str)
+def test_the_facts_are_transformers(tmp_path: Path, fields: dict[str, Any]) -> None:
+    model = reference(**fields)
+    facts, config = describe(Files.at(saved(model, tmp_path))), model.config
+    assert (facts["layers"], facts["heads"], facts["width"]) == (config.n_layer, config.n_head, config.n_embd)
+    assert (facts["context"], facts["vocabulary"]) == (config.n_positions, config.vocab_size)
+    assert (facts["activation"], facts["norm eps"]) == (config.activation_function, config.layer_norm_epsilon)
+    assert (facts["inner width"], facts["tied head"]) == (config.n_inner or 128, config.tie_word_embeddings)
+    assert (facts["parameters"], facts["dtype"]) == (model.num_parameters(), "float32")
+    assert (facts["files"], facts["format"]) == (str(tmp_path), "Hugging Face, model.safetensors")
+    sites = [f"h.{i}.{norm}" for i in range(config.n_layer) for norm in ("ln_1", "ln_2")] + ["ln_f"]
+    assert list(facts["norms"]) == sites
+    for site, ranges in facts["norms"].items():
+        for name, parameter in model.transformer.get_submodule(site).named_parameters():
+            assert ranges[name] == (parameter.min().item(), parameter.max().item())
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    saved(reference(), tmp_path)
+    edit_tensors(tmp_path, lambda tensors: {name: tensors[name] for name in tensors if "ln_f.bias" not in name})
+    with pytest.raises(CheckpointError, match=r"does not hold this model's tensors: missing ln_f\.bias$"):
+        describe(Files.at(tmp_path))
+
+
+def test_nan_and_infinity_are_named(tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tensors["transformer.h.1.ln_2.bias"][3] = torch.nan
+        tensors["transformer.wpe.weight"][5, 7] = -torch.inf
+        return tensors
+
+    facts = describe(Files.at(edit_tensors(saved(reference(), tmp_path), spoil)))
+    assert sorted(facts["not finite"]) == ["h.1.ln_2.bias", "wpe.weight"]
+
+
+def test_info_counts_the_tokens_and_names_those_without_an_embedding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(reference(vocab_size=300), tmp_path)
+    backend = tiny_bpe(290)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    app(["info", str(tmp_path)], standalone_mode=False)
+    shown = capsys.readouterr().out.split("\n")
+    assert any(line.split() == ["tokenizer", "byte-level", "BPE", "of", "290", "tokens"] for line in shown)
+    assert any(line.split() == ["of", "it", "used", "290"] for line in shown)
+    backend.add_tokens([f"<tool {i}>" for i in range(11)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    app(["info", str(tmp_path)], standalone_mode=False)
+    assert "301 tokens; the model has no embedding for <tool 10>" in " ".join(capsys.readouterr().out.split())
