@@ -67,7 +67,9 @@ def main() -> None:
     The status is 0 on success, and 1 if parity does not hold or a norm is not a LayerNorm. After an error, which is one
     line on standard error, it is 2. After an interrupt it is 130.
     """
-    if sys.argv[1:2] != ["serve"]:  # which ends itself so
+    if sys.argv[1:2] == ["serve"]:  # before torch is loaded; else its idle threads keep the event loop waiting
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    else:
         never_exit_silently()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # head closes the pipe: end quietly
     if isinstance(sys.stdout, io.TextIOWrapper):

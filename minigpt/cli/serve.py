@@ -1,7 +1,6 @@
 """minigpt serve: OpenAI's completions API, and a page that shows two norms side by side."""
 
 import json
-import os
 import shlex
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,7 +38,6 @@ def serve(
         minigpt serve --model gpt2 --norm fused --norm std_eps
         MINIGPT_API_KEY=secret minigpt serve --host 0.0.0.0
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or idle threads of PyTorch keep the event loop waiting
     from minigpt.serve import LOOPBACK, app, missing, open_models
 
     try:
@@ -63,16 +61,14 @@ def serve(
             allowed_origins=allow_origin or (),
         )  # fmt: skip
         name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-        print(_first_lines(f"http://{name}:{listening.getsockname()[1]}", next(iter(models)), api_key), flush=True)
-        run(application, listening, grace)
+        address = f"http://{name}:{listening.getsockname()[1]}"
+        run(application, listening, grace, _first_lines(address, next(iter(models)), api_key is not None))
 
 
-def _first_lines(address: str, model: str, api_key: str | None) -> str:
-    """Return the page's address, and a command that can be pasted."""
+def _first_lines(address: str, model: str, needs_key: bool) -> str:
+    """Return the page's address, and a command that can be pasted. It has no key, since logs keep it."""
     body = json.dumps({"model": model, "prompt": "Once upon a time", "max_tokens": 40})
     headers = "-H 'Content-Type: application/json'"
-    if api_key is not None:
-        is_set = os.environ.get("MINIGPT_API_KEY") == api_key
-        key = '"Authorization: Bearer $MINIGPT_API_KEY"' if is_set else shlex.quote(f"Authorization: Bearer {api_key}")
-        headers += f" -H {key}"
+    if needs_key:
+        headers += ' -H "Authorization: Bearer $MINIGPT_API_KEY"'
     return f"{address}/\ncurl {address}/v1/completions {headers} -d {shlex.quote(body)}"

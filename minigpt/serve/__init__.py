@@ -32,7 +32,7 @@ def app(
     """Return an ASGI application that serves the models.
 
     Args:
-        models: the models by their ids. They must share_weights one vocabulary.
+        models: the models by their ids. All must have the same vocabulary.
         tokenizer: must have that vocabulary; by default the demo's.
         api_key: what clients must send as ``Authorization: Bearer KEY``; with None they need no key.
         max_batch: texts that each model writes at a time.

@@ -9,12 +9,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minigpt.errors import MiniGPTError
-from minigpt.serve.protocol import NOT_JSON, RefusalError, shutting_down
+from minigpt.serve.protocol import NOT_JSON, RefusalError, refusal_of
 from minigpt.serve.scheduler import Meters
 
-MOST_BODY = 2**20  # bytes of a request
-LARGE = 2**16  # bytes of a request; larger ones are taken one after the other,
-BYTES_A_SECOND = 2**21  # and this fast, since checking their fields holds up the others
+MAX_BODY = 2**20  # bytes of a request
 OPEN = ("/health", "/", "/page.css", "/page.js")  # paths that need no key
 GONE = 499  # status, in the metrics, of a request whose client has hung up
 
@@ -33,7 +31,6 @@ class Guard:
         self, app: ASGIApp, *, meters: Meters, api_key: str | None, hosts: Sequence[str] | None, origins: Sequence[str]
     ) -> None:
         self.app, self.meters = app, meters
-        self._turn = asyncio.Lock()
         self.key = None if api_key is None else api_key.encode()
         self.hosts, self.origins = None if hosts is None else {host.lower() for host in hosts}, set(origins)
 
@@ -56,13 +53,13 @@ class Guard:
             self._check(scope)
             await self.app(scope, await self._body(scope, receive), noted)
         except MiniGPTError as error:
-            refusal = error if isinstance(error, RefusalError) else RefusalError.of(error)
-            await refusal.response()(scope, receive, noted)
-        except asyncio.CancelledError:  # the server does not wait any longer
+            await refusal_of(error).response()(scope, receive, noted)
+        except asyncio.CancelledError as error:  # the server does not wait any longer
             if status == GONE:
-                await shutting_down().response()(scope, receive, noted)
+                await refusal_of(error).response()(scope, receive, noted)
             elif not is_sent:
-                await noted({"type": "http.response.body", "body": shutting_down().event()})
+                await noted({"type": "http.response.body", "body": refusal_of(error).event()})
+            raise
         except ClientDisconnect:
             pass  # no one reads an answer
         finally:
@@ -104,16 +101,13 @@ class Guard:
                 raise ClientDisconnect
             more, part = message.get("more_body", False), message.get("body", b"")
             size += len(part)
-            if size <= MOST_BODY:
+            if size <= MAX_BODY:
                 parts.append(part)
-        if size > MOST_BODY:
-            raise RefusalError(413, f"the body of a request may have at most {MOST_BODY} bytes", code="too_large")
+        if size > MAX_BODY:
+            raise RefusalError(413, f"the body of a request may have at most {MAX_BODY} bytes", code="too_large")
         kind = dict(scope["headers"]).get(b"content-type", b"").lower()
         if scope["method"] == "POST" and not kind.startswith(b"application/json"):
             raise RefusalError(400, NOT_JSON)
-        if size > LARGE:
-            async with self._turn:
-                await asyncio.sleep(size / BYTES_A_SECOND)
         waiting: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
         async def next_message() -> Message:

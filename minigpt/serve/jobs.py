@@ -15,13 +15,13 @@ from jaxtyping import Float
 from starlette.requests import ClientDisconnect, Request
 from torch import Tensor
 
-from minigpt.errors import RAISED
+from minigpt.errors import GenerationError
 from minigpt.generation.batch import Batch, read_piece
 from minigpt.generation.choosing import NoTokenLeftError, next_logits, next_tokens
 from minigpt.generation.row import Row
 from minigpt.model import GPT2
 from minigpt.model.cache import KVCache
-from minigpt.serve.protocol import REASONS, CompletionRequest, RefusalError, Token, Written
+from minigpt.serve.protocol import REASONS, CompletionRequest, RefusalError, TextEvent, Token
 
 LOWEST = -9999.0  # log-probability instead of -inf, which JSON does not have
 PIECE = 64  # tokens of a comparison's prompt, before other texts get their next token
@@ -31,12 +31,12 @@ class Channel:
     """Events for one client. Create it in the client's coroutine.
 
     Attributes:
-        is_left: no one receives any more, so no more work is to be done.
+        disconnected: no one receives any more, so no more work is to be done.
         opened: when the request came, by ``time.monotonic``.
     """
 
     def __init__(self) -> None:
-        self.opened, self.is_left = time.monotonic(), False
+        self.opened, self.disconnected = time.monotonic(), False
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[Any, bool]] = asyncio.Queue()
 
@@ -46,8 +46,11 @@ class Channel:
             self._loop.call_soon_threadsafe(self._events.put_nowait, (event, is_last))
 
     def fail(self, error: BaseException) -> None:
-        """End with an error. Any thread may call this."""
-        self.is_left = True
+        """End with an error: of the client, of the server, or of the model. Any thread may call this."""
+        self.disconnected = True
+        if not isinstance(error, RefusalError | ClientDisconnect | NoTokenLeftError):
+            message = f"the model failed: {type(error).__name__}: {str(error)[:500]}"
+            error = RefusalError(500, message, code="model_failed")
         self.send(error, True)
 
     async def receive(self, request: Request) -> AsyncIterator[Any]:
@@ -55,17 +58,17 @@ class Channel:
 
         Raises:
             ClientDisconnect: if the client hangs up.
-            RefusalError: if an event is an error.
+            RefusalError, NoTokenLeftError: if the request has failed.
         """
         watch, is_last = asyncio.create_task(self._watch(request)), False
         try:
             while not is_last:
                 event, is_last = await self._events.get()
                 if isinstance(event, BaseException):
-                    raise _failure(event)
+                    raise event
                 yield event
         finally:
-            self.is_left = True
+            self.disconnected = True
             watch.cancel()
 
     async def _watch(self, request: Request) -> None:
@@ -74,22 +77,13 @@ class Channel:
         self.fail(ClientDisconnect())
 
 
-def _failure(error: BaseException) -> BaseException:
-    """Return the error that a client gets if its request failed while it was computed."""
-    if isinstance(error, RefusalError | ClientDisconnect):
-        return error
-    if isinstance(error, NoTokenLeftError):
-        return RefusalError.of(error)
-    return RefusalError(500, f"the model failed: {type(error).__name__}: {str(error)[:500]}", code="model_failed")
-
-
-class JobText(Row):
+class RequestRow(Row):
     """One of a request's texts.
 
     Attributes:
         job: the request.
         index: its number among the request's texts.
-        tokens: those since the last report, if the request wants log-probabilities.
+        tokens: those that the next event reports, if the request wants log-probabilities.
     """
 
     job: "Job"
@@ -101,34 +95,41 @@ class Job:
     """A request for texts.
 
     Args:
-        texts: all that are to be written; the texts of a prompt are side by side.
+        rows: all that are to be written; the texts of a prompt are side by side.
 
     Attributes:
         waiting: texts that have no place yet.
         reading: tokens of its texts that have a place and are not read yet.
-        scored: the tokens of each prompt with their log-probabilities, if the request wants them.
+        scored: the prompts whose tokens have their log-probabilities.
     """
 
-    def __init__(self, body: CompletionRequest, texts: list[JobText]) -> None:
-        self.body, self.channel = body, Channel()
-        self.waiting, self.reading = deque(texts), 0
-        self.scored: dict[int, list[Token]] = {}
-        self._left = len(texts)
-        for index, text in enumerate(texts):
-            text.job, text.index, text.tokens = self, index, []
+    def __init__(self, body: CompletionRequest, rows: list[RequestRow]) -> None:
+        self.body, self.channel, self.rows = body, Channel(), rows
+        self.waiting, self.reading = deque(rows), 0
+        self.scored = set[int]()
+        self._left = len(rows)
+        for index, row in enumerate(rows):
+            row.job, row.index, row.tokens = self, index, []
 
-    def report(self, text: JobText) -> None:
+    def add_scored(self, prompt: int, tokens: list[Token]) -> None:
+        """Let the texts of a prompt begin with the prompt's tokens and their log-probabilities."""
+        self.scored.add(prompt)
+        for row in self.rows:
+            if row.prompt == prompt:
+                row.tokens = list(tokens)
+
+    def report(self, row: RequestRow) -> None:
         """Send what a text has added since the last report."""
-        self._left -= text.end is not None
-        total = len(text.ids) - text.prompt_length
-        self.channel.send(Written(text.index, text.take_text(), total, text.tokens, text.end), not self._left)
-        text.tokens = []
+        self._left -= row.end is not None
+        total = len(row.ids) - row.prompt_length
+        self.channel.send(TextEvent(row.index, row.take_text(), total, row.tokens, row.end), not self._left)
+        row.tokens = []
 
-    def report_read(self, texts: "list[JobText]") -> None:
+    def report_read(self, rows: "list[RequestRow]") -> None:
         """Report on texts to which no token is added."""
-        for text in texts:
-            text.end = "length"
-            self.report(text)
+        for row in rows:
+            row.end = "length"
+            self.report(row)
 
 
 class Prefill:
@@ -185,13 +186,29 @@ def tokens_of(model: GPT2, logits: Float[Tensor, "rows vocab"], ids: list[int], 
     """Return the token ``ids[i]`` of each row with its log-probability and the row's likeliest ``alternatives``.
 
     Probabilities are over all of the model's logits, also those of ids that are padding of the vocabulary.
+
+    Raises:
+        GenerationError: if a log-probability is NaN, as where a logit is NaN or infinite.
     """
     logprobs = logits.log_softmax(-1).clamp_min(LOWEST)  # (R, V)
+    require_numbers(logprobs)
     chosen = logprobs.gather(1, torch.tensor(ids, device=logits.device)[:, None])[:, 0].tolist()
     named = logprobs[:, : model.config.used_vocab_size]  # those that have a text
     values, likeliest = (part.tolist() for part in named.topk(min(alternatives, named.shape[-1])))
     tops = [list(zip(*pair, strict=True)) for pair in zip(likeliest, values, strict=True)]
     return [Token(*token) for token in zip(ids, chosen, tops, strict=True)]
+
+
+def require_numbers(values: Tensor) -> None:
+    """Check that no log-probability is NaN.
+
+    Raises:
+        GenerationError: if one is.
+    """
+    if values.isnan().any():
+        raise GenerationError(
+            "the model's logits are NaN or infinite; its weights, norms or dtype cannot compute this text"
+        )
 
 
 class Comparison:
@@ -225,7 +242,7 @@ class Comparison:
                 unread[0].advance(PIECE)
             else:
                 self._add_tokens()
-        except RAISED as error:
+        except BaseException as error:
             self.channel.fail(error)
 
     def _add_tokens(self) -> None:
@@ -237,7 +254,7 @@ class Comparison:
                 reading.join(reading.rows)
         logits = [dict(zip(batch.rows, batch.logits.split(1), strict=True)) for batch in batches]
         events = [
-            self._written(side, row, [of_model[row] for of_model in logits])
+            self._event(side, row, [of_model[row] for of_model in logits])
             for side, row in enumerate(self.rows)
             if row in logits[0]
         ]
@@ -249,7 +266,7 @@ class Comparison:
             self.channel.send(event, self.is_over and event is events[-1])
 
     @torch.inference_mode()
-    def _written(self, side: int, row: Row, logits: list[Float[Tensor, "1 vocab"]]) -> dict[str, Any]:
+    def _event(self, side: int, row: Row, logits: list[Float[Tensor, "1 vocab"]]) -> dict[str, Any]:
         """Add a token to a text; return the report, as the client gets it.
 
         Its ``kl`` is the Kullback-Leibler divergence of the second model's distribution from the first's, in nats.
@@ -257,9 +274,10 @@ class Comparison:
         (token,) = next_tokens(next_logits(self.models[side], logits[side]), [row])
         position = len(row.new_ids)
         row.push(token)
-        both = torch.cat([of_model.cpu() for of_model in logits]).double().log_softmax(-1)  # (2, V)
+        both = torch.cat([of_model.cpu() for of_model in logits]).double().log_softmax(-1).clamp_min(LOWEST)  # (2, V)
+        require_numbers(both)
         probabilities = both.exp()
-        kl = float(torch.where(probabilities[0] > 0, probabilities[0] * (both[0] - both[1]), 0.0).sum())
+        kl = float((probabilities[0] * (both[0] - both[1])).sum())
         named = probabilities[:, : self.models[0].config.used_vocab_size]
         likeliest = named.topk(self.alternatives).indices.T.flatten().tolist()  # of both models, in turn
 

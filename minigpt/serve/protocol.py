@@ -4,13 +4,13 @@ import asyncio
 import codecs
 import json
 import secrets
-import statistics
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, create_model, model_validator
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from minigpt import __version__
@@ -19,16 +19,37 @@ from minigpt.generation import GenerationSettings, parse_settings
 from minigpt.generation.settings import FLAG, HTTP, IDS, SETTINGS, Rule, integer, is_list
 from minigpt.tokenizer import Tokenizer
 
-ENCODED_AT_ONCE = 64  # tokens whose log-probabilities are encoded before other requests get their turn
+PARTS_AT_ONCE = 2048  # of JSON, that are encoded before other requests get their turn
+TOKENS_AT_ONCE = 64  # with log-probabilities, that are collected before that
 REASONS = {None: None, "eos": "stop", "stop": "stop", "length": "length"}  # Row.end -> finish_reason
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}  # by status
 NOT_JSON = "the body must be a JSON object in UTF-8, sent with 'Content-Type: application/json'"
+MESSAGES = {  # of the framework's errors, by status
+    400: NOT_JSON,
+    404: "this server does not have this path; POST /v1/completions writes texts",
+    405: "this path does not take this method",
+}
+
+
+JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def encoded(value: object) -> bytes:
     """Return a value as JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return JSON.encode(value).encode()
+
+
+async def encoded_in_turns(value: object) -> bytes:
+    """Return a large value as JSON. Other requests get their turn while it is encoded."""
+    data, parts = bytearray(), list[str]()
+    for part in JSON.iterencode(value):
+        parts.append(part)
+        if len(parts) == PARTS_AT_ONCE:
+            data += "".join(parts).encode()
+            parts.clear()
+            await asyncio.sleep(0)
+    return bytes(data + "".join(parts).encode())
 
 
 class RefusalError(MiniGPTError):
@@ -45,11 +66,6 @@ class RefusalError(MiniGPTError):
         super().__init__(message, argument=argument)
         self.status, self.code = status, code
 
-    @classmethod
-    def of(cls, error: MiniGPTError) -> "RefusalError":
-        """Return the refusal of a value, whose error names the argument as Python does."""
-        return cls(400, error.message, BODY_NAMES.get(error.argument or "", error.argument))
-
     def encoded(self) -> bytes:
         """Return the error object as JSON."""
         kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
@@ -65,6 +81,33 @@ class RefusalError(MiniGPTError):
 
 def shutting_down() -> RefusalError:
     return RefusalError(503, "the server is shutting down", code="shutting_down")
+
+
+def refusal_of(error: BaseException) -> RefusalError:
+    """Return the error that a client gets for an error that a check, an endpoint or the model has raised."""
+    match error:
+        case RefusalError():
+            return error
+        case MiniGPTError():  # its argument is named as in Python
+            return RefusalError(400, error.message, BODY_NAMES.get(error.argument or "", error.argument))
+        case RequestValidationError():
+            return _refusal_of_body(error)
+        case HTTPException():
+            return RefusalError(error.status_code, MESSAGES.get(error.status_code, str(error.detail)))
+        case asyncio.CancelledError():
+            return shutting_down()
+        case _:
+            return RefusalError(500, f"the server made a mistake: {type(error).__name__}")
+
+
+def _refusal_of_body(error: RequestValidationError) -> RefusalError:
+    first = error.errors()[0]  # of a check here, or "missing", or of the kinds for a value that is no object
+    if isinstance(refusal := first.get("ctx", {}).get("error"), MiniGPTError):
+        return refusal_of(refusal)
+    field, is_missing = first["loc"][-1], first["type"] == "missing"
+    if len(first["loc"]) < 2 or not isinstance(field, str):
+        return RefusalError(400, NOT_JSON)
+    return RefusalError(400, "is missing" if is_missing else "must be an object", field)
 
 
 def ruled(rule: Rule, kind: Any) -> PlainValidator:
@@ -87,17 +130,6 @@ def _is_prompt(value: Any) -> bool:
     return isinstance(value, str) or is_ids(value) or is_list(value, STRING.accepts, 1) or is_list(value, is_ids, 1)
 
 
-def invalid(error: RequestValidationError) -> RefusalError:
-    """Return the refusal for the first of the errors in a body."""
-    first = error.errors()[0]  # of a check here, or "missing", or of the kinds for a value that is no object
-    if isinstance(refusal := first.get("ctx", {}).get("error"), MiniGPTError):
-        return refusal if isinstance(refusal, RefusalError) else RefusalError.of(refusal)
-    field, is_missing = first["loc"][-1], first["type"] == "missing"
-    if len(first["loc"]) < 2 or not isinstance(field, str):
-        return RefusalError(400, NOT_JSON)
-    return RefusalError(400, "is missing" if is_missing else "must be an object", field)
-
-
 STRING = Rule(lambda value: isinstance(value, str), "be a string")
 BOOLEAN = Rule(FLAG.accepts, "be true or false")
 PROMPT = Rule(_is_prompt, "be a string, a list of strings, a list of token ids, or a list of such lists")
@@ -108,19 +140,41 @@ Flag = Annotated[bool, ruled(BOOLEAN, bool)]
 Texts = str | list[str] | list[int] | list[list[int]]
 
 
+# Fields of OpenAI's and vLLM's completions that this server does not have, with the values that ask for what it does.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_k": (-1, 0),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (False,),
+    "spaces_between_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "priority": (0,),
+}
+
+
 class Body(BaseModel):
-    """A body of JSON. It has no other fields; those that are null are left out."""
+    """A body of JSON. It has no other fields. Those that are null or NEUTRAL are left out."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
-    def _without_null(cls, fields: Any) -> Any:
+    def _without_neutral(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
+        fields = {
+            name: value for name, value in fields.items() if value is not None and value not in NEUTRAL.get(name, ())
+        }
         for name in fields.keys() - cls.model_fields.keys():
-            raise RefusalError(400, "is not a field of this request", ascii(name[:64])[1:-1])
-        return {name: value for name, value in fields.items() if value is not None}
+            known = (
+                f"can only be {json.dumps(NEUTRAL[name][0])}" if name in NEUTRAL else "is not a field of this request"
+            )
+            raise RefusalError(400, known, ascii(name[:64])[1:-1])
+        return fields
 
 
 BODY_NAMES = {"max_new_tokens": "max_tokens"}  # of settings whose field has another name
@@ -133,6 +187,8 @@ _SETTINGS: dict[str, Any] = {
     for name, setting in SETTINGS.items()
     if HTTP in setting.users
 }
+_SETTINGS["min_tokens"] = _SETTINGS["min_new_tokens"]  # vLLM's name
+_SETTINGS["ignore_eos"] = (Flag, Field(False, description="Let no eos_token_id end a text."))
 Sampling = create_model("Sampling", __base__=Body, **_SETTINGS)
 
 
@@ -140,9 +196,14 @@ def settings_of(body: Any, max_tokens: int) -> GenerationSettings:
     """Return the settings of a body of ``Sampling``, without those that have no effect at temperature 0.
 
     Raises:
-        GenerationError: if they contradict each other.
+        MiniGPTError: if they contradict each other.
     """
     values = {name: getattr(body, BODY_NAMES.get(name, name), None) for name in SETTINGS}
+    values["min_new_tokens"] = body.min_tokens if body.min_new_tokens is None else body.min_new_tokens
+    if body.ignore_eos:
+        if body.eos_token_id:
+            raise RefusalError(400, "contradicts eos_token_id", "ignore_eos")
+        values["eos_token_id"] = []
     samples = body.temperature != 0
     settings = {
         name: value
@@ -154,6 +215,7 @@ def settings_of(body: Any, max_tokens: int) -> GenerationSettings:
 
 class StreamOptions(Body):
     include_usage: Flag = False
+    continuous_usage_stats: Flag = False
     include_obfuscation: Flag = False
 
 
@@ -166,9 +228,6 @@ class CompletionRequest(Sampling):
         16, description="Tokens of each text; 0 only reads the prompts."
     )
     n: Annotated[int, ruled(integer(1, 128), int)] = Field(1, description="Texts for each prompt.")
-    best_of: Annotated[int | None, ruled(integer(1, 128), int)] = Field(
-        None, description="Texts to write for each prompt; the n likeliest are returned."
-    )
     stream: Flag = False
     stream_options: StreamOptions | None = None
     logprobs: Annotated[int | None, ruled(integer(0, 100), int)] = Field(
@@ -179,21 +238,6 @@ class CompletionRequest(Sampling):
     user: String = ""
 
     @property
-    def copies(self) -> int:
-        """Texts to write for each prompt, of which ``n`` are returned."""
-        return self.n if self.best_of is None else self.best_of
-
-    @property
-    def includes_usage(self) -> bool:
-        """True if a stream ends with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def alternatives(self) -> int | None:
-        """How many of the likeliest ids the scheduler reports; None for no log-probabilities."""
-        return 0 if self.logprobs is None and self.copies > self.n else self.logprobs
-
-    @property
     def scores_prompts(self) -> bool:
         """True if the answer has the log-probabilities of the prompts' tokens."""
         return self.echo and self.logprobs is not None
@@ -202,10 +246,12 @@ class CompletionRequest(Sampling):
     def _check(self) -> "CompletionRequest":
         """Check the fields against each other."""
         for name, is_wrong, message in (
-            ("stream_options", self.stream_options and not self.stream, "needs stream to be true"),
+            (
+                "stream_options",
+                "stream_options" in self.model_fields_set and not self.stream,
+                "needs stream to be true",
+            ),
             ("suffix", self.suffix, "is not supported: GPT-2 cannot see the text that comes after"),
-            ("best_of", self.copies < self.n, f"must be at least n, got {self.copies} and {self.n}"),
-            ("best_of", self.stream and self.copies > self.n, "cannot be streamed, since the best text is known last"),
         ):
             if is_wrong:
                 raise RefusalError(400, message, name)
@@ -250,14 +296,15 @@ class Token(NamedTuple):
     top: list[tuple[int, float]]
 
 
-class Written(NamedTuple):
-    """The event that a text has grown.
+class TextEvent(NamedTuple):
+    """A text has grown.
 
     Attributes:
         number: the text's number among those of the request.
         text: the characters that can be shown since the last event.
-        total: how many tokens it has now.
-        tokens: the tokens since the last event, if the request wants log-probabilities.
+        total: the number of new tokens so far.
+        tokens: the tokens since the last event, if the request wants log-probabilities; the first event of a text may
+            begin with those of the prompt.
         end: why the text is over: "eos", "stop" or "length"; None while it is not.
     """
 
@@ -268,108 +315,100 @@ class Written(NamedTuple):
     end: str | None
 
 
-class _Progress:
-    """What is known of one text: its number of tokens, their log-probabilities, and how many characters they have."""
-
-    def __init__(self) -> None:
-        self.total, self.logprobs = 0, list[float]()
-        self._characters, self._offset = codecs.getincrementaldecoder("utf-8")(errors="replace"), 0
-
-    def offset(self, data: bytes) -> int:
-        """Return where a token begins, in characters. Call this once for each token, in order."""
-        offset = self._offset
-        self._offset += len(self._characters.decode(data))
-        return offset
-
-
 class Answer:
-    """The answer to one request, for the events so far.
+    """The answer to one request.
 
     Args:
         prompts: the ids of each prompt.
-        scored: the tokens of each prompt with their log-probabilities, if the request wants them.
         token_text: returns the text of a token.
     """
 
     def __init__(
-        self, body: CompletionRequest, prompts: list[list[int]], scored: dict[int, list[Token]], tokenizer: Tokenizer,
-        token_text: Callable[[int], str],
-    ) -> None:  # fmt: skip
-        self.body, self.prompts, self.scored = body, prompts, scored
-        self.tokenizer, self.token_text = tokenizer, token_text
-        self.texts = [_Progress() for _ in range(len(prompts) * body.copies)]
+        self, body: CompletionRequest, prompts: list[list[int]], tokenizer: Tokenizer, token_text: Callable[[int], str]
+    ) -> None:
+        self.body, self.prompts, self.tokenizer, self.token_text = body, prompts, tokenizer, token_text
+        self.options = body.stream_options or StreamOptions()
+        self.totals = [0] * (len(prompts) * body.n)  # new tokens of each text
+        self._offsets = [_Offsets() for _ in self.totals]
         self._head: dict[str, Any] = {
             "id": f"cmpl-{secrets.token_hex(16)}", "object": "text_completion", "created": int(time.time()),
             "model": body.model, "system_fingerprint": f"minigpt-{__version__}",
         }  # fmt: skip
 
-    async def chunk(self, event: Written) -> bytes:
-        """Return the chunk of a stream that says what an event adds."""
-        choice = await self._choice(event.number, self._with_prompt(event))
-        return self._object([choice], {"usage": None} if self.body.includes_usage else {})
+    async def chunk(self, event: TextEvent) -> bytes:
+        """Return the chunk of a stream for an event."""
+        fields: dict[str, Any] = {"choices": [await self._choice(event)]}
+        if self.options.continuous_usage_stats:
+            fields["usage"] = self._usage()
+        elif self.options.include_usage:
+            fields["usage"] = None
+        return await self._encoded(fields)
 
-    def last_chunk(self) -> bytes:
+    async def last_chunk(self) -> bytes:
         """Return the chunk with the usage."""
-        return self._object([], {"usage": self._usage()})
+        return await self._encoded({"choices": [], "usage": self._usage()})
 
-    async def whole(self, events: list[Written]) -> bytes:
-        """Return the answer to a request that is not streamed, for all of its events, one for each text."""
-        texts, copies, n = sorted(map(self._with_prompt, events)), self.body.copies, self.body.n
-        best: list[Written] = []
-        for first in range(0, len(texts), copies):
-            of_prompt = texts[first : first + copies]
-            if copies > n:
-                of_prompt.sort(key=lambda text: -statistics.fmean(self.texts[text.number].logprobs or [0.0]))
-            best += of_prompt[:n]
-        choices = [await self._choice(place, text) for place, text in enumerate(best)]
-        return self._object(choices, {"usage": self._usage()})
+    async def whole(self, events: list[TextEvent]) -> bytes:
+        """Return the answer to a request that is not streamed, from an event for each text."""
+        choices = [await self._choice(event) for event in sorted(events)]
+        return await self._encoded({"choices": choices, "usage": self._usage()})
 
-    def _with_prompt(self, event: Written) -> Written:
-        """Return the event, the first of a text with the prompt in front if that is to be echoed."""
-        text, prompt = self.texts[event.number], event.number // self.body.copies
-        text.logprobs += [token.logprob for token in event.tokens if token.logprob is not None]
-        is_first, text.total = text.total == 0, event.total
-        if not (is_first and self.body.echo):
-            return event
-        sent = self.body.prompt if isinstance(self.body.prompt, str) else self.body.prompt[prompt]
-        echo = sent if isinstance(sent, str) else self.tokenizer.decode(self.prompts[prompt])
-        return event._replace(text=echo + event.text, tokens=self.scored.get(prompt, []) + event.tokens)
+    async def _encoded(self, fields: dict[str, Any]) -> bytes:
+        value = self._head | fields
+        return encoded(value) if self.body.logprobs is None else await encoded_in_turns(value)
 
-    def _object(self, choices: list[bytes], more: dict[str, Any]) -> bytes:
-        return encoded(self._head | more)[:-1] + b',"choices":[' + b",".join(choices) + b"]}"
-
-    async def _choice(self, place: int, event: Written) -> bytes:
-        fields = {"index": place, "text": event.text, "finish_reason": REASONS[event.end]}
-        logprobs = b"null" if self.body.logprobs is None else await self._logprobs(event)
-        return encoded(fields)[:-1] + b',"logprobs":' + logprobs + b"}"
-
-    async def _logprobs(self, event: Written) -> bytes:
-        """Return the log-probabilities of a text's tokens. Other requests get their turn between two pieces."""
-        columns: dict[str, list[bytes]] = {}
-        for first in range(0, max(1, len(event.tokens)), ENCODED_AT_ONCE):
-            if first:
-                await asyncio.sleep(0)
-            piece = event.tokens[first : first + ENCODED_AT_ONCE]
-            for name, values in self._columns(self.texts[event.number], piece).items():
-                columns.setdefault(name, []).append(encoded(values)[1:-1])
-        return b"{" + b",".join(b'"%b":[%b]' % (name.encode(), b",".join(columns[name])) for name in columns) + b"}"
-
-    def _columns(self, progress: _Progress, tokens: list[Token]) -> dict[str, list[Any]]:
-        text, most = self.token_text, self.body.logprobs
-
-        def top(token: Token) -> dict[str, float] | None:
-            if token.logprob is None:
-                return None
-            likeliest = {text(id): logprob for id, logprob in token.top[:most]}
-            return likeliest | {text(token.id): token.logprob} if most else likeliest
-
+    async def _choice(self, event: TextEvent) -> dict[str, Any]:
+        echo = (
+            self._prompt_text(event.number // self.body.n) if self.body.echo and not self.totals[event.number] else ""
+        )
+        self.totals[event.number] = event.total
+        logprobs = None if self.body.logprobs is None else await self._logprobs(event)
         return {
-            "tokens": [text(token.id) for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [top(token) for token in tokens],
-            "text_offset": [progress.offset(self.tokenizer.decode_bytes([token.id])) for token in tokens],
-        }
+            "index": event.number, "text": echo + event.text, "logprobs": logprobs, "finish_reason": REASONS[event.end],
+        }  # fmt: skip
+
+    def _prompt_text(self, number: int) -> str:
+        prompt = self.body.prompt if isinstance(self.body.prompt, str) else self.body.prompt[number]
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode(self.prompts[number])
+
+    async def _logprobs(self, event: TextEvent) -> dict[str, list[Any]]:
+        """Return the log-probabilities of an event's tokens. Other requests get their turn meanwhile."""
+        columns: dict[str, list[Any]] = {
+            "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
+        }  # fmt: skip
+        for number, token in enumerate(event.tokens):
+            if number % TOKENS_AT_ONCE == TOKENS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            columns["tokens"].append(self.token_text(token.id))
+            columns["token_logprobs"].append(token.logprob)
+            columns["top_logprobs"].append(self._top(token))
+            columns["text_offset"].append(self._offsets[event.number].next(self.tokenizer.decode_bytes([token.id])))
+        return columns
+
+    def _top(self, token: Token) -> dict[str, float] | None:
+        """Return the likeliest tokens by their texts; of two with one text the likelier."""
+        if token.logprob is None:
+            return None
+        top: dict[str, float] = {}
+        for id, logprob in token.top[: self.body.logprobs]:
+            top.setdefault(self.token_text(id), logprob)
+        if self.body.logprobs:
+            top.setdefault(self.token_text(token.id), token.logprob)
+        return top
 
     def _usage(self) -> dict[str, int]:
-        prompt, new = sum(map(len, self.prompts)), sum(text.total for text in self.texts)
+        prompt, new = sum(map(len, self.prompts)), sum(self.totals)
         return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
+class _Offsets:
+    """Counts the characters of one text."""
+
+    def __init__(self) -> None:
+        self._characters, self._offset = codecs.getincrementaldecoder("utf-8")(errors="replace"), 0
+
+    def next(self, token: bytes) -> int:
+        """Return where the next token begins, in characters."""
+        offset = self._offset
+        self._offset += len(self._characters.decode(token))
+        return offset

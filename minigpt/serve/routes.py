@@ -25,8 +25,8 @@ from minigpt.generation import GenerationSettings
 from minigpt.model import GPT2
 from minigpt.serve import protocol
 from minigpt.serve.guard import Guard
-from minigpt.serve.jobs import Comparison, Job, JobText
-from minigpt.serve.protocol import Answer, CompletionRequest, RefusalError, encoded, settings_of
+from minigpt.serve.jobs import Comparison, Job, RequestRow
+from minigpt.serve.protocol import Answer, CompletionRequest, RefusalError, encoded, refusal_of, settings_of
 from minigpt.serve.scheduler import Scheduler
 from minigpt.tokenizer import Tokenizer
 
@@ -54,7 +54,7 @@ def build_app(
     if allowed_origins:  # first, so that the other pages can read errors too
         cors = Middleware(CORSMiddleware, allow_origins=allowed_origins, allow_methods=every, allow_headers=every)
         middleware.insert(0, cors)
-    errors: Any = {RequestValidationError: _invalid, HTTPException: _failed, Exception: _broken}
+    errors: Any = dict.fromkeys((RequestValidationError, HTTPException, Exception), _refuse)
     app = FastAPI(
         title="minigpt", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan,
         middleware=middleware, exception_handlers=errors,
@@ -77,24 +77,8 @@ def build_app(
     return app
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return protocol.invalid(error).response()
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    is_number = isinstance(error.__cause__, ValueError) and not isinstance(error.__cause__, UnicodeError)
-    messages = {
-        400: "the body holds an integer of more than 4300 digits" if is_number else protocol.NOT_JSON,
-        404: f"there is no path {request.url.path!r:.100}; texts are written by POST /v1/completions",
-        405: f"{request.url.path} does not take {request.method}",
-    }
-    return RefusalError(error.status_code, messages.get(error.status_code, str(error.detail))).response()
-
-
-async def _broken(_: Request, error: Exception) -> Response:
-    return RefusalError(500, f"the server made a mistake: {type(error).__name__}").response()
+async def _refuse(_: Request, error: Exception) -> Response:
+    return refusal_of(error).response()
 
 
 def _json(value: object) -> Response:
@@ -117,7 +101,7 @@ class Endpoints:
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         prompts = await self._prompts(self._model(body.model), body.prompt)
         job = self._job(body, prompts)
-        answer = Answer(body, prompts, job.scored, self.tokenizer, self.token_text)
+        answer = Answer(body, prompts, self.tokenizer, self.token_text)
         events = job.channel.receive(request)
         if not body.stream:
             return Response(await answer.whole([event async for event in events]), media_type="application/json")
@@ -125,8 +109,8 @@ class Endpoints:
         async def chunks() -> AsyncIterator[bytes]:
             async for event in events:
                 yield await answer.chunk(event)
-            if body.includes_usage:
-                yield answer.last_chunk()
+            if answer.options.include_usage:
+                yield await answer.last_chunk()
 
         return await _stream(chunks())
 
@@ -166,6 +150,8 @@ class Endpoints:
         return _json({"prompt": self.tokenizer.decode(body.tokens)})
 
     async def health(self) -> Response:
+        if not self.scheduler.is_alive:
+            raise RefusalError(503, "the thread that computes has ended; start the server again", code="not_alive")
         return _json({"status": "ok"})
 
     async def metrics(self) -> Response:
@@ -210,20 +196,20 @@ class Endpoints:
 
     def _job(self, body: CompletionRequest, prompts: list[list[int]]) -> Job:
         """Submit the texts of a request."""
-        model, copies, tokens = self._model(body.model), body.copies, body.max_tokens
+        model, n, tokens = self._model(body.model), body.n, body.max_tokens
         settings = settings_of(body, tokens)
         for ids in prompts:
             slides = settings.overflow == "slide" and not body.scores_prompts
             _require_fits(model, ids, tokens, settings, slides)
-        if (count := len(prompts) * copies) > self.scheduler.max_queue:
-            name = "best_of" if copies > body.n else "n" if copies > 1 else "prompt"
-            raise RefusalError(400, f"asks for {count} texts, and a request may for {self.scheduler.max_queue}", name)
+        if (count := len(prompts) * n) > self.scheduler.max_queue:
+            message = f"asks for {count} texts, and a request may for {self.scheduler.max_queue}"
+            raise RefusalError(400, message, "n" if n > 1 else "prompt")
         if body.logprobs is not None:
-            scored = sum(map(len, prompts)) * body.echo + count * tokens
+            scored = n * sum(map(len, prompts)) * body.echo + count * tokens
             if (logprobs := scored * (body.logprobs + 1)) > MOST_LOGPROBS:
                 message = f"of {scored} tokens are {logprobs} numbers, and an answer has at most {MOST_LOGPROBS}"
                 raise RefusalError(400, message, "logprobs")
-        texts = [self._text(model, prompts[i // copies], settings, i // copies, i % copies, i) for i in range(count)]
+        texts = [self._text(model, prompts[i // n], settings, i // n, i % n, i) for i in range(count)]
         job = Job(body, texts)
         self.scheduler.submit(job, len(texts), body.model)
         self.scheduler.meters.prompts.labels(body.model).inc(sum(map(len, prompts)))
@@ -231,9 +217,9 @@ class Endpoints:
 
     def _text(
         self, model: GPT2, ids: list[int], settings: GenerationSettings, prompt: int = 0, copy: int = 0, index: int = 0
-    ) -> JobText:
+    ) -> RequestRow:
         seed = None if settings.seed is None else settings.seed + index
-        return JobText(list(ids), settings, settings.end_ids(model.config), self.tokenizer, prompt, copy, seed)
+        return RequestRow(list(ids), settings, settings.end_ids(model.config), self.tokenizer, prompt, copy, seed)
 
     def _token_text(self, id: int) -> str:
         """Return the text of one token, or its bytes if they are not whole characters."""
@@ -269,7 +255,7 @@ async def _stream(parts: AsyncIterator[bytes]) -> Response:
                 async for part in parts:
                     yield b"data: %b\n\n" % part
                 yield b"data: [DONE]\n\n"
-            except RefusalError as error:  # the status has been sent already
-                yield error.event()
+            except Exception as error:  # the status has been sent already
+                yield refusal_of(error).event()
 
     return StreamingResponse(events(), media_type="text/event-stream", headers=STREAM_HEADERS)

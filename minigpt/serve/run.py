@@ -7,74 +7,112 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from minigpt.errors import ConfigError
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+from minigpt.serve.protocol import RefusalError
 
 SEND_SECONDS = 30  # for a client to send the head of a request, and to send its body
-READ_SECONDS = 30  # for a client to read some of what has been sent
-LAST_SECONDS = 0.4  # for clients to read an error, when the grace is over
-MOST_READ = 2**26  # bytes of a body
-MOST_HEAD = 2**16  # bytes of a request before its body
-CONNECTIONS = 1024  # at a time; beyond them the answer is 503
+READ_SECONDS = 30  # for a client to take data, once the buffers of its system are full
+RESET_SECONDS = 0.05  # between two looks at a connection whose client has ended its sending
+MAX_HEAD, MAX_BODY = 2**16, 2**26  # bytes that are received; the guard accepts less of a body
+MAX_CONNECTIONS, MAX_OF_ADDRESS = 1024, 512  # at a time, in all and of one address
+INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"  # a client that has gone answers it with a reset
+OVERLOADED = "this server answers as many requests at a time as it can; try again in a moment"
 
 
-class Protocol(HttpToolsProtocol):
-    """HTTP that closes the connection of a client that sends too slowly or too much, or does not read."""
+class Connection(HttpToolsProtocol):
+    """A connection whose client must send in time. Where there are too many, those that wait for their clients close.
 
-    _began: float | None = None  # when the part of a request began that is not complete yet
-    _part, _room = 0, MOST_HEAD  # the number of that part, and how many bytes it may still have
-    _unread, _read_at = 0, 0.0  # bytes that wait for the client, and when it last read some
+    Attributes:
+        waiting_since: when the connection began to wait for the next part of a request; None while it answers one.
+        room: bytes that the client may still send of this part.
+    """
+
+    waiting_since: float | None
+    room: int
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect(MOST_HEAD)
-        self._watch()
+        self.waiting_since, self.room = self.loop.time(), MAX_HEAD
+        self._timer = self.loop.call_later(1, self._watch)
+        host = self.client and self.client[0]
+        connections: Any = self.connections
+        self._make_room([other for other in connections if other.client and other.client[0] == host], MAX_OF_ADDRESS)
+        self._make_room(list(connections), MAX_CONNECTIONS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._began is None and self.cycle is not None and self.cycle.response_complete:
-            self._expect(MOST_HEAD)
-        before = self._part
+        self.room -= len(data)
         super().data_received(data)
-        if self._part == before:  # the same part goes on
-            self._room -= len(data)
-            if self._room < 0:
-                self.transport.close()
+        if self.room < 0:
+            self.transport.close()
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        self._expect(MOST_READ)
+        self.waiting_since, self.room = self.loop.time(), MAX_BODY
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._expect(MOST_HEAD)
-        self._began = None
+        self.room = MAX_HEAD
+        if not self.cycle.response_complete:  # an error may be sent before the body is complete
+            self.waiting_since = None
 
-    def _expect(self, most: int) -> None:
-        """Wait for the next part of a request, of so many bytes."""
-        self._began, self._part, self._room = self.loop.time(), self._part + 1, most
+    def on_response_complete(self) -> None:
+        if not self.pipeline:
+            self.waiting_since = self.loop.time()
+        super().on_response_complete()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return True, which keeps the connection, while it answers: the client may still read."""
+        if self.waiting_since is not None:
+            return False
+        self.cycle.keep_alive = False
+        if self.scope["http_version"] == "1.1" and not (self.pipeline or self.cycle.response_started):
+            self.transport.write(INTERIM)
+        self._end_after_reset()
+        return True
+
+    def _end_after_reset(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        else:
+            self.loop.call_later(RESET_SECONDS, self._end_after_reset)
 
     def _watch(self) -> None:
-        """Look every second whether the client sends, and reads what waits for it."""
-        now, unread = self.loop.time(), self.transport.get_write_buffer_size()
-        if unread < self._unread or not unread:
-            self._read_at = now
-        self._unread = unread
-        if now - self._read_at > READ_SECONDS:
-            self.transport.abort()
-        elif self._began is not None and now - self._began > SEND_SECONDS:
+        if self.waiting_since is not None and self.loop.time() - self.waiting_since > SEND_SECONDS:
             self.transport.close()
         self._timer = self.loop.call_later(1, self._watch)
+
+    def _make_room(self, connections: "list[Connection]", most: int) -> None:
+        """Close the connection that has waited longest if there are too many; if none waits, refuse this one."""
+        if len(connections) <= most:
+            return
+        waiting = [(other.waiting_since, other) for other in connections if other.waiting_since and other is not self]
+        if waiting:
+            _, longest = min(waiting, key=lambda pair: pair[0])
+            self.connections.discard(longest)
+            longest.transport.abort()
+        else:
+            self.app = self._refuse
+
+    async def _refuse(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/health":
+            await self.config.loaded_app(scope, receive, send)
+            return
+        response = RefusalError(503, OVERLOADED, code="overloaded").response()
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)
 
 
 def is_loopback(host: str) -> bool:
@@ -94,48 +132,35 @@ def listen(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listening = socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         is_busy = getattr(error, "errno", None) == errno.EADDRINUSE
         reason = f"{getattr(error, 'strerror', None) or error}{'; --port 0 takes a free one' * is_busy}"
         raise ConfigError(f"cannot listen on {host} port {port}: {reason}") from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * READ_SECONDS)
+    return listening
 
 
-class GracefulServer(uvicorn.Server):
-    """A server that gives requests in progress some seconds when it shuts down, and then an error.
+def run(app: ASGIApp, listening: socket.socket, grace: int, ready: str) -> None:
+    """Print ``ready``, and serve until SIGTERM or SIGINT. Then end the process, with status 0.
 
     Args:
-        grace: those seconds.
+        grace: seconds that requests in progress get. After that their tasks are cancelled, and the app answers them.
     """
 
-    def __init__(self, config: uvicorn.Config, grace: int) -> None:
-        super().__init__(config)
-        self.grace = grace
+    async def uncancelled(scope: Any, receive: Any, send: Any) -> None:
+        with suppress(asyncio.CancelledError):  # uvicorn would log it as an error of the app
+            await app(scope, receive, send)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        end = asyncio.create_task(self._end())
-        await super().shutdown(sockets)
-        end.cancel()
-
-    async def _end(self) -> None:
-        await asyncio.sleep(self.grace)
-        for task in list(self.server_state.tasks):
-            task.cancel()
-        await asyncio.sleep(LAST_SECONDS)
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-
-
-def run(app: "ASGIApp", listening: socket.socket, grace: int) -> None:
-    """Serve until SIGTERM or SIGINT. Then end the process: requests in progress get ``grace`` seconds."""
-    config = uvicorn.Config(
-        app, http=Protocol, ws="none", lifespan="on", log_level="warning", access_log=False,
-        limit_concurrency=CONNECTIONS, server_header=False, proxy_headers=False,
-    )  # fmt: skip
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # uvicorn raises the signal again at its end
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # or a client that hangs up would end the server
-    GracefulServer(config, grace).run(sockets=[listening])
+    server = uvicorn.Server(uvicorn.Config(
+        uncancelled, http=Connection, ws="none", lifespan="on", log_level="warning", access_log=False,
+        server_header=False, proxy_headers=False, timeout_graceful_shutdown=grace,
+    ))  # fmt: skip
+    for number in (signal.SIGTERM, signal.SIGINT):  # until uvicorn has its own handlers, and when it raises them again
+        signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # or a client that hangs up would end the server
+    print(ready, flush=True)
+    server.run(sockets=[listening])
     sys.stdout.flush()
     os._exit(0)  # the interpreter's own end takes long, and it cannot end a step that goes on

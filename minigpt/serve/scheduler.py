@@ -13,14 +13,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from torch import Tensor
 
 from minigpt.engine.int8 import drafter_of
-from minigpt.errors import RAISED, GenerationError
+from minigpt.errors import GenerationError
 from minigpt.generation.batch import Batch, Step
 from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.drafts import drafts_for
 from minigpt.generation.row import Row
 from minigpt.generation.slots import WASTE
 from minigpt.model import GPT2
-from minigpt.serve.jobs import Comparison, Job, JobText, Prefill, tokens_of
+from minigpt.serve.jobs import Comparison, Job, Prefill, RequestRow, tokens_of
 from minigpt.serve.protocol import RefusalError, shutting_down
 
 PAUSE, MOST_PAUSES = 0.001, 10  # seconds to wait for the next of several requests, and how often
@@ -77,6 +77,11 @@ class Scheduler:
         return sum(len(lane.writing) for lane in self.lanes.values()) + len(self.comparisons)
 
     @property
+    def is_alive(self) -> bool:
+        """False if requests would wait for ever."""
+        return not self._stopping and (self._thread is None or self._thread.is_alive())
+
+    @property
     def has_work(self) -> bool:
         return bool(self.comparisons) or any(lane.has_work for lane in self.lanes.values())
 
@@ -118,7 +123,7 @@ class Scheduler:
             self._gather()
             try:
                 self._step()
-            except Exception as error:  # a bug of ours must not leave clients waiting
+            except BaseException as error:  # a bug of ours must not leave clients waiting
                 logging.getLogger("minigpt").exception("a step failed")
                 self._fail(error)
 
@@ -131,7 +136,7 @@ class Scheduler:
         begun = time.monotonic()
         if self.comparisons and (not busy or begun >= self._next_comparison):
             comparison = self.comparisons.popleft()
-            if not comparison.channel.is_left:
+            if not comparison.channel.disconnected:
                 comparison.step()
                 if not comparison.is_over:
                     self.comparisons.append(comparison)
@@ -171,7 +176,7 @@ class Lane:
             drafter_of(model)  # rounds the weights now, or says that the kernel does not serve the model
         self.name, self.model, self.places, self.meters, self.draft = name, model, places, meters, draft
         self.waiting: deque[Job] = deque()
-        self.writing: list[JobText] = []
+        self.writing: list[RequestRow] = []
         self.prefills: deque[Prefill] = deque()
         self._joining: list[Prefill] = []  # those that the batch reads whole at its next step
         self._read: list[Prefill] = []  # those that are over, whose texts are not in the batch yet
@@ -212,15 +217,15 @@ class Lane:
             is_busy: texts wait for their next token. Then short texts are read for no longer than the steps take, and
                 pieces of long ones for half as long.
         """
-        self._admit()
+        self._fill_places()
         self._credit = min(self._credit, 0.0) + self._seconds if is_busy else 2 * READ_AT_ONCE * self._pace[False]
         self._read_some()
         if self.is_decoding or self._joining or self._read:
             try:
-                self._note(*self._choose())
-            except RAISED:
+                self._report_tokens(*self._choose())
+            except BaseException:
                 self._one_by_one()
-        self._let_go()
+        self._release()
 
     def fail(self, error: BaseException) -> None:
         """Give up everything."""
@@ -231,27 +236,27 @@ class Lane:
         self.prefills.clear()
         self.writing, self._joining, self._read, self._batch = [], [], [], None
 
-    def _admit(self) -> None:
+    def _fill_places(self) -> None:
         """Take waiting texts, of each request in turn, as long as there are places."""
         skipped = 0
         while skipped < len(self.waiting):
             job = self.waiting.popleft()
-            if job.channel.is_left:
+            if job.channel.disconnected:
                 continue
             if job.reading >= READ_AT_ONCE or (job.body.max_tokens and len(self.writing) >= self.places):
                 skipped += 1
             else:
                 skipped = 0
-                self._take(job.waiting.popleft())
+                self._start_prefill(job.waiting.popleft())
             if job.waiting:
                 self.waiting.append(job)
 
-    def _take(self, text: JobText) -> None:
+    def _start_prefill(self, text: RequestRow) -> None:
         """Give a text a place, and let it be read; texts of one prompt share its reading."""
         job, body = text.job, text.job.body
         scores = body.scores_prompts and text.prompt not in job.scored
         if body.max_tokens:
-            text.may_draft = body.alternatives is None  # log-probabilities need the logits of each token
+            text.may_draft = body.logprobs is None  # log-probabilities need the logits of each token
             self.writing.append(text)
         elif not scores:
             job.report_read([text])
@@ -262,7 +267,7 @@ class Lane:
                 prefill.rows.append(text)
                 return
         job.reading += len(ids)
-        self.prefills.append(Prefill(self.batch, [text], ids, (body.alternatives or 0) if scores else None))
+        self.prefills.append(Prefill(self.batch, [text], ids, (body.logprobs or 0) if scores else None))
 
     def _read_some(self) -> None:
         """Read for as long as there is credit: short texts together at the next step, a piece of each of the others."""
@@ -276,9 +281,9 @@ class Lane:
         while self.prefills and self._credit > 0:
             prefill = self.prefills.popleft()
             job = prefill.rows[0].job
-            if not job.channel.is_left:
+            if not job.channel.disconnected:
                 self._advance(prefill, job)
-            if prefill.left and not job.channel.is_left:
+            if prefill.left and not job.channel.disconnected:
                 self.prefills.append(prefill)
             else:
                 job.reading -= len(prefill.ids)
@@ -290,12 +295,12 @@ class Lane:
         try:
             with self._timed(is_scored, tokens, 2):
                 prefill.advance(tokens)
-        except RAISED as error:
+        except BaseException as error:
             job.channel.fail(error)
         if prefill.left:
             return
         if is_scored:
-            job.scored[prefill.rows[0].prompt] = prefill.scored
+            job.add_scored(prefill.rows[0].prompt, prefill.scored)
         if job.body.max_tokens:
             self._read.append(prefill)
         else:
@@ -310,7 +315,7 @@ class Lane:
         self._credit -= price * took
         self._pace[is_scored] += (took / (tokens + OVERHEAD) - self._pace[is_scored]) / 4
 
-    def _choose(self) -> tuple[list[JobText], Tensor]:
+    def _choose(self) -> tuple[list[RequestRow], Tensor]:
         """Take a step of the batch; return its texts, each of which has a new token, and the logits that led to it."""
         batch, begun = self.batch, time.perf_counter()
         if batch.rows:
@@ -357,7 +362,7 @@ class Lane:
     def _one_by_one(self) -> None:
         """Read each text by itself after a step failed, so that only the client whose text fails gets an error."""
         unread = {text for prefill in self.prefills for text in prefill.rows}
-        texts = [text for text in self.writing if text not in unread and not text.job.channel.is_left]
+        texts = [text for text in self.writing if text not in unread and not text.job.channel.disconnected]
         self._batch, self._joining, self._read = None, [], []
         for prefill in self.prefills:
             prefill.batch = self.batch
@@ -365,19 +370,19 @@ class Lane:
             prefill = Prefill(self.batch, [text], self.batch.window(text))
             try:
                 prefill.advance(prefill.left)
-            except RAISED as error:
+            except BaseException as error:
                 text.job.channel.fail(error)
             else:
                 self._read.append(prefill)
 
-    def _note(self, texts: list[JobText], logits: Tensor) -> None:
+    def _report_tokens(self, texts: list[RequestRow], logits: Tensor) -> None:
         """Report on texts that have a new token."""
-        scored = [place for place, text in enumerate(texts) if text.job.body.alternatives is not None]
+        scored = [place for place, text in enumerate(texts) if text.job.body.logprobs is not None]
         if scored:
-            most = max(texts[place].job.body.alternatives or 0 for place in scored)
+            most = max(texts[place].job.body.logprobs or 0 for place in scored)
             tokens = tokens_of(self.model, logits[scored], [texts[place].ids[-1] for place in scored], most)
             for place, token in zip(scored, tokens, strict=True):
-                del token.top[texts[place].job.body.alternatives :]
+                del token.top[texts[place].job.body.logprobs :]
                 texts[place].tokens.append(token)
         if is_time := (now := time.monotonic()) >= self._next_report:
             self._next_report = now + STREAM_SECONDS
@@ -388,9 +393,9 @@ class Lane:
             if text.end or (job.body.stream and (is_time or is_first)):
                 job.report(text)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Forget the texts that are over or whose client has gone; those whose context is full wait for a place."""
-        gone = {text for text in self.writing if text.job.channel.is_left and not text.end}
+        gone = {text for text in self.writing if text.job.channel.disconnected and not text.end}
         full: list[Any] = [text for text in self.batch.full() if text not in gone]
         for text in full:
             text.job.waiting.append(text)

@@ -26,9 +26,12 @@ def live(*options: str, before: str = "", stderr: IO[str] | None = None, **envir
     """A server on a free port of the loopback, which is gone afterwards; ``before`` is code that it runs first."""
     program = f"{before}\nfrom minigpt.cli import main\nraise SystemExit(main())"
     command = [sys.executable, "-c", program, "serve", "--port", "0", *options]
-    calm = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **calm, **environment}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
     assert process.stdout is not None
     try:

@@ -154,16 +154,29 @@ def test_several_prompts_and_choices_are_in_order_and_counted(client: Client) ->
     assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"]
 
 
-def test_best_of_returns_the_likeliest_texts(client: Client) -> None:
-    how = {"max_tokens": 6, "seed": 3, "logprobs": 0, "eos_token_id": []}
-    every = client.complete(n=5, **how).json()["choices"]
-    mean = [sum(one["logprobs"]["token_logprobs"]) / 6 for one in every]
-    order = sorted(range(5), key=lambda i: -mean[i])
-    best = client.complete(n=2, best_of=5, **how).json()
-    assert [one["text"] for one in best["choices"]] == [every[i]["text"] for i in order[:2]]
-    assert best["usage"]["completion_tokens"] == 30
-    without = client.complete(n=2, best_of=5, **how | {"logprobs": None}).json()["choices"]
-    assert [one["text"] for one in without] == [every[i]["text"] for i in order[:2]]
+LOAD_GENERATORS: dict[str, dict[str, Any]] = {
+    "guidellm": {"stop": None, "ignore_eos": True},
+    "vllm bench serve": {"repetition_penalty": 1.0, "ignore_eos": True, "logprobs": None, "top_k": -1, "best_of": 1},
+    "vllm": {"min_tokens": 9, "top_k": 0, "eos_token_id": [], "stop_token_ids": [], "use_beam_search": False,
+             "guided_json": None, "spaces_between_special_tokens": True, "priority": 0, "logit_bias": {}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOAD_GENERATORS)
+def test_load_generators_get_the_tokens_that_they_ask_for(client: Client, name: str) -> None:
+    body = {"model": "demo", "prompt": ["the dog", "狗"], "max_tokens": 9, "stream": True, **LOAD_GENERATORS[name]}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = streamed(client.post("/v1/completions", body | {"stream_options": options}))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == last["usage"]["completion_tokens"] == 18
+    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]].count("length") == 2
+
+
+def test_min_tokens_holds_an_end_back(client: Client) -> None:
+    for min_tokens in (0, 5):
+        answer = client.complete(max_tokens=9, min_tokens=min_tokens, logit_bias={"7": 100}).json()
+        assert answer["usage"]["completion_tokens"] == min_tokens + 1
 
 
 @pytest.mark.parametrize("max_tokens", [0, 4])
@@ -231,7 +244,14 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str | None]] = {
         400,
         "logprobs",
     ),
-    "best_of below n": ({"n": 3, "best_of": 2}, 400, "best_of"),
+    "the best of three": ({"best_of": 3}, 400, "best_of"),
+    "a text without special tokens": ({"skip_special_tokens": True}, 400, "skip_special_tokens"),
+    "an end that is ignored": ({"ignore_eos": True, "eos_token_id": 7}, 400, "ignore_eos"),
+    "log-probabilities of many texts": (
+        {"prompt": [[5] * 60] * 3, "n": 64, "echo": True, "logprobs": 100, "max_tokens": 2},
+        400,
+        "logprobs",
+    ),
     "a bias outside the vocabulary": ({"logit_bias": {"300": 1}}, 400, "logit_bias"),
     "too many texts": ({"n": 100, "prompt": ["a"] * 3}, 400, "n"),
     "a top_p of 0": ({"top_p": 0}, 400, "top_p"),
@@ -332,7 +352,7 @@ def test_every_field_is_described(client: Client) -> None:
     schemas = client.get("/openapi.json").json()["components"]["schemas"]
     fields = schemas["CompletionRequest"]["properties"]
     over_http = {name for name, setting in SETTINGS.items() if "http" in setting.users} - {"max_new_tokens"}
-    assert over_http | {"model", "prompt", "max_tokens", "n", "best_of", "stream", "logprobs", "echo"} <= set(fields)
+    assert over_http | {"model", "prompt", "max_tokens", "n", "stream", "logprobs", "ignore_eos"} <= set(fields)
     assert fields["top_k"]["description"] == SETTINGS["top_k"].about
 
 
@@ -340,6 +360,7 @@ class Gate(torch.nn.Module):
     """A norm that waits for an event, and raises at token 299."""
 
     open = threading.Event()
+    error: type[BaseException] = ValueError
 
     def __init__(self, width: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -348,7 +369,7 @@ class Gate(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.open.wait(30)
         if x.abs().max() > 1e5:
-            raise ValueError("this norm has had enough")
+            raise self.error("this norm has had enough")
         return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias)
 
 
@@ -357,6 +378,7 @@ def gate() -> Iterator[type[Gate]]:
     Gate.open.set()
     yield Gate
     Gate.open.set()
+    Gate.error = ValueError
 
 
 def gated() -> dict[str, minigpt.GPT2]:
@@ -426,8 +448,9 @@ def test_a_text_without_a_token_to_choose_is_its_clients_error(read_again: list[
     assert not read_again
 
 
-def test_a_norm_that_raises_is_one_clients_error(gate: type[Gate]) -> None:
-    models = gated()
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit, SystemExit, BaseException])
+def test_a_norm_that_raises_is_one_clients_error(gate: type[Gate], error: type[BaseException]) -> None:
+    models, gate.error = gated(), error
     with serving(models) as client:
         alone = client.complete("the dog", max_tokens=25, temperature=0, eos_token_id=[]).json()["choices"]
         bad = {"model": "demo", "prompt": [5, 299, 5], "max_tokens": 3}
@@ -449,6 +472,36 @@ def test_a_norm_that_raises_is_one_clients_error(gate: type[Gate]) -> None:
         error_of(excluded, 400)
         for answer in (failed, scored):
             assert "this norm has had enough" in error_of(answer, 500)["message"]
+        pair = {"models": ["demo", "demo"], "prompt": "the dog", "max_tokens": 4}
+        assert "this norm has had enough" in client.post("/compare", pair | {"logit_bias": {"299": 100}}).text
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.complete("the dog", max_tokens=25, temperature=0, eos_token_id=[]).json()["choices"] == alone
+
+
+def test_health_says_that_the_thread_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as client:
+        monkeypatch.setattr(client.scheduler, "_run", lambda: None)
+        body = {"model": "demo", "prompt": "a"}
+        with pytest.raises(TimeoutError):
+            client.ask_all(lambda http: asyncio.wait_for(http.post("/v1/completions", json=body), 0.5))
+        assert error_of(client.get("/health"), 503)["code"] == "not_alive"
+
+
+def test_numbers_that_json_does_not_have_are_an_error() -> None:
+    model = small_model(dtype=torch.float64, n_positions=64, vocab_size=300)
+    far = copy.deepcopy(model)
+    with torch.no_grad():
+        model.wpe.weight[2] = torch.nan
+        far.ln_f.weight *= 1e6
+    with serving({"demo": model, "far": far}) as client:
+        for fields in ({"echo": True, "max_tokens": 0}, {"max_tokens": 3}):
+            failed = error_of(client.complete([5, 6, 7], logprobs=2, **fields), 500)
+            assert "NaN" in failed["message"]
+        assert client.complete([5, 6], logprobs=2, echo=True, max_tokens=0).status_code == 200
+        pair = {"models": ["demo", "demo"], "prompt": "a", "max_tokens": 4}
+        assert "NaN" in client.post("/compare", pair).text
+        events = streamed(client.post("/compare", pair | {"models": ["far", "far"]}))
+        assert all(0 <= event["kl"] < 1e5 for event in events)
 
 
 def test_a_draft_without_a_token_to_choose_is_its_clients_error(read_again: list[str]) -> None:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.thorough
 SHORT = """
 from minigpt.serve import run
 run.SEND_SECONDS = run.READ_SECONDS = 2
+run.MAX_CONNECTIONS, run.MAX_OF_ADDRESS = 400, 200
 """
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
@@ -89,6 +90,50 @@ def test_150_connections_that_never_finish_their_heads_are_closed(server: Live) 
 def test_bodies_that_never_end_lose_their_connection(server: Live) -> None:
     connections = [connect(server, HEAD + b"Content-Length: 100\r\n\r\n", b"{") for _ in range(20)]
     assert seconds_until_closed(connections) < 20
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_ends_its_sending_gets_its_answer(server: Live, stream: bool) -> None:
+    body = {"model": "demo", "prompt": "The dog", "max_tokens": 100, "eos_token_id": [], "stream": stream}
+    data = json.dumps(body).encode()
+    with connect(server, HEAD + b"Content-Length: %d\r\n\r\n" % len(data) + data) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        with connection.makefile("rb") as file:
+            answer = file.read()  # to its end, so the connection is closed after the answer
+    *interim, head, text = answer.split(b"\r\n\r\n", 1 + answer.count(b"102 Processing"))
+    assert interim in ([], [b"HTTP/1.1 102 Processing"])
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert text.rstrip().endswith(b"0" if stream else b"}")
+    assert b'"finish_reason":"length"' in text
+
+
+def test_a_request_that_ends_in_its_middle_is_dropped(server: Live) -> None:
+    for parts in ([], [HEAD], [HEAD + b"Content-Length: 100\r\n\r\n{"]):
+        with connect(server, *parts) as connection:
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(100) == b""
+
+
+def test_idle_connections_of_one_client_keep_nobody_out(server: Live) -> None:
+    idle = [connect(server) for _ in range(300)]  # of 200 for an address
+    assert [httpx.get(f"{server.url}/health").status_code for _ in range(5)] == [200] * 5
+    assert seconds_until_closed(idle[:100]) < 1, "the longest idle one is closed first"
+    assert sockets(server) < 250
+    for connection in idle[100:]:
+        connection.close()
+
+
+def test_requests_in_progress_are_not_closed_for_others(server: Live) -> None:
+    body = {"model": "demo", "prompt": "The dog", "max_tokens": 60000, "overflow": "slide", "eos_token_id": []}
+    data = json.dumps(body).encode()
+    asked = [connect(server, HEAD + b"Content-Length: %d\r\n\r\n" % len(data) + data) for _ in range(200)]
+    time.sleep(1)
+    later = httpx.get(f"{server.url}/v1/models")
+    assert (later.status_code, later.json()["error"]["code"]) == (503, "overloaded")
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+    for connection in asked:
+        connection.close()
+    until(lambda: "minigpt_texts_writing 0.0" in httpx.get(f"{server.url}/metrics").text)
 
 
 @pytest.mark.parametrize("stream", [False, True])

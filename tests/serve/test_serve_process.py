@@ -67,6 +67,7 @@ def test_the_curl_line_works_when_pasted_and_sigterm_alone_ends_it() -> None:
         assert httpx.get(f"{server.url}/").status_code == 200
         assert httpx.get(f"{server.url}/v1/models").status_code == 401
         assert shlex.split(server.curl)[1].startswith(server.url)
+        assert "right" not in server.curl
     assert server.process.returncode == 0
 
 
@@ -149,4 +150,20 @@ def test_when_the_grace_is_over_every_client_is_told_and_the_log_is_clean(tmp_pa
     with unsent:
         assert b" 503 " in unsent.recv(65536)
     assert 1 <= took < 2
-    assert log.read_text() == ""
+    assert "Traceback" not in log.read_text()
+
+
+def test_threads_wait_passively_from_the_start(tmp_path: Path) -> None:
+    """GNU OpenMP reads its variables when torch is loaded."""
+    with (tmp_path / "log").open("w") as log, live(stderr=log, OMP_DISPLAY_ENV="VERBOSE") as server:
+        assert server.url
+    assert "GOMP_SPINCOUNT = '0'" in (tmp_path / "log").read_text()
+
+
+def test_a_signal_is_never_lost() -> None:
+    """Also between the first lines and the server's own handlers."""
+    for pause in (0, 0.01, 0.03):
+        with live() as server:
+            time.sleep(pause)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(20) == 0

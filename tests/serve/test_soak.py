@@ -44,7 +44,7 @@ BAD: tuple[Any, ...] = (
     {"model": "nobody", "prompt": "a"}, {"model": "demo", "prompt": "a", "temperature": 9}, {"prompt": "a"},
     {"model": "demo", "prompt": [5000]}, {"model": "demo", "prompt": "a", "max_tokens": 4000},
     {"model": "demo", "prompt": "a", "suffix": "b"}, b"{", b"[" * 5000,
-    {"model": "demo", "prompt": "a", "n": 128, "best_of": 3},
+    {"model": "demo", "prompt": "a", "best_of": 3},
 )  # fmt: skip
 
 
