@@ -5,9 +5,8 @@ what it does in ``Recipe.opened``. The command line reads its options from the f
 so whatever needs PyTorch is imported inside of the functions.
 """
 
-import ast
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
@@ -45,15 +44,23 @@ class Opening(TypedDict, total=False):
     local_files_only: bool
 
 
-def shell_option(about: str, default: Any = None, *, kind: Any = str | None, values: Sequence[str] = ()) -> Any:
-    """Return a field that is also an option of the command line.
+def option(
+    default: Any = None, about: str | None = None, *, kind: Any = str | None, values: Sequence[str] = (),
+    is_axis: bool = False, difference: str | None = None,
+) -> Any:  # fmt: skip
+    """Return a field of ``Recipe``, with all that the package needs to know of an option of opening.
 
     Args:
-        about: what the help says.
-        kind: the option's type.
-        values: what it may be, which the shell completes.
+        about: the help of the option of the command line; None for a field that the shell does not have.
+        kind: the option's type in the shell and in a study file.
+        values: the values that it takes beside its default. The shell completes them.
+        is_axis: whether a study takes a list of values, each of them a cell.
+        difference: why a model that is opened with it is another one than the checkpoint's, with "{}" for the value;
+            None if it is meant to compute the same.
     """
-    return dataclasses.field(default=default, metadata={"about": about, "kind": kind, "values": values})
+    metadata = {"kind": kind, "values": values, "is_axis": is_axis, "difference": difference}
+    metadata |= {} if about is None else {"about": about}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 class Opened(NamedTuple):
@@ -100,31 +107,36 @@ class Recipe:
         NormError: if ``sites`` or ``keep`` cannot be read.
     """
 
-    source: str | Path = shell_option("A directory, a file of weights, a Hugging Face id, or 'demo'.", "demo")
+    source: str | Path = option("demo", "A directory, a file of weights, a Hugging Face id, or 'demo'.")
     _: dataclasses.KW_ONLY
-    norm: "Norms | None" = shell_option(
-        "Norm to swap in: a registered one, package.module:Name or path/to/file.py:Name."
+    norm: "Norms | None" = option(
+        None, "Norm to swap in: a registered one, package.module:Name or path/to/file.py:Name."
     )
-    sites: str | Sequence[str] = shell_option(
-        "Where to put --norm, e.g. 'h.*.ln_1', 'ln_f,h.0.*', or a third of the blocks: early, middle, late.", "*"
+    sites: str | Sequence[str] = option(
+        "*", "Where to put --norm, e.g. 'h.*.ln_1', 'ln_f,h.0.*', or a third of the blocks: early, middle, late."
     )
-    keep: Collection[str] = shell_option(
-        "What of the model's norms stays beside a --norm that lacks it: scale,shift, one of them, none.",
-        KEEP,
+    keep: Collection[str] = option(
+        KEEP, "What of the model's norms stays beside a --norm that lacks it: scale,shift, one of them, none.",
+        is_axis=True,
+    )  # fmt: skip
+    center: bool = option(
+        False, "Centre what writes to the residual stream first, so that rms is a LayerNorm.", kind=bool, is_axis=True
     )
-    center: bool = shell_option(
-        "Centre what writes to the residual stream first, so that rms is a LayerNorm.", False, kind=bool
+    fit: str | Path | None = option(
+        None, "File to fit the swapped norms on: closest to the original norms' outputs.", is_axis=True
     )
-    fit: str | Path | None = shell_option("File to fit the swapped norms on: closest to the original norms' outputs.")
-    attention: str = shell_option("sdpa (fused) or eager (written out).", "sdpa", kind=str, values=ATTENTIONS)
-    arithmetic: str = dataclasses.field(default="fast", metadata={"values": ARITHMETICS})
-    device: "str | torch.device | None" = shell_option("cpu, cuda, cuda:N; by default CUDA if there is one.")
-    dtype: "str | torch.dtype | None" = shell_option(
-        f"{', '.join(DTYPE_NAMES)}; by default the checkpoint's.", values=DTYPE_NAMES
+    attention: str = option("sdpa", "sdpa (fused) or eager (written out).", kind=str, values=ATTENTIONS, is_axis=True)
+    arithmetic: str = option("fast", kind=str, values=ARITHMETICS, is_axis=True)
+    device: "str | torch.device | None" = option(None, "cpu, cuda, cuda:N; by default CUDA if there is one.")
+    dtype: "str | torch.dtype | None" = option(
+        None, f"{', '.join(DTYPE_NAMES)}; by default the checkpoint's.", values=DTYPE_NAMES, is_axis=True
     )
-    quantize: str | None = shell_option("int8: weights in eight bits, for the CPU; norms stay exact.", values=QUANTIZES)
-    revision: str | None = shell_option("Branch, tag or commit of a Hugging Face repository.")
-    local_files_only: bool = False
+    quantize: str | None = option(
+        None, "int8: weights in eight bits, for the CPU; norms stay exact.", values=QUANTIZES, is_axis=True,
+        difference="{} weights are other weights",
+    )  # fmt: skip
+    revision: str | None = option(None, "Branch, tag or commit of a Hugging Face repository.")
+    local_files_only: bool = option(False, kind=bool)
 
     def __post_init__(self) -> None:
         from minigpt.device import dtype_name, resolve_dtype
@@ -247,6 +259,7 @@ class Recipe:
         """
         from minigpt.checkpoint.contents import all_files
         from minigpt.norms import name_of
+        from minigpt.norms.foreign.locate import code_files
 
         settings = {
             field.name: str(getattr(self, field.name))
@@ -265,7 +278,7 @@ class Recipe:
         """Return the words of the shell that open this model, without what is the default.
 
         Raises:
-            ConfigError: if the recipe has what the shell has no words for: a dict of norms.
+            ConfigError: if the shell has no words for a value: a dict of norms, or ``arithmetic``.
         """
         from minigpt.norms import name_of
 
@@ -275,9 +288,12 @@ class Recipe:
         for field in dataclasses.fields(self):
             name, value = "model" if field.name == "source" else field.name, getattr(self, field.name)
             value = name_of(value) if name == "norm" and value is not None else value
-            if "about" in field.metadata and _word(value) != _word(field.default):
-                name = name.replace("_", "-")
-                words += [f"--{name}"] if value is True else [f"--{name}", _word(value)]
+            if _word(value) == _word(field.default) or name == "local_files_only":
+                continue
+            if "about" not in field.metadata:
+                raise ConfigError("is no option of the command line", argument=name)
+            name = name.replace("_", "-")
+            words += [f"--{name}"] if value is True else [f"--{name}", _word(value)]
         return words
 
 
@@ -322,49 +338,3 @@ def from_pretrained(source: str | Path = "demo", **opening: Unpack[Opening]) -> 
     """
     check_names(opening, Opening.__annotations__, "from_pretrained")
     return Recipe(source, **opening).opened().model
-
-
-def code_files(norm: "NormSpec") -> list[Path]:
-    """Return the file that a norm's class is written in, and the files beside it that are imported from there.
-
-    Imports of an installed package are not followed, since its version names them.
-    """
-    from minigpt.norms.foreign.construct import source_file
-    from minigpt.norms.foreign.locate import file_of, locate
-
-    file = file_of(norm) if isinstance(norm, str) else None
-    if file is None:
-        written = source_file(locate(norm) if isinstance(norm, str) else norm)
-        file = Path(written) if written and Path(written).is_file() else None
-    if file is None or "site-packages" in file.parts or Path(__file__).parent in file.resolve().parents:
-        return [] if file is None else [file]
-    files, waiting = list[Path](), [file]
-    while waiting:
-        if (file := waiting.pop()) not in files:
-            files.append(file)
-            waiting += _neighbours(file)
-    return files
-
-
-def _neighbours(file: Path) -> Iterator[Path]:
-    """Yield the files that a file may import: those beside it, or in its package."""
-    top = file.parent
-    while (top / "__init__.py").is_file():
-        top = top.parent
-    for name in _imported(file.read_bytes()):
-        for folder in dict.fromkeys((file.parent, top)):
-            for place in (folder.joinpath(*name[:length]) for length in range(1, len(name) + 1)):
-                yield from filter(Path.is_file, (place.with_suffix(".py"), place / "__init__.py"))
-
-
-def _imported(source: bytes) -> Iterator[list[str]]:
-    """Yield the parts of the names that a source imports; what it imports from a module may be a module too."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:  # an error when the file is loaded
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from ([*filter(None, (node.module or "").split(".")), alias.name] for alias in node.names)

@@ -81,7 +81,7 @@ def test_to_add_an_option_of_opening_a_model(package: Path) -> None:
     edit(
         package / "recipe.py",
         ("    local_files_only: bool\n", "    fold: bool\n"),
-        ("    local_files_only: bool = False\n", '    fold: bool = shell_option("Fold norms.", False, kind=bool)\n'),
+        ("    local_files_only: bool = option(", '    fold: bool = option(False, "Fold norms.", kind=bool)\n'),
         ("        if self.center:\n", "        if self.fold:\n            fold_norms(model)\n"),
         ("center_writers, fit_on_text", "fold_norms, "),
     )

@@ -12,18 +12,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
 import minigpt
 from minigpt.watch import changed_on_import, watched
 
 CHANGES: dict[str, Callable[[], object]] = {
     "torch.nn.functional.gelu": lambda: setattr(F, "gelu", F.relu),
-    "torch.addmm": lambda: setattr(torch, "addmm", None),
-    "torch.Tensor.var": lambda: setattr(Tensor, "var", Tensor.mean),
-    "torch.nn.LayerNorm.forward": lambda: setattr(nn.LayerNorm, "forward", lambda norm, x: x),
-    "torch.nn.Linear.extra_repr": lambda: delattr(nn.Linear, "extra_repr"),
-    "torch.nn.Embedding.__call__": lambda: setattr(nn.Embedding, "__call__", lambda part, ids: ids),
     "the default dtype": lambda: torch.set_default_dtype(torch.float64),
     "the default device": lambda: torch.set_default_device("meta"),
     "the number of threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
@@ -33,17 +27,14 @@ CHANGES: dict[str, Callable[[], object]] = {
     "the precision of float32 products": lambda: torch.set_float32_matmul_precision("medium"),
     "the working directory": lambda: os.chdir("/"),
     "the seed of PyTorch's random numbers": lambda: torch.manual_seed(17),
-    "the hooks of all modules": lambda: nn.modules.module.register_module_forward_hook(lambda *_: None),
 }
 
 
 def state() -> tuple[object, ...]:
     """What the changes above change."""
-    functions = (F.gelu, torch.addmm, Tensor.var, nn.LayerNorm.forward, nn.Linear.extra_repr, nn.Embedding.__call__)
     settings = (torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads(), os.getcwd())
     modes = (torch.are_deterministic_algorithms_enabled(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"))
-    has_hooks = bool(nn.modules.module._global_forward_hooks)
-    return (*functions, *settings, *modes, torch.initial_seed(), has_hooks, torch.get_float32_matmul_precision())
+    return (F.gelu, *settings, *modes, torch.initial_seed(), torch.get_float32_matmul_precision())
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -62,13 +53,6 @@ def test_drawing_numbers_is_undone_and_no_mistake() -> None:
         expected = [torch.rand(1).item(), random.random(), float(np.random.rand())]
     assert changes == []
     assert [torch.rand(1).item(), random.random(), float(np.random.rand())] == expected != drawn
-
-
-@pytest.mark.thorough
-def test_pytorchs_compiler_is_no_mistake() -> None:
-    with watched() as changes:
-        assert torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2)).tolist() == [1, 1]
-    assert changes == []
 
 
 def test_a_file_is_remembered_for_what_it_changed_when_it_was_imported(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ def study(
     html: Path | None = None,
     csv: Path | None = None,
     latex: Path | None = None,
-    svg: Path | None = None,
     only: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None,
     ray: Ray = None,
 ) -> None:
@@ -31,8 +30,7 @@ def study(
         out: Folder for cells.jsonl, the reports and the training runs.
         html: Write the tables and the figures here as one page.
         csv: Write the table here.
-        latex: Write the table here, for the package booktabs.
-        svg: Write the figures into this folder.
+        latex: Write the table here as a LaTeX tabular, by pandas.
         only: Only cells with this value; may be repeated.
 
     Examples:
@@ -44,25 +42,24 @@ def study(
     with progress(lines=True) as say:
         say("checking", 0.0)
         from minigpt.study import read_study, run_study
-        from minigpt.study.study import only as cells_with
+        from minigpt.study.study import cells_with
+        from minigpt.study.table import check_latex
 
-        asked = read_study(file)
+        if latex is not None:
+            check_latex()
+        plan = read_study(file)
         out.mkdir(parents=True, exist_ok=True)
         require_writable(html, csv, latex)
-        rows = run_study(asked, out, say, file=file, ray=ray, cells=cells_with(asked, only or []))
+        rows = run_study(plan, out, say, file=file, ray=ray, cells=cells_with(plan, only or []))
     from minigpt.study import page, table
 
-    console().print(table.summary(rows))
+    console().print(table.terminal_table(rows))
     reasons = [f"{row['norm']} {row['sites']} seed {row['seed']}: {row['reason']}" for row in rows if row.get("reason")]
     console().print("\n".join(reasons), end="\n" * bool(reasons))
-    for target, text in ((csv, table.csv_table), (latex, lambda rows: table.latex_table(rows, file.stem))):
+    for target, text in ((csv, table.csv_table), (latex, table.latex_table)):
         if target is not None:
             write(target, text(rows))
     if html is not None:
         write(html, page.page(rows, file.stem, out, html, shlex.join(["minigpt", *sys.argv[1:]])))
-    if svg is not None:
-        svg.mkdir(parents=True, exist_ok=True)
-        for name, picture in page.figures(rows).items():
-            write(svg / f"{name}.svg", picture)
     if reasons:
         raise typer.Exit(1)

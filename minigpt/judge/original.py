@@ -305,7 +305,7 @@ class Original:
         model = recipe.open()[0]
         for text, (logits, _) in zip(self.texts, kept, strict=False):
             self.bits.add(model(self.tensor(text.ids))[0], logits)
-        self.losses = window_losses(model, self.text_ids)
+        self.losses = [(row.tokens, row.loss) for row in window_losses(model, self.text_ids)]
 
     def _read_truth(self, kept: list[Kept], decoded: list[Tensor], noisy: dict[str, Tensor]) -> None:
         """Let transformers in float64 read, and count how far it is from itself at the dtype."""

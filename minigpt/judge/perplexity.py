@@ -1,16 +1,17 @@
-"""Perplexity on a text, by windows that overlap so that every token is predicted from a long past."""
+"""Perplexity on texts, by windows that overlap so that every token is predicted from a long past."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.config import GPT2Config
 from minigpt.device import Progress
-from minigpt.engine.kernel import StepKernel, step_of
+from minigpt.engine.kernel import step_of
 from minigpt.errors import GenerationError
 from minigpt.files import read_text
 from minigpt.generation.batch import read_piece
@@ -19,7 +20,19 @@ from minigpt.model import GPT2
 from minigpt.model.checks import check_known
 from minigpt.tokenizer import Tokenizer
 
+JSON_LINES = (".jsonl", ".ndjson")
 Window = tuple[int, int, int]  # start, first token that counts, end
+Reader = Callable[[list[int], int], Iterable[Tensor]]
+"""A function of the ids of a window and of how many of its last tokens count: logits (counted, V) that predict these,
+in parts (parts, V)."""
+
+
+class Scored(NamedTuple):
+    """A model's predictions in one window: the tokens that count, and sums over them of loss and entropy, in nats."""
+
+    tokens: int
+    loss: float
+    entropy: float
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,7 @@ class Perplexity:
             predicts leaves that one out: of the text's first window, or of all if windows do not overlap.
         windows, window, stride: how many windows, their length in tokens, and the distance of their beginnings.
         bos: whether every window begins with the checkpoint's beginning-of-text token.
+        rows: the windows in their order.
     """
 
     perplexity: float
@@ -43,6 +57,7 @@ class Perplexity:
     window: int
     stride: int
     bos: bool
+    rows: list[Scored]
 
     @property
     def protocol(self) -> str:
@@ -61,24 +76,26 @@ def perplexity(
     stride: int | None = None,
     bos: bool = False,
     *,
+    window: int | None = None,
     progress: Progress | None = None,
 ) -> float:
     """Return exp of the mean negative log-likelihood of a token of ``text``.
 
-    The text is read in windows as long as the model's context, as transformers' page on the perplexity of fixed-length
-    models does it. Each token counts once, in the first window that has it. ``minigpt.parity(text=...)`` computes the
-    same with the defaults, and ``measure`` returns the protocol too.
+    The text is read in windows, as transformers' page on the perplexity of fixed-length models does it. Each token
+    counts once, in the first window that has it. ``minigpt.parity(text=...)`` computes the same with the defaults, and
+    ``measure`` returns the protocol too.
 
     Args:
-        stride: tokens from the beginning of a window to that of the next; half the context by default. At the whole
-            context windows do not overlap, and their first tokens do not count.
+        stride: tokens from the beginning of a window to that of the next; half the window by default. At the whole
+            window they do not overlap, and their first tokens do not count.
         bos: begin every window with the checkpoint's beginning-of-text token. The text's first token counts too.
+        window: tokens in a window, the beginning-of-text token included; the model's context by default.
 
     Raises:
-        GenerationError: if the text has fewer than two tokens or one that the model has no embedding for, the
-            model's context is one token, ``stride`` is out of range, or the checkpoint has no beginning-of-text token.
+        GenerationError: if the text has fewer than two tokens or one that the model has no embedding for, ``window`` or
+            ``stride`` is out of range, or the checkpoint has no beginning-of-text token.
     """
-    return measure(model, tokenizer, text, stride, bos, progress=progress).perplexity
+    return measure(model, tokenizer, text, stride, bos, window=window, progress=progress).perplexity
 
 
 def measure(
@@ -88,6 +105,7 @@ def measure(
     stride: int | None = None,
     bos: bool = False,
     *,
+    window: int | None = None,
     progress: Progress | None = None,
 ) -> Perplexity:
     """Return the perplexity of ``text`` and its protocol; arguments and errors are those of ``perplexity``."""
@@ -99,16 +117,19 @@ def measure(
         if ids[:1] == [first]:  # some tokenizers add it themselves
             del ids[0]
     require_predictable("the text", ids, context)
-    most = context - bos
+    if window is not None and not 2 <= window <= context:
+        raise GenerationError(f"must be from 2 to {context:,}, the model's context, got {window}", argument="window")
+    window = window or context
+    most = window - bos
     if stride is not None and not 1 <= stride <= most:
         raise GenerationError(
             f"must be from 1 to {most:,}, a window's tokens of the text, got {stride}", argument="stride"
         )
-    losses = window_losses(model, ids, progress, stride, first)
-    scored, total = sum(count for count, _ in losses), sum(loss for _, loss in losses)
+    rows = window_losses(model, ids, stride, first, window=window, progress=progress)
+    scored, total = sum(row.tokens for row in rows), sum(row.loss for row in rows)
     return Perplexity(
-        perplexity_of(total, scored), total / scored, len(ids), scored, len(losses), context,
-        stride or context // 2, bos,
+        perplexity_of(total, scored), total / scored, len(ids), scored, len(rows), window,
+        stride or window // 2, bos, rows,
     )  # fmt: skip
 
 
@@ -116,48 +137,75 @@ def measure(
 def window_losses(
     model: GPT2,
     ids: list[int],
-    progress: Progress | None = None,
     stride: int | None = None,
     bos: int | None = None,
-) -> list[tuple[int, float]]:
-    """Return of each window how many tokens it counts, and their loss in nats; nothing of an empty text."""
-    losses = []
+    *,
+    window: int | None = None,
+    progress: Progress | None = None,
+) -> list[Scored]:
+    """Return what a model says of token ids, a row for each window; nothing of no ids.
+
+    Args:
+        stride, window: as ``perplexity`` takes them.
+        bos: the token that begins every window, if one does.
+
+    Raises:
+        GenerationError: if an id is outside the vocabulary.
+    """
     if ids:
         check_known(torch.tensor([ids if bos is None else [bos, *ids]]), model.config.vocab_size)
-    for (_, first, end), parts in predictions(model, ids, stride, bos):
+    rows, context = [], window or model.config.n_positions
+    for (_, first, end), parts in read_windows(reader_of(model), ids, context, stride, bos):
         if progress is not None:
             progress(f"token {first:,} of {len(ids):,}", first / len(ids))
-        loss = sum(float(F.cross_entropy(logits.double(), few, reduction="sum")) for logits, few in parts)
-        losses.append((end - first, loss))
-    return losses
+        rows.append(score(end - first, parts))
+    return rows
 
 
-def predictions(
-    model: GPT2, ids: list[int], stride: int | None = None, bos: int | None = None
+def read_windows(
+    read: Reader, ids: list[int], context: int, stride: int | None = None, bos: int | None = None
 ) -> Iterator[tuple[Window, Iterator[tuple[Tensor, Tensor]]]]:
-    """Yield each window of a text, and its parts: logits (AT_ONCE, V) and the tokens (AT_ONCE) that they predict."""
-    kernel = step_of(model)
-    for window in windows_of(len(ids), model.config.n_positions, stride, has_bos=bos is not None):
-        yield window, _parts(model, kernel, ids, window, bos)
+    """Yield each window of a text, and its parts: logits (parts, V) and the tokens (parts,) that they predict."""
+    for window in windows_of(len(ids), context, stride, has_bos=bos is not None):
+        start, first, end = window
+        inside = ids[start:end] if bos is None else [bos, *ids[start:end]]
+        yield window, _with_targets(read(inside, end - first), ids[first:end])
 
 
-def _parts(
-    model: GPT2, kernel: StepKernel | None, ids: list[int], window: Window, bos: int | None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    start, first, end = window
-    ids = ids[start:end] if bos is None else [bos, *ids[start:end]]
-    past = len(ids) - (end - first)  # tokens that do not count
-    text = torch.tensor([ids], device=model.wte.weight.device)  # (1, T)
-    parts = text[0, past:].split(AT_ONCE)
-    if kernel is None:
-        hidden = model.hidden_states(text)[:, past - 1 : -1]  # (1, counted, C)
-        yield from ((model.head(part)[0], few) for part, few in zip(hidden.split(AT_ONCE, dim=1), parts, strict=True))
-        return
-    cache = model.new_cache(1, len(ids))
-    read_piece(model, kernel, ids[: past - 1], cache, 0)
-    for few in parts:
-        piece = ids[cache.length : cache.length + len(few)]
-        yield read_piece(model, kernel, piece, cache, len(few)), few
+def _with_targets(parts: Iterable[Tensor], targets: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    done = 0
+    for logits in parts:
+        yield logits, torch.tensor(targets[done : done + len(logits)], device=logits.device)
+        done += len(logits)
+
+
+def score(tokens: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Scored:
+    """Return the sums over a window's parts, computed in float64."""
+    loss = entropy = 0.0
+    for logits, targets in parts:
+        log_p = logits.double().log_softmax(-1)  # (parts, V)
+        loss -= float(log_p.gather(1, targets[:, None]).sum())
+        entropy += float(torch.special.entr(log_p.exp()).sum())
+    return Scored(tokens, loss, entropy)
+
+
+def reader_of(model: GPT2) -> Reader:
+    """Return a function that reads windows with ``model``, by the kernel where that serves it."""
+    kernel, device = step_of(model), model.wte.weight.device
+
+    def by_torch(ids: list[int], counted: int) -> Iterator[Tensor]:
+        hidden = model.hidden_states(torch.tensor([ids], device=device))[:, -counted - 1 : -1]  # (1, counted, C)
+        for part in hidden.split(AT_ONCE, dim=1):
+            yield model.head(part)[0]
+
+    def by_kernel(ids: list[int], counted: int) -> Iterator[Tensor]:
+        cache = model.new_cache(1, len(ids))
+        read_piece(model, kernel, ids[: -counted - 1], cache, 0)
+        for start in range(len(ids) - counted - 1, len(ids) - 1, AT_ONCE):
+            piece = ids[start : min(start + AT_ONCE, len(ids) - 1)]
+            yield read_piece(model, kernel, piece, cache, len(piece))
+
+    return by_torch if kernel is None else by_kernel
 
 
 def windows_of(tokens: int, context: int, stride: int | None = None, *, has_bos: bool = False) -> Iterator[Window]:
@@ -179,8 +227,37 @@ def windows_of(tokens: int, context: int, stride: int | None = None, *, has_bos:
             return
 
 
+def texts_of(file: Path) -> Iterator[str]:
+    """Yield the text of a file; of a .jsonl file the "text" of each line.
+
+    Raises:
+        GenerationError: if the file cannot be read, or a line is no JSON object with a string "text".
+    """
+    content = read_text(file, GenerationError)
+    if file.suffix not in JSON_LINES:
+        yield content
+        return
+    for number, line in enumerate(content.split("\n"), 1):
+        if line.strip():
+            try:
+                text = json.loads(line)["text"]
+            except (ValueError, KeyError, TypeError):
+                text = None
+            if not isinstance(text, str):
+                raise GenerationError(f'{file}, line {number} must be a JSON object with a string "text"')
+            yield text
+
+
+def join_texts(texts: Iterable[str], tokenizer: Tokenizer, config: GPT2Config) -> list[int]:
+    """Return the tokens of texts, one after another with an end of text between."""
+    ends, ids = config.eos_token_ids[:1], list[int]()
+    for text in texts:
+        ids += [*(ends if ids else ()), *tokenizer.encode(text)]
+    return ids
+
+
 def file_ids(file: str | Path, tokenizer: Tokenizer | None, config: GPT2Config) -> list[int]:
-    """Read the tokens of a text file.
+    """Read the tokens of a file, as ``texts_of`` and ``join_texts`` do.
 
     Raises:
         GenerationError: if the file cannot be read, has fewer than two tokens or one that the model has no embedding
@@ -188,7 +265,7 @@ def file_ids(file: str | Path, tokenizer: Tokenizer | None, config: GPT2Config) 
     """
     if tokenizer is None:
         raise GenerationError(f"{file} needs a tokenizer, and the checkpoint has none")
-    ids = tokenizer.encode(read_text(Path(file), GenerationError))
+    ids = join_texts(texts_of(Path(file)), tokenizer, config)
     require_predictable(str(file), ids, config.n_positions)
     check_known(torch.tensor([ids], dtype=torch.long), config.vocab_size)
     return ids
@@ -200,3 +277,18 @@ def require_predictable(name: str, ids: list[int], context: int) -> None:
         raise GenerationError(f"{name} must have at least 2 tokens, got {len(ids)}")
     if context < 2:
         raise GenerationError(f"the model's context must have at least 2 tokens, got {context}")
+
+
+def mean_perplexities(results: list[Perplexity]) -> dict[str, float]:
+    """Return means over several texts: ``perplexity`` counts each token once, ``perplexity_by_text`` each text once.
+
+    Both are exp of a mean loss in nats: of ``loss`` over all scored tokens, and of ``loss_by_text`` over the texts'
+    own losses.
+    """
+    scored = sum(result.scored for result in results)
+    loss = sum(row.loss for result in results for row in result.rows) / scored
+    by_text = sum(result.loss for result in results) / len(results)
+    return {
+        "perplexity": perplexity_of(loss, 1), "loss": loss,
+        "perplexity_by_text": perplexity_of(by_text, 1), "loss_by_text": by_text, "scored": scored,
+    }  # fmt: skip

@@ -19,9 +19,17 @@ from minigpt.errors import ConfigError, GenerationError, NormError
 from minigpt.judge import search
 from minigpt.judge.candidate import PARTS, Candidate, OurCandidate, Reading, candidate_of
 from minigpt.judge.gradients import gradient_errors
-from minigpt.judge.measures import Distance, LogitsMeter, RowDistance, mean_by_rows, over_floor, over_noise
+from minigpt.judge.measures import (
+    Distance,
+    LogitsMeter,
+    RowDistance,
+    mean_by_rows,
+    over_floor,
+    over_noise,
+    perplexity_of,
+)  # fmt: skip
 from minigpt.judge.original import NEW_TOKENS, Original, Prompts, Text, judging
-from minigpt.judge.perplexity import perplexity_of, window_losses
+from minigpt.judge.perplexity import window_losses
 from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.registry import lookup, require_on
 from minigpt.recipe import Opening, Recipe, check_names
@@ -328,15 +336,18 @@ class _Judgement:
             return None
         if not quiet:
             self.begin(f"perplexity of {original.text_file}")
-        losses, before = window_losses(candidate.model, original.text_ids), original.losses
-        counts, window = [count for count, _ in before], original.config.n_positions
-        change, change_se = mean_by_rows([b - a for (_, a), (_, b) in zip(before, losses, strict=True)], counts)
+        rows, before = window_losses(candidate.model, original.text_ids), original.losses
+        counts, losses = [row.tokens for row in rows], [row.loss for row in rows]
+        window = original.config.n_positions
+        change, change_se = mean_by_rows([b - a for (_, a), b in zip(before, losses, strict=True)], counts)
         return Fields(
             file=original.text_file, tokens=len(original.text_ids), window=window, stride=max(1, window // 2),
             reference=perplexity_of(sum(loss for _, loss in before), sum(counts)),
-            candidate=perplexity_of(sum(loss for _, loss in losses), sum(counts)),
-            loss_se=mean_by_rows([loss for _, loss in losses], counts)[1],
+            candidate=perplexity_of(sum(losses), sum(counts)),
+            loss_se=mean_by_rows(losses, counts)[1],
             loss_change=change, loss_change_se=change_se,
+            entropy=sum(row.entropy for row in rows) / sum(counts),
+            rows=[[row.tokens, row.loss] for row in rows],
         )  # fmt: skip
 
     def _remove(self, searcher: "search.Search", candidate: OurCandidate) -> Fields:

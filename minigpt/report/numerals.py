@@ -70,3 +70,10 @@ def uncertain(x: float | None, error: float | None, form: Callable[[float | None
 def count(x: float | None) -> str:
     """Format a whole number: 1,234."""
     return f"{x:,.0f}" if is_finite(x) else brief(x)
+
+
+def duration(seconds: float) -> str:
+    """Format a time: 41 s, 12 min, 3.4 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""A study as one page, and its figures as SVG, which matplotlib draws."""
+"""A study as one page, with pictures that matplotlib draws as SVG."""
 
 import io
 import itertools
@@ -13,13 +13,12 @@ from typing import Any
 from minigpt.errors import ConfigError
 from minigpt.report.page import SIGNS, render
 from minigpt.study import table
-from minigpt.study.run import DIVERGED, FAILED
-from minigpt.study.study import CellRow
+from minigpt.study.study import DIVERGED, FAILED, CellRow
 
 # Each is at least 3:1 against the page's paper, light and dark. Lines differ by their dashes too.
 COLOURS = ("#0e8a94", "#c8662a", "#7a72c9", "#b0823a", "#c4568f", "#5c8f3f", "#4f86c6", "#8a8178")
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
-INK, GRID = "#4a4f55", "#c9c6c0"  # in a file; on the page they follow its scheme
+INK, GRID = "#4a4f55", "#c9c6c0"  # as drawn; on the page they follow its scheme
 WIDTH, HEIGHT = 5.2, 3.1  # inches of 72 units
 
 
@@ -28,22 +27,17 @@ def page(rows: list[CellRow], title: str, out: Path, html: Path, command: str = 
 
     It leads to the parity reports that ``out`` has; without them it stands alone.
     """
-    merged, names = table.over_seeds(rows)
-    for row in merged:
-        row["report"] = row["report"] if row["report"] and (out / row["report"]).exists() else None
+    summaries = table.summarize(rows)
+    stages = {title: {name: summaries.head(name) for name in names} for title, names in table.stages(summaries).items()}
+    reports = {row["report"] for row in rows if row["report"] and (out / row["report"]).exists()}
     try:
         drawn = figures(rows)
     except ConfigError:
         drawn = {}
-    tables = table.stages(merged)
-    texts = "rows of the text" if any(row["text_rows_count"] for row in merged) else "prompts"
-    over = {"seeds": "the seeds", "rows": texts}
     return render(
-        "study.html", title=title, rows=merged, tables=tables, facts=table.protocol(rows, merged, command),
-        meaning=table.meaning(merged, tables), about=lambda row: table.about(row, names), shown=table.shown,
-        split_errors=table.split_errors, has_control=any(map(table.is_control, rows)),
-        errors={name: [over[error] for error in over if table.has_error(merged, name.replace("-", "_"), error)]
-                for name in drawn if name != "loss"}, reports=os.path.relpath(out, html.parent or "."),
+        "study.html", title=title, table=summaries, stages=stages, reports=reports,
+        facts=table.protocol(rows, command), format_figure=table.format_figure,
+        has_control=any(map(table.is_control, rows)), folder=os.path.relpath(out, html.parent or "."),
         signs=SIGNS | {FAILED: "✗", DIVERGED: "✗"}, figures={name: _inline(svg) for name, svg in drawn.items()},
     )  # fmt: skip
 
@@ -54,18 +48,19 @@ def figures(rows: list[CellRow]) -> dict[str, str]:
     Raises:
         ConfigError: if matplotlib is not installed.
     """
-    merged, names = table.over_seeds(rows)
-    titles = [", ".join(filter(None, (row["norm"], table.about(row, names)))) for row in merged]
+    summaries = table.summarize(rows)
+    titles = [", ".join(filter(None, (cell.settings["norm"], summaries.label(cell)))) for cell in summaries.cells]
     drawn: dict[str, str] = {}
-    if any(any(row["curves"]) for row in merged):
-        drawn["loss"] = _drawn(lambda axes: _curves(axes, merged, titles), HEIGHT + 0.17 * len(merged))
+    if summaries.is_trained:
+        drawn["loss"] = _drawn(lambda axes: _curves(axes, summaries.cells, titles), HEIGHT + 0.17 * len(titles))
     name = "over_baseline" if "loss" in drawn else "kl_mean"
-    column, error = (table.SWAPPED | table.TRAINED)[name], table.first_error(merged, name)
     cells = [
-        (title, row[name].mean, getattr(row[name], error) or 0.0, colour)
-        for title, row, colour in zip(titles, merged, _colours(), strict=False) if row[name]
-    ]  # fmt: skip
+        (title, figure, colour)
+        for title, cell, colour in zip(titles, summaries.cells, _colours(), strict=False)
+        if (figure := cell.figures[name])
+    ]
     if cells:
+        column = summaries.columns[name]
         drawn[name.replace("_", "-")] = _drawn(lambda axes: _cells(axes, cells, column), 0.7 + 0.35 * len(cells))
     return drawn
 
@@ -89,12 +84,12 @@ def _drawn(draw: Callable[[Any], None], height: float) -> str:
     return file.getvalue()
 
 
-def _curves(axes: Any, merged: list[CellRow], titles: list[str]) -> None:
+def _curves(axes: Any, cells: list[table.Summary], titles: list[str]) -> None:
     """Draw the loss over the steps, a band of one standard error over seeds around each mean, and ticks at swaps."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    for row, title, colour, dash in zip(merged, titles, _colours(), itertools.cycle(DASHES), strict=False):
-        points = [point for point in zip(*row["curves"], strict=False) if None not in (loss for _, loss in point)]
+    for cell, title, colour, dash in zip(cells, titles, _colours(), itertools.cycle(DASHES), strict=False):
+        points = [point for point in zip(*cell.curves, strict=False) if None not in (loss for _, loss in point)]
         if not points:
             continue
         steps, losses = [point[0][0] for point in points], [[loss for _, loss in point] for point in points]
@@ -104,7 +99,7 @@ def _curves(axes: Any, merged: list[CellRow], titles: list[str]) -> None:
             errors = [statistics.stdev(seeds) / math.sqrt(len(seeds)) for seeds in losses]
             low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
             axes.fill_between(steps, low, high, color=colour, alpha=0.25, linewidth=0)
-        swaps = sorted(set(row["swaps"].values()))
+        swaps = sorted({*cell.settings["swaps"].values()})
         axes.plot(swaps, [0.02] * len(swaps), "|", color=colour, transform=axes.get_xaxis_transform(), markersize=6)
     axes.set(xlabel="step", ylabel=f"{table.TRAINED['loss'].head}, nats a token", yscale="log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=12))
@@ -114,11 +109,11 @@ def _curves(axes: Any, merged: list[CellRow], titles: list[str]) -> None:
     axes.figure.legend(loc="outside lower left", frameon=False, fontsize=8)
 
 
-def _cells(axes: Any, cells: list[tuple[str, float, float, str]], column: Any) -> None:
+def _cells(axes: Any, cells: list[tuple[str, table.Figure, str]], column: table.Column) -> None:
     """Draw a figure of each cell with its standard error."""
     from matplotlib.ticker import MaxNLocator
 
-    sizes = [abs(mean) for _, mean, *_ in cells]
+    sizes = [abs(figure.mean) for _, figure, _ in cells]
     middle = statistics.median(sizes) or min(filter(None, sizes), default=1.0)
     if not column.is_difference and min(sizes) > 0:
         axes.set_xscale("log")
@@ -126,8 +121,10 @@ def _cells(axes: Any, cells: list[tuple[str, float, float, str]], column: Any) -
         axes.set_xscale("symlog", linthresh=10 ** math.ceil(math.log10(middle)))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5))
-    for place, (_, mean, error, colour) in enumerate(cells):
-        axes.errorbar(mean, place, xerr=error, color=colour, fmt="o", markersize=4, capsize=3, linewidth=1.2)
+    for place, (_, figure, colour) in enumerate(cells):
+        axes.errorbar(
+            figure.mean, place, xerr=figure.error or 0.0, color=colour, fmt="o", markersize=4, capsize=3, linewidth=1.2
+        )
     if column.is_difference:
         axes.axvline(0, color=INK, linewidth=0.8)
     axes.set(yticks=range(len(cells)), xlabel=column.title, ylim=(len(cells) - 0.5, -0.5))

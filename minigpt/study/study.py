@@ -9,13 +9,11 @@ import importlib.util
 import inspect
 import itertools
 import math
-import os
 import re
 import shlex
 import tomllib
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin
@@ -26,21 +24,25 @@ from minigpt import norms
 from minigpt.checkpoint import open_checkpoint
 from minigpt.device import resolve_device, software
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, NormError
-from minigpt.files import hash_file, hash_json
+from minigpt.files import hash_file, hash_json, read_text
 from minigpt.model import GPT2
 from minigpt.norms import is_registered
+from minigpt.norms.foreign.locate import code_files
 from minigpt.norms.foreign.locate import locate as locate_code
-from minigpt.recipe import Recipe, code_files
-from minigpt.study.schedule import Schedule, parse_schedule, site_of
+from minigpt.recipe import KEEP, Recipe
+from minigpt.study.schedule import MERGE, Schedule, parse_schedule
 from minigpt.swap import match_sites
 from minigpt.swap.sites import KEEP
 
-PACKAGES = ("transformers", "accelerate", "peft", "lm_eval")
+PACKAGES = ("transformers", "accelerate", "peft")
 OWN, LAYER_NORM = "own", "fused"  # the model's own norms: what cells are compared with
-OPTIONS = ("keep", "center", "fit", "attention", "arithmetic", "dtype", "quantize")  # of a recipe; each may be a list
+FAILED, DIVERGED = "FAILED", "DIVERGED"  # outcomes beside the judge's
+AXES = {one.name: one for one in fields(Recipe) if one.metadata.get("is_axis")}  # options that a study may vary
 CellRow = dict[str, Any]  # a cell's settings, and what was measured on it
-LEAST = {"steps": 1, "batch_size": 1, "block_size": 2, "save_steps": 1, "eval_steps": 1, "lora": 1,
-         "learning_rate": 0, "residual_loss": 0}  # fmt: skip
+LEAST = {
+    "steps": 1, "batch_size": 1, "block_size": 2, "save_steps": 1, "eval_steps": 1, "lora": 1,
+    "learning_rate": 0, "residual_loss": 0,
+}  # fmt: skip
 DATASET = re.compile(r"[\w.-]+/[\w-]+(:[\w.-]+)?")  # owner/name, or owner/name:split
 
 
@@ -77,7 +79,7 @@ class Training:
     block_size: int | None = None
     save_steps: int | None = None
     eval_steps: int | None = None
-    training: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
 def base_of(recipe: Recipe) -> Recipe:
@@ -126,21 +128,18 @@ def checked_schedule(recipe: Recipe, training: Training) -> Schedule:
 def _schedule(recipe: Recipe, training: Training) -> Schedule:
     shape = shape_of(recipe)
     schedule, sites = parse_schedule(training.schedule, shape.norm_sites()), match_sites(shape, recipe.sites)
-    steps = {turn: step for turn, step in schedule.steps.items() if site_of(turn) in sites}
+    steps = {site: step for site, step in schedule.steps.items() if site in sites}
     if not steps:
         raise NormError(
             f"has no stage for a site of {', '.join(recipe.sites)}; leave it out, or add one", argument="schedule"
         )
-    halves = {turn: step for turn, step in steps.items() if turn != site_of(turn)} | schedule.merges
-    if late := [name for name, step in halves.items() if step > training.steps and name != "first"]:
-        raise NormError(
-            f"has the turn of {late[0]} at step {halves[late[0]]}, after the last, {training.steps}",
-            argument="schedule",
-        )
+    for name, step in (steps | {MERGE: schedule.merge or 0}).items():
+        if step > training.steps:
+            raise NormError(f"has {name} at step {step}, after the last, {training.steps}", argument="schedule")
     return dataclasses.replace(schedule, steps=steps)
 
 
-def what_decides(training: Training) -> list[Any]:
+def training_fingerprint(training: Training) -> list[Any]:
     """Return the settings of a training and the digests of its texts, for a fingerprint. A dataset has no digest."""
     files = [text for text in (training.text, training.eval_text) if text and Path(text).is_file()]
     return [dataclasses.asdict(training), [hash_file(file) for file in files]]
@@ -153,9 +152,12 @@ def check_types(settings: Any) -> None:
         ConfigError: the message names the field.
     """
     for one in fields(settings):
-        if not _fits(value := getattr(settings, one.name), one.type):
-            kind = inspect.formatannotation(one.type)
-            raise ConfigError(f"must be of type {kind}, got {value!r:.100}", argument=one.name)
+        _check_type(one.name, getattr(settings, one.name), one.type)
+
+
+def _check_type(name: str, value: Any, kind: Any) -> None:
+    if not _fits(value, kind):
+        raise ConfigError(f"must be of type {inspect.formatannotation(kind)}, got {value!r:.100}", argument=name)
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -201,63 +203,56 @@ class Cell:
     training: Training | None = None
 
     def settings(self) -> CellRow:
-        """Return all settings by name, in words of JSON."""
+        """Return all settings by name, as values of JSON."""
         recipe = self.recipe
         norm = recipe.norm or (OWN if open_checkpoint(recipe.place()).norms else LAYER_NORM)
-        words = {"model": str(recipe.source), "norm": norm, "sites": ",".join(recipe.sites), "seed": self.seed}
-        options = {name: getattr(recipe, name) for name in (*OPTIONS, "device", "revision")}
-        options["keep"] = ",".join(recipe.keep) or "none"
-        return words | options | ({} if self.training is None else dataclasses.asdict(self.training))
+        settings = {"model": str(recipe.source), "norm": norm, "sites": ",".join(recipe.sites), "seed": self.seed}
+        settings |= {name: getattr(recipe, name) for name in (*AXES, "device", "revision")}
+        settings["keep"] = ",".join(recipe.keep) or "none"
+        return settings | ({} if self.training is None else dataclasses.asdict(self.training))
 
 
 @dataclass(frozen=True)
 class Study:
-    """What a study file says.
+    """The settings of a study file.
 
     Attributes:
         models: as ``minigpt.Recipe`` takes its source.
         norms: as ``--norm`` takes them, or "own" for a model's own.
-        sites, keep, center, fit, attention, arithmetic, dtype, quantize: as the shell takes them; each value is a cell.
+        sites: as the shell takes them; each value is a cell.
+        options: lists of values for the options of ``minigpt.Recipe`` in AXES, as the shell takes them; each value is
+            a cell.
         device, revision: of every model.
         against: the original that models are judged against; by default each one's own source, with LayerNorm.
         text: a file that losses and perplexities are measured on.
         prompts: texts that the judge reads in place of its own.
         finetune: fields of ``Training``; each value of a list is a cell.
-        tasks, metrics: lm-eval's tasks, and functions of (model, tokenizer).
-        published: losses in nats a token that others report, each with the settings of its cells: {norm, loss}.
+        metrics: functions of (model, tokenizer).
     """
 
     models: list[str]
     norms: list[str]
     sites: list[str] = field(default_factory=lambda: ["*"])
     seeds: list[int] = field(default_factory=lambda: [0])
+    options: dict[str, list[Any]] = field(default_factory=dict)
     against: str | None = None
     text: str | None = None
     prompts: list[str] = field(default_factory=list)
-    keep: list[str] = field(default_factory=lambda: ["scale,shift"])
-    center: list[bool] = field(default_factory=lambda: [False])
-    fit: list[str | None] = field(default_factory=lambda: [None])
-    attention: list[str] = field(default_factory=lambda: ["sdpa"])
-    arithmetic: list[str] = field(default_factory=lambda: ["fast"])
-    dtype: list[str | None] = field(default_factory=lambda: [None])
-    quantize: list[str | None] = field(default_factory=lambda: [None])
     device: str | None = None
     revision: str | None = None
     finetune: dict[str, Any] | None = None
-    tasks: list[str] = field(default_factory=list)
     metrics: list[str] = field(default_factory=list)
-    published: list[dict[str, Any]] = field(default_factory=list)
 
     def cells(self) -> list[Cell]:
-        """Return the cells in the order of the file. Those that differ only in what makes no difference are one.
+        """Return the cells in the order of the file. Cells with equal settings are one.
 
         A trained study has the control in any case: the model's own norms, trained in the same way. Where an auxiliary
         loss is used, there is a second control that is trained without.
         """
         tuning = {name: value if isinstance(value, list) else [value] for name, value in (self.finetune or {}).items()}
-        axes = {"sites": self.sites} | {name: getattr(self, name) for name in OPTIONS} | tuning | {"seed": self.seeds}
+        axes = {"sites": self.sites} | self.options | tuning | {"seed": self.seeds}
         without = {"residual_loss": sorted({0.0, *tuning["residual_loss"]})} if "residual_loss" in tuning else {}
-        cells: dict[str, Cell] = {}
+        cells = list[Cell]()
         for model in self.models:
             is_plain = not open_checkpoint(Recipe(model, revision=self.revision).place()).norms
             controls = {OWN, LAYER_NORM} if is_plain else {OWN}
@@ -265,31 +260,26 @@ class Study:
                 is_control = norm in controls
                 lists = axes | (without if is_control else {})
                 for values in itertools.product(*lists.values()):
-                    cell = self._cell(model, None if is_control else norm, dict(zip(lists, values, strict=True)))
-                    cells.setdefault(hash_json(cell.settings()), cell)
-        return list(cells.values())
-
-    def published_of(self, cell: Cell) -> float | None:
-        """Return the published loss of a cell."""
-        for one in self.published:
-            if cell.settings() | one == cell.settings() | {"loss": one["loss"]}:
-                return one["loss"]
-        return None
+                    chosen = dict(zip(lists, values, strict=True))
+                    cells.append(self._cell(model, None if is_control else norm, chosen))
+        return list(dict.fromkeys(cells))
 
     def _cell(self, model: str, norm: str | None, values: CellRow) -> Cell:
-        """Return the cell of these values, of which a control has no use for some."""
-        options = {name: values.pop(name) for name in OPTIONS}
-        sites, keep, fit = values.pop("sites"), options.pop("keep"), options.pop("fit")
+        """Return the cell of these values. A control leaves out what is about a swapped norm."""
+        options = {name: values[name] for name in self.options if name not in ("keep", "fit")}
         options |= {"device": self.device, "revision": self.revision}
-        if norm is None:
-            values.pop("schedule", None)
-        else:
-            options |= {"norm": norm, "sites": sites.split(","), "keep": () if keep == "none" else keep.split(",")}
+        if norm is not None:
+            keep, fit = values.get("keep", ",".join(KEEP)), values.get("fit")
+            options |= {"norm": norm, "sites": values["sites"].split(",")}
+            options["keep"] = () if keep == "none" else keep.split(",")
             options["fit"] = fit if fit or norm != "frozen" or self.finetune else self.text
-        seed = values.pop("seed")
-        values.setdefault("eval_text", self.text)
-        training = Training(**values) if self.finetune else None
-        return Cell(Recipe(model, **options), seed, training)
+        recipe = Recipe(model, **options)
+        if self.finetune is None:
+            return Cell(recipe, values["seed"])
+        training: CellRow = {"eval_text": self.text} | {name: values[name] for name in self.finetune}
+        if norm is None:
+            training.pop("schedule", None)
+        return Cell(recipe, values["seed"], Training(**training))
 
 
 def read_study(file: Path) -> Study:
@@ -302,33 +292,18 @@ def read_study(file: Path) -> Study:
         CheckpointError: if a model cannot be found.
     """
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from error
-    except ValueError as error:
+        table = tomllib.loads(read_text(file, ConfigError))
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
-    _require_fields(table, [one.name for one in fields(Study)], ("models", "norms"), str(file))
-    for one in fields(Study):
-        if get_origin(one.type) is list and one.name in table:
-            table[one.name] = _values(table[one.name], one.type == list[str | None])
-    study = Study(**table)
+    study = Study(**_study_fields(table, file))
     check_types(study)
-    for text in filter(None, (study.text, *study.fit)):
+    for name, values in study.options.items():
+        for value in values:
+            _check_type(name, value, AXES[name].metadata["kind"])
+    for text in filter(None, (study.text, *study.options.get("fit", ()))):
         if not Path(text).is_file():
             raise GenerationError(f"{file}: there is no file {text}")
     check_metrics(study.metrics)
-    check_tasks(study.tasks)
-    if study.finetune is not None:
-        _require_fields(
-            study.finetune, [one.name for one in fields(Training)], ("text", "steps"), f"{file}, [finetune]"
-        )
-        for one in fields(Training):
-            if type(None) in get_args(one.type) and one.name in study.finetune:
-                study.finetune[one.name] = _values(study.finetune[one.name], True)
-    names = study.cells()[0].settings().keys() | {"loss"}
-    for one in study.published:
-        if not one.keys() <= names or not isinstance(one.get("loss"), float):
-            raise ConfigError(f"{file}, [[published]]: must have a loss and settings of a cell, got {', '.join(one)}")
     for cell in study.cells():
         match_sites(shape_of(cell.recipe), cell.recipe.sites)
         if cell.training is not None:
@@ -336,7 +311,35 @@ def read_study(file: Path) -> Study:
     return study
 
 
-def _values(value: Any, may_be_none: bool) -> list[Any]:
+def _study_fields(table: CellRow, file: Path) -> CellRow:
+    """Return the arguments of ``Study`` that the fields of a file are."""
+    known = {one.name: one for one in fields(Study) if one.name != "options"}
+    _require_fields(table, [*known, *AXES], ("models", "norms"), str(file))
+    arguments: CellRow = {
+        name: _values(value) if get_origin(known[name].type) is list else value
+        for name, value in table.items() if name in known
+    }  # fmt: skip
+    arguments["options"] = {
+        name: _values(table[name], may_be_none=one.default is None) for name, one in AXES.items() if name in table
+    }
+    if arguments.get("finetune"):
+        arguments["finetune"] = _finetune_fields(arguments["finetune"], f"{file}, [finetune]")
+    return arguments
+
+
+def _finetune_fields(table: Any, where: str) -> CellRow:
+    if not isinstance(table, dict):
+        raise ConfigError(f"must be a table, [finetune], got {table!r:.100}", argument="finetune")
+    known = {one.name: one for one in fields(Training)}
+    _require_fields(table, known, [name for name, one in known.items() if one.default is MISSING and
+                                   one.default_factory is MISSING], where)  # fmt: skip
+    return {
+        name: _values(value, may_be_none=True) if type(None) in get_args(known[name].type) else value
+        for name, value in table.items()
+    }
+
+
+def _values(value: Any, *, may_be_none: bool = False) -> list[Any]:
     """Return a field's values as a list; TOML has no null, so ``false`` stands for it where a field may be None."""
     values = value if isinstance(value, list) else [value]
     return [None if one is False and may_be_none else one for one in values]
@@ -362,67 +365,33 @@ def check_metrics(metrics: Collection[str]) -> None:
         locate_code(metric)
 
 
-def check_tasks(tasks: Collection[str]) -> None:
-    """Check that lm-eval is installed and knows the tasks. A task is a name, or the path of a YAML file.
-
-    Raises:
-        ConfigError: if lm-eval is not installed, or has no such task.
-    """
-    if not tasks:
-        return
-    try:
-        with silence():
-            from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
-
-            known = TaskManager().all_tasks
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"tasks need lm-eval: {error.name} is not installed; pip install 'lm-eval[hf]'") from error
-    if unknown := [task for task in tasks if not Path(task).is_file() and task not in known]:
-        raise ConfigError(f"lm-eval has no task {unknown[0]!r}")
-
-
-@contextmanager
-def silence() -> Iterator[None]:
-    """Keep what a library prints and logs, and the programs that it starts, off the terminal."""
-    terminal = {stream: os.dup(stream) for stream in (1, 2)}
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        try:
-            for stream in terminal:
-                os.dup2(nowhere.fileno(), stream)
-            yield
-        finally:
-            for stream, kept in terminal.items():
-                os.dup2(kept, stream)
-                os.close(kept)
-
-
 def fingerprint_of(study: Study, cell: Cell) -> str:
     """Return the fingerprint of all that decides a cell's row."""
-    files = [Path(name) for name in (study.text, *study.tasks) if name and Path(name).is_file()]
-    code = [file for metric in study.metrics for file in code_files(metric)]
+    files = [*([study.text] if study.text else []), *(file for metric in study.metrics for file in code_files(metric))]
     return hash_json([
-        cell.settings(), cell.recipe.fingerprint(), [] if cell.training is None else what_decides(cell.training),
-        [study.text, study.prompts, study.tasks, study.metrics, study.against],
-        [hash_file(file) for file in (*files, *code)],
+        cell.settings(), cell.recipe.fingerprint(),
+        [] if cell.training is None else training_fingerprint(cell.training),
+        [study.text, study.prompts, study.metrics, study.against], [hash_file(file) for file in files],
         software(*PACKAGES), str(resolve_device(study.device)),
     ])  # fmt: skip
 
 
 def command(study: Study, cell: Cell, file: Path | None) -> str:
-    """Return the command that runs this cell again."""
-    if cell.training is None:
+    """Return the command that runs this cell again: ``minigpt parity``, or this study for what the shell cannot say."""
+    if cell.training is None and cell.recipe.arithmetic == AXES["arithmetic"].default:
         text = [] if study.text is None else ["--text", study.text]
         prompts = [word for prompt in study.prompts for word in ("--prompt", prompt)]
         against = [] if study.against is None else ["--against", study.against]
         return shlex.join(["minigpt", "parity", *cell.recipe.command(), *against, *text, *prompts])
-    varied = [name for name, values in vars(study).items() if name in OPTIONS and len(values) > 1]
-    varied += [name for name, value in (study.finetune or {}).items() if isinstance(value, list) and len(value) > 1]
-    names = [name for name in ("model", "norm", "sites", "seed", *varied) if name in cell.settings()]
-    words = [word for name in names for word in ("--only", f"{name}={cell.settings()[name]}")]
+    lists = study.options | (study.finetune or {})
+    varied = [name for name, values in lists.items() if isinstance(values, list) and len(values) > 1]
+    settings = cell.settings()
+    names = [name for name in ("model", "norm", "sites", "seed", *varied) if name in settings]
+    words = [word for name in names for word in ("--only", f"{name}={settings[name]}")]
     return shlex.join(["minigpt", "study", str(file or "FILE.toml"), "--out", "again", *words])
 
 
-def only(study: Study, choices: Collection[str]) -> list[Cell]:
+def cells_with(study: Study, choices: Collection[str]) -> list[Cell]:
     """Return the cells that have the values of every NAME=VALUE.
 
     Raises:

@@ -20,18 +20,20 @@ from minigpt.checkpoint import save_pretrained
 from minigpt.checkpoint.save import can_save_frozen, save_frozen
 from minigpt.device import Progress, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, GenerationError
-from minigpt.files import finite, hash_json, locked, read_text, write_atomically
+from minigpt.files import finite, hash_json, locked, write_atomically
 from minigpt.judge.original import quiet_transformers
-from minigpt.judge.perplexity import windows_of
+from minigpt.judge.perplexity import join_texts, read_windows, score, texts_of
 from minigpt.model import GPT2
 from minigpt.recipe import Recipe
-from minigpt.study.schedule import Schedule, Turn, Turns
-from minigpt.study.study import DivergedError, Training, base_of, checked_schedule, what_decides
+from minigpt.study.schedule import NormSchedule, Schedule, ScheduledNorm
+from minigpt.study.study import DivergedError, Training, base_of, checked_schedule, training_fingerprint
 from minigpt.swap.fit import rows_of_text
 from minigpt.tokenizer import Tokenizer
 
 CURVE, WEIGHTS = "finetune.json", "weights.pt"
+FORMAT = 2  # of the checkpoints; those of another are not gone on with
 RESIDUAL_EPS = 1e-5
+TORCH_WRITER = "inline_container"  # in the message of a RuntimeError: torch.save could not write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Finetuned:
         losses, eval_losses: (step, loss in nats a token).
         swaps: the step before which each site was swapped.
         tokens: of the text to train on.
+        tokens_seen: that the training read, a token again each time.
     """
 
     model: GPT2
@@ -52,19 +55,38 @@ class Finetuned:
     eval_losses: list[tuple[int, float]]
     swaps: dict[str, int]
     tokens: int
+    tokens_seen: int
 
     def save(self, folder: Path) -> None:
         """Write the model, its tokenizer, and finetune.json with the curves, into ``folder``.
 
         A model whose norms are all frozen is written as a plain GPT-2.
+
+        Raises:
+            CheckpointError: if it cannot be written, as on a full disk.
         """
         write = save_frozen if can_save_frozen(self.model) else save_pretrained
         write(self.model, folder, self.tokenizer)
-        write_atomically(folder / CURVE, json.dumps(finite(self.curves()), indent=2) + "\n")
+        with _writing(folder):
+            write_atomically(folder / CURVE, json.dumps(finite(self.curves()), indent=2) + "\n")
 
     def curves(self) -> dict[str, Any]:
         """Return the losses and the swaps."""
         return {"losses": self.losses, "eval_losses": self.eval_losses, "swaps": self.swaps}
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn errors of writing into ``folder`` into a CheckpointError."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and TORCH_WRITER not in str(error):
+            raise
+        reason = getattr(error, "strerror", None) or "the disk may be full"
+        raise CheckpointError(
+            f"cannot write to {folder}: {reason}; the same command goes on from the checkpoint before"
+        ) from error
 
 
 def finetune(
@@ -83,12 +105,13 @@ def finetune(
     Raises:
         ConfigError: if a setting cannot be used, or another process trains in ``out``.
         NormError: if the norm is unknown, or the schedule does not fit the model.
-        CheckpointError: if the model cannot be read, or has no tokenizer.
+        CheckpointError: if the model cannot be read or has no tokenizer, or ``out`` cannot be written.
         GenerationError: if a text cannot be read.
         DivergedError: if the loss or a weight is not finite.
     """
     schedule, checkpoints = checked_schedule(recipe, training), checkpoints_of(recipe, training, Path(out), seed)
-    checkpoints.mkdir(parents=True, exist_ok=True)
+    with _writing(Path(out)):
+        checkpoints.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # the other processes of a distributed run work in it too
             try:
@@ -103,39 +126,39 @@ def _finetune(
 ) -> Finetuned:
     set_seed(seed)
     base = dataclasses.replace(base_of(recipe), device="cpu", dtype=recipe.dtype or "float32")
-    ours, tokenizer = base.open()
+    untrained, tokenizer = base.open()
     if tokenizer is None:
         raise CheckpointError(f"{recipe.source} has no tokenizer, which training on a text needs")
-    model = as_transformers(ours, recipe)
-    body, context = model.transformer, ours.config.n_positions
+    model = as_transformers(untrained, recipe)
+    body, context = model.transformer, untrained.config.n_positions
     original = copy.deepcopy(model) if training.distill else None
     rows = None if recipe.fit is None else rows_of_text(body, tokenizer, recipe.fit)
-    eos = next(iter(ours.config.eos_token_ids), None)
-    turns = Turns(body, recipe.norm, schedule, keep=recipe.keep, end_of_text=eos, rows=rows)
+    norms = NormSchedule(body, recipe.norm, schedule, keep=recipe.keep, rows=rows)
     trained = _with_adapters(model, training.lora) if training.lora else model
-    turns.split_attention(body)
     if training.train == "norms":
         sites = tuple(f"transformer.{site}." for site in body.norm_sites())
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.startswith(sites))
-    ids = token_ids(training.text, tokenizer, ours)
+    ids = token_ids(training.text, tokenizer, untrained)
+    held = [] if training.eval_text is None else token_ids(training.eval_text, tokenizer, untrained)
     trainer = SwapTrainer(
         training,
-        body.ln_f,
-        eos,
+        [*body.norm_modules().values()],
+        next(iter(untrained.config.eos_token_ids), None),
         original,
-        None if training.eval_text is None else (token_ids(training.eval_text, tokenizer, ours), context),
+        held,
+        context,
         model=trained,
         args=arguments(recipe, training, checkpoints, seed),
         train_dataset=blocks(training.text, ids, training.block_size or context),
-        eval_dataset=[{}],  # Trainer wants one; ``evaluate`` reads the windows of perplexity instead
-        callbacks=[EachStep(turns, progress)],
+        eval_dataset=[{}],  # Trainer requires one; ``evaluate`` reads the windows of perplexity instead
+        callbacks=[EachStep(norms, progress)],
     )
     step = resumable_step(checkpoints, training.steps)
     if step is None:
-        turns.call(0)  # so that the first evaluation sees what the first step will
+        norms.before_step(0)  # so that the first evaluation sees what the first step will
     else:
-        turns.call(step - 1, fits=False)
+        norms.before_step(step - 1, fits=False)
     with quiet_transformers():  # it doubts the order of its checkpoints
         trainer.train(resume_from_checkpoint=None if step is None else str(checkpoints / f"checkpoint-{step}"))
     log = trainer.state.log_history
@@ -146,46 +169,47 @@ def _finetune(
     if name := next((name for name, own in whole.named_parameters() if not own.isfinite().all()), None):
         raise DivergedError(f"training diverged: {name} is not finite after {training.steps} steps; train more gently")
     return Finetuned(
-        as_minigpt(whole, ours),
+        as_minigpt(whole, untrained),
         tokenizer,
         _by_step(log, "loss"),
         _by_step(log, "eval_loss"),  # a resumed run evaluates the step at which it resumes again
-        {site: step for site, step in schedule.steps.items() if step <= training.steps},
+        schedule.steps,
         len(ids),
+        trainer.state.num_input_tokens_seen,
     )
 
 
 def checkpoints_of(recipe: Recipe, training: Training, out: Path, seed: int = 0) -> Path:
     """Return the folder of a run's checkpoints, which is named after all that decides the result."""
-    return out / "checkpoints" / hash_json([recipe.fingerprint(), seed, *what_decides(training)])
+    return out / "checkpoints" / hash_json([FORMAT, recipe.fingerprint(), seed, *training_fingerprint(training)])
 
 
-def as_transformers(ours: GPT2, recipe: Recipe) -> Any:
+def as_transformers(model: GPT2, recipe: Recipe) -> Any:
     """Return a model as one of transformers, with copies of its weights and of its norms."""
-    fields: dict[str, Any] = {**ours.config.to_dict(), "attn_implementation": recipe.attention}
-    model = hf.GPT2LMHeadModel(GPT2Config(**fields), norm="fused", arithmetic=recipe.arithmetic)
-    nn.Module.to(model, ours.wte.weight.dtype)
-    model.loss_type = "ForCausalLM"  # transformers warns if it is not named
-    for site, norm in ours.norm_modules().items():
-        model.transformer.set_submodule(site, copy.deepcopy(norm))
-    tensors = ours.state_dict()
-    model.lm_head.load_state_dict({"weight": tensors.pop("lm_head.weight", ours.wte.weight)})
-    model.transformer.load_state_dict(tensors)
-    return model
+    fields: dict[str, Any] = {**model.config.to_dict(), "attn_implementation": recipe.attention}
+    hf_model = hf.GPT2LMHeadModel(GPT2Config(**fields), norm="fused", arithmetic=recipe.arithmetic)
+    nn.Module.to(hf_model, model.wte.weight.dtype)
+    hf_model.loss_type = "ForCausalLM"  # transformers warns if it is not named
+    for site, norm in model.norm_modules().items():
+        hf_model.transformer.set_submodule(site, copy.deepcopy(norm))
+    tensors = model.state_dict()
+    hf_model.lm_head.load_state_dict({"weight": tensors.pop("lm_head.weight", model.wte.weight)})
+    hf_model.transformer.load_state_dict(tensors)
+    return hf_model
 
 
 @torch.no_grad()
-def as_minigpt(model: Any, ours: GPT2) -> GPT2:
-    """Return ``ours`` with the weights of a trained model of transformers, and the norms that it has now."""
-    weights = {name.removeprefix("transformer."): tensor for name, tensor in model.state_dict().items()}
-    sites = tuple(f"{site}." for site in ours.norm_sites())
-    for name, parameter in ours.named_parameters():
+def as_minigpt(hf_model: Any, model: GPT2) -> GPT2:
+    """Return ``model`` with the weights of a trained model of transformers, and the norms that it has now."""
+    weights = {name.removeprefix("transformer."): tensor for name, tensor in hf_model.state_dict().items()}
+    sites = tuple(f"{site}." for site in model.norm_sites())
+    for name, parameter in model.named_parameters():
         if not name.startswith(sites):
             parameter.copy_(weights[name])
-    for site in ours.norm_sites():
-        norm = model.transformer.get_submodule(site)
-        ours.set_submodule(site, copy.deepcopy(norm.present if isinstance(norm, Turn) else norm).cpu())
-    return ours.eval()
+    for site in model.norm_sites():
+        norm = hf_model.transformer.get_submodule(site)
+        model.set_submodule(site, copy.deepcopy(norm.present if isinstance(norm, ScheduledNorm) else norm).cpu())
+    return model.eval()
 
 
 class SwapTrainer(Trainer):
@@ -194,10 +218,10 @@ class SwapTrainer(Trainer):
     Its checkpoints hold the state_dict as it is: norms in the middle of a schedule, and adapters.
 
     Args:
-        final_norm: the module that reads the residual stream for ``unevenness``.
+        norms: the modules at the norm sites. The last reads the residual stream for ``unevenness``.
         end_of_text: the id of that token, if there is one.
         original: the model to train towards, or None for the text.
-        held: the tokens of the held-out text and the model's context, or None.
+        held, context: the tokens of the held-out text, and of a window of it.
         trainers: Trainer's own arguments.
 
     Attributes:
@@ -207,17 +231,27 @@ class SwapTrainer(Trainer):
     stream: Tensor
 
     def __init__(
-        self, training: Training, final_norm: nn.Module, end_of_text: int | None, original: Any,
-        held: tuple[list[int], int] | None, **trainers: Any,
+        self, training: Training, norms: list[nn.Module], end_of_text: int | None, original: Any, held: list[int],
+        context: int, **trainers: Any,
     ) -> None:  # fmt: skip
+        self.norms = norms
         super().__init__(**trainers)
         self.remove_callback(PrinterCallback)
-        self.residual_loss, self.end_of_text, self.held = training.residual_loss, end_of_text, held
+        self.residual_loss, self.end_of_text = training.residual_loss, end_of_text
+        self.held, self.context = held, context
         self.original: Any = None if original is None else original.to(self.args.device).eval()
         if self.residual_loss:
-            final_norm.register_forward_pre_hook(lambda _, inputs: setattr(self, "stream", inputs[0]))
+            norms[-1].register_forward_pre_hook(lambda _, inputs: setattr(self, "stream", inputs[0]))
         if self.original or self.residual_loss:
             self.model_accepts_loss_kwargs = False  # the loss is a mean over the batch
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Return all but biases and what norms hold, whatever their classes: Trainer knows some norms by class only."""
+        of_norms = {id(parameter) for norm in self.norms for parameter in norm.parameters()}
+        return [
+            name for name, parameter in model.named_parameters()
+            if id(parameter) not in of_norms and not name.endswith("bias")
+        ]  # fmt: skip
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -240,20 +274,25 @@ class SwapTrainer(Trainer):
     @torch.no_grad()
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Return and log the loss of the held-out text in nats a token, in the windows of ``minigpt.perplexity``."""
-        ids, context = self.held or ([], 0)
-        model, losses = self.model, list[float]()
+        model = self.model
         assert model is not None
-        model.eval()
-        for start, first, end in windows_of(len(ids), context):
-            window = torch.tensor([ids[start:end]], device=self.args.device)  # (1, T)
+
+        def read(ids: list[int], counted: int) -> Iterator[Tensor]:
             with self.compute_loss_context_manager():
-                logits = model(input_ids=window).logits[0, first - 1 - start : -1]  # (counted, V)
-            losses.append(float(F.cross_entropy(logits.float(), window[0, first - start :], reduction="sum")))
+                yield model(input_ids=torch.tensor([ids], device=self.args.device)).logits[0, -counted - 1 : -1]
+
+        model.eval()
+        windows = read_windows(read, self.held, self.context)
+        losses = [score(end - first, parts).loss for (_, first, end), parts in windows]
         model.train()
-        metrics = {"eval_loss": sum(losses) / max(1, len(ids) - 1)}
+        metrics = {"eval_loss": sum(losses) / max(1, len(self.held) - 1)}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with _writing(Path(self.args.output_dir or ".")):
+            super()._save_checkpoint(*args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir or ".")
@@ -281,13 +320,13 @@ def unevenness(stream: Tensor, ids: Tensor, end_of_text: int | None) -> Tensor:
 
 
 class EachStep(TrainerCallback):
-    """Calls the turns before every step, and those of the last step at the end. Says the step and the losses."""
+    """Switches norms on before every step, and those of the last step at the end. Reports the step and the losses."""
 
-    def __init__(self, turns: Turns, progress: Progress) -> None:
-        self.turns, self.progress, self.loss = turns, progress, ""
+    def __init__(self, norms: NormSchedule, progress: Progress) -> None:
+        self.norms, self.progress, self.loss = norms, progress, ""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.turns.call(state.global_step)
+        self.norms.before_step(state.global_step)
 
     on_train_end = on_step_begin
 
@@ -345,8 +384,9 @@ def arguments(recipe: Recipe, training: Training, folder: str | Path, seed: int 
         "use_cpu": resolve_device(recipe.device).type == "cpu",
         "disable_tqdm": True,
         "report_to": [],
+        "include_num_input_tokens_seen": True,
         "dataloader_pin_memory": False,
-        "ddp_find_unused_parameters": True if recipe.norm else None,  # of a norm before its turn
+        "ddp_find_unused_parameters": True if recipe.norm else None,  # of a norm before its step
     }
     try:
         return TrainingArguments(output_dir=str(folder), **fields | training.training)
@@ -354,7 +394,7 @@ def arguments(recipe: Recipe, training: Training, folder: str | Path, seed: int 
         raise ConfigError(f"transformers.TrainingArguments does not take these settings: {error}") from error
 
 
-def described(arguments: TrainingArguments) -> dict[str, str]:
+def optimizer_facts(arguments: TrainingArguments) -> dict[str, str]:
     """Return the optimizer and the schedule of the learning rate in words."""
     name, schedule = (str(one).rpartition(".")[2].lower() for one in (arguments.optim, arguments.lr_scheduler_type))
     warmup = arguments.get_warmup_steps(arguments.max_steps)
@@ -381,41 +421,18 @@ def blocks(name: str, ids: list[int], size: int) -> list[dict[str, Tensor]]:
 
 
 def token_ids(source: str, tokenizer: Tokenizer, model: GPT2) -> list[int]:
-    """Return the tokens of the texts of ``source``, one after another with an end of text between.
+    """Return the tokens of the texts of a file or a dataset, one after another with an end of text between.
 
     Raises:
         GenerationError: if the source cannot be read, or has a token that the model has no embedding for.
     """
-    ends, ids = model.config.eos_token_ids[:1], list[int]()
-    for text in texts(source):
-        ids += [*(ends if ids else ()), *tokenizer.encode(text)]
+    texts = texts_of(Path(source)) if Path(source).is_file() else _of_dataset(source)
+    ids = join_texts(texts, tokenizer, model.config)
     if (largest := max(ids, default=0)) >= model.config.vocab_size:
         raise GenerationError(
             f"{source} has the token id {largest}, and the model has {model.config.vocab_size} embeddings"
         )
     return ids
-
-
-def texts(source: str) -> Iterator[str]:
-    """Yield the texts of a file, of a .jsonl file's "text" fields, or of a dataset's "text" column."""
-    if not Path(source).is_file():
-        yield from _of_dataset(source)
-    elif Path(source).suffix in (".jsonl", ".ndjson"):
-        for number, line in enumerate(read_text(Path(source), GenerationError).split("\n"), 1):
-            if line.strip():
-                yield _of_line(line, f"{source}, line {number}")
-    else:
-        yield read_text(Path(source), GenerationError)
-
-
-def _of_line(line: str, where: str) -> str:
-    try:
-        text = json.loads(line)["text"]
-    except (ValueError, KeyError, TypeError):
-        text = None
-    if not isinstance(text, str):
-        raise GenerationError(f'{where} must be a JSON object with a string "text"')
-    return text
 
 
 def _of_dataset(source: str) -> Iterator[str]:

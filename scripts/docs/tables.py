@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from minigpt.study.study import CellRow
-from minigpt.study.table import FINAL, SWAPPED, TRAINED, over_seeds, shown, worded
+from minigpt.study.table import format_figure, format_setting, summarize
 
 GGML_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "q8_0"}  # our kinds, and llama.cpp's names
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -23,11 +23,10 @@ PEERS = ("transformers", "ctranslate2", "llama.cpp")
 SPEED_HEADS = ["tokens a second, prompt included", "minigpt", "transformers", "CTranslate2", "llama.cpp"]
 READ_HEADS = ["reading 512 tokens, ms", "minigpt", "transformers", "llama.cpp"]
 AT_THE_SWAP = ("kl_mean", "kl_median", "top1_agreement", "perplexity_after")
-AFTER = ("loss", "over_baseline", "perplexity_recovered", "kl_recovered", "entropy", "calibration_error")
+AFTER = ("loss", "over_baseline", "perplexity_recovered", "kl_recovered", "entropy")
 STUDIES = {"swap": AT_THE_SWAP, "centred": ("ratio", *AT_THE_SWAP), "one-site": AT_THE_SWAP, "recover": AFTER,
-           "remove-layernorm": AFTER, "distil": AFTER[:-1], "seeds": AFTER, "thirds": AFTER[:3],
+           "remove-layernorm": AFTER, "distil": AFTER, "seeds": AFTER, "thirds": AFTER[:3],
            "recipes": AFTER[:4], "order": AFTER[:4], "lora": AFTER[:4]}  # fmt: skip
-COLUMNS = SWAPPED | TRAINED | FINAL
 
 
 def markdown(heads: list[str], lines: list[list[str]]) -> str:
@@ -74,12 +73,13 @@ def rows(study: str) -> list[CellRow]:
 
 def of_study(study: str) -> str:
     """Return the table of a study: what varies, then its most telling figures."""
-    cells, names = over_seeds(rows(study))
-    heads = [*(name.replace("_", " ") for name in names), *(COLUMNS[name].title for name in STUDIES[study])]
+    table, figures = summarize(rows(study)), STUDIES[study]
+    heads = [*(name.replace("_", " ") for name in table.varying), *map(table.head, figures)]
     lines = [
-        [*(worded(cell.get(name)) for name in names), *(shown(cell[name], COLUMNS[name]) for name in STUDIES[study])]
-        for cell in cells
-    ]
+        [*(format_setting(cell.settings.get(name)) for name in table.varying),
+         *(format_figure(cell.figures[name], table.columns[name]) for name in figures)]
+        for cell in table.cells
+    ]  # fmt: skip
     return markdown(heads, lines).replace("*", r"\*")
 
 

@@ -12,18 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 import minigpt
 from minigpt import ConfigError, GenerationError, NormError, Recipe
 from minigpt.files import locked
 from minigpt.study import DivergedError, Training, finetune, parse_schedule
-from minigpt.study.schedule import Turns
+from minigpt.study.schedule import NormSchedule
 from minigpt.study.study import checked_schedule
-from minigpt.study.training import arguments, as_minigpt, as_transformers, described, token_ids
+from minigpt.study.training import SwapTrainer, arguments, as_minigpt, as_transformers, optimizer_facts, token_ids
 
 TEXT = "The old sailor told Mara a tale of the sea. One morning the bell rang and nobody came. " * 60
-FROZEN = ["--norm", "frozen", "--schedule", "h.*.ln_2@2+1, h.*.ln_1.qk@6+1, h.*.ln_1.v@7, ln_f@10, eot@11, first@12"]
+FROZEN = ["--norm", "frozen", "--schedule", "h.*.ln_2@2+1, h.*.ln_1@6+1, ln_f@10, first@12"]
 FITTED = ["--norm", "dyt", "--fit", "text.txt", "--schedule", "h.*@4, ln_f@8", "--distill"]
 OPTIONS = ["--text", "text.txt", "--steps", "14", "--batch-size", "2", "--block-size", "32", "--save-steps", "1",
            "--device", "cpu"]  # fmt: skip
@@ -104,24 +105,24 @@ def test_a_folder_s_norms_are_replaced_if_another_is_given(place: Path) -> None:
 
 
 @torch.no_grad()
-def test_norms_are_fitted_at_their_turn_in_the_optimizer_s_own_parameters() -> None:
+def test_norms_are_fitted_at_their_step_in_the_optimizer_s_parameters() -> None:
     ids, plain = torch.randint(0, 1000, (4, 64), generator=torch.Generator().manual_seed(0)), DEMO.open()[0]
     ours, recipe = DEMO.open()[0], Recipe(norm="dyt", device="cpu")
     model = as_transformers(ours, recipe).eval()
     body = model.transformer
-    turns = Turns(body, "dyt", parse_schedule("h.*@0, ln_f@3", body.norm_sites()), rows=ids)
+    norms = NormSchedule(body, "dyt", parse_schedule("h.*@0, ln_f@3", body.norm_sites()), rows=ids)
     held = dict(model.named_parameters())
     for step, sites in ((0, "h.*"), (3, "ln_f")):
-        turns.call(step)
+        norms.before_step(step)
         minigpt.swap_norms(plain, "dyt", sites)
         minigpt.fit_norms(plain, ids, sites)
         assert torch.allclose(as_minigpt(model, ours)(ids), plain(ids), atol=1e-3)
     assert {name: id(own) for name, own in model.named_parameters()} == {name: id(own) for name, own in held.items()}
     fresh = as_transformers(DEMO.open()[0], recipe).transformer
-    resumed = Turns(fresh, "dyt", parse_schedule("*@0", fresh.norm_sites()), rows=ids)
-    resumed.call(2, fits=False)
-    assert resumed.of["ln_f"].turned
-    assert resumed.of["ln_f"].after.alpha == 0.5  # its values come from the checkpoint
+    resumed = NormSchedule(fresh, "dyt", parse_schedule("*@0", fresh.norm_sites()), rows=ids)
+    resumed.before_step(2, fits=False)
+    assert resumed.norms["ln_f"].is_on
+    assert resumed.norms["ln_f"].new.alpha == 0.5  # its values come from the checkpoint
 
 
 @pytest.mark.thorough
@@ -191,16 +192,63 @@ def test_settings_that_do_not_fit_together(recipe: Any, training: Any, argument:
     assert error.value.argument == argument
 
 
-def test_a_schedule_must_swap_one_of_the_sites() -> None:
+@pytest.mark.parametrize(("schedule", "message"), [
+    ("h.*.ln_1@1", "no stage for a site of ln_f"),
+    ("ln_f@4", "ln_f at step 4, after the last, 3"),
+    ("ln_f@1, first@5", "first at step 5, after the last"),
+])  # fmt: skip
+def test_a_schedule_must_swap_one_of_the_sites_in_time(schedule: str, message: str) -> None:
     """Or the run would be the baseline under the norm's name."""
-    with pytest.raises(NormError, match="ln_f"):
-        checked_schedule(Recipe(norm="rms", sites="ln_f"), Training(__file__, 3, schedule="h.*.ln_1@1"))
+    with pytest.raises(NormError, match=message):
+        checked_schedule(Recipe(norm="rms", sites="ln_f"), Training(__file__, 3, schedule=schedule))
+
+
+def decayed(recipe: Recipe, folder: Path) -> set[str]:
+    """The Parameters that a training of this recipe decays, by the names that they have without a norm's own."""
+    model = as_transformers(DEMO.open()[0], recipe)
+    norms = NormSchedule(model.transformer, recipe.norm, parse_schedule(None, model.transformer.norm_sites()))
+    modules = [*model.transformer.norm_modules().values()]
+    assert len(norms.norms) == len(modules)
+    trainer = SwapTrainer(SHORT, modules, None, None, [], 8, model=model, args=arguments(DEMO, SHORT, folder))
+    return {*trainer.get_decay_parameter_names(model)}
+
+
+def test_weight_decay_reaches_the_same_parameters_whatever_the_norm(place: Path) -> None:
+    """Those of transformers' GPT-2 under its own Trainer."""
+    (place / "plain.py").write_text(
+        "import torch\nclass Plain(torch.nn.Module):\n  def __init__(self, size):\n    super().__init__()\n"
+        "    self.weight, self.bias = (torch.nn.Parameter(torch.full((size,), x)) for x in (1.0, 0.0))\n"
+        "  def forward(self, x): return x * self.weight + self.bias\n"
+    )
+    plain = transformers.GPT2LMHeadModel.from_pretrained(Path(minigpt.__file__).parent / "demo")
+    trainer = transformers.Trainer.__new__(transformers.Trainer)
+    expected = {*trainer.get_decay_parameter_names(plain)} - {"lm_head.weight"}  # which is wte
+    for norm in ("fused", "dyt", "rms", "plain.py:Plain"):
+        assert decayed(Recipe(norm=norm, device="cpu"), place) == expected, norm
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on(place: Path) -> None:
+    """A limit on the size of files stands for the disk."""
+    words = ["finetune", *OPTIONS, "--out", "tuned", "--steps", "2"]
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))"
+    code = f"{limit}; from minigpt.cli import main; main()"
+    full = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=300)
+    assert full.returncode == 2
+    assert full.stderr.splitlines()[-1].startswith("error: cannot write to ")
+    assert "Traceback" not in full.stderr
+    again = subprocess.run([sys.executable, "-m", "minigpt", *words], capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+
+
+def test_the_tokens_that_were_seen_are_counted(place: Path) -> None:
+    result = finetune(DEMO, Training("text.txt", 3, batch_size=2, block_size=32), place / "out")
+    assert (result.tokens_seen, result.tokens) == (3 * 2 * 32, len(result.tokenizer.encode(TEXT)))
 
 
 def test_the_optimizer_is_described_as_it_is_used(tmp_path: Path) -> None:
     how = {"lr_scheduler_type": "cosine", "warmup_steps": 10, "weight_decay": 0.01, "max_grad_norm": 0}
     used = arguments(DEMO, Training("t.txt", steps=100, training=how), tmp_path)
-    assert described(used) == {
+    assert optimizer_facts(used) == {
         "optimizer": "AdamW, betas 0.9 and 0.999, weight decay 0.01, no clipping",
         "learning rate schedule": "cosine after 10 steps of warm-up",
     }

@@ -2,9 +2,9 @@
 
 import itertools
 import json
-import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +16,7 @@ import minigpt
 from minigpt.cli.output import progress
 from minigpt.files import Lines
 from minigpt.study import Cell, Study, read_study, run_study
-from minigpt.study.study import command, fingerprint_of, only
-from minigpt.study.table import over_seeds, stages
+from minigpt.study.study import AXES, cells_with, command, fingerprint_of
 
 NORM = """
 from minigpt import LayerNorm
@@ -107,12 +106,11 @@ def run(place: Path, *words: str, without: str | None = None) -> subprocess.Comp
 @pytest.mark.thorough
 def test_a_study_runs_again_what_has_changed_and_shows_its_own_cells_only(place: Path) -> None:
     def rows() -> list[dict[str, Any]]:
-        done = run(place, "study", "study.toml", "--out", "out", "--csv", "table.csv", "--latex", "t.tex", "--svg", "f")
+        done = run(place, "study", "study.toml", "--out", "out", "--csv", "table.csv", "--latex", "t.tex")
         assert done.returncode == 0, done.stderr
         lines = [json.loads(line) for line in (place / "out/cells.jsonl").read_text().splitlines()]
         assert len((place / "table.csv").read_text().splitlines()) == 1 + 2 - ("[finetune]" not in study.read_text())
         assert "toprule" in (place / "t.tex").read_text()
-        assert all("<svg" in file.read_text() for file in (place / "f").iterdir())
         return lines
 
     study = place / "study.toml"
@@ -186,17 +184,16 @@ def test_finetune_goes_on_with_the_same_run_only(place: Path) -> None:
     [
         (("finetune", "--text", "train.txt", "--steps", "2", "--out", "new", "--lora", "2"), "peft", "minigpt[hf]"),
         (("study", "study.toml", "--out", "new"), "accelerate", "minigpt[hf]"),
-        (("study", "tasks.toml", "--out", "new"), "lm_eval", "lm-eval[hf]"),
+        (("study", "study.toml", "--out", "new", "--latex", "t.tex"), "pandas", None),
     ],
 )
 def test_a_missing_extra_is_one_sentence_before_any_work(
-    place: Path, words: tuple[str, ...], without: str, extra: str
+    place: Path, words: tuple[str, ...], without: str, extra: str | None
 ) -> None:
-    (place / "tasks.toml").write_text('models = ["demo"]\nnorms = ["rms"]\ntasks = ["hellaswag"]\n')
     done = run(place, *words, without=without)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") or "\nerror: " in done.stderr
-    assert f"pip install '{extra}'" in done.stderr
+    assert (f"pip install '{extra}'" if extra else f"pip install {without}") in done.stderr
     assert not (place / "new").exists()
 
 
@@ -238,6 +235,7 @@ def test_progress_in_a_pipe_is_lines_for_long_commands_only(
 
 
 def test_every_option_of_a_recipe_reaches_the_cell(place: Path) -> None:
+    assert [*AXES] == ["keep", "center", "fit", "attention", "arithmetic", "dtype", "quantize"]
     (place / "study.toml").write_text(
         'models = ["demo"]\nnorms = ["rms"]\nsites = "h.0.*,ln_f"\nkeep = "none"\ncenter = true\nattention = "eager"\n'
         'dtype = ["bfloat16", false]\nfit = [false, "cal.txt"]\ndevice = "cpu"\n'
@@ -266,27 +264,42 @@ def test_the_command_of_a_cell_runs_that_cell() -> None:
     study = Study(["demo"], ["rms"], ["*", "ln_f"], [3, 4], finetune={"text": "t", "steps": 3, "lora": [None, 4]})
     last = study.cells()[-1]
     words = command(study, last, Path("s.toml")).split()
-    assert only(study, [word for before, word in itertools.pairwise(words) if before == "--only"]) == [last]
+    assert cells_with(study, [word for before, word in itertools.pairwise(words) if before == "--only"]) == [last]
     with pytest.raises(minigpt.ConfigError) as error:
-        only(study, ["norm=dyt"])
+        cells_with(study, ["norm=dyt"])
     assert error.value.argument == "only"
 
 
-def test_published_losses_stand_beside_ours(place: Path) -> None:
-    head = 'models = ["demo"]\nnorms = ["fused", "rms"]\ntext = "text.txt"\ndevice = "cpu"\n'
-    (place / "published.toml").write_text(head + 'published = [{norm = "rms", loss = 2.8757}]\n')
-    study = read_study(place / "published.toml")
-    assert [study.published_of(cell) for cell in study.cells()] == [None, 2.8757]
-    rows = run_study(study, place / "out")
-    assert rows[1]["published"] == 2.8757
-    assert "published" not in json.loads((place / "out" / "cells.jsonl").read_text().splitlines()[1])
-    columns = stages(over_seeds(rows)[0])[0][1]
-    assert columns["published"].title == "published, nats"
-    assert over_seeds(rows)[0][1]["loss"].mean == pytest.approx(math.log(rows[1]["perplexity_after"]))
-    for entry in ('{norm = "rms"}', '{nrm = "rms", loss = 2.0}', '{norm = "rms", loss = "2"}'):
-        (place / "published.toml").write_text(head + f"published = [{entry}]\n")
-        with pytest.raises(minigpt.ConfigError, match=r"published.*must have a loss"):
-            read_study(place / "published.toml")
+def test_the_command_of_a_cell_that_the_shell_cannot_say_is_its_study() -> None:
+    study = Study(["demo"], ["rms"], options={"arithmetic": ["fast", "reference"]})
+    fast, reference = study.cells()
+    assert command(study, fast, None).startswith("minigpt parity")
+    words = shlex.split(command(study, reference, Path("s.toml")))
+    chosen = [word for before, word in itertools.pairwise(words) if before == "--only"]
+    assert words[:3] == ["minigpt", "study", "s.toml"]
+    assert cells_with(study, chosen) == [reference]
+
+
+def test_a_study_file_may_begin_with_a_byte_order_mark(place: Path) -> None:
+    file = place / "study.toml"
+    before = fingerprints(file)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert fingerprints(file) == before
+
+
+@pytest.mark.parametrize("where", ["norm", "metric"])
+def test_ctrl_c_in_somebody_s_code_ends_the_study(place: Path, where: str) -> None:
+    """And is no failed cell."""
+    raises = "raise KeyboardInterrupt"
+    (place / "stop.py").write_text(
+        "from minigpt import LayerNorm\nclass Norm(LayerNorm):\n  def standardize(self, x):\n"
+        f"    {raises if where == 'norm' else 'return super().standardize(x)'}\n"
+        f"def metric(model, tokenizer): {raises}\n"
+    )
+    plan = Study(["demo"], ["stop.py:Norm", "rms"], device="cpu", metrics=["stop.py:metric"])
+    with pytest.raises(KeyboardInterrupt):
+        run_study(plan, place / "out")
+    assert (place / "out" / "cells.jsonl").read_text() == ""
 
 
 @pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "configs" / "studies").glob("*.toml")))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.errors import RAISED, MiniGPTError, NormError
-from minigpt.norms.foreign.locate import last_line
+from minigpt.norms.foreign.locate import last_line, source_file
 
 EPS = re.compile(r"(\w+_)?(eps|epsilon)")
 SHIFT_FLAG = re.compile(r"((use|has|with|add|enable|include|elementwise|learnable)_)?(bias|beta|shift)")
@@ -70,15 +70,6 @@ def title(make: object) -> str:
     return type(make).__qualname__ if isinstance(make, nn.Module) else getattr(make, "__qualname__", repr(make))
 
 
-def source_file(make: object) -> str | None:
-    """Return the file that a class, function or module is written in; None if there is none."""
-    written: Any = type(make) if isinstance(make, nn.Module) else getattr(make, "func", make)
-    try:
-        return inspect.getsourcefile(inspect.unwrap(written))
-    except (TypeError, OSError):  # written in a session
-        return None
-
-
 def require_same_shape(y: object, x: Tensor, norm: nn.Module) -> None:
     """Check that a norm's output ``y`` is one tensor in the shape of its input ``x``.
 
@@ -95,12 +86,12 @@ def require_same_shape(y: object, x: Tensor, norm: nn.Module) -> None:
 
 @contextlib.contextmanager
 def naming(make: object, asked: str | None = None) -> Iterator[None]:
-    """Turn what somebody else's code raises, KeyboardInterrupt too, into a NormError that names the code."""
+    """Turn what somebody else's code raises into a NormError that names the code. Ctrl-C still ends the program."""
     try:
         yield
     except (MiniGPTError, torch.OutOfMemoryError):
         raise
-    except BaseException as error:
+    except RAISED as error:
         raise NormError(f"{asked or title(make)} raised {last_line(error, source_file(make))}") from error
 
 

@@ -4,8 +4,10 @@ import difflib
 import functools
 import hashlib
 import importlib
+import inspect
 import linecache
 import os.path
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from minigpt.errors import RAISED, NormError, listing
 from minigpt.norms.registry import is_registered, maker_of
 from minigpt.watch import watched
 
+IMPORTS, WORDS = re.compile(r"^\s*(?:from|import)\b.*", re.MULTILINE), re.compile(r"\w+")
 OURS = str(Path(__file__).parents[2])
 
 
@@ -54,6 +57,40 @@ def file_of(norm: str) -> Path | None:
     place = norm.rpartition(":")[0] or norm
     is_file = place.endswith(".py") or "/" in place or "\\" in place
     return Path(os.path.expanduser(place)) if is_file else None  # "~" of an unknown user stays as it is
+
+
+def code_files(norm: Any) -> list[Path]:
+    """Return the file that a norm's class is written in, then those beside it that are imported from there.
+
+    An installed package is not searched, since its version names it.
+    """
+    file = file_of(norm) if isinstance(norm, str) else None
+    if file is None:
+        written = source_file(locate(norm) if isinstance(norm, str) else norm)
+        if written is None or not Path(written).is_file():
+            return []
+        file = Path(written)
+        if "site-packages" in file.parts or written.startswith(OURS):
+            return [file]
+    files, waiting = list[Path](), [file]
+    while waiting:
+        if (file := waiting.pop()) not in files:
+            files.append(file)
+            names = {name for line in IMPORTS.findall(file.read_text(errors="replace")) for name in WORDS.findall(line)}
+            is_in_package = (file.parent / "__init__.py").is_file()
+            for folder in [file.parent, file.parent.parent] if is_in_package else [file.parent]:
+                for name in sorted(names):
+                    waiting += filter(Path.is_file, [folder / f"{name}.py", *(folder / name).glob("*.py")])
+    return files
+
+
+def source_file(make: object) -> str | None:
+    """Return the file that a class, function or module is written in; None if there is none."""
+    written: Any = type(make) if isinstance(make, nn.Module) else getattr(make, "func", make)
+    try:
+        return inspect.getsourcefile(inspect.unwrap(written))
+    except (TypeError, OSError):  # written in a session
+        return None
 
 
 def last_line(error: BaseException, file: str | None = None) -> str:
@@ -94,6 +131,7 @@ def _run(path: Path, source: bytes) -> ModuleType:
     module = sys.modules[name] = ModuleType(name)
     module.__file__, folder = str(path), str(path.parent)
     linecache.checkcache(str(path))  # Triton reads the source of a kernel from there
+    search_path = list(sys.path)
     sys.path.append(folder)  # it can import its neighbours; at the end, so that they hide no other module
     try:
         with watched(name):
@@ -102,7 +140,7 @@ def _run(path: Path, source: bytes) -> ModuleType:
         del sys.modules[name]
         raise NormError(f"{path} does not import: {last_line(error, str(path))}") from error
     finally:
-        sys.path.remove(folder)
+        sys.path[:] = search_path
     return module
 
 
