@@ -32,7 +32,6 @@ from minigpt.norms.foreign.locate import locate as locate_code
 from minigpt.recipe import KEEP, Recipe
 from minigpt.study.schedule import MERGE, Schedule, parse_schedule
 from minigpt.swap import match_sites
-from minigpt.swap.sites import KEEP
 
 PACKAGES = ("transformers", "accelerate", "peft")
 OWN, LAYER_NORM = "own", "fused"  # the model's own norms: what cells are compared with
