@@ -58,7 +58,6 @@ def generate(
         The options have the names of minigpt.generate's settings. Two defaults differ, for a reader's sake: 200 new
         tokens, drawn at temperature 0.8; in Python max_new_tokens is required and do_sample is off.
     """
-    from minigpt.checkpoint import Files
     from minigpt.checkpoint.norms import described_norms
     from minigpt.device import settle_memory
     from minigpt.generation import complete, stream
@@ -69,20 +68,21 @@ def generate(
     if "draft" in from_shell:
         from_shell["draft"] = parse_draft(from_shell["draft"])
     _check_options(from_shell, greedy, prompts, out, batch_size, bool(prompt) or json_file is not None)
-    files = Files.at(recipe.place())
-    from_file = settings_in(files.generation_fields())
+    with said_aside():
+        opened = recipe.opened()
+    from_file = settings_in(opened.generation_fields)
     settings = _settings(from_shell, from_file, greedy)
     try:
         check_settings(settings, one_text=prompts is None)
     except GenerationError as error:
         if error.argument in from_file and error.argument not in from_shell:
-            raise GenerationError(f"{error}; it is from {files.folder / 'generation_config.json'}") from error
+            raise GenerationError(f"{error}; it is from the generation_config.json of {recipe.source}") from error
         raise
     text = read_standard_input() if prompt == "-" else prompt
 
     output = sys.stdout
     with said_aside():
-        model, tokenizer = recipe.open()
+        model, tokenizer = opened.model, opened.tokenizer
         if tokenizer is None:
             raise CheckpointError(f"{recipe.source} has no tokenizer")
         if prompts is not None and out is not None:

@@ -1,17 +1,21 @@
 """Where a checkpoint lies, and which files of its folder it is: by name or by an index, and never by a guess."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
-from checkpoints import edit_config, reference, saved
+from checkpoints import edit_config, reference, saved, tiny_bpe
 from transformers import GPT2LMHeadModel
 
 import minigpt
 from minigpt import CheckpointError
 from minigpt.checkpoint import Files, local_place
+from minigpt.checkpoint.contents import read_stable, unchanged
+from minigpt.cli import app
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -101,3 +105,68 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match=r"model\.gguf must be a directory or a \.safetensors, .* file"):
         local_place(tmp_path / "model.gguf")
+
+
+# A folder that is saved to while it is read.
+
+
+def test_what_is_saved_meanwhile_is_read_again(tmp_path: Path) -> None:
+    """So that config, tokenizer and weights come of one save."""
+    folders = {seed: saved(reference(seed=seed), tmp_path / str(seed)) for seed in (0, 1)}
+    model, states = minigpt.from_pretrained(folders[1], device="cpu"), []
+
+    def read(files: Files) -> float:
+        states.append(files.config)
+        if len(states) == 1:
+            minigpt.save_pretrained(model, folders[0])
+            raise CheckpointError("the first half does not fit the second")
+        return files.tensors()[0]["transformer.ln_f.weight"][0].item()
+
+    assert read_stable(folders[0], read) == model.ln_f.weight[0].item()
+    assert len(states) == 2
+
+
+@pytest.mark.parametrize("ends", ["well", "with an error"])
+def test_what_may_not_change_while_it_is_read_says_so(ends: str, tmp_path: Path) -> None:
+    folder = saved(reference(), tmp_path)
+    with unchanged(folder):
+        (folder / "train.log").write_text("is no part of it")
+    with pytest.raises(OSError, match="gone"), unchanged(folder):
+        raise OSError("gone")
+
+    def save() -> None:
+        minigpt.save_pretrained(minigpt.from_pretrained(folder), folder)
+        if ends != "well":
+            raise OSError("a file is gone")
+
+    with pytest.raises(CheckpointError, match="was saved to while it was read"), unchanged(folder):
+        save()
+
+
+def test_a_prompt_reads_each_file_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """config.json, generation_config.json and the tokenizer; and the place is found once."""
+    folder = saved(reference(vocab_size=300), tmp_path)
+    minigpt.Tokenizer(tiny_bpe()).save(folder)
+    reads: list[str] = []
+    watched = str(folder)
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if watched and event == "open" and str(arguments[0]).startswith(watched):
+            reads.append(Path(arguments[0]).name)
+
+    def find(*words: Any, **options: Any) -> Path:
+        reads.append("place")
+        return local_place(*words, **options)
+
+    def parse(file: str) -> tokenizers.Tokenizer:
+        reads.append(Path(file).name)
+        return from_file(file)
+
+    from_file = tokenizers.Tokenizer.from_file
+    monkeypatch.setattr("minigpt.checkpoint.local_place", find)
+    monkeypatch.setattr("tokenizers.Tokenizer.from_file", parse)
+    sys.addaudithook(note)
+    assert not app(["generate", "the", "--model", watched, "--max-new-tokens", "2"], standalone_mode=False)
+    watched = ""
+    names = ("place", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    assert {name: reads.count(name) for name in names} == dict.fromkeys(names, 1)

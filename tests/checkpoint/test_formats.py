@@ -141,7 +141,69 @@ def test_parts_that_are_no_whole_are_refused(change: Any, complaint: str, tmp_pa
         load(file)
 
 
-# Heads, vocabularies, values
+# Heads, folded norms, vocabularies, values
+
+
+HEADS = {
+    "v_head.summary.weight": (1, 32), "v_head.summary.bias": (1,), "score.weight": (2, 32), "classifier.bias": (2,),
+    "qa_outputs.weight": (2, 32), "multiple_choice_head.summary.weight": (1, 32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_head_of_another_task_is_left_out_and_told(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = reference()
+    saved(theirs, tmp_path)
+    edit_tensors(tmp_path, lambda tensors: tensors | {name: torch.ones(*HEADS[name])})
+    assert_bit_equal(load(tmp_path), theirs)
+    (message,) = caplog.messages
+    assert message.startswith(f"left out {name}: ")
+
+
+def is_norm_of(*norms: str) -> Any:
+    return lambda name: any(f".{norm}." in f".{name}" for norm in norms)
+
+
+FOLDED = {
+    "all": is_norm_of("ln_1", "ln_2", "ln_f"),
+    "all but the last": is_norm_of("ln_1", "ln_2"),
+    "scales": lambda name: is_norm_of("ln_1", "ln_2", "ln_f")(name) and name.endswith("weight"),
+    "shifts": lambda name: is_norm_of("ln_1", "ln_2", "ln_f")(name) and name.endswith("bias"),
+}
+
+
+@pytest.mark.parametrize("left_out", FOLDED)
+def test_norms_that_were_folded_are_filled_in_as_transformers_does(
+    left_out: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(reference(), tmp_path)
+    edit_tensors(tmp_path, lambda tensors: {name: tensors[name] for name in tensors if not FOLDED[left_out](name)})
+    assert_bit_equal(load(tmp_path), GPT2LMHeadModel.from_pretrained(tmp_path).eval())
+    (message,) = (record.message for record in caplog.records if record.name == "minigpt")
+    assert "h.0.ln_1" in message
+    assert "folded" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda name: name.replace("ln_1.weight", "ln_1.gamma"), r"unexpected h\.0\.ln_1\.gamma, h\.1\.ln_1\.gamma$"),
+        (lambda name: None if "h.1.ln_1" in name else name, r"missing h\.1\.ln_1\.bias, h\.1\.ln_1\.weight$"),
+        (lambda name: None if "h.0.ln_1" in name else name, r"missing h\.0\.ln_1\.bias, h\.0\.ln_1\.weight$"),
+        (lambda name: None if "ln_f.bias" in name else name, r"missing ln_f\.bias$"),
+        (lambda name: None if "c_fc.bias" in name else name, r"missing h\.0\.mlp\.c_fc\.bias, h\.1\.mlp\.c_fc\.bias$"),
+    ],
+    ids=["misnamed", "of one block", "of the first block", "the last one's shift", "no norms"],
+)
+def test_norms_that_are_lost_or_misnamed_are_not_filled_in(change: Any, complaint: str, tmp_path: Path) -> None:
+    saved(reference(), tmp_path)
+    edit_tensors(
+        tmp_path, lambda tensors: {new: tensors[name] for name in tensors if (new := change(name)) is not None}
+    )
+    with pytest.raises(CheckpointError, match=complaint):
+        load(tmp_path)
 
 
 def test_a_vocabulary_filled_up_is_honoured_and_never_written(tmp_path: Path) -> None:

@@ -406,7 +406,7 @@ def test_settings_beside_the_weights_that_contradict_each_other(run: Run, copy: 
     (copy / "generation_config.json").write_text('{"do_sample": false, "top_k": 5}')
     message = complaint(run("generate", "the dog", "--model", copy))
     assert message.startswith("error: top_k ")
-    assert str(copy / "generation_config.json") in message
+    assert f"generation_config.json of {copy}" in message
     assert run("generate", "the dog", "--model", copy, "--greedy", "--max-new-tokens", 3).status == 0
     (copy / "generation_config.json").write_text('{"num_beams": 4, "max_length": 20, "transformers_version": "5"}')
     assert complaint(run("generate", "the dog", "--model", copy)).startswith("error: num_beams ")
