@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from minigpt.config import GPT2Config
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
     from minigpt.generation import generate, stream
-    from minigpt.judge.original import Original
+    from minigpt.judge.original import Original, parity
     from minigpt.judge.perplexity import perplexity
-    from minigpt.judge.verdict import parity
     from minigpt.model import GPT2, KVCache
     from minigpt.norms import LayerNorm
     from minigpt.recipe import Recipe, from_pretrained
@@ -29,8 +28,7 @@ _HOMES = {
     "config": ("GPT2Config",),
     "errors": ("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"),
     "generation": ("generate", "stream"),
-    "judge.original": ("Original",),
-    "judge.verdict": ("parity",),
+    "judge.original": ("Original", "parity"),
     "report.parity_report": ("ParityReport",),
     "judge.perplexity": ("perplexity",),
     "model": ("GPT2", "KVCache"),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from minigpt.conformance import case_names as norm_cases
 from minigpt.conformance import check_norm
-from minigpt.judge.verdict import parity
+from minigpt.judge.original import parity
 from minigpt.norms import NormSpec
 from minigpt.recipe import Recipe
 

@@ -1,9 +1,11 @@
 """Made-up parity reports as their JSON holds them: of any depth, passing or failing, hardly two figures alike."""
 
+import dataclasses
 import random
-from typing import Any
+import types
+from typing import Any, get_args, get_origin, get_type_hints
 
-from minigpt.report.parity_report import Fields
+from minigpt.report.parity_report import ParityReport
 
 Report = dict[str, Any]
 
@@ -13,11 +15,18 @@ TEXT = (
 )
 
 
-def fields(value: Any) -> Any:
-    """The same with attributes, as a judgement makes it."""
-    if isinstance(value, dict):
-        return Fields({key: fields(member) for key, member in value.items()})
-    return [fields(member) for member in value] if isinstance(value, list) else value
+def made(fields: Report) -> ParityReport:
+    """The object of a report's JSON, as a judgement makes it."""
+    return _made(ParityReport, fields)
+
+
+def _made(kind: Any, value: Any) -> Any:
+    if get_origin(kind) is types.UnionType:
+        return None if value is None else _made(next(one for one in get_args(kind) if one is not type(None)), value)
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{name: _made(hints[name], part) for name, part in value.items() if name in hints})
+    return [_made(get_args(kind)[0], part) for part in value] if get_origin(kind) is list else value
 
 
 def sample_report(layers: int = 12, *, passing: bool = True, norm: str = "textbook", seed: int = 0) -> Report:
@@ -60,25 +69,31 @@ def outcome(passing: bool, error: float, culprit: str) -> Report:
         "reasons": [] if passing else reasons,
         "bitwise": {"equal": True, "max_abs_error": 0.0},
         "logits": {"max_abs_error": error * 7.1, "rms_error": error, "scale": 33.47, "noise_floor_max": 9.1e-6,
-                   "noise_floor_rms": floor, "ratio": error / floor},
+                   "noise_floor_rms": floor, "ratio": error / floor, "ratio_without_shift": 0.99 * error / floor},
         "decoding": {"max_abs_error": error * 6.7, "rms_error": error * 0.97, "scale": 33.12, "noise_floor_max": 9.1e-6,
-                     "noise_floor_rms": floor, "ratio": 0.97 * error / floor},
-        "text": {"file": None, "tokens": 1023, "windows": 1, "window": 1024, "logits": {
+                     "noise_floor_rms": floor, "ratio": 0.97 * error / floor,
+                     "ratio_without_shift": 0.96 * error / floor},
+        "text": {"file": None, "tokens": 1024, "windows": 1, "window": 1024, "logits": {
                     "max_abs_error": error * 7.7, "rms_error": error * 1.01, "scale": 33.9, "noise_floor_max": 9.9e-6,
-                    "noise_floor_rms": 1.2631e-6, "ratio": 1.013 * error / floor},
+                    "noise_floor_rms": 1.2631e-6, "ratio": 1.013 * error / floor,
+                    "ratio_without_shift": 1.011 * error / floor},
                  "first_off": None if passing else {
                     "window": 0, "position": 207, "token": 207, "error": 0.0517, "noise": 8.8e-6, "ratio": 27001.5}},
-        "first_off": None if passing else {"place": culprit, "error": 0.0021, "noise": 3.1e-7},
+        "first_off": None if passing else {
+            "place": culprit, "error": 0.0021, "noise": 3.1e-7, "ratio": 6774.2, "ratio_before": None},
         "distribution": {
             "tokens": 318, "kl_mean_se": error**2 / 17, "top1_agreement_se": 0.0 if passing else 0.00347,
             "loss_change": error**2 / 2.3, "loss_change_se": error**2 / 19,
             "top1_agreement": 1.0 if passing else 0.98263, "top5_agreement": 0.99996 if passing else 0.95417,
-            "kl_mean": error**2 / 3, "kl_median": error**2 / 5, "kl_p999": 9.3 * error**2, "kl_max": 12.7 * error**2,
+            "kl_mean": error**2 / 3, "kl_median": error**2 / 5, "kl_p90": 4.1 * error**2,
+            "kl_p99": 7.7 * error**2, "kl_p999": 9.3 * error**2, "kl_max": 12.7 * error**2,
+            "worst": {"window": 2, "position": 57, "text": "They went out to look for berries"},
             "perplexity_reference": 18.34567, "perplexity_candidate": 18.345671 * worse},
         "greedy": {"tokens_compared": 128 if passing else 82, "first_divergence": None if passing else divergence()},
         "perplexity": {"file": "data/held-out.txt", "tokens": 21873, "window": 1024, "stride": 512,
                        "reference": 17.90213, "candidate": 17.90213 * worse, "loss_se": 0.0231,
-                       "loss_change": worse - 1, "loss_change_se": 0.00041},
+                       "loss_change": worse - 1, "loss_change_se": 0.00041, "entropy": 2.71, "rows": [[1023, 2951.1]]},
+        "coverage": {"positions": 1024, "context": 1024, "tokens": 1131, "vocabulary": 50257},
         "bisect": {"sites": [] if passing else [culprit], "sets": [] if passing else [[culprit]],
                    "verdicts": 1 if passing else 23},
     }  # fmt: skip
@@ -135,12 +150,12 @@ def smallest_report() -> Report:
     optional = (
         "prompts", "against", "quantize", "center", "exact", "notes", "blocks", "decoding", "perplexity", "bisect",
         "tokens", "sensitivity", "fit", "removal", "budget", "text", "gradients", "missing",
-        "changes", "against_norm", "first_off",
+        "changes", "against_norm", "first_off", "coverage",
     )  # fmt: skip
     report = {key: value for key, value in sample_report(2).items() if key not in optional}
     kept = ("site", "local_error", "propagated_error", "swapped")
     report["norm_sites"] = [{key: site[key] for key in kept} for site in report["norm_sites"]]
     added = ("tokens", "kl_mean_se", "top1_agreement_se", "loss_change", "loss_change_se")
-    for new in ("top5_agreement", "kl_median", "kl_p999", *added):
+    for new in ("top5_agreement", "kl_median", "kl_p90", "kl_p99", "kl_p999", "worst", *added):
         del report["distribution"][new]
     return report

@@ -130,14 +130,14 @@ def all_files(place: Path) -> list[Path]:
 def read_stable(place: Path, read: Callable[[Files], Read]) -> Read:
     """Return what ``read`` returns for a checkpoint's files. If another process saves there meanwhile, read again."""
     while True:
-        state = _state(place)
+        state = state_of(place)
         try:
             result = read(Files.at(place))
         except MiniGPTError:
-            if _state(place) == state:
+            if state_of(place) == state:
                 raise
         else:
-            if _state(place) == state:
+            if state_of(place) == state:
                 return result
 
 
@@ -148,15 +148,15 @@ def unchanged(place: Path) -> Iterator[None]:
     Raises:
         CheckpointError: if somebody does, also in place of an error of the block.
     """
-    state = _state(place)
+    state = state_of(place)
     try:
         yield
     finally:
-        if _state(place) != state:
+        if state_of(place) != state:
             raise CheckpointError(f"{place} was saved to while it was read; start again when nothing writes to it")
 
 
-def _state(place: Path) -> list[tuple[Path, int, int, int]]:
+def state_of(place: Path) -> list[tuple[Path, int, int, int]]:
     """Return what changes when a file of a checkpoint is written: number, size and time of each."""
     state = []
     for path in [place] if place.is_file() else _known(place):

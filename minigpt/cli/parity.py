@@ -91,7 +91,7 @@ def parity(
         from minigpt.generation.promptfile import read_prompts
 
         prompt = [*(prompt or []), *(line.prompt.text for line in read_prompts(prompts))]
-    from minigpt.judge.verdict import read_original
+    from minigpt.judge.original import read_original
 
     parts: dict[str, Any] = dict(
         gradients=gradients or None, sensitivity=sensitivity, remove=remove,

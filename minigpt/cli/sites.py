@@ -1,5 +1,6 @@
 """minigpt sites: what each norm of a model is given on a text."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,6 @@ def sites(
         found = look(gpt2, ids)
     about = f"{ids.numel():,} tokens of {text}, in rows of {ids.shape[1]:,}"
     fields = {"model": str(recipe.source), "text": str(text), "tokens": ids.numel(), "row": ids.shape[1],
-              "norm_sites": found}  # fmt: skip
+              "norm_sites": [dataclasses.asdict(site) for site in found]}  # fmt: skip
     title = f"Norm sites of {recipe.source}"
     show(look_summary(found, about), fields, json_file, html, lambda: look_page(found, title, about))

@@ -1,62 +1,63 @@
-"""The gradient of the loss of the texts, for every Parameter and the embedded input.
+"""The gradient of the loss of some texts, for every Parameter and the embedded input.
 
 T tokens, V vocabulary, C embedding.
 """
 
 import statistics
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from minigpt.errors import GenerationError
-from minigpt.judge.measures import Distance, over_noise
-from minigpt.report.parity_report import Fields
-
-if TYPE_CHECKING:
-    from minigpt.judge.original import Original
+from minigpt.judge.measures import Distance, noise_ratio
+from minigpt.report.fields import GradientError
 
 EMBEDDED = "inputs_embeds"  # what transformers calls the embedded tokens, before their positions are added
 
 
-def gradients_of(model: nn.Module, original: "Original", prefix: str = "") -> dict[str, Tensor]:
-    """Return the gradient of the mean loss of all tokens of the original's texts, by Parameter.
+def gradients_of(
+    model: nn.Module, texts: Sequence[Int[Tensor, "1 seq"]], embedding: str = "wte", prefix: str = ""
+) -> dict[str, Tensor]:
+    """Return the gradient of the mean loss of all tokens of the texts, by Parameter.
 
-    ``inputs_embeds`` is the embedded input, (tokens of all texts, C).
+    ``inputs_embeds`` is the embedded input, (tokens of all texts, C). The model's own gradients are left as they are.
 
     Args:
-        model: a function of ids to logits, or to an object with ``logits``; its own gradients are left as they are.
+        model: computes logits of ids, or an object with ``logits``.
+        embedding: the path of the token embedding, behind ``prefix``.
         prefix: what its Parameters' names begin with, beside the checkpoint's.
 
     Raises:
         GenerationError: if no text has two tokens.
     """
-    parameters = {name: own for name, own in model.named_parameters() if own.is_floating_point()}
-    texts = [text.ids for text in original.texts if len(text.ids) > 1]
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
+    texts = [ids for ids in texts if ids.shape[1] > 1]
     if not texts:
         raise GenerationError("gradients need a loss, but no text has two tokens")
-    tokens, embedded = sum(len(ids) - 1 for ids in texts), []
-    sums = {name: torch.zeros_like(own) for name, own in parameters.items()}
-    were_trained = {name: own.requires_grad for name, own in parameters.items()}
+    tokens, embedded = sum(ids.shape[1] - 1 for ids in texts), []
+    sums = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    were_trained = {name: parameter.requires_grad for name, parameter in parameters.items()}
     inputs: list[Any] = []
-    hook = model.get_submodule(f"{prefix}wte").register_forward_hook(lambda _, __, output: inputs.append(output))
+    hook = model.get_submodule(prefix + embedding).register_forward_hook(lambda _, __, output: inputs.append(output))
     try:
-        for own in parameters.values():
-            own.requires_grad_(True)
+        for parameter in parameters.values():
+            parameter.requires_grad_(True)
         with torch.enable_grad():
             for ids in texts:
                 inputs.clear()
-                loss = _loss(model, original.tensor(ids)) / tokens
-                found = torch.autograd.grad(loss, [*parameters.values(), inputs[0]], allow_unused=True)
-                embedded.append(found[-1][0])  # (T, C)
-                for total, gradient in zip(sums.values(), found[:-1], strict=True):
+                loss = _loss(model, ids) / tokens
+                gradients = torch.autograd.grad(loss, [*parameters.values(), inputs[0]], allow_unused=True)
+                embedded.append(gradients[-1][0])  # (T, C)
+                for total, gradient in zip(sums.values(), gradients[:-1], strict=True):
                     total += 0 if gradient is None else gradient
     finally:
         hook.remove()
-        for name, own in parameters.items():
-            own.requires_grad_(were_trained[name])
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(were_trained[name])
     return {name.removeprefix(prefix): total for name, total in sums.items()} | {EMBEDDED: torch.cat(embedded)}
 
 
@@ -66,22 +67,21 @@ def _loss(model: Callable[[Tensor], Any], ids: Tensor) -> Tensor:
     return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), ids[0, 1:], reduction="sum")
 
 
-def gradient_errors(gradients: dict[str, Tensor], original: "Original") -> list[Fields]:
+def gradient_errors(
+    gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor], noise: Mapping[str, float]
+) -> list[GradientError]:
     """Return the relative error of each gradient beside transformers' own at the dtype, the worst ratio first.
 
     The noise of a gradient is at least the median of all: of few numbers it may be small by chance.
     """
-    least = statistics.median(original.gradient_noise.values())
+    least = statistics.median(noise.values())
     rows = []
-    for name, exact in (original.gradients or {}).items():
-        if name in gradients:
-            error, noise = _relative(gradients[name], exact), max(original.gradient_noise[name], least)
-            ratio = over_noise(error, noise, 1.0)
-            rows.append(Fields(parameter=name, relative_error=error, noise=noise, ratio=ratio))
-    return sorted(rows, key=lambda row: -row.ratio if row.ratio == row.ratio else -torch.inf)
+    for name in exact.keys() & gradients.keys():
+        error, floor = relative_error(gradients[name], exact[name]), max(noise[name], least)
+        rows.append(GradientError(name, error, floor, noise_ratio(error, floor, 1.0)))
+    return sorted(rows, key=lambda row: (-row.ratio if row.ratio == row.ratio else -torch.inf, row.parameter))
 
 
-def _relative(value: Tensor, truth: Tensor) -> float:
-    distance = Distance()
-    distance.add(value, truth)
-    return distance.relative
+def relative_error(value: Tensor, truth: Tensor) -> float:
+    """Return the RMS of the difference over the RMS of the truth."""
+    return Distance.between(value, truth).relative

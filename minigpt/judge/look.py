@@ -4,6 +4,7 @@ B batch, T tokens, C embedding.
 """
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,9 +17,9 @@ from minigpt.model import GPT2
 from minigpt.model.checks import check_gpt2, check_inputs
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.report.charts import LogScale
+from minigpt.report.fields import Part
 from minigpt.report.numerals import brief, percent
 from minigpt.report.page import render
-from minigpt.report.parity_report import Fields
 from minigpt.swap.fit import original_norm, r_squared
 
 MOST_CHANNELS = 3
@@ -33,19 +34,40 @@ MAPS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Channel(Part):
+    """A channel, and its share of the variance."""
+
+    channel: int
+    share: float
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteStatistics(Part):
+    """What a norm is given. A row is the stream at one token; its deviation is sqrt(variance + eps).
+
+    Attributes:
+        deviation: its mean over the tokens after the first.
+        deviation_spread: its standard deviation over the same tokens.
+        deviation_first: its mean over first tokens.
+        mean_share: the share of a row's mean square that the square of its mean is, over all tokens.
+        channels: those with most of the variance, summed over all tokens.
+        unexplained: the share of a LayerNorm's output that it does not explain (1 - R squared) if it divides by
+            constants, as ``frozen`` does, and keeps its scale and shift.
+    """
+
+    site: str
+    deviation: float
+    deviation_spread: float
+    deviation_first: float
+    mean_share: float
+    channels: list[Channel]
+    unexplained: float
+
+
 @torch.inference_mode()
-def look(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> list[Fields]:
+def look(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> list[SiteStatistics]:
     """Return what each norm is given when the model reads ``input_ids`` (B, T), in the order of the data.
-
-    A row is the stream at one token; its deviation is sqrt(variance + eps). For each ``site``:
-
-    - deviation: its mean over the tokens after the first.
-    - deviation_spread: its standard deviation over the same tokens.
-    - deviation_first: its mean over first tokens.
-    - mean_share: the share of a row's mean square that the square of its mean is, over all tokens.
-    - channels: the channels with most of the variance, each with its share of it, summed over all tokens.
-    - unexplained: the share of a LayerNorm's output that it does not explain (1 - R squared) if it divides by
-      constants, as ``frozen`` does, and keeps its scale and shift.
 
     Raises:
         ConfigError: if the model is not a GPT2.
@@ -54,7 +76,7 @@ def look(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> list[Fields]:
     """
     check_gpt2(model)
     check_inputs(model.config, input_ids, None, None, None)
-    found: list[Fields] = []
+    found: list[SiteStatistics] = []
 
     def looks(site: str, norm: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         return lambda _, args: found.append(_of_site(site, args[0], original_norm(norm, model)))
@@ -68,7 +90,7 @@ def look(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> list[Fields]:
     return found
 
 
-def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any) -> Fields:
+def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any) -> SiteStatistics:
     x, norm = x.double(), copy.deepcopy(norm).double()
     frozen = FrozenLayerNorm(x.shape[-1], norm.eps, bias=norm.bias is not None).to(x)
     frozen.weight, frozen.bias = norm.weight, norm.bias
@@ -77,21 +99,18 @@ def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any) -> Fields
     mean = x.mean(-1)
     energy = (x - mean[..., None]).square().sum((0, 1))  # (C)
     shares, channels = (energy / energy.sum()).topk(min(MOST_CHANNELS, len(energy)))
-    return Fields(
+    return SiteStatistics(
         site=site,
         deviation=deviation[:, 1:].mean().item(),
         deviation_spread=deviation[:, 1:].std(correction=0).item(),
         deviation_first=deviation[:, 0].mean().item(),
         mean_share=(mean.square() / x.square().mean(-1).clamp(min=1e-300)).mean().item(),
-        channels=[
-            Fields(channel=channel, share=share)
-            for channel, share in zip(channels.tolist(), shares.tolist(), strict=True)
-        ],
+        channels=[Channel(channel, share) for channel, share in zip(channels.tolist(), shares.tolist(), strict=True)],
         unexplained=1 - r_squared(frozen(x), norm(x)),
     )
 
 
-def look_rows(sites: Sequence[Fields]) -> list[tuple[str, ...]]:
+def look_rows(sites: Sequence[SiteStatistics]) -> list[tuple[str, ...]]:
     """Return the cells of the table, a row for each site."""
     return [
         (
@@ -104,7 +123,7 @@ def look_rows(sites: Sequence[Fields]) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-def look_summary(sites: Sequence[Fields], about: str) -> Table:
+def look_summary(sites: Sequence[SiteStatistics], about: str) -> Table:
     """Return the table for a terminal."""
     table = Table(*HEADS, box=None, pad_edge=False, caption=about, caption_justify="left")
     table.columns[5].no_wrap = True
@@ -113,7 +132,7 @@ def look_summary(sites: Sequence[Fields], about: str) -> Table:
     return table
 
 
-def look_page(sites: Sequence[Fields], title: str, about: str) -> str:
+def look_page(sites: Sequence[SiteStatistics], title: str, about: str) -> str:
     """Return a page with a map of the sites for each quantity, and the table."""
     scales = {name: LogScale(site[name] for site in sites) for name in MAPS}
     return render(

@@ -6,8 +6,8 @@ T tokens, V vocabulary, C embedding.
 import dataclasses
 import math
 import sys
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Self
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minigpt.report.parity_report import Fields
+from minigpt.report.fields import Distribution, LogitsError, WorstPosition
 
 AT_ONCE = 128  # positions whose logits are compared together: those of 1,024 take 400 MB in float64
 
@@ -29,6 +29,13 @@ class Distance:
     squares: float = 0.0
     true_squares: float = 0.0
 
+    @classmethod
+    def between(cls, value: Tensor, truth: Tensor) -> Self:
+        """Return the distance of two tensors of equal shape."""
+        distance = cls()
+        distance.add(value, truth)
+        return distance
+
     def add(self, value: Tensor, truth: Tensor) -> None:
         """Count a pair of equal shape; an empty one counts nothing."""
         if truth.numel() == 0:
@@ -39,6 +46,12 @@ class Distance:
         self.squares += float(difference.square().sum())
         self.true_squares += float(truth.square().sum())
         self.count += truth.numel()
+
+    def __add__(self, other: "Distance") -> "Distance":
+        return Distance(
+            float(np.maximum(self.largest, other.largest)), self.count + other.count, self.squares + other.squares,
+            self.true_squares + other.true_squares,
+        )  # fmt: skip
 
     @property
     def rms(self) -> float:
@@ -78,92 +91,104 @@ class RowDistance:
         return math.sqrt(self.squares / max(self.count, 1))
 
 
-class TextSums(NamedTuple):
-    """Sums over one text: positions and their KL and agreement, targets and their loss in nats."""
-
-    positions: int
-    kl: float
-    top1: float
-    targets: int
-    true_loss: float
-    loss: float
-
-
 class LogitsMeter:
     """A candidate's logits and next-token distributions against the truth, over many texts.
 
     Attributes:
-        kl: KL divergence in nats at every position of each text.
-        errors: RMS error of the logits at every position of each text.
-        distances: of each text; ``distance`` is of all together.
+        distances: of the logits of each text.
+        distance, without_shift: of all together, as they are, and after each position's mean difference is subtracted.
+        columns: for each text, figures by name: one for each position, or for each target.
     """
 
     def __init__(self) -> None:
-        self.distance = Distance()
         self.distances: list[Distance] = []
-        self.rows: list[TextSums] = []
-        self.kl: list[Float[Tensor, " seq"]] = []
-        self.errors: list[Float[Tensor, " seq"]] = []
-        self.top5: list[Float[Tensor, " seq"]] = []
+        self.without_shift = Distance()
+        self.columns: list[dict[str, Float[Tensor, " seq"]]] = []
+
+    @property
+    def distance(self) -> Distance:
+        return sum(self.distances, Distance())
 
     def add(
-        self, truth: Float[Tensor, "seq vocab"], logits: Float[Tensor, "seq vocab"], targets: Int[Tensor, " targets"]
+        self,
+        truth: Float[Tensor, "seq vocab"],
+        logits: Float[Tensor, "seq vocab"],
+        targets: Int[Tensor, " targets"],
+        counted: int | None = None,
     ) -> None:
-        """Count one text. ``targets`` are the tokens that its first positions should have predicted."""
-        distance, parts = Distance(), []
-        for true_part, part, predicted in _parts(truth, logits, targets):
-            self.distance.add(part, true_part)
-            distance.add(part, true_part)
-            parts.append(_compare(true_part.double(), part.double(), predicted))
-        kl, top1, top5, errors, true_loss, loss = (torch.cat(column) for column in zip(*parts, strict=True))
-        self.distances.append(distance)
-        self.kl.append(kl)
-        self.top5.append(top5)
-        self.errors.append(errors)
-        sums = [float(column.sum()) for column in (kl, top1, true_loss, loss)]
-        self.rows.append(TextSums(len(kl), sums[0], sums[1], len(targets), sums[2], sums[3]))
+        """Count one text.
 
-    def distribution(self) -> Fields:
-        """Return KL, agreement and loss, with standard errors by texts; NaN where there is one text only."""
-        kl, rows = torch.cat(self.kl), self.rows
-        positions, targets = [row.positions for row in rows], [row.targets for row in rows]
-        kl_mean, kl_se = mean_by_rows([row.kl for row in rows], positions)
-        top1, top1_se = mean_by_rows([row.top1 for row in rows], positions)
-        change, change_se = mean_by_rows([row.loss - row.true_loss for row in rows], targets)
-        return Fields(
+        Args:
+            targets: the tokens that its first positions should have predicted.
+            counted: of how many of its first positions the distribution counts; by default of all.
+        """
+        distance, parts = Distance(), []
+        for start in range(0, len(truth), AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            true, value = truth[part].double(), logits[part].double()
+            distance.add(value, true)
+            self.without_shift.add(value - (value - true).mean(-1, keepdim=True), true)
+            parts.append(_compare(true, value, targets[part]))
+        self.distances.append(distance)
+        columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        self.columns.append({name: x if name == "error" else x[:counted] for name, x in columns.items()})
+
+    def column(self, name: str) -> Float[Tensor, " all"]:
+        """Return a figure at every position of all texts."""
+        return torch.cat([columns[name] for columns in self.columns])
+
+    def mean(self, name: str, key: str = "") -> dict[str, float]:
+        """Return the mean of a figure and its standard error by texts, as fields of ``Distribution``."""
+        mean, error = mean_by_rows(
+            [float(columns[name].sum()) for columns in self.columns], [len(columns[name]) for columns in self.columns]
+        )
+        return {key or name: mean, f"{key or name}_se": error}
+
+    def perplexity(self, name: str) -> float:
+        """Return exp of the mean of a column of losses."""
+        losses = self.column(name)
+        return perplexity_of(float(losses.sum()), len(losses))
+
+    def distribution(self, text_at: Callable[[int, int], tuple[int, str | None]] | None = None) -> Distribution:
+        """Return KL, agreement and loss, with standard errors by texts; NaN where there is one text only.
+
+        Args:
+            text_at: names the place of a text's row: its position in its window, and the text up to there.
+        """
+        kl = self.column("kl")
+        median, *percentiles = kl.quantile(kl.new_tensor([0.5, 0.9, 0.99, 0.999])).tolist()
+        largest = [float(columns["kl"].max()) for columns in self.columns]
+        window = int(np.argmax(largest))  # the first NaN, if there is one
+        row = int(self.columns[window]["kl"].argmax())
+        position, text = (row, None) if text_at is None else text_at(window, row)
+        return Distribution(
             tokens=len(kl),
-            top1_agreement=top1,
-            top1_agreement_se=top1_se,
-            top5_agreement=float(torch.cat(self.top5).mean()),
-            kl_mean=kl_mean,
-            kl_mean_se=kl_se,
-            kl_median=float(kl.quantile(0.5)),
-            kl_p999=float(kl.quantile(0.999)),
-            kl_max=float(kl.max()),
-            perplexity_reference=perplexity_of(sum(row.true_loss for row in rows), sum(targets)),
-            perplexity_candidate=perplexity_of(sum(row.loss for row in rows), sum(targets)),
-            loss_change=change,
-            loss_change_se=change_se,
+            **self.mean("top1", "top1_agreement"),
+            top5_agreement=float(self.column("top5").mean()),
+            **self.mean("kl", "kl_mean"),
+            kl_median=median,
+            **dict(zip(("kl_p90", "kl_p99", "kl_p999"), percentiles, strict=True)),
+            kl_max=largest[window],
+            worst=WorstPosition(window, position, text),
+            perplexity_reference=self.perplexity("true_loss"),
+            perplexity_candidate=self.perplexity("loss"),
+            **self.mean("loss_change"),
         )
 
 
-def _parts(truth: Tensor, logits: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for start in range(0, len(truth), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
-        yield truth[part], logits[part], targets[part]
-
-
-def _compare(truth: Tensor, logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-    """Return KL, agreement of the likeliest and of the five likeliest, RMS error, and both losses, by position."""
+def _compare(truth: Tensor, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """Return columns of figures: by position, and losses by target."""
     p, q = truth.log_softmax(-1), logits.log_softmax(-1)  # (T, V)
-    return (
-        kl_divergence(p, q),
-        top_overlap(logits, truth, 1),
-        top_overlap(logits, truth, min(5, truth.shape[-1])),
-        (logits - truth).square().mean(-1).sqrt(),
-        -p[: len(targets)].gather(1, targets[:, None])[:, 0],
-        -q[: len(targets)].gather(1, targets[:, None])[:, 0],
-    )
+    true_loss, loss = (-x[: len(targets)].gather(1, targets[:, None])[:, 0] for x in (p, q))
+    return {
+        "kl": kl_divergence(p, q),
+        "top1": top_overlap(logits, truth, 1),
+        "top5": top_overlap(logits, truth, min(5, truth.shape[-1])),
+        "error": (logits - truth).square().mean(-1).sqrt(),
+        "true_loss": true_loss,
+        "loss": loss,
+        "loss_change": loss - true_loss,
+    }
 
 
 def mean_by_rows(sums: list[float], counts: list[int]) -> tuple[float, float]:
@@ -179,19 +204,20 @@ def mean_by_rows(sums: list[float], counts: list[int]) -> tuple[float, float]:
     return mean, math.sqrt(residuals * rows / (rows - 1)) / total if rows > 1 else math.nan
 
 
-def over_floor(candidate: Distance, reference: Distance) -> Fields:
-    """Return the candidate's distance from the truth beside the reference's, which is the noise floor."""
-    return Fields(
+def against_noise_floor(candidate: Distance, without_shift: Distance, floor: Distance) -> LogitsError:
+    """Return the candidate's distance from the truth beside the noise floor, which is the reference's distance."""
+    return LogitsError(
         max_abs_error=candidate.largest,
         rms_error=candidate.rms,
         scale=candidate.scale,
-        noise_floor_max=reference.largest,
-        noise_floor_rms=reference.rms,
-        ratio=over_noise(candidate.rms, reference.rms, candidate.scale),
+        noise_floor_max=floor.largest,
+        noise_floor_rms=floor.rms,
+        ratio=noise_ratio(candidate.rms, floor.rms, candidate.scale),
+        ratio_without_shift=noise_ratio(without_shift.rms, floor.rms, candidate.scale),
     )
 
 
-def over_noise(rms_error: float, noise_floor: float, scale: float) -> float:
+def noise_ratio(rms_error: float, noise_floor: float, scale: float) -> float:
     """Return an RMS error as a multiple of the noise floor, which is at least the truth's own rounding."""
     return rms_error / (noise_floor or 8 * sys.float_info.epsilon * (scale or 1.0))
 

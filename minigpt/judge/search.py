@@ -3,21 +3,90 @@
 A trial puts the norm in question at some of its sites, and the norms from before at the others.
 """
 
+import contextlib
+import copy
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple, Self, cast
 
-import torch
 from torch import nn
 
 from minigpt.files import Lines, hash_json
 from minigpt.judge.candidate import OurCandidate
-from minigpt.judge.measures import LogitsMeter, mean_by_rows, over_noise
-from minigpt.judge.original import Original
+from minigpt.judge.measures import Distance, LogitsMeter, noise_ratio
+from minigpt.judge.truth import Truth
 from minigpt.norms import name_of
-from minigpt.report.parity_report import Fields
+from minigpt.report.fields import Bisection, Removal, RemovalStep, SiteChange, SiteFit
+from minigpt.swap import fit_norms, swap_norms
+from minigpt.swap.fit import original_norm, rows_of_text
+from minigpt.tokenizer import Tokenizer
 
 MOST_WINDOWS = 4  # of a text that every trial reads
+Norms = Mapping[str, nn.Module]
+
+
+class Trial(NamedTuple):
+    """The candidate with its norm at some sites, of which ``step.site`` is the last."""
+
+    step: RemovalStep
+    tokens: int
+    rms_error: float
+
+
+class SiteSwap:
+    """The norm in question at some sites of a candidate's model, and the norms from before at the others.
+
+    Attributes:
+        fits: how well each norm that was fitted last explains the one that it replaces.
+    """
+
+    def __init__(self, candidate: OurCandidate) -> None:
+        model, recipe = candidate.model, candidate.recipe
+        self.model, self.sites = model, candidate.swapped
+        self.present = {site: model.get_submodule(site) for site in self.sites}
+        self.fit_rows, self.new = None, self.present
+        self.fits: dict[str, SiteFit] = {}
+        if recipe is None:
+            self.old = {site: original_norm(norm, model) for site, norm in self.present.items()}
+            return
+        plain, tokenizer = dataclasses.replace(recipe, norm=None, sites="*", keep=("scale", "shift"), fit=None).open()
+        self.old = plain.norm_modules()
+        if recipe.fit is not None:
+            self.fit_rows = rows_of_text(model, cast("Tokenizer", tokenizer), recipe.fit)
+            for pattern, norm in recipe.pairs():
+                swap_norms(plain, norm, pattern, recipe.keep)
+            self.new = plain.norm_modules()
+
+    @contextlib.contextmanager
+    def only(self, sites: Sequence[str]) -> Iterator[None]:
+        """Have the norm in question at these of its sites only in the block, fitted one after the other."""
+        norms: Norms = {}
+        if [*sites] == [*self.sites]:
+            norms = self.present
+        else:
+            for site in sites:
+                norms = self.with_site(norms, site)
+        try:
+            self.install(norms)
+            yield
+        finally:
+            self.install(self.present)
+
+    def install(self, norms: Norms) -> None:
+        """Put these norms at their sites, and the norms from before at the others."""
+        for site in self.sites:
+            self.model.set_submodule(site, norms.get(site, self.old[site]))
+
+    def with_site(self, norms: Norms, site: str) -> Norms:
+        """Return these norms, and the one in question at one more site: fitted there, if norms are fitted."""
+        new = self.new[site]
+        if self.fit_rows is not None:
+            new = copy.deepcopy(new)
+            self.install({**norms, site: new})
+            self.fits[site] = SiteFit(site, *fit_norms(self.model, self.fit_rows, site)[site])
+        return {**norms, site: new}
 
 
 class Search:
@@ -30,94 +99,89 @@ class Search:
         MiniGPTError: if the file cannot be written, or holds something else.
     """
 
-    def __init__(self, original: Original, candidate: OurCandidate, file: str | Path | None = None) -> None:
-        self.original, self.candidate = original, candidate
-        self.texts = original.windows[:MOST_WINDOWS] if original.reads_file else original.texts
-        self.lines, self.fingerprint = None, ""
-        self.trials: dict[tuple[str, ...], Fields] = {}
+    def __init__(self, truth: Truth, candidate: OurCandidate, file: str | Path | None = None) -> None:
+        self.truth, self.candidate = truth, candidate
+        self.samples = truth.windows[:MOST_WINDOWS] if truth.reads_file else truth.prompts
+        floors = truth.window_floors[:MOST_WINDOWS] if truth.reads_file else [truth.noise_floor]
+        self.floor = sum(floors, Distance())
+        self.trials: dict[tuple[str, ...], Trial] = {}
+        self.lines, self.fingerprint = None, "" if file is None else self._fingerprint()
         if file is not None:
-            self.fingerprint = self._fingerprint()
             self.lines = Lines(file)
             for row in self.lines.rows:
                 if row.pop("search", None) == self.fingerprint:
-                    sites = tuple(row.pop("sites"))
-                    self.trials[sites] = Fields({name: math.nan if x is None else x for name, x in row.items()})
-        candidate.begin_search()
+                    figures: dict[str, Any] = {name: math.nan if x is None else x for name, x in row.items()}
+                    key, tokens, rms_error = (figures.pop(name) for name in ("sites", "tokens", "rms_error"))
+                    self.trials[tuple(key)] = Trial(RemovalStep(**figures), tokens, rms_error)
+        self.swap = SiteSwap(candidate)
 
-    def sensitivity(self) -> list[Fields]:
-        """Return what each swapped site alone does to the logits, most first."""
-        floor, rows = self.original.floor, []
-        for site, trial in self._step({}).items():
-            rows.append(Fields(trial, site=site, ratio=over_noise(trial.rms_error, floor.rms, floor.scale)))
-        self.finish()
-        return sorted(rows, key=lambda row: -row.rms_error)
+    def __enter__(self) -> Self:
+        return self
 
-    def curve(self, most_kl: float, begin: Callable[[str], None]) -> Fields:
-        """Swap site after site, the least harmful first, until all are swapped or the KL is above ``most_kl``."""
-        steps: list[Fields] = []
-        norms: dict[str, nn.Module] = {}
-        sites = self.candidate.swapped
-        while len(steps) < len(sites) and (not steps or steps[-1].kl_mean <= most_kl):
-            begin(f"choosing site {len(steps) + 1} of {len(sites)} to swap")
-            trials = self._step(norms)
-            best = min(trials, key=lambda site: (math.isnan(trials[site].kl_mean), trials[site].kl_mean))
-            norms = self.candidate.with_site(norms, best)
-            steps.append(Fields(trials[best], site=best))
-        start = self._trial({})
-        self.finish()
-        return Fields(loss=start.loss, tokens=start.tokens, steps=steps, allowed=None)
-
-    def finish(self) -> None:
-        """Put the norm in question back at all of its sites."""
-        self.candidate.put_new(self.candidate.swapped)
-
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.swap.install(self.swap.present)
         if self.lines is not None:
             self.lines.close()
 
-    def _step(self, norms: dict[str, nn.Module]) -> dict[str, Fields]:
+    def sensitivity(self) -> list[SiteChange]:
+        """Return what each swapped site alone does to the logits, most first."""
+        floor, rows = self.floor, []
+        for site, trial in self._trials({}).items():
+            rows.append(SiteChange(site, trial.rms_error, noise_ratio(trial.rms_error, floor.rms, floor.scale)))
+        return sorted(rows, key=lambda row: -row.rms_error)
+
+    def removal(self, most_kl: float, say: Callable[[str], None]) -> Removal:
+        """Swap site after site, the least harmful first, until all are swapped or the KL is above ``most_kl``."""
+        steps: list[RemovalStep] = []
+        norms: Norms = {}
+        sites = self.candidate.swapped
+        while len(steps) < len(sites) and (not steps or steps[-1].kl_mean <= most_kl):
+            say(f"choosing site {len(steps) + 1} of {len(sites)} to swap")
+            trials = [trial.step for trial in self._trials(norms).values()]
+            steps.append(min(trials, key=lambda step: (math.isnan(step.kl_mean), step.kl_mean)))
+            norms = self.swap.with_site(norms, steps[-1].site)
+        start = self._trial({})
+        return Removal(start.step.loss, start.tokens, steps)
+
+    def _trials(self, norms: Norms) -> dict[str, Trial]:
         """Try every site that is left beside those that hold ``norms``."""
         left = [site for site in self.candidate.swapped if site not in norms]
         return {site: self._trial(norms, site) for site in left}
 
-    def _trial(self, norms: dict[str, nn.Module], site: str | None = None) -> Fields:
-        """Return KL, loss and error of the candidate with these norms, and the one in question at one more site."""
-        key = (*norms, *([] if site is None else [site]))
+    def _trial(self, norms: Norms, site: str = "") -> Trial:
+        """Measure the candidate with these norms, and the one in question at one more site."""
+        key = (*norms, *([site] if site else []))
         if key not in self.trials:
-            self.candidate.put(norms if site is None else self.candidate.with_site(norms, site))
+            self.swap.install(self.swap.with_site(norms, site) if site else norms)
             meter = LogitsMeter()
-            for text in self.texts:
-                targets = torch.tensor(text.targets, dtype=torch.long, device=self.original.device)
-                meter.add(text.truth, self.candidate.logits(text), targets)
-            counts = [row.targets for row in meter.rows]
-            loss, loss_se = mean_by_rows([row.loss for row in meter.rows], counts)
-            kept = ("tokens", "kl_mean", "kl_mean_se", "loss_change", "loss_change_se")
-            measured = meter.distribution()
-            trial = Fields(
-                {name: measured[name] for name in kept}, loss=loss, loss_se=loss_se, rms_error=meter.distance.rms
+            for sample in self.samples:
+                targets = self.truth.targets(sample)
+                meter.add(sample.truth, self.candidate.logits(sample), targets, sample.counted)
+            step = RemovalStep(
+                site, **meter.mean("kl", "kl_mean"), loss=meter.mean("loss")["loss"], **meter.mean("loss_change")
             )
-            self.trials[key] = trial
+            trial = self.trials[key] = Trial(step, len(meter.column("kl")), meter.distance.rms)
             if self.lines is not None:
-                self.lines.append({"search": self.fingerprint, "sites": key, **trial})
+                figures = dataclasses.asdict(step) | {"tokens": trial.tokens, "rms_error": trial.rms_error}
+                self.lines.append({"search": self.fingerprint, "sites": key, **figures})
         return self.trials[key]
 
     def _fingerprint(self) -> str:
         """Return what decides the trials: the texts, the recipe or the model's own values, the norms' names."""
-        candidate, recipe = self.candidate, self.candidate.recipe
+        candidate, truth, recipe = self.candidate, self.truth, self.candidate.recipe
         sums = {name: float(x.double().sum()) for name, x in candidate.model.state_dict().items()}
-        names = [name_of(norm) for norm in candidate.new.values()]
-        what = [
-            [text.ids for text in self.texts], sums if recipe is None else recipe.fingerprint(), names,
-            candidate.swapped, self.original.source, str(self.original.dtype), str(self.original.device),
-            self.original.attention,
+        decisive = [
+            [sample.ids for sample in self.samples], sums if recipe is None else recipe.fingerprint(),
+            [name_of(norm) for norm in candidate.model.norm_modules().values()], candidate.swapped, truth.source,
+            str(truth.dtype), str(truth.device), truth.attention,
         ]  # fmt: skip
-        return hash_json(what)
+        return hash_json(decisive)
 
 
-def bisect(sites: list[str], fails: Callable[[list[str]], bool]) -> Fields:
+def bisect(sites: list[str], fails: Callable[[list[str]], bool]) -> Bisection:
     """Find the sites that must have their own norm back, as minimal failing sets, until the remaining sites pass.
 
-    Nothing is found if the verdict fails without any of them, since something else breaks it.
+    There is no such set if the verdict fails without any of them, since something else breaks it.
 
     Args:
         fails: whether the verdict fails with the norm at these sites only.
@@ -136,22 +200,22 @@ def bisect(sites: list[str], fails: Callable[[list[str]], bool]) -> Fields:
             break
         sets.append(minimal_failing(remaining, counted))
         remaining = [site for site in remaining if site not in sets[-1]]
-    return Fields(sites=[site for site in sites if site not in remaining], sets=sets, verdicts=verdicts)
+    return Bisection(sites=[site for site in sites if site not in remaining], sets=sets, verdicts=verdicts)
 
 
 def minimal_failing(
-    sites: list[str], fails: Callable[[list[str]], bool], beside: Sequence[str] = (), *, ask: bool = False
+    sites: list[str], fails: Callable[[list[str]], bool], beside: Sequence[str] = (), *, check_first: bool = False
 ) -> list[str]:
     """A subset that fails, and from which no site can be left out (QuickXplain, Junker 2004).
 
     Args:
         sites: a set that is known to fail with the norm at the sites of ``beside`` too.
-        ask: whether ``beside`` may fail by itself.
+        check_first: also test ``beside`` alone.
     """
-    if ask and fails([*beside]):
+    if check_first and fails([*beside]):
         return []
     if len(sites) == 1:
         return sites
     first, second = sites[: len(sites) // 2], sites[len(sites) // 2 :]
-    needed = minimal_failing(second, fails, [*beside, *first], ask=True)
-    return minimal_failing(first, fails, [*beside, *needed], ask=bool(needed)) + needed
+    needed = minimal_failing(second, fails, [*beside, *first], check_first=True)
+    return minimal_failing(first, fails, [*beside, *needed], check_first=bool(needed)) + needed

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from minigpt.report.fields import Report
 from minigpt.report.numerals import brief
-from minigpt.report.parity_report import Report
 
 LEFT, RIGHT, TOP, FOOT = 58, 358, 12, 196  # of the lines, in the units of the drawing: a CSS pixel on a phone
 MOST_TICKS = 7

@@ -67,6 +67,11 @@ def uncertain(x: float | None, error: float | None, form: Callable[[float | None
     return f"{x:,.{digits}f} ± {error:,.{digits}f}"
 
 
+def format_limit(quantity: str, x: float | None) -> str:
+    """Format a figure of a budget: shares as percent, the others as numbers."""
+    return percent(x) if quantity in ("perplexity", "top1", "top5") else brief(x)
+
+
 def count(x: float | None) -> str:
     """Format a whole number: 1,234."""
     return f"{x:,.0f}" if is_finite(x) else brief(x)

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from minigpt.report import numerals
 from minigpt.report.charts import LogScale, depth_charts
-from minigpt.report.parity_report import MOST_NOISE, Report, perplexities, population, unit
+from minigpt.report.fields import MOST_NOISE, Report, perplexities, population, unit
 from minigpt.report.parity_summary import FIGURES, checked, conditions
 
 SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}

@@ -9,17 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from minigpt.errors import MiniGPTError
-from minigpt.report.numerals import brief, change, count, percent, precise, times, uncertain
-from minigpt.report.parity_report import (
-    Fields,
-    ParityReport,
-    Report,
-    in_kind,
-    outcome_of,
-    perplexities,
-    population,
-    unit,
-)
+from minigpt.report.fields import Greedy, Part, Report, outcome_of, perplexities, population, unit
+from minigpt.report.numerals import brief, change, count, format_limit, percent, precise, times, uncertain
+from minigpt.report.parity_report import ParityReport
 
 MOST_SITES = 5
 MOST_REASONS = 6  # below the table of many reports
@@ -53,7 +45,7 @@ class ReportFigure(NamedTuple):
     def has_error(self) -> bool:
         return self.beside.endswith("_se")
 
-    def told(self, part: Fields) -> str:
+    def told(self, part: Part) -> str:
         """Return the figure with what stands beside it, for the terminal."""
         x, other = part[self.key], part.get(self.beside)
         if self.has_error:
@@ -66,22 +58,28 @@ FIGURES = (
     ReportFigure("logits, RMS error", "logits", "rms_error", brief, "noise_floor_rms"),
     ReportFigure("logits, largest error", "logits", "max_abs_error", brief, "noise_floor_max"),
     ReportFigure("logits, error over the noise floor", "logits", "ratio", times),
+    ReportFigure("the same without each position's shift", "logits", "ratio_without_shift", times, in_terminal=False),
     ReportFigure("logits, RMS of the truth", "logits", "scale"),
     ReportFigure("logits as decoded, RMS error", "decoding", "rms_error", brief, "noise_floor_rms", in_terminal=False),
     ReportFigure(
         "logits as decoded, largest error", "decoding", "max_abs_error", brief, "noise_floor_max", in_terminal=False
     ),
     ReportFigure("logits as decoded, error over the noise floor", "decoding", "ratio", times),
+    ReportFigure("the same without each position's shift", "decoding", "ratio_without_shift", times, in_terminal=False),
     ReportFigure("logits as decoded, RMS of the truth", "decoding", "scale", in_terminal=False),
     ReportFigure("tokens of the distribution", "distribution", "tokens", count, in_terminal=False),
     ReportFigure("KL divergence, mean", "distribution", "kl_mean", brief, "kl_mean_se"),
     ReportFigure("KL divergence, median", "distribution", "kl_median"),
+    ReportFigure("KL divergence, 90th percentile", "distribution", "kl_p90", in_terminal=False),
+    ReportFigure("KL divergence, 99th percentile", "distribution", "kl_p99"),
     ReportFigure("KL divergence, 99.9th percentile", "distribution", "kl_p999"),
     ReportFigure("KL divergence, largest", "distribution", "kl_max"),
     ReportFigure("same likeliest token", "distribution", "top1_agreement", percent, "top1_agreement_se"),
     ReportFigure("five likeliest tokens in common", "distribution", "top5_agreement", percent),
     ReportFigure("change of loss, nats a token", "distribution", "loss_change", brief, "loss_change_se"),
     ReportFigure("perplexity of these tokens", "distribution", "perplexity_candidate", precise, "perplexity_reference"),
+    ReportFigure("positions of the texts", "coverage", "positions", count, "context", in_terminal=False),
+    ReportFigure("tokens of the texts", "coverage", "tokens", count, "vocabulary", in_terminal=False),
     ReportFigure("greedy tokens compared", "greedy", "tokens_compared", count, in_terminal=False),
     ReportFigure(
         "reference arithmetic, largest difference from transformers", "bitwise", "max_abs_error", in_terminal=False
@@ -107,7 +105,7 @@ def parity_summary(report: ParityReport) -> RenderableType:
         outcome(report.outcome, about),
         *(Padding(Text(sentence), (0, 0, 0, 2), expand=False) for sentence in sentences),
         figures,
-        *_worst_sites(report.norm_sites),
+        *_worst_sites(report),
         *_tables(report),
     )
 
@@ -139,7 +137,7 @@ def _removed(report: ParityReport) -> Iterator[tuple[str, str]]:
     removal = report.removal
     if removal is not None and removal.allowed is not None:
         sites = ", ".join(step.site for step in removal.steps[: removal.allowed])
-        limits = ", ".join(f"{line.quantity}={in_kind(line.quantity, line.limit)}" for line in report.budget)
+        limits = ", ".join(f"{line.quantity}={format_limit(line.quantity, line.limit)}" for line in report.budget or ())
         yield f"{limits} allows", f"{removal.allowed} of {len(report.norm_sites)} sites: {sites or 'none'}"
 
 
@@ -152,7 +150,7 @@ def _figures(report: ParityReport) -> Iterator[tuple[str, str]]:
         if report[part] is not None:
             yield from ((one.name, one.told(report[part])) for one in FIGURES if one.part == part and one.in_terminal)
     if (text := report.text) is not None:
-        what = f"on {text.tokens:,} tokens of {text.file}" if text.file else f"on a text of {text.tokens + 1:,} tokens"
+        what = f"on {text.tokens:,} tokens of {text.file or 'built-in texts'}"
         yield what, f"logits' error {times(text.logits.ratio)} the noise floor"
     if (text := report.perplexity) is not None:
         before, after = precise(text.reference), precise(text.candidate)
@@ -162,9 +160,21 @@ def _figures(report: ParityReport) -> Iterator[tuple[str, str]]:
 
 def _others(report: ParityReport) -> Iterator[tuple[str, str]]:
     """Greedy decoding, and what was asked for."""
+    worst = report.distribution.worst
+    where = f"prompt {worst.window}" if unit(report) == "text" else f"window {worst.window}"
+    yield (
+        "largest KL divergence at",
+        f"{where}, position {worst.position}" + (f": {worst.text!r}" if worst.text else ""),
+    )
     yield "greedy tokens", _greedy(report.greedy)
-    if report.gradients is None:
+    if report.gradients is None and "gradients" not in report.missing:
         yield "gradients", "not compared; --gradients compares them"
+    reach = report.coverage
+    yield (
+        "texts reach",
+        f"{count(reach.positions)} of {count(reach.context)} positions, {count(reach.tokens)} of "
+        + (f"{count(reach.vocabulary)} tokens"),
+    )
     difference = f"differs from transformers by up to {brief(report.bitwise.max_abs_error)}"
     yield "reference arithmetic", "equals transformers bit for bit" if report.bitwise.equal else difference
     if report.sensitivity is not None:
@@ -178,11 +188,11 @@ def _others(report: ParityReport) -> Iterator[tuple[str, str]]:
         kept = "kept" if line.kept else "NOT kept"
         yield (
             f"budget {line.quantity}",
-            f"{in_kind(line.quantity, line.measured)} of {in_kind(line.quantity, line.limit)}: {kept}",
+            f"{format_limit(line.quantity, line.measured)} of {format_limit(line.quantity, line.limit)}: {kept}",
         )
 
 
-def _greedy(greedy: Fields) -> str:
+def _greedy(greedy: Greedy) -> str:
     parting, compared = greedy.first_divergence, greedy.tokens_compared
     if parting is None:
         return f"all {compared} agree"
@@ -193,13 +203,16 @@ def _greedy(greedy: Fields) -> str:
     )
 
 
-def _worst_sites(sites: list[Fields]) -> Iterator[Table]:
-    """The sites with the largest own error, or if that is not known, with the largest error of their output."""
+def _worst_sites(report: ParityReport) -> Iterator[Table]:
+    """The sites with the largest own error, or if that is not known, of their output; and the first that is off."""
+    sites = report.norm_sites
     if not sites:
         return
     key = "local_error" if sites[0].local_error is not None else "propagated_error"
     table = _table("norm site", "own error", "propagated error", "transformers' own", "swapped")
-    for site in sorted(sites, key=lambda site: -site[key])[:MOST_SITES]:
+    worst = sorted(sites, key=lambda site: -site[key])[:MOST_SITES]
+    off = report.first_off and report.first_off.place
+    for site in [*worst, *(site for site in sites if site.site == off and site not in worst)]:
         own = "not given" if site.local_error is None else brief(site.local_error)
         errors = (own, brief(site.propagated_error), brief(site.noise))
         table.add_row(site.site, *errors, "yes" if site.swapped else "no")

@@ -14,15 +14,15 @@ from minigpt.checkpoint.contents import all_files
 from minigpt.device import Progress, resolve_device, software, versions
 from minigpt.errors import RAISED, ConfigError, MiniGPTError, NormError
 from minigpt.files import Lines, finite, hash_file, write_atomically
-from minigpt.judge.original import Original
-from minigpt.judge.verdict import read_original
+from minigpt.judge.original import Original, read_original
 from minigpt.model import GPT2
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.foreign.locate import code_files, last_line
 from minigpt.norms.foreign.locate import locate as locate_code
 from minigpt.recipe import Recipe
+from minigpt.report.fields import perplexities
 from minigpt.report.numerals import duration
-from minigpt.report.parity_report import ParityReport, perplexities
+from minigpt.report.parity_report import ParityReport
 from minigpt.study.study import (
     DIVERGED,
     FAILED,

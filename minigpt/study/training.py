@@ -21,8 +21,8 @@ from minigpt.checkpoint.save import can_save_frozen, save_frozen
 from minigpt.device import Progress, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, GenerationError
 from minigpt.files import finite, hash_json, locked, write_atomically
-from minigpt.judge.original import quiet_transformers
 from minigpt.judge.perplexity import join_texts, read_windows, score, texts_of
+from minigpt.judge.reference import quiet_transformers
 from minigpt.model import GPT2
 from minigpt.recipe import Recipe
 from minigpt.study.schedule import NormSchedule, Schedule, ScheduledNorm

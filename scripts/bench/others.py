@@ -23,7 +23,7 @@ from torch import Tensor
 from minigpt.bench.generate import OTHERS, Program
 from minigpt.cli import main
 from minigpt.errors import ConfigError
-from minigpt.judge.original import quiet_transformers
+from minigpt.judge.reference import quiet_transformers
 from minigpt.recipe import from_pretrained
 from minigpt.tokenizer import Tokenizer
 

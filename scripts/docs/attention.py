@@ -7,6 +7,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ RESULT = Path("docs/results/attention.json")
 
 
 @torch.inference_mode()
-def attention(model: minigpt.GPT2, texts: list[list[int]]) -> dict[str, list[list[float]]]:
+def attention(model: Any, texts: list[list[int]]) -> dict[str, list[list[float]]]:
     """Return the share of the first position and the entropy in nats, (layers, heads) each, as means over the tokens.
 
     The first token, which attends to nothing else, does not count.
@@ -45,7 +46,7 @@ def attention(model: minigpt.GPT2, texts: list[list[int]]) -> dict[str, list[lis
 
 
 if __name__ == "__main__":
-    texts = [text.ids for text in minigpt.Original("demo", device="cpu").texts]
+    texts = [prompt.ids for prompt in minigpt.Original("demo", device="cpu").prompts]
     models = {
         name: minigpt.Recipe("demo", norm=name, fit=sys.argv[1], arithmetic="reference", device="cpu").open()[0]
         for name in NORMS

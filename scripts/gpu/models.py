@@ -6,7 +6,7 @@ import torch
 from bench.random_gpt2 import random_gpt2
 
 import minigpt
-from minigpt.judge.original import quiet_transformers
+from minigpt.judge.reference import quiet_transformers
 
 SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 TINY = minigpt.GPT2Config(vocab_size=211, n_positions=128, n_embd=160, n_layer=2, n_head=4)

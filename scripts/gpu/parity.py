@@ -16,8 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import minigpt
 from minigpt.device import dtype_name, full_products
-from minigpt.judge.original import judging
-from minigpt.report.parity_report import MOST_NOISE
+from minigpt.judge.reference import judging
+from minigpt.report.fields import MOST_NOISE
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NORMS = ("fused", "textbook", "triton")

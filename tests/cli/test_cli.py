@@ -146,7 +146,7 @@ def test_an_interrupt_of_a_resumable_command_says_that_it_continues(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("minigpt.study.read_study", interrupted)
-    monkeypatch.setattr("minigpt.judge.verdict.read_original", interrupted)
+    monkeypatch.setattr("minigpt.judge.original.read_original", interrupted)
     for words in (
         ["study", "study.toml", "--out", "results"],
         ["parity", "--remove", "--remove-file", str(tmp_path / "trials")],
@@ -272,7 +272,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(*_: object, **__: object) -> None:
         raise AssertionError("the work was done first")
 
-    monkeypatch.setattr("minigpt.judge.verdict.read_original", work)
+    monkeypatch.setattr("minigpt.judge.original.read_original", work)
 
 
 @pytest.mark.usefixtures("no_work")
@@ -303,7 +303,7 @@ def test_more_memory_than_there_is(run: Run, monkeypatch: pytest.MonkeyPatch, er
     def judge(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("minigpt.judge.verdict.read_original", judge)
+    monkeypatch.setattr("minigpt.judge.original.read_original", judge)
     assert "there is not enough memory for this: " in complaint(run("parity"))
 
 

@@ -10,7 +10,7 @@ from helpers import assert_within, random_ids, small_model
 
 from minigpt import NormError, Recipe
 from minigpt.judge.look import look
-from minigpt.judge.original import Recorder
+from minigpt.judge.reference import Recorder
 
 
 def test_the_figures_are_those_of_the_inputs() -> None:

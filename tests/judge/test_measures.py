@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minigpt.judge.measures import Distance, LogitsMeter, over_floor
+from minigpt.judge.measures import Distance, LogitsMeter, against_noise_floor
 
 
 def distance(*pairs: tuple[Tensor, Tensor]) -> Distance:
@@ -66,6 +66,9 @@ def test_a_nan_logit_shows_in_every_figure_that_a_verdict_uses() -> None:
     broken[1][2, 5] = math.nan
     for texts in ((broken, whole), (whole, broken)):
         found = read(*texts)
-        logits, distribution = over_floor(found.distance, Distance()), found.distribution()
+        logits, distribution = (
+            against_noise_floor(found.distance, found.without_shift, Distance()),
+            found.distribution(),
+        )
         figures = (logits.rms_error, logits.max_abs_error, logits.ratio, distribution.kl_max, distribution.kl_mean)
         assert all(map(math.isnan, figures))

@@ -8,7 +8,7 @@ from checkpoints import largest_difference, reference, saved, tokens
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 
-from minigpt.judge.original import Reference, judging
+from minigpt.judge.reference import Reference, judging
 
 CPU = torch.device("cpu")
 FLOAT32 = {"attention": "sdpa", "dtype": torch.float32, "device": CPU}

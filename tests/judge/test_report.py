@@ -1,24 +1,28 @@
 """The verdict and the budget, on reports made by hand; the word for the verdict; and the report as JSON."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import reference, saved
-from reports import fields, sample_report
+from reports import made, sample_report
 from torch import Tensor, nn
 
 import minigpt
-from minigpt.judge.measures import over_noise
-from minigpt.judge.original import Reference
-from minigpt.report.parity_report import QUANTITIES, Fields, ParityReport, judged, parse_budget
+from minigpt.judge.measures import noise_ratio
+from minigpt.judge.reference import Reference
+from minigpt.judge.rules import QUANTITIES, decide, parse_budget
+from minigpt.report.fields import Divergence
+from minigpt.report.parity_report import ParityReport
 
 PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
-MADE = fields(sample_report(2))
+MADE = made(sample_report(2))
 
 
 @pytest.mark.parametrize(
@@ -36,24 +40,23 @@ MADE = fields(sample_report(2))
     ],
 )
 def test_at_most_twice_the_noise_floor(rms_error: float, noise_floor: float, passes: bool) -> None:
-    ratio = over_noise(rms_error, noise_floor, 1.0)
-    verdict_is(passes, MADE | {"logits": Fields(MADE.logits, rms_error=rms_error, ratio=ratio)})
+    ratio = noise_ratio(rms_error, noise_floor, 1.0)
+    verdict_is(passes, replace(MADE, logits=replace(MADE.logits, rms_error=rms_error, ratio=ratio)))
     verdict_is(
-        over_noise(rms_error, noise_floor, 1.0) <= 4,
-        MADE | {"decoding": Fields(MADE.decoding, rms_error=rms_error, ratio=ratio)},
+        noise_ratio(rms_error, noise_floor, 1.0) <= 4,
+        replace(MADE, decoding=replace(MADE.decoding, rms_error=rms_error, ratio=ratio)),
     )
 
 
 @pytest.mark.parametrize(("within_noise"), [True, False])
 def test_greedy_tokens_may_part_only_within_the_noise(within_noise: bool) -> None:
-    parting = Fields(prompt=3, token=17, candidate_id=4, reference_id=5, margin=0.5, noise=1.0)
-    parting["within_noise"] = within_noise
-    verdict_is(within_noise, MADE | {"greedy": Fields(MADE.greedy, first_divergence=parting)})
+    parting = Divergence(3, 17, candidate_id=4, reference_id=5, margin=0.5, noise=1.0, within_noise=within_noise)
+    verdict_is(within_noise, replace(MADE, greedy=replace(MADE.greedy, first_divergence=parting)))
 
 
-def verdict_is(passes: bool, found: dict[str, Any]) -> None:
+def verdict_is(passes: bool, measured: ParityReport) -> None:
     """The verdict, and reasons that are sentences; in the JSON too."""
-    report = judged(found, {})
+    report = decide(measured, {})
     assert report.passed is passes, report.reasons
     written = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert written["verdict"] == ("pass" if passes else "fail")
@@ -81,26 +84,30 @@ def test_what_cannot_be_read_is_named(text: str) -> None:
 
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_a_limit_is_kept_up_to_itself(quantity: str) -> None:
-    made = fields(sample_report(2, passing=False))
-    measured = QUANTITIES[quantity](made)
+    wrong = made(sample_report(2, passing=False))
+    measured = QUANTITIES[quantity](wrong)
     for limit, kept in ((measured, True), (math.nextafter(measured, math.inf), True), (measured / 2, False)):
-        report = judged(made, {quantity: limit})
-        assert report.budget == [{"quantity": quantity, "limit": limit, "measured": measured, "kept": kept}]
+        report = decide(wrong, {quantity: limit})
+        assert [dataclasses.asdict(line) for line in report.budget or ()] == [
+            {"quantity": quantity, "limit": limit, "measured": measured, "kept": kept}
+        ]
         assert report.passed is kept
         assert report.reasons == [] or quantity in report.reasons[0]
 
 
 @pytest.mark.parametrize("decoded", [7.0, math.nan])
 def test_errors_of_the_logits_are_those_as_decoded_where_they_are_larger(decoded: float) -> None:
-    worse = Fields(MADE | {"decoding": Fields(rms_error=decoded, ratio=3 * decoded, max_abs_error=math.inf)})
+    errors = replace(MADE.logits, rms_error=decoded, ratio=3 * decoded, max_abs_error=math.inf)
+    worse = replace(MADE, decoding=errors)
     for quantity, wanted in {"rms": decoded, "ratio": 3 * decoded, "max": math.inf}.items():
         assert QUANTITIES[quantity](worse) == pytest.approx(wanted, nan_ok=True)
-    better = Fields(MADE | {"decoding": Fields(rms_error=0.0)})
+    better = replace(MADE, decoding=replace(MADE.logits, rms_error=0.0))
     assert QUANTITIES["rms"](better) == MADE.logits.rms_error
 
 
 def test_what_is_not_a_number_is_never_kept() -> None:
-    assert not judged(MADE | {"distribution": Fields(MADE.distribution, kl_mean=math.nan)}, {"kl": 1e9}).passed
+    broken = replace(MADE, distribution=replace(MADE.distribution, kl_mean=math.nan))
+    assert not decide(broken, {"kl": 1e9}).passed
 
 
 # PASS, FAIL, DIFFERENT

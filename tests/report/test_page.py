@@ -28,7 +28,7 @@ OPTIONAL = (
 )  # fmt: skip
 
 # Numbers of the report that the page tells in another way: by a drawing, or not at all.
-NOT_FIGURES = ("versions", "new_from", "speed", "first_off_place")
+NOT_FIGURES = ("versions", "new_from", "speed", "first_off_place", "rows")
 
 
 class Parsed(HTMLParser):

@@ -3,28 +3,32 @@
 import html
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from reports import divergence, fields, sample_report
+from reports import divergence, made, sample_report
 from rich.console import Console
 
+from minigpt.judge.rules import decide
+from minigpt.report.fields import Divergence, Greedy, LogitsError
 from minigpt.report.numerals import brief, precise, uncertain
-from minigpt.report.parity_report import Fields, ParityReport, judged
+from minigpt.report.parity_report import ParityReport
 from minigpt.report.parity_summary import parity_summary
 
-MADE = fields(sample_report(2))
+MADE = made(sample_report(2))
 
 
 def report_with(**parts: Any) -> ParityReport:
     """A passing report in which these parts are others."""
-    return judged(MADE | parts, {})
+    return decide(replace(MADE, **parts), {})
 
 
 def failing() -> ParityReport:
-    logits = Fields(max_abs_error=0.875, rms_error=0.0456, scale=1.5, noise_floor_max=0.25, noise_floor_rms=0.0152)
-    return report_with(logits=Fields(logits, ratio=3.0), bisect=None)
+    logits = LogitsError(0.875, 0.0456, 1.5, noise_floor_max=0.25, noise_floor_rms=0.0152, ratio=3.0,
+                         ratio_without_shift=3.0)  # fmt: skip
+    return report_with(logits=logits, bisect=None)
 
 
 def shown(report: ParityReport, width: int = 400) -> str:
@@ -58,8 +62,8 @@ def test_the_figures_are_the_reports() -> None:
 
 @pytest.mark.parametrize(("within_noise", "told"), [(True, "within the noise"), (False, "beyond the noise")])
 def test_where_greedy_decoding_parts(within_noise: bool, told: str) -> None:
-    parting = Fields(divergence(), within_noise=within_noise)
-    text = shown(report_with(greedy=Fields(tokens_compared=82, first_divergence=parting)))
+    parting = Divergence(**divergence() | {"within_noise": within_noise})
+    text = shown(report_with(greedy=Greedy(82, parting)))
     for part in ("prompt 2", "token 17", told, brief(parting.margin), brief(parting.noise)):
         assert part in text
 
@@ -70,8 +74,8 @@ def test_names_are_shown_as_they_are(name: str) -> None:
 
 
 def test_figures_that_are_not_finite_are_no_crash() -> None:
-    logits = Fields(MADE.logits, rms_error=math.nan, ratio=math.nan, max_abs_error=math.inf)
-    distribution = Fields(MADE.distribution, perplexity_candidate=math.nan, kl_max=math.inf)
+    logits = replace(MADE.logits, rms_error=math.nan, ratio=math.nan, max_abs_error=math.inf)
+    distribution = replace(MADE.distribution, perplexity_candidate=math.nan, kl_max=math.inf)
     text = shown(report_with(logits=logits, distribution=distribution))
     assert text.startswith("FAIL")
     assert "not finite" in text

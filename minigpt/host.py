@@ -1,0 +1,142 @@
+"""What the lab needs of a model: its norms and what each computes, its blocks and its embedding.
+
+A model is any module that computes logits of ids. Nothing here knows GPT-2: a norm site is a path in a tree of modules.
+
+C embedding.
+"""
+
+import copy
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+KINDS = ("layer_norm", "rms_norm")
+EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps")
+EPS_VALUES = (1e-5, 1e-6, 1e-8, 1e-12, 0.0)  # of a norm that names none
+LOOKS_LIKE_A_NORM = re.compile(r"norm|(^|_)ln(_|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class NormSite:
+    """What the norm at a site computes.
+
+    Attributes:
+        kind: "layer_norm", "rms_norm" or "other".
+        eps: under the root; None for another kind.
+        adds_one: whether it multiplies by 1 + weight.
+    """
+
+    kind: str
+    eps: float | None = None
+    adds_one: bool = False
+
+
+@dataclass(frozen=True)
+class Host:
+    """A causal language model as the lab sees it.
+
+    Attributes:
+        prefix: of the paths of all places, which are named without it: "transformer." of transformers' GPT-2.
+        sites: the paths of its norms.
+        blocks: the paths of its blocks.
+        embedding: the path of its token embedding.
+    """
+
+    model: nn.Module
+    prefix: str
+    sites: list[str]
+    blocks: list[str]
+    embedding: str
+
+    @property
+    def root(self) -> nn.Module:
+        """The module under the prefix."""
+        return self.model.get_submodule(self.prefix.rstrip("."))
+
+    def norms(self) -> dict[str, nn.Module]:
+        """Return the modules at the norms' sites."""
+        return {site: self.root.get_submodule(site) for site in self.sites}
+
+    def logits(self, input_ids: Tensor) -> Any:
+        """Return what the model computes of ids (B, T)."""
+        returned = self.model(input_ids)
+        return getattr(returned, "logits", returned)
+
+
+def host_of(model: nn.Module) -> Host:
+    """Return a model of transformers, or one of minigpt, as a host."""
+    paths = {path: module for path, module in model.named_modules() if path}
+    prefix = prefix_of(model, ["h.0.ln_1"]) or ""
+    lists = [(len(module), -len(path), path) for path, module in paths.items() if isinstance(module, nn.ModuleList)]
+    blocks = max(lists, default=(0, 0, ""))[2]
+    sites = [path for path in paths if path.startswith(prefix) and _is_norm(path, paths[path], paths)]
+    norm_modules: Any = getattr(model, "norm_modules", None)  # of our own models, whose norms may have no Parameters
+    if norm_modules is not None:
+        sites = list(norm_modules())
+    embedding = next((path for path, module in paths.items() if isinstance(module, nn.Embedding)), "")
+    members = [f"{blocks}.{i}" for i in range(len(paths[blocks]))] if blocks else []  # pyright: ignore[reportArgumentType]
+    return Host(
+        model, prefix, [site.removeprefix(prefix) for site in sites],
+        [block.removeprefix(prefix) for block in members], embedding.removeprefix(prefix),
+    )  # fmt: skip
+
+
+def prefix_of(model: nn.Module, places: Iterable[str]) -> str | None:
+    """Return the prefix under which a module has all of these places; None if it has not."""
+    places = list(places)
+    paths = {path for path, _ in model.named_modules()}
+    ends = (path for path in paths if places and (path == places[0] or path.endswith(f".{places[0]}")))
+    prefixes = (path.removesuffix(places[0]) for path in ends)
+    return next((prefix for prefix in prefixes if all(prefix + place in paths for place in places)), None)
+
+
+def _is_norm(path: str, module: nn.Module, paths: dict[str, nn.Module]) -> bool:
+    """Return True for the outermost module that has parameters of rows only, and looks or computes like a norm."""
+    if any(parameter.ndim > 1 for parameter in module.parameters()) or isinstance(module, nn.ModuleList | nn.Dropout):
+        return False
+    names = LOOKS_LIKE_A_NORM.search(path.rpartition(".")[2]) or LOOKS_LIKE_A_NORM.search(type(module).__name__)
+    parent = paths.get(path.rpartition(".")[0])
+    is_inner = parent is not None and not any(parameter.ndim > 1 for parameter in parent.parameters())
+    return bool(names) and not is_inner
+
+
+def norm_site(norm: nn.Module, width: int) -> NormSite:
+    """Return what a norm computes, found by comparing it with formulas on random rows (8, width)."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    sizes = torch.logspace(-4, 1, 8)[:, None]  # small rows show the eps
+    rows = sizes * (torch.randn(8, width, generator=generator, device="cpu") + 0.5)
+    weight = torch.rand(width, generator=generator, device="cpu") + 0.5
+    bias = torch.randn(width, generator=generator, device="cpu")
+    trial = copy.deepcopy(norm).to(device="cpu", dtype=torch.float32).eval()
+    parameters = {"weight": weight, "bias": bias}
+    with torch.no_grad():
+        for role, values in parameters.items():
+            if isinstance(parameter := getattr(trial, role, None), nn.Parameter):
+                parameter.copy_(values)
+        output = trial(rows[None])[0]
+    has_weight, has_bias = (isinstance(getattr(trial, role, None), nn.Parameter) for role in ("weight", "bias"))
+    named = [float(eps) for name in EPS_NAMES if isinstance(eps := getattr(norm, name, None), float | int)]
+    for kind, adds_one, eps in itertools.product(KINDS, (False, True)[: 1 + has_weight], named or EPS_VALUES):
+        scale = weight + adds_one if has_weight else None
+        expected = exact_norm(rows, kind, scale, bias if has_bias else None, eps)
+        if bool(((output - expected).abs() <= 1e-4 * expected.abs().amax(-1, keepdim=True)).all()):
+            return NormSite(kind, eps, adds_one)
+    return NormSite("other")
+
+
+def exact_norm(
+    x: Float[Tensor, "*dims embd"], kind: str, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Float[Tensor, "*dims embd"]:
+    """Return the norm of a kind, in float64."""
+    weight, bias = (None if parameter is None else parameter.double() for parameter in (weight, bias))
+    if kind == "layer_norm":
+        return F.layer_norm(x.double(), x.shape[-1:], weight, bias, eps)
+    y = F.rms_norm(x.double(), x.shape[-1:], weight, eps)
+    return y if bias is None else y + bias

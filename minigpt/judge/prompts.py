@@ -1,0 +1,141 @@
+"""What the models read: the prompts, and longer texts in windows of the context."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import torch
+
+from minigpt.config import GPT2Config
+from minigpt.errors import CheckpointError, GenerationError
+from minigpt.generation import prompt_ids
+from minigpt.judge.perplexity import windows_of
+from minigpt.judge.truth import Sample
+from minigpt.model.checks import check_inputs
+from minigpt.tokenizer import Tokenizer
+
+# Like the demo's training text, but not from it, so the model is unsure and a change shows. Any GPT-2 can read them.
+PROMPTS = (
+    "Once upon a time there was a young gardener named Tom, who found a silver coin in the forest. His sister laughed.",
+    "The old shepherd gave the lantern to the gardener, and the gardener gave it to Mara.",
+    "Then Mara came to Tom.",
+    "One Sunday, a silver coin",
+)
+PEOPLE = ("Tom", "Mara", "the old shepherd", "the young gardener", "his sister", "the miller")
+DEEDS = ("gave the lantern to", "found the silver coin before", "laughed at", "went into the forest with", "waited for")
+
+MOST_LONG = 1024  # tokens of the built-in text that fills the context
+MOST_LONG_WORK = 2e11  # its tokens times the model's weights: float64 reads 100 to 200 of these a nanosecond
+MOST_WALK_WORK = 4e9  # the same for a walk over a whole vocabulary
+MOST_LOGITS = 2**27  # numbers of a text's true logits that are kept: 2,670 tokens of GPT-2, 131,072 of the demo
+
+Prompts = Sequence[str] | Sequence[Sequence[int]]
+
+
+class Chosen(NamedTuple):
+    """Prompts.
+
+    Attributes:
+        ids: their tokens.
+        described: in words.
+        tokenizer: the checkpoint's, if it has one.
+        prose: the tokens of the built-in long text, if the model can read it.
+    """
+
+    ids: list[list[int]]
+    described: str
+    tokenizer: Tokenizer | None
+    prose: Sequence[int] = ()
+
+
+def read_prompts(place: Path, prompts: Prompts, config: GPT2Config) -> Chosen:
+    """Return the token ids of prompts. An empty text is end-of-text, with which a document starts.
+
+    Raises:
+        CheckpointError: if prompts are texts and there is no tokenizer for them.
+        GenerationError: if there is no prompt, or one is an empty list, too long, or outside the vocabulary.
+    """
+    if isinstance(prompts, str) or len(prompts) == 0:
+        raise GenerationError(f"prompts must be a list of texts, or of lists of token ids, got {prompts!r}")
+    if isinstance(prompts[0], str):
+        tokenizer = Tokenizer.from_pretrained(place)
+        ids = [prompt_ids(tokenizer, text) for text in cast("Sequence[str]", prompts)]
+        described = f"{len(ids)} text{'s' if len(ids) > 1 else ''}"
+    else:
+        tokenizer = _tokenizer(place)
+        ids = [list(prompt) for prompt in cast("Sequence[Sequence[int]]", prompts)]
+        described = f"{len(ids)} lists of ids"
+    for i, prompt in enumerate(ids):
+        try:
+            check_inputs(config, torch.tensor([prompt], dtype=torch.long), None, None, None)
+        except GenerationError as error:
+            raise GenerationError(f"prompt {i}: {error}") from error
+    return Chosen(ids, described, tokenizer)
+
+
+def default_prompts(place: Path, config: GPT2Config) -> Chosen:
+    """Return the built-in texts, or random ids if the model cannot read those."""
+    try:
+        chosen = read_prompts(place, PROMPTS, config)
+        prose = cast("Tokenizer", chosen.tokenizer).encode(long_text())
+        return chosen._replace(described=f"{len(PROMPTS)} built-in texts", prose=prose)
+    except CheckpointError as error:
+        why = str(error)
+    except GenerationError:
+        why = "the default texts do not fit it"
+    length = min(24, max(1, config.n_positions // 2))
+    ids = torch.randint(config.vocab_size, (4, length), generator=torch.Generator().manual_seed(0)).tolist()
+    return Chosen(ids, f"4 sequences of random ids, since {why}", _tokenizer(place))
+
+
+def _tokenizer(place: Path) -> Tokenizer | None:
+    try:
+        return Tokenizer.from_pretrained(place)
+    except CheckpointError:
+        return None
+
+
+def long_text() -> str:
+    """Return the built-in text of which the first tokens are read."""
+    sentences = itertools.product(PEOPLE, DEEDS, PEOPLE)
+    return " ".join(f"{who[0].upper()}{who[1:]} {did} {whom}." for who, did, whom in sentences if who != whom)
+
+
+def built_in_windows(prompts: Chosen, config: GPT2Config, weights: int) -> list[Sample]:
+    """Return a text that fills the context, half prose and half a walk over tokens that no other text has.
+
+    The vocabulary of a small model is walked whole, in more windows.
+
+    Args:
+        weights: how many numbers the model has.
+    """
+    length = min(config.n_positions, MOST_LONG, max(2, int(MOST_LONG_WORK / weights)))
+    if length < 2:
+        return []
+    prose = list(prompts.prose[: length // 2])
+    read = {*prose, *itertools.chain.from_iterable(prompts.ids)}
+    shuffled = torch.randperm(config.vocab_size, generator=torch.Generator().manual_seed(0)).tolist()
+    walk = [token for token in shuffled if token not in read]
+    first = (prose + walk)[:length]
+    first = (first * (1 + length // len(first)))[:length]
+    rest = walk[length - len(prose) :]
+    if len(rest) * weights > MOST_WALK_WORK:
+        rest = []
+    return [Sample.whole(ids) for ids in (first, *(rest[i : i + length] for i in range(0, len(rest), length)))]
+
+
+def file_windows(ids: list[int], config: GPT2Config) -> list[Sample]:
+    """Return the windows of a text, as many as there is room for their logits.
+
+    Each compares the logits of its new part. The last of them predicts a token of the next window, so the distribution
+    does not count it.
+    """
+    windows, room = [], MOST_LOGITS // config.vocab_size
+    for start, first, end in windows_of(len(ids), config.n_positions):
+        room -= end - first
+        if room < 0 and windows:
+            break
+        compared = slice(first - 1 - start, end - start)
+        windows.append(Sample(ids[start:end], end - start, compared, end - first, start))
+    return windows

@@ -1,0 +1,161 @@
+"""transformers' own model: it reads texts, writes after prompts, and shows what its norms and blocks compute.
+
+B batch, T tokens, V vocabulary, C embedding.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from minigpt.checkpoint import Files
+from minigpt.device import full_products
+from minigpt.errors import CheckpointError, listing
+from minigpt.host import host_of
+from minigpt.judge.truth import Sample
+from minigpt.model.masking import left_padded
+
+BATCH = 8  # prompts written at once: a step costs hardly more for 8 rows than for one
+
+
+@contextlib.contextmanager
+def judging() -> Iterator[None]:
+    """Compute without gradients, with ``full_products``."""
+    with full_products(), torch.no_grad():
+        yield
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Turn off the log messages and progress bars of transformers."""
+    from transformers.utils import logging
+
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
+
+
+class Reference:
+    """transformers' GPT-2 with the weights of a checkpoint, rounded to ``dtype``, which computes in ``compute``.
+
+    It reads the checkpoint's tensors itself, under their own names, so that a fault in our loading shows.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        *,
+        attention: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        compute: torch.dtype | None = None,
+    ) -> None:
+        from transformers import AutoModelForCausalLM, GPT2Config  # imported here, since it takes five seconds
+
+        files = Files.at(place)
+        config = GPT2Config.from_json_file(files.folder / "config.json")
+        if (compute or dtype) == torch.float64:
+            config.reorder_and_upcast_attn = False  # it would compute the scores in float32
+        config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
+        with quiet_transformers(), torch.device("meta"):  # shapes only: the values come from the file
+            model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        tensors, parameters = files.tensors()[0], dict(model.named_parameters(remove_duplicate=False))
+        for name in list(tensors):
+            tensor, known = tensors.pop(name), name if name in parameters else f"transformer.{name}"
+            if known not in parameters:
+                continue  # a causal mask, which older files hold
+            value = tensor.to(dtype).to(device, compute or dtype)
+            owner, _, role = known.rpartition(".")
+            model.get_submodule(owner).register_parameter(role, nn.Parameter(value, requires_grad=False))
+        model.tie_weights()
+        if unset := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+            raise CheckpointError(f"{place} has no {listing(unset)}, so transformers cannot read it")
+        self.model, self.device = model.eval(), device
+        self.host = host_of(self.model)
+
+    def __call__(self, input_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq vocab"]:
+        """Return logits (B, T, V) of a batch without padding."""
+        return self.model(input_ids).logits
+
+    def write(
+        self, prompts: list[list[int]], most: int, ends: Sequence[int]
+    ) -> tuple[list[Sample], list[Float[Tensor, "new vocab"]]]:
+        """Continue the prompts greedily, up to their end or the context's; return the logits of what is written too."""
+        samples = [Sample.whole(prompt) for prompt in prompts]
+        logits = [torch.empty(0, self.model.config.vocab_size, device=self.device) for _ in prompts]
+        context = self.model.config.n_positions
+        for new, batch in batches([min(most, context - len(prompt)) for prompt in prompts]):
+            ids, mask = left_padded([prompts[i] for i in batch], self.device)  # both (B, T)
+            read, steps = self.reader(), []
+            for _ in range(new):
+                steps.append(read(ids, mask))  # (B, V)
+                ids = steps[-1].argmax(-1, keepdim=True)
+                mask = torch.cat([mask, mask.new_ones(len(batch), 1)], dim=1)
+            rows = torch.stack(steps, dim=1)  # (B, new, V)
+            for row, i in zip(rows, batch, strict=True):
+                written = until_end(row.argmax(-1).tolist(), ends)
+                samples[i] = Sample.whole(prompts[i] + written, len(prompts[i]))
+                logits[i] = row[: len(written)].clone()
+        return samples, logits
+
+    def reader(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return a function of more ids (B, T) and the mask (B, all) of all so far; it returns logits (B, V)."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+
+        def read(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
+            return self.model(
+                input_ids, cache, attention_mask=attention_mask, position_ids=positions, use_cache=True,
+                logits_to_keep=1,
+            ).logits[:, -1]  # fmt: skip
+
+        return read
+
+
+def batches(lengths: list[int]) -> Iterator[tuple[int, list[int]]]:
+    """Group texts that are written together: a length above 0, and the numbers of up to ``BATCH`` texts of it."""
+    for length in sorted(set(lengths) - {0}):
+        numbers = [i for i, other in enumerate(lengths) if other == length]
+        yield from ((length, numbers[start : start + BATCH]) for start in range(0, len(numbers), BATCH))
+
+
+def until_end(new: list[int], ends: Sequence[int]) -> list[int]:
+    """Return the new tokens of a row up to the first that ends it."""
+    last = next((i for i, token in enumerate(new) if token in ends), len(new))
+    return new[: last + 1]
+
+
+class Recorder:
+    """Keeps the last input and output of chosen norms and blocks, in the order of the data, while it is active."""
+
+    def __init__(self, model: nn.Module, places: Iterable[str]) -> None:
+        self.modules = {place: model.get_submodule(place) for place in places}
+        self.inputs: dict[str, Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
+
+    def __enter__(self) -> Self:
+        self.hooks = [
+            module.register_forward_hook(partial(self._keep, place)) for place, module in self.modules.items()
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def _keep(self, place: str, _: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+        self.inputs[place] = args[0]
+        self.outputs[place] = output if isinstance(output, Tensor) else output[0]  # blocks may return a tuple

@@ -1,0 +1,287 @@
+"""What transformers says of a checkpoint, as plain data, and the file that keeps it.
+
+B batch, T tokens, V vocabulary, C embedding.
+"""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from minigpt.checkpoint.norms import is_frozen
+from minigpt.config import GPT2Config
+from minigpt.device import dtype_name, resolve_device, resolve_dtype
+from minigpt.errors import CheckpointError, MiniGPTError
+from minigpt.host import exact_norm
+from minigpt.judge.measures import Distance
+from minigpt.tokenizer import Tokenizer
+
+VERSION = 2  # of the file
+PLAIN = (  # fields that JSON holds as they are
+    "source", "attention", "versions", "described", "text_file", "text_ids", "losses", "sites", "blocks", "noise",
+    "gradient_noise", "reference_ms", "position_noise",
+)  # fmt: skip
+FOR_OTHERS = ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max")  # beside ``load_truth``
+
+
+@dataclasses.dataclass
+class Sample:
+    """A text that every model reads at once, and what transformers in float64 says of it.
+
+    Attributes:
+        ids: a prompt and what transformers writes after it, or a window of a text.
+        new_from: the length of the prompt; of a window all of it.
+        compared: the positions whose logits are compared.
+        counted: of how many of these the distribution counts. A later window of the text has the others.
+        start: where a window begins in its text.
+        truth: the true logits of the compared positions (T, V).
+        inputs, outputs: the true input (T, C) of each norm, and the output of each block; empty if there is no room.
+    """
+
+    ids: list[int]
+    new_from: int
+    compared: slice
+    counted: int
+    start: int = 0
+    truth: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0, 0))
+    inputs: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    outputs: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def whole(cls, ids: list[int], new_from: int | None = None) -> "Sample":
+        """Return a text whose logits are all compared."""
+        return cls(ids, len(ids) if new_from is None else new_from, slice(0, len(ids)), len(ids))
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.ids[: self.new_from]
+
+    @property
+    def written(self) -> list[int]:
+        """What transformers writes greedily after the prompt."""
+        return self.ids[self.new_from :]
+
+    @property
+    def targets(self) -> list[int]:
+        """The tokens whose loss counts: those of the prompt, or of the window's new part, from the second on."""
+        return self.ids[self.compared.start + 1 : self.new_from]
+
+    @property
+    def before_new(self) -> slice:
+        """The positions that predict what was written."""
+        return slice(self.new_from - 1, len(self.ids) - 1)
+
+
+class TrueNorm(NamedTuple):
+    """A norm of the original, in float64."""
+
+    kind: str
+    weight: Float[Tensor, " embd"]
+    bias: Float[Tensor, " embd"] | None
+    eps: float
+
+    def __call__(self, x: Float[Tensor, "*dims embd"]) -> Float[Tensor, "*dims embd"]:
+        return exact_norm(x, self.kind, self.weight, self.bias, self.eps)
+
+
+@dataclasses.dataclass
+class Truth:
+    """What transformers says of a checkpoint.
+
+    Attributes:
+        source, place, attention, device, dtype, config: what was read, and how.
+        versions: of what read it.
+        described: the prompts in words.
+        tokenizer: the checkpoint's, if it has one.
+        prompts: the prompts and what transformers writes after them.
+        windows: of the text file, or the built-in texts; empty if prompts alone were given.
+        text_file, text_ids: the text file and its tokens; None and empty without one.
+        losses: tokens and loss of each window of the whole text file, by minigpt in reference arithmetic.
+        sites, blocks: the norms and the blocks, in the order of the data.
+        norms: the original's norms.
+        noise: the relative RMS error of transformers at each norm and block.
+        noise_floor, decoding_floor, window_floors: how far transformers at the dtype is from its float64 self: on the
+            prompts, on tokens read one by one, on each window.
+        position_noise: the largest RMS error of transformers at a position of the windows.
+        bitwise_error: how far minigpt in reference arithmetic is from transformers.
+        gradients, gradient_noise: by Parameter; None if the caller did not ask for them.
+        reference_ms: the time of one forward over the longest prompt.
+    """
+
+    source: str
+    place: Path
+    attention: str
+    device: torch.device
+    dtype: torch.dtype
+    config: GPT2Config
+    described: str
+    tokenizer: Tokenizer | None
+    text_file: str | None
+    text_ids: list[int]
+    prompts: list[Sample] = dataclasses.field(default_factory=list)
+    windows: list[Sample] = dataclasses.field(default_factory=list)
+    versions: dict[str, Any] = dataclasses.field(default_factory=dict)
+    losses: list[Sequence[float]] = dataclasses.field(default_factory=list)
+    sites: list[str] = dataclasses.field(default_factory=list)
+    blocks: list[str] = dataclasses.field(default_factory=list)
+    norms: dict[str, TrueNorm] = dataclasses.field(default_factory=dict)
+    noise: dict[str, float] = dataclasses.field(default_factory=dict)
+    noise_floor: Distance = dataclasses.field(default_factory=Distance)
+    decoding_floor: Distance = dataclasses.field(default_factory=Distance)
+    bitwise_error: Distance = dataclasses.field(default_factory=Distance)
+    window_floors: list[Distance] = dataclasses.field(default_factory=list)
+    position_noise: float = 0.0
+    gradients: dict[str, Tensor] | None = None
+    gradient_noise: dict[str, float] = dataclasses.field(default_factory=dict)
+    reference_ms: float = 0.0
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The prompts, then the windows."""
+        return [*self.prompts, *self.windows]
+
+    @property
+    def longest(self) -> Sample:
+        """The longest prompt with what transformers writes after it."""
+        return max(self.prompts, key=lambda prompt: len(prompt.ids))
+
+    @property
+    def norm(self) -> str:
+        """The name of the norm that transformers computes: a checkpoint of frozen norms says so by its huge eps."""
+        return "frozen" if is_frozen(self.norms[self.sites[-1]].eps) else "fused"
+
+    @property
+    def reads_file(self) -> bool:
+        """Whether the windows are of a text file."""
+        return self.text_file is not None
+
+    def tensor(self, ids: list[int]) -> Int[Tensor, "1 seq"]:
+        """Return token ids as a batch of one on the original's device."""
+        return torch.tensor([ids], device=self.device)
+
+    def targets(self, sample: Sample) -> Int[Tensor, " targets"]:
+        """Return a text's targets on the original's device."""
+        return torch.tensor(sample.targets, dtype=torch.long, device=self.device)
+
+    def text(self, ids: list[int]) -> str | None:
+        """Return the text of tokens, or None without a tokenizer."""
+        if self.tokenizer is None or max(ids, default=0) >= self.tokenizer.vocab_size:
+            return None
+        return self.tokenizer.decode(ids)
+
+    def true_outputs(self, sample: Sample) -> dict[str, Float[Tensor, "seq embd"]]:
+        """Return the true output of every norm, and the residual stream after every block."""
+        return {site: self.norms[site](x) for site, x in sample.inputs.items()} | sample.outputs
+
+    # The record
+
+    def save(self, file: str | Path) -> None:
+        """Write the original to a safetensors file: the record that ``load`` reads, and other programs too.
+
+        For each text N it has ``ids.N`` (T), ``logits.N`` (T, V) in float64, and the true output of every norm and
+        block, ``h.3.ln_1.N`` and ``h.3.N`` (T, C). Keys that begin with ``kept.`` are for ``load``.
+
+        Raises:
+            MiniGPTError: if it cannot be written.
+        """
+        tensors: dict[str, Tensor] = {}
+        for n, sample in enumerate(self.samples):
+            tensors |= {f"ids.{n}": torch.tensor(sample.ids), f"logits.{n}": sample.truth.double()}
+            tensors |= {f"{place}.{n}": x for place, x in self.true_outputs(sample).items()}
+            tensors |= {f"kept.{site}.{n}": x for site, x in sample.inputs.items() if site not in self._streams}
+        for site, norm in self.norms.items():
+            tensors |= {
+                f"kept.{site}.{role}": x for role in ("weight", "bias") if (x := getattr(norm, role)) is not None
+            }
+        tensors |= {f"kept.gradient.{name}": x for name, x in (self.gradients or {}).items()}
+        floors = (self.noise_floor, self.decoding_floor, self.bitwise_error, *self.window_floors)
+        state = {name: getattr(self, name) for name in PLAIN} | {
+            "version": VERSION, "model": self.source, "place": str(self.place), "dtype": dtype_name(self.dtype),
+            "config": self.config.to_dict(),
+            "norms": {site: (norm.kind, norm.eps) for site, norm in self.norms.items()},
+            "noise_floor_rms": self.noise_floor.rms, "noise_floor_max": self.noise_floor.largest,
+            "prompt_texts": len(self.prompts), "streams": self._streams,
+            "texts": [[s.new_from, s.compared.start, s.compared.stop, s.counted, s.start] for s in self.samples],
+            "distances": [dataclasses.astuple(floor) for floor in floors],
+        }  # fmt: skip
+        told = {name: value if isinstance(value := state[name], str) else json.dumps(value) for name in FOR_OTHERS}
+        flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        try:
+            save_file(flat, file, metadata={"format": "pt", "minigpt": json.dumps(state)} | told)
+        except (OSError, SafetensorError) as error:
+            raise MiniGPTError(f"cannot write {file}: {error}") from error
+
+    @property
+    def _streams(self) -> dict[str, str]:
+        """For each norm whose input is the output of a block, the block."""
+        sample = next((sample for sample in self.prompts if sample.inputs), None)
+        if sample is None:
+            return {}
+        blocks = {x.data_ptr(): block for block, x in sample.outputs.items()}
+        return {site: blocks[x.data_ptr()] for site, x in sample.inputs.items() if x.data_ptr() in blocks}
+
+
+def load_truth(file: str | Path, device: str | torch.device | None = None) -> Truth:
+    """Return what ``Truth.save`` wrote. transformers need not be installed.
+
+    Raises:
+        CheckpointError: if the file is not such a record, or another version of minigpt wrote it.
+    """
+    place = resolve_device(device)
+    try:
+        with safe_open(file, "pt", device=str(place)) as record:
+            state = json.loads((record.metadata() or {})["minigpt"])
+            tensors = {name: record.get_tensor(name) for name in record.keys()}  # noqa: SIM118
+        if state.get("version") != VERSION:
+            raise CheckpointError(f"{file} is a record of another version of minigpt; write it again with --record")
+        return _truth(state, tensors, place)
+    except MiniGPTError:
+        raise
+    except KeyError as error:
+        raise CheckpointError(f"{file} is not a record of minigpt parity --record: it has no {error}") from error
+    except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is not a record of minigpt parity --record: {error}") from error
+
+
+def _truth(state: dict[str, Any], tensors: dict[str, Tensor], device: torch.device) -> Truth:
+    samples = []
+    for n, (new_from, first, end, counted, start) in enumerate(state["texts"]):
+        outputs = {block: tensors[f"{block}.{n}"] for block in state["blocks"] if f"{block}.{n}" in tensors}
+        inputs = {
+            site: outputs[stream] if (stream := state["streams"].get(site)) else tensors[f"kept.{site}.{n}"]
+            for site in (state["sites"] if outputs else ())
+        }
+        truth, ids = tensors[f"logits.{n}"], tensors[f"ids.{n}"].tolist()
+        samples.append(Sample(ids, new_from, slice(first, end), counted, start, truth, inputs, outputs))
+    floors = [Distance(*values) for values in state["distances"]]
+    gradients = {name.removeprefix("kept.gradient."): x for name, x in tensors.items() if "kept.gradient." in name}
+    tokenizer = None
+    with contextlib.suppress(MiniGPTError):
+        tokenizer = Tokenizer.from_pretrained(state["place"])
+    return Truth(
+        place=Path(state["place"]),
+        device=device,
+        dtype=cast("torch.dtype", resolve_dtype(state["dtype"])),
+        config=GPT2Config.from_dict(state["config"]),
+        tokenizer=tokenizer,
+        prompts=samples[: state["prompt_texts"]],
+        windows=samples[state["prompt_texts"] :],
+        norms={
+            site: TrueNorm(kind, tensors[f"kept.{site}.weight"], tensors.get(f"kept.{site}.bias"), eps)
+            for site, (kind, eps) in state["norms"].items()
+        },
+        noise_floor=floors[0],
+        decoding_floor=floors[1],
+        bitwise_error=floors[2],
+        window_floors=floors[3:],
+        gradients=gradients or None,
+        **{name: state[name] for name in PLAIN},
+    )

@@ -1,0 +1,446 @@
+"""The parts of a parity report, and questions to them. A report's JSON has the same names.
+
+Errors of norms and blocks are relative: the root of the mean, over tokens, of |difference|^2 / |truth|^2. KL divergence
+and loss are in nats a token. A field that ends in ``_se`` is a standard error.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
+
+Report = Mapping[str, Any]  # a parity report in JSON's own types
+
+
+class Part:
+    """A part of a report. Its fields are keys too, as in the JSON."""
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field; ``default`` if there is none of that name."""
+        return getattr(self, name, default)
+
+
+@dataclass(frozen=True)
+class LogitsError(Part):
+    """The distance of logits from the truth.
+
+    Attributes:
+        max_abs_error, rms_error: of the candidate.
+        scale: RMS of the true logits.
+        noise_floor_max, noise_floor_rms: the same errors of transformers at the dtype.
+        ratio: rms_error over noise_floor_rms.
+        ratio_without_shift: the same ratio after each position's mean difference is subtracted. A shift by one number
+            changes no probability.
+    """
+
+    max_abs_error: float
+    rms_error: float
+    scale: float
+    noise_floor_max: float
+    noise_floor_rms: float
+    ratio: float
+    ratio_without_shift: float
+
+
+@dataclass(frozen=True)
+class WorstPosition(Part):
+    """The position with the largest KL divergence.
+
+    Attributes:
+        window: the number of the window, or of the prompt.
+        position: in that window, from 0.
+        text: the last tokens up to that position; None without a tokenizer.
+    """
+
+    window: int
+    position: int
+    text: str | None
+
+
+@dataclass(frozen=True)
+class Distribution(Part):
+    """Next-token distributions against the truth: on the text file if there is one, else on the prompts.
+
+    Attributes:
+        top1_agreement: the share of positions with the same likeliest token.
+        top5_agreement: the share of the five likeliest tokens that both have.
+        kl_p90, kl_p99, kl_p999: percentiles of the KL divergence over positions.
+        perplexity_reference, perplexity_candidate: of these tokens.
+        loss_change: candidate minus truth.
+    """
+
+    tokens: int
+    top1_agreement: float
+    top1_agreement_se: float
+    top5_agreement: float
+    kl_mean: float
+    kl_mean_se: float
+    kl_median: float
+    kl_p90: float
+    kl_p99: float
+    kl_p999: float
+    kl_max: float
+    worst: WorstPosition
+    perplexity_reference: float
+    perplexity_candidate: float
+    loss_change: float
+    loss_change_se: float
+
+
+@dataclass(frozen=True)
+class Divergence(Part):
+    """A position at which the candidate chooses another token than transformers.
+
+    Attributes:
+        prompt, token: the number of the prompt, and of the new token.
+        margin: between the two best true logits there.
+        noise: the margin that noise can turn over.
+    """
+
+    prompt: int
+    token: int
+    candidate_id: int
+    reference_id: int
+    margin: float
+    noise: float
+    within_noise: bool
+    prompt_text: str | None = None
+    candidate_text: str | None = None
+    reference_text: str | None = None
+
+
+@dataclass(frozen=True)
+class Greedy(Part):
+    """Greedy tokens, up to the first difference in each text.
+
+    Attributes:
+        first_divergence: the first that noise does not explain, else the first.
+    """
+
+    tokens_compared: int
+    first_divergence: Divergence | None
+
+
+@dataclass(frozen=True)
+class NormSiteError(Part):
+    """The error at a norm.
+
+    Attributes:
+        local_error: of its output for the true input; None if the candidate cannot be asked.
+        propagated_error: of its output in the running model.
+        noise: the propagated error of transformers at the dtype.
+    """
+
+    site: str
+    local_error: float | None
+    propagated_error: float
+    noise: float
+    swapped: bool
+
+
+@dataclass(frozen=True)
+class BlockError(Part):
+    """The error of the residual stream after a block, and that of transformers at the dtype."""
+
+    block: str
+    error: float
+    noise: float
+
+
+@dataclass(frozen=True)
+class PlaceOff(Part):
+    """A norm or block whose output is off.
+
+    Attributes:
+        ratio: error over noise.
+        ratio_before: the ratio of the place before it; None if the error is beyond any noise.
+    """
+
+    place: str
+    error: float
+    noise: float
+    ratio: float
+    ratio_before: float | None = None
+
+
+@dataclass(frozen=True)
+class PositionOff(Part):
+    """The first window and position of a text whose logits are off.
+
+    Attributes:
+        token: the number of the token in the text.
+        error: RMS of the logits' error there.
+        noise: the largest of transformers at any position.
+        ratio: the window's RMS error over its noise floor.
+    """
+
+    window: int
+    position: int
+    token: int
+    error: float
+    noise: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class TextError(Part):
+    """Logits on a longer text, in windows of the context; of built-in texts if ``file`` is None."""
+
+    file: str | None
+    tokens: int
+    windows: int
+    window: int
+    logits: LogitsError
+    first_off: PositionOff | None
+
+
+@dataclass(frozen=True)
+class PerplexityChange(Part):
+    """The perplexity of a whole text file, in windows that overlap: of the original and of the candidate.
+
+    Attributes:
+        entropy: of the candidate's predictions, in nats, a mean over tokens.
+        rows: for each window, the tokens that count and the sum of their loss.
+    """
+
+    file: str
+    tokens: int
+    window: int
+    stride: int
+    reference: float
+    candidate: float
+    loss_se: float
+    loss_change: float
+    loss_change_se: float
+    entropy: float
+    rows: list[list[float]]
+
+
+@dataclass(frozen=True)
+class GradientError(Part):
+    """The relative error of the gradient for a Parameter, that of transformers at the dtype, and their ratio."""
+
+    parameter: str
+    relative_error: float
+    noise: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Bitwise(Part):
+    """Reference arithmetic with the original's norms against transformers, same attention and dtype."""
+
+    equal: bool
+    max_abs_error: float
+
+
+@dataclass(frozen=True)
+class NotANumber(Part):
+    """The first NaN among a candidate's logits: the number of the text, and the position."""
+
+    text: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Coverage(Part):
+    """What the texts reach: of the context's positions, and of the vocabulary's tokens."""
+
+    positions: int
+    context: int
+    tokens: int
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class TextDivergence(Part):
+    """KL divergence along a prompt and its continuation, which begins at ``new_from``."""
+
+    prompt: int
+    pieces: list[str]
+    kl: list[float]
+    new_from: int
+
+
+@dataclass(frozen=True)
+class Speed(Part):
+    """Milliseconds of one forward over the longest prompt; ``minigpt bench`` measures time."""
+
+    candidate_ms: float
+    reference_ms: float
+
+
+@dataclass(frozen=True)
+class SiteFit(Part):
+    """R squared of a swapped norm before and after it was fitted."""
+
+    site: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class SiteChange(Part):
+    """What a site that is swapped alone does to the logits; ``ratio`` is over the noise floor of the same texts."""
+
+    site: str
+    rms_error: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class RemovalStep(Part):
+    """The model with its norms swapped at the sites up to this one."""
+
+    site: str
+    kl_mean: float
+    kl_mean_se: float
+    loss: float
+    loss_change: float
+    loss_change_se: float
+
+
+@dataclass(frozen=True)
+class Removal(Part):
+    """The sites in the order in which they are swapped, the least harmful first.
+
+    Attributes:
+        loss, tokens: of the model with its own norms, on the texts of the trials.
+        allowed: how many of the steps the budget allows; None without a budget.
+    """
+
+    loss: float
+    tokens: int
+    steps: list[RemovalStep]
+    allowed: int | None = None
+
+
+@dataclass(frozen=True)
+class Bisection(Part):
+    """The swapped sites that must have their own norm back for a pass.
+
+    Attributes:
+        sets: the same sites, as sets that each break it and would not with any one site left out.
+        verdicts: how many sets were tried.
+    """
+
+    sites: list[str]
+    sets: list[list[str]]
+    verdicts: int
+
+
+@dataclass(frozen=True)
+class BudgetLine(Part):
+    """A limit that decides, and what was measured."""
+
+    quantity: str
+    limit: float
+    measured: float
+    kept: bool
+
+
+@dataclass(frozen=True)
+class ParityFields(Part):
+    """All that a parity report holds. Parts that the caller did not ask for are None.
+
+    Attributes:
+        model, against, norm, sites, device, dtype, attention, quantize, center, prompts, versions: what was judged.
+        against_norm: the norm that transformers computes there: "fused", or "frozen" by a huge eps.
+        exact: whether the candidate claims to be the same model; an RMSNorm or int8 weights do not.
+        bitwise: our own loading and network, against transformers.
+        logits, distribution, greedy: on the prompts and what transformers writes after them.
+        decoding: the logits where both read a token at a time; its floor is at least that of whole texts.
+        text: the logits on the windows of the text file, or of built-in texts.
+        perplexity: of the whole text file.
+        norm_sites, blocks, first_off: where the error begins.
+        tokens: KL divergence along one prompt.
+        coverage: the positions and tokens that the texts reach.
+        nan: the first NaN of the logits.
+        speed: of one forward.
+        gradients: of the texts' loss, for every Parameter and the embedded input, the worst ratio first.
+        fit: how well each fitted norm explains the one that it replaces.
+        sensitivity: what each site alone does to the logits, most first.
+        removal, bisect: which sites a budget or parity allows.
+        changes: what the candidate's code changed in the process; any is a fault.
+        missing: parts that were not judged, since the candidate does not give them.
+        notes: e.g. that the norm's class has another eps.
+        budget: the limits that decide in place of parity.
+        verdict, reasons: "pass" or "fail", and a sentence for each reason.
+    """
+
+    model: str
+    norm: str
+    sites: list[str]
+    device: str
+    dtype: str
+    attention: str
+    versions: dict[str, Any]
+    prompts: str
+    logits: LogitsError
+    distribution: Distribution
+    greedy: Greedy
+    bitwise: Bitwise
+    coverage: Coverage
+    against: str | None = None
+    against_norm: str = "fused"
+    quantize: str | None = None
+    center: bool = False
+    exact: bool = True
+    decoding: LogitsError | None = None
+    text: TextError | None = None
+    perplexity: PerplexityChange | None = None
+    norm_sites: list[NormSiteError] = field(default_factory=list)
+    blocks: list[BlockError] = field(default_factory=list)
+    first_off: PlaceOff | None = None
+    tokens: TextDivergence | None = None
+    nan: NotANumber | None = None
+    speed: Speed | None = None
+    gradients: list[GradientError] | None = None
+    fit: list[SiteFit] | None = None
+    sensitivity: list[SiteChange] | None = None
+    removal: Removal | None = None
+    bisect: Bisection | None = None
+    changes: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    budget: list[BudgetLine] | None = None
+    verdict: str = "fail"
+    reasons: Sequence[str] = ()
+
+
+AnyReport = Report | ParityFields  # of a judgement, or read from JSON
+
+
+def outcome_of(report: AnyReport) -> str:
+    """Return PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
+    if report["verdict"] == "pass":
+        return "PASS"
+    is_fault = report.get("exact", True) or report.get("budget") or report.get("changes") or report.get("nan")
+    return "FAIL" if is_fault else "DIFFERENT"
+
+
+def perplexities(report: AnyReport) -> tuple[Any, Any]:
+    """Return the original's and the candidate's: on the text file if there is one, else on the prompts."""
+    if (text := report.get("perplexity")) is not None:
+        return text["reference"], text["candidate"]
+    return report["distribution"]["perplexity_reference"], report["distribution"]["perplexity_candidate"]
+
+
+def population(report: AnyReport) -> str:
+    """Describe the tokens that the distribution was measured on."""
+    tokens, text = report["distribution"].get("tokens"), report.get("text")
+    what = (text and text["file"]) or f"the {report.get('prompts') or 'prompts'}"
+    return what if tokens is None else f"{tokens:,} tokens of {what}"
+
+
+def unit(report: AnyReport) -> str:
+    """Return the unit of the standard errors: "window" or "text"."""
+    text = report.get("text")
+    return "window" if text and text["file"] else "text"

@@ -1,0 +1,309 @@
+"""What a verdict reaches: small faults and their places, all positions and tokens, shifts, and files that change."""
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, safe_open, save_file
+from torch import Tensor, nn
+from transformers import GPT2LMHeadModel
+
+import minigpt
+from minigpt.judge.reference import Recorder, Reference
+from minigpt.judge.rules import largest_jump
+from minigpt.report.fields import PlaceOff
+from minigpt.report.page import report_page
+
+PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
+DEMO = minigpt.Recipe("demo").place()
+
+
+@pytest.fixture(scope="module")
+def original() -> minigpt.Original:
+    return minigpt.Original("demo", gradients=True, device="cpu")
+
+
+@pytest.fixture
+def demo() -> GPT2LMHeadModel:
+    return GPT2LMHeadModel.from_pretrained(DEMO).eval()
+
+
+# Places
+
+
+@pytest.mark.parametrize(
+    ("path", "by", "place"),
+    [("h.1.attn.c_attn", 1e-3, "h.1.ln_2"), ("h.2.mlp.c_fc", 2e-4, "h.2"), ("h.0.attn.c_proj", 2e-4, "h.0.ln_2")],
+)
+def test_a_small_fault_is_named_by_the_largest_jump(
+    original: minigpt.Original, demo: GPT2LMHeadModel, path: str, by: float, place: str
+) -> None:
+    with torch.no_grad():
+        demo.transformer.get_submodule(path).weight[0, 7] += by
+    report = original.judge(demo, gradients=False)
+    ratios = [(site.site, site.propagated_error / site.noise) for site in report.norm_sites]
+    assert not report.passed
+    assert report.first_off.place == place, ratios
+    assert any(f" {place}" in reason for reason in report.reasons)
+    assert report.first_off.place in str(report)
+
+
+def test_without_a_jump_no_place_is_named() -> None:
+    places = [PlaceOff(name, 1.0, 1.0, ratio) for name, ratio in (("a", 1.2), ("b", 0.3), ("c", 2.0))]
+    assert largest_jump(places) is None
+    assert largest_jump([]) is None
+    named = largest_jump([*places, PlaceOff("d", 1.0, 1.0, 5.0), PlaceOff("e", 1.0, 1.0, 7.9)])
+    assert (named.place, named.ratio_before) == ("d", 2.0)
+
+
+# Positions and tokens
+
+
+def test_the_texts_reach_every_position_and_every_token(original: minigpt.Original) -> None:
+    config, reach = original.config, original.judge(gradients=False).coverage
+    assert (reach.positions, reach.tokens) == (config.n_positions, config.vocab_size)
+    assert (reach.context, reach.vocabulary) == (config.n_positions, config.vocab_size)
+
+
+def last_position(model: GPT2LMHeadModel) -> None:
+    row = model.transformer.wpe.weight.data[-1]
+    row += 0.5 * torch.arange(len(row)).sin()  # one number for all channels would be a mean, which every norm removes
+
+
+def one_token(model: GPT2LMHeadModel) -> None:
+    """A token is read as 0, though the head still knows it."""
+    model.transformer.wte.register_forward_pre_hook(lambda _, args: (args[0].where(args[0] != 777, 0),))
+
+
+@pytest.mark.parametrize("fault", [last_position, one_token])
+def test_what_the_prompts_do_not_reach(
+    original: minigpt.Original, demo: GPT2LMHeadModel, fault: Callable[[Any], None]
+) -> None:
+    fault(demo)
+    report = original.judge(demo, gradients=False)
+    assert not report.passed
+    assert report.text.first_off is not None
+
+
+def test_the_last_position_of_a_window_of_a_file(tmp_path: Path, demo: GPT2LMHeadModel) -> None:
+    (tmp_path / "text").write_text("Once upon a time there was a young gardener named Tom. " * 40)
+    original = minigpt.Original("demo", text=tmp_path / "text", max_new_tokens=1, device="cpu")
+    plain = original.judge(demo)
+    last_position(demo)
+    report = original.judge(demo)
+    assert plain.passed
+    assert not report.passed
+    assert report.text.first_off.position == original.config.n_positions - 1
+    assert report.distribution == plain.distribution, "it counts only where the next window's first token is known"
+
+
+class WrongLate(torch.autograd.Function):
+    """The gradient of later tokens is 1 % off."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        is_late = torch.arange(grads[0].shape[1]) > 100
+        return grads[0] * (1 + 0.01 * is_late[:, None])
+
+
+def test_gradients_of_the_long_text_are_compared(original: minigpt.Original) -> None:
+    class Late(minigpt.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return WrongLate.apply(super().forward(x))
+
+    report = original.judge(norm=Late, sites="h.1.ln_1")
+    assert report.logits.ratio < 2
+    assert not report.passed
+    assert "gradients" in report.reasons[0]
+
+
+# Equal distributions
+
+
+SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "less their mean": lambda logits: logits - logits.mean(-1, keepdim=True),
+    "log-probabilities": lambda logits: logits.log_softmax(-1),
+    "plus 7": lambda logits: logits + 7,
+}
+
+
+@pytest.mark.parametrize("shift", SHIFTS)
+def test_logits_that_are_shifted_at_each_position(
+    original: minigpt.Original, demo: GPT2LMHeadModel, shift: str
+) -> None:
+    report = original.judge(lambda ids: SHIFTS[shift](demo(ids).logits.detach()), gradients=False)
+    assert not report.passed
+    assert report.distribution.kl_mean < 1e-9
+    assert report.logits.ratio_without_shift < 2 < report.logits.ratio
+    assert any("shifted by one constant" in reason for reason in report.reasons)
+    assert original.judge(
+        lambda ids: SHIFTS[shift](demo(ids).logits.detach()), gradients=False, budget="kl=1e-9"
+    ).passed
+
+
+def test_another_fault_is_no_shift(original: minigpt.Original, demo: GPT2LMHeadModel) -> None:
+    report = original.judge(lambda ids: 1.001 * demo(ids).logits.detach(), gradients=False)
+    assert not report.passed
+    assert not any("shift" in reason for reason in report.reasons)
+
+
+# Options
+
+
+@pytest.mark.parametrize("option", [{"dtype": "bfloat16"}, {"attention": "eager"}, {"device": "cpu"}, {"norm": "rms"}])
+def test_options_beside_a_recipe_are_refused(original: minigpt.Original, option: dict[str, str]) -> None:
+    for judge in (minigpt.parity, original.judge):
+        with pytest.raises(minigpt.ConfigError) as caught:
+            judge(minigpt.Recipe("demo"), **option)
+        assert caught.value.argument == next(iter(option))
+
+
+def test_a_search_of_a_function_is_refused_by_its_own_name(original: minigpt.Original) -> None:
+    for option in ("sensitivity", "remove", "bisect"):
+        with pytest.raises(minigpt.ConfigError) as caught:
+            original.judge(lambda ids: None, **{option: True})
+        assert caught.value.argument == option
+
+
+def test_a_checkpoint_is_the_same_model_under_any_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+
+    class Louder(minigpt.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * 1.03
+
+    report = minigpt.parity(
+        f"./{folder.name}", against=folder, norm=Louder, prompts=PROMPTS, max_new_tokens=0, device="cpu"
+    )
+    assert (report.outcome, report.against) == ("FAIL", None)
+
+
+# Files that change, and what is not a number
+
+
+def test_a_folder_that_is_saved_while_it_is_judged(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, place = GPT2LMHeadModel.from_pretrained(folder), tmp_path / "model"
+    model.save_pretrained(place)
+
+    class Saving(Reference):
+        def __init__(self, *args: Any, **how: Any) -> None:
+            super().__init__(*args, **how)
+            model.transformer.h[0].ln_1.weight.data += 0.1
+            model.save_pretrained(place)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("minigpt.judge.original.Reference", Saving)
+        with pytest.raises(minigpt.CheckpointError, match="was saved to"):
+            minigpt.Original(place, prompts=PROMPTS, device="cpu")
+    original = minigpt.Original(place, prompts=PROMPTS, max_new_tokens=0, device="cpu")
+    assert original.judge().passed
+    model.save_pretrained(place)
+    with pytest.raises(minigpt.CheckpointError, match="was saved to"):
+        original.judge()
+
+
+@pytest.fixture(scope="module")
+def outputs(original: minigpt.Original) -> dict[str, Tensor]:
+    """What another program writes: everything, for every text of the record."""
+    model, tensors = GPT2LMHeadModel.from_pretrained(DEMO), {}
+    places = [*original.sites, *original.blocks]
+    for n, sample in enumerate(original.samples):
+        with torch.no_grad(), Recorder(model.transformer, places) as recorder:
+            tensors[f"logits.{n}"] = model(torch.tensor([sample.ids])).logits[0].clone()
+        tensors |= {f"{place}.{n}": y[0].clone() for place, y in recorder.outputs.items()}
+    return tensors
+
+
+def test_a_program_may_write_every_place_of_every_text(
+    original: minigpt.Original, outputs: dict[str, Tensor], tmp_path: Path
+) -> None:
+    save_file(outputs, tmp_path / "file")
+    report = original.judge_outputs(tmp_path / "file", gradients=False)
+    assert report.passed, report.reasons
+    assert [site.site for site in report.norm_sites] == original.sites
+
+
+@pytest.mark.parametrize(
+    ("key", "named"), [("logits.1", "text 1 are NaN from position 3"), ("h.1.ln_2.0", "h.1.ln_2's")]
+)
+def test_a_nan_in_a_file_fails_with_its_place(
+    original: minigpt.Original, outputs: dict[str, Tensor], tmp_path: Path, key: str, named: str
+) -> None:
+    broken = copy.deepcopy(outputs)
+    broken[key][3:, 5] = math.nan
+    broken["logits.0"][0, 0] += 1  # what is NaN at a norm alone is not in the logits
+    save_file(broken, tmp_path / "file")
+    report = original.judge_outputs(tmp_path / "file", gradients=False)
+    assert report.outcome == "FAIL"
+    assert any(named in reason for reason in report.reasons), report.reasons
+    assert "not finite" in report_page(report.to_dict()) or key != "logits.1"
+
+
+def test_a_record_of_another_version_is_refused(original: minigpt.Original, tmp_path: Path) -> None:
+    original.save(tmp_path / "record")
+    with safe_open(tmp_path / "record", "pt") as record:
+        metadata = record.metadata()
+    tensors = load_file(tmp_path / "record")
+    save_file(tensors, tmp_path / "older", metadata=metadata | {"minigpt": '{"model": "demo"}'})
+    del tensors["logits.0"]
+    save_file(tensors, tmp_path / "torn", metadata=metadata)
+    for name, why in (("older", "another version"), ("torn", r"logits\.0")):
+        with pytest.raises(minigpt.CheckpointError, match=why):
+            minigpt.Original.load(tmp_path / name)
+
+
+# Whose error it is
+
+
+class Foreign(nn.Module):
+    def __init__(self, size: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+def test_an_error_of_the_judge_is_not_the_norms(original: minigpt.Original, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise IndexError("of the judge")
+
+    monkeypatch.setattr("minigpt.judge.measures.top_overlap", broken)
+    with pytest.raises(IndexError, match="of the judge"):
+        original.judge(norm=Foreign, gradients=False)
+
+
+def test_int8_weights_have_no_gradients_and_the_report_says_so(original: minigpt.Original) -> None:
+    report = original.judge(quantize="int8", gradients=True)
+    assert report.missing == ["gradients"]
+    assert "--gradients compares them" not in str(report)
+
+
+def test_a_model_has_its_own_norms_again_after_a_search(original: minigpt.Original) -> None:
+    model = minigpt.from_pretrained("demo", norm="rms", device="cpu")
+    before = model.norm_modules()
+    original.judge(model, sensitivity=True, bisect=True, budget="kl=1", gradients=False)
+    assert all(module is before[site] for site, module in model.norm_modules().items())
+
+
+def test_the_worst_position_has_its_place(original: minigpt.Original) -> None:
+    worst = original.judge(norm="rms", gradients=False).distribution.worst
+    with torch.inference_mode():
+        model = minigpt.from_pretrained("demo", norm="rms", device="cpu")
+        ids = torch.tensor([original.prompts[worst.window].ids])
+        q = model(ids)[0].double().log_softmax(-1)
+    p = original.prompts[worst.window].truth.log_softmax(-1)
+    kl = (p.exp() * (p - q)).sum(-1)
+    assert int(kl.argmax()) == worst.position
+    text = original.text(ids[0, : worst.position + 1].tolist())
+    assert text.endswith(worst.text)
