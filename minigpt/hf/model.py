@@ -96,8 +96,15 @@ class GPT2Model(ChosenParts, theirs.GPT2Model):
                 part.act = ACT2FN["gelu_pytorch_tanh"]  # the same function in one call
 
     def norm_sites(self) -> list[str]:
-        """Return the names of the norms in the order of the data: h.0.ln_1, h.0.ln_2, ..., ln_f."""
-        return norm_sites(len(self.h))
+        """Return the names of the norms in the order of the data: h.0.ln_1, h.0.ln_2, ..., ln_f.
+
+        A decoder with cross-attention has a third norm in each block, h.0.ln_cross_attn, between the two.
+        """
+        sites = norm_sites(len(self.h))
+        if not self.config.add_cross_attention:
+            return sites
+        crosses = {f"h.{i}.ln_2": f"h.{i}.ln_cross_attn" for i in range(len(self.h))}
+        return [name for site in sites for name in (*([crosses[site]] if site in crosses else []), site)]
 
     def norm_modules(self) -> dict[str, nn.Module]:
         """Return the norms by their names, in the same order."""

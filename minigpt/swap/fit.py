@@ -83,11 +83,12 @@ def fit_norms(
 
 @torch.no_grad()
 def fit_to(
-    model: HasNorms, input_ids: Int[Tensor, "batch seq"], wanted: Mapping[str, nn.Module]
+    model: HasNorms, input_ids: Int[Tensor, "batch seq"], targets: Mapping[str, nn.Module]
 ) -> dict[str, Explained]:
-    """Fit the norms at the sites of ``wanted`` to the norms that it holds. Arguments are not checked."""
-    there, was_training = {site: model.get_submodule(site) for site in wanted}, model.training
-    fittings = {site: Fitting(site, norm, wanted[site]) for site, norm in there.items()}
+    """Fit the norms at the sites of ``targets`` to the norms that it holds. Arguments are not checked."""
+    norms = {site: model.get_submodule(site) for site in targets}
+    modes = [(part, part.training) for part in model.modules()]
+    fittings = {site: Fitting(site, norm, targets[site]) for site, norm in norms.items()}
     read: Callable[[Tensor], Any] = getattr(model, "hidden_states", model)  # without the head
     try:
         for site, fitting in fittings.items():
@@ -95,12 +96,13 @@ def fit_to(
         model.train(False)
         read(input_ids)
     finally:
-        for site, norm in there.items():
+        for site, norm in norms.items():
             model.set_submodule(site, norm)
-        model.train(was_training)
+        for part, mode in modes:
+            part.training = mode
     for site, fitting in fittings.items():
         if fitting.trial is not None:
-            _adopt(there[site], fitting.trial)
+            _adopt(norms[site], fitting.trial)
     return {site: fitting.explained for site, fitting in fittings.items()}
 
 
@@ -148,12 +150,12 @@ class Fitting(nn.Module):
 
     def _fit(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq embd"]:
         """Fit a copy of the norm; return its output for ``x``."""
-        trial, wanted = copy.deepcopy(self.norm).to(x.dtype), copy.deepcopy(self.original).to(x.dtype)(x)
+        trial, target = copy.deepcopy(self.norm).to(x.dtype), copy.deepcopy(self.original).to(x.dtype)(x)
         if isinstance(trial, FrozenLayerNorm) and trial.calibration is None:
             trial.calibrate(x)
         present = trial(x)
-        before = r_squared(present, wanted)
-        if _equals(present, wanted, 8 * torch.finfo(x.dtype).eps):
+        before = r_squared(present, target)
+        if _equals(present, target, 8 * torch.finfo(x.dtype).eps):
             self.explained = Explained(before, before)  # it is the original norm
             return present
         if name := record_of(self.norm).trained:
@@ -164,20 +166,20 @@ class Fitting(nn.Module):
             raise NormError(f"{self.title} cannot be fitted: its output depends on the batch or is not finite")
         if isinstance(trial, FrozenLayerNorm):
             trial.calibrate(x)
-        parameters = {name: own for name, own in trial.named_parameters() if own.is_floating_point()}
+        parameters = {name: parameter for name, parameter in trial.named_parameters() if parameter.is_floating_point()}
         if not parameters:
             raise NormError(f"{self.title} has no Parameters to fit; keep its scale and shift")
         affine = _affine_of(trial)
         if not (affine and _equals(_scaled(_bare(trial, x[:1]), affine), trial(x[:1]), 1e-4)):
             affine = {}
-        if others := [own for name, own in parameters.items() if name not in affine]:
-            _search(trial, x, wanted, others, affine)
-        for role, value in _least_squares(affine, _bare(trial, x), wanted).items():
+        if others := [parameter for name, parameter in parameters.items() if name not in affine]:
+            _search(trial, x, target, others, affine)
+        for role, value in _least_squares(affine, _bare(trial, x), target).items():
             affine[role].copy_(value)
-        found = trial(x)
-        self.explained = Explained(before, r_squared(found, wanted))
+        output = trial(x)
+        self.explained = Explained(before, r_squared(output, target))
         self.trial = trial
-        return found
+        return output
 
 
 def require_fitted(model: HasNorms) -> None:
@@ -193,9 +195,9 @@ def require_fitted(model: HasNorms) -> None:
             )
 
 
-def r_squared(given: Float[Tensor, "batch seq embd"], wanted: Float[Tensor, "batch seq embd"]) -> float:
-    """Return the share of the variance of ``wanted`` over the tokens that ``given`` explains (R squared)."""
-    return float(1 - _error(given, wanted) / _error(wanted, wanted.double().mean((0, 1))))
+def r_squared(output: Float[Tensor, "batch seq embd"], target: Float[Tensor, "batch seq embd"]) -> float:
+    """Return the share of the variance of ``target`` over the tokens that ``output`` explains (R squared)."""
+    return float(1 - _error(output, target) / _error(target, target.double().mean((0, 1))))
 
 
 def original_norm(norm: nn.Module, model: HasNorms) -> nn.Module:
@@ -217,28 +219,28 @@ def _adopt(norm: nn.Module, trial: nn.Module) -> None:
     """Give a norm the fitted values, as its own Parameters."""
     separate(norm)
     fitted = dict(trial.named_parameters())
-    for name, own in norm.named_parameters():
-        own.copy_(fitted[name])
+    for name, parameter in norm.named_parameters():
+        parameter.copy_(fitted[name])
     if isinstance(norm, FrozenLayerNorm) and isinstance(trial, FrozenLayerNorm) and trial.calibration is not None:
         norm.calibration = trial.calibration.to(norm.weight.dtype)
 
 
-def _error(given: Tensor, wanted: Tensor) -> Tensor:
+def _error(output: Tensor, target: Tensor) -> Tensor:
     """Return the sum of squared differences, in float64."""
-    return (given.double() - wanted.double()).square().sum()
+    return (output.double() - target.double()).square().sum()
 
 
-def _equals(given: Tensor, wanted: Tensor, relative: float) -> bool:
-    return bool(_error(given, wanted) <= relative**2 * wanted.double().square().sum())
+def _equals(output: Tensor, target: Tensor, relative: float) -> bool:
+    return bool(_error(output, target) <= relative**2 * target.double().square().sum())
 
 
 def _affine_of(trial: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: own for name, own in trial.named_parameters() if name in ("weight", "bias")}
+    return {name: parameter for name, parameter in trial.named_parameters() if name in ("weight", "bias")}
 
 
 def _bare(trial: nn.Module, x: Tensor) -> Tensor:
     """Return what a norm computes before its scale and shift."""
-    neutral = {role: torch.full_like(own, role == "weight") for role, own in _affine_of(trial).items()}
+    neutral = {role: torch.full_like(parameter, role == "weight") for role, parameter in _affine_of(trial).items()}
     return torch.func.functional_call(trial, neutral, (x,))
 
 
@@ -246,9 +248,9 @@ def _scaled(bare: Tensor, affine: Mapping[str, Tensor]) -> Tensor:
     return bare * affine.get("weight", 1) + affine.get("bias", 0)
 
 
-def _least_squares(affine: Mapping[str, Tensor], bare: Tensor, wanted: Tensor) -> dict[str, Tensor]:
-    """Return the scale and shift (C), of those in ``affine``, with which ``bare`` comes closest to ``wanted``."""
-    u, y = bare.double().flatten(0, 1), wanted.double().flatten(0, 1)  # (tokens, C)
+def _least_squares(affine: Mapping[str, Tensor], bare: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """Return the scale and shift (C), of those in ``affine``, with which ``bare`` comes closest to ``target``."""
+    u, y = bare.double().flatten(0, 1), target.double().flatten(0, 1)  # (tokens, C)
     u_mean, y_mean = (u.mean(0), y.mean(0)) if "bias" in affine else (torch.zeros_like(u[0]),) * 2
     du = u - u_mean
     variance = du.square().sum(0)
@@ -261,7 +263,7 @@ def _least_squares(affine: Mapping[str, Tensor], bare: Tensor, wanted: Tensor) -
 
 
 def _search(
-    trial: nn.Module, x: Tensor, wanted: Tensor, others: list[nn.Parameter], affine: Mapping[str, Tensor]
+    trial: nn.Module, x: Tensor, target: Tensor, others: list[nn.Parameter], affine: Mapping[str, Tensor]
 ) -> None:
     """Move the Parameters ``others`` to where the norm, with its best scale and shift, explains most.
 
@@ -270,38 +272,38 @@ def _search(
     the loss does not depend on them to first order, so its gradient is that with both held.
     """
 
-    def loss(x: Tensor, wanted: Tensor) -> Tensor:
+    def loss(x: Tensor, target: Tensor) -> Tensor:
         bare = _bare(trial, x) if affine else trial(x)
         with torch.no_grad():
-            fitted = _least_squares(affine, bare, wanted)
-        return (_scaled(bare, fitted) - wanted).square().mean()
+            fitted = _least_squares(affine, bare, target)
+        return (_scaled(bare, fitted) - target).square().mean()
 
     stride = max(1, x.shape[0] * x.shape[1] // SCAN_TOKENS)
-    few = [rows.flatten(0, 1)[::stride][None] for rows in (x, wanted)]  # (1, about 1,024, C)
-    for number in (own for own in others if own.numel() == 1 and own.item() != 0):
+    few = [rows.flatten(0, 1)[::stride][None] for rows in (x, target)]  # (1, about 1,024, C)
+    for number in (parameter for parameter in others if parameter.numel() == 1 and parameter.item() != 0):
         start, losses = number.clone(), {}
         for factor in SCAN:
             number.copy_(start * factor)
             losses[factor] = float(loss(*few).nan_to_num(torch.inf))
         number.copy_(start * min(losses, key=lambda factor: losses[factor]))
-    best, values = float("inf"), [own.detach().clone() for own in others]
-    per_element = float(_error(wanted, wanted.double().mean((0, 1)))) / wanted.numel()
+    best, values = float("inf"), [parameter.detach().clone() for parameter in others]
+    per_element = float(_error(target, target.double().mean((0, 1)))) / target.numel()
 
     def closure() -> float:
         nonlocal best, values
         optimizer.zero_grad()
         with torch.enable_grad():
-            share = loss(x, wanted) / per_element
+            share = loss(x, target) / per_element
         if share.requires_grad:
             share.backward()
-        found = share.item()
-        if found < best:
-            best, values = found, [own.detach().clone() for own in others]
-        return found
+        error = share.item()
+        if error < best:
+            best, values = error, [parameter.detach().clone() for parameter in others]
+        return error
 
-    for own in trial.parameters():
-        own.requires_grad_(any(own is other for other in others))
+    for parameter in trial.parameters():
+        parameter.requires_grad_(any(parameter is other for other in others))
     optimizer = torch.optim.LBFGS(others, max_iter=20, tolerance_change=1e-7, line_search_fn="strong_wolfe")
     optimizer.step(closure)
-    for own, value in zip(others, values, strict=True):
-        own.copy_(value)
+    for parameter, value in zip(others, values, strict=True):
+        parameter.copy_(value)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.errors import ConfigError, NormError
-from minigpt.model.checks import kind_of
 from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm
 from minigpt.norms.foreign.construct import naming, require_same_shape, title
 from minigpt.norms.record import record_of
@@ -80,7 +79,8 @@ def check_has_norms(model: object) -> None:
     """Check that a model has norm sites."""
     if not isinstance(model, HasNorms):
         raise ConfigError(
-            f"model must be a minigpt.GPT2, or the .transformer of a model of minigpt.hf, got {kind_of(model)}"
+            "model must be a minigpt.GPT2, or the .transformer of a model of minigpt.hf, got a "
+            f"{type(model).__module__.partition('.')[0]}.{type(model).__name__}"
         )
 
 
@@ -164,17 +164,20 @@ def _require_one_each(model: HasNorms, new: list[nn.Module]) -> None:
 
 def share(new: nn.Module, old: nn.Module, model: HasNorms) -> None:
     """Give ``new`` the checkpoint's Parameters that ``old`` has or remembers; move it to the model's device, dtype."""
+    record = record_of(new)
     with naming(new):
         new.to(model.wte.weight.device, model.wte.weight.dtype)
         for role, shared in originals(old).items():
-            own = getattr(new, role, None)
-            if isinstance(own, nn.Parameter) and own.shape == shared.shape:
+            parameter = getattr(new, role, None)
+            if isinstance(parameter, nn.Parameter) and parameter.shape == shared.shape:
                 if role in record_of(old).originals:
-                    shared.data = shared.data.to(own)  # the model may have been moved meanwhile
+                    shared.data = shared.data.to(parameter)  # the model may have been moved meanwhile
+                if shared.requires_grad and not parameter.requires_grad:
+                    record.notes += (f"{title(new)} freezes its {role}; here it is the model's, which is trained",)
                 setattr(new, role, shared)
             else:
-                record_of(new).originals[role] = shared
-        record_of(new).trained = record_of(old).trained
+                record.originals[role] = shared
+        record.trained = record_of(old).trained
         new.train(old.training)
 
 

@@ -144,6 +144,16 @@ def test_a_model_from_a_config_alone(folder: Path) -> None:
     assert made.lm_head.weight is made.transformer.wte.weight
 
 
+def test_a_norm_stands_at_the_cross_attentions_site_too() -> None:
+    config = transformers.GPT2Config(**TINY, add_cross_attention=True)
+    model = GPT2LMHeadModel(config, norm={"h.*.ln_cross_attn": "rms"})
+    sites = model.transformer.norm_sites()
+    assert sites[:3] == ["h.0.ln_1", "h.0.ln_cross_attn", "h.0.ln_2"]
+    assert [site for site, name in zip(sites, norms_of(model), strict=True) if name == "RMSNorm"] == [
+        site for site in sites if "cross" in site
+    ]
+
+
 def test_a_model_without_numbers(folder: Path) -> None:
     with torch.device("meta"):
         made = AutoModelForCausalLM.from_config(transformers.GPT2Config(**TINY), norm=SWAPPED)

@@ -123,6 +123,15 @@ def test_it_reads_in_eval_mode_and_leaves_the_mode_as_it_was(ids: Tensor) -> Non
     assert all(module.training for module in model.modules())
 
 
+def test_parts_in_eval_mode_stay_in_it(ids: Tensor) -> None:
+    model = small_model().train()
+    model.h[0].eval()
+    swap_norms(model, "dyt", "ln_f")
+    before = [part.training for part in model.modules()]
+    fit_norms(model, ids, "ln_f")
+    assert [part.training for part in model.modules()] == before
+
+
 class Plain(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()

@@ -220,3 +220,18 @@ def test_a_weight_that_is_computed_cannot_be_shared(model: GPT2, kind: str) -> N
         swap_norms(model, "textbook")
     assert dict(model.named_modules()) == before
     swap_norms(model, "textbook", "h.*")
+
+
+class FrozenScale(nn.LayerNorm):
+    def __init__(self, *args: object, **how: object) -> None:
+        super().__init__(*args, **how)
+        self.weight.requires_grad_(False)
+
+
+def test_a_scale_that_a_class_freezes_is_said_to_be_trained(model: GPT2, caplog: pytest.LogCaptureFixture) -> None:
+    swap_norms(model, FrozenScale)
+    assert caplog.messages == ["FrozenScale freezes its weight; here it is the model's, which is trained"]
+    assert model.ln_f.weight.requires_grad
+    caplog.clear()
+    swap_norms(model, nn.LayerNorm)
+    assert not caplog.messages
