@@ -29,7 +29,7 @@ Norms = norms.NormSpec | Mapping[str, norms.NormSpec] | Pairs  # at all sites, o
 # sqrt(eps) / deviation. The root of this eps is a power of two, so multiplying rounds nothing. Variances below 2**16
 # vanish beside it.
 FROZEN_EPS = 2.0**40
-PLAIN = [1.0, 1.0, float("inf")]  # the calibration of a frozen norm that divides by 1
+PLAIN = [1.0, 1.0]  # the calibration of a frozen norm that divides by 1
 
 
 def norm_fields(model: GPT2) -> dict[str, Any]:

@@ -171,4 +171,4 @@ def _deviations(norm: nn.Module) -> list[float]:
     """Return what a frozen norm divides the other positions and the first by; nothing if it is not calibrated."""
     if type(norm) is not FrozenLayerNorm or norm.calibration is None:  # a tapered norm is more than a constant
         return []
-    return norm.calibration.tolist()[:2]
+    return norm.calibration.tolist()

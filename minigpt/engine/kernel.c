@@ -73,7 +73,7 @@ struct matrix {
 struct norm {
     const float *scale, *shift; /* or NULL */
     int64_t kind;
-    float eps, usual, massive, boundary;
+    float eps, usual, first; /* of FROZEN: what it divides rows by, and those at position 0 */
 };
 struct layer {
     struct norm ln_1, ln_2;
@@ -211,7 +211,7 @@ INLINE float total(vec sum) {
     return all;
 }
 
-static void normalize(const struct norm *norm, const float *x, float *y, long width) {
+static void normalize(const struct norm *norm, const float *x, float *y, long width, int is_first) {
     const long whole = width / LANES * LANES;
     float mean = 0, variance = 0;
     vec sum = {0}, squares = {0};
@@ -230,7 +230,7 @@ static void normalize(const struct norm *norm, const float *x, float *y, long wi
     variance /= width;
     float deviation = sqrtf(variance + norm->eps);
     if (norm->kind == STD_EPS) deviation = sqrtf(variance) + norm->eps;
-    if (norm->kind == FROZEN) deviation = deviation < norm->boundary ? norm->usual : norm->massive;
+    if (norm->kind == FROZEN) deviation = is_first ? norm->first : norm->usual;
     float factor = 1.0f / deviation;
     for (long i = 0; i < width; i++) y[i] = (x[i] - mean) * factor;
     if (norm->scale)

@@ -45,7 +45,7 @@ class Matrix(Structure):
 class Norm(Structure):
     _fields_ = [
         ("scale", c_void_p), ("shift", c_void_p), ("kind", c_int64),
-        ("eps", c_float), ("usual", c_float), ("massive", c_float), ("boundary", c_float),
+        ("eps", c_float), ("usual", c_float), ("first", c_float),
     ]  # fmt: skip
 
 
@@ -191,14 +191,14 @@ def _is_what_is_compiled(norm: type[nn.Module], *_methods: Callable[..., object]
         part.weight.copy_(x[0])
         part.bias.copy_(x[1])
         if norm is FrozenLayerNorm:
-            part.calibration = torch.tensor([1.5, 4.0, 2.5])
+            part.calibration = torch.tensor([1.5, 4.0])
         mean, deviation = x.mean(-1, keepdim=True), x.std(-1, correction=0, keepdim=True)
         by_deviation = (deviation.square() + 0.1).sqrt()
         standardized = (
             (x - mean) / by_deviation,
             x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt(),
             (x - mean) / (deviation + 0.1),
-            (x - mean) / torch.where(by_deviation < 2.5, 1.5, 4.0),
+            (x - mean) / torch.tensor([4.0, *[1.5] * 5])[:, None],
         )
         return torch.allclose(part(x), standardized[NORMS[norm]] * x[0] + x[1], rtol=1e-5, atol=1e-5)
 
@@ -289,7 +289,7 @@ class StepKernel:
 
     def _norm(self, norm: Any) -> Norm:
         constants = getattr(norm, "calibration", None)
-        constants = [0.0] * 3 if constants is None else constants.tolist()
+        constants = [0.0] * 2 if constants is None else constants.tolist()
         return Norm(self._vector(norm.weight), self._vector(norm.bias), NORMS[type(norm)], norm.eps, *constants)
 
     def _matrix(self, layer: Any, inp: int, out: int, by_rows: bool = False) -> Matrix:

@@ -336,9 +336,10 @@ INLINE long part_of(long inputs) { return padded((inputs + PARTS - 1) / PARTS, S
 /* Normalize a row and convert it to what the product takes. */
 static void prepare(struct worker *me, const struct product *p, long r) {
     const struct matrix *m = p->matrix;
-    const float *x = p->in + (p->wanted ? p->wanted[r] : r) * m->in;
+    const long row = p->wanted ? p->wanted[r] : r;
+    const float *x = p->in + row * m->in;
     float *units = p->operand + r * p->pitch;
-    if (p->norm) normalize(p->norm, x, me->row, m->in), x = me->row;
+    if (p->norm) normalize(p->norm, x, me->row, m->in, me->step->rows->columns[row] == 0), x = me->row;
     if (m->form == INT8_PANELS) quantize(x, m->in, (int16_t *)units, p->scales + r * (padded(m->in, BLOCK) / BLOCK));
     else if (HAS_DOT && (m->form == HALF_COLUMNS || m->form == HALF_ROWS))
         for (long i = 0; i < padded(m->in, 2); i++) ((uint16_t *)units)[i] = i < m->in ? to_half(x[i]) : 0;

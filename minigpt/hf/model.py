@@ -5,6 +5,7 @@ everything that its tools look for. What changes are the blocks: they hold the n
 arithmetic, minigpt's affine layers. All module names and Parameters are those of transformers.
 """
 
+import inspect
 import itertools
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from minigpt.engine import parts
 from minigpt.errors import NormError
 from minigpt.hf.choice import Choice, FolderConfig, choice, config_of
 from minigpt.norms.foreign.adapt import eps_of
+from minigpt.norms.frozen import tell_positions
 from minigpt.norms.record import ATTRIBUTE, NormRecord, record_of
 from minigpt.swap import match_sites
 
@@ -30,6 +32,21 @@ class FastConv1D(parts.FastConv1D, Conv1D):
     """minigpt's fast affine layer. It is also transformers' ``Conv1D``, which PEFT and quantizers look for."""
 
     __repr__ = nn.Module.__repr__
+
+
+_FORWARD = inspect.signature(theirs.GPT2Model.forward)
+
+
+def _tell_positions(body: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell frozen norms which rows are at position 0, from the arguments of the body's forward."""
+    named = _FORWARD.bind(body, *args, **kwargs).arguments
+    named |= named.pop("kwargs", {})
+    position_ids = named.get("position_ids")
+    cache = named.get("cache", named.get("past_key_values"))  # transformers 5.24 has renamed it
+    if position_ids is None and cache is not None and (past := cache.get_seq_length()):
+        rows = named.get("input_ids", named.get("inputs_embeds"))
+        position_ids = torch.arange(past, past + rows.shape[1], device=rows.device)[None]
+    tell_positions(body.norm_modules().values(), position_ids)
 
 
 class ChosenParts(theirs.GPT2PreTrainedModel):
@@ -87,6 +104,7 @@ class GPT2Model(ChosenParts, theirs.GPT2Model):
         if self.chosen.arithmetic == "fast":
             self._accelerate()
         install_norms(self, self.chosen)
+        self.register_forward_pre_hook(_tell_positions, with_kwargs=True)
 
     def _accelerate(self) -> None:
         for part in self.modules():

@@ -8,6 +8,7 @@ B batch, T new tokens, S tokens in all (those in the cache, then the new ones), 
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from minigpt.model.conv1d import Conv1D
 from minigpt.model.facts import Facts
 from minigpt.model.masking import causal_mask, positions, real_tokens
 from minigpt.model.mlp import MLP
+from minigpt.norms.frozen import tell_positions
 
 
 class Block(nn.Module):
@@ -122,8 +124,12 @@ class GPT2(Facts):
         """Return the stream (B, T, C) before the first block, and which of all tokens are real: (B, S), or None."""
         seq, past = input_ids.shape[1], 0 if cache is None else cache.length
         real = real_tokens(attention_mask, cache, seq)
+        are_given = position_ids is not None or real is not None or past > 0
         if position_ids is None:
             position_ids = positions(real, past, seq, input_ids.device)  # (B or 1, T)
+        blocks: Any = self.h
+        norms = [norm for block in blocks for norm in (block.ln_1, block.ln_2)]
+        tell_positions([*norms, self.ln_f], position_ids if are_given else None)
         return self.drop(self.wte(input_ids) + self.wpe(position_ids)), real
 
     def run(

@@ -1,18 +1,16 @@
 """LayerNorm that divides by a constant, a step between a norm and none, and the way from one to the other."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
 
 from minigpt.errors import NormError
 from minigpt.norms.registry import register
 from minigpt.norms.textbook import LayerNorm
 from minigpt.norms.variants import require_share
-
-MASSIVE = 4.0  # the first position has its own constant if its deviation is more than this times the usual
 
 
 @register("frozen", exact=False)
@@ -22,32 +20,41 @@ class FrozenLayerNorm(LayerNorm):
     ``y = (x - mean) / deviation * weight + bias`` is linear in x, so it is a matrix.
 
     In a trained GPT-2 the first position has massive activations. Their deviation is many times that of the others, so
-    the paper gives that position its own constant. A norm does not know the position of a row, and with a cache or
-    padding it cannot count. It recognizes a massive row by its deviation: it is beyond ``boundary``, the geometric mean
-    of the two constants. If calibration finds only one kind of row, the boundary is infinite.
+    position 0 has a constant of its own, as in the papers (arXiv 2507.02559, section 2).
 
-    Buffer ``calibration``: (usual deviation, massive deviation, boundary), or None until ``calibrate``.
+    A norm does not know the positions of its rows. The model tells them by ``tell_positions``. By default the rows of
+    each text begin at position 0.
+
+    Buffer ``calibration``: (usual deviation, deviation of position 0), or None until ``calibrate``.
+
+    Attributes:
+        is_first: which rows of the input (B or 1, T) are at position 0, or None for the first of each text.
 
     Raises:
         NormError: in forward, if it has not been calibrated.
     """
 
-    calibration: Float[Tensor, "3"] | None
+    calibration: Float[Tensor, "2"] | None
+    is_first: Bool[Tensor, "rows seq"] | None = None
 
     def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, bias: bool = True) -> None:
         super().__init__(normalized_shape, eps=eps, bias=bias)
         self.register_buffer("calibration", None)
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
-        """Return the row at mean 0, divided by the average deviation of its kind."""
+        """Return the row at mean 0, divided by the average deviation of its position."""
         if self.calibration is None:
             raise NormError(
                 "this frozen norm has no deviation to divide by yet; collect it from text by "
                 "minigpt.fit_norms(model, input_ids) or --fit FILE"
             )
-        usual, massive, boundary = self.calibration.to(x.dtype)
-        mean = x.mean(dim=self.row_dims, keepdim=True)  # (..., 1)
-        return (x - mean) / torch.where(self.deviation(x) < boundary, usual, massive)
+        usual, first = self.calibration.to(x.dtype)
+        rows = x.shape[: x.ndim - len(self.normalized_shape)]  # (..., T)
+        is_first = self.is_first
+        if is_first is None or is_first.shape[-1:] != rows[-1:]:
+            is_first = torch.arange(rows[-1], device=x.device) == 0 if rows else torch.tensor(True, device=x.device)
+        deviation = torch.where(is_first, first, usual)[(..., *[None] * len(self.normalized_shape))]
+        return (x - x.mean(dim=self.row_dims, keepdim=True)) / deviation
 
     @property
     def is_ready(self) -> bool:
@@ -59,7 +66,7 @@ class FrozenLayerNorm(LayerNorm):
         return torch.sqrt(x.var(dim=self.row_dims, correction=0, keepdim=True) + self.eps)
 
     def calibrate(self, x: Float[Tensor, "batch seq *row"]) -> None:
-        """Take the constants from this norm's inputs (B, T, ...) in a model, position 0 first.
+        """Take the constants from this norm's inputs (B, T, ...) in a model, position 0 first: mean deviations.
 
         Raises:
             NormError: if there are fewer than two positions, or values that are not finite.
@@ -67,28 +74,29 @@ class FrozenLayerNorm(LayerNorm):
         if x.shape[1] < 2:
             raise NormError(f"calibration needs texts of two tokens or more, got {x.shape[1]}")
         deviation = self.deviation(x.detach().to(torch.promote_types(x.dtype, torch.float32))).flatten(1)  # (B, T)
-        first, typical = deviation[:, 0].mean(), deviation[:, 1:].median()
-        boundary = _boundary(first, typical)
-        usual = deviation[deviation < boundary].mean()
-        if not usual.isfinite():
+        first, usual = deviation[:, 0].mean(), deviation[:, 1:].mean()
+        if not (first.isfinite() and usual.isfinite()):
             raise NormError("calibration needs activations that are finite; some are NaN or infinite")
-        massive = deviation[deviation >= boundary].mean() if boundary.isfinite() else usual
-        self.calibration = torch.stack([usual, massive, boundary])
+        self.freeze(first, usual)
 
     def freeze(self, first: Tensor, usual: Tensor) -> None:
-        """Take these averages as the constants.
-
-        Args:
-            first: the deviation of the first position. It has its own constant if it is massive.
-            usual: the deviation of all others.
-        """
-        boundary = _boundary(first, usual)
-        self.calibration = torch.stack([usual, first if boundary.isfinite() else usual, boundary])
+        """Take these averages as the constants: the deviation of the first position, and that of all others."""
+        self.calibration = torch.stack([usual, first])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         if self.calibration is None and f"{prefix}calibration" in state_dict:
-            self.calibration = torch.empty_like(state_dict[f"{prefix}calibration"], device=self.weight.device)
+            self.calibration = torch.empty(2, dtype=self.weight.dtype, device=self.weight.device)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def tell_positions(norms: Iterable[nn.Module], position_ids: Int[Tensor, "rows seq"] | None) -> None:
+    """Tell frozen norms where the rows that they get next are in their texts; None if each text begins with them."""
+    is_first = None
+    for norm in norms:
+        if isinstance(norm, FrozenLayerNorm):
+            if is_first is None and position_ids is not None:
+                is_first = position_ids == 0
+            norm.is_first = is_first
 
 
 @register("taper", exact=False, parameter="gate")
@@ -120,8 +128,3 @@ class TaperedLayerNorm(FrozenLayerNorm):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, gate={self.gate}"
-
-
-def _boundary(first: Tensor, usual: Tensor) -> Tensor:
-    """Return the deviation that separates the two kinds of row; infinity if there is only one kind."""
-    return torch.sqrt(first * usual) if first > MASSIVE * usual else first.new_tensor(float("inf"))
