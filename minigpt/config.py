@@ -70,16 +70,12 @@ def ruled(default: Any, rule: Rule) -> Any:
     return dataclasses.field(default=default, metadata={"rule": rule})
 
 
-def _is_number(value: object, kinds: type | tuple[type, ...], least: float, most: float) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most  # type: ignore[operator]
-
-
-SIZE = Rule(lambda size: _is_number(size, int, 1, 2**31 - 1), "a whole number above 0 and below 2^31")
-ID = Rule(lambda id: _is_number(id, int, -(2**31), 2**31 - 1), "a token id of 32 bits")  # some write -1 for none
+SIZE = Rule(lambda size: type(size) is int and 0 < size < 2**31, "a whole number above 0 and below 2^31")
+ID = Rule(lambda id: type(id) is int and -(2**31) <= id < 2**31, "a token id of 32 bits")  # some write -1 for none
 IDS = Rule(lambda ids: all(map(ID.fits, ids if isinstance(ids, tuple) else [ids])), f"{ID.words}, or a list of them")
-SHARE = Rule(lambda share: _is_number(share, (int, float), 0, 1), "within [0, 1]")
+SHARE = Rule(lambda share: type(share) in (int, float) and 0 <= share <= 1, "within [0, 1]")
 AMOUNT = Rule(
-    lambda amount: _is_number(amount, (int, float), 0, sys.float_info.max),
+    lambda amount: type(amount) in (int, float) and 0 <= amount <= sys.float_info.max,
     "0 or more, and no more than a float can hold",
 )
 FLAG = Rule(lambda flag: isinstance(flag, bool), "true or false")

@@ -257,7 +257,7 @@ class Recipe:
         Raises:
             CheckpointError: if the source cannot be found or fetched.
         """
-        from minigpt.checkpoint.contents import all_files
+        from minigpt.checkpoint.contents import known_files
         from minigpt.norms import name_of
         from minigpt.norms.foreign.locate import code_files
 
@@ -269,7 +269,7 @@ class Recipe:
         named = [(pattern, name_of(norm)) for pattern, norm in self.pairs()]
         try:
             code = [file for _, norm in self.pairs() for file in code_files(norm)]
-            files = [*all_files(self.place()), *code, *([Path(self.fit)] if self.fit else [])]
+            files = [*known_files(self.place()), *code, *([Path(self.fit)] if self.fit else [])]
             return hash_json([settings, named, [(file.name, hash_file(file)) for file in files]])
         except OSError as error:
             raise CheckpointError(f"cannot read {error.filename}: {error.strerror}") from error

@@ -10,23 +10,7 @@ from typing import Any, NoReturn
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
-from minigpt.checkpoint.contents import (
-    ADDED_TOKENS,
-    CHARACTERS,
-    CHAT_TEMPLATE,
-    CONFIG,
-    OPENAI_MERGES,
-    OPENAI_VOCABULARY,
-    SENTENCEPIECE,
-    SPECIAL_TOKENS,
-    TOKENIZER_CONFIG,
-    TOKENIZER_FILES,
-    TOKENIZER_JSON,
-    VOCABULARIES,
-    Files,
-    fields_of,
-    write_json,
-)
+from minigpt.checkpoint.contents import CONFIG, TOKENIZER_FILES, VOCABULARIES, Files, fields_of, write_json
 from minigpt.checkpoint.place import local_place
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.files import read_text
@@ -82,7 +66,9 @@ class Tokenizer:
             tokenizer = cls(*_read(folder))
         except BaseException as error:  # the libraries raise bare Exceptions, and panics
             _require_reason(error)
-            reason = _missing_package(folder) or " ".join(str(error).split())
+            reason = " ".join(str(error).split())
+            if any(folder.glob("*.model")):
+                reason = f"SentencePiece's file needs two packages, pip install sentencepiece protobuf; {reason}"
             raise CheckpointError(f"the tokenizer in {folder} cannot be read: {reason}") from error
         if tokenizer._is_byte_level and not tokenizer.backend.get_vocab().keys() >= _BYTE_OF.keys():
             raise CheckpointError(
@@ -174,8 +160,8 @@ class Tokenizer:
         Raises:
             OSError: if they cannot be written.
         """
-        Path(directory, TOKENIZER_JSON).write_text(self.backend.to_str(pretty=True), encoding="utf-8")
-        write_json(Path(directory, TOKENIZER_CONFIG), self.settings | {"tokenizer_class": PLAIN_CLASS})
+        Path(directory, "tokenizer.json").write_text(self.backend.to_str(pretty=True), encoding="utf-8")
+        write_json(Path(directory, "tokenizer_config.json"), self.settings | {"tokenizer_class": PLAIN_CLASS})
 
     def _bytes_of(self, token_id: int) -> bytes:
         if token_id in self._added:
@@ -209,14 +195,14 @@ class Tokenizer:
 
 def _read(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """Return the backend, and the fields of tokenizer_config.json."""
-    fields = fields_of(folder / TOKENIZER_CONFIG)
-    if (folder / CHAT_TEMPLATE).is_file():
-        fields["chat_template"] = read_text(folder / CHAT_TEMPLATE, CheckpointError)
+    fields = fields_of(folder / "tokenizer_config.json")
+    if (folder / "chat_template.jinja").is_file():
+        fields["chat_template"] = read_text(folder / "chat_template.jinja", CheckpointError)
     if backend := _plain(folder, fields):
         if fields.get("tokenizer_class") in GPT2_CLASSES:
             fields = dict.fromkeys(NAMES, END_OF_TEXT) | fields
-    elif (folder / CHARACTERS).is_file():
-        backend = _of_characters(folder / CHARACTERS)
+    elif (folder / "meta.pkl").is_file():
+        backend = _of_characters(folder / "meta.pkl")
     else:
         hf_tokenizer = _of_transformers(folder)
         backend, fields = hf_tokenizer.backend_tokenizer, fields | hf_tokenizer.special_tokens_map
@@ -229,12 +215,12 @@ def _read(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
 
 def _plain(folder: Path, fields: dict[str, Any]) -> tokenizers.Tokenizer | None:
     """Return the backend of tokenizer.json; None without one, or if the files beside it say more than it does."""
-    has_more = (folder / ADDED_TOKENS).exists() or (
-        (folder / SPECIAL_TOKENS).exists() and "added_tokens_decoder" not in fields  # which replaced that file
-    )
-    if not (folder / TOKENIZER_JSON).is_file() or has_more or fields.get("tokenizer_class") not in PLAIN_CLASSES:
+    replaced = ["special_tokens_map.json"] if "added_tokens_decoder" in fields else []  # by that field
+    more = {"added_tokens.json", "special_tokens_map.json"}.difference(replaced)
+    has_more = any((folder / name).exists() for name in more)
+    if not (folder / "tokenizer.json").is_file() or has_more or fields.get("tokenizer_class") not in PLAIN_CLASSES:
         return None
-    backend = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_JSON))
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     named = [value for name, value in fields.items() if name.endswith("_token")]
     named += [*fields.get("extra_special_tokens", ()), *fields.get("additional_special_tokens", ())]
     named += fields.get("added_tokens_decoder", {}).values()
@@ -273,23 +259,11 @@ def _of_transformers(folder: Path) -> Any:
     """Return the tokenizer that transformers makes of a folder."""
     from transformers import AutoTokenizer, GPT2Config, GPT2Tokenizer
 
-    if (folder / OPENAI_VOCABULARY).is_file() and (folder / OPENAI_MERGES).is_file():
-        return GPT2Tokenizer(str(folder / OPENAI_VOCABULARY), str(folder / OPENAI_MERGES))
+    if (folder / "encoder.json").is_file():  # OpenAI's names of vocab.json and merges.txt
+        return GPT2Tokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
     config: Any = GPT2Config()
     config.tokenizer_class = fields_of(folder / CONFIG).get("tokenizer_class")
     return AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
-
-
-def _missing_package(folder: Path) -> str | None:
-    """Return the sentence that says which packages a tokenizer needs; None if it needs none that is missing."""
-    if not any((folder / name).is_file() for name in SENTENCEPIECE):
-        return None
-    try:
-        import google.protobuf  # noqa: F401  # pyright: ignore[reportMissingModuleSource]
-        import sentencepiece  # noqa: F401  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return "it is one of SentencePiece, which needs two more packages: pip install sentencepiece protobuf"
-    return None
 
 
 def _content(token: Any) -> Any:

@@ -22,14 +22,13 @@ SAFETENSORS = "model.safetensors"
 # Patterns of the files that a model is, without its tokenizer.
 MODEL = (CONFIG, GENERATION_CONFIG, SAFETENSORS, f"{SAFETENSORS}.index.json", "model-?????-of-?????.safetensors")
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-?????-of-?????.bin")
-TOKENIZER_JSON, TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-ADDED_TOKENS, SPECIAL_TOKENS = "added_tokens.json", "special_tokens_map.json"  # of transformers 4 and before
-SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
-OPENAI_VOCABULARY, OPENAI_MERGES = "encoder.json", "vocab.bpe"
-CHARACTERS = "meta.pkl"  # of nanoGPT, whose tokens are characters
-VOCABULARIES = (TOKENIZER_JSON, "vocab.json", "vocab.txt", *SENTENCEPIECE, OPENAI_VOCABULARY, CHARACTERS)
+VOCABULARIES = (
+    "tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
+    "encoder.json", "meta.pkl",
+)  # fmt: skip
 TOKENIZER_FILES = (
-    *VOCABULARIES, "merges.txt", OPENAI_MERGES, TOKENIZER_CONFIG, ADDED_TOKENS, SPECIAL_TOKENS, CHAT_TEMPLATE,
+    *VOCABULARIES, "merges.txt", "vocab.bpe", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
+    "chat_template.jinja",
 )  # fmt: skip
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 WEIGHTS = (SAFETENSORS, "pytorch_model.bin", "ckpt.pt")  # the first that exists, whole or with an index
@@ -116,15 +115,12 @@ class Files:
         return tensors, fields
 
 
-def all_files(place: Path) -> list[Path]:
-    """Return the files that a checkpoint is read from, its tokenizer's included, sorted by name.
-
-    Raises:
-        CheckpointError: as ``Files.weights``.
-    """
-    files = Files.at(place)
-    beside = [path for path in _known(files.folder) if path.suffix not in WEIGHT_SUFFIXES]
-    return sorted({*files.weights(), *beside})
+def known_files(place: Path) -> list[Path]:
+    """Return the files that a checkpoint may be read from, its tokenizer's included, sorted by name."""
+    if place.is_file():
+        return [place, *(path for path in known_files(place.parent) if path.suffix == ".json")]
+    patterns = (*MODEL, *TOKENIZER_FILES, "*.index.json", *(f"*{suffix}" for suffix in WEIGHT_SUFFIXES))
+    return sorted(path for path in place.iterdir() if any(fnmatchcase(path.name, pattern) for pattern in patterns))
 
 
 def read_stable(place: Path, read: Callable[[Files], Read]) -> Read:
@@ -159,17 +155,11 @@ def unchanged(place: Path) -> Iterator[None]:
 def state_of(place: Path) -> list[tuple[Path, int, int, int]]:
     """Return what changes when a file of a checkpoint is written: number, size and time of each."""
     state = []
-    for path in [place] if place.is_file() else _known(place):
+    for path in known_files(place):
         with contextlib.suppress(OSError):  # it is gone
             entry = path.stat()
             state.append((path, entry.st_ino, entry.st_size, entry.st_mtime_ns))
     return state
-
-
-def _known(folder: Path) -> list[Path]:
-    """Return the files of a folder that may belong to a checkpoint, by their names."""
-    patterns = (*MODEL, *TOKENIZER_FILES, "*.index.json", *(f"*{suffix}" for suffix in WEIGHT_SUFFIXES))
-    return sorted(path for path in folder.iterdir() if any(fnmatchcase(path.name, pattern) for pattern in patterns))
 
 
 def fields_of(file: Path) -> dict[str, Any]:

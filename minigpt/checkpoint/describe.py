@@ -1,5 +1,6 @@
 """Describe a checkpoint without building its model."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,13 +9,11 @@ from torch import Tensor
 
 from minigpt.checkpoint.contents import Files
 from minigpt.checkpoint.norms import Pairs
-from minigpt.checkpoint.opened import only_dtype, read_checkpoint, require_fitting
-from minigpt.checkpoint.pretrained import loadable, put_norms
+from minigpt.checkpoint.opened import read_checkpoint
+from minigpt.checkpoint.pretrained import load_model
 from minigpt.device import dtype_name
-from minigpt.engine import accelerate
 from minigpt.engine.int8 import why_not_drafted
 from minigpt.engine.kernel import path_of
-from minigpt.model import GPT2
 
 
 def describe(files: Files, known_ids: int = 0) -> dict[str, Any]:
@@ -30,12 +29,9 @@ def describe(files: Files, known_ids: int = 0) -> dict[str, Any]:
     """
     checkpoint = read_checkpoint(files, known_ids)
     config, tensors = checkpoint.config, checkpoint.tensors
-    with torch.device("meta"):
-        model = accelerate(GPT2(config))
-    put_norms(model, checkpoint, code=[])
-    require_fitting(tensors, loadable(model, checkpoint), files.place)
-    dtype, parameters = only_dtype(tensors, files.place), [name for name, _ in model.named_parameters()]
-    weights, why_not = files.weights(), why_not_drafted(model.to(dtype).eval())
+    copy = dataclasses.replace(checkpoint, tensors=dict(tensors))  # loading takes the tensors
+    model = load_model(copy, [], attention="sdpa", arithmetic="fast", device=torch.device("meta"), dtype=None)
+    weights, why_not = files.weights(), why_not_drafted(model)
     return {
         "files": str(files.place),
         "format": f"{checkpoint.form.name}, {weights[0].name}" + f" to {weights[-1].name}" * (len(weights) > 1),
@@ -49,11 +45,11 @@ def describe(files: Files, known_ids: int = 0) -> dict[str, Any]:
         "activation": config.activation_function,
         "tied head": config.tie_word_embeddings,
         "parameters": sum(tensor.numel() for tensor in tensors.values()),
-        "dtype": dtype_name(dtype),
+        "dtype": dtype_name(model.dtype),
         "norm eps": config.layer_norm_epsilon,
         "norm": _norm_names(checkpoint.norms),
         "norms": {site: _ranges(site, tensors) for site in model.norm_sites()},
-        "not finite": [name for name in parameters if not tensors[name].isfinite().all()],
+        "not finite": [name for name, _ in model.named_parameters() if not tensors[name].isfinite().all()],
         "decoding": path_of(model),
         "drafts": "int8, while there is one text" if why_not is None else f"none: {why_not}",
     }

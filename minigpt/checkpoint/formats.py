@@ -30,8 +30,7 @@ Tensors = dict[str, Tensor]
 GPT2_VOCABULARY = 50257
 LINEARS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")  # of a block, as we and most others name them
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
-CAUSAL_MASKS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # saved by early versions of several
-FIELDS = {field.name for field in dataclasses.fields(GPT2Config)}
+CAUSAL_MASKS = re.compile(r"h\.\d+\.attn\.(masked_)?bias|trf_blocks\.\d+\.att\.mask")  # buffers, which are not learned
 
 
 class Origin(NamedTuple):
@@ -59,20 +58,17 @@ class Format:
         name: what people call it.
         recognises: returns True if the tensors have this family's names and layouts.
         rows: our parameters, each with the tensors that it comes from. A tensor in no row keeps its name.
-        buffers: matches the tensors that are not learned. They are skipped.
         may_lack: matches our biases that the family may leave out, all together. They become zeros.
-        fields: our config fields, each with the family's. None if its config is a Hugging Face one.
-        ignored: config fields that the tensors themselves answer.
+        fields: the family's config fields, each with ours that it sets; none for what the tensors answer themselves.
+            Empty if its config is a Hugging Face one.
         fixed: our config fields that are the same in the whole family.
     """
 
     name: str
     recognises: Callable[[Tensors], bool]
     rows: Mapping[str, Origin] = dataclasses.field(default_factory=dict)
-    buffers: re.Pattern[str] | None = None
     may_lack: re.Pattern[str] | None = None
-    fields: Mapping[str, str] | None = None
-    ignored: tuple[str, ...] = ()
+    fields: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def config(self, fields: Mapping[str, Any], tensors: Tensors) -> GPT2Config:
@@ -85,14 +81,13 @@ class Format:
         Raises:
             ConfigError: if a field is unknown, or has a value that we cannot honour.
         """
-        names = {*(self.fields or {}).values(), *self.ignored}
-        if self.fields is None or not fields.keys() & names - FIELDS:
+        if not any(name in fields for name, ours in self.fields.items() if ours != (name,)):
             return GPT2Config.from_dict(fields)
-        if unknown := sorted(fields.keys() - names):
+        if unknown := sorted(fields.keys() - self.fields.keys()):
             raise ConfigError(f"unknown fields of a {self.name} config: {', '.join(unknown)}")
         head, embedding = tensors.get("lm_head.weight"), tensors.get("wte.weight")
         is_tied = head is None or embedding is None or same_values(head, embedding)
-        values = {name: fields[source] for name, source in self.fields.items() if source in fields}
+        values = {ours: value for name, value in fields.items() for ours in self.fields[name]}
         settings: dict[str, Any] = {**self.fixed, "tie_word_embeddings": is_tied, **values}
         return GPT2Config(**settings, **_vocabulary(values.get("vocab_size")))
 
@@ -102,11 +97,7 @@ class Format:
         Raises:
             CheckpointError: if parts of one parameter do not fit together.
         """
-        left = {
-            name: tensor
-            for name, tensor in source_tensors.items()
-            if not (self.buffers and self.buffers.fullmatch(name))
-        }
+        left = {name: tensor for name, tensor in source_tensors.items() if not CAUSAL_MASKS.fullmatch(name)}
         tensors: Tensors = {}
         for template, row in self.rows.items():
             for layer in itertools.count():  # until there is no such tensor
@@ -148,7 +139,9 @@ def _vocabulary(size: Any) -> dict[str, Any]:
 
 # The book "Build a Large Language Model (From Scratch)": queries, keys and values are three linear layers, (out, in).
 _BLOCK = "trf_blocks.{i}"
-_QKV = tuple(f"{_BLOCK}.att.W_{part}" for part in ("query", "key", "value"))
+_QKV = [f"{_BLOCK}.att.W_{part}" for part in ("query", "key", "value")]
+_BOOK_NORMS = {"h.{i}.ln_1": f"{_BLOCK}.norm1", "h.{i}.ln_2": f"{_BLOCK}.norm2", "ln_f": "final_norm"}
+_BOOK_LINEARS = {"attn.c_proj": "att.out_proj", "mlp.c_fc": "ff.layers.0", "mlp.c_proj": "ff.layers.2"}
 
 BOOK = Format(
     name="book (trf_blocks)",
@@ -156,33 +149,24 @@ BOOK = Format(
     rows={
         "wte.weight": same("tok_emb.weight"),
         "wpe.weight": same("pos_emb.weight"),
-        "h.{i}.ln_1.weight": same(f"{_BLOCK}.norm1.scale"),
-        "h.{i}.ln_1.bias": same(f"{_BLOCK}.norm1.shift"),
+        "lm_head.weight": same("out_head.weight"),
+        **{f"{norm}.weight": same(f"{source}.scale") for norm, source in _BOOK_NORMS.items()},
+        **{f"{norm}.bias": same(f"{source}.shift") for norm, source in _BOOK_NORMS.items()},
         "h.{i}.attn.c_attn.weight": transposed(*(f"{linear}.weight" for linear in _QKV)),
         "h.{i}.attn.c_attn.bias": same(*(f"{linear}.bias" for linear in _QKV)),
-        "h.{i}.attn.c_proj.weight": transposed(f"{_BLOCK}.att.out_proj.weight"),
-        "h.{i}.attn.c_proj.bias": same(f"{_BLOCK}.att.out_proj.bias"),
-        "h.{i}.ln_2.weight": same(f"{_BLOCK}.norm2.scale"),
-        "h.{i}.ln_2.bias": same(f"{_BLOCK}.norm2.shift"),
-        "h.{i}.mlp.c_fc.weight": transposed(f"{_BLOCK}.ff.layers.0.weight"),
-        "h.{i}.mlp.c_fc.bias": same(f"{_BLOCK}.ff.layers.0.bias"),
-        "h.{i}.mlp.c_proj.weight": transposed(f"{_BLOCK}.ff.layers.2.weight"),
-        "h.{i}.mlp.c_proj.bias": same(f"{_BLOCK}.ff.layers.2.bias"),
-        "ln_f.weight": same("final_norm.scale"),
-        "ln_f.bias": same("final_norm.shift"),
-        "lm_head.weight": same("out_head.weight"),
+        **{f"h.{{i}}.{name}.weight": transposed(f"{_BLOCK}.{source}.weight") for name, source in _BOOK_LINEARS.items()},
+        **{f"h.{{i}}.{name}.bias": same(f"{_BLOCK}.{source}.bias") for name, source in _BOOK_LINEARS.items()},
     },
-    buffers=re.compile(r"trf_blocks\.\d+\.att\.mask"),
     may_lack=re.compile(r"h\.\d+\.attn\.c_attn\.bias"),
     fields={
-        "vocab_size": "vocab_size",
-        "n_positions": "context_length",
-        "n_embd": "emb_dim",
-        "n_head": "n_heads",
-        "n_layer": "n_layers",
-        **dict.fromkeys(DROPOUTS, "drop_rate"),
+        "vocab_size": ("vocab_size",),
+        "context_length": ("n_positions",),
+        "emb_dim": ("n_embd",),
+        "n_heads": ("n_head",),
+        "n_layers": ("n_layer",),
+        "drop_rate": DROPOUTS,
+        "qkv_bias": (),
     },
-    ignored=("qkv_bias",),
 )
 
 
@@ -198,20 +182,19 @@ NANOGPT = Format(
     name="nanoGPT",
     recognises=_stores_out_in,
     rows={f"h.{{i}}.{linear}.weight": transposed(f"h.{{i}}.{linear}.weight") for linear in LINEARS},
-    buffers=CAUSAL_MASKS,
     may_lack=re.compile(r"(.*\.)?(c_attn|c_proj|c_fc|ln_1|ln_2|ln_f)\.bias"),
     fields={
-        **{name: name for name in ("vocab_size", "n_layer", "n_head", "n_embd")},
-        "n_positions": "block_size",
-        **dict.fromkeys(DROPOUTS, "dropout"),
+        **{name: (name,) for name in ("vocab_size", "n_layer", "n_head", "n_embd")},
+        "block_size": ("n_positions",),
+        "dropout": DROPOUTS,
+        "bias": (),
     },
-    ignored=("bias",),
     fixed={"activation_function": "gelu"},
 )
 
 
 # Our names, layouts and config fields are taken from transformers.
-HUGGING_FACE = Format(name="Hugging Face", recognises=lambda tensors: True, buffers=CAUSAL_MASKS)
+HUGGING_FACE = Format(name="Hugging Face", recognises=lambda tensors: True)
 
 FORMATS = [BOOK, NANOGPT, HUGGING_FACE]  # the first that recognises the tensors
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minigpt.checkpoint.contents import all_files
+from minigpt.checkpoint.contents import known_files
 from minigpt.device import Progress, resolve_device, software, versions
 from minigpt.errors import RAISED, ConfigError, MiniGPTError, NormError
 from minigpt.files import Lines, finite, hash_file, write_atomically
@@ -208,7 +208,7 @@ def _protocol(study: Study, cell: Cell) -> CellRow:
     training = cell.training
     named = {"text": study.text, "fit": cell.recipe.fit, "training text": training and training.text}
     files = {name: [Path(file)] for name, file in named.items() if file and Path(file).is_file()}
-    weights = [file for file in all_files(cell.recipe.place()) if file.suffix in (".safetensors", ".bin", ".pt")]
+    weights = [file for file in known_files(cell.recipe.place()) if file.suffix in (".safetensors", ".bin", ".pt")]
     files[f"weights of {cell.recipe.source}"] = weights
     if ":" in str(cell.recipe.norm):
         files["code of a norm"] = code_files(str(cell.recipe.norm))[:1]
