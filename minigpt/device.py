@@ -5,7 +5,6 @@ import ctypes
 import os
 import platform
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,10 +13,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.backends import cuda
 
 from minigpt.config import DTYPE_NAMES
-from minigpt.errors import ConfigError, GenerationError
+from minigpt.errors import ConfigError
 
 _backends: Any = torch.backends
 _PRODUCTS = (_backends.cuda.matmul, _backends.mkldnn.matmul)
@@ -235,46 +233,3 @@ class Steps:
         if self.progress is not None:
             self.progress(step, self.begun / max(self.total, self.begun + 1))
         self.begun += 1
-
-
-_threads_of: int | None = None  # the process whose threads of OpenMP have decoded
-_lock = threading.Lock()
-_cudnn_was: list[bool] = []  # for each ``of_any_length`` in progress, whether cuDNN was enabled before
-
-
-def require_threads() -> None:
-    """Check that this process has the threads that decoding waits for.
-
-    Raises:
-        GenerationError: if it was forked from one that had decoded. A fork copies the list of OpenMP's threads and not
-            the threads, so the first product would never end.
-    """
-    global _threads_of
-    if torch.get_num_threads() == 1:
-        return
-    if _threads_of not in (None, os.getpid()):
-        raise GenerationError(
-            "this process was forked from one that had generated, and OpenMP's threads are not in it; start it with "
-            "multiprocessing.get_context('spawn'), or call torch.set_num_threads(1) in it first"
-        )
-    _threads_of = os.getpid()
-
-
-@contextlib.contextmanager
-def of_any_length() -> Iterator[None]:
-    """Disable cuDNN's attention, which makes a slow plan for every new length.
-
-    It stays enabled if no other kernel could replace it, as under ``sdpa_kernel`` for cuDNN alone. The setting belongs
-    to the process: the last of several threads restores it.
-    """
-    with _lock:
-        _cudnn_was.append(cuda.cudnn_sdp_enabled())
-        cuda.enable_cudnn_sdp(_cudnn_was[0] and not cuda.math_sdp_enabled())
-    try:
-        yield
-    finally:
-        with _lock:
-            was = _cudnn_was[0]
-            _cudnn_was.pop()
-            if not _cudnn_was:
-                cuda.enable_cudnn_sdp(was)

@@ -14,7 +14,7 @@ import typer
 from minigpt.cli.options import Json, option, parse_draft
 from minigpt.cli.output import for_terminal, print_json, progress, read_standard_input, said_aside
 from minigpt.errors import CheckpointError, GenerationError
-from minigpt.generation.settings import SETTINGS, SHELL, Setting, check_settings
+from minigpt.generation.settings import SETTINGS, SHELL, GenerationSettings, Setting
 
 if TYPE_CHECKING:
     from minigpt.generation.promptfile import TextFile
@@ -60,7 +60,7 @@ def generate(
     """
     from minigpt.checkpoint.norms import described_norms
     from minigpt.device import settle_memory
-    from minigpt.generation import complete, stream
+    from minigpt.generation.decode import complete_texts, stream_text
     from minigpt.generation.promptfile import TextFile
 
     settle_memory()
@@ -73,7 +73,9 @@ def generate(
     from_file = settings_in(opened.generation_fields)
     settings = _settings(from_shell, from_file, greedy)
     try:
-        check_settings(settings, one_text=prompts is None)
+        valid = GenerationSettings(**settings)
+        if prompts is None:
+            valid.require_one_text()
     except GenerationError as error:
         if error.argument in from_file and error.argument not in from_shell:
             raise GenerationError(f"{error}; it is from the generation_config.json of {recipe.source}") from error
@@ -86,14 +88,14 @@ def generate(
         if tokenizer is None:
             raise CheckpointError(f"{recipe.source} has no tokenizer")
         if prompts is not None and out is not None:
-            how: dict[str, Any] = {"batch_size": 16 if batch_size is None else batch_size, **settings}
-            write_many(TextFile(model, tokenizer, prompts, out, recipe.fingerprint(), **how))
+            places = 16 if batch_size is None else batch_size
+            write_many(TextFile(model, tokenizer, prompts, out, recipe.fingerprint(), valid, batch_size=places))
             return
         if json_file is None:
-            _print(text, stream(model, tokenizer, text, **settings), output)
+            _print(text, stream_text(model, tokenizer, text, valid), output)
             return
         begun = time.perf_counter()
-        (written,) = complete(model, tokenizer, [text], **settings)
+        (written,) = complete_texts(model, tokenizer, [text], valid)
         seconds = time.perf_counter() - begun
     result = {"text": written.text, "settings": settings, "tokens_per_second": len(written.ids) / seconds}
     result |= {"draft": "int8", "drafted": written.drafted, "accepted": written.accepted} if written.drafted else {}
@@ -104,8 +106,7 @@ def _parameter(name: str, setting: Setting) -> inspect.Parameter:
     """Return the parameter of an option, from the setting's declaration. Without the option its value is None."""
     kinds = {kind for kind in (*get_args(setting.type), setting.type) if kind in (int, float)}
     kind: Any = kinds.pop() if kinds else list[str] if name == "stop" else str
-    words = [option(name)] if setting.option is None else [setting.option, option(name)]
-    annotation = Annotated[kind | None, typer.Option(*words, help=setting.about)]
+    annotation = Annotated[kind | None, typer.Option(option(name), help=setting.about)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -90,7 +90,7 @@ def parity(
     if prompts is not None:
         from minigpt.generation.promptfile import read_prompts
 
-        prompt = [*(prompt or []), *(line.prompt.text for line in read_prompts(prompts))]
+        prompt = [*(prompt or []), *(line.prompt for line in read_prompts(prompts))]
     from minigpt.judge.original import read_original
 
     parts: dict[str, Any] = dict(

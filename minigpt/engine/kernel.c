@@ -175,8 +175,9 @@ INLINE float fused_one(float sum, float a, float b) {
 #endif
 }
 
-/* e^x to about one unit in the last place, in a form that compilers vectorize. */
+/* e^x to about one unit in the last place, in a form that compilers vectorize. Above 88 it is infinity. */
 INLINE float exponential(float x) {
+    const float over = x > 88.0f ? INFINITY : 0.0f;
     x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
     float n = rintf(x * 1.44269504f);
     float r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -187,7 +188,7 @@ INLINE float exponential(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     union { int32_t bits; float value; } power = {((int32_t)n + 127) << 23};
-    return (p * r * r + r + 1.0f) * power.value;
+    return (p * r * r + r + 1.0f) * power.value + over;
 }
 
 static void activate(float *x, long count, int64_t kind) {
@@ -231,7 +232,8 @@ static void normalize(const struct norm *norm, const float *x, float *y, long wi
     float deviation = sqrtf(variance + norm->eps);
     if (norm->kind == STD_EPS) deviation = sqrtf(variance) + norm->eps;
     if (norm->kind == FROZEN) deviation = is_first ? norm->first : norm->usual;
-    float factor = 1.0f / deviation;
+    /* PyTorch's own norm is NaN or constant there. */
+    float factor = variance > FLT_MAX && norm->kind != FROZEN ? NAN : 1.0f / deviation;
     for (long i = 0; i < width; i++) y[i] = (x[i] - mean) * factor;
     if (norm->scale)
         for (long i = 0; i < width; i++) y[i] *= norm->scale[i];

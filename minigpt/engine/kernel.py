@@ -239,6 +239,14 @@ class StepKernel:
             self._matrix(head, c, config.vocab_size, by_rows=True),
         )  # fmt: skip
         self.memory: Tensor | None = None
+        self.parts = [(part._modules, name, child) for part in model.modules() for name, child in part._modules.items()]
+        self.parameters = list(model.parameters())
+        self.addresses = [parameter.data_ptr() for parameter in self.parameters]
+
+    def is_outdated(self) -> bool:
+        """Return True if a module of the model, or the memory of a Parameter, was replaced since."""
+        is_replaced = any(children.get(name) is not child for children, name, child in self.parts)
+        return is_replaced or [parameter.data_ptr() for parameter in self.parameters] != self.addresses
 
     def __call__(
         self, tokens: Sequence[int], slots: Sequence[int], columns: Sequence[int], store: Tensor,

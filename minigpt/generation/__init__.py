@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from minigpt.generation.choosing import warp
-    from minigpt.generation.decode import Completion, Generated, Prompt, complete, generate, prompt_ids, stream
+    from minigpt.generation.decode import Completion, Generated, complete, generate, prompt_ids, stream
     from minigpt.generation.settings import GenerationSettings, Options, Settings, TextSettings, parse_settings
 
 _ELSEWHERE = {"warp": "choosing"} | dict.fromkeys(
@@ -16,7 +16,7 @@ _ELSEWHERE = {"warp": "choosing"} | dict.fromkeys(
 )
 
 __all__ = [
-    "Completion", "Generated", "GenerationSettings", "Options", "Prompt", "Settings", "TextSettings", "complete",
+    "Completion", "Generated", "GenerationSettings", "Options", "Settings", "TextSettings", "complete",
     "generate", "parse_settings", "prompt_ids", "stream", "warp",
 ]  # fmt: skip
 

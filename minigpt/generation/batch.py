@@ -1,242 +1,220 @@
-"""A batch of rows that are decoded together: a row joins when there is a place, and leaves when it has ended.
+"""Texts that are written together. A step reads tokens of each, chooses the next token of those that are read to their
+end, and adds it.
 
-Where the kernel serves the model, it reads everything: whole texts, pieces of them, and new tokens. Then the bits of a
-row's logits depend on its text alone. Elsewhere PyTorch reads texts of similar length together, and the last bits
-depend on the others.
-
-B rows, T tokens read at once, V vocabulary.
+V vocabulary.
 """
 
-import time
-from collections import defaultdict
-from collections.abc import Container, Sequence
-from itertools import groupby
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.device import of_any_length, require_threads
-from minigpt.engine.kernel import StepKernel, step_of
-from minigpt.engine.ragged import Ragged
+from minigpt.engine.reader import Reader
+from minigpt.errors import GenerationError
 from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.drafts import Drafts
 from minigpt.generation.row import Row
-from minigpt.generation.slots import WASTE, Slots
 from minigpt.model import GPT2
-from minigpt.model.cache import KVCache
-from minigpt.model.masking import left_padded
 
-SHORT = 31  # tokens of texts that are read together, whatever their lengths
+
+@dataclass(eq=False)
+class Piece:
+    """Tokens of a row that a step reads.
+
+    Attributes:
+        row: the row.
+        first: the place of the first token in the row's text.
+        ids: the tokens, without a draft.
+        is_whole: the row's text is read to its end, so that its next token can be chosen.
+        draft: tokens that are read behind them, to be verified; None if no draft was tried.
+        logits: (n, V) after the last n of the ids and the draft: after each id if the row scores its prompt, after the
+            last one and each of the draft if ``is_whole``, else none. Where the kernel reads, in float32.
+    """
+
+    row: Row
+    first: int
+    ids: list[int]
+    is_whole: bool
+    draft: list[int] | None = None
+    logits: Float[Tensor, "outputs vocab"] = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def outputs(self) -> int:
+        """How many logits are needed."""
+        return len(self.ids) if self.row.scores_prompt else self.is_whole + len(self.draft or ())
 
 
 class Step(NamedTuple):
-    """What the model computed when it read the last tokens.
+    """What a step has read: the pieces, and the logits of all of them in a row."""
 
-    Attributes:
-        logits: (B, V) of each row's next token, in float32 and with the ids that are padding; with a draft,
-            (1 + drafted, V) after the only row's last token and after each token of the draft.
-        draft: the tokens that were read after the last token of the only row; None if no draft was tried.
-        seconds: that the draft and the step took.
-    """
-
-    logits: Float[Tensor, "read vocab"]
-    draft: list[int] | None = None
-    seconds: tuple[float, float] = (0.0, 0.0)
+    pieces: list[Piece]
+    logits: Float[Tensor, "outputs vocab"]
 
 
 class Batch:
-    """The rows in progress, and the logits of each one's next token.
+    """The rows in progress. Row i of the list lies in row i of the reader.
 
-    ``join`` reads the texts of new rows. ``choose`` adds a token to every row and lets ended rows leave. ``read`` reads
-    the new tokens, and the texts of new rows.
+    A row whose text is longer than the context reads a window of the last tokens, and the whole window again for each
+    new token. Of rows with one and the same text, one reads it, and the others copy its keys and values.
 
     Args:
-        places: the most rows at a time.
-        longest: the columns of the cache.
-        use_cache: whether keys and values are kept.
-        drafts: what guesses the next tokens while there is a single row; None for no guesses.
-
-    Attributes:
-        rows: the rows in progress.
-        last_step: ``choose`` takes the tokens from it.
+        places: the most rows.
+        columns: the most tokens of a row that are read.
+        drafts: guesses the next tokens while there is a single row; None for no guesses.
     """
 
-    def __init__(
-        self, model: GPT2, places: int, longest: int, *, use_cache: bool = True, drafts: Drafts | None = None
-    ) -> None:
-        require_threads()
-        self.model, self.places, self.use_cache, self.drafts = model, places, use_cache, drafts
-        self.context, self.device = model.config.n_positions, model.wte.weight.device
+    def __init__(self, model: GPT2, places: int, columns: int, drafts: Drafts | None = None) -> None:
+        self.model, self.places, self.drafts = model, places, drafts
+        self.context = model.config.n_positions
+        self.reader = Reader(model, places, min(columns, self.context))
         self.rows: list[Row] = []
-        self.kernel = step_of(model)
-        self.slots: Slots | Ragged | None = None  # without a cache PyTorch reads the whole text for each token
-        if self.kernel is not None:
-            self.slots = Ragged(model.new_cache(places, longest), self.kernel)
-        elif use_cache:
-            self.slots = Slots(model.new_cache(places, longest))
-        self.last_step = Step(torch.empty(0, model.config.vocab_size, device=self.device))
+        self._begins: list[int] = []  # of each row, the place of the first token of its window
 
-    @property
-    def logits(self) -> Float[Tensor, "read vocab"]:
-        return self.last_step.logits
-
-    @torch.inference_mode()
-    @of_any_length()
-    def join(self, rows: list[Row]) -> None:
-        """Read the texts of new rows. Equal texts of one prompt are read once."""
-        if not rows:
-            return
-        self._give_up_draft()
-        rows_of: defaultdict[tuple[int, ...], list[Row]] = defaultdict(list)
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add rows, of which nothing is read yet."""
         for row in rows:
-            rows_of[row.prompt, *self.window(row)].append(row)
-        if isinstance(self.slots, Ragged):
-            self._add(*self._read_texts(self.slots, rows_of))
-            return
-        for _, similar in groupby(sorted(rows_of, key=len), key=lambda text: max(len(text), SHORT).bit_length()):
-            texts = list(similar)  # of long ones at most half is padding
-            ids, mask = left_padded([text[1:] for text in texts], self.device)  # both (texts, T)
-            starts = [ids.shape[1] + 1 - len(text) for text in texts]
-            of_row = [place for place, text in enumerate(texts) for _ in rows_of[text]]
-            cache = None if self.slots is None else self.model.new_cache(*ids.shape)
-            hidden = self.model.hidden_states(ids, mask if any(starts) else None, cache=cache)[:, -1:]  # (texts, 1, C)
-            if self.slots is not None and cache is not None:
-                self.slots.join(cache, of_row, starts)
-            self._add([row for text in texts for row in rows_of[text]], self.model.head(hidden)[:, 0].float()[of_row])
-
-    def _read_texts(
-        self, slots: Ragged, rows_of: dict[tuple[int, ...], list[Row]]
-    ) -> tuple[list[Row], Float[Tensor, "rows vocab"]]:
-        """Read texts into slots; return the rows in the order of their slots, and the logits of their next tokens."""
-        places = {text: slots.add() for text in rows_of}
-        logits = slots.read({place: text[1:] for text, place in places.items()}, last=1)
-        rows, of_row = [first for first, *_ in rows_of.values()], list(range(len(rows_of)))
-        for number, (text, (_, *others)) in enumerate(rows_of.items()):
-            for row in others:
-                slots.copy(places[text])
-                rows.append(row)
-                of_row.append(number)
-        return rows, logits[of_row]
-
-    @torch.inference_mode()
-    def take(self, rows: list[Row], cache: KVCache, logits: Float[Tensor, "1 vocab"]) -> None:
-        """Let rows join whose text has been read already: its cache, and the logits of its next token."""
-        if rows:
-            self._give_up_draft()
-            assert self.slots is not None
-            self.slots.join(cache, [0] * len(rows), [0])
-            self._add(rows, logits.expand(len(rows), -1))
-
-    def _give_up_draft(self) -> None:
-        """Forget what was read of a draft, since other rows join before it is chosen from."""
-        if self.rows and self.last_step.draft:
-            assert self.slots is not None
-            self.slots.forget(len(self.last_step.draft))
-        self.last_step = Step(self.logits[: len(self.rows)])
-
-    def _add(self, rows: list[Row], logits: Tensor) -> None:
-        self.last_step = Step(torch.cat([self.logits, logits]) if self.rows else logits)
-        self.rows += rows
-
-    @torch.inference_mode()
-    def choose(self) -> list[Row]:
-        """Add a token to every row, or several to a row with a draft; return the rows. Ended rows leave the batch."""
-        chosen = list(self.rows)
-        if self.last_step.draft is not None:
-            self._choose_drafted(chosen[0], self.last_step.draft)
-        else:
-            for row, token in zip(chosen, next_tokens(next_logits(self.model, self.logits), chosen), strict=True):
-                row.push(token)
-        self.drop([row for row in chosen if row.end])
-        return chosen
-
-    @torch.inference_mode()
-    @of_any_length()
-    def read(self, new: Sequence[Row] = ()) -> None:
-        """Read the last token of each row, and the texts of new rows.
-
-        A row whose context is full reads its window again as a new row, and so does every row without a cache.
-        """
-        again = self.full()
-        self.drop(again)
-        if self.rows:
-            if isinstance(self.slots, Slots):
-                self.slots.trim(WASTE if len(self.rows) > 1 else 1)
-            alone = len(self.rows) == 1 and self.rows[0].may_draft and not (again or new)
-            self.last_step = self._read_draft(self.rows[0]) if alone and self.drafts else Step(self._logits())
-        self.join([*again, *new])
-
-    def full(self) -> list[Row]:
-        """Return the rows whose windows ``read`` reads again: those whose context is full, or all without a cache."""
-        if self.slots is None or not self.use_cache:
-            return list(self.rows)
-        lengths = zip(self.rows, self.slots.lengths, strict=True)
-        return [row for row, length in lengths if length >= self.context]
+            self.rows.append(row)
+            self._begins.append(0)
 
     def drop(self, rows: Container[Row]) -> None:
-        """Remove rows; the last row moves to a free place. Call it between ``choose`` and ``read``."""
+        """Remove rows. The last row takes the place of a removed one."""
         for place in reversed(range(len(self.rows))):
             if self.rows[place] in rows:
-                if self.slots is not None:
-                    self.slots.leave(place)
-                self.rows[place] = self.rows[-1]
-                del self.rows[-1]
+                last = len(self.rows) - 1
+                if place != last:
+                    self.reader.copy(last, place)
+                    self.rows[place], self._begins[place] = self.rows[last], self._begins[last]
+                self.reader.clear(last)
+                del self.rows[last], self._begins[last]
 
-    def _logits(self, draft: Sequence[int] = ()) -> Float[Tensor, "read vocab"]:
-        """Read the last token of each row, and the tokens of a draft of the only one; return the logits after each."""
-        ids = [[row.ids[-1], *draft] for row in self.rows]
-        if isinstance(self.slots, Ragged):
-            return self.slots.read(dict(enumerate(ids)))
-        hidden = self.model.hidden_states(torch.tensor(ids, device=self.device), cache=self.slots)  # (B, T, C)
-        return self.model.head(hidden).flatten(0, 1).float()
+    def step(self, budget: int | None = None) -> list[Row]:
+        """Call ``read`` and then ``choose``."""
+        return self.choose(self.read(budget))
 
-    def _read_draft(self, row: Row) -> Step:
-        """Read the only row's last token, and a guess of those that follow it."""
+    @torch.inference_mode()
+    def read(self, budget: int | None = None, only: Container[Row] | None = None) -> Step:
+        """Read the next tokens of the rows; return what was read. After an error of the model nothing counts as read.
+
+        Args:
+            budget: how many tokens to read of texts that have more than one unread token, in all; None for no limit.
+                Each of these texts gets an equal share; what a short text leaves goes to the longer ones.
+            only: the rows to read; None for all.
+        """
+        pieces = self._pieces(budget, only)
+        if not pieces:
+            return Step([], torch.empty(0, self.model.config.vocab_size))
+        if len(self.rows) == 1 and pieces[0].is_whole and len(pieces[0].ids) == 1:
+            pieces[0].draft = self._draft()
+        outputs = {place: piece.outputs for place, piece in pieces.items()}
+        ids = {place: piece.ids + (piece.draft or []) for place, piece in pieces.items()}
+        logits = self.reader.read(ids, outputs)
+        for piece, part in zip(pieces.values(), logits.split([*outputs.values()]), strict=True):
+            piece.logits = part
+        return Step([*pieces.values()], logits)
+
+    def _pieces(self, budget: int | None, only: Container[Row] | None) -> dict[int, Piece]:
+        """Return what to read of each row, by its place."""
+        places = [place for place, row in enumerate(self.rows) if only is None or row in only]
+        unread = {place: ids for place in places if (ids := self._unread(place))}
+        counts = _shares({place: len(ids) for place, ids in unread.items()}, budget)
+        return {
+            place: Piece(row, len(row.ids) - len(ids), ids[:count], count == len(ids))
+            for place, ids in unread.items()
+            if (count := counts[place]) and (row := self.rows[place])
+        }
+
+    @torch.inference_mode()
+    def choose(self, step: Step) -> list[Row]:
+        """Add a token to every row that is read to its end; return these rows. Ended rows leave the batch.
+
+        A row that has a draft gets every token of it that is the row's own choice, and the one after them. A row that
+        may have no new token ends.
+
+        Raises:
+            GenerationError: if a row has no token to choose, and its ``fail`` raises that.
+        """
+        whole = [piece for piece in step.pieces if piece.is_whole]
+        for piece in whole:
+            if not piece.row.left:
+                piece.row.finish("length")
+        pieces = [piece for piece in whole if piece.row.left]
+        if len(pieces) == 1 and pieces[0].draft is not None:
+            self._choose_drafted(pieces[0], pieces[0].draft)
+        elif pieces:
+            is_all = len(step.logits) == len(pieces)  # then no copy
+            logits = step.logits if is_all else torch.cat([piece.logits[-1:] for piece in pieces])
+            self._push(logits, [piece.row for piece in pieces])
+        rows = [piece.row for piece in whole]
+        self.drop([row for row in rows if row.end])
+        return rows
+
+    def _draft(self) -> list[int] | None:
+        """Return a guess of the tokens after the only row's last one; None if it is not the time for one."""
+        if self.drafts is None or not self.rows[0].may_draft:
+            return None
+        return self.drafts.guess(self.rows[0], self.reader)
+
+    def _push(self, logits: Float[Tensor, "rows vocab"], rows: list[Row]) -> None:
+        """Choose and add a token to each row. An error of one row is not an error of the others."""
+        try:
+            tokens = next_tokens(next_logits(self.model, logits), rows)
+        except GenerationError as error:
+            if len(rows) == 1:
+                rows[0].fail(error)
+                return
+            for alone, row in zip(logits.split(1), rows, strict=True):
+                self._push(alone, [row])
+            return
+        for row, token in zip(rows, tokens, strict=True):
+            row.push(token)
+
+    def _choose_drafted(self, piece: Piece, draft: list[int]) -> None:
+        """Add the tokens of a draft that are right, and the one after them."""
         assert self.drafts is not None
-        assert self.slots is not None
-        room = min(row.left, min(self.context, self.slots.max_length) - self.slots.lengths[0])
-        begun = time.perf_counter()
-        draft = self.drafts.guess(row, room - 1, self.slots)
-        drafted = time.perf_counter()
-        logits = self._logits(draft)
-        return Step(logits, draft, (drafted - begun, time.perf_counter() - drafted))
-
-    def _choose_drafted(self, row: Row, draft: list[int]) -> None:
-        """Add the tokens of the draft that are right, and the one after them."""
-        assert self.drafts is not None
-        assert self.slots is not None
-        right = 0
-        for logits in next_logits(self.model, self.logits).split(1):  # each (1, V)
-            row.push(*next_tokens(logits, [row]))
+        row, right = piece.row, 0
+        for logits in piece.logits.split(1):  # each (1, V)
+            try:
+                row.push(*next_tokens(next_logits(self.model, logits), [row]))
+            except GenerationError as error:
+                if not right:
+                    row.fail(error)
+                break  # the tokens before the error are shown first; the next step fails again
             if row.end or right == len(draft) or row.ids[-1] != draft[right]:
                 break
             right += 1
-        self.slots.forget(len(draft) - right)
-        self.drafts.learn(row, len(draft), right, *self.last_step.seconds)
+        self.reader.lengths[0] = len(row.ids) - 1 - self._begins[0]  # all but the last token
+        self.drafts.learn(row, len(draft), right)
 
-    def window(self, row: Row) -> list[int]:
-        """Return the tokens that the row's next token sees: all, or a window of the last ones if there are too many.
+    def _unread(self, place: int) -> list[int]:
+        """Return the tokens of a row's window that are to be read; none while another row reads the same text."""
+        row, lengths = self.rows[place], self.reader.lengths
+        begin = max(0, len(row.ids) - self.context)
+        if begin != self._begins[place]:
+            self._begins[place], lengths[place] = begin, 0
+        unread = row.ids[begin + lengths[place] :]
+        if lengths[place] or len(unread) == 1 or row.scores_prompt:
+            return unread
+        for other, begin_of_other in enumerate(self._begins):
+            is_same = other != place and begin_of_other == begin
+            if is_same and self.rows[other].ids[begin : begin + len(unread)] == unread:
+                if lengths[other] >= len(unread) - 1:
+                    self.reader.copy(other, place, len(unread) - 1)
+                    return unread[-1:]
+                if other < place or self.rows[other].scores_prompt:
+                    return []
+        return unread
 
-        A window drops ``slide_stride`` tokens when it is full, and then grows again.
-        """
-        if len(row.ids) <= self.context:
-            return row.ids
-        least = max(1, self.context - row.settings.slide_stride + 1)
-        since = len(row.ids) - max(row.prompt_length, self.context + 1)  # tokens since the text became too long
-        return row.ids[-(least + since % (self.context - least + 1)) :]
 
-
-@torch.inference_mode()
-def read_piece(
-    model: GPT2, kernel: StepKernel | None, ids: list[int], cache: KVCache, last: int
-) -> Float[Tensor, "last vocab"]:
-    """Read further tokens of the only text in a cache, as a ``Batch`` reads it; return logits after the last ones."""
-    if kernel is None:
-        hidden = model.hidden_states(torch.tensor([ids], device=model.wte.weight.device), cache=cache)  # (1, T, C)
-        return model.head(hidden[:, -last:])[0].float() if last else hidden.new_empty(0, model.config.vocab_size)
-    columns = range(cache.length, cache.length + len(ids))
-    logits = kernel(ids, [0] * len(ids), columns, cache.store, range(len(ids) - last, len(ids)))
-    cache.advance(len(ids), None)
-    return logits
+def _shares(counts: dict[int, int], budget: int | None) -> dict[int, int]:
+    """Return how many tokens to read of each row, of ``counts`` unread ones. A single unread token is free."""
+    if budget is None:
+        return counts
+    long = sorted((count, place) for place, count in counts.items() if count > 1)
+    shares = dict.fromkeys(counts, 1)
+    for waiting, (count, place) in zip(range(len(long), 0, -1), long, strict=True):
+        shares[place] = min(count, budget // waiting)
+        budget -= shares[place]
+    return shares

@@ -83,7 +83,7 @@ def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], *, keeps:
 
     Raises:
         NoTokenLeftError: if the settings of a row exclude every token.
-        GenerationError: if a logit is NaN, or infinite where a token is drawn.
+        GenerationError: if a logit is NaN or infinite.
     """
     alike: defaultdict[str, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
@@ -108,11 +108,9 @@ def _next_tokens_alike(logits: Float[Tensor, "batch vocab"], rows: list[Row], ke
         largest = scores.amax(-1)
     if settings.changes_logits and (largest == -torch.inf).any():
         raise NoTokenLeftError("the settings exclude every token; allow some, or ask for fewer tokens")
+    if largest.isinf().any():
+        raise GenerationError("a logit is infinite, so no token can be chosen; use a wider dtype, or mend the model")
     if settings.samples:
-        if largest.isinf().any():
-            raise GenerationError(
-                "a logit is infinite, so no token can be drawn; use a wider dtype or a higher temperature"
-            )
         chances = torch.cat([row.chances(1) for row in rows])  # (B,)
         tokens = drawn(scores, chances.to(scores.device)).tolist()
     else:

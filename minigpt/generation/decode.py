@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Container, Iterator, Sequence
+from functools import partial
 from typing import Literal, NamedTuple, Unpack, overload
 
 import torch
@@ -19,8 +20,7 @@ from minigpt.errors import GenerationError
 from minigpt.generation.batch import Batch
 from minigpt.generation.drafts import drafts_for
 from minigpt.generation.row import Row, TextCodec
-from minigpt.generation.settings import GenerationSettings, Settings, TextSettings, check_settings, parse_settings
-from minigpt.generation.slots import WASTE
+from minigpt.generation.settings import GenerationSettings, Settings, TextSettings, parse_settings
 from minigpt.model import GPT2
 from minigpt.model.checks import check_gpt2, check_ids, check_mask
 
@@ -37,23 +37,6 @@ class Generated(NamedTuple):
     sequences: Sequences
     scores: tuple[Float[Tensor, "rows vocab"], ...] | None  # the processed logits of each step
     logprobs: Float[Tensor, "rows new"]  # natural logarithm, of each new token in the distribution it was drawn from
-
-
-@dataclasses.dataclass(frozen=True)
-class Prompt:
-    """One of many prompts.
-
-    Attributes:
-        text: the text to continue; empty starts a new document.
-        max_new_tokens, seed: values for this prompt instead of the settings'. The seed is that of its first text; its
-            other texts use the following seeds.
-        origin: the name of the prompt in error messages, instead of its number.
-    """
-
-    text: str
-    max_new_tokens: int | None = None
-    seed: int | None = None
-    origin: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,13 +113,14 @@ def generate(
     rows = rows_of(model, prompts, valid, tokenizer if valid.stop else None)
     for _ in write_rows(model, rows, valid, len(rows)):
         pass
-    like = {"dtype": input_ids.dtype, "device": input_ids.device}
-    new = _padded([torch.tensor(row.new_ids, **like) for row in rows], valid.fill_id(model.config))  # (B * N, new)
+    padded, like = partial(pad_sequence, batch_first=True), {"dtype": input_ids.dtype, "device": input_ids.device}
+    ids = [torch.tensor(row.new_ids, **like) for row in rows]
+    new = padded(ids, padding_value=valid.fill_id(model.config))  # (B * N, new)
     sequences = torch.cat([input_ids.repeat_interleave(valid.num_return_sequences, 0), new], dim=1)
     if not (valid.output_scores or valid.output_logprobs):
         return sequences
-    scores = _padded([torch.stack(row.scores) for row in rows], torch.nan) if valid.output_scores else None
-    logprobs = _padded([torch.tensor(row.logprobs, dtype=torch.float32, device=new.device) for row in rows], 0)
+    scores = padded([torch.stack(row.scores) for row in rows], padding_value=torch.nan) if valid.output_scores else None
+    logprobs = padded([torch.tensor(row.logprobs, dtype=torch.float32, device=new.device) for row in rows])
     return Generated(sequences, None if scores is None else scores.unbind(1), logprobs)
 
 
@@ -151,26 +135,30 @@ def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Unpack[Te
         ConfigError, GenerationError: as ``generate``, and if the settings ask for more than one text. Arguments are
             checked at the call, before the first piece.
     """
-    check_settings(dict(settings), one_text=True)
-    valid = parse_settings(**settings)
+    return stream_text(model, tokenizer, prompt, parse_settings(**settings))
+
+
+def stream_text(model: GPT2, tokenizer: TextCodec, prompt: str, settings: GenerationSettings) -> Iterator[str]:
+    """``stream`` with settings that are checked."""
+    settings.require_one_text()
     prompts = [prompt_ids(tokenizer, prompt)]
-    require_fits(model, prompts, valid)
-    rows = rows_of(model, prompts, valid, tokenizer)
-    return (piece for row in write_rows(model, rows, valid, 1) if (piece := row.take_text()))
+    require_fits(model, prompts, settings)
+    rows = rows_of(model, prompts, settings, tokenizer)
+    return (piece for row in write_rows(model, rows, settings, 1) if (piece := row.take_text()))
 
 
 def complete(
-    model: GPT2, tokenizer: TextCodec, prompts: Sequence[str | Prompt], *, batch_size: int = 16,
+    model: GPT2, tokenizer: TextCodec, prompts: Sequence[str], *, batch_size: int = 16,
     skip: Container[tuple[int, int]] = (), output_logprobs: bool = False, **settings: Unpack[TextSettings],
 ) -> Iterator[Completion]:  # fmt: skip
     """Return an iterator of the texts that the model adds to many prompts, in the order in which they are finished.
 
     At most ``batch_size`` texts are written at a time; the next prompt takes the place of a finished text at once.
     Where the decoding kernel serves the model, a text has the same tokens as alone; elsewhere up to the last bits of
-    the logits. Text j of prompt i draws with
-    seed + i * num_return_sequences + j.
+    the logits. Text j of prompt i draws with seed + i * num_return_sequences + j.
 
     Args:
+        prompts: the texts to continue. An empty one starts a new document.
         skip: (prompt, number) of texts to leave out; you may fill it until you request the first text.
         settings: as in ``generate``.
 
@@ -181,36 +169,33 @@ def complete(
             ``generate``.
     """
     valid = parse_settings(**settings, output_logprobs=output_logprobs)
-    if batch_size < 1:
-        raise GenerationError(f"must be at least 1, got {batch_size!r}", argument="batch_size")
     if valid.output_scores:
         raise GenerationError("is for generate; use output_logprobs here", argument="output_scores")
+    return complete_texts(model, tokenizer, prompts, valid, batch_size=batch_size, skip=skip)
+
+
+def complete_texts(
+    model: GPT2, tokenizer: TextCodec, prompts: Sequence[str], settings: GenerationSettings, *, batch_size: int = 16,
+    skip: Container[tuple[int, int]] = (), names: Sequence[str] = (),
+) -> Iterator[Completion]:  # fmt: skip
+    """``complete`` with settings that are checked. ``names`` are those of the prompts in errors."""
+    if batch_size < 1:
+        raise GenerationError(f"must be at least 1, got {batch_size!r}", argument="batch_size")
     require_codec(tokenizer)
     if not isinstance(prompts, Sequence) or isinstance(prompts, str):
         raise GenerationError(f"must be a list of texts, got {type(prompts).__name__}", argument="prompts")
-    rows = [row for i, prompt in enumerate(prompts) for row in _rows_of_prompt(model, tokenizer, i, prompt, valid)]
-    return _completions(model, rows, valid, skip, batch_size)
-
-
-def _rows_of_prompt(
-    model: GPT2, tokenizer: TextCodec, number: int, prompt: object, settings: GenerationSettings
-) -> list[Row]:
-    prompt = Prompt(prompt) if isinstance(prompt, str) else prompt
-    if not isinstance(prompt, Prompt):
-        kind = type(prompt).__name__
-        raise GenerationError(f"must be a list of texts and Prompts, got {kind} at {number}", argument="prompts")
-    changes = {name: value for name in ("max_new_tokens", "seed") if (value := getattr(prompt, name)) is not None}
-    try:
-        settings = settings.replace(**changes) if changes else settings
-        ids = prompt_ids(tokenizer, prompt.text)
-        require_fits(model, [ids], settings)
-    except GenerationError as error:
-        raise GenerationError(f"{prompt.origin or f'prompt {number}'}: {error}") from error
-    rows = rows_of(model, [ids], settings, tokenizer, number)
-    if prompt.seed is not None:
-        for row in rows:
-            row.seed = prompt.seed + row.number
-    return rows
+    texts = []
+    for number, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise GenerationError(
+                f"must be a list of texts, got {type(prompt).__name__} at {number}", argument="prompts"
+            )
+        try:
+            texts.append(prompt_ids(tokenizer, prompt))
+            require_fits(model, texts[-1:], settings)
+        except GenerationError as error:
+            raise GenerationError(f"{names[number] if names else f'prompt {number}'}: {error}") from error
+    return _completions(model, rows_of(model, texts, settings, tokenizer), settings, skip, batch_size)
 
 
 def _completions(
@@ -284,15 +269,11 @@ def require_fits(model: GPT2, prompts: list[list[int]], settings: GenerationSett
 
 
 def rows_of(
-    model: GPT2, prompts: list[list[int]], settings: GenerationSettings, tokenizer: TextCodec | None = None,
-    first: int = 0,
-) -> list[Row]:  # fmt: skip
-    """Return the rows to write: num_return_sequences for each prompt, each with its own seed.
-
-    ``first`` is the number of the first prompt.
-    """
+    model: GPT2, prompts: list[list[int]], settings: GenerationSettings, tokenizer: TextCodec | None = None
+) -> list[Row]:
+    """Return the rows to write: num_return_sequences for each prompt, each with its own seed."""
     ends, copies, rows = settings.end_ids(model.config), settings.num_return_sequences, []
-    for prompt, ids in enumerate(prompts, first):
+    for prompt, ids in enumerate(prompts):
         for copy in range(copies):
             seed = None if settings.seed is None else settings.seed + prompt * copies + copy
             rows.append(Row(list(ids), settings, ends, tokenizer, prompt, copy, seed))
@@ -304,21 +285,19 @@ def write_rows(model: GPT2, rows: list[Row], settings: GenerationSettings, place
 
     The cache is as small as possible.
     """
-    places = min(places, len(rows))
     # the model never reads the last new token
-    longest = max(len(row.ids) for row in rows) + max(row.settings.max_new_tokens for row in rows) - 1
-    room = min(model.config.n_positions, longest) + WASTE * (places > 1)
-    drafts = drafts_for(model, settings.draft if settings.use_cache else None, settings.prompt_lookup_num_tokens or 0)
-    return _written(Batch(model, places, room, use_cache=settings.use_cache, drafts=drafts), rows)
+    columns = max(len(row.ids) for row in rows) + settings.max_new_tokens - 1
+    return _written(Batch(model, min(places, len(rows)), columns, drafts_for(model, settings.draft)), rows)
 
 
 def _written(batch: Batch, rows: list[Row]) -> Iterator[Row]:
     """Yield each row whenever it has new tokens. The next waiting row takes a free place at once."""
     waiting = iter(rows)
-    batch.join(list(itertools.islice(waiting, batch.places)))
-    while batch.rows:
-        yield from batch.choose()
-        batch.read(list(itertools.islice(waiting, batch.places - len(batch.rows))))
+    while True:
+        batch.add(itertools.islice(waiting, batch.places - len(batch.rows)))
+        if not batch.rows:
+            return
+        yield from batch.step()
 
 
 def _without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
@@ -337,8 +316,3 @@ def _without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[l
     if not mask[:, -1].all():
         raise GenerationError("must end in 1 in each row: pad on the left", argument="attention_mask")
     return [ids[real].tolist() for ids, real in zip(input_ids, mask, strict=True)]
-
-
-def _padded(rows: list[Tensor], filling: float) -> Tensor:
-    """Return rows of different lengths as one tensor (rows, longest, ...), the shorter ones filled up on the right."""
-    return pad_sequence(rows, batch_first=True, padding_value=filling)

@@ -1,13 +1,12 @@
 """Logits processors: what a setting of generation does to the logits of the next token.
 
 A function here has a setting's name. It takes the setting's value and returns the processor, so that what depends only
-on the value is computed once. The names, the order and the values are those of transformers. A processor takes time and
-memory linear in the text and in its own value.
+on the value is computed once. The names, the order and the values are those of transformers. A processor takes time
+linear in the text.
 
 B batch, T tokens so far, V vocabulary.
 """
 
-import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,9 +16,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Logits = Float[Tensor, "batch vocab"]
-
-SHORT = 16  # ids of an n-gram that is compared id by id
-PRIMES = (2**31 - 1, 2**31 - 19)  # moduli of the hashes of longer ones; a product of two residues fits int64
 
 
 class TextSoFar(NamedTuple):
@@ -170,32 +166,9 @@ def _without(logits: Logits, tokens: Int[Tensor, " ids"]) -> Logits:
 
 
 def _repeats(ids: Int[Tensor, "batch seq"], size: int) -> Bool[Tensor, "batch places"]:
-    """Return where the last ``size`` ids occur earlier: entry i is of ids i to i + size, and i + size is in the text.
-
-    Longer runs are compared by two hashes with secret bases: that two runs which differ have equal hashes is less
-    likely than (size / 2^31)^2.
-    """
-    seq = ids.shape[1]
-    places = seq - size
+    """Return where the last ``size`` ids occur earlier: True at i if ids i to i + size equal them."""
+    places = ids.shape[1] - size
     equal = torch.ones(len(ids), places, dtype=torch.bool, device=ids.device)
-    for offset in range(size if size <= SHORT else 0):
+    for offset in range(size):
         equal &= ids[:, offset : offset + places] == ids[:, places + offset, None]
-    for prime, base in zip(PRIMES, BASES, strict=True) if size > SHORT else ():
-        powers = _powers(base, seq, prime, ids.device)  # (T,)
-        sums = torch.nn.functional.pad((ids * powers % prime).cumsum(1) % prime, (1, 0))  # (B, T + 1)
-        hashes = (sums[:, size:] - sums[:, : places + 1]) % prime  # (B, places + 1), of run i times base ** i
-        aligned = hashes * powers[: places + 1].flip(0) % prime  # all times base ** places
-        equal &= aligned[:, :-1] == aligned[:, -1:]
     return equal
-
-
-BASES = tuple(secrets.randbelow(prime - 2**20) + 2**20 for prime in PRIMES)
-
-
-def _powers(base: int, count: int, prime: int, device: torch.device) -> Int[Tensor, " count"]:
-    """Return base ** 0, base ** 1, ... modulo a prime."""
-    powers, step = torch.ones(1, dtype=torch.long, device=device), base
-    while len(powers) < count:
-        powers = torch.cat((powers, powers * step % prime))
-        step = step * step % prime
-    return powers[:count]

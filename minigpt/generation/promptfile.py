@@ -2,25 +2,25 @@
 
 A file of prompts has one prompt a line: plain text, or JSON of which only the prompt is required:
 
-    {"prompt": "...", "id": ..., "max_new_tokens": ..., "seed": ...}
+    {"prompt": "...", "id": ...}
 
 It is JSON if its name ends in .jsonl or its first line starts with "{". The texts stand in the order of the prompts.
 """
 
 import codecs
-import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 from minigpt.errors import GenerationError
 from minigpt.files import Lines, hash_json, not_utf8, parse_object
-from minigpt.generation.decode import Completion, Prompt, complete
+from minigpt.generation.decode import Completion, complete_texts
 from minigpt.generation.row import TextCodec
-from minigpt.generation.settings import Settings
+from minigpt.generation.settings import GenerationSettings
 from minigpt.model import GPT2
 
-FIELDS = ("prompt", "id", "max_new_tokens", "seed")
+FIELDS = ("prompt", "id")
 
 
 class PromptLine(NamedTuple):
@@ -28,7 +28,7 @@ class PromptLine(NamedTuple):
 
     line: int  # from 1
     id: Any  # the user's name for it, or None
-    prompt: Prompt
+    prompt: str
 
 
 def read_prompts(file: str | Path) -> list[PromptLine]:
@@ -59,14 +59,13 @@ def _parsed(number: int, line: bytes, origin: str, is_json: bool) -> PromptLine:
         raise GenerationError(f'{origin}: "prompt" must be a text')
     if unknown := sorted(fields.keys() - set(FIELDS)):
         raise GenerationError(f"{origin}: unknown {', '.join(unknown)}; known are {', '.join(FIELDS)}")
-    prompt = Prompt(fields["prompt"], fields.get("max_new_tokens"), fields.get("seed"), origin)
-    return PromptLine(number, fields.get("id"), prompt)
+    return PromptLine(number, fields.get("id"), fields["prompt"])
 
 
 class TextFile:
     """The texts of a file of prompts, written as JSON lines in the order of the prompts. A context manager.
 
-    Text j of prompt i draws with seed + i * num_return_sequences + j, unless the prompt has a seed of its own.
+    Text j of prompt i draws with seed + i * num_return_sequences + j.
 
     Args:
         prompts: the file of prompts.
@@ -83,17 +82,18 @@ class TextFile:
     """
 
     def __init__(
-        self, model: GPT2, tokenizer: TextCodec, prompts: Path, out: Path, opened_by: str, *,
-        batch_size: int = 16, **settings: Unpack[Settings],
+        self, model: GPT2, tokenizer: TextCodec, prompts: Path, out: Path, opened_by: str,
+        settings: GenerationSettings, *, batch_size: int = 16,
     ) -> None:  # fmt: skip
-        self._prompts, copies = read_prompts(prompts), settings.get("num_return_sequences", 1)
-        places = [(number, copy) for number in range(len(self._prompts)) for copy in range(copies)]
+        self._prompts = read_prompts(prompts)
+        texts, names = zip(*((line.prompt, f"{prompts}, line {line.line}") for line in self._prompts), strict=True)
+        places = list(itertools.product(range(len(texts)), range(settings.num_return_sequences)))
         skip: set[tuple[int, int]] = set()
-        seeded = [_seeded(line.prompt, settings.get("seed"), i * copies) for i, line in enumerate(self._prompts)]
-        how: dict[str, Any] = {"batch_size": batch_size, "skip": skip, **settings}
-        self._texts = complete(model, tokenizer, seeded, **how)  # checks every prompt now, and writes lazily
+        self._texts = complete_texts(  # checks every prompt now, and writes lazily
+            model, tokenizer, texts, settings, batch_size=batch_size, skip=skip, names=names
+        )
         self.total = len(places)
-        self.lines = Lines(out, hash_json([opened_by, self._prompts, settings]), GenerationError)
+        self.lines = Lines(out, hash_json([opened_by, self._prompts, settings.as_dict()]), GenerationError)
         skip |= {*places[: len(self.lines.rows)]}
         self._left = iter(places[len(self.lines.rows) :])
 
@@ -120,12 +120,8 @@ class TextFile:
         self.lines.close()
 
 
-def _seeded(prompt: Prompt, seed: int | None, number: int) -> Prompt:
-    return prompt if seed is None or prompt.seed is not None else dataclasses.replace(prompt, seed=seed + number)
-
-
 def _row(line: PromptLine, text: Completion) -> dict[str, Any]:
     row: dict[str, Any] = {"line": line.line, "number": text.number}
     row |= {"id": line.id} if line.id is not None else {}
-    row |= {"prompt": line.prompt.text, "text": text.text, "end": text.end, "tokens": len(text.ids)}
+    row |= {"prompt": line.prompt, "text": text.text, "end": text.end, "tokens": len(text.ids)}
     return row | ({"logprobs": text.logprobs} if text.logprobs is not None else {})

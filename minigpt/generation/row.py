@@ -39,6 +39,7 @@ class Row:
         prompt_length: number of tokens of the prompt.
         end: the reason why it is finished: "eos", "stop" or "length"; None before.
         may_draft: whether several tokens may be added in a step.
+        scores_prompt: whether the logits after every token of the prompt are needed.
         drafted, accepted: number of tokens that were drafted, and of those that were right.
         scores, logprobs: of each new token, (V,) and a number, if the settings ask for them.
     """
@@ -54,7 +55,7 @@ class Row:
     def __post_init__(self) -> None:
         self.prompt_length = len(self.ids)
         self.end: str | None = None
-        self.may_draft = True
+        self.may_draft, self.scores_prompt = True, False
         self.drafted = self.accepted = 0
         self.scores: list[Tensor] = []  # each (V,)
         self.logprobs: list[float] = []
@@ -106,7 +107,16 @@ class Row:
         if self.end is None and not self.left:
             self.end = "length"
         if self.end is not None:
-            self._unread += self._text.add(b"", final=True)
+            self.finish(self.end)
+
+    def finish(self, reason: str) -> None:
+        """End the text."""
+        self.end = reason
+        self._unread += self._text.add(b"", final=True)
+
+    def fail(self, error: Exception) -> None:
+        """Take an error that concerns this text alone. Here it is raised; a server tells the text's client."""
+        raise error
 
     def take_text(self) -> str:
         """Return the text that became ready since the last call: whole characters, no part of a stop string."""

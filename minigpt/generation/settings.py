@@ -130,7 +130,6 @@ class Setting:
         rule: what a value must be.
         default: its value if nobody gives one; None also means that the setting is off.
         users: who may give it: "python", "shell" and "http".
-        option: its option in the shell, if that is not its name.
         http: what a value must be over HTTP, where that is less: one client must not hold up the others.
         neutral: values that change nothing.
         shapes_draw: it only changes how a token is drawn, so it has no effect if none is.
@@ -143,7 +142,6 @@ class Setting:
     default: Any = None
     _: dataclasses.KW_ONLY
     users: tuple[str, ...] = (PYTHON, SHELL, HTTP)
-    option: str | None = None
     http: Rule | None = None
     neutral: tuple[Any, ...] = ()
     shapes_draw: bool = False
@@ -200,15 +198,8 @@ class Options(TypedDict, total=False):
         END, FROM_CONFIG, users=ONLY_PYTHON)]
     stop: Annotated[str | Sequence[str] | None, Setting(
         "Text or texts that end a row when they appear in what it has added.", strings(), http=strings(16, 256))]
-    stop_strings: Annotated[str | Sequence[str] | None, Setting(
-        "transformers' name for stop; give only one of them.", strings(), users=ONLY_PYTHON)]
     num_return_sequences: Annotated[int, Setting(
         "Texts for each prompt, which is read once for all of them.", integer(1, 65536), 1, users=NOT_HTTP)]
-    use_cache: Annotated[bool, Setting(
-        "Keep keys and values; otherwise read the whole text for each token.", FLAG, True, users=ONLY_PYTHON)]
-    prompt_lookup_num_tokens: Annotated[int | None, Setting(
-        "Tokens to copy from the text so far as a draft, verified in one step; 0 for none.",
-        integer(0), users=NOT_HTTP, option="--lookup")]
     draft: Annotated[Literal["auto", "int8"] | None, Setting(
         "int8: draft tokens with the model rounded to eight bits, and verify them in one step: the same text, sooner. "
         "It takes memory for the rounded weights, needs the decoding kernel, and works while there is a single text. "
@@ -217,8 +208,6 @@ class Options(TypedDict, total=False):
     overflow: Annotated[Literal["refuse", "slide"], Setting(
         "For texts beyond the context: refuse; or slide, where a token sees the last tokens that fit, read again.",
         one_of("refuse", "slide"), "refuse")]
-    slide_stride: Annotated[int, Setting(
-        "Tokens that a sliding window drops at a time; more is faster, and sees less.", integer(1), 1)]
 
 
 class TextSettings(Options):
@@ -250,12 +239,11 @@ _keys = (
 Options.__doc__ = "\n".join((f"{Options.__doc__}\n\nKeys:", *_keys))  # for help()
 
 
-def check_settings(settings: Mapping[str, Any], user: str = PYTHON, *, one_text: bool = False) -> None:
+def check_settings(settings: Mapping[str, Any], user: str = PYTHON) -> None:
     """Check settings: their names, then each value, then whether they contradict each other.
 
     Args:
         user: "python", "shell" or "http".
-        one_text: whether the caller returns a single text.
 
     Raises:
         GenerationError: about the first that is wrong; ``argument`` is its name.
@@ -272,26 +260,17 @@ def check_settings(settings: Mapping[str, Any], user: str = PYTHON, *, one_text:
         is_off = values[name] is None and setting.default in (None, FROM_CONFIG)
         if not (is_off or rule.accepts(values[name])):
             raise GenerationError(f"must {rule.requirement}, got {values[name]!r:.200}", argument=name)
-    for name, contradiction in _contradictions(values, one_text):
+    for name, contradiction in _contradictions(values):
         raise GenerationError(contradiction, argument=name)
 
 
-def _contradictions(values: Mapping[str, Any], one_text: bool) -> Iterator[tuple[str, str]]:
+def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield settings that others contradict; each value by itself is valid."""
     new, least, copies = values["max_new_tokens"], values["min_new_tokens"] or 0, values["num_return_sequences"]
     if new is None:
         yield "max_new_tokens", "must be given"
     elif least > new:
         yield "min_new_tokens", f"must be at most the {new} new tokens, got {least}"
-    if None not in (values["stop"], values["stop_strings"]):
-        yield "stop_strings", "is another name of stop; give one of them"
-    for name in ("prompt_lookup_num_tokens", "draft"):
-        if values[name] not in (None, 0, "auto") and not values["use_cache"]:
-            yield name, "needs use_cache=True"
-    if values["slide_stride"] != 1 and values["overflow"] == "refuse":
-        yield "slide_stride", "needs overflow slide"
-    if one_text and copies > 1:
-        yield "num_return_sequences", "must be 1, since a single text is returned"
     if values["do_sample"] and values["temperature"] != 0:
         return
     cause = "at temperature 0" if values["do_sample"] else "without do_sample"
@@ -315,15 +294,23 @@ class GenerationSettings(SimpleNamespace):
     def __init__(self, **settings: Unpack[Settings]) -> None:
         check_settings(settings)
         values: Any = {name: setting.default for name, setting in SETTINGS.items()} | dict(settings)
-        values["stop"] = tuple(texts_of(values["stop_strings"] or values["stop"] or ()))
-        values["stop_strings"] = None
+        values["stop"] = tuple(texts_of(values["stop"] or ()))
         if (ends := values["eos_token_id"]) is not FROM_CONFIG:
             values["eos_token_id"] = (ends,) if is_int(ends) else tuple(ends or ())
         super().__init__(**values)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return all settings by their names."""
+        return {name: getattr(self, name) for name in SETTINGS}
+
     def replace(self, **changes: Any) -> "GenerationSettings":
         """Return settings with these values changed."""
-        return parse_settings(**{name: getattr(self, name) for name in SETTINGS} | changes)
+        return parse_settings(**self.as_dict() | changes)
+
+    def require_one_text(self) -> None:
+        """Raise GenerationError if more than one text is wanted where a single one is returned."""
+        if self.num_return_sequences > 1:
+            raise GenerationError("must be 1, since a single text is returned", argument="num_return_sequences")
 
     @property
     def samples(self) -> bool:

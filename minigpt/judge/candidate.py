@@ -7,7 +7,6 @@ B batch, T tokens, V vocabulary, C embedding.
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from minigpt.device import dtype_name
-from minigpt.engine.kernel import StepKernel, step_of
-from minigpt.engine.ragged import Ragged
+from minigpt.engine.reader import Reader
 from minigpt.errors import CheckpointError, ConfigError, NormError
 from minigpt.generation import generate
 from minigpt.host import prefix_of
@@ -27,7 +25,6 @@ from minigpt.judge.perplexity import Scored, window_losses
 from minigpt.judge.reference import Recorder, batches
 from minigpt.judge.truth import Sample, Truth
 from minigpt.model import GPT2
-from minigpt.model.masking import left_padded
 from minigpt.norms import is_exact, is_ours, name_of, notes
 from minigpt.norms.foreign.construct import naming, title
 from minigpt.recipe import Recipe
@@ -281,31 +278,19 @@ class OurCandidate(ModuleCandidate):
     def decode(self) -> list[Float[Tensor, "new vocab"]] | None:
         prompts = self.truth.prompts
         logits = [prompt.truth[:0] for prompt in prompts]
-        read = self._read_by_torch if (kernel := step_of(self.model)) is None else partial(self._read_by_kernel, kernel)
         with self.naming():
             for _, batch in batches([len(prompt.written) for prompt in prompts]):
-                rows = torch.stack(list(read([prompts[i] for i in batch])), dim=1)  # (B, new, V)
+                rows = torch.stack(list(self._decoded([prompts[i] for i in batch])), dim=1)  # (B, new, V)
                 for i, row in zip(batch, rows, strict=True):
                     logits[i] = row
         return logits if any(map(len, logits)) else None
 
-    def _read_by_torch(self, samples: list[Sample]) -> Iterator[Float[Tensor, "batch vocab"]]:
+    def _decoded(self, samples: list[Sample]) -> Iterator[Float[Tensor, "batch vocab"]]:
         """Read prompts, then what was written after them, a token a step; yield the logits of each next token."""
-        device, new = self.truth.device, len(samples[0].written)
-        ids, mask = left_padded([sample.prompt for sample in samples], device)  # both (B, T)
-        written = torch.tensor([sample.written for sample in samples], device=device)  # (B, new)
-        cache = self.model.new_cache(len(samples), ids.shape[1] + new - 1)
-        for step in range(new):
-            hidden = self.model.hidden_states(ids, mask, cache=cache)[:, -1:]
-            yield self.model.head(hidden)[:, 0]
-            ids, mask = written[:, step : step + 1], torch.cat([mask, mask.new_ones(len(samples), 1)], dim=1)
-
-    def _read_by_kernel(self, kernel: StepKernel, samples: list[Sample]) -> Iterator[Float[Tensor, "batch vocab"]]:
-        """The same by the kernel, as ``generate`` reads."""
-        rows = Ragged(self.model.new_cache(len(samples), max(len(sample.ids) for sample in samples)), kernel)
-        yield rows.read({rows.add(): sample.prompt for sample in samples}, last=1)
+        reader = Reader(self.model, len(samples), max(len(sample.ids) for sample in samples))
+        yield reader.read({row: sample.prompt for row, sample in enumerate(samples)})
         for step in range(len(samples[0].written) - 1):
-            yield rows.read({row: sample.written[step : step + 1] for row, sample in enumerate(samples)})
+            yield reader.read({row: sample.written[step : step + 1] for row, sample in enumerate(samples)})
 
     def gradients(self) -> dict[str, Tensor] | None:
         return None if self.quantize is not None else super().gradients()

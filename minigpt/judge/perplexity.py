@@ -11,10 +11,9 @@ from torch import Tensor
 
 from minigpt.config import GPT2Config
 from minigpt.device import Progress
-from minigpt.engine.kernel import step_of
+from minigpt.engine import reader
 from minigpt.errors import GenerationError
 from minigpt.files import read_text
-from minigpt.generation.batch import read_piece
 from minigpt.judge.measures import AT_ONCE, perplexity_of
 from minigpt.model import GPT2
 from minigpt.model.checks import check_known
@@ -190,22 +189,16 @@ def score(tokens: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Scored:
 
 
 def reader_of(model: GPT2) -> Reader:
-    """Return a function that reads windows with ``model``, by the kernel where that serves it."""
-    kernel, device = step_of(model), model.wte.weight.device
+    """Return a function that reads windows with ``model``, as ``generate`` reads."""
 
-    def by_torch(ids: list[int], counted: int) -> Iterator[Tensor]:
-        hidden = model.hidden_states(torch.tensor([ids], device=device))[:, -counted - 1 : -1]  # (1, counted, C)
-        for part in hidden.split(AT_ONCE, dim=1):
-            yield model.head(part)[0]
-
-    def by_kernel(ids: list[int], counted: int) -> Iterator[Tensor]:
-        cache = model.new_cache(1, len(ids))
-        read_piece(model, kernel, ids[: -counted - 1], cache, 0)
+    def read(ids: list[int], counted: int) -> Iterator[Tensor]:
+        texts = reader.Reader(model, 1, len(ids))
+        texts.read({0: ids[: -counted - 1]}, last=0)
         for start in range(len(ids) - counted - 1, len(ids) - 1, AT_ONCE):
             piece = ids[start : min(start + AT_ONCE, len(ids) - 1)]
-            yield read_piece(model, kernel, piece, cache, len(piece))
+            yield texts.read({0: piece}, last=len(piece))
 
-    return by_torch if kernel is None else by_kernel
+    return read
 
 
 def windows_of(tokens: int, context: int, stride: int | None = None, *, has_bos: bool = False) -> Iterator[Window]:

@@ -130,8 +130,7 @@ def check_layers(blocks: Iterable[nn.Module], n_layer: int) -> None:
     layers = [layer for found in of_each for layer in found if isinstance(layer, int)]
     if len({*layers}) < len(layers) or not {*layers} <= {*range(n_layer)}:
         raise GenerationError(
-            f"each block's attn.layer must be one of {n_layer} layers and its own, got {layers}; renumber copied "
-            "blocks, or generate with use_cache=False"
+            f"each block's attn.layer must be one of {n_layer} layers and its own, got {layers}; renumber copied blocks"
         )
 
 

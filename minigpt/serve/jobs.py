@@ -16,11 +16,10 @@ from starlette.requests import ClientDisconnect, Request
 from torch import Tensor
 
 from minigpt.errors import GenerationError
-from minigpt.generation.batch import Batch, read_piece
+from minigpt.generation.batch import Batch
 from minigpt.generation.choosing import NoTokenLeftError, next_logits, next_tokens
 from minigpt.generation.row import Row
 from minigpt.model import GPT2
-from minigpt.model.cache import KVCache
 from minigpt.serve.protocol import REASONS, CompletionRequest, RefusalError, TextEvent, Token
 
 LOWEST = -9999.0  # log-probability instead of -inf, which JSON does not have
@@ -90,6 +89,9 @@ class RequestRow(Row):
     index: int
     tokens: list[Token]
 
+    def fail(self, error: Exception) -> None:
+        self.job.channel.fail(error)
+
 
 class Job:
     """A request for texts.
@@ -99,13 +101,12 @@ class Job:
 
     Attributes:
         waiting: texts that have no place yet.
-        reading: tokens of its texts that have a place and are not read yet.
-        scored: the prompts whose tokens have their log-probabilities.
+        scored: the prompts whose tokens have their log-probabilities, or get them.
     """
 
     def __init__(self, body: CompletionRequest, rows: list[RequestRow]) -> None:
         self.body, self.channel, self.rows = body, Channel(), rows
-        self.waiting, self.reading = deque(rows), 0
+        self.waiting = deque(rows)
         self.scored = set[int]()
         self._left = len(rows)
         for index, row in enumerate(rows):
@@ -113,7 +114,6 @@ class Job:
 
     def add_scored(self, prompt: int, tokens: list[Token]) -> None:
         """Let the texts of a prompt begin with the prompt's tokens and their log-probabilities."""
-        self.scored.add(prompt)
         for row in self.rows:
             if row.prompt == prompt:
                 row.tokens = list(tokens)
@@ -124,61 +124,6 @@ class Job:
         total = len(row.ids) - row.prompt_length
         self.channel.send(TextEvent(row.index, row.take_text(), total, row.tokens, row.end), not self._left)
         row.tokens = []
-
-    def report_read(self, rows: "list[RequestRow]") -> None:
-        """Report on texts to which no token is added."""
-        for row in rows:
-            row.end = "length"
-            self.report(row)
-
-
-class Prefill:
-    """A text that is read in pieces. Its cache and logits are then those of any row that continues it.
-
-    Args:
-        batch: the one that those rows join.
-        rows: those that continue the text.
-        ids: what they see of it: all, or a window of the last tokens.
-        alternatives: how many of the likeliest ids to score at each token; None scores nothing.
-
-    Attributes:
-        cache: keys and values of what is read; None before the first piece.
-        scored: the tokens so far with their log-probabilities.
-        logits: (1, V) of the next token, when ``is_over``.
-    """
-
-    def __init__(self, batch: Batch, rows: list[Any], ids: list[int], alternatives: int | None = None) -> None:
-        self.batch, self.rows, self.ids, self.alternatives = batch, rows, list(ids), alternatives
-        self.cache: KVCache | None = None  # made when it is first needed
-        self.scored = [] if alternatives is None else [Token(ids[0], None, [])]
-        self.logits: Tensor = torch.empty(0)
-
-    @property
-    def left(self) -> int:
-        """How many tokens are not read yet."""
-        return len(self.ids) - (0 if self.cache is None else self.cache.length)
-
-    @property
-    def is_plain(self) -> bool:
-        """True if nothing is read or scored, so that a batch can read the text together with others."""
-        return self.cache is None and self.alternatives is None
-
-    def advance(self, tokens: int) -> None:
-        """Read so many tokens more."""
-        model = self.batch.model
-        self.cache = self.cache or model.new_cache(1, len(self.ids))
-        first = self.cache.length
-        ids, after = self.ids[first : first + tokens], self.ids[first + 1 : first + 1 + tokens]
-        needed = int(first + len(ids) == len(self.ids)) if self.alternatives is None else len(ids)
-        logits = read_piece(model, self.batch.kernel, ids, self.cache, needed)  # (R, V)
-        if self.alternatives is not None:
-            self.scored += tokens_of(model, logits[: len(after)], after, self.alternatives)
-        self.logits = logits[-1:]
-
-    def join(self, rows: list[Any]) -> None:
-        """Let rows that continue the text join the batch, after all of it is read."""
-        assert self.cache is not None
-        self.batch.take(rows, self.cache, self.logits)
 
 
 @torch.inference_mode()
@@ -228,40 +173,29 @@ class Comparison:
     ) -> None:
         self.models, self.rows, self.alternatives, self.token_text = models, rows, alternatives, token_text
         self.channel, self.is_over = Channel(), False
-        self._readings: list[Prefill] = []
+        self._batches: list[Batch] = []
 
     def step(self) -> None:
         """Read some of the prompt, or add a token to each text that is not over; report tokens, or an error."""
         try:
-            self._readings = self._readings or [
-                Prefill(Batch(model, 2, model.config.n_positions), list(self.rows), self.rows[0].ids)
-                for model in self.models
-            ]
-            unread = [reading for reading in self._readings if reading.left]
-            if unread:
-                unread[0].advance(PIECE)
-            else:
-                self._add_tokens()
+            self._step()
         except BaseException as error:
             self.channel.fail(error)
 
-    def _add_tokens(self) -> None:
-        batches = [reading.batch for reading in self._readings]
-        for reading, batch in zip(self._readings, batches, strict=True):
-            if batch.rows:
-                batch.read()
-            else:
-                reading.join(reading.rows)
-        logits = [dict(zip(batch.rows, batch.logits.split(1), strict=True)) for batch in batches]
-        events = [
-            self._event(side, row, [of_model[row] for of_model in logits])
-            for side, row in enumerate(self.rows)
-            if row in logits[0]
-        ]
-        over = [row for row in self.rows if row.end]
-        for batch in batches:
-            batch.drop(over)
-        self.is_over = len(over) == 2
+    def _step(self) -> None:
+        if not self._batches:
+            columns = len(self.rows[0].ids) + self.rows[0].settings.max_new_tokens
+            self._batches = [Batch(model, 2, columns) for model in self.models]
+            for batch in self._batches:
+                batch.add(self.rows)
+        pieces = [piece for batch in self._batches for piece in batch.read(PIECE).pieces if piece.is_whole]
+        events = []
+        for side, row in enumerate(self.rows):
+            if logits := [piece.logits for piece in pieces if piece.row is row]:  # of both models
+                events.append(self._event(side, row, logits))
+        for batch in self._batches:
+            batch.drop([row for row in self.rows if row.end])
+        self.is_over = all(row.end for row in self.rows)
         for event in events:
             self.channel.send(event, self.is_over and event is events[-1])
 

@@ -210,7 +210,9 @@ def settings_of(body: Any, max_tokens: int) -> GenerationSettings:
         for name, value in values.items()
         if value is not None and (samples or not SETTINGS[name].shapes_draw)
     }
-    return parse_settings(**settings | {"do_sample": samples, "max_new_tokens": max(1, max_tokens)})
+    valid = parse_settings(**settings | {"do_sample": samples, "max_new_tokens": max(1, max_tokens)})
+    valid.max_new_tokens = max_tokens  # 0: the prompt is read, and nothing is added
+    return valid
 
 
 class StreamOptions(Body):

@@ -1,53 +1,16 @@
 """Rows of a batch: read together by PyTorch, with settings of their own."""
 
-import threading
 from typing import Any
 
 import pytest
 import torch
 from helpers import random_ids, small_model
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from minigpt import GPT2
-from minigpt.device import of_any_length
 from minigpt.generation import generate
 from minigpt.generation.batch import Batch
-from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings, parse_settings
 from minigpt.model.masking import left_padded
-
-
-def batch_of(model: GPT2, texts: list[list[int]]) -> Batch:
-    settings = GenerationSettings(max_new_tokens=1)
-    batch = Batch(model, len(texts), 110)
-    batch.join([Row(text, settings, prompt=number) for number, text in enumerate(texts)])
-    return batch
-
-
-@pytest.mark.parametrize(
-    ("lengths", "shapes"),
-    [
-        ([100, 3, 2, 3, 2], [(4, 3), (1, 100)]),
-        ([9], [(1, 9)]),
-        ([80, 80, 2, 40, 50], [(1, 2), (2, 50), (2, 80)]),
-    ],
-    ids=str,
-)
-def test_pytorch_reads_texts_of_similar_length_together(
-    lengths: list[int], shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = small_model(dtype=torch.float64)  # which the kernel does not serve
-    texts = [random_ids(1, length)[0].tolist() for length in lengths]
-    alone = [batch_of(model, [text]).logits[0] for text in texts]
-    seen: list[tuple[int, ...]] = []
-    whole = model.hidden_states
-    monkeypatch.setattr(model, "hidden_states", lambda ids, *a, **how: seen.append(ids.shape) or whole(ids, *a, **how))
-    batch = batch_of(model, texts)
-    assert sorted(seen) == sorted(shapes)
-    assert sorted(row.prompt for row in batch.rows) == list(range(len(texts)))
-    for row, logits in zip(batch.rows, batch.logits, strict=True):
-        torch.testing.assert_close(logits, alone[row.prompt], rtol=1e-5, atol=1e-6)
 
 
 def test_texts_that_end_together_begin_where_their_mask_does() -> None:
@@ -69,11 +32,9 @@ def test_rows_of_different_settings_share_a_batch() -> None:
         own = parse_settings(max_new_tokens=4 + number, eos_token_id=None, **how)
         rows.append(Row(list(text), own, prompt=number, seed=own.seed))
     batch = Batch(model, len(rows), 60)
-    batch.join(rows)
-    for _ in range(4 + len(rows)):
-        if batch.rows:
-            batch.choose()
-            batch.read()
+    batch.add(rows)
+    while batch.rows:
+        batch.step()
     for row, text, how in zip(rows, texts, ways, strict=True):
         alone = generate(
             model, torch.tensor([text]), max_new_tokens=row.settings.max_new_tokens, eos_token_id=None, **how
@@ -81,41 +42,96 @@ def test_rows_of_different_settings_share_a_batch() -> None:
         assert row.ids == alone[0].tolist(), how
 
 
-@pytest.mark.parametrize("how", [{}, {"prompt_lookup_num_tokens": 4}], ids=["", "lookup"])
-@pytest.mark.parametrize("alone", [False, True], ids=["one of several", "alone"])
-def test_a_growing_text_is_not_for_cudnn(alone: bool, how: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would plan anew for every length; it stays where it was asked for by itself, and otherwise is back after."""
-    model, whole = small_model(dtype=torch.float64), GPT2.run  # which the kernel does not serve
-    settings = parse_settings(max_new_tokens=9, eos_token_id=None, **how)
-    seen: set[bool] = set()
-
-    def spy(*given: Any) -> torch.Tensor:
-        seen.add(torch.backends.cuda.cudnn_sdp_enabled())
-        with sdpa_kernel(SDPBackend.MATH):  # a CPU has no other that could be alone
-            return whole(*given)
-
-    monkeypatch.setattr(GPT2, "run", spy)
-    others = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *([] if alone else others)]):
-        for row in write_rows(model, rows_of(model, [[1, 2, 3]], settings, None), settings, 1):
-            assert torch.backends.cuda.cudnn_sdp_enabled(), f"after {len(row.new_ids)} tokens"
-    assert seen == {alone}
+def test_a_budget_is_shared_by_the_texts_that_are_read() -> None:
+    """A single unread token is free; a short text leaves the rest of its share to the longer ones."""
+    model, settings = small_model(dtype=torch.float64), GenerationSettings(max_new_tokens=40)
+    batch = Batch(model, 4, 110)
+    batch.add([Row([5], settings)])
+    batch.step()
+    batch.add([Row([token] * length, settings) for token, length in enumerate((60, 4, 70))])
+    step = batch.read(30)
+    assert [(len(piece.ids), piece.is_whole) for piece in step.pieces] == [
+        (1, True),
+        (13, False),
+        (4, True),
+        (13, False),
+    ]
+    assert len(batch.choose(step)) == 2
+    assert len(batch.step(0)) == 2, "those that are decoding"
+    assert sum(len(piece.ids) for piece in batch.read().pieces) == 2 + 47 + 57
 
 
-def test_of_several_threads_the_last_puts_it_back() -> None:
-    entered, left = threading.Event(), threading.Event()
+def test_texts_with_one_prompt_read_it_once() -> None:
+    """The last token is read by each, since its logits are needed."""
+    model, settings = small_model(), GenerationSettings(max_new_tokens=9, do_sample=True, eos_token_id=None)
+    rows = [Row([1, 2, 3, 4, 5], settings, seed=seed) for seed in range(3)] + [Row([1, 2, 3, 4, 6], settings, seed=0)]
+    batch = Batch(model, 4, 20)
+    batch.add(rows)
+    assert [len(piece.ids) for piece in batch.read(6).pieces] == [3, 3]
+    counts = []
+    while batch.rows:
+        step = batch.read()
+        counts.append([len(piece.ids) for piece in step.pieces])
+        batch.choose(step)
+    assert counts[:3] == [[2, 2], [1, 1, 1, 1], [1, 1, 1, 1]]
+    for row in rows:
+        alone = Row(row.ids[:5], settings, seed=row.seed)
+        batch.add([alone])
+        while batch.rows:
+            batch.step()
+        assert alone.ids == row.ids
 
-    def first() -> None:
-        with of_any_length():
-            entered.set()
-            left.wait(10)
 
-    assert torch.backends.cuda.cudnn_sdp_enabled()
-    thread = threading.Thread(target=first)
-    thread.start()
-    entered.wait(10)
-    with of_any_length():  # begins second, ends last
-        left.set()
-        thread.join()
-        assert not torch.backends.cuda.cudnn_sdp_enabled()
-    assert torch.backends.cuda.cudnn_sdp_enabled()
+def test_an_error_of_one_row_is_its_own() -> None:
+    """A server tells one client; the others get their tokens."""
+
+    class Quiet(Row):
+        error: Exception | None = None
+
+        def fail(self, error: Exception) -> None:
+            self.error = error
+
+    model = small_model(dtype=torch.float64)
+    settings = parse_settings(max_new_tokens=3, eos_token_id=None)
+    impossible = parse_settings(max_new_tokens=3, suppress_tokens=list(range(83)))
+    rows = [Quiet([1, 2], settings), Quiet([3], impossible), Quiet([4], settings)]
+    batch = Batch(model, 3, 20)
+    batch.add(rows)
+    batch.step()
+    assert [len(row.new_ids) for row in rows] == [1, 0, 1]
+    assert "exclude every token" in str(rows[1].error)
+
+
+def test_a_step_that_failed_has_read_nothing() -> None:
+    """Each row can be read by itself after it."""
+    model, settings = small_model(dtype=torch.float64), GenerationSettings(max_new_tokens=3, eos_token_id=None)
+    rows = [Row([1, 2, 3], settings), Row([4, 5], settings)]
+    batch = Batch(model, 2, 20)
+    batch.add(rows)
+
+    def fails_in_company(module: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        if len(inputs[0]) > 1:
+            raise ArithmeticError("no company")
+
+    hook = model.h[1].ln_2.register_forward_hook(fails_in_company)
+    with pytest.raises(ArithmeticError):
+        batch.read()
+    pieces = [piece for row in rows for piece in batch.read(only=[row]).pieces]
+    hook.remove()
+    for piece in pieces:
+        with torch.no_grad():
+            expected = model(torch.tensor([piece.row.ids]))[0, -1:]
+        torch.testing.assert_close(piece.logits, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_row_without_room_for_a_token_is_only_read() -> None:
+    settings = GenerationSettings(max_new_tokens=1)
+    settings.max_new_tokens = 0  # as a server may have it
+    row = Row([1, 2, 3], settings)
+    row.scores_prompt = True
+    batch = Batch(small_model(), 1, 3)
+    batch.add([row])
+    step = batch.read()
+    assert step.pieces[0].logits.shape == (3, 83)
+    assert batch.choose(step) == [row]
+    assert (row.end, row.ids, batch.rows) == ("length", [1, 2, 3], [])

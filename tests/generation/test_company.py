@@ -1,10 +1,10 @@
 """A row in company: the bits of all its logits are those of its text alone, whatever the others do.
 
-Texts join together or in pieces, leave, slide beyond the context and are drafted, in every dtype of the kernel.
+Texts come at once or in pieces, leave, slide beyond the context, are copied, scored and drafted, in every dtype of the
+kernel.
 """
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from minigpt.engine import kernel, quantize_int8
 from minigpt.engine.kernel import StepKernel
-from minigpt.generation.batch import Batch, read_piece
-from minigpt.generation.drafts import MOST, Drafts, Pace
+from minigpt.generation.batch import Batch, Piece
+from minigpt.generation.drafts import MOST, DraftLength, Drafts
 from minigpt.generation.row import Row
 from minigpt.generation.settings import parse_settings
 
@@ -25,15 +25,15 @@ pytestmark = pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was 
 CONTEXT, PLACES = 64, 6
 KINDS = ("float32", "bfloat16", "int8")
 
-LENGTHS = st.integers(1, CONTEXT + 9)
+LENGTH = st.integers(1, CONTEXT + 9)
 ACTIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("join"), st.lists(LENGTHS, min_size=1, max_size=3)),
-        st.tuples(st.just("join_in_pieces"), st.lists(st.integers(1, 30), min_size=1, max_size=4)),
-        st.tuples(st.just("leave"), st.integers(0, PLACES - 1)),
-        st.tuples(st.just("leave_but"), st.integers(0, PLACES - 1)),
+        st.tuples(st.just("add"), st.lists(LENGTH, min_size=1, max_size=3)),
+        st.tuples(st.just("add_scored"), LENGTH),
+        st.tuples(st.just("drop"), st.integers(0, PLACES - 1)),
+        st.tuples(st.just("drop_others"), st.integers(0, PLACES - 1)),
         st.tuples(st.just("write"), st.integers(1, 9)),
-        st.tuples(st.just("read_with"), st.lists(LENGTHS, min_size=1, max_size=2)),
+        st.tuples(st.just("write_in_pieces"), st.lists(st.integers(0, 30), min_size=1, max_size=5)),
     ),
     min_size=1,
     max_size=9,
@@ -51,95 +51,78 @@ class Alone:
         self.kernel = StepKernel(self.model)
 
     def __call__(self, ids: list[int]) -> Tensor:
-        """Return logits (1, V) of the next token."""
+        """Return logits (V) of the next token."""
         store = self.model.new_cache(1, len(ids)).store
-        return self.kernel(ids, [0] * len(ids), range(len(ids)), store, [len(ids) - 1])
+        return self.kernel(ids, [0] * len(ids), range(len(ids)), store, [len(ids) - 1])[0]
 
 
 MODELS = {kind: Alone(kind) for kind in KINDS} if kernel.is_at_hand() else {}
 
 
 class Company:
-    """A batch, whose logits are compared after each action."""
+    """A batch, whose logits are compared in each step."""
 
-    def __init__(self, kind: str, stride: int, drafted: bool) -> None:
-        self.alone, self.number = MODELS[kind], 0
-        draft = None if kind == "int8" else "int8"
-        drafts = Drafts(self.alone.model, most_copied=3, draft=draft) if drafted else None
-        self.batch = Batch(self.alone.model, PLACES, CONTEXT, drafts=drafts)
-        self.settings = parse_settings(
-            max_new_tokens=1000, eos_token_id=None, overflow="slide", slide_stride=stride, do_sample=True, seed=1
-        )
+    def __init__(self, kind: str, drafted: bool) -> None:
+        self.alone = MODELS[kind]
+        drafts = Drafts(self.alone.model, "int8") if drafted and kind != "int8" else None
+        self.batch = Batch(self.alone.model, PLACES, CONTEXT, drafts)
+        self.settings = parse_settings(max_new_tokens=1000, eos_token_id=None, overflow="slide", do_sample=True, seed=1)
+        self.compared = 0
 
-    def rows(self, lengths: list[int]) -> list[Row]:
-        lengths = lengths[: PLACES - len(self.batch.rows)]
-        self.number += len(lengths)
-        return [Row(random_ids(1, length)[0].tolist(), self.settings, prompt=self.number, seed=5) for length in lengths]
+    def add(self, lengths: list[int]) -> None:
+        """Texts come, the first of them twice."""
+        texts = [random_ids(1, length)[0].tolist() for length in [lengths[0], *lengths]]
+        texts[0] = list(texts[1])
+        free = PLACES - len(self.batch.rows)
+        self.batch.add([Row(text, self.settings, seed=seed) for seed, text in enumerate(texts[:free])])
 
-    def join(self, lengths: list[int]) -> None:
-        """Texts join at once, the first of them twice."""
-        rows = self.rows(lengths)
-        if rows and len(rows) + len(self.batch.rows) < PLACES:
-            rows.append(Row(list(rows[0].ids), self.settings, prompt=rows[0].prompt, seed=6))
-        self.batch.join(rows)
+    def add_scored(self, length: int) -> None:
+        """A text comes whose logits are all needed."""
+        self.add([length])
+        self.batch.rows[-1].scores_prompt = True
 
-    def join_in_pieces(self, lengths: list[int]) -> None:
-        """A text that is read in pieces joins."""
-        rows = self.rows([sum(lengths)])
-        if rows:
-            ids, model = self.batch.window(rows[0]), self.alone.model
-            cache, logits = model.new_cache(1, len(ids)), torch.empty(0)
-            while cache.length < len(ids):
-                piece = ids[cache.length : cache.length + random.choice(lengths)]
-                logits = read_piece(model, self.batch.kernel, piece, cache, 1)
-            self.batch.take(rows, cache, logits)
+    def drop(self, place: int) -> None:
+        self.batch.drop(self.batch.rows[place : place + 1])
 
-    def leave(self, row: int) -> None:
-        self.step(leaving=self.batch.rows[row : row + 1])
-
-    def leave_but(self, row: int) -> None:
+    def drop_others(self, place: int) -> None:
         """All leave but one, which may then be drafted."""
         rows = self.batch.rows
-        self.step(leaving=[other for other in rows if other is not rows[row % len(rows)]])
+        self.batch.drop([row for row in rows if row is not rows[place % len(rows)]])
         self.write(3)
 
-    def write(self, tokens: int) -> None:
-        for _ in range(tokens):
-            self.step()
+    def write(self, steps: int) -> None:
+        self.write_in_pieces([None] * steps)
 
-    def read_with(self, lengths: list[int]) -> None:
-        """Read new texts with the new tokens."""
-        self.step(joining=self.rows(lengths))
+    def write_in_pieces(self, budgets: list[Any]) -> None:
+        for budget in budgets:
+            step = self.batch.read(budget)
+            for piece in step.pieces:
+                self.compare(piece)
+            self.batch.choose(step)
 
-    def step(self, leaving: Sequence[Row] = (), joining: Sequence[Row] = ()) -> None:
-        if self.batch.rows:
-            self.batch.choose()
-        self.batch.drop(leaving)
-        self.batch.read(joining)
-        self.compare()
-
-    def compare(self) -> None:
-        """Compare all logits with those of each text alone."""
-        batch, draft = self.batch, self.batch.last_step.draft or []
-        if not batch.rows:
-            return
-        texts = [batch.window(row) + draft[:count] for row in batch.rows for count in range(len(draft) + 1)]
-        for text, logits in zip(texts, batch.logits.split(1), strict=True):
-            assert torch.equal(logits, self.alone(text)), f"{len(text)} tokens among {len(batch.rows)} rows"
+    def compare(self, piece: Piece) -> None:
+        """Compare all logits with those of the text alone."""
+        text, begin = piece.row.ids + (piece.draft or []), max(0, len(piece.row.ids) - CONTEXT)
+        end = piece.first + len(piece.ids) + len(piece.draft or [])
+        for count, logits in enumerate(reversed(piece.logits)):
+            seen = text[begin : end - count]
+            assert torch.equal(logits, self.alone(seen)), f"{len(seen)} tokens among {len(self.batch.rows)} rows"
+            self.compared += 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=30)
-@given(actions=ACTIONS, stride=st.sampled_from([1, 7]), drafted=st.booleans(), chance=st.randoms())
+@given(actions=ACTIONS, drafted=st.booleans(), chance=st.randoms())
 def test_every_logit_has_the_bits_of_its_text_alone(
-    kind: str, actions: list[tuple[str, Any]], stride: int, drafted: bool, chance: random.Random
+    kind: str, actions: list[tuple[str, Any]], drafted: bool, chance: random.Random
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pace, "length", lambda _: chance.randint(0, MOST))
-        company = Company(kind, stride, drafted)
-        company.join([5, 40])
-        company.compare()
-        for name, how in actions:
-            if company.batch.rows or not name.startswith("leave"):
-                getattr(company, name)(how)
-                company.compare()
+        patch.setattr(DraftLength, "next", lambda _: chance.randint(0, MOST))
+        company = Company(kind, drafted)
+        company.add([5, 40])
+        company.write(1)
+        for name, argument in actions:
+            if company.batch.rows:
+                getattr(company, name)(argument)
+                company.write(1)
+        assert company.compared > 2

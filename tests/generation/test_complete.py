@@ -8,7 +8,7 @@ from checkpoints import tiny_bpe
 from helpers import small_model
 
 from minigpt import GenerationError, Tokenizer
-from minigpt.generation import Completion, Prompt, complete, generate, stream
+from minigpt.generation import Completion, complete, generate, stream
 from minigpt.generation.batch import Batch
 from minigpt.generation.row import Row
 from minigpt.generation.settings import parse_settings
@@ -18,20 +18,17 @@ pytestmark = pytest.mark.thorough
 MODEL = small_model(dtype=torch.float64, n_positions=64, vocab_size=300, eos_token_id=[7, 20, 33, 150, 151, 152])
 TOKENIZER = Tokenizer(tiny_bpe(300))
 TEXTS = ["the dog", "naïve café", "I saw the other dog there", "", "狗", "x" * 20, "\n\n", "the the the", "a", "1 2 3"]
-MIXED = [Prompt(text, max_new_tokens=(i * 11) % 23 + 1) for i, text in enumerate(TEXTS)]
 SAMPLED = {"do_sample": True, "temperature": 1.5, "top_k": 60, "seed": 70}
 WAYS = (
     {}, SAMPLED, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}, {"stop": ["e", "\n"]},
-    {"min_new_tokens": 1, "eos_token_id": None}, {"use_cache": False}, {"prompt_lookup_num_tokens": 5},
+    {"min_new_tokens": 1, "eos_token_id": [*range(40)]},
 )  # fmt: skip
 
 
-def alone(prompt: Prompt, number: int, **how: Any) -> list[int]:
+def alone(prompt: str, number: int, **how: Any) -> list[int]:
     """The new tokens of one prompt by itself; text ``number`` draws with the seed that far from the first."""
-    ids = TOKENIZER.encode(prompt.text) or [0]
-    how = {**how, "max_new_tokens": prompt.max_new_tokens or how["max_new_tokens"]}
-    if "seed" in how:
-        how["seed"] = prompt.seed if prompt.seed is not None else how["seed"] + number
+    ids = TOKENIZER.encode(prompt) or [0]
+    how |= {"seed": how["seed"] + number} if "seed" in how else {}
     return generate(MODEL, torch.tensor([ids]), tokenizer=TOKENIZER, **how)[0, len(ids) :].tolist()
 
 
@@ -43,58 +40,54 @@ def by_place(results: list[Completion]) -> dict[tuple[int, int], list[int]]:
 
 @pytest.mark.parametrize(("how", "places"), [*((how, 3) for how in WAYS), (SAMPLED, 16)], ids=str)
 def test_each_text_is_the_one_it_would_be_alone(how: dict[str, Any], places: int) -> None:
-    how = {"max_new_tokens": 12, **how}
-    results = by_place(list(complete(MODEL, TOKENIZER, MIXED, batch_size=places, **how)))
-    assert results == {(i, 0): alone(prompt, i, **how) for i, prompt in enumerate(MIXED)}
-    assert len({len(ids) for ids in results.values()}) > 3, "they all end together"
+    how = {"max_new_tokens": 22, **how}
+    results = by_place(list(complete(MODEL, TOKENIZER, TEXTS, batch_size=places, **how)))
+    assert results == {(i, 0): alone(prompt, i, **how) for i, prompt in enumerate(TEXTS)}
+    if "seed" in how:
+        assert len({len(ids) for ids in results.values()}) > 3, "they all end together"
 
 
 def test_several_texts_of_each_prompt_have_seeds_of_their_own() -> None:
     how = {**SAMPLED, "max_new_tokens": 9}
-    prompts = [Prompt("the dog"), Prompt("a", seed=5), Prompt("x")]
+    prompts = ["the dog", "a", "x"]
     results = by_place(list(complete(MODEL, TOKENIZER, prompts, batch_size=4, num_return_sequences=3, **how)))
-    seeds = {(i, j): (5 + j if i == 1 else 70 + 3 * i + j) for i in range(3) for j in range(3)}
-    assert results == {
-        place: alone(Prompt(prompts[place[0]].text, seed=seed), 0, **how) for place, seed in seeds.items()
-    }
+    assert results == {(i, j): alone(prompts[i], 3 * i + j, **how) for i in range(3) for j in range(3)}
 
 
-@pytest.mark.parametrize("how", [{"use_cache": False}, {"overflow": "slide", "max_new_tokens": 30}], ids=str)
 @pytest.mark.parametrize("places", [1, 2, 5])
-def test_texts_of_one_prompt_that_have_parted_are_read_anew_each_for_itself(how: dict[str, Any], places: int) -> None:
-    how = {"max_new_tokens": 9, "eos_token_id": None, **SAMPLED, **how}
+def test_texts_of_one_prompt_that_have_parted_are_read_anew_each_for_itself(places: int) -> None:
+    how = {"eos_token_id": None, **SAMPLED, "overflow": "slide", "max_new_tokens": 30}
     texts = ["the dog " * 20, "a"]
     results = by_place(list(complete(MODEL, TOKENIZER, texts, batch_size=places, num_return_sequences=2, **how)))
     assert len(TOKENIZER.encode(texts[0])) + 30 > MODEL.config.n_positions
-    assert results == {(i, j): alone(Prompt(texts[i], seed=70 + 2 * i + j), 0, **how) for i in (0, 1) for j in (0, 1)}
+    assert results == {(i, j): alone(texts[i], 2 * i + j, **how) for i in (0, 1) for j in (0, 1)}
 
 
 def test_a_sliding_window_among_others() -> None:
     how = {"max_new_tokens": 30, "overflow": "slide", "eos_token_id": None}
     prompts = ["x" * 60, "a", "the dog", "y" * 100]
     results = by_place(list(complete(MODEL, TOKENIZER, prompts, batch_size=3, **how)))
-    assert results == {(i, 0): alone(Prompt(text), i, **how) for i, text in enumerate(prompts)}
+    assert results == {(i, 0): alone(text, i, **how) for i, text in enumerate(prompts)}
 
 
 def test_a_free_place_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as prompts are waiting, every place is writing; and no more steps are made than that takes."""
-    sizes, inner = [], Batch.choose
-    monkeypatch.setattr(Batch, "choose", lambda batch: (sizes.append(len(batch.rows)), inner(batch))[1])
-    lengths = [1, 30, 2, 3, 9, 1, 1, 25, 4, 4]
-    prompts = [Prompt("the", max_new_tokens=length) for length in lengths]
-    ended = list(complete(MODEL, TOKENIZER, prompts, batch_size=3, max_new_tokens=1, eos_token_id=None))
+    sizes, inner = [], Batch.read
+    monkeypatch.setattr(Batch, "read", lambda batch, *more: (sizes.append(len(batch.rows)), inner(batch, *more))[1])
+    results = list(complete(MODEL, TOKENIZER, TEXTS, batch_size=3, max_new_tokens=30, **SAMPLED))
+    lengths = [len(result.ids) for result in results]
+    assert len({*lengths}) > 3, "they all end together"
     assert sum(sizes) == sum(lengths)
     assert sizes == sorted(sizes, reverse=True), "a place stood empty before the last prompt was taken"
-    assert [result.prompt for result in ended][:3] == [0, 2, 3]
     assert max(sizes) == 3
 
 
-def test_texts_come_as_they_are_finished_and_no_sooner_worked_on() -> None:
-    results = complete(MODEL, TOKENIZER, [Prompt("the", 40), Prompt("the", 1)], max_new_tokens=1, eos_token_id=None)
-    first = next(results)
-    assert (first.prompt, first.end, len(first.ids)) == (1, "length", 1)
-    assert next(results).prompt == 0
-    assert next(results, None) is None
+def test_texts_come_as_they_are_finished_and_no_sooner_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, inner = [], Batch.read
+    monkeypatch.setattr(Batch, "read", lambda batch, *more: (steps.append(1), inner(batch, *more))[1])
+    results = complete(MODEL, TOKENIZER, TEXTS, max_new_tokens=30, **SAMPLED)
+    assert not steps
+    assert len(next(results).ids) == len(steps)
 
 
 def test_ends_and_texts() -> None:
@@ -109,10 +102,8 @@ def test_ends_and_texts() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no room": ({"prompts": [Prompt("a", max_new_tokens=64)]}, "^prompt 0: max_new_tokens .*64"),
-    "a prompt of its own name": ({"prompts": [Prompt("x" * 70, origin="f, line 3")]}, "^f, line 3: .*70"),
-    "its own length 0": ({"prompts": ["a", Prompt("a", max_new_tokens=0)]}, "^prompt 1: max_new_tokens .*0"),
-    "its own seed": ({"prompts": [Prompt("a", seed=-1)], "do_sample": True}, "^prompt 0: seed .*-1"),
+    "no room": ({"max_new_tokens": 64}, "^prompt 0: max_new_tokens .*64"),
+    "a long prompt": ({"prompts": ["a", "x" * 70]}, "^prompt 1: .*70"),
     "no text": ({"prompts": ["\ud800"]}, "^prompt 0: text "),
     "no places": ({"batch_size": 0}, "^batch_size .*0"),
     "one text": ({"prompts": "abc"}, "^prompts .*str"),

@@ -169,7 +169,6 @@ def test_long_runs_come_again_at_any_period(period: int, size: int) -> None:
 
 
 HUGE: dict[str, tuple[int, dict[str, Any]]] = {
-    "n-grams as long as half of a text": (100_000, {"no_repeat_ngram_size": 50_000}),
     "n-grams of every length": (200_000, {"no_repeat_ngram_size": 17}),
     "many words of each length": (5000, {"bad_words_ids": [[5] * (i % 400 + 1) for i in range(4000)]}),
     "many words of one beginning": (100, {"bad_words_ids": [[5, 5, i % 50_000] for i in range(80_000)]}),

@@ -10,15 +10,15 @@ from checkpoints import tiny_bpe
 from helpers import small_model
 
 from minigpt import GenerationError, Tokenizer
-from minigpt.generation import complete
+from minigpt.generation import complete, parse_settings
 from minigpt.generation.promptfile import TextFile, read_prompts
 
 MODEL = small_model(dtype=torch.float64, n_positions=64, vocab_size=300, eos_token_id=[7, 20, 33, 150, 151, 152])
 TOKENIZER = Tokenizer(tiny_bpe(300))
 HOW: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "seed": 5, "temperature": 1.5}
 PROMPTS: list[dict[str, Any]] = [
-    {"prompt": "the dog", "max_new_tokens": 30}, {"prompt": "狗", "id": "x"}, {"prompt": "", "seed": 70},
-    {"prompt": "a\u2028b"}, {"prompt": "the", "max_new_tokens": 1}, {"prompt": "x" * 20, "id": [1]},
+    {"prompt": "the dog"}, {"prompt": "狗", "id": "x"}, {"prompt": ""}, {"prompt": "a\u2028b"}, {"prompt": "the"},
+    {"prompt": "x" * 20, "id": [1]},
 ]  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def prompt_file(folder: Path, *lines: Any) -> Path:
 
 
 def texts_of(prompts: Path, out: Path, opened_by: str = "", **how: Any) -> TextFile:
-    return TextFile(MODEL, TOKENIZER, prompts, out, opened_by, **{"batch_size": 3, **HOW, **how})
+    return TextFile(MODEL, TOKENIZER, prompts, out, opened_by, parse_settings(**HOW | how), batch_size=3)
 
 
 def rows_in(out: Path) -> list[dict[str, Any]]:
@@ -38,18 +38,16 @@ def rows_in(out: Path) -> list[dict[str, Any]]:
 
 
 def test_prompts_and_their_lines(tmp_path: Path) -> None:
-    file = prompt_file(tmp_path, {"prompt": "a", "seed": 3, "max_new_tokens": 2, "id": [1]}, b"", {"prompt": "\u2028b"})
+    file = prompt_file(tmp_path, {"prompt": "a", "id": [1]}, b"", {"prompt": "\u2028b"})
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     first, second = read_prompts(file)
-    assert (first.line, first.id, first.prompt.text, first.prompt.seed, first.prompt.max_new_tokens) == (
-        1, [1], "a", 3, 2,
-    )  # fmt: skip
-    assert (second.line, second.id, second.prompt.text, second.prompt.seed) == (3, None, "\u2028b", None)
+    assert tuple(first) == (1, [1], "a")
+    assert tuple(second) == (3, None, "\u2028b")
 
 
 BROKEN: dict[str, Any] = {
     "no JSON": b'{"prompt": ', "no object": ["a"], "no prompt": {"text": "a"}, "nested": b"[" * 100_000,
-    "an unknown name": {"prompt": "a", "max_tokens": 3},
+    "an unknown name": {"prompt": "a", "max_new_tokens": 3},
 }  # fmt: skip
 
 
@@ -62,9 +60,9 @@ def test_a_broken_line_is_named(tmp_path: Path, line: Any) -> None:
 def test_plain_lines_are_prompts_too(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_bytes("the dog\r\n\n {a} 狗\n[1]".encode())
     prompts = read_prompts(tmp_path / "p.txt")
-    assert [(line.line, line.prompt.text) for line in prompts] == [(1, "the dog"), (3, " {a} 狗"), (4, "[1]")]
+    assert [(line.line, line.prompt) for line in prompts] == [(1, "the dog"), (3, " {a} 狗"), (4, "[1]")]
     (tmp_path / "p.txt").write_text('{"prompt": "a", "id": 7}\n')
-    assert [(line.id, line.prompt.text) for line in read_prompts(tmp_path / "p.txt")] == [(7, "a")]
+    assert [(line.id, line.prompt) for line in read_prompts(tmp_path / "p.txt")] == [(7, "a")]
     (tmp_path / "p.txt").write_bytes(b"the dog\n\xff")
     with pytest.raises(GenerationError, match=r"p\.txt, line 2 "):
         read_prompts(tmp_path / "p.txt")
@@ -115,7 +113,7 @@ def test_a_run_goes_on_wherever_it_was_cut(tmp_path: Path) -> None:
 
 OTHERS: dict[str, dict[str, Any]] = {
     "settings": {"seed": 6}, "model": {"opened_by": "another"}, "prompts": {"prompts": PROMPTS[:-1]},
-    "line": {"prompts": [{**PROMPTS[0], "seed": 1}, *PROMPTS[1:]]}, "id": {"prompts": [*PROMPTS[:-1], PROMPTS[-2]]},
+    "line": {"prompts": [{**PROMPTS[0], "id": 1}, *PROMPTS[1:]]}, "id": {"prompts": [*PROMPTS[:-1], PROMPTS[-2]]},
 }  # fmt: skip
 
 
@@ -131,7 +129,6 @@ def test_another_run_leaves_the_file_as_it_is(tmp_path: Path, what: str) -> None
 
 
 def test_nothing_is_written_if_a_prompt_cannot_be(tmp_path: Path) -> None:
-    for wrong in ({"prompt": "x" * 70}, {"prompt": "a", "max_new_tokens": 0}, {"prompt": "a", "seed": -1}):
-        with pytest.raises(GenerationError, match=r"prompts\.jsonl, line 2: "):
-            texts_of(prompt_file(tmp_path, {"prompt": "a"}, wrong), tmp_path / "out.jsonl")
-        assert not (tmp_path / "out.jsonl").exists()
+    with pytest.raises(GenerationError, match=r"prompts\.jsonl, line 2: .*70"):
+        texts_of(prompt_file(tmp_path, {"prompt": "a"}, {"prompt": "x" * 70}), tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()

@@ -34,9 +34,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [  # the name of the setting that
     # each value is valid, and they contradict each other
     ("min_new_tokens", {"min_new_tokens": 5}, "4"), ("min_p", {"min_p": 0.1}, ""), ("seed", {"seed": 1}, ""),
     ("top_k", {"do_sample": True, "temperature": 0, "top_k": 3}, "0"),
-    ("stop_strings", {"stop": "a", "stop_strings": "b"}, "stop"), ("slide_stride", {"slide_stride": 2}, "overflow"),
-    ("num_return_sequences", {"num_return_sequences": 2}, "1"), ("draft", {"draft": "int8", "use_cache": False}, ""),
-    ("prompt_lookup_num_tokens", {"prompt_lookup_num_tokens": 3, "use_cache": False}, "use_cache"),
+    ("num_return_sequences", {"num_return_sequences": 2}, "1"),
 ]
 # fmt: on
 
@@ -97,7 +95,7 @@ def test_every_processor_has_a_setting() -> None:
 
 
 def test_settings_may_be_changed() -> None:
-    settings = parse_settings(max_new_tokens=4, stop_strings="a", eos_token_id=7)
+    settings = parse_settings(max_new_tokens=4, stop="a", eos_token_id=7)
     changed = settings.replace(max_new_tokens=9)
     assert (changed.max_new_tokens, changed.stop, changed.eos_token_id) == (9, ("a",), (7,))
 

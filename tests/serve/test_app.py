@@ -78,7 +78,7 @@ def alone(prompt: str, model: minigpt.GPT2 = MODEL, **how: Any) -> str:
     if new[-1] in (7, 20, 33, 150):
         del new[-1]
     text = TOKENIZER.decode(new)
-    stops = [text.index(stop) for stop in how.get("stop_strings", []) if stop in text]
+    stops = [text.index(stop) for stop in how.get("stop", []) if stop in text]
     return text[: min(stops, default=len(text))]
 
 
@@ -102,7 +102,7 @@ SAME = (
     ({"temperature": 0, "seed": 3, "top_p": 0.5, "stop": []}, {}),
     ({"seed": 3}, {"do_sample": True, "seed": 3}),
     ({"seed": 4, "temperature": 1.5, "top_p": 0.8}, {"do_sample": True, "seed": 4, "temperature": 1.5, "top_p": 0.8}),
-    ({"temperature": 0, "stop": ["e", "\n"]}, {"stop_strings": ["e", "\n"]}),
+    ({"temperature": 0, "stop": ["e", "\n"]}, {"stop": ["e", "\n"]}),
     ({"temperature": 0, "logit_bias": {"5": 4.5, "9": -100}}, {"logit_bias": {5: 4.5, 9: -100}}),
     ({"temperature": 0, "presence_penalty": 2, "frequency_penalty": 1},
      {"presence_penalty": 2, "frequency_penalty": 1}),
@@ -118,7 +118,6 @@ def test_requests_of_all_settings_at_once_get_what_generate_gives(
 ) -> None:
     """Also where the prompts are read in pieces of three tokens."""
     monkeypatch.setattr(scheduler, "READ_AT_ONCE", piece)
-    monkeypatch.setattr(scheduler, "LEAST_READ", min(piece, scheduler.LEAST_READ))
     asked = [(text, *ways) for text in TEXTS[:3] for ways in SAME]
     bodies = [
         {"model": "demo", "prompt": text, "max_tokens": 9, "stream": stream, **fields} for text, fields, _ in asked
@@ -431,7 +430,9 @@ def test_one_request_does_not_fill_the_queue(gate: type[Gate]) -> None:
 def read_again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The models whose texts were all read again after a step that failed."""
     names, again = [], scheduler.Lane._one_by_one
-    monkeypatch.setattr(scheduler.Lane, "_one_by_one", lambda lane: names.append(lane.name) or again(lane))
+    monkeypatch.setattr(
+        scheduler.Lane, "_one_by_one", lambda lane, budget: names.append(lane.name) or again(lane, budget)
+    )
     return names
 
 
