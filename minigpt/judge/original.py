@@ -9,14 +9,11 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from minigpt.checkpoint import Files, open_checkpoint
-from minigpt.checkpoint.contents import state_of, unchanged
-from minigpt.checkpoint.norms import is_frozen
-from minigpt.checkpoint.opened import only_dtype
 from minigpt.config import GPT2Config, norm_sites
-from minigpt.device import Progress, dtype_name, finish, require_values, resolve_device, resolve_dtype, versions
+from minigpt.device import Progress, dtype_name, finish, require_values, resolve_device, versions
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError
 from minigpt.judge.candidate import FileCandidate, gradient_texts
+from minigpt.judge.door import open_source, state_of, unchanged
 from minigpt.judge.gradients import gradients_of, relative_error
 from minigpt.judge.measures import Distance, RowDistance
 from minigpt.judge.perplexity import file_ids, window_losses
@@ -85,20 +82,19 @@ class Original(Truth):
         place, resolved = recipe.place(), resolve_device(device)
         require_values(resolved)
         self.files = state_of(place)
-        checkpoint = open_checkpoint(place)
-        config = dataclasses.replace(checkpoint.config, used_vocab_size=None)
-        weights = sum(tensor.numel() for tensor in checkpoint.tensors.values())
+        opened = open_source(place, dtype)
+        config = opened.config
         chosen = default_prompts(place, config) if prompts is None else read_prompts(place, prompts, config)
         text_ids = [] if text is None else file_ids(text, chosen.tokenizer, config)
         super().__init__(
-            str(source), place, attention, resolved, resolve_dtype(dtype) or only_dtype(checkpoint.tensors, place),
-            config, chosen.described, chosen.tokenizer, None if text is None else str(text), text_ids,
+            source=str(source), place=place, attention=attention, device=resolved, dtype=opened.dtype, config=config,
+            described=chosen.described, tokenizer=chosen.tokenizer, text_file=None if text is None else str(text),
+            text_ids=text_ids, norm=opened.norm,
         )  # fmt: skip
-        del checkpoint
         if text is not None:
             self.windows = file_windows(text_ids, config)
         elif prompts is None:
-            self.windows = built_in_windows(chosen, config, weights)
+            self.windows = built_in_windows(chosen, config, opened.weights)
         with judging(), unchanged(place):
             _read(self, chosen.ids, max_new_tokens, gradients, say)
         self.versions = versions(self.device) | {"float32_products": "full float32 (TF32 off)"}
@@ -261,10 +257,9 @@ def _gradients(reference: Reference, truth: Truth) -> dict[str, Tensor]:
 
 def _read_ours(truth: Truth, logits: list[Tensor]) -> None:
     """Let minigpt in reference arithmetic read: it has transformers' bits."""
-    eps = (Files.at(truth.place).config or {}).get("layer_norm_epsilon", 1e-5)
     recipe = Recipe(
-        truth.place, norm=None if is_frozen(eps) else "fused", attention=truth.attention, arithmetic="reference",
-        device=truth.device, dtype=truth.dtype,
+        truth.place, norm=None if truth.norm == "frozen" else "fused", attention=truth.attention,
+        arithmetic="reference", device=truth.device, dtype=truth.dtype,
     )  # fmt: skip
     model = recipe.open()[0]
     for sample, reference_logits in zip(truth.prompts, logits, strict=False):
@@ -407,13 +402,10 @@ def read_original(
         check: more recipes that will be judged; of all, what can be known of norms and sites is checked first.
         texts: prompts, text, max_new_tokens, gradients and progress, as ``Original`` takes them.
     """
-    checkpoint = open_checkpoint(recipe.place())
+    opened = open_source(recipe.place(), recipe.dtype)
     for other in (recipe, *check):
-        _check_named(other, checkpoint.config)
-    dtype, revision = recipe.dtype, recipe.revision
-    if against is not None:
-        dtype, revision = dtype or only_dtype(checkpoint.tensors, recipe.place()), None
-    del checkpoint
+        _check_named(other, opened.config)
+    dtype, revision = (recipe.dtype, recipe.revision) if against is None else (opened.dtype, None)
     return Original(
         recipe.source if against is None else against, attention=recipe.attention, dtype=dtype, revision=revision,
         device=recipe.device or ("cpu" if recipe.quantize else None), local_files_only=recipe.local_files_only, **texts,

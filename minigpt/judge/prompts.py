@@ -9,10 +9,9 @@ import torch
 
 from minigpt.config import GPT2Config
 from minigpt.errors import CheckpointError, GenerationError
-from minigpt.generation import prompt_ids
+from minigpt.judge.door import check_prompt, prompt_ids
 from minigpt.judge.perplexity import windows_of
 from minigpt.judge.truth import Sample
-from minigpt.model.checks import check_inputs
 from minigpt.tokenizer import Tokenizer
 
 # Like the demo's training text, but not from it, so the model is unsure and a change shows. Any GPT-2 can read them.
@@ -68,7 +67,7 @@ def read_prompts(place: Path, prompts: Prompts, config: GPT2Config) -> Chosen:
         described = f"{len(ids)} lists of ids"
     for i, prompt in enumerate(ids):
         try:
-            check_inputs(config, torch.tensor([prompt], dtype=torch.long), None, None, None)
+            check_prompt(config, prompt)
         except GenerationError as error:
             raise GenerationError(f"prompt {i}: {error}") from error
     return Chosen(ids, described, tokenizer)

@@ -13,12 +13,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from minigpt.checkpoint import Files
 from minigpt.device import full_products
 from minigpt.errors import CheckpointError, listing
 from minigpt.host import host_of
+from minigpt.judge.door import left_padded, raw_source
 from minigpt.judge.truth import Sample
-from minigpt.model.masking import left_padded
 
 BATCH = 8  # prompts written at once: a step costs hardly more for 8 rows than for one
 
@@ -63,14 +62,14 @@ class Reference:
     ) -> None:
         from transformers import AutoModelForCausalLM, GPT2Config  # imported here, since it takes five seconds
 
-        files = Files.at(place)
-        config = GPT2Config.from_json_file(files.folder / "config.json")
+        config_file, tensors = raw_source(place)
+        config = GPT2Config.from_json_file(config_file)
         if (compute or dtype) == torch.float64:
             config.reorder_and_upcast_attn = False  # it would compute the scores in float32
         config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
         with quiet_transformers(), torch.device("meta"):  # shapes only: the values come from the file
             model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-        tensors, parameters = files.tensors()[0], dict(model.named_parameters(remove_duplicate=False))
+        parameters = dict(model.named_parameters(remove_duplicate=False))
         for name in list(tensors):
             tensor, known = tensors.pop(name), name if name in parameters else f"transformer.{name}"
             if known not in parameters:

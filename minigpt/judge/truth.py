@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from minigpt.checkpoint.norms import is_frozen
 from minigpt.config import GPT2Config
 from minigpt.device import dtype_name, resolve_device, resolve_dtype
 from minigpt.errors import CheckpointError, MiniGPTError
@@ -26,8 +25,8 @@ from minigpt.tokenizer import Tokenizer
 
 VERSION = 2  # of the file
 PLAIN = (  # fields that JSON holds as they are
-    "source", "attention", "versions", "described", "text_file", "text_ids", "losses", "sites", "blocks", "noise",
-    "gradient_noise", "reference_ms", "position_noise",
+    "source", "attention", "versions", "described", "norm", "text_file", "text_ids", "losses", "sites", "blocks",
+    "noise", "gradient_noise", "reference_ms", "position_noise",
 )  # fmt: skip
 FOR_OTHERS = ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max")  # beside ``load_truth``
 
@@ -106,7 +105,7 @@ class Truth:
         text_file, text_ids: the text file and its tokens; None and empty without one.
         losses: tokens and loss of each window of the whole text file, by minigpt in reference arithmetic.
         sites, blocks: the norms and the blocks, in the order of the data.
-        norms: the original's norms.
+        norm, norms: the name of the norm that transformers computes, "fused", or "frozen" by a huge eps; and the norms.
         noise: the relative RMS error of transformers at each norm and block.
         noise_floor, decoding_floor, window_floors: how far transformers at the dtype is from its float64 self: on the
             prompts, on tokens read one by one, on each window.
@@ -132,6 +131,7 @@ class Truth:
     losses: list[Sequence[float]] = dataclasses.field(default_factory=list)
     sites: list[str] = dataclasses.field(default_factory=list)
     blocks: list[str] = dataclasses.field(default_factory=list)
+    norm: str = "fused"
     norms: dict[str, TrueNorm] = dataclasses.field(default_factory=dict)
     noise: dict[str, float] = dataclasses.field(default_factory=dict)
     noise_floor: Distance = dataclasses.field(default_factory=Distance)
@@ -152,11 +152,6 @@ class Truth:
     def longest(self) -> Sample:
         """The longest prompt with what transformers writes after it."""
         return max(self.prompts, key=lambda prompt: len(prompt.ids))
-
-    @property
-    def norm(self) -> str:
-        """The name of the norm that transformers computes: a checkpoint of frozen norms says so by its huge eps."""
-        return "frozen" if is_frozen(self.norms[self.sites[-1]].eps) else "fused"
 
     @property
     def reads_file(self) -> bool:

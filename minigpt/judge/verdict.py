@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 
@@ -27,41 +27,12 @@ from minigpt.judge.rules import decide, parse_budget
 from minigpt.judge.search import Search, SiteSwap, bisect
 from minigpt.judge.truth import Sample, Truth
 from minigpt.norms.registry import require_on
-from minigpt.report.fields import (
-    MOST_NOISE,
-    Bitwise,
-    BlockError,
-    Coverage,
-    Distribution,
-    Divergence,
-    Greedy,
-    LogitsError,
-    NormSiteError,
-    NotANumber,
-    PerplexityChange,
-    PlaceOff,
-    PositionOff,
-    Speed,
-    TextDivergence,
-    TextError,
-)  # fmt: skip
+from minigpt.report import fields
 from minigpt.report.parity_report import ParityReport
 from minigpt.watch import watched
 
 Say = Callable[[str], None]
 LAST_TOKENS = 12  # of a text, which the report shows
-
-
-class Figures(TypedDict):
-    """The parts of a report that the verdict depends on."""
-
-    logits: LogitsError
-    distribution: Distribution
-    greedy: Greedy
-    decoding: LogitsError | None
-    text: TextError | None
-    perplexity: PerplexityChange | None
-    nan: NotANumber | None
 
 
 def judge(
@@ -112,7 +83,7 @@ class _Judgement:
 
     def search(
         self, file: str | Path | None, gradients: bool, *, sensitivity: bool, remove: bool, bisect: bool
-    ) -> tuple[ParityReport, list[PlaceOff]]:
+    ) -> tuple[ParityReport, list[fields.PlaceOff]]:
         """Search the sites, then return the report; see ``report``."""
         truth, candidate = self.truth, self.candidate
         if not isinstance(candidate, OurCandidate):
@@ -154,7 +125,7 @@ class _Judgement:
             report = ParityReport(**self._about(sites), **measured.figures())
         return not decide(report, self.limits).passed or not measured.largest_kl <= most_kl
 
-    def report(self, sites: list[str], gradients: bool) -> tuple[ParityReport, list[PlaceOff]]:
+    def report(self, sites: list[str], gradients: bool) -> tuple[ParityReport, list[fields.PlaceOff]]:
         """Return the report without the verdict, and the error at each place in the order of the data.
 
         Args:
@@ -207,8 +178,8 @@ class _Judgement:
             exact=candidate.is_exact,
             fit=candidate.fits,
             notes=candidate.notes,
-            bitwise=Bitwise(truth.bitwise_error.largest == 0, truth.bitwise_error.largest),
-            coverage=Coverage(
+            bitwise=fields.Bitwise(truth.bitwise_error.largest == 0, truth.bitwise_error.largest),
+            coverage=fields.Coverage(
                 max(len(sample.ids) for sample in truth.samples), truth.config.n_positions, len(read),
                 truth.config.vocab_size,
             ),
@@ -228,7 +199,7 @@ class Measured:
     def __init__(self, truth: Truth, candidate: Candidate, drift: "Drift | None" = None) -> None:
         self.truth, self.candidate = truth, candidate
         self.prompts, self.windows = LogitsMeter(), LogitsMeter()
-        self.nan: NotANumber | None = None
+        self.nan: fields.NotANumber | None = None
         self.chosen: list[list[int]] = []
         for number, sample in enumerate(truth.samples):
             is_prompt = number < len(truth.prompts)
@@ -236,7 +207,7 @@ class Measured:
             if reading.logits.isnan().any():
                 candidate.refuse_nan("the logits")
                 row = int(reading.logits.isnan().any(-1).nonzero()[0])
-                self.nan = self.nan or NotANumber(number, sample.compared.start + row)
+                self.nan = self.nan or fields.NotANumber(number, sample.compared.start + row)
             if is_prompt:
                 if drift is not None:
                     drift.add(sample, reading)
@@ -252,7 +223,7 @@ class Measured:
         """The larger mean KL divergence, of the prompts or of the windows."""
         return max(meter.mean("kl")["kl"] for meter in (self.prompts, self.windows) if meter.columns)
 
-    def figures(self, *, continuing: bool = False) -> Figures:
+    def figures(self, *, continuing: bool = False) -> dict[str, Any]:
         """Return the parts that the verdict depends on.
 
         Args:
@@ -266,7 +237,7 @@ class Measured:
             position = sample.compared.start + row
             return position, truth.text(sample.ids[: position + 1][-LAST_TOKENS:])
 
-        return Figures(
+        return dict(
             logits=against_noise_floor(self.prompts.distance, self.prompts.without_shift, truth.noise_floor),
             distribution=meter.distribution(text_at),
             greedy=_compare_greedy(truth, self.candidate if continuing else None, self.chosen),
@@ -276,7 +247,7 @@ class Measured:
             nan=self.nan,
         )
 
-    def _decoding(self) -> LogitsError | None:
+    def _decoding(self) -> fields.LogitsError | None:
         if self.decoded is None:
             return None
         meter = LogitsMeter()
@@ -287,7 +258,7 @@ class Measured:
         floor = max(self.truth.decoding_floor, self.truth.noise_floor, key=lambda distance: distance.rms)
         return against_noise_floor(meter.distance, meter.without_shift, floor)
 
-    def _perplexity(self) -> PerplexityChange | None:
+    def _perplexity(self) -> fields.PerplexityChange | None:
         """Return the perplexity of the whole text file before and after, by windows that overlap."""
         truth = self.truth
         if truth.text_file is None or (rows := self.candidate.window_losses()) is None:
@@ -295,19 +266,19 @@ class Measured:
         before, losses = [loss for _, loss in truth.losses], [row.loss for row in rows]
         counts, window = [row.tokens for row in rows], truth.config.n_positions
         change, change_se = mean_by_rows([b - a for a, b in zip(before, losses, strict=True)], counts)
-        return PerplexityChange(
+        return fields.PerplexityChange(
             file=truth.text_file, tokens=len(truth.text_ids), window=window, stride=max(1, window // 2),
             reference=perplexity_of(sum(before), sum(counts)), candidate=perplexity_of(sum(losses), sum(counts)),
             loss_se=mean_by_rows(losses, counts)[1], loss_change=change, loss_change_se=change_se,
             entropy=sum(row.entropy for row in rows) / sum(counts), rows=[[row.tokens, row.loss] for row in rows],
         )  # fmt: skip
 
-    def along_the_longest(self) -> TextDivergence:
+    def along_the_longest(self) -> fields.TextDivergence:
         """Return the KL divergence along the longest prompt and its continuation."""
         truth, longest = self.truth, self.truth.longest
         number = truth.prompts.index(longest)
         pieces = [truth.text([token]) or f"#{token} " for token in longest.ids]
-        return TextDivergence(number, pieces, self.prompts.columns[number]["kl"].tolist(), longest.new_from)
+        return fields.TextDivergence(number, pieces, self.prompts.columns[number]["kl"].tolist(), longest.new_from)
 
 
 class Drift:
@@ -337,10 +308,10 @@ class Drift:
                 if (output := self.candidate.normalize(site, rounded.clone())) is not None:
                     self.local[site].add(output[0], truth.norms[site](rounded[0]))
 
-    def norm_sites(self, swapped: list[str]) -> list[NormSiteError]:
+    def norm_sites(self, swapped: list[str]) -> list[fields.NormSiteError]:
         """Return every site, in the order of the data."""
         return [
-            NormSiteError(
+            fields.NormSiteError(
                 site=site,
                 local_error=self.local[site].relative if site in self.local else None,
                 propagated_error=self.propagated[site].relative,
@@ -351,33 +322,33 @@ class Drift:
             if site in self.propagated
         ]
 
-    def blocks(self) -> list[BlockError]:
+    def blocks(self) -> list[fields.BlockError]:
         """Return the residual stream after every block."""
         return [
-            BlockError(block, self.propagated[block].relative, self.truth.noise[block])
+            fields.BlockError(block, self.propagated[block].relative, self.truth.noise[block])
             for block in self.truth.blocks
             if block in self.propagated
         ]
 
-    def places(self) -> list[PlaceOff]:
+    def places(self) -> list[fields.PlaceOff]:
         """Return the error at every norm and block, in the order of the data."""
         places = []
         for place, noise in self.truth.noise.items():
             if place in self.propagated:
                 error = self.propagated[place].relative
-                places.append(PlaceOff(place, error, noise, noise_ratio(error, noise, 1.0)))
+                places.append(fields.PlaceOff(place, error, noise, noise_ratio(error, noise, 1.0)))
         return places
 
 
-def _speed(truth: Truth, candidate: Candidate) -> Speed:
+def _speed(truth: Truth, candidate: Candidate) -> fields.Speed:
     finish(truth.device)
     start = time.perf_counter()
     candidate.logits(truth.longest)
     finish(truth.device)
-    return Speed(candidate_ms=1000 * (time.perf_counter() - start), reference_ms=truth.reference_ms)
+    return fields.Speed(candidate_ms=1000 * (time.perf_counter() - start), reference_ms=truth.reference_ms)
 
 
-def _compare_windows(truth: Truth, meter: LogitsMeter) -> TextError | None:
+def _compare_windows(truth: Truth, meter: LogitsMeter) -> fields.TextError | None:
     """Compare the logits of each window of a text; name the first window and position where they are off."""
     if not truth.windows:
         return None
@@ -386,22 +357,22 @@ def _compare_windows(truth: Truth, meter: LogitsMeter) -> TextError | None:
         zip(truth.windows, meter.distances, truth.window_floors, strict=True)
     ):
         ratio = noise_ratio(distance.rms, max(floor.rms, total.rms), distance.scale)
-        if not ratio <= MOST_NOISE:  # written so that NaN is off
-            errors, limit = meter.columns[i]["error"], MOST_NOISE * truth.position_noise
+        if not ratio <= fields.MOST_NOISE:  # written so that NaN is off
+            errors, limit = meter.columns[i]["error"], fields.MOST_NOISE * truth.position_noise
             over = [j for j, error in enumerate(errors.tolist()) if not error <= limit] or [int(errors.argmax())]
             position = sample.compared.start + over[0]
-            first_off = PositionOff(
+            first_off = fields.PositionOff(
                 i, position, sample.start + position, float(errors[over[0]]), truth.position_noise, ratio
             )
             break
-    return TextError(
+    return fields.TextError(
         file=truth.text_file, tokens=len(meter.column("kl")), windows=len(truth.windows),
         window=truth.config.n_positions, logits=against_noise_floor(meter.distance, meter.without_shift, total),
         first_off=first_off,
     )  # fmt: skip
 
 
-def _compare_greedy(truth: Truth, candidate: Candidate | None, chosen: list[list[int]]) -> Greedy:
+def _compare_greedy(truth: Truth, candidate: Candidate | None, chosen: list[list[int]]) -> fields.Greedy:
     """Compare what a candidate chooses, given the tokens before, with what transformers wrote.
 
     Args:
@@ -416,7 +387,7 @@ def _compare_greedy(truth: Truth, candidate: Candidate | None, chosen: list[list
         if j is not None:
             best, second = prompt.truth[prompt.before_new][j].topk(2).values.tolist()
             margin = best - second
-            partings.append(Divergence(i, j, tokens[j], prompt.written[j], margin, noise, margin <= noise))
+            partings.append(fields.Divergence(i, j, tokens[j], prompt.written[j], margin, noise, margin <= noise))
     first = min(partings, key=lambda parting: parting.within_noise, default=None)
     if first is not None and candidate is not None:
         prompt = truth.prompts[first.prompt]
@@ -425,4 +396,4 @@ def _compare_greedy(truth: Truth, candidate: Candidate | None, chosen: list[list
             first, prompt_text=truth.text(prompt.prompt), candidate_text=truth.text(new),
             reference_text=truth.text(prompt.written),
         )  # fmt: skip
-    return Greedy(compared, first)
+    return fields.Greedy(compared, first)
