@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from minigpt.config import GPT2Config
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
     from minigpt.generation import generate, stream
+    from minigpt.host import norm_sites
     from minigpt.judge.original import Original, parity
     from minigpt.judge.perplexity import perplexity
     from minigpt.model import GPT2, KVCache
@@ -28,6 +29,7 @@ _HOMES = {
     "config": ("GPT2Config",),
     "errors": ("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"),
     "generation": ("generate", "stream"),
+    "host": ("norm_sites",),
     "judge.original": ("Original", "parity"),
     "report.parity_report": ("ParityReport",),
     "judge.perplexity": ("perplexity",),
@@ -45,8 +47,8 @@ _MODULES = (
 __all__ = [
     "GPT2", "CheckpointError", "ConfigError", "GPT2Config", "GenerationError", "KVCache", "LayerNorm", "MiniGPTError",
     "NormError", "Original", "ParityReport", "Recipe", "Tokenizer", "center_writers", "engine",
-    "fit_norms", "fold_norms", "from_pretrained", "generate", "generation", "hf", "load_norms", "model", "norms",
-    "parity", "perplexity", "save_pretrained", "serve", "stream", "swap", "swap_norms", "testing",
+    "fit_norms", "fold_norms", "from_pretrained", "generate", "generation", "hf", "load_norms", "model", "norm_sites",
+    "norms", "parity", "perplexity", "save_pretrained", "serve", "stream", "swap", "swap_norms", "testing",
 ]  # fmt: skip
 
 

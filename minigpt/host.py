@@ -107,6 +107,22 @@ def _is_norm(path: str, module: nn.Module, paths: dict[str, nn.Module]) -> bool:
     return bool(names) and not is_inner
 
 
+def norm_sites(model: nn.Module) -> dict[str, NormSite]:
+    """Return what the norms of a model compute, by their paths.
+
+    Args:
+        model: a ``minigpt.GPT2``, or any causal language model of transformers.
+    """
+    host = host_of(model)
+    return {host.prefix + site: norm_site(norm, _width(norm, model)) for site, norm in host.norms().items()}
+
+
+def _width(norm: nn.Module, model: Any) -> int:
+    """Return the length of a norm's rows: that of its Parameters, else the width of the residual stream."""
+    sizes = [parameter.shape[-1] for parameter in norm.parameters() if parameter.ndim]
+    return max(sizes, default=0) or getattr(model.config, "hidden_size", None) or model.config.n_embd
+
+
 def norm_site(norm: nn.Module, width: int) -> NormSite:
     """Return what a norm computes, found by comparing it with formulas on random rows (8, width)."""
     generator = torch.Generator("cpu").manual_seed(0)

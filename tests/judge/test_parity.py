@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 import minigpt
 from minigpt import MiniGPTError, NormError
-from minigpt.checkpoint import Checkpoint, open_checkpoint
+from minigpt.checkpoint.opened import Checkpoint, read_checkpoint
 from minigpt.report.numerals import brief
 
 PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
@@ -215,14 +215,14 @@ def test_nan_never_passes(small: Path, longest: int) -> None:
 
 
 def test_a_fault_in_our_loading_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def mistaken(place: Path, **how: Any) -> Checkpoint:
-        found = open_checkpoint(place, **how)
+    def mistaken(*args: Any) -> Checkpoint:
+        found = read_checkpoint(*args)
         one, other = "h.1.ln_1.weight", "h.1.ln_2.weight"
         return dataclasses.replace(
             found, tensors=found.tensors | {one: found.tensors[other], other: found.tensors[one]}
         )
 
-    monkeypatch.setattr("minigpt.checkpoint.open_checkpoint", mistaken)
+    monkeypatch.setattr("minigpt.checkpoint.opened.read_checkpoint", mistaken)
     report = judge(folder)
     assert not report.passed
     assert report.bitwise.equal is False

@@ -283,6 +283,17 @@ def test_an_error_of_the_judge_is_not_the_norms(original: minigpt.Original, monk
         original.judge(norm=Foreign, gradients=False)
 
 
+def test_ctrl_c_in_a_norm_stays_ctrl_c(original: minigpt.Original) -> None:
+    class Interrupts(Foreign):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[1] > 5:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    with pytest.raises(KeyboardInterrupt):
+        original.judge(norm=Interrupts, gradients=False)
+
+
 def test_int8_weights_have_no_gradients_and_the_report_says_so(original: minigpt.Original) -> None:
     report = original.judge(quantize="int8", gradients=True)
     assert report.missing == ["gradients"]
