@@ -125,18 +125,29 @@ def _hash_content(path: Path, *_state: int) -> str:
 def write_atomically(path: str | Path, content: str | bytes) -> None:
     """Write a file whole or not at all: a process that is killed leaves the old content or the new.
 
-    The content goes to a temporary file beside it, is flushed to the disk, and takes the name in one rename. A link
-    stays a link. Anything but a regular file, as ``/dev/stdout``, is written directly.
-
     Raises:
         OSError: if it cannot be written. The old content stays.
     """
-    data, path = content.encode() if isinstance(content, str) else content, Path(os.path.realpath(path))
+    with replaced(path) as new:
+        new.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def replaced(path: str | Path) -> Iterator[Path]:
+    """Yield a file to write, which replaces the one at ``path`` when the block ends without an error.
+
+    It is a temporary file beside it, is flushed to the disk, and takes the name in one rename. A link stays a link.
+    Anything but a regular file, as ``/dev/stdout``, is written directly.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
-        path.write_bytes(data)
+        yield path
         return
     with temporary(path.parent, path.name) as new:
-        new.write_bytes(data)
+        yield new
         if path.exists():
             shutil.copymode(path, new)
         flush(new)
@@ -255,8 +266,10 @@ class Lines:
         """Add a row. A number that is not finite is written as null.
 
         Raises:
-            MiniGPTError: if it cannot be written, as on a full disk. The earlier rows stay.
+            MiniGPTError: if it cannot be written, as on a full disk, where the earlier rows stay; or if the file was
+                removed.
         """
+        self._require_kept()
         line = json.dumps(finite({**self._run, **row}), ensure_ascii=False, allow_nan=False) + "\n"
         size = os.fstat(self._file.fileno()).st_size
         try:
@@ -279,8 +292,14 @@ class Lines:
     def __enter__(self) -> "Lines":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        with contextlib.closing(self):
+            if error is None:
+                self._require_kept()
+
+    def _require_kept(self) -> None:
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            raise self.kind(f"{self.path} was removed while it was written; its {len(self.rows)} rows are lost")
 
     def _read(self) -> None:
         try:

@@ -8,15 +8,13 @@ become arguments, options and help: see ``options.add``. Import heavy packages i
 import importlib
 import io
 import os
-import signal
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from minigpt import __version__
-from minigpt.cli.options import add, option, with_optional_values
-from minigpt.cli.output import never_exit_silently
+from minigpt.cli.options import add, model_first, option, with_values
 from minigpt.errors import MiniGPTError
 
 COMMANDS = (
@@ -33,13 +31,11 @@ COMMANDS = (
     "study",
 )
 
-RESUMABLE = ("study", "finetune", "--remove-file")  # and generate --prompts, which says more
-
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_set: bool) -> None:
+    if is_set:
         print(f"minigpt {__version__}")
         raise typer.Exit
 
@@ -65,17 +61,16 @@ def main() -> None:
     """Run the command line and exit.
 
     The status is 0 on success, and 1 if parity does not hold or a norm is not a LayerNorm. After an error, which is one
-    line on standard error, it is 2. After an interrupt it is 130.
+    line on standard error, it is 2. After an interrupt it is 130, and after a closed pipe 141.
     """
-    if sys.argv[1:2] == ["serve"]:  # before torch is loaded; else its idle threads keep the event loop waiting
+    words = model_first(with_values(sys.argv[1:])) or ["--help"]
+    _check_streams()
+    if words[0] == "serve":  # before torch is loaded; else its idle threads keep the event loop waiting
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     else:
-        never_exit_silently()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # head closes the pipe: end quietly
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
+        _guard_exit()
     try:
-        status = app(with_optional_values(sys.argv[1:]) or ["--help"], prog_name="minigpt", standalone_mode=False)
+        status = app(words, prog_name="minigpt", standalone_mode=False)
         if status == 130:  # Typer's, after an interrupt
             raise KeyboardInterrupt
         sys.stdout.flush()
@@ -86,16 +81,51 @@ def main() -> None:
         command = error.ctx.command_path if error.ctx else "minigpt"
         _fail(f"{error.format_message()} ({command} --help shows what there is)")
     except (KeyboardInterrupt, typer.Abort):
-        if any(word.startswith(RESUMABLE) for word in sys.argv[1:]):
+        if words[0] in ("study", "finetune") or "--remove-file" in words:  # generate --prompts says more
             print("stopped; the same command continues", file=sys.stderr)
         sys.exit(130)
     except (MemoryError, RuntimeError) as error:
         if not _is_of_memory(error):
             raise
         _fail(f"there is not enough memory for this: {str(error).strip().partition(chr(10))[0] or 'none is left'}")
+    except BrokenPipeError:
+        _drop_output()
+        sys.exit(128 + 13)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python fails to write the rest at exit
+        _drop_output()
         _fail(f"{error.filename or 'cannot write the output'}: {error.strerror}")
+
+
+def _check_streams() -> None:
+    """Make streams that were closed, as by ``>&-``, harmless: Python has None in their place.
+
+    Standard output carries the result, so a command refuses to work without one.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (as long as the process)
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stdout is None:
+        _fail("standard output is closed; > /dev/null drops it")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
+
+
+def _guard_exit() -> None:
+    """A norm's code that ends this process at once gives status 2, and not that of a verdict."""
+    owner, end = os.getpid(), os._exit
+
+    def ended(status: int) -> NoReturn:
+        if os.getpid() == owner:
+            print("error: the norm's code ended the process, so there is no result", file=sys.stderr, flush=True)
+            status = 2
+        end(status)
+
+    os._exit = ended
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python fails to write the rest at exit
 
 
 def _is_of_memory(error: Exception) -> bool:
@@ -107,6 +137,6 @@ def _is_of_memory(error: Exception) -> bool:
 _UsageError: Any = typer.BadParameter.__base__  # click's, which typer bundles or imports
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli.options import Count, Json, add, parse_draft
-from minigpt.cli.output import progress, require_writable, show
+from minigpt.cli.options import Count, JsonFile, add, parse_draft
+from minigpt.cli.output import progress, show
 from minigpt.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def generate(
     repeats: Count = 7,
     draft: str = "auto",
     against: str = "transformers",
-    json_file: Json = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Time prefill and decoding against others, on the same weights in the same run, and against the limit.
 
@@ -40,7 +40,6 @@ def generate(
     """
     from minigpt.bench.generate import BenchPlan, bench_generate, bench_summary
 
-    require_writable(json_file)
     plan = BenchPlan(
         model=model, preset=_preset(model, preset), kind=_kind(dtype, quantize), batch=batch,
         prompt_tokens=prompt_tokens, new_tokens=new_tokens, repeats=repeats,
@@ -59,7 +58,7 @@ def norms(
     repeats: Count = 20,
     device: str | None = None,
     dtype: str | None = None,
-    json_file: Json = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Time norms in turns, forward and backward, against a plain copy. ``minigpt norms --check`` checks their results.
 
@@ -75,7 +74,6 @@ def norms(
     """
     from minigpt.bench.norms import bench_norms, norms_table
 
-    require_writable(json_file)
     with progress() as say:
         timed = bench_norms(
             norm or (), widths=width or (), rows=rows or (), repeats=repeats, device=device, dtype=dtype, progress=say

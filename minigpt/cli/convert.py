@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minigpt.cli.output import console, progress
+from minigpt.cli.output import ResultConsole, check_folder, progress
 from minigpt.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def convert(
     from minigpt.checkpoint.contents import TOKENIZER_FILES
     from minigpt.checkpoint.norms import described_norms
 
+    check_folder(out)
     replaces = holds_model(out)
     if replaces and not force:
         raise CheckpointError(f"{out} holds a model; give another folder, or --force to replace it")
@@ -57,4 +58,4 @@ def convert(
     size = sum(parameter.numel() for parameter in model.parameters())
     without = "" if tokenizer else f", without a tokenizer, since {recipe.source} has none"
     norms = described_norms(model)
-    console().print(f"{out} holds {recipe.source} with {norms}: {size:,} parameters{without}")
+    ResultConsole().print(f"{out} holds {recipe.source} with {norms}: {size:,} parameters{without}")

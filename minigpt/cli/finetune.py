@@ -1,12 +1,12 @@
 """minigpt finetune: train on, while norms are swapped in."""
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from minigpt.cli.output import console, progress
+from minigpt.cli.options import OutFolder
+from minigpt.cli.output import ResultConsole, progress
 from minigpt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def finetune(
     recipe: "Recipe",
     text: str,
     steps: int,
-    out: Path,
+    out: OutFolder,
     schedule: str | None = None,
     eval_text: Annotated[str | None, typer.Option("--eval")] = None,
     distill: bool = False,
@@ -77,11 +77,12 @@ def finetune(
             raise ConfigError(f"{out} holds a model of another run; give its settings to go on, or another --out")
         result = run(recipe, training, out, say, seed=seed)
         result.save(out)
+    console = ResultConsole()
     if result.losses:
-        console().print(f"loss {result.losses[-1][1]:.4f} at step {result.losses[-1][0]}")
+        console.print(f"loss {result.losses[-1][1]:.4f} at step {result.losses[-1][0]}")
     if result.eval_losses:
-        console().print(f"held-out loss {result.eval_losses[0][1]:.4f} before, {result.eval_losses[-1][1]:.4f} after")
-    console().print(f"{out} holds the model")
+        console.print(f"held-out loss {result.eval_losses[0][1]:.4f} before, {result.eval_losses[-1][1]:.4f} after")
+    console.print(f"{out} holds the model")
 
 
 def _field(words: str) -> tuple[str, Any]:

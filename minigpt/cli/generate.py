@@ -1,20 +1,17 @@
 """minigpt generate: continue a prompt, or each prompt of a file."""
 
-import inspect
 import re
 import sys
 import time
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
+from typing import TYPE_CHECKING, Any, TextIO
 
-import typer
-
-from minigpt.cli.options import Json, option, parse_draft
-from minigpt.cli.output import for_terminal, print_json, progress, read_standard_input, said_aside
+from minigpt.cli.options import Json, OutFile, option, parse_draft
+from minigpt.cli.output import for_terminal, print_json, progress, read_standard_input, stdout_to_stderr
 from minigpt.errors import CheckpointError, GenerationError
-from minigpt.generation.settings import SETTINGS, SHELL, GenerationSettings, Setting
+from minigpt.generation.settings import SETTINGS, GenerationSettings, check_value
 
 if TYPE_CHECKING:
     from minigpt.generation.promptfile import TextFile
@@ -32,10 +29,10 @@ def generate(
     recipe: "Recipe",
     greedy: bool = False,
     prompts: Path | None = None,
-    out: Path | None = None,
+    out: OutFile = None,
     batch_size: int | None = None,
-    json_file: Json = None,
-    **options: Any,
+    json: Json = False,
+    **settings: Any,
 ) -> None:
     """Continue a prompt, or each prompt of a file.
 
@@ -58,17 +55,19 @@ def generate(
         The options have the names of minigpt.generate's settings. Two defaults differ, for a reader's sake: 200 new
         tokens, drawn at temperature 0.8; in Python max_new_tokens is required and do_sample is off.
     """
+    from_shell = {name: value for name, value in settings.items() if value is not None}
+    if "draft" in from_shell:
+        from_shell["draft"] = parse_draft(from_shell["draft"])
+    for name, value in from_shell.items():  # before PyTorch is imported
+        check_value(name, value)
+    _check_options(from_shell, greedy, prompts, out, batch_size, bool(prompt) or json)
     from minigpt.checkpoint.norms import described_norms
     from minigpt.device import settle_memory
     from minigpt.generation.decode import complete_texts, stream_text
     from minigpt.generation.promptfile import TextFile
 
     settle_memory()
-    from_shell = {name: value for name, value in options.items() if value is not None}
-    if "draft" in from_shell:
-        from_shell["draft"] = parse_draft(from_shell["draft"])
-    _check_options(from_shell, greedy, prompts, out, batch_size, bool(prompt) or json_file is not None)
-    with said_aside():
+    with stdout_to_stderr():
         opened = recipe.opened()
     from_file = settings_in(opened.generation_fields)
     settings = _settings(from_shell, from_file, greedy)
@@ -83,7 +82,7 @@ def generate(
     text = read_standard_input() if prompt == "-" else prompt
 
     output = sys.stdout
-    with said_aside():
+    with stdout_to_stderr():
         model, tokenizer = opened.model, opened.tokenizer
         if tokenizer is None:
             raise CheckpointError(f"{recipe.source} has no tokenizer")
@@ -91,7 +90,7 @@ def generate(
             places = 16 if batch_size is None else batch_size
             write_many(TextFile(model, tokenizer, prompts, out, recipe.fingerprint(), valid, batch_size=places))
             return
-        if json_file is None:
+        if not json:
             _print(text, stream_text(model, tokenizer, text, valid), output)
             return
         begun = time.perf_counter()
@@ -99,21 +98,7 @@ def generate(
         seconds = time.perf_counter() - begun
     result = {"text": written.text, "settings": settings, "tokens_per_second": len(written.ids) / seconds}
     result |= {"draft": "int8", "drafted": written.drafted, "accepted": written.accepted} if written.drafted else {}
-    print_json({"model": str(recipe.source), "norm": described_norms(model), "prompt": text, **result}, json_file)
-
-
-def _parameter(name: str, setting: Setting) -> inspect.Parameter:
-    """Return the parameter of an option, from the setting's declaration. Without the option its value is None."""
-    kinds = {kind for kind in (*get_args(setting.type), setting.type) if kind in (int, float)}
-    kind: Any = kinds.pop() if kinds else list[str] if name == "stop" else str
-    annotation = Annotated[kind | None, typer.Option(option(name), help=setting.about)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-_signature = inspect.signature(generate)
-_prompt, _recipe, *_rest = [p for p in _signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-_options = [_parameter(name, setting) for name, setting in SETTINGS.items() if SHELL in setting.users]
-generate.__signature__ = _signature.replace(parameters=[_prompt, _recipe, *_options, *_rest])  # type: ignore[attr-defined]
+    print_json({"model": str(recipe.source), "norm": described_norms(model), "prompt": text, **result})
 
 
 def _print(text: str, pieces: Iterator[str], output: TextIO) -> None:

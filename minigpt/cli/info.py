@@ -1,21 +1,19 @@
 """minigpt info: what a checkpoint is."""
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 
-from minigpt.cli.options import SHARED, Json, named_model
-from minigpt.cli.output import for_terminal, show
-from minigpt.errors import ConfigError, listing
+from minigpt.cli.options import Json, check_model
+from minigpt.cli.output import STDOUT, for_terminal, show
+from minigpt.errors import listing
 
 
 def info(
-    name: Annotated[str | None, typer.Argument(metavar="MODEL", help=SHARED["model"])] = None,
+    model: str = "demo",
     *,
-    model: str | None = None,
     revision: str | None = None,
-    json_file: Json = None,
+    json: Json = False,
 ) -> None:
     """Show what a checkpoint is: format, shape, parameters, dtype, norms and tokenizer.
 
@@ -31,12 +29,9 @@ def info(
     from minigpt.report.numerals import brief
     from minigpt.tokenizer import Tokenizer
 
-    if name is not None and model is not None:
-        raise ConfigError("is given twice, as an argument and as an option", argument="model")
-    source = named_model(model if name is None else name)
-    files = Files.at(local_place(source, revision=revision))
+    files = Files.at(local_place(check_model(model), revision=revision))
     tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
-    facts: dict[str, Any] = {"model": source} | describe(files, tokenizer.id_count if tokenizer else 0)
+    facts: dict[str, Any] = {"model": model} | describe(files, tokenizer.id_count if tokenizer else 0)
     facts["tokenizer"] = "none"
     if tokenizer:
         beyond = [token for token, number in tokenizer.backend.get_vocab().items() if number >= facts["vocabulary"]]
@@ -50,4 +45,4 @@ def info(
     for name, value in facts.items():
         shown = "\n".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
         table.add_row(name, for_terminal(shown))
-    show(table, facts, json_file)
+    show(table, facts, STDOUT if json else None)

@@ -1,13 +1,12 @@
 """minigpt norms: list the norms, or check whether one is a LayerNorm."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from minigpt.cli.options import Json
-from minigpt.cli.output import progress, require_writable, show
+from minigpt.cli.options import Json, OutFile
+from minigpt.cli.output import STDOUT, progress, show
 from minigpt.errors import ConfigError
 
 
@@ -16,9 +15,9 @@ def norms(
     check: str | None = None,
     dtype: str = "float32",
     every_case: Annotated[bool, typer.Option("--all")] = False,
-    html: Path | None = None,
+    html: OutFile = None,
     device: str | None = None,
-    json_file: Json = None,
+    json: Json = False,
 ) -> None:
     """List the registered norms, or check whether one is a LayerNorm.
 
@@ -44,15 +43,14 @@ def norms(
         table = Table("norm", "exact", "what it is", box=None, pad_edge=False)
         for name, info in sorted(known.items()):
             table.add_row(name, "yes" if info.exact else "no", info.reason or info.summary)
-        show(table, {name: info.to_dict() for name, info in known.items()}, json_file)
+        show(table, {name: info.to_dict() for name, info in known.items()}, STDOUT if json else None)
         return
     from minigpt.conformance import check_norm
     from minigpt.report.conformance_summary import conformance_page, conformance_summary
 
     resolve_dtype(dtype)
-    require_writable(html)
     with progress() as say:
         report = check_norm(check, device=device, progress=say)
     summary = conformance_summary(report, dtype, every_case=every_case)
-    show(summary, report.to_dict(), json_file, html, lambda: conformance_page(report, dtype))
+    show(summary, report.to_dict(), STDOUT if json else None, html, lambda: conformance_page(report, dtype))
     raise typer.Exit({True: 0, False: 1, None: 2}[report.dtypes.get(dtype)])

@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -18,11 +18,16 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from rich.markup import escape
 
+from minigpt.cli.output import check_folder, check_writable
 from minigpt.errors import ConfigError
+from minigpt.generation.settings import SETTINGS, SHELL
 from minigpt.recipe import Recipe
 
-# Annotations of parameters whose option is not named as they are, or has a range.
-Json = Annotated[str | None, typer.Option("--json", metavar="[FILE]")]
+# Annotations of parameters whose option is not named as they are, is checked, or has a range.
+Json = Annotated[bool, typer.Option("--json")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", callback=check_writable)]
+OutFile = Annotated[Path | None, typer.Option(metavar="FILE", callback=check_writable)]
+OutFolder = Annotated[Path, typer.Option(metavar="FOLDER", callback=check_folder)]
 Ray = Annotated[str | None, typer.Option(metavar="[ADDRESS]")]
 Count = Annotated[int, typer.Option(min=1)]
 
@@ -39,7 +44,9 @@ SHARED = {
     **{name: field.metadata["about"] for name, field in RECIPE.items()},
     "preset": "Without --model: random weights of this shape; by default gpt2.",
     "draft": "Draft tokens in eight bits and verify them; the same text, sooner: int8, none, or auto: where it pays.",
-    "json_file": "Write JSON to a file; without one, or with '-', print it.",
+    "json": "Print JSON.",
+    "json_file": "Write JSON to a file; '-' prints it.",
+    "html": "Write a page here.",
     "ray": "Run on the Ray cluster at this address; without one, on a cluster on this machine.",
 }
 
@@ -70,71 +77,69 @@ VALUES: dict[str, Callable[[], Iterable[str]]] = {
 def add(app: typer.Typer, command: Callable[..., None]) -> None:
     """Add a command to an app.
 
-    Keyword-only parameters become options and the others arguments. Of a command that takes a recipe, an argument may
-    also be given as an option: ``MODEL OUT``, or ``--model MODEL --out OUT``. The docstring's first paragraph is the
-    help. Its Args, and SHARED, describe the parameters, and its Examples end the help.
+    Keyword-only parameters become options and the others arguments. The docstring's first paragraph is the help. Its
+    Args, and SHARED, describe the parameters, and its Examples end the help.
     """
     summary, about, examples = _sections(command)
-    signature = inspect.signature(command)
-    run = command
-    if any(name in signature.parameters for name in ("recipe", "recipes")):
-        run, signature = _with_recipe(command, signature)
-    parameters = [_described(parameter, SHARED | about) for parameter in signature.parameters.values()]
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}  # Typer reads both
-    app.command(help=summary, epilog=examples)(run)
-
-
-def _with_recipe(
-    command: Callable[..., None], signature: inspect.Signature
-) -> tuple[Callable[..., None], inspect.Signature]:
-    """Return a function that takes the options of a recipe and calls ``command`` with the recipe; and its signature."""
-    option_of = inspect.Parameter.KEYWORD_ONLY
-    several = "recipes" in signature.parameters
-    places = [name for name, parameter in signature.parameters.items() if parameter.kind is not option_of]
-    places = places if "recipe" in places else []  # else the arguments stay arguments
-    parameters = []
-    for name, parameter in signature.parameters.items():
-        if name in ("recipe", "recipes"):
-            for option_name, field in RECIPE.items():
-                kind = list[str] | None if several and option_name in REPEATED else field.metadata["kind"]
-                default = None if type(None) in get_args(kind) else field.default
-                parameters.append(inspect.Parameter(option_name, option_of, default=default, annotation=kind))
-        elif name not in places:
-            parameters.append(parameter)
-        else:
-            parameters.append(parameter.replace(kind=option_of, default=None, annotation=parameter.annotation | None))
-    places = ["model" if place == "recipe" else place for place in places]
-    if places:
-        words = Annotated[list[str] | None, typer.Argument(metavar=" ".join(map(str.upper, places)))]
-        first = inspect.Parameter("words", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=words)
-        parameters.insert(0, first)
+    declared = inspect.signature(command).parameters
+    parameters = [each for parameter in declared.values() for each in _parameters(parameter)]
+    parameters = [_described(parameter, SHARED | about) for parameter in parameters]
 
     def run(**values: Any) -> None:
-        _place_words(values, places)
-        chosen = {name: values.pop(name) for name in RECIPE}
-        recipes = recipes_of(chosen)
-        command(**{"recipes": recipes} if several else {"recipe": recipes[0]}, **values)
+        for name in declared.keys() & {"recipe", "recipes"}:
+            recipes = recipes_of({field: values.pop(field) for field in RECIPE})
+            values[name] = recipes if name == "recipes" else recipes[0]
+        try:
+            command(**values)
+        except BrokenPipeError:  # nobody reads the rest; no status of a verdict may come of it
+            raise typer.Exit(128 + 13) from None
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    return run, signature.replace(parameters=sorted(parameters, key=lambda parameter: parameter.kind))
+    parameters.sort(key=lambda parameter: parameter.kind)
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}  # Typer reads both
+    app.command(command.__name__, help=summary, epilog=examples)(run)
 
 
-def _place_words(values: dict[str, Any], places: list[str]) -> None:
-    """Give the words of the command line to the arguments that no option has given.
+def _parameters(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """Yield a command's parameter, and in the place of a recipe or of ``**settings`` those of its fields."""
+    if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        yield from _settings()
+    elif parameter.name in ("recipe", "recipes"):
+        yield from _openings(parameter)
+    else:
+        yield parameter
 
-    Raises:
-        ConfigError: if their number does not fit. Only a model may be left out, where it is all that is asked for.
-    """
-    words = list(values.pop("words", None) or [])
-    unset = [place for place in places if values[place] is None]
-    if len(words) > len(unset) or (len(words) < len(unset) and unset != ["model"]):
-        usage = " ".join(place.upper() for place in places)
-        got = " ".join(words) or "neither"
-        raise ConfigError(
-            f"give {usage}, or {' and '.join(map(option, places))}; got {got} (--help shows what there is)"
-        )
-    values |= {place: word if place == "model" else Path(word) for place, word in zip(unset, words, strict=False)}
+
+def _openings(recipe: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """Yield a parameter for each field of RECIPE. MODEL is an argument if the recipe is one."""
+    for name, field in RECIPE.items():
+        if name == "model" and recipe.kind is not recipe.KEYWORD_ONLY:
+            yield inspect.Parameter(name, recipe.kind, annotation=str)
+            continue
+        kind = list[str] | None if recipe.name == "recipes" and name in REPEATED else field.metadata["kind"]
+        default = None if type(None) in get_args(kind) else field.default
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _settings() -> Iterator[inspect.Parameter]:
+    """Yield a parameter for each setting of generation in the shell. Without its option the value is None."""
+    for name, setting in SETTINGS.items():
+        if SHELL in setting.users:
+            kinds = {kind for kind in (*get_args(setting.type), setting.type) if kind in (int, float)}
+            kind: Any = kinds.pop() if kinds else list[str] if name == "stop" else str
+            annotation = Annotated[kind | None, typer.Option(option(name), help=setting.about)]
+            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def model_first(words: list[str]) -> list[str]:
+    """Return the words with MODEL before the others: where it is an argument, it may be written as --model too."""
+    if words[:1] and words[0] in ("convert", "info", "perplexity", "sites"):
+        for i, word in enumerate(words):
+            if word.startswith("--model="):
+                return [words[0], word.partition("=")[2], *words[1:i], *words[i + 1 :]]
+            if word == "--model" and words[i + 1 :]:
+                return [words[0], words[i + 1], *words[1:i], *words[i + 2 :]]
+    return words
 
 
 def recipes_of(values: dict[str, Any]) -> list[Recipe]:
@@ -143,26 +148,26 @@ def recipes_of(values: dict[str, Any]) -> list[Recipe]:
     Raises:
         ConfigError, NormError: as ``Recipe``; the argument is the option's name.
     """
-    chosen = {name: value for name, value in values.items() if name in RECIPE and value is not None}
-    source, several = named_model(chosen.pop("model", None)), [chosen.pop(name, None) for name in REPEATED]
+    chosen = {name: value for name, value in values.items() if value is not None}
+    source = check_model(chosen.pop("model", "demo"))
     if "keep" in chosen:
-        chosen["keep"] = parse_keep(chosen["keep"])
-    norms, sites = (value if isinstance(value, list) else [value] for value in several)
+        chosen["keep"] = () if chosen["keep"] == "none" else tuple(chosen["keep"].split(","))
+    norms, sites = (value if isinstance(value, list) else [value] for value in map(chosen.pop, REPEATED, [None] * 2))
     return [
         Recipe(source, norm=norm, sites="*" if patterns is None else patterns.split(","), **chosen)
         for norm, patterns in product(norms or [None], sites or [None])
     ]
 
 
-def named_model(name: str | None) -> str:
-    """Return the model's name, by default the demo's.
+def check_model(name: str) -> str:
+    """Return the name of a model.
 
     Raises:
         ConfigError: if it is empty, as an unset variable of a shell is.
     """
-    if name == "":
+    if not name:
         raise ConfigError("must name a model, got an empty text", argument="model")
-    return "demo" if name is None else name
+    return name
 
 
 def _sections(command: Callable[..., None]) -> tuple[str, dict[str, str], str]:
@@ -177,12 +182,11 @@ def _sections(command: Callable[..., None]) -> tuple[str, dict[str, str], str]:
 
 
 def _described(parameter: inspect.Parameter, about: dict[str, str]) -> inspect.Parameter:
+    """Return the parameter with what help says about it, and with what a shell offers for it."""
     hint, name = parameter.annotation, parameter.name
-    if hint is typer.Context:
-        return parameter
     if get_origin(hint) is Annotated:
-        hint, given = get_args(hint)
-        info = copy.copy(given)
+        hint, declared = get_args(hint)
+        info = copy.copy(declared)
     elif parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
         info = typer.Argument(metavar=name.upper())
     else:
@@ -193,29 +197,14 @@ def _described(parameter: inspect.Parameter, about: dict[str, str]) -> inspect.P
     return parameter.replace(annotation=Annotated[hint, info])
 
 
-def with_optional_values(words: list[str]) -> list[str]:
-    """Return the command line with a value after every ``--ray`` and ``--json`` that has none. Typer needs one.
-
-    The word after --json is its file. Of a command that takes words of its own, it must end in .json or be "-".
-    """
-    takes_words = words[:1] in [["generate"], ["info"], ["perplexity"], ["sites"]]
-    values = {"--ray": "local", "--json": "-"}
-
-    def is_value(word: str, name: str) -> bool:
-        if word == "-" or word.startswith("-"):
-            return word == "-"
-        return name != "--json" or not takes_words or word.endswith(".json")
-
-    after = [*words[1:], "--"]
+def with_values(words: list[str]) -> list[str]:
+    """Return the words with a value after ``--ray``, and after the ``--json`` of a report, where they have none."""
+    bare = {"--ray": "local"} | ({"--json": "-"} if words[:1] and words[0] in ("bench", "parity", "sites") else {})
+    following = [*words[1:], "--"]
     return [
-        f"{word}={values[word]}" if word in values and not is_value(following, word) else word
-        for word, following in zip(words, after, strict=False)
+        f"{word}={bare[word]}" if word in bare and after.startswith("--") else word
+        for word, after in zip(words, following, strict=False)
     ]
-
-
-def parse_keep(keep: str) -> tuple[str, ...]:
-    """Return the words of --keep. ``norms.build`` checks them."""
-    return () if keep == "none" else tuple(keep.split(","))
 
 
 def parse_draft(draft: str) -> str | None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from minigpt.cli.options import Json
-from minigpt.cli.output import progress, require_writable, show
+from minigpt.cli.options import JsonFile, OutFile
+from minigpt.cli.output import progress, show
 from minigpt.errors import ConfigError, MiniGPTError
 from minigpt.files import read_object
 
@@ -29,14 +29,14 @@ def parity(
     gradients: bool = False,
     sensitivity: bool = False,
     remove: bool = False,
-    remove_file: Path | None = None,
+    remove_file: OutFile = None,
     bisect: bool = False,
     budget: str | None = None,
-    record: Path | None = None,
+    record: OutFile = None,
     original: Path | None = None,
     outputs: Path | None = None,
-    json_file: Json = None,
-    html: Path | None = None,
+    json_file: JsonFile = None,
+    html: OutFile = None,
     compare: bool = False,
 ) -> None:
     """Prove by its logits that a model with another norm is still the same model, or show by how much it differs.
@@ -86,7 +86,6 @@ def parity(
                           argument="original")  # fmt: skip
     if reports:
         raise MiniGPTError(f"{reports[0]} is only read with --compare; give the model to judge as --model")
-    require_writable(json_file, html, remove_file, record)
     if prompts is not None:
         from minigpt.generation.promptfile import read_prompts
 
@@ -155,7 +154,6 @@ def _load(file: Path, recipes: "list[Recipe]") -> "Original":
 def _compare(files: list[Path], html: Path | None) -> None:
     if not files:
         raise MiniGPTError("--compare needs the files of two or more reports")
-    require_writable(html)
     from minigpt.report.page import report_page
     from minigpt.report.parity_summary import reports_table
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minigpt.cli.options import Json
-from minigpt.cli.output import progress, show
+from minigpt.cli.output import STDOUT, progress, show
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.files import read_text
 
@@ -20,7 +20,7 @@ def perplexity(
     *,
     stride: int | None = None,
     bos: bool = False,
-    json_file: Json = None,
+    json: Json = False,
 ) -> None:
     """Measure the perplexity of a text file: exp of the mean negative log-likelihood of a token.
 
@@ -32,7 +32,7 @@ def perplexity(
     Examples:
         minigpt perplexity gpt2 held-out.txt
         minigpt perplexity gpt2 wiki.test.raw --stride 1024
-        minigpt perplexity --model ./tuned --text held-out.txt --norm rms --json
+        minigpt perplexity ./tuned held-out.txt --norm rms --json
     """
     from minigpt.checkpoint.norms import described_norms
     from minigpt.judge.perplexity import measure
@@ -49,4 +49,4 @@ def perplexity(
         raise GenerationError(f"the perplexity of {text} is {value}, since the logits are not finite, or too large")
     summary = f"{value:.6g}  perplexity of {text} by {recipe.source} with {norms}\n{result.protocol}"
     fields = {"model": str(recipe.source), "norm": norms, "sites": list(recipe.sites), "text": str(text)}
-    show(summary, fields | dataclasses.asdict(result), json_file)
+    show(summary, fields | dataclasses.asdict(result), STDOUT if json else None)

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minigpt.cli.options import Json
-from minigpt.cli.output import progress, require_writable, show
+from minigpt.cli.options import JsonFile, OutFile
+from minigpt.cli.output import progress, show
 from minigpt.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ def sites(
     recipe: "Recipe",
     *,
     text: Path,
-    json_file: Json = None,
-    html: Path | None = None,
+    json_file: JsonFile = None,
+    html: OutFile = None,
 ) -> None:
     """Show what each norm is given on a text: deviations, the mean's share, massive channels.
 
@@ -34,7 +34,6 @@ def sites(
     from minigpt.judge.look import look, look_page, look_summary
     from minigpt.swap.fit import rows_of_text
 
-    require_writable(json_file, html)
     with progress() as say:
         say(f"reading {recipe.source}", 0)
         gpt2, tokenizer = recipe.open()

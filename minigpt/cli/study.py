@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli.options import Ray
-from minigpt.cli.output import console, progress, require_writable, write
+from minigpt.cli.options import OutFile, OutFolder, Ray
+from minigpt.cli.output import ResultConsole, progress, write
 
 
 def study(
     file: Path,
     *,
-    out: Path,
-    html: Path | None = None,
-    csv: Path | None = None,
-    latex: Path | None = None,
+    out: OutFolder,
+    html: OutFile = None,
+    csv: OutFile = None,
+    latex: OutFile = None,
     only: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None,
     ray: Ray = None,
 ) -> None:
@@ -49,13 +49,13 @@ def study(
             check_latex()
         plan = read_study(file)
         out.mkdir(parents=True, exist_ok=True)
-        require_writable(html, csv, latex)
         rows = run_study(plan, out, say, file=file, ray=ray, cells=cells_with(plan, only or []))
     from minigpt.study import page, table
 
-    console().print(table.terminal_table(rows))
+    console = ResultConsole()
+    console.print(table.terminal_table(rows))
     reasons = [f"{row['norm']} {row['sites']} seed {row['seed']}: {row['reason']}" for row in rows if row.get("reason")]
-    console().print("\n".join(reasons), end="\n" * bool(reasons))
+    console.print("\n".join(reasons), end="\n" * bool(reasons))
     for target, text in ((csv, table.csv_table), (latex, table.latex_table)):
         if target is not None:
             write(target, text(rows))

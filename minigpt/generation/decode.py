@@ -259,11 +259,12 @@ def require_fits(model: GPT2, prompts: list[list[int]], settings: GenerationSett
         return
     if longest >= context:
         raise GenerationError(
-            f"the prompt has {longest} tokens and the model's context {context}; give a shorter one, or overflow slide"
+            f"the prompt has {longest} tokens and the model's context {context}; give a shorter one, or "
+            'overflow="slide" (--overflow slide in a shell)'
         )
     raise GenerationError(
         f"must be at most {context - longest} with a prompt of {longest} tokens in a context of {context}, got {new}; "
-        "overflow slide goes on beyond it",
+        'overflow="slide" (--overflow slide in a shell) goes on beyond it',
         argument="max_new_tokens",
     )
 

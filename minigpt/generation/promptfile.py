@@ -116,8 +116,8 @@ class TextFile:
     def __enter__(self) -> "TextFile":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.lines.close()
+    def __exit__(self, *error: Any) -> None:
+        self.lines.__exit__(*error)
 
 
 def _row(line: PromptLine, text: Completion) -> dict[str, Any]:

@@ -165,7 +165,8 @@ class Options(TypedDict, total=False):
     top_p: Annotated[float | None, Setting(
         "Draw only from the fewest tokens whose probabilities reach p.", SHARE, neutral=(1,), shapes_draw=True)]
     min_p: Annotated[float | None, Setting(
-        "Draw only from tokens p times as likely as the likeliest.", between(0, 1), neutral=(0,), shapes_draw=True)]
+        "Draw only from tokens at least p times as likely as the likeliest.",
+        between(0, 1), neutral=(0,), shapes_draw=True)]
     seed: Annotated[int | None, Setting(
         "Makes the draw repeatable. Row i of a batch draws with seed + i, as it does alone.", SEED, shapes_draw=True)]
     min_new_tokens: Annotated[int | None, Setting(
@@ -255,13 +256,23 @@ def check_settings(settings: Mapping[str, Any], user: str = PYTHON) -> None:
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
             raise GenerationError(f"is not a setting of generation; {hint}", argument=listing([name]))
     values = {name: settings.get(name, setting.default) for name, setting in SETTINGS.items()}
-    for name, setting in SETTINGS.items():
-        rule = setting.http if user == HTTP and setting.http is not None else setting.rule
-        is_off = values[name] is None and setting.default in (None, FROM_CONFIG)
-        if not (is_off or rule.accepts(values[name])):
-            raise GenerationError(f"must {rule.requirement}, got {values[name]!r:.200}", argument=name)
+    for name, value in values.items():
+        check_value(name, value, user)
     for name, contradiction in _contradictions(values):
         raise GenerationError(contradiction, argument=name)
+
+
+def check_value(name: str, value: Any, user: str = PYTHON) -> None:
+    """Check the value of a known setting by itself.
+
+    Raises:
+        GenerationError: if it is wrong; ``argument`` is the name.
+    """
+    setting = SETTINGS[name]
+    rule = setting.http if user == HTTP and setting.http is not None else setting.rule
+    is_off = value is None and setting.default in (None, FROM_CONFIG)
+    if not (is_off or rule.accepts(value)):
+        raise GenerationError(f"must {rule.requirement}, got {value!r:.200}", argument=name)
 
 
 def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from minigpt.config import GPT2Config
 from minigpt.device import dtype_name, resolve_device, resolve_dtype
 from minigpt.errors import CheckpointError, MiniGPTError
+from minigpt.files import replaced
 from minigpt.host import exact_norm
 from minigpt.judge.measures import Distance
 from minigpt.tokenizer import Tokenizer
@@ -210,7 +211,8 @@ class Truth:
         told = {name: value if isinstance(value := state[name], str) else json.dumps(value) for name in FOR_OTHERS}
         flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         try:
-            save_file(flat, file, metadata={"format": "pt", "minigpt": json.dumps(state)} | told)
+            with replaced(file) as new:
+                save_file(flat, new, metadata={"format": "pt", "minigpt": json.dumps(state)} | told)
         except (OSError, SafetensorError) as error:
             raise MiniGPTError(f"cannot write {file}: {error}") from error
 

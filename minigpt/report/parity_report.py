@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from minigpt.files import finite
+from minigpt.files import finite, write_atomically
 from minigpt.report.fields import ParityFields, outcome_of
 
 
@@ -36,7 +36,7 @@ class ParityReport(ParityFields):
         """Write the report as one self-contained page."""
         from minigpt.report.page import report_page
 
-        Path(path).write_text(report_page(self.to_dict()), encoding="utf-8")
+        write_atomically(path, report_page(self.to_dict()))
 
     def __repr__(self) -> str:
         return f"<ParityReport {self.outcome}: {self.norm} at {', '.join(self.sites)} in {self.model}>"

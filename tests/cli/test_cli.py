@@ -1,15 +1,19 @@
 """The command line: what goes to which stream, with which exit status; and what it says to bad input."""
 
+import inspect
 import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,14 +36,6 @@ class Ended(NamedTuple):
 
 
 Run = Callable[..., Ended]
-
-
-@pytest.fixture(autouse=True)
-def sigpipe() -> Iterator[None]:
-    """``main`` lets SIGPIPE end the process; pytest needs its own handler back."""
-    of_pytest = signal.getsignal(signal.SIGPIPE)
-    yield
-    signal.signal(signal.SIGPIPE, of_pytest)
 
 
 @pytest.fixture
@@ -265,22 +261,6 @@ def test_parity_as_json(run: Run, folder: Path, tmp_path: Path, wrong_norm: str)
     written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     for part in ("verdict", "logits", "distribution", "greedy", "norm_sites", "sites", "model", "norm"):
         assert written[part] == fields[part]
-
-
-@pytest.fixture
-def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(*_: object, **__: object) -> None:
-        raise AssertionError("the work was done first")
-
-    monkeypatch.setattr("minigpt.judge.original.read_original", work)
-
-
-@pytest.mark.usefixtures("no_work")
-@pytest.mark.parametrize("file", ["no/such/folder/report.json", "."])
-def test_a_report_that_cannot_be_written_is_refused_before_the_work(
-    run: Run, folder: Path, tmp_path: Path, file: str
-) -> None:
-    assert f"cannot write {tmp_path / file}" in complaint(judge(run, folder, "--json", tmp_path / file))
 
 
 def test_a_report_that_does_not_fit_on_the_disk_has_been_shown(run: Run, folder: Path) -> None:
@@ -548,7 +528,10 @@ BAD = [
     ("generate a b", "b.*minigpt generate --help"),
     ("generate --model", "--model.*--help"),
     ("generate --top-k many", "--top-k.*--help"),
-    ("convert", "MODEL OUT.*--help"),
+    ("convert", "MODEL.*minigpt convert --help"),
+    ("convert --model FOLDER", "OUT.*minigpt convert --help"),
+    ("info --model=", "--model must name a model"),
+    ("generate x --model=", "--model must name a model"),
     ("bench norms --wdith 3", "--width.*minigpt bench norms --help"),
     ("bench norms --width 0", "widths, rows and repeats must be 1 or more"),
     ("bench generate --model demo --preset gpt2-xl", "--preset gpt2-xl is for random weights"),
@@ -585,7 +568,7 @@ BAD = [
     ("parity report.json", "report.json is only read with --compare"),
     ("parity --compare", "--compare needs the files of two or more reports"),
     ("parity --compare PROMPTS PROMPTS", "prompts.jsonl is not a JSON object"),
-    ("perplexity FOLDER", "give MODEL TEXT, or"),
+    ("perplexity FOLDER", "TEXT.*minigpt perplexity --help"),
     ("perplexity FOLDER no/such/file.txt", r"no/such/file\.txt"),
 ]
 
@@ -655,15 +638,78 @@ def closed_after(words: Sequence[object], count: int) -> tuple[int, str]:
     return process.wait(timeout=60), err
 
 
-GONE = (0, -signal.SIGPIPE, 128 + signal.SIGPIPE)  # whichever way a program may end that nobody reads any more
-
-
 @pytest.mark.thorough
-def test_a_reader_that_has_gone_is_no_verdict(folder: Path) -> None:
+@pytest.mark.parametrize("words", ["parity --prompt x --json -", "parity --prompt x", "norms", "generate x --seed 1"])
+def test_a_reader_that_has_gone_is_no_verdict(folder: Path, words: str) -> None:
     """Status 1 would say that parity does not hold."""
-    status, err = closed_after(["parity", "--model", folder, "--prompt", "x", "--json", "-"], 0)
-    assert err == ""
-    assert status in GONE
+    model = [] if words == "norms" else ["--model", folder]
+    assert closed_after([*words.split(), *model], 0) == (128 + signal.SIGPIPE, "")
+
+
+def test_a_closed_stream_is_one_line(folder: Path) -> None:
+    quoted = shlex.join(command("info", folder))
+    closed = subprocess.run(f"{quoted} >&-", shell=True, capture_output=True, text=True, env=environment(), check=False)
+    assert (closed.returncode, closed.stderr) == (2, "error: standard output is closed; > /dev/null drops it\n")
+    silent = subprocess.run(f"{quoted} 2>&- <&-", shell=True, capture_output=True, env=environment(), check=False)
+    assert (silent.returncode, silent.stdout != b"") == (0, True)
+
+
+def test_a_write_to_a_closed_socket_does_not_end_the_process(run: Run) -> None:
+    assert run("--version").status == 0
+    one, other = socket.socketpair()
+    other.close()
+    with pytest.raises(BrokenPipeError):
+        one.send(b"x")
+    one.close()
+
+
+READ = {"prompts", "text", "reports", "original", "outputs", "file"}  # files that commands read
+WRITES = (
+    "generate --prompts PROMPTS --out", "parity --json", "parity --html", "parity --record",
+    "parity --remove --remove-file", "norms --check rms --html", "convert FOLDER", "sites FOLDER --text PROMPTS --json",
+    "sites FOLDER --text PROMPTS --html", "finetune --text PROMPTS --steps 1 --out", "study PROMPTS --out",
+    *(f"study PROMPTS --out OUT {name}" for name in ("--html", "--csv", "--latex")),
+    "bench generate --json", "bench norms --json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", WRITES)
+def test_what_cannot_be_written_is_an_error_before_the_work(
+    run: Run, folder: Path, prompts: Path, tmp_path: Path, words: str
+) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "new"
+    places = {"FOLDER": folder, "PROMPTS": prompts, "OUT": tmp_path}
+    message = complaint(run(*(places.get(word, word) for word in words.split()), place))
+    assert re.match(f"error: cannot write (to )?{place}: ", message), message
+
+
+def test_every_command_that_writes_is_among_them() -> None:
+    for name in COMMANDS:
+        module = import_module(f"minigpt.cli.{name}")
+        functions = [module.generate, module.norms] if name == "bench" else [getattr(module, name)]
+        for function in functions:
+            path = f"bench {function.__name__}" if name == "bench" else name
+            for parameter in inspect.signature(function).parameters.values():
+                if "Path" in str(parameter.annotation) and parameter.name not in READ:
+                    spelled = "--json" if parameter.name == "json_file" else f"--{parameter.name.replace('_', '-')}"
+                    ends = (f" {spelled}", " FOLDER" if name == "convert" else spelled)
+                    assert any(words.startswith(path) and words.endswith(ends) for words in WRITES), (path, spelled)
+
+
+def test_a_file_that_is_replaced_is_whole_or_the_old_one(run: Run, folder: Path, tmp_path: Path) -> None:
+    """The disk is full when a report is written over an older one."""
+    small = f"ulimit -f 1; trap '' XFSZ; {shlex.join(command('sites', folder, '--text', folder / 'tokenizer.json'))}"
+    for name in ("--html", "--json"):
+        old = tmp_path / "report"
+        old.write_text("old")
+        done = subprocess.run(
+            ["bash", "-c", f"{small} {name} {old}"], capture_output=True, text=True, env=environment(), check=False
+        )
+        assert done.returncode == 2, done
+        assert done.stderr == f"error: cannot write {old}: File too large\n"
+        assert old.read_text() == "old"
+        assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 
 @pytest.mark.thorough
