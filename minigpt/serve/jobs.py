@@ -1,9 +1,10 @@
 """The scheduler's work for one request, and the way of its events to the client's coroutine.
 
-R tokens, T tokens of a prompt, V vocabulary.
+R rows, V vocabulary.
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -23,7 +24,7 @@ from minigpt.model import GPT2
 from minigpt.serve.protocol import REASONS, CompletionRequest, RefusalError, TextEvent, Token
 
 LOWEST = -9999.0  # log-probability instead of -inf, which JSON does not have
-PIECE = 64  # tokens of a comparison's prompt, before other texts get their next token
+NOT_NUMBERS = "the model's logits are NaN or infinite; its weights, norms or dtype cannot compute this text"
 
 
 class Channel:
@@ -89,8 +90,15 @@ class RequestRow(Row):
     index: int
     tokens: list[Token]
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
+        """End the request with an error."""
         self.job.channel.fail(error)
+
+    def report_tokens(self, tokens: list[Token]) -> None:
+        """Let the next event report tokens. The request fails if a log-probability is NaN."""
+        if any(token.logprob is not None and math.isnan(token.logprob) for token in tokens):
+            self.fail(GenerationError(NOT_NUMBERS))
+        self.tokens += tokens
 
 
 class Job:
@@ -101,28 +109,40 @@ class Job:
 
     Attributes:
         waiting: texts that have no place yet.
-        scored: the prompts whose tokens have their log-probabilities, or get them.
     """
 
     def __init__(self, body: CompletionRequest, rows: list[RequestRow]) -> None:
-        self.body, self.channel, self.rows = body, Channel(), rows
-        self.waiting = deque(rows)
-        self.scored = set[int]()
-        self._left = len(rows)
+        self.body, self.channel = body, Channel()
+        self.waiting, self._unfinished = deque(rows), len(rows)
+        self._scored: dict[int, list[Token] | None] = {}  # by prompt; None while a text scores it
         for index, row in enumerate(rows):
             row.job, row.index, row.tokens = self, index, []
+            row.may_draft = body.logprobs is None  # log-probabilities need the logits of each token
 
-    def add_scored(self, prompt: int, tokens: list[Token]) -> None:
-        """Let the texts of a prompt begin with the prompt's tokens and their log-probabilities."""
-        for row in self.rows:
-            if row.prompt == prompt:
-                row.tokens = list(tokens)
+    @property
+    def is_scoring(self) -> bool:
+        """True while another text scores the prompt of the next one that waits."""
+        return self._scored.get(self.waiting[0].prompt, ()) is None
+
+    def start_row(self) -> RequestRow:
+        """Return the next text that waits. The first one of a prompt scores the prompt, if the request wants that."""
+        row = self.waiting.popleft()
+        if self.body.scores_prompts:
+            scored = self._scored.setdefault(row.prompt, None)
+            row.scores_prompt = scored is None
+            row.tokens = list(scored or [Token(row.ids[0], None, [])])
+        return row
+
+    def end_scoring(self, row: RequestRow) -> None:
+        """Note that a text has scored its prompt."""
+        row.scores_prompt = False
+        self._scored[row.prompt] = list(row.tokens)
 
     def report(self, row: RequestRow) -> None:
         """Send what a text has added since the last report."""
-        self._left -= row.end is not None
-        total = len(row.ids) - row.prompt_length
-        self.channel.send(TextEvent(row.index, row.take_text(), total, row.tokens, row.end), not self._left)
+        self._unfinished -= row.end is not None
+        event = TextEvent(row.index, row.take_text(), len(row.ids) - row.prompt_length, row.tokens, row.end)
+        self.channel.send(event, not self._unfinished)
         row.tokens = []
 
 
@@ -131,12 +151,8 @@ def tokens_of(model: GPT2, logits: Float[Tensor, "rows vocab"], ids: list[int], 
     """Return the token ``ids[i]`` of each row with its log-probability and the row's likeliest ``alternatives``.
 
     Probabilities are over all of the model's logits, also those of ids that are padding of the vocabulary.
-
-    Raises:
-        GenerationError: if a log-probability is NaN, as where a logit is NaN or infinite.
     """
-    logprobs = logits.log_softmax(-1).clamp_min(LOWEST)  # (R, V)
-    require_numbers(logprobs)
+    logprobs = logits.float().log_softmax(-1).clamp_min(LOWEST)  # (R, V)
     chosen = logprobs.gather(1, torch.tensor(ids, device=logits.device)[:, None])[:, 0].tolist()
     named = logprobs[:, : model.config.used_vocab_size]  # those that have a text
     values, likeliest = (part.tolist() for part in named.topk(min(alternatives, named.shape[-1])))
@@ -144,22 +160,10 @@ def tokens_of(model: GPT2, logits: Float[Tensor, "rows vocab"], ids: list[int], 
     return [Token(*token) for token in zip(ids, chosen, tops, strict=True)]
 
 
-def require_numbers(values: Tensor) -> None:
-    """Check that no log-probability is NaN.
-
-    Raises:
-        GenerationError: if one is.
-    """
-    if values.isnan().any():
-        raise GenerationError(
-            "the model's logits are NaN or infinite; its weights, norms or dtype cannot compute this text"
-        )
-
-
 class Comparison:
-    """A request to compare two models: both continue one prompt, and each also reads the text of the other.
+    """A request to compare two models.
 
-    So every position of either text has two distributions over the same context, and their divergence.
+    Both continue the same prompt and score each other's text, so every position has both distributions.
 
     Args:
         models: the two.
@@ -175,21 +179,15 @@ class Comparison:
         self.channel, self.is_over = Channel(), False
         self._batches: list[Batch] = []
 
-    def step(self) -> None:
-        """Read some of the prompt, or add a token to each text that is not over; report tokens, or an error."""
-        try:
-            self._step()
-        except BaseException as error:
-            self.channel.fail(error)
-
-    def _step(self) -> None:
+    def step(self, budget: int) -> None:
+        """Read up to ``budget`` tokens of the prompt, or add a token to each text that is not over; report tokens."""
         if not self._batches:
             columns = len(self.rows[0].ids) + self.rows[0].settings.max_new_tokens
             self._batches = [Batch(model, 2, columns) for model in self.models]
             for batch in self._batches:
                 batch.add(self.rows)
-        pieces = [piece for batch in self._batches for piece in batch.read(PIECE).pieces if piece.is_whole]
-        events = []
+        pieces = [piece for batch in self._batches for piece in batch.read(budget).pieces if piece.is_whole]
+        events: list[dict[str, Any]] = []
         for side, row in enumerate(self.rows):
             if logits := [piece.logits for piece in pieces if piece.row is row]:  # of both models
                 events.append(self._event(side, row, logits))
@@ -201,7 +199,7 @@ class Comparison:
 
     @torch.inference_mode()
     def _event(self, side: int, row: Row, logits: list[Float[Tensor, "1 vocab"]]) -> dict[str, Any]:
-        """Add a token to a text; return the report, as the client gets it.
+        """Add a token to a text; return the event, as the client gets it.
 
         Its ``kl`` is the Kullback-Leibler divergence of the second model's distribution from the first's, in nats.
         """
@@ -209,9 +207,10 @@ class Comparison:
         position = len(row.new_ids)
         row.push(token)
         both = torch.cat([of_model.cpu() for of_model in logits]).double().log_softmax(-1).clamp_min(LOWEST)  # (2, V)
-        require_numbers(both)
         probabilities = both.exp()
         kl = float((probabilities[0] * (both[0] - both[1])).sum())
+        if math.isnan(kl):
+            raise GenerationError(NOT_NUMBERS)
         named = probabilities[:, : self.models[0].config.used_vocab_size]
         likeliest = named.topk(self.alternatives).indices.T.flatten().tolist()  # of both models, in turn
 

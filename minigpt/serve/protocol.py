@@ -124,10 +124,10 @@ def ruled(rule: Rule, kind: Any) -> PlainValidator:
 
 
 def _is_prompt(value: Any) -> bool:
-    def is_ids(value: Any) -> bool:
-        return is_list(value, lambda id: type(id) is int, 1)
-
-    return isinstance(value, str) or is_ids(value) or is_list(value, STRING.accepts, 1) or is_list(value, is_ids, 1)
+    if isinstance(value, str):
+        return True
+    kinds = set(map(type, value)) if isinstance(value, list) else set()
+    return kinds in ({str}, {int}) or (kinds == {list} and all(set(map(type, ids)) == {int} for ids in value))
 
 
 STRING = Rule(lambda value: isinstance(value, str), "be a string")
@@ -170,10 +170,10 @@ class Body(BaseModel):
             name: value for name, value in fields.items() if value is not None and value not in NEUTRAL.get(name, ())
         }
         for name in fields.keys() - cls.model_fields.keys():
-            known = (
-                f"can only be {json.dumps(NEUTRAL[name][0])}" if name in NEUTRAL else "is not a field of this request"
-            )
-            raise RefusalError(400, known, ascii(name[:64])[1:-1])
+            message = "is not a field of this request"
+            if name in NEUTRAL:
+                message = f"can only be {json.dumps(NEUTRAL[name][0])}"
+            raise RefusalError(400, message, ascii(name[:64])[1:-1])
         return fields
 
 
@@ -246,17 +246,10 @@ class CompletionRequest(Sampling):
 
     @model_validator(mode="after")
     def _check(self) -> "CompletionRequest":
-        """Check the fields against each other."""
-        for name, is_wrong, message in (
-            (
-                "stream_options",
-                "stream_options" in self.model_fields_set and not self.stream,
-                "needs stream to be true",
-            ),
-            ("suffix", self.suffix, "is not supported: GPT-2 cannot see the text that comes after"),
-        ):
-            if is_wrong:
-                raise RefusalError(400, message, name)
+        if self.stream_options is not None and not self.stream:
+            raise RefusalError(400, "needs stream to be true", "stream_options")
+        if self.suffix:
+            raise RefusalError(400, "is not supported: GPT-2 cannot see the text that comes after", "suffix")
         return self
 
 

@@ -21,7 +21,7 @@ import minigpt  # noqa: E402
 from minigpt import Tokenizer, generate  # noqa: E402
 from minigpt.engine import kernel  # noqa: E402
 from minigpt.generation.settings import SETTINGS  # noqa: E402
-from minigpt.serve import scheduler, share_weights  # noqa: E402
+from minigpt.serve import jobs, scheduler, share_weights  # noqa: E402
 
 MODEL = small_model(dtype=torch.float64, n_positions=64, vocab_size=300, eos_token_id=[7, 20, 33, 150])
 TOKENIZER = Tokenizer(tiny_bpe(300))
@@ -117,7 +117,8 @@ def test_requests_of_all_settings_at_once_get_what_generate_gives(
     client: Client, stream: bool, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the prompts are read in pieces of three tokens."""
-    monkeypatch.setattr(scheduler, "READ_AT_ONCE", piece)
+    monkeypatch.setattr(scheduler, "PROMPT_TOKENS", piece)
+    monkeypatch.setattr(scheduler, "PROMPT_TOKENS_BESIDE", min(piece, 64))
     asked = [(text, *ways) for text in TEXTS[:3] for ways in SAME]
     bodies = [
         {"model": "demo", "prompt": text, "max_tokens": 9, "stream": stream, **fields} for text, fields, _ in asked
@@ -429,10 +430,8 @@ def test_one_request_does_not_fill_the_queue(gate: type[Gate]) -> None:
 @pytest.fixture
 def read_again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The models whose texts were all read again after a step that failed."""
-    names, again = [], scheduler.Lane._one_by_one
-    monkeypatch.setattr(
-        scheduler.Lane, "_one_by_one", lambda lane, budget: names.append(lane.name) or again(lane, budget)
-    )
+    names, again = [], scheduler.Lane._read_each
+    monkeypatch.setattr(scheduler.Lane, "_read_each", lambda lane, *args: names.append(lane.name) or again(lane, *args))
     return names
 
 
@@ -505,6 +504,36 @@ def test_numbers_that_json_does_not_have_are_an_error() -> None:
         assert all(0 <= event["kl"] < 1e5 for event in events)
 
 
+def test_a_mistake_in_a_step_is_told_to_everybody_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that always fails is not tried again for ever, and the next request is served."""
+    body = {"model": "demo", "prompt": "a", "max_tokens": 3}
+    with serving() as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(scheduler.Lane, "_report", lambda *_: 1 / 0)
+            failed = client.ask_all(*[lambda http: http.post("/v1/completions", json=body)] * 3)
+        assert ["ZeroDivisionError" in error_of(answer, 500)["message"] for answer in failed] == [True] * 3
+        assert client.complete("the dog", max_tokens=3, eos_token_id=[]).json()["usage"]["completion_tokens"] == 3
+
+
+def test_texts_that_cannot_be_read_together_are_read_alone(
+    read_again: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = scheduler.Batch.read
+
+    def one_at_a_time(batch: Any, budget: int, only: Any = None) -> Any:
+        if len(batch.rows) > 1 and only is None:
+            raise RuntimeError("out of memory")
+        return read(batch, budget, only)
+
+    with serving() as client:
+        body = {"model": "demo", "prompt": "the dog", "max_tokens": 6, "temperature": 0}
+        wanted = client.complete(**body).json()["choices"]
+        monkeypatch.setattr(scheduler.Batch, "read", one_at_a_time)
+        answers = client.ask_all(*[lambda http: http.post("/v1/completions", json=body)] * 3)
+        assert [answer.json()["choices"] for answer in answers] == [wanted] * 3
+        assert read_again
+
+
 def test_a_draft_without_a_token_to_choose_is_its_clients_error(read_again: list[str]) -> None:
     model = small_model(n_positions=64, vocab_size=300, eos_token_id=None)
     with torch.no_grad():
@@ -548,6 +577,24 @@ def test_a_comparison_reads_both_texts_with_both_models(client: Client) -> None:
         assert own[-1]["finish_reason"] in ("stop", "length")
     error_of(client.post("/compare", body | {"models": ["demo"]}), 400)
     error_of(client.post("/compare", body | {"models": ["demo", "other"]}), 404)
+
+
+def test_comparisons_run_a_few_at_a_time_with_the_memory_that_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns, beside = [], []
+
+    class Counted(jobs.Batch):
+        def __init__(self, model: Any, places: int, most: int) -> None:
+            columns.append(most)
+            beside.append(sum(bool(other._batches) for other in client.scheduler.comparisons))
+            super().__init__(model, places, most)
+
+    monkeypatch.setattr(jobs, "Batch", Counted)
+    body = {"models": ["demo", "demo:std_eps"], "prompt": "the dog", "max_tokens": 9, "eos_token_id": []}
+    with serving() as client:
+        answers = client.ask_all(*[lambda http: http.post("/compare", json=body)] * 10)
+    assert {len(streamed(answer)) for answer in answers} == {18}
+    assert columns == [len(TOKENIZER.encode("the dog")) + 9] * 20
+    assert max(beside) == scheduler.COMPARISONS - 1
 
 
 def test_the_page_is_served_with_a_policy_that_permits_no_other_address(client: Client) -> None:
