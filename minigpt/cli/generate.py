@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from minigpt.recipe import Recipe
 
 # What a generation_config.json has beside settings, and the values that switch off a setting that we do not know.
-BOOKKEEPING = re.compile(r"_\w+|transformers_version|(bos|decoder_start)_token_id|disable_compile|\w*assistant\w*")
+BOOKKEEPING = re.compile(
+    r"_\w+|transformers_version|(bos|decoder_start)_token_id|disable_compile|\w*assistant\w*|use_cache"
+)
 OFF = (0, 1, "dynamic")
 SHAPES_A_DRAW = [name for name, setting in SETTINGS.items() if setting.shapes_draw]
 

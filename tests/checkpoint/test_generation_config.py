@@ -11,7 +11,13 @@ from minigpt.cli.generate import settings_in
 
 
 def test_settings_are_read_and_what_is_none_is_left_out() -> None:
-    bookkeeping = {"disable_compile": True, "num_assistant_tokens": 20, "_from_model_config": True, "bos_token_id": 0}
+    bookkeeping = {
+        "disable_compile": True,
+        "use_cache": True,
+        "num_assistant_tokens": 20,
+        "_from_model_config": True,
+        "bos_token_id": 0,
+    }
     off = {"pad_token_id": None, "top_k": 0, "output_attentions": False, "length_penalty": 1.0, "min_length": 0}
     settings = {
         "eos_token_id": [0, 3], "do_sample": True, "temperature": 1.0, "seed": 0, "beams": 2, "num_beams": 4,
