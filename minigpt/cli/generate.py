@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # What a generation_config.json has beside settings, and the values that switch off a setting that we do not know.
 BOOKKEEPING = re.compile(
-    r"_\w+|transformers_version|(bos|decoder_start)_token_id|disable_compile|\w*assistant\w*|use_cache"
+    r"_\w+|transformers_version|(bos|decoder_start)_token_id|disable_compile|\w*assistant\w*|use_cache|prompt_lookup\w*"
 )
 OFF = (0, 1, "dynamic")
 SHAPES_A_DRAW = [name for name, setting in SETTINGS.items() if setting.shapes_draw]
@@ -141,6 +141,8 @@ def settings_in(fields: dict[str, Any]) -> dict[str, Any]:
     settings = {name: value for name, value in fields.items() if value is not None and not BOOKKEEPING.fullmatch(name)}
     if settings.get("top_k") == 0:
         del settings["top_k"]
+    if "stop_strings" in settings:  # transformers' name
+        settings["stop"] = settings.pop("stop_strings")
     return {name: value for name, value in settings.items() if name in SETTINGS or value is True or value not in OFF}
 
 
