@@ -392,6 +392,9 @@ def test_settings_beside_the_weights_that_contradict_each_other(run: Run, copy: 
     assert complaint(run("generate", "the dog", "--model", copy)).startswith("error: num_beams ")
     (copy / "generation_config.json").write_text('{"num_return_sequences": 3, "max_length": 20, "max_new_tokens": 3}')
     assert complaint(run("generate", "the dog", "--model", copy)).startswith("error: num_return_sequences ")
+    (copy / "generation_config.json").write_text('{"use_cache": true, "stop_strings": ["z"], "max_new_tokens": 3}')
+    ended = run("generate", "the dog", "--model", copy, "--greedy", "--json")
+    assert json.loads(ended.out)["settings"]["stop"] == ["z"]
     (copy / "generation_config.json").write_text('{"top_k": 5}')
     assert run("generate", "the dog", "--model", copy, "--temperature", 0, "--max-new-tokens", 3).status == 0
     both = complaint(run("generate", "the dog", "--model", copy, "--temperature", 0, "--top-k", 5))
@@ -403,14 +406,13 @@ def test_settings_beside_the_weights_that_contradict_each_other(run: Run, copy: 
 
 
 def test_beyond_the_context(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Refused, or said to slide; and a guess from the text so far changes nothing."""
+    """Refused, or told that it slides."""
     saved(reference(std=0.3, n_layer=1, vocab_size=300), tmp_path)  # a context of 48
     tiny_bpe(300).save(str(tmp_path / "tokenizer.json"))
     words = ["generate", "the dog", "--model", tmp_path, "--greedy", "--max-new-tokens", 60]
     assert "48" in complaint(run(*words))
-    words += ["--overflow", "slide", "--slide-stride", 20]
-    plain = run(*words)
-    assert plain.status == 0
+    words += ["--overflow", "slide"]
+    assert run(*words).status == 0
     assert ["context of 48" in message for message in caplog.messages] == [True]
 
 
@@ -549,7 +551,6 @@ BAD = [
     (f"{GENERATE} --max-new-tokens 2000", "--max-new-tokens.*1024.*2000"),
     (f"{GENERATE} --batch-size 3", "--batch-size is for --prompts"),
     (f"{GENERATE} --draft int4", "--draft .*int4"),
-    (f"{GENERATE} --slide-stride 3", "--slide-stride .*overflow"),
     (f"{GENERATE} --greedy --top-k=2 --top-p=.5 --seed=1", "--greedy.*--top-k, --top-p, --seed"),
     (f"{GENERATE} --prompts PROMPTS --out OUT", "cannot go with a PROMPT or --json"),
     (f"{MANY} --json", "cannot go with a PROMPT or --json"),
