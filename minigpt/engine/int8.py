@@ -12,7 +12,6 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from minigpt.device import last_cache_bytes
 from minigpt.engine import kernel
 from minigpt.engine.kernel import BLOCK, PANEL, StepKernel
 from minigpt.engine.parts import FastGPT2, affine_layers, head_rows
@@ -23,6 +22,7 @@ from minigpt.model.checks import check_gpt2, kind_of
 MOST = 127  # the largest weight: both signs have as many steps
 ORDER = [0, 2, 1, 3]  # of the four inputs that lie together; it is its own inverse
 AT_ONCE = 4096  # outputs rounded at a time, so that it takes little memory
+CACHED_BYTES = 64 << 20  # of weights that are fast to read, so that drafts save nothing
 SCALES = 4 * PANEL  # bytes of a block's scales, which are float32
 
 
@@ -156,15 +156,9 @@ def why_not_drafted(model: GPT2) -> str | None:
     """Return why drafts in int8 would not pay for this model, or None if they would."""
     if getattr(model, "quantize", None):
         return "the model is int8 itself"
-    size, cache = sum(parameter.nbytes for parameter in model.parameters()), last_cache_bytes()
-    if size <= cache:
-        return f"the weights fit into the processor's cache of {cache / 2**20:.0f} MiB"
+    if sum(parameter.nbytes for parameter in model.parameters()) <= CACHED_BYTES:
+        return f"the weights take at most {CACHED_BYTES >> 20} MiB, which a processor's cache holds"
     return kernel.why_not(model)
-
-
-def is_rounded(model: GPT2) -> bool:
-    """Return True if the rounded matrices of ``drafter_of`` are kept."""
-    return model.h[-1].mlp.c_proj.weight in _panels  # pyright: ignore[reportAttributeAccessIssue]
 
 
 _panels: MutableMapping[Tensor, tuple[Any, Tensor]] = WeakTensorKeyDictionary()  # of a weight: its state, its panels

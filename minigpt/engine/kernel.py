@@ -1,6 +1,6 @@
 """The reading of new tokens as one call into ``kernel.c``: which models it suits, and how their tensors are passed.
 
-R rows, each a new token, W rows whose logits are wanted, C width of the residual stream, V vocabulary, K inputs of a
+R rows, each a new token, W rows whose logits are returned, C width of the residual stream, V vocabulary, K inputs of a
 product.
 """
 
@@ -8,7 +8,7 @@ import ctypes
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_long, c_void_p
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from minigpt.engine.hooks import is_watched
 from minigpt.engine.parts import FastAttention, FastConv1D, FastGPT2, FastLinear, FastMLP
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import Block
+from minigpt.model.mlp import gelu_new, gelu_tanh
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.textbook import FusedLayerNorm, LayerNorm
 from minigpt.norms.variants import RMSNorm, StdEps
@@ -34,8 +36,15 @@ COLUMNS = {torch.float32: 0, torch.bfloat16: 1}  # forms of a weight: (in, out)
 ROWS = {torch.float32: 2, torch.bfloat16: 3}  # (out, in)
 INT8 = 4
 NORMS: dict[type[nn.Module], int] = {LayerNorm: 0, FusedLayerNorm: 0, RMSNorm: 1, StdEps: 2, FrozenLayerNorm: 3}
-ACTIVATIONS = {"gelu_new": 0, "gelu_pytorch_tanh": 0, "gelu": 1, "relu": 2, "silu": 3, "swish": 3, "tanh": 4}
+ACTIVATIONS = ((gelu_new, 0), (gelu_tanh, 0), (F.gelu, 1), (F.relu, 2), (F.silu, 3), (torch.tanh, 4))
 LEVELS = ("bf16", "vnni", "avx512", "avx2", "portable")  # of instructions, the best first
+AFFINE = (FastConv1D, Conv1D)
+PARTS: dict[str, tuple[type[nn.Module], ...]] = {  # by the last part of a module's name
+    "": (FastGPT2,), "wte": (nn.Embedding,), "wpe": (nn.Embedding,), "drop": (nn.Dropout,), "h": (nn.ModuleList,),
+    "block": (Block,), "attn": (FastAttention,), "mlp": (FastMLP,), "ln_1": (*NORMS,), "ln_2": (*NORMS,),
+    "ln_f": (*NORMS,), "c_attn": AFFINE, "c_fc": AFFINE, "c_proj": AFFINE, "lm_head": (FastLinear, nn.Linear),
+    "attn_dropout": (nn.Dropout,), "resid_dropout": (nn.Dropout,), "dropout": (nn.Dropout,),
+}  # fmt: skip
 
 
 class Matrix(Structure):
@@ -69,12 +78,15 @@ class Rows(Structure):
         ("count", c_int64),
         *((name, c_void_p) for name in ("tokens", "slots", "columns")),
         ("outputs", c_int64),
-        ("wanted", c_void_p),
+        ("output_rows", c_void_p),
         ("cache", c_void_p),
         *((name, c_int64) for name in ("is_half", "layer_stride", "value_stride", "slot_stride", "head_stride")),
         ("logits", c_void_p),
     ]
 
+
+_CHOSEN = os.environ.get("MINIGPT_KERNEL", "")  # "0" turns the kernel off; a level is taken instead of the best
+_is_on = _CHOSEN != "0"
 
 SIGNATURES = {  # of the functions of ``kernel.c``: what they return, and their arguments
     "memory": (c_long, c_void_p, c_void_p, c_long, c_long),
@@ -86,32 +98,45 @@ SIGNATURES = {  # of the functions of ``kernel.c``: what they return, and their 
 
 
 @cache
-def functions() -> SimpleNamespace | None:
-    """Return the functions at the best level that the processor has, and its name; None if they were not built."""
+def load() -> SimpleNamespace | str:
+    """Return the functions at the best level of the processor, and its name; or why there are none.
+
+    MINIGPT_KERNEL may name a level.
+    """
     path = Path(os.environ.get("MINIGPT_KERNEL_LIBRARY", Path(__file__).with_name("libminigpt.so")))
     if not path.is_file():
-        return None
+        return "the kernel was not built; installing minigpt where there is a C compiler builds it"
     for runtime in (Path(torch.__file__).parent / "lib").glob("libgomp*"):
         ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)  # PyTorch's own threads, not a second pool
     try:
         library = ctypes.CDLL(str(path))
-    except OSError:
-        return None
+    except OSError as error:
+        return f"the kernel cannot be loaded: {error}"
     if _is_of_other_sources(library, path):
-        warnings.warn(
-            f"{path} was built from other sources than those beside it, so decoding takes PyTorch; install minigpt "
-            "again, or run python hatch_build.py in its repository",
-            stacklevel=2,
-        )
-        return None
+        reason = f"{path} was built from other sources than those beside it"
+        again = "install minigpt again, or run python hatch_build.py in its repository"
+        warnings.warn(f"{reason}, so decoding takes PyTorch; {again}", stacklevel=2)
+        return reason
     library.minigpt_supports.argtypes = [ctypes.c_char_p]
-    for level in LEVELS:
-        if hasattr(library, f"minigpt_step_{level}") and library.minigpt_supports(level.encode()):
-            found = {name: getattr(library, f"minigpt_{name}_{level}") for name in SIGNATURES}
-            for name, (result, *arguments) in SIGNATURES.items():
-                found[name].restype, found[name].argtypes = result, arguments
-            return SimpleNamespace(level=level, **found)
-    return None
+    levels = [
+        level
+        for level in LEVELS
+        if hasattr(library, f"minigpt_step_{level}") and library.minigpt_supports(level.encode())
+    ]
+    level = levels[0] if _CHOSEN in ("", "0", "1") else _CHOSEN
+    if level not in levels:
+        return f"MINIGPT_KERNEL={level} is none of this processor's levels: {', '.join(levels)}"
+    functions = {name: getattr(library, f"minigpt_{name}_{level}") for name in SIGNATURES}
+    for name, (result, *arguments) in SIGNATURES.items():
+        functions[name].restype, functions[name].argtypes = result, arguments
+    return SimpleNamespace(level=level, levels=levels, **functions)
+
+
+def functions() -> SimpleNamespace:
+    """Return the functions of the kernel, which ``is_at_hand``."""
+    kernel = load()
+    assert not isinstance(kernel, str)
+    return kernel
 
 
 def _is_of_other_sources(library: ctypes.CDLL, path: Path) -> bool:
@@ -122,9 +147,6 @@ def _is_of_other_sources(library: ctypes.CDLL, path: Path) -> bool:
     return built_from != zlib.crc32(b"".join(source.read_bytes() for source in sources))
 
 
-_is_on = os.environ.get("MINIGPT_KERNEL") != "0"
-
-
 def use_kernel(on: bool) -> None:
     """Turn the decoding kernel on or off for this process. The environment variable MINIGPT_KERNEL=0 does the same."""
     global _is_on
@@ -132,54 +154,92 @@ def use_kernel(on: bool) -> None:
 
 
 def is_at_hand() -> bool:
-    """Return True if the kernel was built and is not turned off."""
-    return _is_on and functions() is not None
+    """Return True if the kernel can be loaded and is not turned off."""
+    return _is_on and not isinstance(load(), str)
 
 
 def why_not(model: nn.Module) -> str | None:
     """Return why decoding this model takes the PyTorch path, or None if it takes the kernel."""
-    if not _is_on:
-        return "the kernel is turned off"
-    if functions() is None:
-        return "the kernel was not built; installing minigpt where there is a C compiler builds it"
-    if not isinstance(model, FastGPT2) or model.attention != "sdpa":
-        return 'the model is not a minigpt.GPT2 with arithmetic="fast" and attention="sdpa"'
-    dtypes, devices = ({getattr(p, name) for p in model.parameters()} for name in ("dtype", "device"))
-    is_known_form = len(dtypes) == 1 and dtypes <= COLUMNS.keys() and {d.type for d in devices} <= {"cpu", "meta"}
-    layers = [getattr(block.attn, "layer", None) for block in model.h]
-    is_replaced = vars(model).keys() & {"hidden_states", "embed", "run", "head"}
-    is_replaced = is_replaced or any(vars(part).keys() & {"forward", "standardize"} for part in model.modules())
-    reasons = {
-        "the model is in training mode": model.training,
-        "the weights are not all on the CPU in float32, or all in bfloat16": not is_known_form,
-        "autocast is on": torch.is_autocast_enabled("cpu"),
-        "the blocks are not in the order of their layers in the cache": layers != list(range(len(layers))),
-        "a module has hooks or a replaced forward": is_watched(model) or is_replaced,
-    }
-    for name, part in model.named_modules():
-        kind = f"{type(part).__module__}.{type(part).__name__}"
-        reasons[f"{name or 'the model'} is a {kind}"] = not _is_known(part, model)
-        if isinstance(part, LayerNorm) and type(part) in NORMS:
-            is_compiled = _is_what_is_compiled(type(part), type(part).forward, type(part).standardize)
-            reasons[f"{name} is a {kind} that was edited"] = not is_compiled
-    return next((reason for reason, applies in reasons.items() if applies), None)
+    return next(_reasons(model), None)
 
 
 def path_of(model: nn.Module) -> str:
     """Return which path decodes this model on the CPU, and why: "kernel (avx512)", or "PyTorch: ..."."""
-    reason, found = why_not(model), functions()
-    return f"kernel ({found.level})" if reason is None and found is not None else f"PyTorch: {reason}"
+    reason = why_not(model)
+    return f"kernel ({functions().level})" if reason is None else f"PyTorch: {reason}"
 
 
-def _is_known(part: Any, model: Any) -> bool:
+def _reasons(model: Any) -> Iterator[str]:
+    """Yield why the kernel does not compute what the model's modules compute. A check may rely on those before it."""
+    if not _is_on:
+        yield "the kernel is turned off"
+    if isinstance(reason := load(), str):
+        yield reason
+    if not isinstance(model, FastGPT2) or model.attention != "sdpa":
+        yield 'the model is not a minigpt.GPT2 with arithmetic="fast" and attention="sdpa"'
+    if any(part.training for part in model.modules()):
+        yield "the model is in training mode"
+    dtypes, devices = ({getattr(p, name) for p in model.parameters()} for name in ("dtype", "device"))
+    if len(dtypes) > 1 or not dtypes <= COLUMNS.keys() or not {device.type for device in devices} <= {"cpu", "meta"}:
+        yield "the weights are not all on the CPU in float32, or all in bfloat16"
+    if torch.is_autocast_enabled("cpu"):
+        yield "autocast is on"
+    if is_watched(model) or any(_has_replaced_method(part) for part in model.modules()):
+        yield "a module has hooks or a replaced forward"
+    for name, part in model.named_modules():
+        role, kind = name.rpartition(".")[2], f"{type(part).__module__}.{type(part).__name__}"
+        is_int8 = hasattr(part, "panels") and role in ("c_attn", "c_fc", "c_proj", "lm_head")
+        if not is_int8 and type(part) not in PARTS.get("block" if role.isdigit() else role, ()):
+            yield f"{name or 'the model'} is a {kind}"
+        if isinstance(part, LayerNorm) and not _is_what_is_compiled(type(part), *_methods_of(type(part))):
+            yield f"{name} is a {kind} that was edited"
+        if isinstance(part, FrozenLayerNorm) and part.calibration is None:
+            yield f"{name} is not calibrated"
+        if isinstance(part, nn.Embedding) and part.max_norm is not None:
+            yield f"{name} has a max_norm"
+    yield from _unlike_config(model)
+
+
+def _methods_of(norm: type[LayerNorm]) -> tuple[Callable[..., object], ...]:
+    return norm.forward, norm.standardize
+
+
+def _has_replaced_method(part: nn.Module) -> bool:
+    return any(callable(getattr(type(part), name, None)) for name in vars(part))
+
+
+def _unlike_config(model: Any) -> Iterator[str]:
+    """Yield which modules have other sizes or attributes than the kernel is told: it gets the config's."""
+    config, c, inner = model.config, model.config.n_embd, model.config.inner_size
+    sizes = {"wte": (config.vocab_size, c), "wpe": (config.n_positions, c), "ln_f": (c,)}
+    if not config.tie_word_embeddings:
+        sizes["lm_head"] = (config.vocab_size, c)
+    for layer, block in enumerate(model.h):
+        sizes |= {f"h.{layer}.ln_1": (c,), f"h.{layer}.attn.c_attn": (c, 3 * c), f"h.{layer}.attn.c_proj": (c, c)}
+        sizes |= {f"h.{layer}.ln_2": (c,), f"h.{layer}.mlp.c_fc": (c, inner), f"h.{layer}.mlp.c_proj": (inner, c)}
+        if block.attn.layer != layer:
+            yield "the blocks are not in the order of their layers in the cache"
+        if (block.attn.n_head, block.attn.attention) != (config.n_head, "sdpa"):
+            yield f"h.{layer}.attn has another n_head or attention than the model"
+        if activation_of(block) is None or block.mlp.act is not model.h[0].mlp.act:
+            yield f"h.{layer}.mlp.act is not one that the kernel knows, the same in all blocks"
+    for name, size in sizes.items():
+        if (shape := _shape_of(name, model.get_submodule(name))) != size:
+            yield f"{name} has shape {shape}, and not {size}"
+
+
+def _shape_of(name: str, part: Any) -> tuple[int, ...]:
+    """Return the shape of a norm, or of the weight of a layer; of one in int8 that of the layer which it replaced."""
     if type(part) in NORMS:
-        is_ready = not isinstance(part, FrozenLayerNorm) or part.calibration is not None
-        return is_ready and part.normalized_shape == (model.config.n_embd,)
-    if type(part) in (FastLinear, nn.Linear):
-        return part.bias is None
-    known = (FastGPT2, Block, FastAttention, FastMLP, FastConv1D, Conv1D, nn.Embedding, nn.Dropout, nn.ModuleList)
-    is_int8 = hasattr(part, "panels")
-    return type(part) in known or is_int8 or isinstance(part, type(model.h[0].mlp.act))
+        return tuple(part.normalized_shape)
+    if hasattr(part, "panels"):
+        return part.shape if name == "lm_head" else part.shape[::-1]
+    return tuple(part.weight.shape)
+
+
+def activation_of(block: Any) -> int | None:
+    """Return the number of a block's activation in ``kernel.c``, or None."""
+    return next((number for function, number in ACTIVATIONS if block.mlp.act is function), None)
 
 
 @cache
@@ -216,13 +276,11 @@ class StepKernel:
     """
 
     def __init__(self, model: Any, panels_of: Callable[[Tensor, bool], Tensor] | None = None) -> None:
-        found = functions()
-        assert found is not None
-        self.functions, self.vocabulary = found, model.config.vocab_size
-        self.held: list[Tensor] = []
+        self.functions, self.vocabulary = functions(), model.config.vocab_size
+        self.keep_alive: list[Tensor] = []
         self.panels_of = panels_of
         config, c, inner = model.config, model.config.n_embd, model.config.inner_size
-        self.layers = (Layer * config.n_layer)(*(
+        self.layers = (Layer * len(model.h))(*(
             Layer(
                 self._norm(block.ln_1), self._norm(block.ln_2),
                 self._matrix(block.attn.c_attn, c, 3 * c), self._matrix(block.attn.c_proj, c, c),
@@ -233,26 +291,29 @@ class StepKernel:
         ))  # fmt: skip
         head = model.wte if config.tie_word_embeddings and model.quantize is None else model.lm_head
         self.model = Model(
-            config.n_layer, c, config.n_head, inner, model.wte.weight.dtype == torch.bfloat16,
-            ACTIVATIONS[config.activation_function],
+            len(model.h), c, config.n_head, inner, model.wte.weight.dtype == torch.bfloat16,
+            activation_of(model.h[0]),
             self._address(model.wte.weight), self._address(model.wpe.weight), self.layers, self._norm(model.ln_f),
             self._matrix(head, c, config.vocab_size, by_rows=True),
         )  # fmt: skip
         self.memory: Tensor | None = None
-        self.parts = [(part._modules, name, child) for part in model.modules() for name, child in part._modules.items()]
+        self.parts: list[tuple[dict[str, Any], str, Any]] = [
+            (part._modules, name, child) for part in model.modules() for name, child in part._modules.items()
+        ]
+        self.parts += [(vars(block.mlp), "act", block.mlp.act) for block in model.h]
         self.parameters = list(model.parameters())
         self.addresses = [parameter.data_ptr() for parameter in self.parameters]
 
     def is_outdated(self) -> bool:
-        """Return True if a module of the model, or the memory of a Parameter, was replaced since."""
-        is_replaced = any(children.get(name) is not child for children, name, child in self.parts)
+        """Return True if a module or an activation of the model, or the memory of a Parameter, was replaced since."""
+        is_replaced = any(owner.get(name) is not part for owner, name, part in self.parts)
         return is_replaced or [parameter.data_ptr() for parameter in self.parameters] != self.addresses
 
     def __call__(
         self, tokens: Sequence[int], slots: Sequence[int], columns: Sequence[int], store: Tensor,
-        wanted: Sequence[int] | None = None,
-    ) -> Float[Tensor, "wanted vocab"]:  # fmt: skip
-        """Return logits (W, V) after the wanted tokens. The keys and values of all go to the cache.
+        output_rows: Sequence[int] | None = None,
+    ) -> Float[Tensor, "outputs vocab"]:  # fmt: skip
+        """Return logits (W, V) after some of the tokens. The keys and values of all go to the cache.
 
         Several tokens may be of one text, in the order of their columns, without a gap. Each sees all columns of its
         text up to its own. The bits of its logits depend on them alone.
@@ -262,14 +323,14 @@ class StepKernel:
             slots: the place of each one's text in the cache. The text begins at its column 0.
             columns: the token's own column, which is its position.
             store: (L, 2, B, H, S, D), the keys and values of a cache in float32 or bfloat16.
-            wanted: rows, in ascending order; by default all.
+            output_rows: rows whose logits are returned, in ascending order; by default all.
         """
-        wanted = range(len(tokens)) if wanted is None else wanted
-        logits = torch.empty(len(wanted), _padded(self.vocabulary), dtype=torch.float32, device="cpu")
+        output_rows = range(len(tokens)) if output_rows is None else output_rows
+        logits = torch.empty(len(output_rows), _padded(self.vocabulary), dtype=torch.float32, device="cpu")
         done = 0
         for first in range(0, len(tokens), MOST_ROWS):
             some, last = slice(first, first + MOST_ROWS), first + MOST_ROWS
-            outputs = [row - first for row in wanted[done : done + MOST_ROWS] if row < last]
+            outputs = [row - first for row in output_rows[done : done + MOST_ROWS] if row < last]
             self._read(tokens[some], slots[some], columns[some], store, outputs, logits[done:])
             done += len(outputs)
         return logits[:, : self.vocabulary]
@@ -279,18 +340,18 @@ class StepKernel:
         logits: Tensor,
     ) -> None:  # fmt: skip
         rows = torch.tensor([tokens, slots, columns], device="cpu")  # (3, R)
-        wanted = torch.tensor(outputs, dtype=torch.long, device="cpu")  # (W,)
-        asked = Rows(
-            len(tokens), *(row.data_ptr() for row in rows), len(outputs), wanted.data_ptr(), store.data_ptr(),
+        output_rows = torch.tensor(outputs, dtype=torch.long, device="cpu")  # (W,)
+        new = Rows(
+            len(tokens), *(row.data_ptr() for row in rows), len(outputs), output_rows.data_ptr(), store.data_ptr(),
             store.dtype == torch.bfloat16, *store.stride()[:4], logits.data_ptr(),
         )  # fmt: skip
-        how = byref(self.model), byref(asked), torch.get_num_threads(), max(columns) + 1
-        self.memory, place = _room(self.memory, self.functions.memory(*how))
-        self.functions.step(*how, place)
+        arguments = byref(self.model), byref(new), torch.get_num_threads(), max(columns) + 1
+        self.memory, place = _room(self.memory, self.functions.memory(*arguments))
+        self.functions.step(*arguments, place)
 
     def _address(self, tensor: Tensor) -> int:
-        self.held.append(tensor.detach().contiguous())
-        return self.held[-1].data_ptr()
+        self.keep_alive.append(tensor.detach().contiguous())
+        return self.keep_alive[-1].data_ptr()
 
     def _vector(self, tensor: Tensor | None) -> int | None:
         return None if tensor is None else self._address(tensor.detach().float())
@@ -318,27 +379,23 @@ def int8_product(
     x: Float[Tensor, "rows inp"], panels: UInt8[Tensor, "panels blocks bytes"], out: int
 ) -> Float[Tensor, "rows out"]:
     """Return ``x W^T`` by the kernel; ``panels`` as ``int8.panels_of`` makes them."""
-    found = functions()
-    assert found is not None
     x = x.contiguous()
     y, threads = x.new_empty(len(x), _padded(out)), torch.get_num_threads()
     matrix = Matrix(panels.data_ptr(), None, x.shape[1], out, INT8)
-    memory, place = _room(None, found.product_memory(byref(matrix), min(len(x), MOST_ROWS), threads))
+    memory, place = _room(None, functions().product_memory(byref(matrix), min(len(x), MOST_ROWS), threads))
     for some, result in zip(x.split(MOST_ROWS), y.split(MOST_ROWS), strict=True):
-        found.product(byref(matrix), some.data_ptr(), result.data_ptr(), len(some), threads, place)
+        functions().product(byref(matrix), some.data_ptr(), result.data_ptr(), len(some), threads, place)
     del memory
     return y[:, :out]
 
 
 def int8_panels(rows: Float[Tensor, "out inp"], panels: UInt8[Tensor, "panels blocks bytes"]) -> None:
     """Round a weight in float32 or bfloat16 to ``panels``, as ``int8.panels_of`` does."""
-    found = functions()
-    assert found is not None
     is_by_columns = rows.t().is_contiguous() and not rows.is_contiguous()
     weight = rows if is_by_columns else rows.contiguous()
     form = (COLUMNS if is_by_columns else ROWS)[rows.dtype]
     matrix = Matrix(weight.data_ptr(), None, rows.shape[1], len(rows), form)
-    found.round(byref(matrix), panels.data_ptr(), torch.get_num_threads())
+    functions().round(byref(matrix), panels.data_ptr(), torch.get_num_threads())
 
 
 def _padded(outputs: int) -> int:

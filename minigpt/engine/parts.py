@@ -36,16 +36,15 @@ class FastLinear(nn.Linear):
 
 
 class FastMLP(MLP):
-    """An ``MLP`` whose GELU is one call. It skips the dropout when it does nothing."""
+    """An ``MLP`` whose GELU is one call."""
 
     def forward(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq embd"]:
         act = gelu_tanh if self.act is gelu_new else self.act
-        x = self.c_proj(act(self.c_fc(x)))
-        return self.dropout(x) if self.training else x
+        return self.dropout(self.c_proj(act(self.c_fc(x))))
 
 
 class FastAttention(CausalSelfAttention):
-    """Attention that skips idle dropout, and leaves keys and values in the cache as they are."""
+    """Attention that leaves keys and values in the cache as they are."""
 
     def forward(
         self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None = None, cache: LayerCache | None = None
@@ -57,8 +56,8 @@ class FastAttention(CausalSelfAttention):
             k, v = cache.update(self.layer, qkv[1:])  # each (B, H, S, D), views of the cache
         attend = self.sdpa if self.attention == "sdpa" else self.eager
         y = attend(q, k, v, mask)
-        y = self.c_proj(y.transpose(1, 2).reshape(batch, seq, -1).contiguous())  # (B, H, T, D) -> (B, T, C)
-        return self.resid_dropout(y) if self.training else y
+        y = y.transpose(1, 2).reshape(batch, seq, -1).contiguous()  # (B, H, T, D) -> (B, T, C)
+        return self.resid_dropout(self.c_proj(y))
 
 
 class FastGPT2(GPT2):

@@ -83,7 +83,7 @@ def prepared(preset: str, kind: str, rows: int, past: int, library: str) -> tupl
     """Return a step, a cache for so many rows and tokens, and the bytes of weights that the step reads."""
     if library:
         os.environ["MINIGPT_KERNEL_LIBRARY"] = library
-        kernel.functions.cache_clear()
+        kernel.load.cache_clear()
     torch.manual_seed(0)
     model = accelerate(minigpt.GPT2(minigpt.GPT2Config.preset(preset))).eval()
     if kind == "int8":

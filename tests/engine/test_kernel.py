@@ -5,23 +5,28 @@ import importlib.util
 import os
 import platform
 import random
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import assert_same_bits, assert_within, random_ids, rms, small_model
+import torch.nn.functional as F
+from helpers import assert_same_bits, assert_within, max_abs, random_ids, rms, small_model
 from torch import Tensor, nn
 
 import minigpt
-from minigpt.engine import kernel, quantize_int8, use_kernel
+from minigpt.engine import kernel, plain, quantize_int8, use_kernel
 from minigpt.engine.int8 import Int8Linear
 from minigpt.engine.kernel import StepKernel, step_of, why_not
+from minigpt.engine.reader import Reader
 from minigpt.generation.decode import rows_of as rows_to_write
 from minigpt.generation.decode import write_rows
 from minigpt.generation.settings import parse_settings
+from minigpt.model.conv1d import Conv1D
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.swap import fit_norms
 
@@ -156,26 +161,30 @@ def test_any_tokens_at_once_are_read_as_one_by_one(
 @pytest.mark.parametrize("level", [level for level in kernel.LEVELS if level != "bf16"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 def test_every_level_of_instructions(level: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "LEVELS", (level,))
-    kernel.functions.cache_clear()
+    monkeypatch.setattr(kernel, "_CHOSEN", level)
+    kernel.load.cache_clear()
     try:
-        if kernel.functions() is None:
+        if not kernel.is_at_hand():
             pytest.skip("this processor lacks it")
         for by_rows in (False, True):
             test_any_tokens_at_once_are_read_as_one_by_one(kind, torch.bfloat16, WIDE, by_rows)
             if kind != "int8":
                 test_against_float64(WIDE, 7, kind, by_rows)
     finally:
-        kernel.functions.cache_clear()
+        kernel.load.cache_clear()
 
 
 def test_int8_step_is_the_layers_own_numbers() -> None:
+    """With keys and values in float32: where a last bit differs, bfloat16 rounds some to its next number."""
     model = quantize_int8(small_model(**WIDE))
     ids = random_ids(3, 12, vocab=model.config.vocab_size)
+    caches = [model.new_cache(3, 12) for _ in range(2)]
+    for cache in caches:
+        cache.store = cache.store.float()
     with torch.no_grad():
-        logits = read(StepKernel(model), ids.tolist(), model.new_cache(3, 12).store)
-        wanted = model(ids, cache=model.new_cache(3, 12)).flatten(0, 1)
-    assert_within(rms(logits - wanted), 2e-4 * rms(wanted), rms(wanted), "int8")
+        logits = read(StepKernel(model), ids.tolist(), caches[0].store)
+        expected = model(ids, cache=caches[1]).flatten(0, 1)
+    assert_within(rms(logits - expected), 1e-4 * rms(expected), rms(expected), "int8")
 
 
 def test_without_the_kernel_int8_is_as_good() -> None:
@@ -220,22 +229,148 @@ def test_generate_takes_the_kernel_by_itself() -> None:
         use_kernel(True)
 
 
-def test_models_that_it_does_not_suit_say_why() -> None:
-    def hooked() -> nn.Module:
-        model = small_model()
-        model.h[0].register_forward_hook(lambda *_: None)
-        return model
+class Louder(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
 
+
+def hook(model: Any) -> None:
+    model.h[0].register_forward_hook(lambda *_: None)
+
+
+def swap(path: str, part: Any) -> Callable[[Any], None]:
+    """Return a function that replaces a module or an attribute of a model."""
+    owner, _, name = path.rpartition(".")
+    part = part.eval() if isinstance(part, nn.Module) else part
+    return lambda model: setattr(model.get_submodule(owner), name, part)
+
+
+def drop_block(model: Any) -> None:
+    del model.h[1]
+
+
+def transpose(model: Any) -> None:
+    """A square weight has another meaning in an ``nn.Linear``."""
+    square = model.h[0].attn.c_proj
+    model.h[0].attn.c_proj = nn.Linear(48, 48, bias=False).eval()
+    model.h[0].attn.c_proj.weight = nn.Parameter(square.weight.detach())
+
+
+SWAPS: dict[str, tuple[Callable[[Any], object], str]] = {  # what is done to a model, and a word of the reason
+    "training": (lambda model: model.train(), "training"),
+    "a dropout that draws": (lambda model: model.h[0].mlp.dropout.train(), "training"),
+    "a hook": (hook, "hooks"),
+    "a norm": (swap("h.0.ln_1", nn.LayerNorm(48)), "ln_1"),
+    "a norm of another size": (swap("h.0.ln_1.normalized_shape", (24,)), "h.0.ln_1 has shape"),
+    "one activation": (swap("h.0.mlp.act", F.relu), "act"),
+    "an activation's module": (swap("h.1.mlp.act", nn.ReLU()), "act"),
+    "a function": (swap("h.1.mlp.act", lambda x: x), "act"),
+    "heads": (swap("h.1.attn.n_head", 2), "n_head"),
+    "attention": (swap("h.1.attn.attention", "eager"), "attention"),
+    "the sum of values": (swap("h.1.attn.sdpa", lambda q, k, v, mask: v[..., : q.shape[2], :]), "replaced"),
+    "a forward": (swap("h.1.attn.forward", lambda x, *_: x), "replaced"),
+    "a dropout": (swap("h.1.mlp.dropout", Louder()), "Louder"),
+    "a dropout of attention": (swap("h.1.attn.resid_dropout", Louder()), "Louder"),
+    "the dropout of embeddings": (swap("drop", Louder()), "Louder"),
+    "a linear layer": (transpose, "Linear"),
+    "a matrix of another size": (swap("h.0.mlp.c_fc", Conv1D(48, 24)), "c_fc has shape"),
+    "positions": (swap("wpe", nn.Embedding(64, 48)), "wpe has shape"),
+    "an embedding that shrinks": (swap("wte.max_norm", 1.0), "max_norm"),
+    "the order of blocks": (lambda model: model.h.append(model.h.pop(0)), "order"),
+}
+
+
+@pytest.mark.parametrize("name", SWAPS)
+def test_a_part_that_it_does_not_compute_sends_a_model_to_pytorch(name: str) -> None:
+    model, (change, word) = small_model(), SWAPS[name]
+    assert why_not(model) is None
+    change(model)
+    assert word in (why_not(model) or ""), why_not(model)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(swap("h.0.mlp.act", act) for act in (F.relu, F.silu, torch.tanh)),
+        *(swap("h.0.attn.scale", scale) for scale in (1.0, 0.02)),
+        swap("h.0.mlp.dropout", Louder()), swap("h.0.attn.resid_dropout", Louder()), swap("drop", Louder()), drop_block,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_what_is_swapped_is_seen(change: Callable[[Any], None], blocks: int) -> None:
+    """Reading has the logits of the model's own forward, by the kernel or by PyTorch, also in reference arithmetic."""
+    model, ids = small_model(n_layer=2), random_ids(1, 9)
+    change(model)
+    if blocks == 2 and len(model.h) == 2:
+        model.h[1].mlp.act = model.h[0].mlp.act  # the same in all blocks is one that the kernel may know
+    with torch.no_grad():
+        expected = plain(copy.deepcopy(model))(ids)[0]
+        assert_within(max_abs(model(ids)[0] - expected), 1e-5 * max_abs(expected), max_abs(expected), "fast")
+    logits = Reader(model, 1, 9).read({0: ids[0].tolist()}, last=9)
+    assert_within(max_abs(logits - expected), 1e-5 * max_abs(expected), max_abs(expected), "read")
+
+
+def test_models_of_another_kind_say_why() -> None:
     reasons = {
         'arithmetic="fast"': small_model(arithmetic="reference"),
         "sdpa": small_model(attention="eager"),
         "float32": small_model(dtype=torch.float16),
-        "training": small_model().train(),
-        "hooks": hooked(),
         "ln_1": small_model("dyt"),
     }
     for word, model in reasons.items():
         assert word in (why_not(model) or ""), f"{word}: {why_not(model)}"
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "name", ["h.0.ln_2", "h.0.attn.c_attn", "h.1.attn.c_proj", "h.0.mlp.c_fc", "h.0.mlp.c_proj", "wte", "wpe"]
+)
+def test_where_the_model_is_nan_the_kernel_is_too(name: str, kind: str) -> None:
+    """A variance that overflows makes a row of zeros of some norms, and a text of one token of that."""
+    model, ids = small_model(dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32), random_ids(1, 6)
+    with torch.no_grad():
+        model.get_submodule(name).weight.mul_(1e25)
+    model = quantize_int8(model) if kind == "int8" else model
+    assert why_not(model) is None
+    logits = Reader(model, 1, 6).read({0: ids[0].tolist()})
+    assert logits.isnan().all()
+    with pytest.raises(minigpt.GenerationError, match="NaN"):
+        minigpt.generate(model, ids, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu", "silu", "relu", "tanh"])
+def test_activations_of_huge_numbers(activation: str) -> None:
+    """e^x overflows to infinity, so that -1e38 becomes -0 and no number."""
+    model, ids = small_model(activation_function=activation, n_layer=1), random_ids(1, 3)
+    with torch.no_grad():
+        model.h[0].mlp.c_fc.weight.zero_()
+        model.h[0].mlp.c_fc.bias.copy_(torch.linspace(-3e38, 0, len(model.h[0].mlp.c_fc.bias)))
+        expected = model(ids)[0, -1:]
+    logits = Reader(model, 1, 3).read({0: ids[0].tolist()})
+    assert_within(max_abs(logits - expected), 1e-5 * max_abs(expected), max_abs(expected), activation)
+
+
+def test_a_level_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for level in kernel.functions().levels:
+        monkeypatch.setattr(kernel, "_CHOSEN", level)
+        kernel.load.cache_clear()
+        assert kernel.functions().level == level
+    monkeypatch.setattr(kernel, "_CHOSEN", "avx9")
+    kernel.load.cache_clear()
+    assert "MINIGPT_KERNEL=avx9 is none of this processor's levels: " in (why_not(small_model()) or "")
+    monkeypatch.undo()
+    kernel.load.cache_clear()
+
+
+def test_a_library_that_cannot_be_loaded_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.so").write_bytes(b"no library")
+    monkeypatch.setenv("MINIGPT_KERNEL_LIBRARY", str(tmp_path / "broken.so"))
+    kernel.load.cache_clear()
+    try:
+        assert re.search("cannot be loaded: .*broken.so", why_not(small_model()) or "")
+    finally:
+        monkeypatch.undo()
+        kernel.load.cache_clear()
 
 
 @pytest.mark.parametrize("norm", kernel.NORMS, ids=lambda norm: norm.__name__)
@@ -257,14 +392,14 @@ def test_a_norm_that_somebody_edited_is_not_replaced(norm: Any, monkeypatch: pyt
 def test_a_library_of_other_sources_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MINIGPT_KERNEL_LIBRARY", raising=False)
     monkeypatch.setattr(kernel.zlib, "crc32", lambda _: 1)
-    kernel.functions.cache_clear()
+    kernel.load.cache_clear()
     try:
         with pytest.warns(UserWarning, match="built from other sources"):
-            assert kernel.functions() is None
+            assert not kernel.is_at_hand()
     finally:
         monkeypatch.undo()
-        kernel.functions.cache_clear()
-    assert kernel.functions() is not None
+        kernel.load.cache_clear()
+    assert kernel.is_at_hand()
 
 
 def build_module() -> Any:
@@ -301,16 +436,16 @@ def test_bits_do_not_depend_on_how_a_compiler_rounds_chains(
     monkeypatch.setattr(module, "LEVELS", {"portable": [], "avx2": ["-march=x86-64-v3", "-mtune=znver3"]})
     module.build(library)
     monkeypatch.setenv("MINIGPT_KERNEL_LIBRARY", str(library))
-    kernel.functions.cache_clear()
+    kernel.load.cache_clear()
     try:
-        if getattr(kernel.functions(), "level", "") != "avx2":
+        if kernel.functions().level != "avx2":
             pytest.skip("this processor lacks AVX2")
         for shape in (ODD, WIDE):
             for by_rows in (False, True):
                 test_any_tokens_at_once_are_read_as_one_by_one(kind, torch.bfloat16, shape, by_rows)
     finally:
         monkeypatch.undo()
-        kernel.functions.cache_clear()
+        kernel.load.cache_clear()
 
 
 @pytest.mark.thorough

@@ -151,7 +151,7 @@ def test_a_text_that_others_join_and_leave_is_drafted_again(joins: int) -> None:
 
 @needs_kernel
 def test_auto_writes_without_drafts_where_a_weight_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8, "last_cache_bytes", lambda: 0)
+    monkeypatch.setattr(int8, "CACHED_BYTES", 0)
     model = small_model(n_positions=128, used_vocab_size=80)
     with torch.no_grad():
         model.wte.weight[-1] = torch.nan  # padding of the vocabulary
@@ -162,7 +162,7 @@ def test_auto_writes_without_drafts_where_a_weight_is_not_finite(monkeypatch: py
 @needs_kernel
 @pytest.mark.parametrize(("new", "drafts"), [(63, False), (64, True)])
 def test_auto_drafts_a_text_of_64_tokens_or_more(new: int, drafts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8, "last_cache_bytes", lambda: 0)
+    monkeypatch.setattr(int8, "CACHED_BYTES", 0)
     model = small_model(n_positions=128)
     settings = parse_settings(max_new_tokens=new, eos_token_id=None, draft="auto")
     rows = rows_of(model, [[1, 2, 3]], settings, None)
