@@ -1,6 +1,7 @@
 """A checkpoint before it is a model: its config, and its tensors under our names, for every family."""
 
 import dataclasses
+import functools
 import logging
 import re
 from collections.abc import Mapping
@@ -61,7 +62,7 @@ def read_checkpoint(files: Files, known_ids: int = 0) -> Checkpoint:
         CheckpointError, ConfigError: as ``open_checkpoint``.
     """
     source_tensors, trainer_fields = files.tensors()
-    form, tensors = converted(source_tensors)
+    form, tensors = converted(source_tensors, files.place)
     fields, origin = files.config, files.folder / CONFIG
     if fields is None:  # a config.json goes before the config that a trainer's file carries
         if trainer_fields is None:
@@ -92,7 +93,7 @@ def read_checkpoint(files: Files, known_ids: int = 0) -> Checkpoint:
     return Checkpoint(files.place, form, config, tensors, norms)
 
 
-def converted(source_tensors: Tensors) -> tuple[Format, Tensors]:
+def converted(source_tensors: Tensors, place: Path) -> tuple[Format, Tensors]:
     """Return the format and the tensors with our names and layouts. Buffers and the heads of other tasks are dropped.
 
     Raises:
@@ -100,7 +101,7 @@ def converted(source_tensors: Tensors) -> tuple[Format, Tensors]:
     """
     plain = {_WRAPPERS.sub("", name, count=1): tensor for name, tensor in source_tensors.items()}
     if heads := [name for name in plain if _OTHER_HEADS.fullmatch(name)]:
-        _warn(f"left out {listing(heads)}: a language model has no such head, and transformers leaves it out too")
+        _warn(f"{place}: left out {listing(heads)}, since a language model has no such head, as transformers does")
     form = recognise(plain)
     return form, form.converted({name: tensor for name, tensor in plain.items() if name not in heads})
 
@@ -119,12 +120,13 @@ def _with_identity_norms(config: GPT2Config, tensors: Tensors, place: Path) -> T
     if not lost or embedding is None or any(name in tensors for name in missing):
         return tensors
     _warn(
-        f"{place} has no {listing(missing)}, as if norms were folded into the next layers; they are 1 (weight) and 0 "
-        "(bias), as transformers fills them in"
+        f"{place} has no {listing(missing)}: norms that were folded into the next layers are loaded as 1 and 0, as "
+        "transformers does"
     )
     return tensors | {name: embedding.new_full((config.n_embd,), name.endswith("weight")) for name in missing}
 
 
+@functools.cache  # once, though a judgement opens a checkpoint several times
 def _warn(message: str) -> None:
     logging.getLogger("minigpt").warning("%s", message)
 

@@ -106,7 +106,7 @@ def load_norms(
         require_own_parameters(site, norm)
     place = local_place(source, revision=revision, local_files_only=local_files_only)
     parameters = norm_parameters(model)
-    tensors = read_stable(place, lambda files: converted(files.tensors()[0])[1])
+    tensors = read_stable(place, lambda files: converted(files.tensors()[0], place)[1])
     require_fitting({name: tensors[name] for name in tensors.keys() & parameters.keys()}, parameters, place)
     with torch.no_grad():
         for name, parameter in parameters.items():

@@ -45,6 +45,14 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def fill_in(norm: nn.LayerNorm, dtype: torch.dtype, device: torch.device) -> None:
+    """Give a norm that was folded away a scale of 1 and a shift of 0 where it has none, as transformers does."""
+    for role, parameter in dict(norm.named_parameters()).items():
+        if parameter.is_meta:
+            value = torch.full(parameter.shape, float(role == "weight"), dtype=dtype, device=device)
+            norm.register_parameter(role, nn.Parameter(value, requires_grad=False))
+
+
 class Reference:
     """transformers' GPT-2 with the weights of a checkpoint, rounded to ``dtype``, which computes in ``compute``.
 
@@ -77,6 +85,9 @@ class Reference:
             value = tensor.to(dtype).to(device, compute or dtype)
             owner, _, role = known.rpartition(".")
             model.get_submodule(owner).register_parameter(role, nn.Parameter(value, requires_grad=False))
+        for norm in model.modules():
+            if isinstance(norm, nn.LayerNorm):
+                fill_in(norm, compute or dtype, device)
         model.tie_weights()
         if unset := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
             raise CheckpointError(f"{place} has no {listing(unset)}, so transformers cannot read it")

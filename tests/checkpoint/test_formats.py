@@ -159,7 +159,7 @@ def test_the_head_of_another_task_is_left_out_and_told(
     edit_tensors(tmp_path, lambda tensors: tensors | {name: torch.ones(*HEADS[name])})
     assert_bit_equal(load(tmp_path), theirs)
     (message,) = caplog.messages
-    assert message.startswith(f"left out {name}: ")
+    assert message.startswith(f"{tmp_path}: left out {name}, ")
 
 
 def is_norm_of(*norms: str) -> Any:
