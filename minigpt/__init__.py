@@ -6,7 +6,7 @@ Names are imported when they are first used, so that ``minigpt --help`` does not
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from minigpt.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from minigpt import engine, generation, hf, model, norms, serve, swap, testing
@@ -24,44 +24,34 @@ if TYPE_CHECKING:
     from minigpt.swap import center_writers, fit_norms, fold_norms, swap_norms
     from minigpt.tokenizer import Tokenizer
 
+# The public names by the file that each is imported from, in the order of the imports above.
 _HOMES = {
-    "checkpoint": ("load_norms", "save_pretrained"),
-    "config": ("GPT2Config",),
-    "errors": ("CheckpointError", "ConfigError", "GenerationError", "MiniGPTError", "NormError"),
-    "generation": ("generate", "stream"),
-    "host": ("norm_sites",),
-    "judge.original": ("Original", "parity"),
-    "report.parity_report": ("ParityReport",),
-    "judge.perplexity": ("perplexity",),
-    "model": ("GPT2", "KVCache"),
-    "norms": ("LayerNorm",),
-    "recipe": ("Recipe", "from_pretrained"),
-    "swap": ("center_writers", "fit_norms", "fold_norms", "swap_norms"),
-    "tokenizer": ("Tokenizer",),
+    "checkpoint": "load_norms save_pretrained",
+    "config": "GPT2Config",
+    "errors": "CheckpointError ConfigError GenerationError MiniGPTError NormError",
+    "generation": "generate stream",
+    "host": "norm_sites",
+    "judge.original": "Original parity",
+    "judge.perplexity": "perplexity",
+    "model": "GPT2 KVCache",
+    "norms": "LayerNorm",
+    "recipe": "Recipe from_pretrained",
+    "report.parity_report": "ParityReport",
+    "swap": "center_writers fit_norms fold_norms swap_norms",
+    "tokenizer": "Tokenizer",
 }
-_MODULES = (
-    "bench", "conformance", "engine", "generation", "hf", "judge", "model", "norms", "serve", "study", "swap",
-    "testing",
-)  # fmt: skip
-
-__all__ = [
-    "GPT2", "CheckpointError", "ConfigError", "GPT2Config", "GenerationError", "KVCache", "LayerNorm", "MiniGPTError",
-    "NormError", "Original", "ParityReport", "Recipe", "Tokenizer", "center_writers", "engine",
-    "fit_norms", "fold_norms", "from_pretrained", "generate", "generation", "hf", "load_norms", "model", "norm_sites",
-    "norms", "parity", "perplexity", "save_pretrained", "serve", "stream", "swap", "swap_norms", "testing",
-]  # fmt: skip
-
+_NAMES = {name: home for home, names in _HOMES.items() for name in names.split()}
+_ROOMS = "bench conformance engine generation hf judge model norms serve study swap testing"
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+    __all__ = sorted({*_NAMES, "engine", "generation", "hf", "model", "norms", "serve", "swap", "testing"})
 
     def __getattr__(name: str) -> Any:
-        if name in _MODULES:
+        if name in _ROOMS.split():
             return importlib.import_module(f"minigpt.{name}")
-        for home, names in _HOMES.items():
-            if name in names:
-                return getattr(importlib.import_module(f"minigpt.{home}"), name)
+        if name in _NAMES:
+            return getattr(importlib.import_module(f"minigpt.{_NAMES[name]}"), name)
         raise AttributeError(f"module 'minigpt' has no attribute {name!r}")
 
-
-def __dir__() -> list[str]:
-    return __all__
+    def __dir__() -> list[str]:
+        return __all__

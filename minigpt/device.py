@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from minigpt.config import DTYPE_NAMES
 from minigpt.errors import ConfigError
+from minigpt.version import __version__
 
 _backends: Any = torch.backends
 _PRODUCTS = (_backends.cuda.matmul, _backends.mkldnn.matmul)
@@ -161,8 +161,7 @@ def settle_memory() -> None:
 
 def software(*packages: str) -> dict[str, Any]:
     """Return the versions of Python, minigpt, torch and these packages; None for one that is not installed."""
-    own = sys.modules["minigpt"].__version__  # without an import of the package, which imports this file
-    common = {"python": platform.python_version(), "minigpt": own, "torch": torch.__version__}
+    common = {"python": platform.python_version(), "minigpt": __version__, "torch": torch.__version__}
     return common | {name: installed(name) for name in packages}
 
 

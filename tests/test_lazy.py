@@ -1,5 +1,6 @@
 """What ``import minigpt`` costs: nothing but itself, and later only what is used."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -55,7 +56,15 @@ def test_loading_and_generating_need_no_transformers_and_no_network_client(tmp_p
     assert "triton" not in used or "triton" in imported_by("import torch")
 
 
-@pytest.mark.parametrize("name", minigpt.__all__)
+def test_type_checkers_see_the_same_names() -> None:
+    (typed,) = [node for node in ast.parse(Path(minigpt.__file__).read_text()).body if isinstance(node, ast.If)][:1]
+    homes = [(node.module, alias.name) for node in typed.body for alias in node.names]  # type: ignore[attr-defined]
+    assert {name: f"minigpt.{home}" for name, home in minigpt._NAMES.items()} == {
+        name: module for module, name in homes if module != "minigpt"
+    }
+    assert sorted(name for _, name in homes) == dir(minigpt)
+
+
+@pytest.mark.parametrize("name", dir(minigpt))
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(minigpt, name) is not None
-    assert name in dir(minigpt)

@@ -13,9 +13,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from minigpt import __version__
 from minigpt.cli.options import add, model_first, option, with_values
 from minigpt.errors import MiniGPTError
+from minigpt.version import __version__
 
 COMMANDS = (
     "generate",

@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInf
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from minigpt import __version__
 from minigpt.errors import MiniGPTError
 from minigpt.generation import GenerationSettings, parse_settings
 from minigpt.generation.settings import FLAG, HTTP, IDS, SETTINGS, Rule, integer, is_list
 from minigpt.tokenizer import Tokenizer
+from minigpt.version import __version__
 
 PARTS_AT_ONCE = 2048  # of JSON, that are encoded before other requests get their turn
 TOKENS_AT_ONCE = 64  # with log-probabilities, that are collected before that

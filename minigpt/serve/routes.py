@@ -19,7 +19,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from minigpt import __version__
 from minigpt.errors import GenerationError
 from minigpt.generation import GenerationSettings
 from minigpt.model import GPT2
@@ -29,6 +28,7 @@ from minigpt.serve.jobs import Comparison, Job, RequestRow
 from minigpt.serve.protocol import Answer, CompletionRequest, RefusalError, encoded, refusal_of, settings_of
 from minigpt.serve.scheduler import Scheduler
 from minigpt.tokenizer import Tokenizer
+from minigpt.version import __version__
 
 LONGEST = 16384  # tokens of a prompt of which the model sees the last ones
 MOST_LOGPROBS = 2**20  # numbers in one answer
