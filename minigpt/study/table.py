@@ -97,7 +97,7 @@ class Summaries:
 
     Attributes:
         varying: the settings in which cells differ, the norm in any case.
-        errors: what the ± of a column is over: "3 seeds", "79 rows of the text" or "the prompts".
+        errors: what the ± of a column is over: "3 seeds", "79 rows" of the text, or "prompts".
     """
 
     cells: list[Summary]
@@ -113,7 +113,7 @@ class Summaries:
 
     def head(self, name: str) -> str:
         """Return the head of a column, with what its ± is over."""
-        return self.columns[name].title + (f" (± over {self.errors[name]})" if name in self.errors else "")
+        return self.columns[name].title + (f" (± {self.errors[name]})" if name in self.errors else "")
 
     def having(self, names: Iterable[str]) -> list[str]:
         """Return those of ``names`` that have a figure in a cell."""
@@ -144,7 +144,7 @@ def summarize(rows: list[CellRow]) -> Summaries:
         over_rows = [_row_error(group, name) for group in groups.values()]
         by_seed, by_row = (sum(error or 0 for error in kind) for kind in (over_seeds, over_rows))
         if by_seed or by_row:
-            of_text = f"{texts} rows of the text" if texts else "the prompts"
+            of_text = f"{texts} rows" if texts else "prompts"
             errors[name] = f"{seeds} seeds" if by_seed > by_row else of_text
         for (key, group), error in zip(groups.items(), over_seeds if by_seed > by_row else over_rows, strict=True):
             values = [row[name] for row in group if row.get(name) is not None]
@@ -240,7 +240,7 @@ def terminal_table(rows: list[CellRow]) -> Table:
         numbers = [format_figure(cell.figures[name], table.columns[name]) for name in figures]
         shown.add_row(*settings, cell.outcome, *numbers)
     over = dict.fromkeys(table.errors[name] for name in figures if name in table.errors)
-    shown.caption = f"± is the standard error over {', or over '.join(over)}" if over else None
+    shown.caption = f"± is the standard error over {' or '.join(over)}" if over else None
     return shown
 
 

@@ -74,9 +74,9 @@ def test_a_column_has_the_larger_error_and_its_head_names_it(over_seeds: float, 
     of_seeds = statistics.stdev(means) / 3**0.5
     of_rows = statistics.fmean(float(part.std()) / 50 / 400**0.5 for part in worse.values())
     assert rms.error == pytest.approx(max(of_seeds, of_rows), rel=1e-6)
-    over = "3 seeds" if of_seeds > of_rows else "400 rows of the text"
-    assert table.head("over_baseline") == f"over the control, nats (± over {over})"
-    assert table.head("loss") == "held-out loss, nats (± over 400 rows of the text)"
+    over = "3 seeds" if of_seeds > of_rows else "400 rows"
+    assert table.head("over_baseline") == f"over the control, nats (± {over})"
+    assert table.head("loss") == "held-out loss, nats (± 400 rows)"
     assert table.head("kl_median") == "KL, median, nats"
     assert over in latex_table(rows)
 
