@@ -130,6 +130,27 @@ def test_requests_of_all_settings_at_once_get_what_generate_gives(
         assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] in ("stop", "length")
 
 
+@pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
+def test_no_bit_of_an_answer_depends_on_the_others() -> None:
+    """Texts, scores of prompts and log-probabilities, with windows that slide and copies of a prompt among them."""
+    model = small_model(n_positions=64, vocab_size=300, eos_token_id=[7])
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0, "max_tokens": 12}, {"n": 3, "logprobs": 2}, {"echo": True, "logprobs": 4, "n": 2},
+        {"echo": True, "logprobs": 1, "max_tokens": 0}, {"overflow": "slide", "max_tokens": 70, "logprobs": 0},
+        {"stop": ["e"], "max_tokens": 30}, {"repetition_penalty": 1.5, "logprobs": 1},
+    ]  # fmt: skip
+    lengths = (1, 3, 17, 34)
+    bodies = [
+        {"model": "demo", "seed": i, "prompt": [(31 * i + 7 * place + length) % 300 for place in range(length)], **kind}
+        for i, kind in enumerate(kinds)
+        for length in lengths
+    ]
+    with serving({"demo": model}, max_batch=6, draft=None) as client:
+        alone = [client.post("/v1/completions", body).json()["choices"] for body in bodies]
+        answers = client.ask_all(*(lambda http, body=body: http.post("/v1/completions", json=body) for body in bodies))
+        assert [answer.json()["choices"] for answer in answers] == alone
+
+
 def test_each_norm_writes_its_own_text_on_the_same_parameters(client: Client) -> None:
     assert {id(own) for own in MODELS["demo"].parameters()} == {id(own) for own in MODELS["demo:std_eps"].parameters()}
     assert type(MODELS["demo"].ln_f) is not type(MODELS["demo:std_eps"].ln_f)
