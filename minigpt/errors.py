@@ -61,3 +61,14 @@ def listing(names: Iterable[str]) -> str:
     names = sorted(name if name.isprintable() else repr(name) for name in shown)  # a damaged file's may not be
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more
+
+
+def check_option(name: str, value: str, known: tuple[str, ...]) -> None:
+    """Raise ConfigError if ``value`` is none of the names in ``known``."""
+    if value not in known:
+        raise ConfigError(f"must be {' or '.join(known)}, got {value!r}", argument=name)
+
+
+def kind_of(thing: object) -> str:
+    """Return "transformers's GPT2Config" for a message: the bare name may be the same as ours."""
+    return f"{type(thing).__module__.partition('.')[0]}'s {type(thing).__name__}"

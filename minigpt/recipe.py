@@ -141,7 +141,7 @@ class Recipe:
     def __post_init__(self) -> None:
         from minigpt.device import dtype_name, resolve_dtype
         from minigpt.engine.int8 import check_roundable
-        from minigpt.model.checks import check_option
+        from minigpt.errors import check_option
         from minigpt.norms import check_keep
         from minigpt.swap.sites import patterns_of
 

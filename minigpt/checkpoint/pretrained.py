@@ -13,7 +13,7 @@ from minigpt.checkpoint.place import local_place
 from minigpt.engine import accelerate
 from minigpt.errors import NormError
 from minigpt.model import GPT2
-from minigpt.model.checks import check_gpt2, check_weights
+from minigpt.model.gpt2 import check_gpt2, check_weights
 from minigpt.norms.record import record_of
 from minigpt.swap.sites import require_own_parameters
 

@@ -19,7 +19,7 @@ from minigpt.device import dtype_name
 from minigpt.errors import CheckpointError, NormError, listing
 from minigpt.files import as_path
 from minigpt.model import GPT2
-from minigpt.model.checks import check_gpt2, check_weights
+from minigpt.model.gpt2 import check_gpt2, check_weights
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.record import record_of
 from minigpt.swap import swap_norms

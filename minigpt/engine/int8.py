@@ -15,9 +15,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from minigpt.engine import kernel
 from minigpt.engine.kernel import BLOCK, PANEL, StepKernel
 from minigpt.engine.parts import FastGPT2, affine_layers, head_rows
-from minigpt.errors import ConfigError
+from minigpt.errors import ConfigError, kind_of
 from minigpt.model import GPT2
-from minigpt.model.checks import check_gpt2, kind_of
+from minigpt.model.gpt2 import check_gpt2
 
 MOST = 127  # the largest weight: both signs have as many steps
 ORDER = [0, 2, 1, 3]  # of the four inputs that lie together; it is its own inverse

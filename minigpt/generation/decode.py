@@ -22,7 +22,8 @@ from minigpt.generation.drafts import drafts_for
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, Settings, TextSettings, parse_settings
 from minigpt.model import GPT2
-from minigpt.model.checks import check_gpt2, check_ids, check_mask
+from minigpt.model.gpt2 import check_gpt2
+from minigpt.model.inputs import check_ids, check_mask
 
 PromptIds = Int[Tensor, "batch seq"]
 Sequences = Int[Tensor, "rows total"]

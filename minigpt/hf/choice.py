@@ -8,8 +8,7 @@ import transformers
 from minigpt import norms
 from minigpt.checkpoint.norms import ARCHITECTURE, MODEL_TYPE, Norms, Pairs, as_pairs, require_registered
 from minigpt.config import OTHER_NETWORKS
-from minigpt.errors import ConfigError
-from minigpt.model.checks import check_option
+from minigpt.errors import ConfigError, check_option
 from minigpt.recipe import ARITHMETICS
 
 

@@ -17,7 +17,7 @@ from minigpt.checkpoint.opened import only_dtype
 from minigpt.config import GPT2Config
 from minigpt.device import resolve_dtype
 from minigpt.generation import prompt_ids
-from minigpt.model.checks import check_inputs
+from minigpt.model.inputs import check_inputs
 from minigpt.model.masking import left_padded
 
 __all__ = ["Source", "check_prompt", "left_padded", "open_source", "prompt_ids", "raw_source", "state_of", "unchanged"]

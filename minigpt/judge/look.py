@@ -14,7 +14,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from minigpt.model import GPT2
-from minigpt.model.checks import check_gpt2, check_inputs
+from minigpt.model.gpt2 import check_gpt2
+from minigpt.model.inputs import check_inputs
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.report.charts import LogScale
 from minigpt.report.fields import Part

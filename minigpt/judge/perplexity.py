@@ -16,7 +16,7 @@ from minigpt.errors import GenerationError
 from minigpt.files import read_text
 from minigpt.judge.measures import AT_ONCE, perplexity_of
 from minigpt.model import GPT2
-from minigpt.model.checks import check_known
+from minigpt.model.inputs import check_known
 from minigpt.tokenizer import Tokenizer
 
 JSON_LINES = (".jsonl", ".ndjson")

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.config import ATTENTIONS, GPT2Config, norm_sites
+from minigpt.errors import ConfigError, GenerationError, MiniGPTError, check_option, kind_of
 from minigpt.model.attention import CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
-from minigpt.model.checks import check_config, check_inputs, check_layers, check_option
 from minigpt.model.conv1d import Conv1D
-from minigpt.model.facts import Facts
-from minigpt.model.masking import causal_mask, positions, real_tokens
+from minigpt.model.inputs import check_inputs
+from minigpt.model.masking import causal_mask, packed_mask, positions, real_tokens
 from minigpt.model.mlp import MLP
 from minigpt.norms.frozen import tell_positions
 
@@ -45,7 +45,7 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-class GPT2(Facts):
+class GPT2(nn.Module):
     """GPT-2 (Radford et al. 2019) with a language-model head.
 
     A new model has random weights, initialized as in the paper, and is in training mode. It computes every operation
@@ -66,7 +66,9 @@ class GPT2(Facts):
 
     def __init__(self, config: GPT2Config, *, norm: norms.NormSpec = "fused", attention: str = "sdpa") -> None:
         super().__init__()
-        check_config(config)
+        if not isinstance(config, GPT2Config):  # transformers' has the same name
+            kind = kind_of(config)
+            raise ConfigError(f"config must be a minigpt.GPT2Config, got {kind}; use its preset or from_dict")
         check_option("attention", attention, ATTENTIONS)
         self.config, self.attention = config, attention
         self.wte = _empty_embedding(config.vocab_size, config.n_embd)  # tokens
@@ -93,7 +95,9 @@ class GPT2(Facts):
             input_ids: (B, T) token ids, int64 or int32. With a cache, only the tokens that it does not hold yet.
             attention_mask: (B, S), 1 for real tokens and 0 for padding, on either side. None means that the new tokens
                 are all real. A cache remembers the padding it has read.
-            position_ids: (B, T) or (1, T). The default counts the real tokens before each token in its row.
+            position_ids: (B, T) or (1, T). The default counts the real tokens before each token in its row. Without a
+                mask or a cache, positions that do not go up by one begin another text in the row, as in transformers:
+                texts that are packed into one row do not see each other.
             cache: made by ``new_cache``. The new tokens' keys and values are appended to it.
 
         Raises:
@@ -113,7 +117,10 @@ class GPT2(Facts):
         """Return the output (B, T, C) of the last norm. Takes the arguments of ``forward`` and does not check them."""
         x, real = self.embed(input_ids, attention_mask, position_ids, cache)
         past, seq = 0 if cache is None else cache.length, x.shape[1]
-        x = self.run(x, causal_mask(real, past, seq, x.device), cache)
+        mask = causal_mask(real, past, seq, x.device)
+        if position_ids is not None and attention_mask is None and cache is None:
+            mask = packed_mask(position_ids) if mask is None else mask
+        x = self.run(x, mask, cache)
         if cache is not None:
             cache.advance(seq, real)
         return x
@@ -152,12 +159,41 @@ class GPT2(Facts):
         Raises:
             GenerationError: if two blocks would write to the same layer.
         """
-        check_layers(self.h, self.config.n_layer)
         config, weight = self.config, self.wte.weight
+        of_blocks = ({getattr(part, "layer", None) for part in block.modules()} for block in self.h)
+        layers = [layer for of_block in of_blocks for layer in of_block if isinstance(layer, int)]
+        if len({*layers}) < len(layers) or not {*layers} <= {*range(config.n_layer)}:
+            raise GenerationError(
+                f"each block's attn.layer must be one of {config.n_layer} layers and its own, got {layers}; renumber "
+                "copied blocks"
+            )
         return KVCache(
             config.n_layer, batch_size, config.n_head, max_length, config.head_size,
             dtype=weight.dtype, device=weight.device,
         )  # fmt: skip
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the token embedding."""
+        return self.wte.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the token embedding."""
+        return self.wte.weight.dtype
+
+    @property
+    def arithmetic(self) -> str:
+        """ "reference": every operation is the one that Hugging Face transformers uses, bit for bit."""
+        return "reference"
+
+    @property
+    def quantize(self) -> str | None:
+        """How the weights that multiply are rounded: None, since these are the checkpoint's."""
+        return None
+
+    def extra_repr(self) -> str:
+        return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}, quantize={self.quantize!r}"
 
     def norm_sites(self) -> list[str]:
         """Return the names of the norms in the order of the data: h.0.ln_1, h.0.ln_2, ..., ln_f."""
@@ -188,3 +224,15 @@ class GPT2(Facts):
 def _empty_embedding(rows: int, width: int) -> nn.Embedding:
     """Return an embedding without values: ``initialize`` fills it, and PyTorch's own filling is slow on meta."""
     return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
+
+
+def check_gpt2(model: object) -> None:
+    """Check that a model is a minigpt.GPT2, or a wrapper that passes on its attributes."""
+    if not (isinstance(getattr(model, "config", None), GPT2Config) and hasattr(model, "norm_sites")):
+        raise ConfigError(f"model must be a minigpt.GPT2, got {kind_of(model)}; use minigpt.from_pretrained")
+
+
+def check_weights(model: GPT2, purpose: str, kind: type[MiniGPTError]) -> None:
+    """Check that a model has values: one on the meta device has shapes only."""
+    if model.wte.weight.is_meta:
+        raise kind(f"a model on the meta device has shapes only, and no values to {purpose}")

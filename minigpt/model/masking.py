@@ -13,15 +13,15 @@ from minigpt.device import has_values
 from minigpt.model.cache import KVCache
 
 
-def real_tokens(given: Tensor | None, cache: KVCache | None, seq: int) -> Bool[Tensor, "batch total"] | None:
+def real_tokens(attention_mask: Tensor | None, cache: KVCache | None, seq: int) -> Bool[Tensor, "batch total"] | None:
     """Return True for real tokens and False for padding, over cache and input; None if every token is real.
 
     Args:
-        given: the caller's attention mask (B, S), or None if the ``seq`` new tokens are all real.
+        attention_mask: (B, S), or None if the ``seq`` new tokens are all real.
         cache: remembers the padding it has read.
     """
-    if given is not None:
-        real = given.bool()
+    if attention_mask is not None:
+        real = attention_mask.bool()
         return None if has_values(real) and real.all() else real  # kernels without a mask are faster
     if cache is None or cache.padding_mask is None:
         return None
@@ -61,6 +61,19 @@ def visible(
     key = torch.arange(past + seq, device=device)  # (S,)
     causal = (key <= query)[None, None]  # (1, 1, T, S)
     return causal if real is None else causal & real[:, None, None]  # (B, 1, T, S)
+
+
+def packed_mask(position_ids: Int[Tensor, "rows seq"]) -> Bool[Tensor, "rows 1 seq seq"] | None:
+    """Return True where a query sees a key of its own text, or None if each row is one text.
+
+    Where positions do not go up by one, another text begins.
+    """
+    begins = position_ids.diff(prepend=position_ids[:, :1] - 1) != 1  # (B, T)
+    text = begins.cumsum(-1)
+    if has_values(text) and not text.any():
+        return None
+    is_same = (text[:, :, None] == text[:, None])[:, None]  # (B, 1, T, T)
+    return is_same & visible(None, 0, text.shape[1], text.device)
 
 
 def additive_mask(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from minigpt.errors import GenerationError, NormError
 from minigpt.files import read_text
-from minigpt.model.checks import check_inputs
+from minigpt.model.inputs import check_inputs
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
 from minigpt.norms.frozen import FrozenLayerNorm

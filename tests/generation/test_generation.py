@@ -16,7 +16,7 @@ import minigpt
 from minigpt import GPT2, ConfigError, GenerationError, GPT2Config, Tokenizer
 from minigpt.generation import generate, stream, warp
 from minigpt.generation.choosing import BLOCK, drawn, likeliest
-from minigpt.model.checks import check_known
+from minigpt.model.inputs import check_known
 
 VOCABULARY = 300
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 40, 55)

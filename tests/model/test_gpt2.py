@@ -244,7 +244,7 @@ def test_a_model_of_another_class_is_told_so(tmp_path: Path) -> None:
         lambda: minigpt.load_norms(theirs, "demo"),
         lambda: minigpt.fit_norms(theirs, prompt),
     ):
-        with pytest.raises(ConfigError, match=r"model must be a minigpt\.GPT2.* got transformers's GPT2LMHeadModel"):
+        with pytest.raises(ConfigError, match=r"model must be a minigpt\.GPT2.* got .*transformers.*GPT2LMHeadModel"):
             use()
     wrapped: Any = torch.compile(small_model(), backend="eager")
     assert minigpt.generate(wrapped, prompt, max_new_tokens=2, eos_token_id=None).shape == (1, 4)
@@ -278,14 +278,6 @@ def test_a_head_that_is_more_than_a_matrix_is_asked(change: Callable[[nn.Linear]
         head_rows(model)
 
 
-def test_it_says_where_it_is_and_which_function_does_what_other_libraries_methods_do() -> None:
+def test_it_says_where_it_is() -> None:
     model = small_model(dtype=torch.bfloat16)
     assert (model.device, model.dtype) == (torch.device("cpu"), torch.bfloat16)
-    for name in ("generate", "save_pretrained", "push_to_hub"):
-        assert not hasattr(model, name)
-        with pytest.raises(AttributeError, match=r"use minigpt\.\w+\(model"):
-            getattr(model, name)
-    with pytest.raises(AttributeError, match=r"use minigpt\.from_pretrained"):
-        GPT2.from_pretrained("demo")
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = model.nothing

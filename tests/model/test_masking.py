@@ -4,14 +4,22 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from helpers import assert_close, assert_same_bits, left_padding, random_ids, small_model
+from helpers import (
+    assert_close,
+    assert_same_bits,
+    left_padding,
+    random_ids,
+    reference_model,
+    same_weights,
+    small_model,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import minigpt
 from minigpt import GenerationError
-from minigpt.model.masking import causal_mask, positions, visible
+from minigpt.model.masking import causal_mask, packed_mask, positions, visible
 
 CPU = torch.device("cpu")
 T, F = True, False
@@ -147,3 +155,23 @@ def test_padded_rows_are_finite_where_every_score_is_very_low(
     # depend on how many are computed with it.
     last_bits = 600 if dtype == torch.float32 else 32
     assert_close(logits[0, 3:], alone, last_bits * torch.finfo(dtype).eps, "the padded row")
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("arithmetic", ["fast", "reference"])
+@torch.no_grad()
+def test_texts_that_are_packed_into_one_row_do_not_see_each_other(arithmetic: str, attention: str) -> None:
+    """Position ids that begin again, or leave some out, begin another text, as in transformers."""
+    theirs = reference_model(attention=attention)
+    model = same_weights(theirs, arithmetic)
+    places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 7, 8], [3, 4, 5, 6, 7, 8, 9, 0, 1]])
+    ids = random_ids(2, 9)
+    for row_positions in (places, places[:1], places[1:]):
+        expected = theirs(ids, position_ids=row_positions.expand(2, -1), use_cache=False).logits
+        if arithmetic == "reference":
+            assert_same_bits(model(ids, position_ids=row_positions), expected, "packed")
+        else:
+            assert_close(model(ids, position_ids=row_positions), expected, 1e-5, "packed")
+    alone = model(ids[:, 4:7])
+    assert_close(model(ids, position_ids=places[:1])[:, 4:7], alone, 1e-5, "the second text alone")
+    assert packed_mask(torch.arange(5, 9)[None]) is None
