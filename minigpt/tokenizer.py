@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from minigpt.checkpoint.contents import CONFIG, TOKENIZER_FILES, VOCABULARIES, Files, fields_of, write_json
 from minigpt.checkpoint.place import local_place
-from minigpt.errors import CheckpointError, GenerationError
+from minigpt.errors import CheckpointError, GenerationError, listing
 from minigpt.files import read_text
 
 END_OF_TEXT = "<|endoftext|>"
@@ -91,7 +91,11 @@ class Tokenizer:
             raise GenerationError(f"text must be a string of valid Unicode, got {text!r:.200}") from error
         except BaseException as error:
             _require_reason(error)
-            raise GenerationError(f"the tokenizer cannot read {text!r:.200}: {error}") from error
+            reason = str(error)
+            if isinstance(self.backend.model, models.WordLevel):  # of characters, whose error does not name them
+                unknown = {*text}.difference(self.backend.get_vocab())
+                reason = f"it has no token for {listing(map(repr, unknown))}"
+            raise GenerationError(f"the tokenizer cannot read {text!r:.200}: {reason}") from error
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of ids. Bytes that are not UTF-8 become U+FFFD.
@@ -186,7 +190,8 @@ class Tokenizer:
     @cached_property
     def _anchor(self) -> int:
         """A token with a text of its own. After it, the decoder writes a token as it does inside a text."""
-        return next(i for i in range(self.id_count) if i not in self._added and self.backend.decode([i]).strip())
+        ids = (i for i in range(self.id_count) if i not in self._added and self.backend.decode([i]).strip())
+        return next(ids, 0)
 
     @cached_property
     def _added(self) -> dict[int, AddedToken]:

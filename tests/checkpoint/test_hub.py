@@ -45,7 +45,8 @@ class Hub:
             raise OSError("it is not in the cache")
         place.mkdir(parents=True, exist_ok=True)
         for path in source.iterdir():
-            if any(fnmatch.fnmatch(path.name, pattern) for pattern in allow_patterns) and not local_files_only:
+            is_named = any(fnmatch.fnmatch(path.name, pattern) for pattern in allow_patterns)
+            if is_named and not local_files_only and not (place / path.name).exists():
                 self.downloads.append((place.name, path.name))
                 shutil.copy(path, place)
         return str(place)
