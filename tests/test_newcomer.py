@@ -99,8 +99,8 @@ def test_to_add_an_option_of_opening_a_model(package: Path) -> None:
 def test_to_add_a_figure(package: Path, tmp_path: Path) -> None:
     """Where it is measured, and a line: the JSON, the terminal and the page have it."""
     edit(package / "judge/measures.py", ("            kl_median=", "            kl_least=float(kl.min()),\n"))
-    line = '    ReportFigure("KL divergence, least", "distribution", "kl_least"),\n'
-    edit(package / "report/parity_summary.py", ('    ReportFigure("KL divergence, median"', line))
+    line = '    kl_least: Annotated[float, Shown("KL divergence, least")]\n'
+    edit(package / "report/fields.py", ("    kl_median: Annotated", line))
     words = ("-m", "minigpt", "parity", "--prompt", "Once upon", "--html", str(tmp_path / "page"), "--json")
     out = python(package, *words, str(tmp_path / "json"))
     assert '"kl_least"' in (tmp_path / "json").read_text()

@@ -117,11 +117,11 @@ def parity(
         show(f"{record} holds {truth.source} as transformers {truth.versions['transformers']} computes it", {}, None)
         return
     from minigpt.report.page import report_page
-    from minigpt.report.parity_summary import parity_summary, reports_table
+    from minigpt.report.terminal import parity_summary, reports_table
 
     fields = [report.to_dict() for report in judged]
     is_one = len(judged) == 1
-    summary = parity_summary(judged[0]) if is_one else reports_table(fields)
+    summary = parity_summary(fields[0]) if is_one else reports_table(fields)
     show(summary, fields[0] if is_one else {"reports": fields}, json_file, html, lambda: report_page(*fields))
     raise typer.Exit(0 if all(report.passed for report in judged) else 1)
 
@@ -155,7 +155,7 @@ def _compare(files: list[Path], html: Path | None) -> None:
     if not files:
         raise MiniGPTError("--compare needs the files of two or more reports")
     from minigpt.report.page import report_page
-    from minigpt.report.parity_summary import reports_table
+    from minigpt.report.terminal import reports_table
 
     reports: list[dict[str, Any]] = []
     for file in files:

@@ -4,6 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Group
+
 from minigpt.cli.options import JsonFile, OutFile
 from minigpt.cli.output import progress, show
 from minigpt.errors import CheckpointError
@@ -31,7 +33,9 @@ def sites(
 
         A site whose output a constant deviation explains well is safe to freeze. It reads at most 16 rows of the text.
     """
-    from minigpt.judge.look import look, look_page, look_summary
+    from minigpt.judge.look import look, look_parts
+    from minigpt.report.page import parts_page
+    from minigpt.report.terminal import printed
     from minigpt.swap.fit import rows_of_text
 
     with progress() as say:
@@ -46,4 +50,5 @@ def sites(
     fields = {"model": str(recipe.source), "text": str(text), "tokens": ids.numel(), "row": ids.shape[1],
               "norm_sites": [dataclasses.asdict(site) for site in found]}  # fmt: skip
     title = f"Norm sites of {recipe.source}"
-    show(look_summary(found, about), fields, json_file, html, lambda: look_page(found, title, about))
+    parts = look_parts(found, about)
+    show(Group(*printed(parts)), fields, json_file, html, lambda: parts_page(title, about, parts))

@@ -10,33 +10,39 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from rich.table import Table
 from torch import Tensor, nn
 
 from minigpt.model import GPT2
 from minigpt.model.gpt2 import check_gpt2
 from minigpt.model.inputs import check_inputs
 from minigpt.norms.frozen import FrozenLayerNorm
-from minigpt.report.charts import LogScale
-from minigpt.report.fields import Part
+from minigpt.report.fields import Fields
 from minigpt.report.numerals import brief, percent
-from minigpt.report.page import render
+from minigpt.report.parts import Number, Part
 from minigpt.swap.fit import original_norm, r_squared
 
 MOST_CHANNELS = 3
 HEADS = ("norm site", "deviation", "spread", "first token", "mean's share", "largest channels", "constant explains")
-MAPS = {
-    "deviation": ("Deviation", "the mean deviation of a row, which LayerNorm divides by, without the first token"),
-    "mean_share": (
-        "The mean\u2019s share",
-        "the mean\u2019s part in a row\u2019s mean square, which RMSNorm leaves in",
+ABOUT = (
+    "Deviation and spread are mean and standard deviation over the tokens after the first. The mean's share is of a "
+    "row's mean square. The largest channels have most of the variance. What a constant explains is R squared of the "
+    "output with a constant deviation."
+)
+SHADES = "A stronger colour is a larger number, on a logarithmic scale."
+MAPS = (
+    (
+        "deviation",
+        "Deviation",
+        "the mean deviation of a row, which LayerNorm divides by, without the first token",
+        brief,
     ),
-    "unexplained": ("Lost by freezing", "the share of the output that a constant deviation does not explain"),
-}
+    ("mean_share", "The mean's share", "the mean's part in a row's mean square, which RMSNorm leaves in", percent),
+    ("unexplained", "Lost by freezing", "the share of the output that a constant deviation does not explain", percent),
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Channel(Part):
+class Channel(Fields):
     """A channel, and its share of the variance."""
 
     channel: int
@@ -44,7 +50,7 @@ class Channel(Part):
 
 
 @dataclasses.dataclass(frozen=True)
-class SiteStatistics(Part):
+class SiteStatistics(Fields):
     """What a norm is given. A row is the stream at one token; its deviation is sqrt(variance + eps).
 
     Attributes:
@@ -111,32 +117,27 @@ def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any) -> SiteSt
     )
 
 
-def look_rows(sites: Sequence[SiteStatistics]) -> list[tuple[str, ...]]:
-    """Return the cells of the table, a row for each site."""
-    return [
+def look_parts(sites: Sequence[SiteStatistics], about: str) -> list[Part]:
+    """Return the table of the sites, and a map of them for each quantity, which only the page draws."""
+    rows = [
         (
-            one.site, brief(one.deviation), brief(one.deviation_spread), brief(one.deviation_first),
-            percent(one.mean_share),
-            f"{', '.join(str(top.channel) for top in one.channels)}: {percent(sum(top.share for top in one.channels))}",
-            percent(1 - one.unexplained),
+            site.site,
+            Number(site.deviation),
+            Number(site.deviation_spread),
+            Number(site.deviation_first),
+            Number(site.mean_share, percent),
+            _channels(site),
+            Number(1 - site.unexplained, percent),
         )
-        for one in sites
-    ]  # fmt: skip
+        for site in sites
+    ]
+    drawings = [
+        Part(key, title, SHADES, drawing="site_map", data=dict(sites=sites, key=key, title=caption, form=form), brief=0)
+        for key, title, caption, form in MAPS
+    ]
+    return [*drawings, Part("figures", "Every site", f"{about}. {ABOUT}", HEADS, rows)]
 
 
-def look_summary(sites: Sequence[SiteStatistics], about: str) -> Table:
-    """Return the table for a terminal."""
-    table = Table(*HEADS, box=None, pad_edge=False, caption=about, caption_justify="left")
-    table.columns[5].no_wrap = True
-    for row in look_rows(sites):
-        table.add_row(*row)
-    return table
-
-
-def look_page(sites: Sequence[SiteStatistics], title: str, about: str) -> str:
-    """Return a page with a map of the sites for each quantity, and the table."""
-    scales = {name: LogScale(site[name] for site in sites) for name in MAPS}
-    return render(
-        "look.html", title=title, about=about, report={"norm_sites": sites}, scales=scales, quantities=MAPS,
-        heads=HEADS, rows=look_rows(sites),
-    )  # fmt: skip
+def _channels(site: SiteStatistics) -> str:
+    names = ", ".join(str(top.channel) for top in site.channels)
+    return f"{names}: {percent(sum(top.share for top in site.channels))}"

@@ -1,14 +1,18 @@
-"""Error over depth: lines on a logarithmic scale, which the template ``sections.html`` draws as SVG."""
+"""What the page draws: errors on logarithmic scales, as maps of the norm sites and as lines over depth."""
 
 import math
-from collections.abc import Iterable
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from minigpt.report.fields import Report
 from minigpt.report.numerals import brief
 
-LEFT, RIGHT, TOP, FOOT = 58, 358, 12, 196  # of the lines, in the units of the drawing: a CSS pixel on a phone
+WIDTH, HEIGHT = 380, 232  # of a chart, in the units of the drawing: a CSS pixel on a phone
+LEFT, RIGHT, TOP, FOOT = 58, 358, 12, 196  # of its lines
 MOST_TICKS = 7
+MOST_ACROSS = 12  # blocks in a row of a map
+
+Row = Mapping[str, Any]  # of a list of the report
 
 
 class LogScale:
@@ -19,7 +23,7 @@ class LogScale:
         self.low, self.high = min(positive, default=1.0), max(positive, default=1.0)
 
     def place(self, x: float | None) -> float:
-        """Where a number lies, from 0 to 1."""
+        """Return where a number lies, from 0 to 1."""
         if x is None:
             return 1.0
         if x <= 0:
@@ -35,12 +39,42 @@ class LogScale:
         return LogScale((10.0**low, 10.0 ** max(high, low + 1)))
 
 
+class Band(NamedTuple):
+    """Some blocks of a map: their numbers, and for each norm of a block its name and the sites across."""
+
+    blocks: list[str]
+    rows: list[tuple[str, list[Row | None]]]
+
+
+def site_map(sites: Sequence[Row]) -> tuple[list[Band], list[Row]]:
+    """Place sites by the number in their path: blocks across, in bands; and return those that stand in no block."""
+    blocks: dict[str, dict[str, Row]] = {}
+    apart = []
+    for site in sites:
+        if found := re.search(r"\.(\d+)\.(.+)$", site["site"]):
+            blocks.setdefault(found[1], {})[found[2]] = site
+        else:
+            apart.append(site)
+    names = list(dict.fromkeys(name for norms in blocks.values() for name in norms))
+    numbers, bands = list(blocks), math.ceil(len(blocks) / MOST_ACROSS) or 1
+    across = math.ceil(len(numbers) / bands) or 1
+    return [
+        Band(some, [(name, [blocks[number].get(name) for number in some]) for name in names])
+        for some in (numbers[i : i + across] for i in range(0, len(numbers), across))
+    ], apart
+
+
 class Line(NamedTuple):
     """A line of a chart."""
 
     look: str  # its CSS class. No two of these differ by colour alone
     name: str
     points: list[tuple[float, float]]
+
+    @property
+    def path(self) -> str:
+        """The line in SVG's words."""
+        return "M" + "L".join(f"{x} {y}" for x, y in self.points)
 
 
 class Chart(NamedTuple):
@@ -52,60 +86,48 @@ class Chart(NamedTuple):
     errors: list[tuple[float, str]]
 
 
-class Panel(NamedTuple):
-    """A chart of the members of a list of the report, by their errors."""
-
-    title: str
-    part: str
-    error: str  # the key of a member's error
-    step: float  # blocks from one member to the next
-
-
-PANELS = (
-    Panel("The residual stream after each block", "blocks", "error", 1.0),
-    Panel("The output of each norm", "norm_sites", "propagated_error", 0.5),
-)
-
-
-def depth_charts(report: Report) -> list[Chart]:
-    """Draw both panels on one scale."""
-    scale = LogScale(
-        one.get(key) for panel in PANELS for one in report.get(panel.part, ()) for key in (panel.error, "noise")
-    ).decades
-    return [_chart(report, panel, scale) for panel in PANELS if report.get(panel.part)]
+def depth_charts(report: Row) -> list[Chart]:
+    """Draw the errors after each block and of each norm's output, both on one scale."""
+    blocks, sites = report.get("blocks", ()), report.get("norm_sites", ())
+    inside = [site for site in sites if re.search(r"\.\d+\.", site["site"])]
+    per_block = len(inside) / len(blocks) if blocks else 2.0
+    panels = (
+        ("The residual stream after each block", blocks, "error", 1.0),
+        ("The output of each norm", sites, "propagated_error", 1 / max(1.0, per_block)),
+    )
+    errors = [row.get(key) for _, rows, error, _ in panels for row in rows for key in (error, "noise")]
+    scale = LogScale(errors).decades
+    name = f"transformers at {report['dtype']}"
+    return [_chart(title, rows, error, step, name, scale) for title, rows, error, step in panels if rows]
 
 
-def _chart(report: Report, panel: Panel, scale: LogScale) -> Chart:
-    places = report[panel.part]
-    layers = int(panel.step * len(places))
-    across = (RIGHT - LEFT) / max(1, panel.step * (len(places) - 1))
+def _chart(title: str, rows: Sequence[Row], error: str, step: float, noise: str, scale: LogScale) -> Chart:
+    layers = int(step * len(rows))
+    across = (RIGHT - LEFT) / max(1, step * (len(rows) - 1))
 
     def right(depth: float) -> float:
         return round(LEFT + across * depth, 1)
 
-    def down(error: float) -> float:
-        return round(FOOT - (FOOT - TOP) * scale.place(error), 1)
+    def down(x: float | None) -> float:
+        return round(FOOT - (FOOT - TOP) * scale.place(x), 1)
 
     def line(look: str, name: str, key: str) -> Line:
-        errors = [place.get(key) for place in places]
-        points = [(right(panel.step * i), down(error)) for i, error in enumerate(errors) if error is not None]
-        return Line(look, name, points)
+        return Line(
+            look, name, [(right(step * i), down(row[key])) for i, row in enumerate(rows) if row.get(key) is not None]
+        )
 
-    lines = [
-        line("first", "this model", panel.error),
-        line("noise", f"transformers at {report['dtype']}", "noise"),
-    ]
+    lines = [line("first", "this model", error), line("noise", noise, "noise")]
     powers = range(round(math.log10(scale.low)), round(math.log10(scale.high)) + 1)
     return Chart(
-        panel.title,
+        title,
         [line for line in lines if line.points],
-        [(right(depth), text) for depth, text in depth_ticks(layers, of_norms=panel.part == "norm_sites")],
+        [(right(depth), text) for depth, text in depth_ticks(layers, of_norms=step < 1)],
         [(down(10.0**power), brief(10.0**power, 1)) for power in powers[:: math.ceil(len(powers) / MOST_TICKS)]],
     )
 
 
 def depth_ticks(layers: int, *, of_norms: bool) -> list[tuple[float, str]]:
-    """Place the numbers of the blocks, as many as there is room for, and of norms ln_f after them."""
+    """Place the numbers of the blocks, as many as there is room for, and of norms the last one after them."""
     every = math.ceil(layers / MOST_TICKS)
     room = layers - 0.7 * every if of_norms else layers
     blocks = [(float(i), str(i)) for i in range(0, layers, every) if i <= room]

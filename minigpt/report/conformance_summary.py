@@ -10,7 +10,7 @@ from rich.text import Text
 
 from minigpt.device import DTYPES
 from minigpt.report.numerals import brief
-from minigpt.report.parity_summary import outcome
+from minigpt.report.terminal import outcome
 
 if TYPE_CHECKING:
     from minigpt.conformance import CaseResult, ConformanceReport

@@ -4,17 +4,33 @@ Errors of norms and blocks are relative: the root of the mean, over tokens, of |
 and loss are in nats a token. A field that ends in ``_se`` is a standard error.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+from minigpt.report.numerals import brief, count, digits, percent, precise, times
 
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
 
 Report = Mapping[str, Any]  # a parity report in JSON's own types
+Form = Callable[[float | None], str]  # formats a number
 
 
-class Part:
-    """A part of a report. Its fields are keys too, as in the JSON."""
+class Shown(NamedTuple):
+    """How people read a figure: its title, and the function that formats it. ``shown`` reads it from a field's type."""
+
+    title: str
+    form: Form = brief
+
+
+def shown(kind: type) -> dict[str, Shown]:
+    """Return the figures of a class by their names, in the order in which they are shown."""
+    hints = get_type_hints(kind, include_extras=True).items()
+    return {name: note for name, hint in hints for note in getattr(hint, "__metadata__", ())}
+
+
+class Fields:
+    """Base class of the parts of a report. Their fields are keys too, as in the JSON."""
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -27,8 +43,8 @@ class Part:
         return getattr(self, name, default)
 
 
-@dataclass(frozen=True)
-class LogitsError(Part):
+@dataclass(frozen=True, kw_only=True)
+class LogitsError(Fields):
     """The distance of logits from the truth.
 
     Attributes:
@@ -40,17 +56,17 @@ class LogitsError(Part):
             changes no probability.
     """
 
-    max_abs_error: float
-    rms_error: float
-    scale: float
-    noise_floor_max: float
-    noise_floor_rms: float
-    ratio: float
+    rms_error: Annotated[float, Shown("RMS error")]
+    noise_floor_rms: Annotated[float, Shown("noise floor")]
+    ratio: Annotated[float, Shown("ratio", times)]
+    max_abs_error: Annotated[float, Shown("largest error")]
+    noise_floor_max: Annotated[float, Shown("its noise floor")]
+    scale: Annotated[float, Shown("RMS of the truth")]
     ratio_without_shift: float
 
 
 @dataclass(frozen=True)
-class WorstPosition(Part):
+class WorstPosition(Fields):
     """The position with the largest KL divergence.
 
     Attributes:
@@ -64,8 +80,8 @@ class WorstPosition(Part):
     text: str | None
 
 
-@dataclass(frozen=True)
-class Distribution(Part):
+@dataclass(frozen=True, kw_only=True)
+class Distribution(Fields):
     """Next-token distributions against the truth: on the text file if there is one, else on the prompts.
 
     Attributes:
@@ -76,26 +92,26 @@ class Distribution(Part):
         loss_change: candidate minus truth.
     """
 
-    tokens: int
-    top1_agreement: float
-    top1_agreement_se: float
-    top5_agreement: float
-    kl_mean: float
+    kl_mean: Annotated[float, Shown("KL divergence, mean")]
     kl_mean_se: float
-    kl_median: float
-    kl_p90: float
-    kl_p99: float
-    kl_p999: float
-    kl_max: float
-    worst: WorstPosition
-    perplexity_reference: float
-    perplexity_candidate: float
-    loss_change: float
+    kl_median: Annotated[float, Shown("KL divergence, median")]
+    kl_p90: Annotated[float, Shown("KL divergence, 90th percentile")]
+    kl_p99: Annotated[float, Shown("KL divergence, 99th percentile")]
+    kl_p999: Annotated[float, Shown("KL divergence, 99.9th percentile")]
+    kl_max: Annotated[float, Shown("KL divergence, largest")]
+    top1_agreement: Annotated[float, Shown("same likeliest token", percent)]
+    top1_agreement_se: float
+    top5_agreement: Annotated[float, Shown("five likeliest tokens in common", percent)]
+    loss_change: Annotated[float, Shown("change of loss, nats a token")]
     loss_change_se: float
+    perplexity_candidate: Annotated[float, Shown("perplexity", precise)]
+    perplexity_reference: Annotated[float, Shown("perplexity of the original", precise)]
+    tokens: Annotated[int, Shown("tokens", count)]
+    worst: WorstPosition
 
 
 @dataclass(frozen=True)
-class Divergence(Part):
+class Divergence(Fields):
     """A position at which the candidate chooses another token than transformers.
 
     Attributes:
@@ -104,12 +120,12 @@ class Divergence(Part):
         noise: the margin that noise can turn over.
     """
 
-    prompt: int
-    token: int
-    candidate_id: int
-    reference_id: int
-    margin: float
-    noise: float
+    prompt: Annotated[int, Shown("prompt that parts", count)]
+    token: Annotated[int, Shown("new token", count)]
+    candidate_id: Annotated[int, Shown("id chosen by the candidate", digits)]
+    reference_id: Annotated[int, Shown("id chosen by transformers", digits)]
+    margin: Annotated[float, Shown("margin between the two best true logits there")]
+    noise: Annotated[float, Shown("margin that noise can turn over")]
     within_noise: bool
     prompt_text: str | None = None
     candidate_text: str | None = None
@@ -117,7 +133,7 @@ class Divergence(Part):
 
 
 @dataclass(frozen=True)
-class Greedy(Part):
+class Greedy(Fields):
     """Greedy tokens, up to the first difference in each text.
 
     Attributes:
@@ -128,8 +144,8 @@ class Greedy(Part):
     first_divergence: Divergence | None
 
 
-@dataclass(frozen=True)
-class NormSiteError(Part):
+@dataclass(frozen=True, kw_only=True)
+class NormSiteError(Fields):
     """The error at a norm.
 
     Attributes:
@@ -139,14 +155,14 @@ class NormSiteError(Part):
     """
 
     site: str
-    local_error: float | None
-    propagated_error: float
-    noise: float
+    local_error: Annotated[float | None, Shown("own error")]
+    propagated_error: Annotated[float, Shown("error of its output")]
+    noise: Annotated[float, Shown("transformers' own")]
     swapped: bool
 
 
 @dataclass(frozen=True)
-class BlockError(Part):
+class BlockError(Fields):
     """The error of the residual stream after a block, and that of transformers at the dtype."""
 
     block: str
@@ -155,7 +171,7 @@ class BlockError(Part):
 
 
 @dataclass(frozen=True)
-class PlaceOff(Part):
+class PlaceOff(Fields):
     """A norm or block whose output is off.
 
     Attributes:
@@ -171,7 +187,7 @@ class PlaceOff(Part):
 
 
 @dataclass(frozen=True)
-class PositionOff(Part):
+class PositionOff(Fields):
     """The first window and position of a text whose logits are off.
 
     Attributes:
@@ -181,16 +197,16 @@ class PositionOff(Part):
         ratio: the window's RMS error over its noise floor.
     """
 
-    window: int
-    position: int
-    token: int
-    error: float
-    noise: float
-    ratio: float
+    window: Annotated[int, Shown("window", count)]
+    position: Annotated[int, Shown("position", count)]
+    token: Annotated[int, Shown("token of the text", count)]
+    error: Annotated[float, Shown("RMS error there")]
+    noise: Annotated[float, Shown("largest of transformers at a position")]
+    ratio: Annotated[float, Shown("the window's ratio", times)]
 
 
 @dataclass(frozen=True)
-class TextError(Part):
+class TextError(Fields):
     """Logits on a longer text, in windows of the context; of built-in texts if ``file`` is None."""
 
     file: str | None
@@ -201,8 +217,8 @@ class TextError(Part):
     first_off: PositionOff | None
 
 
-@dataclass(frozen=True)
-class PerplexityChange(Part):
+@dataclass(frozen=True, kw_only=True)
+class PerplexityChange(Fields):
     """The perplexity of a whole text file, in windows that overlap: of the original and of the candidate.
 
     Attributes:
@@ -211,20 +227,20 @@ class PerplexityChange(Part):
     """
 
     file: str
-    tokens: int
-    window: int
-    stride: int
-    reference: float
-    candidate: float
-    loss_se: float
-    loss_change: float
+    candidate: Annotated[float, Shown("perplexity", precise)]
+    reference: Annotated[float, Shown("perplexity of the original", precise)]
+    loss_change: Annotated[float, Shown("change of loss, nats a token")]
     loss_change_se: float
-    entropy: float
+    loss_se: Annotated[float, Shown("standard error of the loss")]
+    entropy: Annotated[float, Shown("entropy of the predictions, nats")]
+    tokens: Annotated[int, Shown("tokens", count)]
+    window: Annotated[int, Shown("window", count)]
+    stride: Annotated[int, Shown("stride", count)]
     rows: list[list[float]]
 
 
 @dataclass(frozen=True)
-class GradientError(Part):
+class GradientError(Fields):
     """The relative error of the gradient for a Parameter, that of transformers at the dtype, and their ratio."""
 
     parameter: str
@@ -234,7 +250,7 @@ class GradientError(Part):
 
 
 @dataclass(frozen=True)
-class Bitwise(Part):
+class Bitwise(Fields):
     """Reference arithmetic with the original's norms against transformers, same attention and dtype."""
 
     equal: bool
@@ -242,7 +258,7 @@ class Bitwise(Part):
 
 
 @dataclass(frozen=True)
-class NotANumber(Part):
+class NotANumber(Fields):
     """The first NaN among a candidate's logits: the number of the text, and the position."""
 
     text: int
@@ -250,7 +266,7 @@ class NotANumber(Part):
 
 
 @dataclass(frozen=True)
-class Coverage(Part):
+class Coverage(Fields):
     """What the texts reach: of the context's positions, and of the vocabulary's tokens."""
 
     positions: int
@@ -260,7 +276,7 @@ class Coverage(Part):
 
 
 @dataclass(frozen=True)
-class TextDivergence(Part):
+class TextDivergence(Fields):
     """KL divergence along a prompt and its continuation, which begins at ``new_from``."""
 
     prompt: int
@@ -270,7 +286,7 @@ class TextDivergence(Part):
 
 
 @dataclass(frozen=True)
-class Speed(Part):
+class Speed(Fields):
     """Milliseconds of one forward over the longest prompt; ``minigpt bench`` measures time."""
 
     candidate_ms: float
@@ -278,7 +294,7 @@ class Speed(Part):
 
 
 @dataclass(frozen=True)
-class SiteFit(Part):
+class SiteFit(Fields):
     """R squared of a swapped norm before and after it was fitted."""
 
     site: str
@@ -287,7 +303,7 @@ class SiteFit(Part):
 
 
 @dataclass(frozen=True)
-class SiteChange(Part):
+class SiteChange(Fields):
     """What a site that is swapped alone does to the logits; ``ratio`` is over the noise floor of the same texts."""
 
     site: str
@@ -296,7 +312,7 @@ class SiteChange(Part):
 
 
 @dataclass(frozen=True)
-class RemovalStep(Part):
+class RemovalStep(Fields):
     """The model with its norms swapped at the sites up to this one."""
 
     site: str
@@ -308,7 +324,7 @@ class RemovalStep(Part):
 
 
 @dataclass(frozen=True)
-class Removal(Part):
+class Removal(Fields):
     """The sites in the order in which they are swapped, the least harmful first.
 
     Attributes:
@@ -323,7 +339,7 @@ class Removal(Part):
 
 
 @dataclass(frozen=True)
-class Bisection(Part):
+class Bisection(Fields):
     """The swapped sites that must have their own norm back for a pass.
 
     Attributes:
@@ -337,7 +353,7 @@ class Bisection(Part):
 
 
 @dataclass(frozen=True)
-class BudgetLine(Part):
+class BudgetLine(Fields):
     """A limit that decides, and what was measured."""
 
     quantity: str
@@ -347,7 +363,7 @@ class BudgetLine(Part):
 
 
 @dataclass(frozen=True)
-class ParityFields(Part):
+class ParityFields(Fields):
     """All that a parity report holds. Parts that the caller did not ask for are None.
 
     Attributes:
@@ -435,12 +451,17 @@ def perplexities(report: AnyReport) -> tuple[Any, Any]:
 
 def population(report: AnyReport) -> str:
     """Describe the tokens that the distribution was measured on."""
-    tokens, text = report["distribution"].get("tokens"), report.get("text")
-    what = (text and text["file"]) or f"the {report.get('prompts') or 'prompts'}"
-    return what if tokens is None else f"{tokens:,} tokens of {what}"
+    tokens = report["distribution"].get("tokens")
+    text = text_file(report) or f"the {report.get('prompts') or 'prompts'}"
+    return text if tokens is None else f"{tokens:,} tokens of {text}"
+
+
+def text_file(report: AnyReport) -> str | None:
+    """Return the text file that the models read; None if they read prompts alone."""
+    text = report.get("text")
+    return text["file"] if text else None
 
 
 def unit(report: AnyReport) -> str:
     """Return the unit of the standard errors: "window" or "text"."""
-    text = report.get("text")
-    return "window" if text and text["file"] else "text"
+    return "window" if text_file(report) else "text"

@@ -62,9 +62,9 @@ def uncertain(x: float | None, error: float | None, form: Callable[[float | None
     if abs(x) < 1e-3 or abs(x) >= 1e6:
         power = math.floor(math.log10(max(abs(x), error)))
         digits, unit = max(0, power - first), 10.0**power or 5e-324
-        return f"({x / unit:.{digits}f} ± {error / unit:.{digits}f})e{power}"
+        return f"({x / unit:z.{digits}f} ± {error / unit:.{digits}f})e{power}"
     digits = max(0, -first)
-    return f"{x:,.{digits}f} ± {error:,.{digits}f}"
+    return f"{x:z,.{digits}f} ± {error:,.{digits}f}"
 
 
 def format_limit(quantity: str, x: float | None) -> str:
@@ -82,3 +82,8 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def digits(x: float | None) -> str:
+    """Format a number that names something, like a token's id: 1234."""
+    return f"{x:.0f}" if is_finite(x) else brief(x)

@@ -1,23 +1,21 @@
-"""Pages: Jinja2 templates filled with parity reports, and with what other rooms show."""
+"""Pages: Jinja2 templates filled with the parts of reports, and with what other rooms show."""
 
 import functools
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Sequence
 
 from jinja2 import ChainableUndefined, Environment, PackageLoader
 from markupsafe import Markup
 
-from minigpt.report import numerals
-from minigpt.report.charts import LogScale, depth_charts
-from minigpt.report.fields import MOST_NOISE, Report, perplexities, population, unit
-from minigpt.report.parity_summary import FIGURES, checked, conditions
+from minigpt.report import charts, numerals, parts
+from minigpt.report.fields import MOST_NOISE, Report, perplexities, population
+from minigpt.report.parts import Number, Part, checked
 
 SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}
 _CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
 
 
-def report_page(*reports: dict[str, Any]) -> str:
+def report_page(*reports: Report) -> str:
     """Return an HTML page with these reports, which needs no network and no script.
 
     Args:
@@ -27,23 +25,16 @@ def report_page(*reports: dict[str, Any]) -> str:
         MiniGPTError: if one of them is not a parity report.
     """
     shown = checked(reports)
-    is_one = len(shown) == 1
-    title = f"{shown[0]['outcome']}: {shown[0]['norm']} in {shown[0]['model']}" if is_one else f"{len(shown)} reports"
-    return render("parity.html", reports=shown, title=title, is_one=is_one)
+    if len(shown) == 1:
+        title, overview, reasons = f"{shown[0]['outcome']}: {shown[0]['norm']} in {shown[0]['model']}", [], []
+    else:
+        title, overview, reasons = f"{len(shown)} reports", parts.overview(shown), parts.reasons(shown)
+    return render("parity.html", title=title, reports=shown, overview=overview, reasons=reasons)
 
 
-def scales_of(report: Report) -> dict[str, Any]:
-    """Return the logarithmic scale of each drawing of a report."""
-
-    def numbers(part: str, *keys: str) -> Iterator[float | None]:
-        return (row.get(key) for row in report.get(part, ()) for key in keys)
-
-    return {
-        "sites": LogScale(numbers("norm_sites", "local_error", "propagated_error")),
-        "tokens": LogScale(report.get("tokens", {}).get("kl", ())).decades,
-        "removal": LogScale(step["kl_mean"] for step in report.get("removal", {}).get("steps", ())),
-        "sensitivity": LogScale(numbers("sensitivity", "rms_error")),
-    }
+def parts_page(title: str, about: str, sections: Sequence[Part]) -> str:
+    """Return a page of parts below a title and a sentence."""
+    return render("parts.html", title=title, about=about, parts=sections)
 
 
 def render(template: str, **context: object) -> str:
@@ -69,18 +60,18 @@ def _environment() -> Environment:
     environment.filters |= {"repr": repr, "with_symbols": with_symbols}
     formats = ("brief", "change", "count", "percent", "precise", "times", "uncertain")
     environment.globals |= {name: getattr(numerals, name) for name in formats} | {
-        "FIGURES": FIGURES,
         "MOST_NOISE": MOST_NOISE,
         "SIGNS": SIGNS,
+        "Number": Number,
         "at_parting": at_parting,
-        "conditions": conditions,
+        "charts": charts,
         "coarse": lambda x: numerals.brief(x, 2),
-        "depth_charts": depth_charts,
+        "parts_of": parts.parts_of,
+        "sentences": parts.sentences,
+        "heading": parts.heading,
+        "about": parts.about,
         "perplexities": perplexities,
         "population": population,
-        "scales_of": scales_of,
-        "unit": unit,
-        "plain_number": lambda x: f"{x:.0f}",
         "zip": zip,
     }
     return environment

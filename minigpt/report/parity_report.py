@@ -44,11 +44,11 @@ class ParityReport(ParityFields):
     def __str__(self) -> str:
         from rich.console import Console
 
-        from minigpt.report.parity_summary import parity_summary
+        from minigpt.report.terminal import parity_summary
 
         console = Console(file=io.StringIO(), width=max(80, Console().width))
         with console.capture() as caught:
-            console.print(parity_summary(self))
+            console.print(parity_summary(self.to_dict()))
         return caught.get().rstrip()
 
     def _repr_html_(self) -> str:

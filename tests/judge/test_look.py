@@ -57,6 +57,6 @@ def test_the_command_shows_writes_and_draws(tmp_path: Path, capsys: pytest.Captu
     page = (tmp_path / "page.html").read_text()
     for site in fields["norm_sites"]:
         assert site["site"] in shown
-        assert f"{site['site']}</th>" in page
+        assert f"{site['site']}<" in page.replace("<wbr>", "")
     assert len(fields["norm_sites"]) == 9
     assert page.count('class="heat"') == 3

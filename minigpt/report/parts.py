@@ -1,0 +1,428 @@
+"""The parts of a parity report as data: what terminal and page print. All are made of the report's JSON."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from minigpt.errors import MiniGPTError
+from minigpt.report.fields import (
+    MOST_NOISE,
+    Distribution,
+    Divergence,
+    Form,
+    LogitsError,
+    NormSiteError,
+    PerplexityChange,
+    PositionOff,
+    Report,
+    outcome_of,
+    perplexities,
+    population,
+    shown,
+    text_file,
+    unit,
+)
+from minigpt.report.numerals import brief, change, count, format_limit, percent, precise, times, uncertain
+
+FEW = 5  # rows of a long table that a terminal shows
+MOST_REASONS = 6  # below the table of many reports
+FIELD_TYPES = {
+    "model": str, "norm": str, "sites": list, "device": str, "dtype": str, "attention": str, "versions": dict,
+    "verdict": str, "reasons": list, "logits": dict, "distribution": dict, "greedy": dict, "norm_sites": list,
+}  # fmt: skip
+HEADINGS = {
+    "PASS": ("Parity holds", "Within the budget"),
+    "FAIL": ("Parity does not hold", "Over the budget"),
+    "DIFFERENT": ("A different model", "A different model"),
+}  # by parity, and by a budget
+
+
+class Number(NamedTuple):
+    """A figure and how it is shown; None as its value is a number that is not finite."""
+
+    value: float | None
+    form: Form = brief
+    error: float | None = None  # its standard error
+
+    def __str__(self) -> str:
+        return uncertain(self.value, self.error, self.form)
+
+
+Cell = Number | str | None  # None: it was not measured
+
+
+class Part(NamedTuple):
+    """A part of a report: a table, and on the page a drawing.
+
+    Attributes:
+        name: of its section on the page.
+        about: a sentence.
+        brief: how many rows a terminal shows; None: all.
+        drawing: the template that draws ``data`` above the table.
+        bars: the column that the page also shows as bars.
+    """
+
+    name: str
+    title: str
+    about: str
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[Cell]] = ()
+    brief: int | None = None
+    drawing: str | None = None
+    data: Any = None
+    bars: int | None = None
+
+
+def checked(reports: Sequence[Report]) -> list[Report]:
+    """Return what was measured of each report, with its outcome.
+
+    Raises:
+        MiniGPTError: if one of them is not a parity report.
+    """
+    measured = []
+    for number, report in enumerate(reports, 1):
+        fields = report if isinstance(report, dict) else {}
+        lacking = [key for key, kind in FIELD_TYPES.items() if not isinstance(fields.get(key), kind)]
+        if lacking or report["verdict"] not in ("pass", "fail"):
+            raise MiniGPTError(
+                f"{f'report {number}' if len(reports) > 1 else 'the report'} is not a parity report: its "
+                f"{', '.join(lacking) or 'verdict'} cannot be read; write one with minigpt parity --json FILE"
+            )
+        parts = {name: value for name, value in report.items() if value is not None}
+        measured.append(parts | {"outcome": outcome_of(report)})
+    return measured
+
+
+def heading(report: Report) -> str:
+    """Return the verdict in words."""
+    return HEADINGS[report["outcome"]]["budget" in report]
+
+
+def about(report: Report) -> str:
+    """Describe what was judged."""
+    norms = "LayerNorm" if report.get("against_norm", "fused") == "fused" else f"{report['against_norm']} norms"
+    return (
+        f"{report['model']} with {report['norm']} at {', '.join(report['sites'])}, against "
+        f"{report.get('against', 'itself')} with {norms} in transformers: {report['dtype']}, {report['attention']}, "
+        f"{report['device']}, {report.get('prompts', 'prompts')}"
+    )
+
+
+def sentences(report: Report) -> list[str]:
+    """Return the reasons of the verdict, and what else must be known to read it."""
+    lines = [*_of_budget(report), *report["reasons"]] if "budget" in report else list(report["reasons"])
+    before, after = perplexities(report)
+    if report["outcome"] == "DIFFERENT" and None not in (before, after) and after < before:
+        lines.append("A lower perplexity is not better here: it is another model's, and parity asks for the same.")
+    if not lines:
+        parting = report["greedy"].get("first_divergence")
+        greedy = "parts only where noise alone could part it" if parting else "agrees"
+        ratio = times(report["logits"]["ratio"])
+        lines.append(f"The logits' error is {ratio} the noise floor, and greedy decoding {greedy}.")
+    if (bisect := report.get("bisect")) is not None:
+        sites = ", ".join(bisect["sites"]) or "no set of the swapped sites, on the texts as transformers wrote them"
+        lines.append(f"What breaks {'the budget' if 'budget' in report else 'parity'}: {sites}.")
+    lines += report.get("notes", ())
+    if report.get("missing"):
+        lines.append(f"Not judged, since the candidate does not give it: {', '.join(report['missing'])}.")
+    return lines + _next_step(report)
+
+
+def _of_budget(report: Report) -> list[str]:
+    """Return the sentences on the budget: how many sites it allows, and that it is no parity."""
+    limits = ", ".join(
+        f"{line['quantity']}={format_limit(line['quantity'], line['limit'])}" for line in report["budget"]
+    )
+    lines, removal, ratio = [], report.get("removal", {}), report["logits"]["ratio"]
+    if (allowed := removal.get("allowed")) is not None:
+        sites = ", ".join(step["site"] for step in removal["steps"][:allowed]) or "none"
+        lines.append(f"The budget {limits} allows {allowed} of {len(report['norm_sites'])} sites: {sites}.")
+    if report["outcome"] == "PASS" and (ratio is None or ratio > MOST_NOISE):
+        lines.append(
+            f"The budget {limits} decides. By parity it is another model: its logits' error is {times(ratio)} the "
+            "noise floor."
+        )
+    return lines
+
+
+def _next_step(report: Report) -> list[str]:
+    """Return the commands that find the cause, after a FAIL."""
+    if report["outcome"] != "FAIL" or report.get("removal", {}).get("allowed") is not None:
+        return []
+    steps = []
+    if report.get("exact", True) and report["norm"] not in ("fused", "its own"):
+        steps.append(f"minigpt norms --check {report['norm']} names a mistake in the norm")
+    if "bisect" not in report and any(site["swapped"] for site in report["norm_sites"]):
+        steps.append("--bisect names the sites that break it")
+    return [f"Next: {'; '.join(steps)}."] if steps else []
+
+
+def parts_of(report: Report) -> list[Part]:
+    """Return the parts that a report has something for, the most important first."""
+    first, second = (_distribution, _logits) if report["outcome"] == "DIFFERENT" else (_logits, _distribution)
+    makers = (
+        _budget, first, second, _perplexity, _greedy, _sites, _gradients, _removal, _sensitivity, _fit, _bisect,
+        _first_off, _tokens, _coverage, _conditions,
+    )  # fmt: skip
+    parts = (make(report) for make in makers)
+    return [part for part in parts if part is not None and part.rows]
+
+
+def overview(reports: Sequence[Report]) -> list[Part]:
+    """Return a table with a row for each report: a table for each text that they were measured on."""
+    tables: dict[str, list[Report]] = {}
+    for report in reports:
+        tables.setdefault(population(report), []).append(report)
+    return [_overview(f"reports-{i}", tokens, members) for i, (tokens, members) in enumerate(tables.items(), 1)]
+
+
+def _overview(name: str, tokens: str, reports: Sequence[Report]) -> Part:
+    with_model = len({report["model"] for report in reports}) > 1
+    of_prompts = all(text_file(report) is None for report in reports)
+    rows: list[list[Cell]] = []
+    for report in reports:
+        logits = report["logits"] if of_prompts else report["text"]["logits"]
+        parting = report["greedy"].get("first_divergence")
+        rows.append([
+            report["outcome"],
+            *([report["model"]] if with_model else []),
+            report["norm"],
+            ", ".join(report["sites"]),
+            _cell(report["distribution"], "kl_mean"),
+            _cell(report["distribution"], "top1_agreement", percent),
+            Number(perplexities(report)[1], precise),
+            Number(logits["ratio"], times),
+            *([f"parts at {parting['token']}" if parting else "all agree"] if of_prompts else []),
+        ])  # fmt: skip
+    heads = [
+        "verdict",
+        *(["model"] if with_model else []),
+        "norm",
+        "sites",
+        "KL mean",
+        "top-1",
+        "perplexity",
+        "of noise",
+    ]
+    before = ", ".join(sorted({precise(perplexities(report)[0]) for report in reports}))
+    about = f"Of {tokens}. The original's perplexity is {before}; another one, also a lower one, is another model's."
+    return Part(name, "All verdicts", about, [*heads, *(["greedy"] if of_prompts else [])], rows)
+
+
+def reasons(reports: Sequence[Report]) -> list[str]:
+    """Return the first reason of each report that fails, and the sites that break it."""
+    lines = [f"{_pair(report)}: {report['reasons'][0]}" for report in reports if report["outcome"] == "FAIL"]
+    broken = ((_pair(report), report.get("bisect", {}).get("sites")) for report in reports)
+    lines += [f"{pair} is broken by {', '.join(sites)}" for pair, sites in broken if sites]
+    more = [f"and {len(lines) - MOST_REASONS} more"] if len(lines) > MOST_REASONS else []
+    return lines[:MOST_REASONS] + more
+
+
+def _pair(report: Report) -> str:
+    return f"{report['norm']} at {', '.join(report['sites'])}"
+
+
+def _cell(fields: Report, key: str, form: Form = brief) -> Cell:
+    return Number(fields[key], form, fields.get(f"{key}_se")) if key in fields else None
+
+
+def _cells(kind: type, fields: Report) -> list[Cell]:
+    """Return the figures of a class as the cells of a row."""
+    return [_cell(fields, key, figure.form) for key, figure in shown(kind).items()]
+
+
+def _titles(kind: type) -> list[str]:
+    return [figure.title for figure in shown(kind).values()]
+
+
+def _rows(kind: type, fields: Report) -> list[tuple[str, Cell]]:
+    """Return a row for each figure of a class that was measured."""
+    return [(title, cell) for title, cell in zip(_titles(kind), _cells(kind, fields), strict=True) if cell is not None]
+
+
+def _budget(report: Report) -> Part:
+    def row(line: Report) -> tuple[Cell, ...]:
+        form = partial(format_limit, line["quantity"])
+        kept = "✓ kept" if line["kept"] else "✗ not kept"
+        return line["quantity"], Number(line["limit"], form), Number(line["measured"], form), kept
+
+    rows = [row(line) for line in report.get("budget", ())]
+    return Part(
+        "budget", "Budget", "These limits decide, in place of parity.", ("quantity", "limit", "measured", ""), rows
+    )
+
+
+def _logits(report: Report) -> Part:
+    rows: list[list[Cell]] = [["whole prompts", *_cells(LogitsError, report["logits"])]]
+    if "decoding" in report:
+        rows.append(["token by token", *_cells(LogitsError, report["decoding"])])
+    if (text := report.get("text")) is not None:
+        rows.append([text["file"] or f"text of {text['tokens']:,} tokens", *_cells(LogitsError, text["logits"])])
+    sentence = f"Errors are from transformers in float64; the noise floor is its own at {report['dtype']}."
+    return Part("logits", "Logits", sentence, ("", *_titles(LogitsError)), rows)
+
+
+def _distribution(report: Report) -> Part:
+    measured = report["distribution"]
+    rows = _rows(Distribution, measured)
+    if (worst := measured.get("worst")) is not None:
+        where = f"position {worst['position']} of {unit(report)} {worst['window']}"
+        rows.append(("the largest KL divergence is at", where + (f": {worst['text']}" if worst["text"] else "")))
+    sentence = f"Of {population(report)}, in nats, ± the standard error over {unit(report)}s."
+    return Part("distribution", "Next-token distribution", sentence, ("", "this model"), rows)
+
+
+def _perplexity(report: Report) -> Part | None:
+    if (text := report.get("perplexity")) is None:
+        return None
+    changed = change(text["reference"], text["candidate"])
+    rows = [*_rows(PerplexityChange, text), ("change of perplexity", changed)]
+    about = f"Of the whole of {text['file']}, in windows that overlap."
+    return Part("perplexity", "Perplexity", about, ("", "this model"), rows, brief=4)
+
+
+def _greedy(report: Report) -> Part:
+    greedy = report["greedy"]
+    rows: list[tuple[Cell, ...]] = [("tokens compared", _cell(greedy, "tokens_compared", count))]
+    if (parting := greedy.get("first_divergence")) is None:
+        return Part("greedy", "Greedy decoding", "All tokens are those of transformers.", ("", "tokens"), rows)
+    rows += _rows(Divergence, parting)
+    sentence = f"It parts from transformers, {'within' if parting['within_noise'] else 'beyond'} the noise."
+    drawing = "continuations" if parting.get("candidate_text") and parting.get("reference_text") else None
+    return Part("greedy", "Greedy decoding", sentence, ("", "there"), rows, None, drawing, report)
+
+
+def _sites(report: Report) -> Part | None:
+    """Norms and blocks where an error begins come first: their own is large, or it grows over the place before."""
+    if report.get("center"):  # what goes in and out of its norms is not the original's
+        return None
+    before = 1.0
+    rows: list[tuple[float, Sequence[Cell]]] = []
+    for name, place in _places(report):
+        ratio = _ratio(place, "propagated_error")
+        swapped = ("yes" if place["swapped"] else "no") if "swapped" in place else ""
+        excess = max(_ratio(place, "local_error"), ratio / max(1.0, before))
+        rows.append((excess, (name, *_cells(NormSiteError, place), swapped)))
+        before = ratio
+    rows.sort(key=lambda row: -row[0])
+    off = report.get("first_off")
+    sentence = f"An error begins at {off['place']}. " if off else ""
+    about = sentence + "Relative RMS errors; where they grow most comes first."
+    heads = ("norm or block", *_titles(NormSiteError), "swapped")
+    return Part("sites", "Where it happens", about, heads, [row for _, row in rows], FEW, "sites", report)
+
+
+def _places(report: Report) -> list[tuple[str, Report]]:
+    """Return each norm, and each block behind its norms, in the order of the data."""
+    blocks = {
+        row["block"]: {"propagated_error": row["error"], "noise": row["noise"]} for row in report.get("blocks", ())
+    }
+    places: list[tuple[str, Report]] = []
+    for site in report["norm_sites"]:
+        before = places[-1][0] if places else ""
+        left = [name for name in blocks if before.startswith(f"{name}.") and not site["site"].startswith(f"{name}.")]
+        places += [(name, blocks.pop(name)) for name in left]
+        places.append((site["site"], site))
+    return [*places, *blocks.items()]
+
+
+def _ratio(place: Report, key: str) -> float:
+    """Return an error as a multiple of transformers' own there."""
+    error = place.get(key)
+    return 0.0 if error is None else error / (place.get("noise") or 1e-300)
+
+
+def _gradients(report: Report) -> Part | None:
+    rows = [
+        (row["parameter"], _cell(row, "relative_error"), _cell(row, "noise"), _cell(row, "ratio", times))
+        for row in report.get("gradients", ())
+    ]
+    sentence = f"Of the texts' loss, the worst first; above {MOST_NOISE:g} times transformers' own error is a fault."
+    heads = ("gradient of", "relative error", "transformers' own", "ratio")
+    return Part("gradients", "Gradients", sentence, heads, rows, FEW)
+
+
+def _removal(report: Report) -> Part | None:
+    if (removal := report.get("removal")) is None:
+        return None
+    rows = [("none", "0", Number(removal["loss"], precise), "0")] + [
+        (step["site"], _cell(step, "kl_mean"), Number(step["loss"], precise), _cell(step, "loss_change"))
+        for step in removal["steps"]
+    ]
+    sentence = (
+        f"The least harmful site is swapped first and stays, then the next. KL divergence from the original, on "
+        f"{count(removal.get('tokens'))} tokens, ± the standard error over {unit(report)}s."
+    )
+    heads = ("the last site", "KL divergence", "loss", "change of loss")
+    return Part("removal", "One site after another", sentence, heads, rows, bars=1)
+
+
+def _sensitivity(report: Report) -> Part | None:
+    rows = [(row["site"], _cell(row, "rms_error"), _cell(row, "ratio", times)) for row in report.get("sensitivity", ())]
+    sentence = "How far each site, swapped alone, moves the logits."
+    return Part("sensitivity", "Which sites matter", sentence, ("site", "RMS change", "of the noise floor"), rows, FEW,
+                bars=1)  # fmt: skip
+
+
+def _fit(report: Report) -> Part | None:
+    fits = sorted(report.get("fit", ()), key=lambda site: site["after"] or 0.0)
+    rows = [(site["site"], _cell(site, "before", percent), _cell(site, "after", percent)) for site in fits]
+    sentence = "The share of the variance of the original norm's output that this norm explains (R squared)."
+    return Part("fit", "How much each site explains", sentence, ("norm site", "as it is", "fitted"), rows)
+
+
+def _bisect(report: Report) -> Part | None:
+    if (bisect := report.get("bisect")) is None:
+        return None
+    rows = [(", ".join(sites),) for sites in bisect["sets"]]
+    sentence = (
+        "These must have their own norm back for a pass; each set breaks it, and would not with any one left out. "
+        f"Sets tried: {bisect['verdicts']:,}."
+    )
+    return Part("bisect", "Which sites break it", sentence, ("set of sites",), rows)
+
+
+def _tokens(report: Report) -> Part | None:
+    if (tokens := report.get("tokens")) is None:
+        return None
+    pairs = zip(tokens["pieces"], tokens["kl"], strict=True)
+    rows = [(str(i), piece, Number(kl)) for i, (piece, kl) in enumerate(pairs)]
+    sentence = "KL divergence from the truth, above the token at which it was predicted."
+    heads = ("position", "token", "KL, nats")
+    return Part("tokens", "Along a text", sentence, heads, rows, brief=0, drawing="tokens", data=tokens)
+
+
+def _first_off(report: Report) -> Part | None:
+    if (off := (report.get("text") or {}).get("first_off")) is None:
+        return None
+    sentence = "Where the logits of the longer text begin to be off."
+    return Part("first-off", "The first window that is off", sentence, ("", "there"), _rows(PositionOff, off), 0)
+
+
+def _coverage(report: Report) -> Part:
+    """Return the facts that the verdict rests on."""
+    facts: dict[str, Cell] = {"texts": report.get("prompts", "prompts")}
+    if (text := report.get("text")) is not None:
+        windows = f"{text['windows']:,} window{'s' if text['windows'] > 1 else ''} of {text['window']:,}"
+        facts["longer text"] = f"{text['file'] or 'built in'}: {text['tokens']:,} tokens, {windows}"
+    if (coverage := report.get("coverage")) is not None:
+        facts["positions of the context"] = f"{coverage['positions']:,} of {coverage['context']:,}"
+        facts["tokens of the vocabulary"] = f"{coverage['tokens']:,} of {coverage['vocabulary']:,}"
+    count = len(report.get("gradients", ()))
+    if count:
+        facts["gradients"] = f"of {count:,} tensors"
+    elif "gradients" not in report.get("missing", ()):
+        facts["gradients"] = "not compared; --gradients compares them"
+    if (bitwise := report.get("bitwise")) is not None:
+        differs = f"differs from transformers by up to {brief(bitwise['max_abs_error'])}"
+        facts["reference arithmetic"] = "equals transformers bit for bit" if bitwise["equal"] else differs
+    sentence = "A fault that shows nowhere in these is not judged."
+    return Part("coverage", "What was read", sentence, ("", "read"), list(facts.items()))
+
+
+def _conditions(report: Report) -> Part:
+    names = ("model", "against", "norm", "sites", "dtype", "attention", "device")
+    facts = {name: report.get(name) for name in names}
+    facts |= {name.replace("_", " "): version for name, version in report["versions"].items()}
+    rows = [(name, ", ".join(fact) if isinstance(fact, list) else str(fact)) for name, fact in facts.items() if fact]
+    return Part("conditions", "Measured on", "", ("", "value"), rows, brief=0)
