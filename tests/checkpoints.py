@@ -72,10 +72,10 @@ def tokens(*shape: int, seed: int = 0, vocab_size: int = TINY["vocab_size"]) -> 
     return torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def largest_difference(ours: Tensor, theirs: Tensor) -> str:
+def largest_difference(ours: Tensor, expected: Tensor) -> str:
     """What an assertion about two tensors prints: the largest difference beside the scale of the values."""
-    difference = (ours.double() - theirs.double()).abs().max().item()
-    return f"largest difference {difference:.3g} at a scale of {theirs.double().std().item():.3g}"
+    difference = (ours.double() - expected.double()).abs().max().item()
+    return f"largest difference {difference:.3g} at a scale of {expected.double().std().item():.3g}"
 
 
 def tiny_bpe(vocab_size: int = 300) -> tokenizers.Tokenizer:

@@ -54,24 +54,24 @@ def write_nanogpt(model: GPT2LMHeadModel, folder: Path, *, prefix: str = "_orig_
 
 
 def book_tensors(model: GPT2LMHeadModel) -> Tensors:
-    given, c = parts(model), model.config
+    tensors, c = parts(model), model.config
     state = {
-        "tok_emb.weight": given["wte.weight"], "pos_emb.weight": given["wpe.weight"],
-        "final_norm.scale": given["ln_f.weight"], "final_norm.shift": given["ln_f.bias"],
+        "tok_emb.weight": tensors["wte.weight"], "pos_emb.weight": tensors["wpe.weight"],
+        "final_norm.scale": tensors["ln_f.weight"], "final_norm.shift": tensors["ln_f.bias"],
         "out_head.weight": model.lm_head.weight.detach().clone(),
     }  # fmt: skip
     for i in range(c.n_layer):
         block, ours = f"trf_blocks.{i}", f"h.{i}"
         for part, name in enumerate(("query", "key", "value")):
             columns = slice(part * c.n_embd, (part + 1) * c.n_embd)
-            state[f"{block}.att.W_{name}.weight"] = given[f"{ours}.attn.c_attn.weight"][:, columns].T.contiguous()
-            state[f"{block}.att.W_{name}.bias"] = given[f"{ours}.attn.c_attn.bias"][columns].clone()
-        for theirs, name in BOOK_LINEARS.items():
-            state[f"{block}.{theirs}.weight"] = given[f"{ours}.{name}.weight"].T.contiguous()
-            state[f"{block}.{theirs}.bias"] = given[f"{ours}.{name}.bias"]
+            state[f"{block}.att.W_{name}.weight"] = tensors[f"{ours}.attn.c_attn.weight"][:, columns].T.contiguous()
+            state[f"{block}.att.W_{name}.bias"] = tensors[f"{ours}.attn.c_attn.bias"][columns].clone()
+        for source, name in BOOK_LINEARS.items():
+            state[f"{block}.{source}.weight"] = tensors[f"{ours}.{name}.weight"].T.contiguous()
+            state[f"{block}.{source}.bias"] = tensors[f"{ours}.{name}.bias"]
         for number in "12":
-            state[f"{block}.norm{number}.scale"] = given[f"{ours}.ln_{number}.weight"]
-            state[f"{block}.norm{number}.shift"] = given[f"{ours}.ln_{number}.bias"]
+            state[f"{block}.norm{number}.scale"] = tensors[f"{ours}.ln_{number}.weight"]
+            state[f"{block}.norm{number}.shift"] = tensors[f"{ours}.ln_{number}.bias"]
         state[f"{block}.att.mask"] = torch.ones(c.n_positions, c.n_positions).triu(1)
     return state
 

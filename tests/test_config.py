@@ -74,11 +74,11 @@ def test_its_own_fields_make_it_again_through_json(ours: GPT2Config) -> None:
 
 @given(configs())
 def test_transformers_reads_our_fields_and_we_read_theirs(ours: GPT2Config) -> None:
-    theirs = transformers.GPT2Config(**ours.to_dict())
+    hf_config = transformers.GPT2Config(**ours.to_dict())
     for name, value in ours.to_dict().items():
-        assert getattr(theirs, name) == value, name
-    assert GPT2Config.from_dict(theirs.to_dict()) == ours
-    assert GPT2Config.from_dict(json.loads(theirs.to_json_string(use_diff=False))) == ours
+        assert getattr(hf_config, name) == value, name
+    assert GPT2Config.from_dict(hf_config.to_dict()) == ours
+    assert GPT2Config.from_dict(json.loads(hf_config.to_json_string(use_diff=False))) == ours
 
 
 # Presets.

@@ -72,7 +72,7 @@ def flags() -> st.SearchStrategy[dict[str, bool]]:
 @st.composite
 def folders(draw: st.DrawFn) -> dict[str, Any]:
     """Files of a tokenizer, most of them as GPT-2's own, with some of what people add."""
-    own = json.loads(tiny_bpe().to_str())
+    content = json.loads(tiny_bpe().to_str())
     rarely = st.sampled_from([False, False, True])
     token = st.sampled_from(["<|user|>", "<|bot|>", "dog", END_OF_TEXT])
     named = (
@@ -101,21 +101,21 @@ def folders(draw: st.DrawFn) -> dict[str, Any]:
         files["special_tokens_map.json"] = {"eos_token": draw(token), "pad_token": "<|pad|>"}
     if draw(st.booleans()):
         if draw(rarely):
-            own["added_tokens"].append({"id": 300, "content": "<|bot|>", "single_word": False, "lstrip": False,
+            content["added_tokens"].append({"id": 300, "content": "<|bot|>", "single_word": False, "lstrip": False,
                                         "rstrip": False} | draw(flags()) | {"lstrip": draw(rarely)})  # fmt: skip
         if draw(rarely):
             first = {"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}
             text = {"Sequence": {"id": "A", "type_id": 0}}
-            own["post_processor"] = {
+            content["post_processor"] = {
                 "type": "TemplateProcessing", "single": [first, text], "pair": [first, text, text],
                 "special_tokens": {END_OF_TEXT: {"id": END_OF_TEXT, "ids": [0], "tokens": [END_OF_TEXT]}},
             }  # fmt: skip
-        own["pre_tokenizer"]["add_prefix_space"] = draw(rarely)
-        own["model"]["dropout"] = 0.5 if draw(rarely) else None
-        files["tokenizer.json"] = own
+        content["pre_tokenizer"]["add_prefix_space"] = draw(rarely)
+        content["model"]["dropout"] = 0.5 if draw(rarely) else None
+        files["tokenizer.json"] = content
     else:
-        files["vocab.json"] = own["model"]["vocab"]
-        files["merges.txt"] = "\n".join(["#version: 0.2", *(" ".join(merge) for merge in own["model"]["merges"])])
+        files["vocab.json"] = content["model"]["vocab"]
+        files["merges.txt"] = "\n".join(["#version: 0.2", *(" ".join(merge) for merge in content["model"]["merges"])])
     return files
 
 
@@ -166,8 +166,8 @@ def is_plain(files: dict[str, Any]) -> bool:
     tokens = [*fields.get("added_tokens_decoder", {}).values(), *fields.get("extra_special_tokens", [])]
     tokens += [fields[name] for name in ("bos_token", "eos_token", "pad_token") if fields.get(name)]
     texts = {token["content"] if isinstance(token, dict) else token for token in tokens}
-    own = files["tokenizer.json"]
-    return texts <= {*own["model"]["vocab"], *(token["content"] for token in own["added_tokens"])}
+    content = files["tokenizer.json"]
+    return texts <= {*content["model"]["vocab"], *(token["content"] for token in content["added_tokens"])}
 
 
 def test_a_chat_template_of_its_own_file_is_handed_on(tmp_path: Path) -> None:
@@ -204,10 +204,10 @@ def test_known_ids(gpt2: Tokenizer) -> None:
 @given(UNICODE)
 @example(" \u00a0 \u3000x")
 def test_gpt2_s_ids_are_those_of_transformers(gpt2: Tokenizer, text: str) -> None:
-    theirs = GPT2TokenizerFast.from_pretrained(gpt2_vocabulary())
+    hf_tokenizer = GPT2TokenizerFast.from_pretrained(gpt2_vocabulary())
     ids = gpt2.encode(text)
-    assert ids == theirs(text)["input_ids"]
-    assert gpt2.decode(ids) == text == theirs.decode(ids, clean_up_tokenization_spaces=False)
+    assert ids == hf_tokenizer(text)["input_ids"]
+    assert gpt2.decode(ids) == text == hf_tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
 def test_what_people_add_to_a_vocabulary_needs_no_merge(gpt2: Tokenizer, tmp_path: Path) -> None:
@@ -354,8 +354,8 @@ def test_a_file_of_sentencepiece_names_the_packages_that_are_missing(
 
 
 def test_openai_s_own_names(gpt2: Tokenizer, tmp_path: Path) -> None:
-    for name, theirs in (("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe")):
-        shutil.copy(gpt2_vocabulary() / name, tmp_path / theirs)
+    for name, openai_name in (("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe")):
+        shutil.copy(gpt2_vocabulary() / name, tmp_path / openai_name)
     tokenizer = Tokenizer.from_pretrained(tmp_path)
     for text in TEXTS:
         assert tokenizer.encode(text) == gpt2.encode(text)

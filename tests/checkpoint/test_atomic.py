@@ -116,9 +116,9 @@ def layers_of_whole(place: Path, models: dict[int, GPT2LMHeadModel]) -> int:
 def assert_whole(place: Path, models: dict[int, GPT2LMHeadModel]) -> int:
     """The same of transformers, and of minigpt's tokenizer."""
     layers = layers_of_whole(place, models)
-    theirs = AutoModelForCausalLM.from_pretrained(place)
-    assert theirs.config.n_layer == layers
-    assert all(torch.equal(tensor, models[layers].state_dict()[name]) for name, tensor in theirs.state_dict().items())
+    hf_model = AutoModelForCausalLM.from_pretrained(place)
+    assert hf_model.config.n_layer == layers
+    assert all(torch.equal(tensor, models[layers].state_dict()[name]) for name, tensor in hf_model.state_dict().items())
     assert Tokenizer.from_pretrained(place).vocab_size == models[layers].config.vocab_size
     return layers
 
@@ -203,7 +203,7 @@ def test_killed_at_random_moments(
 ) -> None:
     """Every reader finds a whole model after each kill, also while other savers go on."""
     savers, is_sharded, has_folder, is_here = PLACES[case]
-    place, chance, found = tmp_path / "out", random.Random(case), []
+    place, chance, left = tmp_path / "out", random.Random(case), []
     saver = Saver(place, models, tmp_path, 30_000 if is_sharded else 10**9)
     saver.save(2)
     if has_folder:
@@ -215,16 +215,16 @@ def test_killed_at_random_moments(
     saver.save(1)
     saver.save(2)
     both = time.perf_counter() - begin
-    while len(found) < KILLS:
+    while len(left) < KILLS:
         children = [fork_saver(saver) for _ in range(savers)]
         for child in children:
             time.sleep(chance.uniform(0, 3 * both))
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            found.append(layers_of_whole(saver.place, models))
-        found[-1] = assert_whole(saver.place, models)
-    print(f"{case}: of {len(found)} kills, {found.count(2)} left one model and {found.count(1)} the other, each whole")
-    assert 0 < found.count(1) < len(found)
+            left.append(layers_of_whole(saver.place, models))
+        left[-1] = assert_whole(saver.place, models)
+    print(f"{case}: of {len(left)} kills, {left.count(2)} left one model and {left.count(1)} the other, each whole")
+    assert 0 < left.count(1) < len(left)
     saver.save(2)
     assert not list(place.glob(".*")), "what the killed left is still there"
     assert not has_folder or contents(place / "checkpoints") == {"state": "mine"}

@@ -44,7 +44,7 @@ def test_weights_of_another_name_are_named_and_not_guessed(tmp_path: Path) -> No
 @pytest.mark.parametrize("shards", [1, 3])
 def test_config_json_may_name_the_weights(shards: int, tmp_path: Path) -> None:
     """As transformers reads it: the file or the index, also beside another model.safetensors."""
-    folder = saved(theirs := reference(), tmp_path, **({} if shards == 1 else {"max_shard_size": "40KB"}))
+    folder = saved(hf_model := reference(), tmp_path, **({} if shards == 1 else {"max_shard_size": "40KB"}))
     name = "model.safetensors" if shards == 1 else "model.safetensors.index.json"
     (folder / name).rename(folder / f"best.{name}")
     saved(reference(seed=1), tmp_path / "other")
@@ -54,7 +54,7 @@ def test_config_json_may_name_the_weights(shards: int, tmp_path: Path) -> None:
         minigpt.from_pretrained(folder, device="cpu").ln_f,
         GPT2LMHeadModel.from_pretrained(folder).transformer.ln_f,
     ):
-        assert torch.equal(model.weight, theirs.transformer.ln_f.weight)
+        assert torch.equal(model.weight, hf_model.transformer.ln_f.weight)
 
 
 @pytest.mark.parametrize("content", ["{", [], {"metadata": {}}, {"weight_map": {"a": "gone.safetensors"}}], ids=str)

@@ -22,36 +22,36 @@ def load(source: Path, **how: Any) -> minigpt.GPT2:
     return minigpt.from_pretrained(source, arithmetic="reference", device="cpu", **how)
 
 
-def assert_bit_equal(ours: minigpt.GPT2, theirs: GPT2LMHeadModel) -> None:
+def assert_bit_equal(ours: minigpt.GPT2, hf_model: GPT2LMHeadModel) -> None:
     """Every tensor, and the logits that come of them."""
-    expected, found = parts(theirs), {name: tensor.detach() for name, tensor in ours.named_parameters()}
-    found.pop("lm_head.weight", None)
-    assert found.keys() == expected.keys()
-    assert not [name for name in expected if not torch.equal(found[name], expected[name])]
+    expected, tensors = parts(hf_model), {name: tensor.detach() for name, tensor in ours.named_parameters()}
+    tensors.pop("lm_head.weight", None)
+    assert tensors.keys() == expected.keys()
+    assert not [name for name in expected if not torch.equal(tensors[name], expected[name])]
     ids = tokens(2, 11)
     with torch.no_grad():
-        assert torch.equal(ours(ids), theirs(ids).logits)
+        assert torch.equal(ours(ids), hf_model(ids).logits)
 
 
 @pytest.mark.parametrize("family", WRITERS)
 def test_a_family_comes_in_and_goes_out_bit_for_bit(family: str, tmp_path: Path) -> None:
-    theirs = reference(activation_function=ACTIVATION.get(family, "gelu_new"))
-    model = load(WRITERS[family](theirs, tmp_path / "in"))
-    assert_bit_equal(model, theirs)
+    hf_model = reference(activation_function=ACTIVATION.get(family, "gelu_new"))
+    model = load(WRITERS[family](hf_model, tmp_path / "in"))
+    assert_bit_equal(model, hf_model)
     minigpt.save_pretrained(model, tmp_path / "out")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-    assert_bit_equal(load(tmp_path / "out"), theirs)
+    assert_bit_equal(load(tmp_path / "out"), hf_model)
     assert_bit_equal(model, again)
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.transformer."])
 def test_wrappers_leave_their_names_in_front(prefix: str, tmp_path: Path) -> None:
-    theirs = reference()
-    saved(theirs, tmp_path)
+    hf_model = reference()
+    saved(hf_model, tmp_path)
     edit_tensors(
         tmp_path, lambda tensors: {prefix + name.removeprefix("transformer."): tensors[name] for name in tensors}
     )
-    assert_bit_equal(load(tmp_path), theirs)
+    assert_bit_equal(load(tmp_path), hf_model)
 
 
 # nanoGPT
@@ -60,17 +60,17 @@ def test_wrappers_leave_their_names_in_front(prefix: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("has", "says"), [(False, True), (False, False), (True, False)])
 def test_a_nanogpt_with_and_without_biases(tmp_path: Path, has: bool, says: bool) -> None:
     """Files of before nanoGPT's models could do without them say nothing."""
-    theirs = reference(activation_function="gelu")
-    for name, parameter in theirs.named_parameters():
+    hf_model = reference(activation_function="gelu")
+    for name, parameter in hf_model.named_parameters():
         if name.endswith(".bias") and not has:
             nn.init.zeros_(parameter)
-    file = write_nanogpt(theirs, tmp_path, bias=has)
+    file = write_nanogpt(hf_model, tmp_path, bias=has)
     content = torch.load(file, weights_only=True)
     content["model"] = {name: tensor for name, tensor in content["model"].items() if has or not name.endswith(".bias")}
     if not says:
         del content["model_args"]["bias"]
     torch.save(content, file)
-    assert_bit_equal(load(file), theirs)
+    assert_bit_equal(load(file), hf_model)
 
 
 def test_one_missing_bias_is_not_filled(tmp_path: Path) -> None:
@@ -90,10 +90,10 @@ def test_an_unknown_argument_of_a_nanogpt_is_refused(tmp_path: Path) -> None:
 
 def test_a_config_beside_a_nanogpt_goes_before_its_own(tmp_path: Path) -> None:
     """So that one trained with the older activation can be read."""
-    theirs = reference(activation_function="gelu")
-    write_nanogpt(theirs, tmp_path)
-    theirs.config.activation_function = "gelu_new"
-    (tmp_path / "config.json").write_text(theirs.config.to_json_string())
+    hf_model = reference(activation_function="gelu")
+    write_nanogpt(hf_model, tmp_path)
+    hf_model.config.activation_function = "gelu_new"
+    (tmp_path / "config.json").write_text(hf_model.config.to_json_string())
     assert load(tmp_path).config.activation_function == "gelu_new"
 
 
@@ -102,23 +102,23 @@ def test_a_config_beside_a_nanogpt_goes_before_its_own(tmp_path: Path) -> None:
 
 def test_the_book_s_head_is_tied_where_its_values_are_the_embedding_s(tmp_path: Path) -> None:
     assert load(write_book(reference(), tmp_path / "tied")).config.tie_word_embeddings
-    theirs = reference(tie_word_embeddings=False)
-    model = load(write_book(theirs, tmp_path / "untied"))
+    hf_model = reference(tie_word_embeddings=False)
+    model = load(write_book(hf_model, tmp_path / "untied"))
     assert not model.config.tie_word_embeddings
-    assert torch.equal(model.lm_head.weight, theirs.lm_head.weight)
-    assert_bit_equal(model, theirs)
+    assert torch.equal(model.lm_head.weight, hf_model.lm_head.weight)
+    assert_bit_equal(model, hf_model)
 
 
 def test_the_book_s_queries_without_bias(tmp_path: Path) -> None:
-    theirs = reference()
+    hf_model = reference()
     with torch.no_grad():
-        for block in theirs.transformer.h:
+        for block in hf_model.transformer.h:
             block.attn.c_attn.bias.zero_()
-    file = write_book(theirs, tmp_path)
-    state = {name: tensor for name, tensor in book_tensors(theirs).items() if not re.search(r"W_\w+\.bias", name)}
+    file = write_book(hf_model, tmp_path)
+    state = {name: tensor for name, tensor in book_tensors(hf_model).items() if not re.search(r"W_\w+\.bias", name)}
     torch.save(state, file)
     edit_config(tmp_path, qkv_bias=False)
-    assert_bit_equal(load(file), theirs)
+    assert_bit_equal(load(file), hf_model)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_the_book_s_queries_without_bias(tmp_path: Path) -> None:
     ids=["width", "dtype", "height", "missing"],
 )
 def test_parts_that_are_no_whole_are_refused(change: Any, complaint: str, tmp_path: Path) -> None:
-    theirs = reference()
-    file = write_book(theirs, tmp_path)
-    state = book_tensors(theirs)
+    hf_model = reference()
+    file = write_book(hf_model, tmp_path)
+    state = book_tensors(hf_model)
     key = state.pop("trf_blocks.1.att.W_key.weight")
     torch.save(state | ({"trf_blocks.1.att.W_key.weight": change(key)} if change else {}), file)
     with pytest.raises(CheckpointError, match=re.escape(complaint)):
@@ -154,10 +154,10 @@ HEADS = {
 def test_the_head_of_another_task_is_left_out_and_told(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    theirs = reference()
-    saved(theirs, tmp_path)
+    hf_model = reference()
+    saved(hf_model, tmp_path)
     edit_tensors(tmp_path, lambda tensors: tensors | {name: torch.ones(*HEADS[name])})
-    assert_bit_equal(load(tmp_path), theirs)
+    assert_bit_equal(load(tmp_path), hf_model)
     (message,) = caplog.messages
     assert message.startswith(f"{tmp_path}: left out {name}, ")
 
@@ -207,14 +207,14 @@ def test_norms_that_are_lost_or_misnamed_are_not_filled_in(change: Any, complain
 
 
 def test_a_vocabulary_filled_up_is_honoured_and_never_written(tmp_path: Path) -> None:
-    theirs = reference(vocab_size=50304, activation_function="gelu", n_layer=1)
+    hf_model = reference(vocab_size=50304, activation_function="gelu", n_layer=1)
     with torch.no_grad():
-        theirs.transformer.wte.weight[50257:] *= 100  # so that their logits would win, were they not masked
-    model = load(write_nanogpt(theirs, tmp_path / "in"))
+        hf_model.transformer.wte.weight[50257:] *= 100  # so that their logits would win, were they not masked
+    model = load(write_nanogpt(hf_model, tmp_path / "in"))
     assert (model.config.vocab_size, model.config.used_vocab_size) == (50304, 50257)
     ids = tokens(2, 5)
     with torch.no_grad():
-        assert torch.equal(model(ids), theirs(ids).logits)
+        assert torch.equal(model(ids), hf_model(ids).logits)
         assert int(model(ids)[:, -1].argmax(-1).min()) >= 50257
     for how in ({}, {"do_sample": True, "seed": 1}):
         assert int(minigpt.generate(model, ids, max_new_tokens=6, **how).max()) < 50257
@@ -239,10 +239,10 @@ TOOL = {"content": "<tool>", "special": True}
 )
 def test_tokens_that_a_tokenizer_was_given_later_are_written(files: dict[str, Any], tmp_path: Path) -> None:
     """Wherever they are named; ids that no file names are not."""
-    theirs = reference(vocab_size=320)
+    hf_model = reference(vocab_size=320)
     with torch.no_grad():
-        theirs.transformer.wte.weight[300:302] *= 100  # the likeliest, and the second of them still stands for nothing
-    saved(theirs, tmp_path)
+        hf_model.transformer.wte.weight[300:302] *= 100  # the likeliest; the second still stands for nothing
+    saved(hf_model, tmp_path)
     edit_config(tmp_path, used_vocab_size=300)
     backend = tiny_bpe(300)
     if not files:
@@ -258,11 +258,11 @@ def test_tokens_that_a_tokenizer_was_given_later_are_written(files: dict[str, An
 
 def test_old_and_bare_configs(tmp_path: Path) -> None:
     """Fields that are missing, n_ctx for n_positions, other names of the width."""
-    theirs = reference(n_positions=1024)
-    saved(theirs, tmp_path)
+    hf_model = reference(n_positions=1024)
+    saved(hf_model, tmp_path)
     bare = {"vocab_size": 61, "n_ctx": 1024, "hidden_size": 32, "num_hidden_layers": 2, "n_head": 4, "n_special": 0}
     (tmp_path / "config.json").write_text(json.dumps(bare))
-    assert_bit_equal(load(tmp_path), theirs)
+    assert_bit_equal(load(tmp_path), hf_model)
     (tmp_path / "config.json").write_text(json.dumps(bare | {"n_embd": 48}))
     with pytest.raises(ConfigError, match="hidden_size=32 contradicts n_embd=48"):
         load(tmp_path)

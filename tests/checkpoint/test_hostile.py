@@ -80,7 +80,9 @@ def test_dtypes_that_no_model_computes_in(dtype: torch.dtype, names: str, tmp_pa
     saved(reference(), tmp_path)
     edit_tensors(
         tmp_path,
-        lambda tensors: {name: own.to(dtype) if name.startswith(names) else own for name, own in tensors.items()},
+        lambda tensors: {
+            name: tensor.to(dtype) if name.startswith(names) else tensor for name, tensor in tensors.items()
+        },
     )
     assert "of a dtype other than" in refusal(tmp_path)
 

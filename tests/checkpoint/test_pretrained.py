@@ -30,19 +30,19 @@ from minigpt.device import DTYPES
 
 
 @pytest.fixture(scope="module")
-def theirs() -> GPT2LMHeadModel:
+def hf_model() -> GPT2LMHeadModel:
     return reference()
 
 
 @pytest.fixture
-def folder(theirs: GPT2LMHeadModel, tmp_path: Path) -> Path:
+def folder(hf_model: GPT2LMHeadModel, tmp_path: Path) -> Path:
     """A checkpoint of one file, as transformers writes it; each test may damage its own."""
-    return saved(theirs, tmp_path / "single")
+    return saved(hf_model, tmp_path / "single")
 
 
 @pytest.fixture
-def sharded(theirs: GPT2LMHeadModel, tmp_path: Path) -> Path:
-    return saved(theirs, tmp_path / "sharded", max_shard_size="40KB")
+def sharded(hf_model: GPT2LMHeadModel, tmp_path: Path) -> Path:
+    return saved(hf_model, tmp_path / "sharded", max_shard_size="40KB")
 
 
 def load(source: str | Path, **how: Any) -> GPT2:
@@ -50,10 +50,10 @@ def load(source: str | Path, **how: Any) -> GPT2:
 
 
 @torch.no_grad()
-def assert_same_logits(ours: GPT2, theirs: nn.Module) -> None:
+def assert_same_logits(ours: GPT2, hf_model: nn.Module) -> None:
     """Bit for bit: in reference arithmetic nothing may differ but the values of the weights."""
     ids = tokens(3, 17)
-    mine, hers = ours(ids), theirs(ids).logits
+    mine, hers = ours(ids), hf_model(ids).logits
     assert mine.dtype == hers.dtype
     assert torch.equal(mine, hers), largest_difference(mine, hers)
 
@@ -72,13 +72,13 @@ def assert_same_values(model: GPT2, expected: Tensors) -> None:
 # --- from_pretrained: every shape of a checkpoint
 
 
-def test_a_bare_file(folder: Path, theirs: GPT2LMHeadModel) -> None:
+def test_a_bare_file(folder: Path, hf_model: GPT2LMHeadModel) -> None:
     file = (folder / "model.safetensors").rename(folder / "my run, step 900.safetensors")
-    assert_same_logits(load(file), theirs)
-    assert_same_logits(load(str(file)), theirs)
+    assert_same_logits(load(file), hf_model)
+    assert_same_logits(load(str(file)), hf_model)
 
 
-def test_old_buffers_of_any_dtype_are_skipped(folder: Path, theirs: GPT2LMHeadModel) -> None:
+def test_old_buffers_of_any_dtype_are_skipped(folder: Path, hf_model: GPT2LMHeadModel) -> None:
     buffers = {
         "h.0.attn.bias": torch.ones(1, 1, 48, 48, dtype=torch.uint8).tril(),
         "h.1.attn.bias": torch.ones(1, 1, 48, 48).tril(),
@@ -86,22 +86,22 @@ def test_old_buffers_of_any_dtype_are_skipped(folder: Path, theirs: GPT2LMHeadMo
         "h.1.attn.masked_bias": torch.tensor(-1e4, dtype=torch.float16),
     }
     edit_tensors(folder, lambda tensors: without_prefix(tensors) | buffers)
-    assert_same_logits(load(folder), theirs)
+    assert_same_logits(load(folder), hf_model)
 
 
 # --- from_pretrained: strictness
 
 
-def test_a_tied_head_may_be_in_the_file_if_it_is_the_embedding(folder: Path, theirs: GPT2LMHeadModel) -> None:
+def test_a_tied_head_may_be_in_the_file_if_it_is_the_embedding(folder: Path, hf_model: GPT2LMHeadModel) -> None:
     head = load_file(folder / "model.safetensors")["transformer.wte.weight"].clone()
     edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": head})
     model = load(folder)
     assert "lm_head.weight" not in dict(model.named_parameters())
-    assert_same_logits(model, theirs)
+    assert_same_logits(model, hf_model)
     head.view(torch.int32)[-1, -1] ^= 1  # one bit
     edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": head})
-    said = r"lm_head\.weight differs from wte\.weight.*\"tie_word_embeddings\": false"
-    with pytest.raises(CheckpointError, match=said):
+    complaint = r"lm_head\.weight differs from wte\.weight.*\"tie_word_embeddings\": false"
+    with pytest.raises(CheckpointError, match=complaint):
         load(folder)
 
 
@@ -142,10 +142,10 @@ def test_tensors_that_do_not_fit_are_listed(folder: Path, change: Callable[[Tens
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes_are_kept_converted_to_and_saved(folder: Path, tmp_path: Path, dtype: str) -> None:
-    theirs = reference().to(DTYPES[dtype])
-    kept, converted = load(saved(theirs, tmp_path / "own")), load(folder, dtype=dtype)
+    hf_model = reference().to(DTYPES[dtype])
+    kept, converted = load(saved(hf_model, tmp_path / "own")), load(folder, dtype=dtype)
     assert {parameter.dtype for parameter in (*kept.parameters(), *converted.parameters())} == {DTYPES[dtype]}
-    assert_same_logits(kept, theirs)
+    assert_same_logits(kept, hf_model)
     assert_same_values(converted, values(kept))
     minigpt.save_pretrained(converted, tmp_path / "out")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
@@ -276,10 +276,10 @@ def test_norms_that_do_not_fit_are_named_and_nothing_is_copied(
 @pytest.mark.parametrize("tied", [True, False])
 def test_transformers_loads_what_we_save(tmp_path: Path, shards: bool, tied: bool) -> None:
     """Also what is compiled, and a norm that is at two sites."""
-    theirs = reference(tie_word_embeddings=tied)
-    model = load(saved(theirs, tmp_path / "in", **{"max_shard_size": "40KB"} if shards else {}))
-    assert_same_logits(model, theirs)
-    assert_same_logits(load(tmp_path / "in"), theirs)
+    hf_model = reference(tie_word_embeddings=tied)
+    model = load(saved(hf_model, tmp_path / "in", **{"max_shard_size": "40KB"} if shards else {}))
+    assert_same_logits(model, hf_model)
+    assert_same_logits(load(tmp_path / "in"), hf_model)
     model.h[1].ln_2 = model.h[0].ln_1
     expected = model(tokens(3, 17))
     minigpt.save_pretrained(model, tmp_path / "out", Tokenizer(tiny_bpe()))
