@@ -23,7 +23,7 @@ from minigpt.generation.row import Row
 from minigpt.model import GPT2
 from minigpt.serve.protocol import REASONS, CompletionRequest, RefusalError, TextEvent, Token
 
-LOWEST = -9999.0  # log-probability instead of -inf, which JSON does not have
+LOWEST_LOGPROB = -9999.0  # log-probability instead of -inf, which JSON does not have
 NOT_NUMBERS = "the model's logits are NaN or infinite; its weights, norms or dtype cannot compute this text"
 
 
@@ -152,7 +152,7 @@ def tokens_of(model: GPT2, logits: Float[Tensor, "rows vocab"], ids: list[int], 
 
     Probabilities are over all of the model's logits, also those of ids that are padding of the vocabulary.
     """
-    logprobs = logits.float().log_softmax(-1).clamp_min(LOWEST)  # (R, V)
+    logprobs = logits.float().log_softmax(-1).clamp_min(LOWEST_LOGPROB)  # (R, V)
     chosen = logprobs.gather(1, torch.tensor(ids, device=logits.device)[:, None])[:, 0].tolist()
     named = logprobs[:, : model.config.used_vocab_size]  # those that have a text
     values, likeliest = (part.tolist() for part in named.topk(min(alternatives, named.shape[-1])))
@@ -206,7 +206,8 @@ class Comparison:
         (token,) = next_tokens(next_logits(self.models[side], logits[side]), [row])
         position = len(row.new_ids)
         row.push(token)
-        both = torch.cat([of_model.cpu() for of_model in logits]).double().log_softmax(-1).clamp_min(LOWEST)  # (2, V)
+        pair = torch.cat([of_model.cpu() for of_model in logits]).double()  # (2, V)
+        both = pair.log_softmax(-1).clamp_min(LOWEST_LOGPROB)
         probabilities = both.exp()
         kl = float((probabilities[0] * (both[0] - both[1])).sum())
         if math.isnan(kl):

@@ -143,7 +143,6 @@ Texts = str | list[str] | list[int] | list[list[int]]
 # Fields of OpenAI's and vLLM's completions that this server does not have, with the values that ask for what it does.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_k": (-1, 0),
-    "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "stop_token_ids": ([],),
@@ -166,19 +165,20 @@ class Body(BaseModel):
     def _without_neutral(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
+        neutral = NEUTRAL | {"best_of": (fields.get("n") or 1, 1)}
         fields = {
-            name: value for name, value in fields.items() if value is not None and value not in NEUTRAL.get(name, ())
+            name: value for name, value in fields.items() if value is not None and value not in neutral.get(name, ())
         }
         for name in fields.keys() - cls.model_fields.keys():
             message = "is not a field of this request"
-            if name in NEUTRAL:
-                message = f"can only be {json.dumps(NEUTRAL[name][0])}"
+            if name in neutral:
+                message = f"can only be {json.dumps(neutral[name][0])}"
             raise RefusalError(400, message, ascii(name[:64])[1:-1])
         return fields
 
 
 BODY_NAMES = {"max_new_tokens": "max_tokens"}  # of settings whose field has another name
-MOST_TOKENS = SETTINGS["max_new_tokens"].http or SETTINGS["max_new_tokens"].rule
+MAX_TOKENS = SETTINGS["max_new_tokens"].http or SETTINGS["max_new_tokens"].rule
 _SETTINGS: dict[str, Any] = {
     BODY_NAMES.get(name, name): (
         Annotated[setting.type | None, ruled(setting.http or setting.rule, setting.type | None)],
@@ -199,7 +199,10 @@ def settings_of(body: Any, max_tokens: int) -> GenerationSettings:
         MiniGPTError: if they contradict each other.
     """
     values = {name: getattr(body, BODY_NAMES.get(name, name), None) for name in SETTINGS}
-    values["min_new_tokens"] = body.min_tokens if body.min_new_tokens is None else body.min_new_tokens
+    if body.min_tokens is not None:
+        if body.min_tokens > max_tokens:
+            raise RefusalError(400, f"must be at most {max_tokens}, as max_tokens, got {body.min_tokens}", "min_tokens")
+        values["min_new_tokens"] = body.min_tokens
     if body.ignore_eos:
         if body.eos_token_id:
             raise RefusalError(400, "contradicts eos_token_id", "ignore_eos")
@@ -226,7 +229,7 @@ class CompletionRequest(Sampling):
 
     model: String
     prompt: Annotated[Texts, ruled(PROMPT, Texts)] = ""
-    max_tokens: Annotated[int, ruled(MOST_TOKENS, int)] = Field(
+    max_tokens: Annotated[int, ruled(MAX_TOKENS, int)] = Field(
         16, description="Tokens of each text; 0 only reads the prompts."
     )
     n: Annotated[int, ruled(integer(1, 128), int)] = Field(1, description="Texts for each prompt.")

@@ -19,7 +19,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from minigpt.errors import GenerationError
 from minigpt.generation import GenerationSettings
 from minigpt.model import GPT2
 from minigpt.serve import protocol
@@ -30,9 +29,9 @@ from minigpt.serve.scheduler import Scheduler
 from minigpt.tokenizer import Tokenizer
 from minigpt.version import __version__
 
-LONGEST = 16384  # tokens of a prompt of which the model sees the last ones
-MOST_LOGPROBS = 2**20  # numbers in one answer
-LONG = 2000  # characters; longer texts are encoded in another thread, since that takes a while
+MAX_PROMPT_TOKENS = 16384  # tokens of a prompt of which the model sees the last ones
+MAX_NUMBERS = 2**20  # numbers in one answer
+LONG_TEXT = 2000  # characters; longer texts are encoded in another thread, since that takes a while
 PAGE_POLICY = "default-src 'none'; img-src data:; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"  # noqa: E501
 PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache", "Referrer-Policy": "no-referrer"}
 PAGE = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
@@ -124,7 +123,7 @@ class Endpoints:
             _require_fits(model, ids, body.max_tokens, settings, slides=False)
         if settings.samples and settings.seed is None:  # both must draw alike
             settings = settings.replace(seed=secrets.randbelow(2**31))
-        pair = self._text(models[0], ids, settings), self._text(models[1], ids, settings)
+        pair = self._row(models[0], ids, settings), self._row(models[1], ids, settings)
         comparison = Comparison(models, pair, body.alternatives, self.token_text)
         self.scheduler.submit(comparison, 1)
 
@@ -186,13 +185,13 @@ class Endpoints:
     async def _encode(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of texts. Long ones are read in another thread, one request after the other."""
         try:
-            if sum(map(len, texts)) < LONG:
+            if sum(map(len, texts)) < LONG_TEXT:
                 return [self.tokenizer.encode(text) for text in texts]
             async with self._reading:
                 encode = self.tokenizer.backend.encode_batch  # lets other threads run, unlike ``Tokenizer.encode``
                 return [encoding.ids for encoding in await asyncio.to_thread(encode, texts)]
-        except (GenerationError, TypeError, UnicodeError) as error:
-            raise RefusalError(400, "must be valid Unicode, without lone surrogates", "prompt") from error
+        except Exception as error:
+            raise RefusalError(400, "must be valid Unicode that the tokenizer can read", "prompt") from error
 
     def _job(self, body: CompletionRequest, prompts: list[list[int]]) -> Job:
         """Submit the texts of a request."""
@@ -206,16 +205,15 @@ class Endpoints:
             raise RefusalError(400, message, "n" if n > 1 else "prompt")
         if body.logprobs is not None:
             scored = n * sum(map(len, prompts)) * body.echo + count * tokens
-            if (logprobs := scored * (body.logprobs + 1)) > MOST_LOGPROBS:
-                message = f"of {scored} tokens are {logprobs} numbers, and an answer has at most {MOST_LOGPROBS}"
+            if (logprobs := scored * (body.logprobs + 1)) > MAX_NUMBERS:
+                message = f"of {scored} tokens are {logprobs} numbers, and an answer has at most {MAX_NUMBERS}"
                 raise RefusalError(400, message, "logprobs")
-        texts = [self._text(model, prompts[i // n], settings, i // n, i % n, i) for i in range(count)]
-        job = Job(body, texts)
-        self.scheduler.submit(job, len(texts), body.model)
+        job = Job(body, [self._row(model, prompts[i // n], settings, i // n, i % n, i) for i in range(count)])
+        self.scheduler.submit(job, count, body.model)
         self.scheduler.meters.prompts.labels(body.model).inc(sum(map(len, prompts)))
         return job
 
-    def _text(
+    def _row(
         self, model: GPT2, ids: list[int], settings: GenerationSettings, prompt: int = 0, copy: int = 0, index: int = 0
     ) -> RequestRow:
         seed = None if settings.seed is None else settings.seed + index
@@ -235,8 +233,9 @@ def _require_fits(model: GPT2, ids: list[int], new: int, settings: GenerationSet
     if len(ids) + new > context and not slides:
         message = f"has {len(ids)} tokens and {new} are to be written; this model's context is {context}"
         raise RefusalError(400, message, "prompt", "context_length_exceeded")
-    if len(ids) > LONGEST:
-        raise RefusalError(400, f"may have {LONGEST} tokens, got {len(ids)}", "prompt", "context_length_exceeded")
+    if len(ids) > MAX_PROMPT_TOKENS:
+        message = f"may have {MAX_PROMPT_TOKENS} tokens, got {len(ids)}"
+        raise RefusalError(400, message, "prompt", "context_length_exceeded")
     settings.require_known_ids(model.config.vocab_size)
 
 

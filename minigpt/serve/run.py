@@ -159,7 +159,6 @@ def run(app: ASGIApp, listening: socket.socket, grace: int, ready: str) -> None:
     ))  # fmt: skip
     for number in (signal.SIGTERM, signal.SIGINT):  # until uvicorn has its own handlers, and when it raises them again
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # or a client that hangs up would end the server
     print(ready, flush=True)
     server.run(sockets=[listening])
     sys.stdout.flush()

@@ -20,12 +20,12 @@ from minigpt.model import GPT2
 from minigpt.serve.jobs import Channel, Comparison, Job, RequestRow, tokens_of
 from minigpt.serve.protocol import RefusalError, shutting_down
 
-PAUSE, MOST_PAUSES = 0.001, 10  # seconds to wait for the next of several requests, and how often
+PAUSE, MAX_PAUSES = 0.001, 10  # seconds to wait for the next of several requests, and how often
 PROMPT_TOKENS, PROMPT_TOKENS_BESIDE = 512, 64  # to read in a step: where no text gets its next token, and beside some
 COMPARISONS = 4  # that run at a time, a step of each in turn
 STREAM_SECONDS = 0.02  # between two reports of a text; what it adds in between is sent together
 STOP_SECONDS = 0.3  # for the step in progress when the server stops
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Meters:
@@ -37,10 +37,10 @@ class Meters:
         self.tokens = Counter("minigpt_generated_tokens_total", "Tokens written.", model, registry=to)
         self.prompts = Counter("minigpt_prompt_tokens_total", "Tokens of prompts.", model, registry=to)
         first = "From a request to its text's first token."
-        self.first = Histogram("minigpt_time_to_first_token_seconds", first, model, registry=to, buckets=SECONDS)
+        self.first = Histogram("minigpt_time_to_first_token_seconds", first, model, registry=to, buckets=BUCKETS)
         self.responses = Counter("minigpt_requests_total", "Responses.", ("path", "status"), registry=to)
         whole = "From a request to the end of its response."
-        self.seconds = Histogram("minigpt_request_seconds", whole, path, registry=to, buckets=SECONDS)
+        self.seconds = Histogram("minigpt_request_seconds", whole, path, registry=to, buckets=BUCKETS)
         Gauge("minigpt_texts_writing", "Texts that are being written.", registry=to).set_function(writing)
         Gauge("minigpt_texts_waiting", "Texts that wait for a place.", registry=to).set_function(waiting)
 
@@ -152,7 +152,7 @@ class Scheduler:
     def _gather(self) -> None:
         """Before the first step, wait while further requests come in: it is faster to read them together."""
         before = 0
-        for _ in range(MOST_PAUSES):
+        for _ in range(MAX_PAUSES):
             if self.count_writing or (waiting := self.count_waiting) == before:
                 return
             before = waiting

@@ -35,32 +35,32 @@ TEXTS = ["the dog", "naïve café", "I saw the other dog there", "狗", "\n\n", 
 class Client:
     """Asks an application in this process."""
 
-    def __init__(self, models: Any = MODELS, **how: Any) -> None:
-        self.app = minigpt.serve.app(models, tokenizer=TOKENIZER, **how)
+    def __init__(self, models: Any = MODELS, **options: Any) -> None:
+        self.app = minigpt.serve.app(models, tokenizer=TOKENIZER, **options)
         self.scheduler = self.app.state.scheduler
 
-    def ask_all(self, *asked: Callable[[Any], Awaitable[Any]]) -> list[Any]:
+    def ask_all(self, *calls: Callable[[Any], Awaitable[Any]]) -> list[Any]:
         async def main() -> list[Any]:
             transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as http:
-                return await asyncio.gather(*(one(http) for one in asked))
+                return await asyncio.gather(*(one(http) for one in calls))
 
         return asyncio.run(main())
 
-    def post(self, path: str, body: Any, **how: Any) -> Any:
+    def post(self, path: str, body: Any, **options: Any) -> Any:
         content = {"json": body} if not isinstance(body, bytes) else {"content": body}
-        return self.ask_all(lambda http: http.post(path, **content, **how))[0]
+        return self.ask_all(lambda http: http.post(path, **content, **options))[0]
 
-    def get(self, path: str, **how: Any) -> Any:
-        return self.ask_all(lambda http: http.get(path, **how))[0]
+    def get(self, path: str, **options: Any) -> Any:
+        return self.ask_all(lambda http: http.get(path, **options))[0]
 
     def complete(self, prompt: Any = "the dog", **fields: Any) -> Any:
         return self.post("/v1/completions", {"model": "demo", "prompt": prompt, **fields})
 
 
 @contextlib.contextmanager
-def serving(models: Any = MODELS, **how: Any) -> Iterator[Client]:
-    client = Client(models, **how)
+def serving(models: Any = MODELS, **options: Any) -> Iterator[Client]:
+    client = Client(models, **options)
     yield client
     client.scheduler.stop()
 
@@ -71,14 +71,14 @@ def client() -> Iterator[Client]:
         yield client
 
 
-def alone(prompt: str, model: minigpt.GPT2 = MODEL, **how: Any) -> str:
+def alone(prompt: str, model: minigpt.GPT2 = MODEL, **options: Any) -> str:
     """The text that ``generate`` adds to one prompt by itself."""
     ids = TOKENIZER.encode(prompt)
-    new = generate(model, torch.tensor([ids]), tokenizer=TOKENIZER, **how)[0, len(ids) :].tolist()
+    new = generate(model, torch.tensor([ids]), tokenizer=TOKENIZER, **options)[0, len(ids) :].tolist()
     if new[-1] in (7, 20, 33, 150):
         del new[-1]
     text = TOKENIZER.decode(new)
-    stops = [text.index(stop) for stop in how.get("stop", []) if stop in text]
+    stops = [text.index(stop) for stop in options.get("stop", []) if stop in text]
     return text[: min(stops, default=len(text))]
 
 
@@ -119,14 +119,16 @@ def test_requests_of_all_settings_at_once_get_what_generate_gives(
     """Also where the prompts are read in pieces of three tokens."""
     monkeypatch.setattr(scheduler, "PROMPT_TOKENS", piece)
     monkeypatch.setattr(scheduler, "PROMPT_TOKENS_BESIDE", min(piece, 64))
-    asked = [(text, *ways) for text in TEXTS[:3] for ways in SAME]
+    calls = [(text, *ways) for text in TEXTS[:3] for ways in SAME]
     bodies = [
-        {"model": "demo", "prompt": text, "max_tokens": 9, "stream": stream, **fields} for text, fields, _ in asked
+        {"model": "demo", "prompt": text, "max_tokens": 9, "stream": stream, **fields} for text, fields, _ in calls
     ]
     answers = client.ask_all(*(lambda http, body=body: http.post("/v1/completions", json=body) for body in bodies))
-    for (text, _, how), answer in zip(asked, answers, strict=True):
+    for (text, _, options), answer in zip(calls, answers, strict=True):
         chunks = streamed(answer) if stream else [answer.json()]
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == alone(text, **{"max_new_tokens": 9, **how})
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == alone(
+            text, **{"max_new_tokens": 9, **options}
+        )
         assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] in ("stop", "length")
 
 
@@ -152,7 +154,8 @@ def test_no_bit_of_an_answer_depends_on_the_others() -> None:
 
 
 def test_each_norm_writes_its_own_text_on_the_same_parameters(client: Client) -> None:
-    assert {id(own) for own in MODELS["demo"].parameters()} == {id(own) for own in MODELS["demo:std_eps"].parameters()}
+    first, second = (set(map(id, model.parameters())) for model in MODELS.values())
+    assert first == second
     assert type(MODELS["demo"].ln_f) is not type(MODELS["demo:std_eps"].ln_f)
     listed = client.get("/v1/models").json()
     assert [one["id"] for one in listed["data"]] == ["demo", "demo:std_eps"]
@@ -167,9 +170,9 @@ def test_each_norm_writes_its_own_text_on_the_same_parameters(client: Client) ->
 def test_several_prompts_and_choices_are_in_order_and_counted(client: Client) -> None:
     prompts = [TOKENIZER.encode(text) for text in TEXTS[:3]]
     answer = client.complete(prompts, n=2, seed=10, max_tokens=5).json()
-    how = {"max_new_tokens": 5, "do_sample": True}
-    wanted = [alone(text, seed=10 + 2 * i + j, **how) for i, text in enumerate(TEXTS[:3]) for j in range(2)]
-    assert [choice["text"] for choice in answer["choices"]] == wanted
+    options = {"max_new_tokens": 5, "do_sample": True}
+    expected = [alone(text, seed=10 + 2 * i + j, **options) for i, text in enumerate(TEXTS[:3]) for j in range(2)]
+    assert [choice["text"] for choice in answer["choices"]] == expected
     assert [choice["index"] for choice in answer["choices"]] == list(range(6))
     assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
     assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"]
@@ -178,7 +181,7 @@ def test_several_prompts_and_choices_are_in_order_and_counted(client: Client) ->
 LOAD_GENERATORS: dict[str, dict[str, Any]] = {
     "guidellm": {"stop": None, "ignore_eos": True},
     "vllm bench serve": {"repetition_penalty": 1.0, "ignore_eos": True, "logprobs": None, "top_k": -1, "best_of": 1},
-    "vllm": {"min_tokens": 9, "top_k": 0, "eos_token_id": [], "stop_token_ids": [], "use_beam_search": False,
+    "vllm": {"min_tokens": 9, "n": 1, "top_k": 0, "eos_token_id": [], "stop_token_ids": [], "use_beam_search": False,
              "guided_json": None, "spaces_between_special_tokens": True, "priority": 0, "logit_bias": {}},
 }  # fmt: skip
 
@@ -206,27 +209,27 @@ def test_echo_with_logprobs_gives_those_of_the_prompt(client: Client, max_tokens
     ids = TOKENIZER.encode(text)
     answer = client.complete(text, max_tokens=max_tokens, echo=True, logprobs=3, temperature=0).json()
     choice = answer["choices"][0]
-    found = choice["logprobs"]
+    logprobs = choice["logprobs"]
     whole = generate(MODEL, torch.tensor([ids]), max_new_tokens=max_tokens)[0].tolist() if max_tokens else ids
     truth = MODEL(torch.tensor([whole]))[0].float().log_softmax(-1)
-    wanted = [None] + [truth[i, id].item() for i, id in enumerate(whole[1:])]
-    assert found["token_logprobs"][0] is None
-    assert found["top_logprobs"][0] is None
-    assert found["token_logprobs"][1:] == pytest.approx(wanted[1:], abs=1e-5)
-    for i, top in enumerate(found["top_logprobs"][1:]):
+    expected = [None] + [truth[i, id].item() for i, id in enumerate(whole[1:])]
+    assert logprobs["token_logprobs"][0] is None
+    assert logprobs["top_logprobs"][0] is None
+    assert logprobs["token_logprobs"][1:] == pytest.approx(expected[1:], abs=1e-5)
+    for i, top in enumerate(logprobs["top_logprobs"][1:]):
         assert max(top.values()) == pytest.approx(truth[i].max().item(), abs=1e-5)
         assert 3 <= len(top) <= 4
     assert choice["text"] == TOKENIZER.decode([id for id in whole if id not in (7, 20, 33, 150)])
-    for i, offset in enumerate(found["text_offset"]):
-        if not found["tokens"][i].startswith("bytes:") and whole[i] not in (7, 20, 33, 150):
-            assert choice["text"][offset:].startswith(found["tokens"][i])
+    for i, offset in enumerate(logprobs["text_offset"]):
+        if not logprobs["tokens"][i].startswith("bytes:") and whole[i] not in (7, 20, 33, 150):
+            assert choice["text"][offset:].startswith(logprobs["tokens"][i])
     assert answer["usage"]["completion_tokens"] == len(whole) - len(ids)
 
 
 def test_a_stream_says_the_same_as_a_whole_answer(client: Client) -> None:
-    how = {"max_tokens": 7, "seed": 2, "n": 2, "logprobs": 2, "echo": True}
-    whole = client.complete(["the dog", "狗"], **how).json()
-    body = {"model": "demo", "prompt": ["the dog", "狗"], "stream": True, **how}
+    options = {"max_tokens": 7, "seed": 2, "n": 2, "logprobs": 2, "echo": True}
+    whole = client.complete(["the dog", "狗"], **options).json()
+    body = {"model": "demo", "prompt": ["the dog", "狗"], "stream": True, **options}
     *chunks, last = streamed(
         client.post("/v1/completions", body | {"stream_options": {"include_usage": True}})
     )  # fmt: skip
@@ -234,11 +237,11 @@ def test_a_stream_says_the_same_as_a_whole_answer(client: Client) -> None:
     assert last["usage"] == whole["usage"]
     assert all(chunk["usage"] is None for chunk in chunks)
     for choice in whole["choices"]:
-        own = [one for chunk in chunks for one in chunk["choices"] if one["index"] == choice["index"]]
-        assert "".join(one["text"] for one in own) == choice["text"]
-        assert [one["finish_reason"] for one in own][-1] == choice["finish_reason"]
+        parts = [one for chunk in chunks for one in chunk["choices"] if one["index"] == choice["index"]]
+        assert "".join(one["text"] for one in parts) == choice["text"]
+        assert [one["finish_reason"] for one in parts][-1] == choice["finish_reason"]
         for part, values in choice["logprobs"].items():
-            joined = [value for one in own for value in one["logprobs"][part]]
+            joined = [value for one in parts for value in one["logprobs"][part]]
             if part in ("token_logprobs", "top_logprobs"):
                 assert str(len(joined)) == str(len(values))
             else:
@@ -267,6 +270,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str | None]] = {
     ),
     "the best of three": ({"best_of": 3}, 400, "best_of"),
     "a text without special tokens": ({"skip_special_tokens": True}, 400, "skip_special_tokens"),
+    "more tokens at least than at most": ({"min_tokens": 5, "max_tokens": 3}, 400, "min_tokens"),
     "an end that is ignored": ({"ignore_eos": True, "eos_token_id": 7}, 400, "ignore_eos"),
     "log-probabilities of many texts": (
         {"prompt": [[5] * 60] * 3, "n": 64, "echo": True, "logprobs": 100, "max_tokens": 2},
@@ -337,10 +341,10 @@ def test_hosts_and_origins_elsewhere_are_refused() -> None:
 
 def test_tokens_come_and_go(client: Client) -> None:
     for text in [*TEXTS, ""]:
-        found = client.post("/tokenize", {"prompt": text}).json()
-        assert found["tokens"] == TOKENIZER.encode(text)
-        assert found["count"] == len(found["tokens"])
-        assert client.post("/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": text}
+        tokenized = client.post("/tokenize", {"prompt": text}).json()
+        assert tokenized["tokens"] == TOKENIZER.encode(text)
+        assert tokenized["count"] == len(tokenized["tokens"])
+        assert client.post("/detokenize", {"tokens": tokenized["tokens"]}).json() == {"prompt": text}
     error_of(client.post("/detokenize", {"tokens": [300]}), 400)
 
 
@@ -363,9 +367,9 @@ def test_log_probabilities_are_over_all_logits_those_of_padding_too() -> None:
         answer = client.complete("the dog 狗", max_tokens=3, temperature=0, echo=True, logprobs=4, eos_token_id=[])
     ids = generate(model, torch.tensor([TOKENIZER.encode("the dog 狗")]), max_new_tokens=3, eos_token_id=None)
     truth = model(ids)[0].log_softmax(-1)  # (T, V)
-    wanted = truth[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
-    assert answer.json()["choices"][0]["logprobs"]["token_logprobs"][1:] == pytest.approx(wanted, abs=1e-5)
-    loss = torch.tensor(wanted[: len(wanted) - 3]).mean()
+    expected = truth[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
+    assert answer.json()["choices"][0]["logprobs"]["token_logprobs"][1:] == pytest.approx(expected, abs=1e-5)
+    loss = torch.tensor(expected[: len(expected) - 3]).mean()
     assert minigpt.perplexity(model, TOKENIZER, "the dog 狗") == pytest.approx((-loss).exp().item(), rel=1e-4)
 
 
@@ -425,8 +429,8 @@ def test_a_full_queue_is_said_so_at_once(gate: type[Gate]) -> None:
             gate.open.set()
             return answer
 
-        asked = [lambda http, i=i: patient(http, i == 0) for i in range(4)]
-        *answers, refused = client.ask_all(*asked, late)
+        calls = [lambda http, i=i: patient(http, i == 0) for i in range(4)]
+        *answers, refused = client.ask_all(*calls, late)
         assert [answer.status_code for answer in answers] == [200] * 4
         assert error_of(refused, 429)["code"] == "queue_full"
         assert int(refused.headers["retry-after"]) > 0
@@ -439,10 +443,10 @@ def test_one_request_does_not_fill_the_queue(gate: type[Gate]) -> None:
         async def ask(http: Any, n: int, wait: float) -> Any:
             await asyncio.sleep(wait)
             body = {"model": "demo", "prompt": "a", "max_tokens": 2, "n": n}
-            asked = asyncio.create_task(http.post("/v1/completions", json=body))
+            answer = asyncio.create_task(http.post("/v1/completions", json=body))
             await asyncio.sleep(0.2)
             gate.open.set()
-            return await asked
+            return await answer
 
         answers = client.ask_all(*(lambda http, n=n, w=w: ask(http, n, w) for n, w in ((1, 0), (8, 0.05), (8, 0.1))))
         assert [answer.status_code for answer in answers] == [200] * 3
@@ -478,16 +482,16 @@ def test_a_norm_that_raises_is_one_clients_error(gate: type[Gate], error: type[B
         nothing = {"model": "demo", "prompt": "a", "suppress_tokens": list(range(300))}
         good = {"model": "demo", "prompt": "the dog", "max_tokens": 25, "temperature": 0, "eos_token_id": []}
 
-        async def asked(http: Any, body: Any, wait: float) -> Any:
+        async def post_later(http: Any, body: Any, wait: float) -> Any:
             await asyncio.sleep(wait)
             return await http.post("/v1/completions", json=body)
 
-        calls = [lambda http, w=w: asked(http, good, w) for w in (0.0, 0.005, 0.01)]
+        calls = [lambda http, w=w: post_later(http, good, w) for w in (0.0, 0.005, 0.01)]
         *fine, excluded, failed, scored = client.ask_all(
             *calls,
-            lambda http: asked(http, nothing, 0.007),
-            lambda http: asked(http, bad, 0.007),
-            lambda http: asked(http, bad | {"echo": True, "logprobs": 1}, 0),
+            lambda http: post_later(http, nothing, 0.007),
+            lambda http: post_later(http, bad, 0.007),
+            lambda http: post_later(http, bad | {"echo": True, "logprobs": 1}, 0),
         )
         assert [answer.json()["choices"] for answer in fine] == [alone] * 3
         error_of(excluded, 400)
@@ -548,10 +552,10 @@ def test_texts_that_cannot_be_read_together_are_read_alone(
 
     with serving() as client:
         body = {"model": "demo", "prompt": "the dog", "max_tokens": 6, "temperature": 0}
-        wanted = client.complete(**body).json()["choices"]
+        expected = client.complete(**body).json()["choices"]
         monkeypatch.setattr(scheduler.Batch, "read", one_at_a_time)
         answers = client.ask_all(*[lambda http: http.post("/v1/completions", json=body)] * 3)
-        assert [answer.json()["choices"] for answer in answers] == [wanted] * 3
+        assert [answer.json()["choices"] for answer in answers] == [expected] * 3
         assert read_again
 
 
@@ -570,13 +574,13 @@ def test_requests_take_places_in_turn() -> None:
     with serving(max_batch=2) as client:
         ended = []
 
-        async def asked(http: Any, n: int, wait: float) -> None:
+        async def post_later(http: Any, n: int, wait: float) -> None:
             await asyncio.sleep(wait)
             body = {"model": "demo", "prompt": "a", "max_tokens": 8, "n": n, "seed": 1, "eos_token_id": []}
             await http.post("/v1/completions", json=body)
             ended.append(n)
 
-        client.ask_all(lambda http: asked(http, 20, 0), lambda http: asked(http, 1, 0.01))
+        client.ask_all(lambda http: post_later(http, 20, 0), lambda http: post_later(http, 1, 0.01))
         assert ended == [1, 20]
 
 
@@ -584,18 +588,18 @@ def test_a_comparison_reads_both_texts_with_both_models(client: Client) -> None:
     body = {"models": ["demo", "demo:std_eps"], "prompt": "the dog", "max_tokens": 12, "seed": 4, "alternatives": 4}
     events = streamed(client.post("/compare", body))
     for side, name in enumerate(body["models"]):
-        own = [event for event in events if event["side"] == side]
-        how = {"max_new_tokens": 12, "do_sample": True, "seed": 4}
-        assert "".join(event["text"] for event in own) == alone("the dog", MODELS[name], **how)
-        ids = TOKENIZER.encode("the dog") + [event["chosen"]["id"] for event in own]
+        events_of_side = [event for event in events if event["side"] == side]
+        options = {"max_new_tokens": 12, "do_sample": True, "seed": 4}
+        assert "".join(event["text"] for event in events_of_side) == alone("the dog", MODELS[name], **options)
+        ids = TOKENIZER.encode("the dog") + [event["chosen"]["id"] for event in events_of_side]
         truth = [model(torch.tensor([ids]))[0].detach().double().log_softmax(-1) for model in MODELS.values()]
-        for event in own:
-            p, q = (of[len(ids) - len(own) - 1 + event["position"]] for of in truth)
+        for event in events_of_side:
+            p, q = (of[len(ids) - len(events_of_side) - 1 + event["position"]] for of in truth)
             assert event["kl"] == pytest.approx((p.exp() * (p - q)).sum().item(), abs=1e-9)
             for one in [*event["alternatives"], event["chosen"]]:
                 assert one["probabilities"] == pytest.approx([of[one["id"]].exp().item() for of in (p, q)], abs=1e-6)
             assert len(event["alternatives"]) >= 4
-        assert own[-1]["finish_reason"] in ("stop", "length")
+        assert events_of_side[-1]["finish_reason"] in ("stop", "length")
     error_of(client.post("/compare", body | {"models": ["demo"]}), 400)
     error_of(client.post("/compare", body | {"models": ["demo", "other"]}), 404)
 
@@ -630,7 +634,7 @@ def test_a_stopped_server_says_so(gate: type[Gate]) -> None:
     client = Client(gated())
     gate.open.clear()
 
-    async def asked(http: Any) -> Any:
+    async def post(http: Any) -> Any:
         return await http.post("/v1/completions", json={"model": "demo", "prompt": "a", "max_tokens": 30})
 
     async def stop(http: Any) -> None:
@@ -640,7 +644,7 @@ def test_a_stopped_server_says_so(gate: type[Gate]) -> None:
         gate.open.set()
         await stopping
 
-    answer, _ = client.ask_all(asked, stop)
+    answer, _ = client.ask_all(post, stop)
     assert error_of(answer, 503)["code"] == "shutting_down"
     error_of(client.complete(), 503)
 

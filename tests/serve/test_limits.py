@@ -129,12 +129,12 @@ def test_idle_connections_of_one_client_keep_nobody_out(server: Live) -> None:
 def test_requests_in_progress_are_not_closed_for_others(server: Live) -> None:
     body = {"model": "demo", "prompt": "The dog", "max_tokens": 60000, "overflow": "slide", "eos_token_id": []}
     data = json.dumps(body).encode()
-    asked = [connect(server, HEAD + b"Content-Length: %d\r\n\r\n" % len(data) + data) for _ in range(200)]
+    connections = [connect(server, HEAD + b"Content-Length: %d\r\n\r\n" % len(data) + data) for _ in range(200)]
     time.sleep(1)
     later = httpx.get(f"{server.url}/v1/models")
     assert (later.status_code, later.json()["error"]["code"]) == (503, "overloaded")
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
-    for connection in asked:
+    for connection in connections:
         connection.close()
     until(lambda: "minigpt_texts_writing 0.0" in httpx.get(f"{server.url}/metrics").text)
 

@@ -49,8 +49,8 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     chance = random.Random(0)
 
     def story(seed: int, new: int) -> str:
-        how = {"do_sample": True, "temperature": 0.9, "seed": seed, "max_new_tokens": new, "eos_token_id": None}
-        return "Once upon a time" + "".join(minigpt.stream(model, tokenizer, "Once upon a time", **how))
+        options = {"do_sample": True, "temperature": 0.9, "seed": seed, "max_new_tokens": new, "eos_token_id": None}
+        return "Once upon a time" + "".join(minigpt.stream(model, tokenizer, "Once upon a time", **options))
 
     choices = []
     for number in range(24):
@@ -67,14 +67,14 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return tasks_of.TaskManager(include_path=str(tmp_path), include_defaults=False)
 
 
-def figures(tasks: Any, kind: str, batch_size: int, **how: Any) -> dict[str, float]:
-    found = lm_eval.simple_evaluate(
-        model=kind, model_args=how, tasks=["local_choice", "local_perplexity"], task_manager=tasks,
+def figures(tasks: Any, kind: str, batch_size: int, **options: Any) -> dict[str, float]:
+    report = lm_eval.simple_evaluate(
+        model=kind, model_args=options, tasks=["local_choice", "local_perplexity"], task_manager=tasks,
         batch_size=batch_size, device="cpu", bootstrap_iters=0, log_samples=False,
     )  # fmt: skip
     return {
         f"{task} {name}": value
-        for task, results in found["results"].items()
+        for task, results in report["results"].items()
         for name, value in results.items()
         if isinstance(value, float) and "stderr" not in name
     }

@@ -45,9 +45,9 @@ def _is_ready() -> bool:
 
 def test_two_replicas_answer_the_same_client(replicas: None) -> None:
     client = openai.OpenAI(base_url=f"{URL}/v1", api_key="right", max_retries=0)
-    how = dict(model="demo", prompt="The dog", max_tokens=12, temperature=0)
-    texts = {client.completions.create(**how).choices[0].text for _ in range(8)}
-    chunks = client.completions.create(**how, stream=True)
+    fields = dict(model="demo", prompt="The dog", max_tokens=12, temperature=0)
+    texts = {client.completions.create(**fields).choices[0].text for _ in range(8)}
+    chunks = client.completions.create(**fields, stream=True)
     assert texts == {"".join(chunk.choices[0].text for chunk in chunks)}
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{URL}/v1", api_key="wrong").models.list()

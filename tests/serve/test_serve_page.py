@@ -34,16 +34,16 @@ def test_both_texts_stream_and_the_divergence_shows(
     context = browser.new_context(viewport={"width": width, "height": 850}, color_scheme=scheme)
     context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
     page = context.new_page()
-    said: list[str] = []
-    asked: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
+    messages: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
     page.goto(server.url)
 
     page.get_by_role("alert").get_by_text("the API key is missing").wait_for()
-    assert len(said) == 1, "the refusal alone"
-    said.clear()
+    assert len(messages) == 1, "the refusal alone"
+    messages.clear()
     page.get_by_label("API key").fill("right")
     page.keyboard.press("Tab")
     page.locator("#left option").nth(1).wait_for(state="attached")
@@ -100,7 +100,7 @@ def test_both_texts_stream_and_the_divergence_shows(
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("Stopped.").wait_for()
     assert page.locator(".first .token").count() < 240
-    assert said == []
-    assert {url.split("/")[2] for url in asked if not url.startswith("data:")} == {server.url.split("/")[2]}
+    assert messages == []
+    assert {url.split("/")[2] for url in requests if not url.startswith("data:")} == {server.url.split("/")[2]}
     page.screenshot(path=tmp_path / "page.png")
     context.close()

@@ -44,8 +44,8 @@ def body(**fields: Any) -> dict[str, Any]:
 
 def written(server: Live) -> tuple[float, float]:
     """How many texts are being written, and how many tokens have been."""
-    said = dict(line.rpartition(" ")[::2] for line in httpx.get(f"{server.url}/metrics").text.splitlines())
-    return float(said["minigpt_texts_writing"]), float(said.get('minigpt_generated_tokens_total{model="demo"}', 0))
+    values = dict(line.rpartition(" ")[::2] for line in httpx.get(f"{server.url}/metrics").text.splitlines())
+    return float(values["minigpt_texts_writing"]), float(values.get('minigpt_generated_tokens_total{model="demo"}', 0))
 
 
 def refused(*options: str, **environment: str) -> str:
@@ -103,14 +103,14 @@ def test_a_text_whose_client_hangs_up_is_dropped_within_a_step(slow: Live) -> No
 
 def test_sigterm_lets_texts_finish_and_takes_no_more(slow: Live) -> None:
     with ThreadPoolExecutor() as pool:
-        asked = pool.submit(httpx.post, f"{slow.url}/v1/completions", json=body(max_tokens=100), timeout=60)
+        answer = pool.submit(httpx.post, f"{slow.url}/v1/completions", json=body(max_tokens=100), timeout=60)
         while not written(slow)[0]:
             time.sleep(0.02)
         slow.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         with pytest.raises(httpx.TransportError):
             httpx.get(f"{slow.url}/health")
-        assert asked.result().json()["usage"]["completion_tokens"] == 100
+        assert answer.result().json()["usage"]["completion_tokens"] == 100
     assert slow.process.wait(30) == 0
 
 
@@ -130,7 +130,7 @@ def test_when_the_grace_is_over_every_client_is_told_and_the_log_is_clean(tmp_pa
             return post(f"{server.url}/v1/completions", json=body(max_tokens=250, stream=stream, n=1 + number % 3))
 
         with ThreadPoolExecutor(24) as pool:
-            asked = [pool.submit(ask, number) for number in range(24)]
+            pending = [pool.submit(ask, number) for number in range(24)]
             unsent = socket.create_connection(("127.0.0.1", server.port))
             unsent.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n"
                            b"Content-Type: application/json\r\n\r\n{")  # fmt: skip
@@ -141,7 +141,7 @@ def test_when_the_grace_is_over_every_client_is_told_and_the_log_is_clean(tmp_pa
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(30) == 0
             took = time.monotonic() - began
-            answers = [each.result() for each in asked]
+            answers = [each.result() for each in pending]
     for answer in answers:
         is_stream = answer.status_code == 200
         last = answer.text.removesuffix("\n\n").split("\n\n")[-1].removeprefix("data: ") if is_stream else answer.text

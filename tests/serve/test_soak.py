@@ -28,16 +28,16 @@ MODELS, TOKENIZER = open_models([Recipe(norm=norm) for norm in ("fused", "std_ep
 
 def known_answers() -> list[tuple[dict[str, Any], str]]:
     """Requests, each with the text that it must get."""
-    found = []
+    answers = []
     for number in range(24):
         ids = TOKENIZER.encode("Once upon a time there was a little red dog")[: 1 + number % 9]
         name, new = list(MODELS)[number % 2], 1 + number * 7 % 50
-        how: dict[str, Any] = {} if number % 3 else {"do_sample": True, "seed": number, "temperature": 0.7}
-        out = minigpt.generate(MODELS[name], torch.tensor([ids]), max_new_tokens=new, eos_token_id=None, **how)
+        options: dict[str, Any] = {} if number % 3 else {"do_sample": True, "seed": number, "temperature": 0.7}
+        out = minigpt.generate(MODELS[name], torch.tensor([ids]), max_new_tokens=new, eos_token_id=None, **options)
         fields = {"temperature": 0} if number % 3 else {"seed": number, "temperature": 0.7}
         body = {"model": name, "prompt": ids, "max_tokens": new, "eos_token_id": [], **fields}
-        found.append((body, TOKENIZER.decode(out[0, len(ids) :].tolist())))
-    return found
+        answers.append((body, TOKENIZER.decode(out[0, len(ids) :].tolist())))
+    return answers
 
 
 BAD: tuple[Any, ...] = (
@@ -67,15 +67,15 @@ class Soak:
                     self.wrong.append(f"{kind}: {type(error).__name__}: {error}")
 
     async def _good(self, http: Any, chance: random.Random) -> None:
-        body, wanted = chance.choice(self.known)
+        body, expected = chance.choice(self.known)
         answer = (await http.post("/v1/completions", json=body)).json()
-        assert answer["choices"][0]["text"] == wanted
+        assert answer["choices"][0]["text"] == expected
 
     async def _streamed(self, http: Any, chance: random.Random) -> None:
-        body, wanted = chance.choice(self.known)
+        body, expected = chance.choice(self.known)
         answer = await http.post("/v1/completions", json=body | {"stream": True, "logprobs": 1, "echo": True})
         chunks = [json.loads(part[6:]) for part in answer.text.split("\n\n")[:-2]]
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TOKENIZER.decode(body["prompt"]) + wanted
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TOKENIZER.decode(body["prompt"]) + expected
 
     async def _compared(self, http: Any, chance: random.Random) -> None:
         body = {"models": list(MODELS), "prompt": "The dog", "max_tokens": 10, "eos_token_id": []}
@@ -118,12 +118,12 @@ def test_a_soak_of_good_bad_and_vanishing_clients() -> None:
         assert server.process.poll() is None, f"the server has ended with {server.process.returncode}; {soak.wrong[:5]}"
         assert soak.wrong == []
         assert min(soak.counts[kind] for kind in ("good", "streamed", "bad", "hung_up")) > 0
-        deadline, said = time.monotonic() + 20, ""
-        while "minigpt_texts_writing 0.0" not in said and time.monotonic() < deadline:
-            said = httpx.get(f"{server.url}/metrics").text
-        assert "minigpt_texts_writing 0.0" in said
-        assert "minigpt_texts_waiting 0.0" in said
-        assert 'status="500"' not in said
+        deadline, metrics = time.monotonic() + 20, ""
+        while "minigpt_texts_writing 0.0" not in metrics and time.monotonic() < deadline:
+            metrics = httpx.get(f"{server.url}/metrics").text
+        assert "minigpt_texts_writing 0.0" in metrics
+        assert "minigpt_texts_waiting 0.0" in metrics
+        assert 'status="500"' not in metrics
         warm = memory[len(memory) // 4 :]
         half = len(warm) // 2
         growth = sum(warm[half:]) / len(warm[half:]) - sum(warm[:half]) / half
