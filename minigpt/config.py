@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from minigpt.errors import ConfigError
 from minigpt.files import as_path, read_object
 
-DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64")
-ATTENTIONS = ("sdpa", "eager")
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
 
 # Fields of a config.json that cannot change the logits: bookkeeping, heads we do not have, defaults for generation.

@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from minigpt.config import DTYPE_NAMES
+from minigpt.choices import DTYPE_NAMES, check_dtype_name
 from minigpt.errors import ConfigError
 from minigpt.version import __version__
 
@@ -34,10 +34,12 @@ def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """
     if dtype is None:
         return None
-    for name, known in DTYPES.items():
-        if dtype in (name, known):
-            return known
-    raise ConfigError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
+    if isinstance(dtype, str):
+        check_dtype_name(dtype)
+        return DTYPES[dtype]
+    if dtype not in DTYPES.values():
+        check_dtype_name(dtype)
+    return dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -46,27 +46,12 @@ class GenerationError(MiniGPTError):
     """Invalid tokens or settings of generation."""
 
 
-def is_several(given: object) -> bool:
-    """Return True for an iterable that is not a string or bytes."""
-    try:
-        iter(given)  # type: ignore[call-overload]
-    except TypeError:
-        return False
-    return not isinstance(given, str | bytes)
-
-
 def listing(names: Iterable[str]) -> str:
     """Return names for a message: "a, b and 3 more"."""
     shown = (name[:96] for name in names)
     names = sorted(name if name.isprintable() else repr(name) for name in shown)  # a damaged file's may not be
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more
-
-
-def check_option(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise ConfigError if ``value`` is none of the names in ``known``."""
-    if value not in known:
-        raise ConfigError(f"must be {' or '.join(known)}, got {value!r}", argument=name)
 
 
 def kind_of(thing: object) -> str:

@@ -10,7 +10,18 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
-from minigpt.config import ATTENTIONS, DTYPE_NAMES
+from minigpt.choices import (
+    ARITHMETICS,
+    ATTENTIONS,
+    DTYPE_NAMES,
+    KEEP,
+    QUANTIZES,
+    check_dtype_name,
+    check_keep,
+    check_option,
+    check_quantize,
+    patterns_of,
+)
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.files import hash_file, hash_json
 
@@ -22,9 +33,6 @@ if TYPE_CHECKING:
     from minigpt.norms import NormSpec
     from minigpt.swap.fit import Explained
     from minigpt.tokenizer import Tokenizer
-
-KEEP = ("scale", "shift")
-ARITHMETICS, QUANTIZES = ("fast", "reference"), ("int8",)
 
 
 class Opening(TypedDict, total=False):
@@ -139,20 +147,15 @@ class Recipe:
     local_files_only: bool = option(False, kind=bool)
 
     def __post_init__(self) -> None:
-        from minigpt.device import dtype_name, resolve_dtype
-        from minigpt.engine.int8 import check_roundable
-        from minigpt.errors import check_option
-        from minigpt.norms import check_keep
-        from minigpt.swap.sites import patterns_of
-
         for field in dataclasses.fields(self):
             value, values = getattr(self, field.name), field.metadata.get("values")
             if values and field.name != "dtype" and value != field.default:
                 check_option(field.name, value, values)
-        if self.quantize is not None:
-            check_roundable(self.arithmetic)
-        dtype = resolve_dtype(None if self.dtype == "auto" else self.dtype)
-        object.__setattr__(self, "dtype", None if dtype is None else dtype_name(dtype))
+        check_quantize(self.quantize, self.arithmetic)
+        dtype = self.dtype if isinstance(self.dtype, str) else str(self.dtype or "auto").removeprefix("torch.")
+        if dtype != "auto":
+            check_dtype_name(dtype)
+        object.__setattr__(self, "dtype", None if dtype == "auto" else dtype)
         object.__setattr__(self, "sites", tuple(patterns_of(self.sites)))
         check_keep(self.keep)
         object.__setattr__(self, "keep", tuple(role for role in KEEP if role in self.keep))

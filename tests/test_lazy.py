@@ -44,6 +44,20 @@ def test_errors_and_configs_need_no_pytorch() -> None:
     assert not used & set(HEAVY)
 
 
+def test_a_wrong_word_of_an_option_is_an_error_before_pytorch_is_imported() -> None:
+    for words in (
+        ["generate", "x", "--top-k", "0"],
+        ["generate", "x", "--dtype", "int3"],
+        ["perplexity", "demo", "x", "--quantize", "int9"],
+        ["parity", "--norm", "rms", "--keep", "all"],
+    ):
+        used = imported_by(
+            f"import sys, minigpt.cli; sys.argv[1:] = {words}\n"
+            "try: minigpt.cli.main()\nexcept SystemExit as ended: assert ended.code == 2\npass"
+        )
+        assert not used & {"torch", "transformers"}, words
+
+
 def test_loading_and_generating_need_no_transformers_and_no_network_client(tmp_path: Path) -> None:
     """Nor any kernel compiler, beyond what PyTorch itself brings."""
     folder = saved(reference(), tmp_path)

@@ -12,6 +12,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from minigpt.choices import check_quantize
 from minigpt.engine import kernel
 from minigpt.engine.kernel import BLOCK, PANEL, StepKernel
 from minigpt.engine.parts import FastGPT2, affine_layers, head_rows
@@ -123,7 +124,7 @@ def quantize_int8(model: GPT2) -> GPT2:
             that is not finite.
     """
     check_gpt2(model)
-    check_roundable(model.arithmetic)
+    check_quantize("int8", model.arithmetic)
     if not isinstance(model, FastGPT2):
         raise ConfigError(f"model must be what minigpt.engine.accelerate returns, got a {kind_of(model)}")
     if model.quantize is not None:
@@ -171,9 +172,3 @@ def _kept_panels(weight: Tensor, by_rows: bool) -> Tensor:
         rows = weight.detach() if by_rows else weight.detach().t()
         kept = _panels[weight] = state, panels_of(rows)
     return kept[1]
-
-
-def check_roundable(arithmetic: str) -> None:
-    """Check that the arithmetic is not "reference": rounded weights cannot give the reference's bits."""
-    if arithmetic == "reference":
-        raise ConfigError('quantize="int8" needs arithmetic="fast": rounded weights cannot give the reference\'s bits')

@@ -7,9 +7,9 @@ import transformers
 
 from minigpt import norms
 from minigpt.checkpoint.norms import ARCHITECTURE, MODEL_TYPE, Norms, Pairs, as_pairs, require_registered
+from minigpt.choices import ARITHMETICS, check_option
 from minigpt.config import OTHER_NETWORKS
-from minigpt.errors import ConfigError, check_option
-from minigpt.recipe import ARITHMETICS
+from minigpt.errors import ConfigError
 
 
 class Choice(NamedTuple):

@@ -16,8 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.config import ATTENTIONS, GPT2Config, norm_sites
-from minigpt.errors import ConfigError, GenerationError, MiniGPTError, check_option, kind_of
+from minigpt.choices import ATTENTIONS, check_option
+from minigpt.config import GPT2Config, norm_sites
+from minigpt.errors import ConfigError, GenerationError, MiniGPTError, kind_of
 from minigpt.model.attention import CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
 from minigpt.model.conv1d import Conv1D

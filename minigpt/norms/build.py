@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from torch import nn
 
-from minigpt.errors import NormError, is_several
-from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm, adapt, is_ours
+from minigpt.choices import KEEP, check_keep
+from minigpt.norms.foreign.adapt import AdaptedNorm, adapt, is_ours
 from minigpt.norms.foreign.construct import construct, naming
 from minigpt.norms.foreign.locate import locate
 from minigpt.norms.record import record_of
@@ -49,13 +49,6 @@ def build(
         module = adapt(module, shape, eps=eps, bias=bias, keep=keep, takes_eps=takes_eps)
     record_of(module).name = name_of(norm)
     return module
-
-
-def check_keep(keep: Collection[str]) -> None:
-    """Check that ``keep`` is a collection with none, one or both of "scale" and "shift"."""
-    if not is_several(keep) or not set(keep) <= set(KEEP):
-        shown = ",".join(map(str, keep)) if is_several(keep) else repr(keep)
-        raise NormError(f"must have none, one or both of scale and shift, got {shown:.100}", argument="keep")
 
 
 def name_of(norm: object) -> str:

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from minigpt.choices import KEEP
 from minigpt.errors import NormError
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.swap import swap_norms
 from minigpt.swap.fit import fit_to, separate
-from minigpt.swap.sites import KEEP, matching
+from minigpt.swap.sites import matching
 
 MERGE = "first"  # the stage at which frozen norms divide the first position as all others
 MOMENTUM = 0.1  # weight of the newest batch in the running average

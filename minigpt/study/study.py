@@ -22,6 +22,7 @@ import torch
 
 from minigpt import norms
 from minigpt.checkpoint import open_checkpoint
+from minigpt.choices import KEEP
 from minigpt.device import resolve_device, software
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, NormError
 from minigpt.files import hash_file, hash_json, read_text
@@ -29,7 +30,7 @@ from minigpt.model import GPT2
 from minigpt.norms import is_registered
 from minigpt.norms.foreign.locate import code_files
 from minigpt.norms.foreign.locate import locate as locate_code
-from minigpt.recipe import KEEP, Recipe
+from minigpt.recipe import Recipe
 from minigpt.study.schedule import MERGE, Schedule, parse_schedule
 from minigpt.swap import match_sites
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from minigpt import norms
+from minigpt.choices import KEEP, patterns_of
 from minigpt.errors import ConfigError, NormError
-from minigpt.norms.foreign.adapt import KEEP, AdaptedNorm
+from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, require_same_shape, title
 from minigpt.norms.record import record_of
 
@@ -113,18 +114,6 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
     if not matched:
         raise NormError(f"no norm site matches {pattern!r}; the sites are {', '.join(names)}")
     return matched
-
-
-def patterns_of(sites: str | Iterable[str]) -> list[str]:
-    """Return one pattern, or several, as a list.
-
-    Raises:
-        NormError: if there is none.
-    """
-    patterns = [sites] if isinstance(sites, str) else list(sites)
-    if not patterns:
-        raise NormError('sites is empty; give at least one pattern, e.g. "*" for all norm sites')
-    return patterns
 
 
 def require_own_parameters(name: str, module: nn.Module) -> None:

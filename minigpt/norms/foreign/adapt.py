@@ -21,7 +21,6 @@ from minigpt.norms.textbook import LayerNorm
 # Names of a scale and of a shift, the most telling first. DyT has both an alpha and a weight.
 SCALES = ("weight", "gamma", "scale", "g", "gain", "a_2", "alpha", "a", "w")
 SHIFTS = ("bias", "beta", "shift", "b", "offset", "b_2")
-KEEP = ("scale", "shift")
 
 Paths = list[str]  # the names that one Parameter has in a module; tied Parameters have several
 

@@ -1,0 +1,65 @@
+"""What the options that open a model may be. It needs no PyTorch: a wrong word in the shell is an error at once."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from minigpt.errors import ConfigError, NormError
+
+DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64")
+ATTENTIONS = ("sdpa", "eager")
+ARITHMETICS = ("fast", "reference")
+QUANTIZES = ("int8",)
+KEEP = ("scale", "shift")  # what of an old norm may stay beside a new one
+
+
+def check_option(name: str, value: object, known: Sequence[str]) -> None:
+    """Check that a value is one of the known words.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    if value not in known:
+        raise ConfigError(f"must be {' or '.join(known)}, got {value!r}", argument=name)
+
+
+def check_dtype_name(name: object) -> None:
+    """Check the name of a dtype.
+
+    Raises:
+        ConfigError: if it is not in ``DTYPE_NAMES``.
+    """
+    if name not in DTYPE_NAMES:
+        raise ConfigError(f"unknown dtype {name!r}; known are {', '.join(DTYPE_NAMES)}")
+
+
+def check_quantize(quantize: str | None, arithmetic: str) -> None:
+    """Check that weights of eight bits are not to give the reference's bits, which they cannot.
+
+    Raises:
+        ConfigError: if they are.
+    """
+    if quantize is not None and arithmetic == "reference":
+        raise ConfigError('quantize="int8" needs arithmetic="fast": rounded weights cannot give the reference\'s bits')
+
+
+def check_keep(keep: Collection[str]) -> None:
+    """Check that ``keep`` is a collection with none, one or both of "scale" and "shift".
+
+    Raises:
+        NormError: if it is not.
+    """
+    is_several = isinstance(keep, Collection) and not isinstance(keep, str | bytes)
+    if not is_several or not set(keep) <= set(KEEP):
+        shown = ",".join(map(str, keep)) if is_several else repr(keep)
+        raise NormError(f"must have none, one or both of scale and shift, got {shown:.100}", argument="keep")
+
+
+def patterns_of(sites: str | Iterable[str]) -> list[str]:
+    """Return one pattern of sites, or several, as a list.
+
+    Raises:
+        NormError: if there is none.
+    """
+    patterns = [sites] if isinstance(sites, str) else list(sites)
+    if not patterns:
+        raise NormError('sites is empty; give at least one pattern, e.g. "*" for all norm sites')
+    return patterns
