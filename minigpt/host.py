@@ -17,9 +17,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from minigpt.norms.record import record_of
+
 KINDS = ("layer_norm", "rms_norm")
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 EPS_VALUES = (1e-5, 1e-6, 1e-8, 1e-12, 0.0)  # of a norm that names none
+MOST_CONTEXT = 1024  # tokens that are read at once by a model without a limit
 LOOKS_LIKE_A_NORM = re.compile(r"norm|(^|_)ln(_|$)", re.IGNORECASE)
 
 
@@ -31,11 +34,13 @@ class NormSite:
         kind: "layer_norm", "rms_norm" or "other".
         eps: under the root; None for another kind.
         adds_one: whether it multiplies by 1 + weight.
+        width: the length of its rows.
     """
 
     kind: str
     eps: float | None = None
     adds_one: bool = False
+    width: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,34 @@ class Host:
         """The module under the prefix."""
         return self.model.get_submodule(self.prefix.rstrip("."))
 
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the norms in the model, prefix included."""
+        return [self.prefix + site for site in self.sites]
+
+    @property
+    def weight(self) -> Tensor:
+        """The token embedding, whose device and dtype are the model's."""
+        return self.root.get_submodule(self.embedding).get_parameter("weight")
+
+    @property
+    def context(self) -> int:
+        """The most tokens that the model reads at once."""
+        config: Any = self.model.config
+        return getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or MOST_CONTEXT
+
     def norms(self) -> dict[str, nn.Module]:
         """Return the modules at the norms' sites."""
         return {site: self.root.get_submodule(site) for site in self.sites}
+
+    def norm_site(self, norm: nn.Module) -> NormSite:
+        """Return what a norm of the model computes; of one that was swapped in, what the norm before it computed."""
+        if (before := record_of(norm).site) is not None:
+            return before
+        config: Any = getattr(self.model, "config", None)
+        if hasattr(self.root, "norm_modules"):  # a GPT-2 of minigpt, whose config says it
+            return NormSite("layer_norm", config.layer_norm_epsilon, width=config.n_embd)
+        return norm_site(norm, _width(norm, self.model))
 
     def logits(self, input_ids: Tensor) -> Any:
         """Return what the model computes of ids (B, T)."""
@@ -77,9 +107,9 @@ def host_of(model: nn.Module) -> Host:
     lists = [(len(module), -len(path), path) for path, module in paths.items() if isinstance(module, nn.ModuleList)]
     blocks = max(lists, default=(0, 0, ""))[2]
     sites = [path for path in paths if path.startswith(prefix) and _is_norm(path, paths[path], paths)]
-    norm_modules: Any = getattr(model, "norm_modules", None)  # of our own models, whose norms may have no Parameters
-    if norm_modules is not None:
-        sites = list(norm_modules())
+    known_sites: Any = getattr(model.get_submodule(prefix.rstrip(".")), "norm_sites", None)
+    if known_sites is not None:  # of a GPT-2 of minigpt
+        sites = known_sites()
     embedding = next((path for path, module in paths.items() if isinstance(module, nn.Embedding)), "")
     members = [f"{blocks}.{i}" for i in range(len(paths[blocks]))] if blocks else []  # pyright: ignore[reportArgumentType]
     return Host(
@@ -143,8 +173,8 @@ def norm_site(norm: nn.Module, width: int) -> NormSite:
         scale = weight + adds_one if has_weight else None
         expected = exact_norm(rows, kind, scale, bias if has_bias else None, eps)
         if bool(((output - expected).abs() <= 1e-4 * expected.abs().amax(-1, keepdim=True)).all()):
-            return NormSite(kind, eps, adds_one)
-    return NormSite("other")
+            return NormSite(kind, eps, adds_one, width)
+    return NormSite("other", width=width)
 
 
 def exact_norm(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.config import GPT2Config, norm_sites
-from minigpt.device import Progress, dtype_name, finish, require_values, resolve_device, versions
+from minigpt.device import Progress, Steps, dtype_name, finish, require_values, resolve_device, versions
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError
 from minigpt.judge.candidate import FileCandidate, gradient_texts
 from minigpt.judge.door import open_source, state_of, unchanged
@@ -76,7 +76,7 @@ class Original(Truth):
         local_files_only: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        say = _saying(progress, 4)
+        say = Steps(progress, total=4)
         say(f"reading {source}")
         recipe = Recipe(source, attention=attention, revision=revision, local_files_only=local_files_only)
         place, resolved = recipe.place(), resolve_device(device)
@@ -150,7 +150,7 @@ class Original(Truth):
                 self.require_unchanged()
         return judge(
             self, candidate, gradients=gradients, sensitivity=sensitivity, remove=remove, remove_file=remove_file,
-            bisect=bisect, budget=budget, say=_saying(progress, 3),
+            bisect=bisect, budget=budget, say=Steps(progress, total=3),
         )  # fmt: skip
 
     def judge_outputs(self, file: str | Path, **options: Any) -> ParityReport:
@@ -184,19 +184,6 @@ class Original(Truth):
         """
         if self.files is not None and state_of(self.place) != self.files:
             raise CheckpointError(f"{self.source} was saved to since the original was read; read the original again")
-
-
-def _saying(progress: Progress | None, steps: int) -> Callable[[str], None]:
-    """Return a function that reports a step, and the share that is done if there are so many steps."""
-    begun = 0
-
-    def say(step: str) -> None:
-        nonlocal begun
-        if progress is not None:
-            progress(step, begun / max(steps, begun + 1))
-        begun += 1
-
-    return say
 
 
 def _read(truth: Truth, prompts: list[list[int]], most: int, gradients: bool, say: Callable[[str], None]) -> None:

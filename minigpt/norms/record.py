@@ -1,6 +1,7 @@
 """What is known of a norm in a model beside its Parameters."""
 
 import dataclasses
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ class NormRecord:
         notes: what a reader should know: another eps, a scale or shift that its class lacks.
         originals: the checkpoint's "weight" and "bias" for this site, where the norm does not use them.
         initial: the values that its Parameters and buffers were built with, where a checkpoint may lack them.
+        site: what the norm computes that it replaces, a ``minigpt.host.NormSite``.
         trained: the name of the norm in the checkpoint itself, if that was no LayerNorm. Nothing can be fitted to it.
     """
 
@@ -23,6 +25,7 @@ class NormRecord:
     notes: tuple[str, ...] = ()
     originals: dict[str, nn.Parameter] = dataclasses.field(default_factory=dict)
     initial: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    site: Any = None
     trained: str | None = None
 
 

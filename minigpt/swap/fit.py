@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from minigpt.errors import GenerationError, NormError
 from minigpt.files import read_text
-from minigpt.model.inputs import check_inputs
+from minigpt.host import host_of
+from minigpt.model.inputs import check_context, check_ids, check_known
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.record import record_of
-from minigpt.swap.sites import HasNorms, build_like, check_has_norms, match_sites, originals, share
+from minigpt.swap.sites import build_like, host_with_norms, match_sites, originals, share
 
 LEAST_TOKENS = 64  # with fewer, two numbers a channel follow the noise
 MOST_ROWS = 16  # of a text, each as long as the context
@@ -47,7 +48,7 @@ class Encodes(Protocol):
 
 @torch.no_grad()
 def fit_norms(
-    model: HasNorms, input_ids: Int[Tensor, "batch seq"], sites: str | Iterable[str] = "*"
+    model: nn.Module, input_ids: Int[Tensor, "batch seq"], sites: str | Iterable[str] = "*"
 ) -> dict[str, Explained]:
     """Fit the swapped norms at ``sites`` to the LayerNorms that they replace; return how well each explains its own.
 
@@ -70,20 +71,21 @@ def fit_norms(
             LayerNorm in the checkpoint itself. Nothing has been changed then.
         GenerationError: if an id is outside the vocabulary, or there are more tokens than the context has.
     """
-    check_has_norms(model)
-    chosen = match_sites(model, sites)
-    check_inputs(model.config, input_ids, None, None, None)
+    host, chosen = host_with_norms(model), match_sites(model, sites)
+    check_ids("input_ids", input_ids)
     if input_ids.numel() < LEAST_TOKENS or input_ids.shape[1] < 2:
         raise NormError(
             f"the text must have at least {LEAST_TOKENS} tokens to fit norms on, in rows of 2 or more, "
             f"got {tuple(input_ids.shape)}"
         )
+    check_known(input_ids, len(host.weight))
+    check_context(None, None, input_ids.shape[1], input_ids.shape[1], host.context)
     return fit_to(model, input_ids, {site: original_norm(model.get_submodule(site), model) for site in chosen})
 
 
 @torch.no_grad()
 def fit_to(
-    model: HasNorms, input_ids: Int[Tensor, "batch seq"], targets: Mapping[str, nn.Module]
+    model: nn.Module, input_ids: Int[Tensor, "batch seq"], targets: Mapping[str, nn.Module]
 ) -> dict[str, Explained]:
     """Fit the norms at the sites of ``targets`` to the norms that it holds. Arguments are not checked."""
     norms = {site: model.get_submodule(site) for site in targets}
@@ -107,7 +109,7 @@ def fit_to(
 
 
 def fit_on_text(
-    model: HasNorms, tokenizer: Encodes, file: str | Path, sites: str | Iterable[str] = "*"
+    model: nn.Module, tokenizer: Encodes, file: str | Path, sites: str | Iterable[str] = "*"
 ) -> dict[str, Explained]:
     """``fit_norms`` on the beginning of a UTF-8 text file: at most 16 rows as long as the model's context.
 
@@ -118,7 +120,7 @@ def fit_on_text(
     return fit_norms(model, rows_of_text(model, tokenizer, file), sites)
 
 
-def rows_of_text(model: HasNorms, tokenizer: Encodes, file: str | Path) -> Int[Tensor, "batch seq"]:
+def rows_of_text(model: nn.Module, tokenizer: Encodes, file: str | Path) -> Int[Tensor, "batch seq"]:
     """Return the beginning of a UTF-8 text file as at most 16 rows, as long as the model's context or the text.
 
     Raises:
@@ -128,9 +130,10 @@ def rows_of_text(model: HasNorms, tokenizer: Encodes, file: str | Path) -> Int[T
     ids = tokenizer.encode(read_text(Path(file), GenerationError))
     if len(ids) < LEAST_TOKENS:
         raise NormError(f"{file} must have at least {LEAST_TOKENS} tokens, got {len(ids)}")
-    length = min(len(ids), model.config.n_positions)
+    host = host_of(model)
+    length = min(len(ids), host.context)
     rows = torch.tensor(ids[: min(len(ids) // length, MOST_ROWS) * length]).view(-1, length)
-    return rows.to(model.wte.weight.device)
+    return rows.to(host.weight.device)
 
 
 class Fitting(nn.Module):
@@ -182,13 +185,13 @@ class Fitting(nn.Module):
         return output
 
 
-def require_fitted(model: HasNorms) -> None:
+def require_fitted(model: nn.Module) -> None:
     """Check that every frozen norm has deviations to divide by.
 
     Raises:
         NormError: the message says how it gets them.
     """
-    for site, norm in model.norm_modules().items():
+    for site, norm in host_of(model).norms().items():
         if isinstance(norm, FrozenLayerNorm) and not norm.is_ready:
             raise NormError(
                 f"must name a text: the frozen norm at {site} takes its deviations from one", argument="fit"
@@ -200,10 +203,18 @@ def r_squared(output: Float[Tensor, "batch seq embd"], target: Float[Tensor, "ba
     return float(1 - _error(output, target) / _error(target, target.double().mean((0, 1))))
 
 
-def original_norm(norm: nn.Module, model: HasNorms) -> nn.Module:
-    """Return the LayerNorm that a norm of ``model`` replaces, on the checkpoint's Parameters."""
-    original = build_like(norm, "fused", model)
-    share(original, norm, model)
+def original_norm(norm: nn.Module, model: nn.Module) -> nn.Module:
+    """Return the norm that a norm of ``model`` replaces, on the checkpoint's Parameters.
+
+    Raises:
+        NormError: if that is neither a LayerNorm nor an RMSNorm.
+    """
+    host = host_of(model)
+    kind = host.norm_site(norm).kind
+    if kind == "other":
+        raise NormError(f"{title(norm)} replaces a norm that is neither a LayerNorm nor an RMSNorm")
+    original = build_like(norm, {"layer_norm": "fused", "rms_norm": "rms"}[kind], host)
+    share(original, norm, host)
     return original
 
 

@@ -2,9 +2,10 @@
 
 import copy
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,41 +13,29 @@ from torch import Tensor, nn
 from minigpt import norms
 from minigpt.choices import KEEP, patterns_of
 from minigpt.errors import ConfigError, NormError
+from minigpt.host import Host, host_of
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, require_same_shape, title
 from minigpt.norms.record import record_of
 
+EPS = 1e-5  # of a site that has none
 THIRDS = ("early", "middle", "late")  # of the depth, as patterns of sites
 WAY_OUT = "to write it for this model, subclass minigpt.LayerNorm and override standardize(self, x)"
 
 
-class HasNorms(Protocol):
-    """A model whose norms can be swapped: a ``minigpt.GPT2``, or the ``transformer`` of a model of ``minigpt.hf``."""
-
-    config: Any
-    training: bool
-    wte: Any
-
-    def __call__(self, input_ids: Tensor, /) -> Any: ...
-    def norm_sites(self) -> list[str]: ...
-    def norm_modules(self) -> dict[str, nn.Module]: ...
-    def modules(self) -> Iterator[nn.Module]: ...
-    def get_submodule(self, target: str, /) -> Any: ...
-    def set_submodule(self, target: str, module: nn.Module, /) -> None: ...
-    def train(self, mode: bool = True, /) -> Any: ...
-
-
 def swap_norms(
-    model: HasNorms, norm: norms.NormSpec, sites: str | Iterable[str] = "*", keep: Collection[str] = KEEP
+    model: nn.Module, norm: norms.NormSpec, sites: str | Iterable[str] = "*", keep: Collection[str] = KEEP
 ) -> list[str]:
     """Put ``norm`` at the matching sites, in place; return their names, in the order data meets them.
 
     The new norm uses the Parameters of the old. Nothing is copied, an optimizer goes on with what it holds, and
     swapping back restores the model exactly, except for hooks: they go with the module they were put on. In place of a
-    fitted norm's Parameters it uses the checkpoint's. Its eps is the config's. A warning says if its class has another,
-    and what becomes of a scale or shift that the class lacks.
+    fitted norm's Parameters it uses the checkpoint's. Its eps is the site's. A warning says if its class has another,
+    and what becomes of a scale or shift that the class lacks. Where a site multiplies by 1 + weight, the new norm gets
+    a weight of its own, which is larger by one.
 
     Args:
+        model: a ``minigpt.GPT2``, or any causal language model of transformers.
         norm: as ``norms.build`` takes it: a name, a class, a function, "package.module:Name" or "path/to/file.py:Name".
         sites: a shell-style pattern, or several, over the norm modules' names: "*", "ln_f", "h.*.ln_1", "h.[0-5].ln_2",
             or a third of the blocks: "early", "middle", "late".
@@ -58,16 +47,15 @@ def swap_norms(
         NormError: if the norm is unknown, cannot be built or cannot run, one module is given to several sites, or a
             pattern matches no site. Nothing has been replaced then.
     """
-    check_has_norms(model)
-    chosen = match_sites(model, sites)
+    host, chosen = host_with_norms(model), match_sites(model, sites)
     old = {name: model.get_submodule(name) for name in chosen}
     for name, module in old.items():
         require_own_parameters(name, module)
-    new = {name: build_like(module, norm, model, keep) for name, module in old.items()}
+    new = {name: build_like(module, norm, host, keep) for name, module in old.items()}
     _require_one_each(model, list(new.values()))
     for name, module in new.items():
-        share(module, old[name], model)
-    _require_runs(next(iter(new.values())), model)
+        share(module, old[name], host)
+    _require_runs(new[chosen[0]], host)
     for name, module in new.items():
         model.set_submodule(name, module)
     for note in sorted({note for module in new.values() for note in norms.notes(module)}):
@@ -75,22 +63,26 @@ def swap_norms(
     return chosen
 
 
-def check_has_norms(model: object) -> None:
-    """Check that a model has norm sites."""
-    if not all(hasattr(model, name) for name in ("norm_sites", "norm_modules", "wte")):
-        raise ConfigError(
-            "model must be a minigpt.GPT2, or the .transformer of a model of minigpt.hf, got a "
-            f"{type(model).__module__.partition('.')[0]}.{type(model).__name__}"
-        )
+def host_with_norms(model: Any) -> Host:
+    """Return a model as a host.
+
+    Raises:
+        ConfigError: if it is no module, or has no norm sites.
+    """
+    host = host_of(model) if isinstance(model, nn.Module) else None
+    if host is None or not host.sites:
+        kind = f"{type(model).__module__.partition('.')[0]}.{type(model).__name__}"
+        raise ConfigError(f"model must be a minigpt.GPT2, or a language model of transformers with norms, got a {kind}")
+    return host
 
 
-def match_sites(model: HasNorms, sites: str | Iterable[str]) -> list[str]:
+def match_sites(model: nn.Module, sites: str | Iterable[str]) -> list[str]:
     """Return the norm sites that at least one pattern matches.
 
     Raises:
         NormError: if a pattern matches none, or there is no pattern.
     """
-    names, matched = model.norm_sites(), set[str]()
+    names, matched = host_with_norms(model).paths, set[str]()
     for pattern in patterns_of(sites):
         matched |= {*matching(pattern, names)}
     return [name for name in names if name in matched]
@@ -105,7 +97,8 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
         NormError: if it matches none.
     """
     if pattern in THIRDS:
-        blocks = {name: int(name.split(".")[1]) for name in names if name.startswith("h.")}
+        numbers = {name: re.search(r"\.(\d+)\.", name) for name in names}
+        blocks = {name: int(number[1]) for name, number in numbers.items() if number}
         layers, third = max(blocks.values()) + 1, THIRDS.index(pattern)
         first, end = round(third * layers / 3), round((third + 1) * layers / 3)
         matched = [name for name, block in blocks.items() if first <= block < end]
@@ -122,39 +115,43 @@ def require_own_parameters(name: str, module: nn.Module) -> None:
     Raises:
         NormError: if one of the two is not.
     """
-    tensors = [own for role in ("weight", "bias") if isinstance(own := getattr(module, role, None), Tensor)]
-    if not all(isinstance(own, nn.Parameter) for own in tensors):
+    tensors = [tensor for role in ("weight", "bias") if isinstance(tensor := getattr(module, role, None), Tensor)]
+    if not all(isinstance(tensor, nn.Parameter) for tensor in tensors):
         raise NormError(f"weight or bias of {name} is not a Parameter; undo its pruning or parametrization")
 
 
 def originals(norm: nn.Module) -> dict[str, nn.Parameter]:
     """Return the checkpoint's weight and bias at a norm's site, also those that the norm does not use."""
     both = {role: getattr(norm, role, None) for role in ("weight", "bias")}
-    return {role: own for role, own in both.items() if isinstance(own, nn.Parameter)} | record_of(norm).originals
+    used = {role: parameter for role, parameter in both.items() if isinstance(parameter, nn.Parameter)}
+    return used | record_of(norm).originals
 
 
-def build_like(old: nn.Module, norm: norms.NormSpec, model: HasNorms, keep: Collection[str] = KEEP) -> nn.Module:
-    """Return a new norm for the site of ``old``, with a shift if that has one, and the model's eps."""
-    own = originals(old)
-    has_shift = "bias" in own or "weight" not in own
-    return norms.build(norm, model.config.n_embd, eps=model.config.layer_norm_epsilon, bias=has_shift, keep=keep)
+def build_like(old: nn.Module, norm: norms.NormSpec, host: Host, keep: Collection[str] = KEEP) -> nn.Module:
+    """Return a new norm for the site of ``old``, with a shift if that has one, and the site's eps."""
+    site, parameters = host.norm_site(old), originals(old)
+    has_shift = "bias" in parameters or ("weight" not in parameters and site.kind != "rms_norm")
+    eps = EPS if site.eps is None else site.eps
+    new = norms.build(norm, site.width, eps=eps, bias=has_shift, keep=keep)
+    record_of(new).site = site
+    return new
 
 
-def _require_one_each(model: HasNorms, new: list[nn.Module]) -> None:
+def _require_one_each(model: nn.Module, new: list[nn.Module]) -> None:
     """Check that every site has a separate module, since a module holds the Parameters of one site."""
     taken = {id(module) for module in model.modules()}
     for norm in new:
-        own = id(norm.norm if isinstance(norm, AdaptedNorm) else norm)
-        if own in taken:
+        inner = id(norm.norm if isinstance(norm, AdaptedNorm) else norm)
+        if inner in taken:
             raise NormError("norm returns one module for several sites; it must make a new one at every call")
-        taken.add(own)
+        taken.add(inner)
 
 
-def share(new: nn.Module, old: nn.Module, model: HasNorms) -> None:
+def share(new: nn.Module, old: nn.Module, host: Host) -> None:
     """Give ``new`` the checkpoint's Parameters that ``old`` has or remembers; move it to the model's device, dtype."""
-    record = record_of(new)
+    record, adds_one = record_of(new), host.norm_site(old).adds_one
     with naming(new):
-        new.to(model.wte.weight.device, model.wte.weight.dtype)
+        new.to(host.weight.device, host.weight.dtype)
         for role, shared in originals(old).items():
             parameter = getattr(new, role, None)
             if isinstance(parameter, nn.Parameter) and parameter.shape == shared.shape:
@@ -162,6 +159,9 @@ def share(new: nn.Module, old: nn.Module, model: HasNorms) -> None:
                     shared.data = shared.data.to(parameter)  # the model may have been moved meanwhile
                 if shared.requires_grad and not parameter.requires_grad:
                     record.notes += (f"{title(new)} freezes its {role}; here it is the model's, which is trained",)
+                if role == "weight" and adds_one:  # the new norm multiplies by its weight alone
+                    record.originals[role] = shared
+                    shared = nn.Parameter(shared.detach() + 1, requires_grad=shared.requires_grad)
                 setattr(new, role, shared)
             else:
                 record.originals[role] = shared
@@ -170,22 +170,22 @@ def share(new: nn.Module, old: nn.Module, model: HasNorms) -> None:
 
 
 @torch.no_grad()
-def _require_runs(norm: nn.Module, model: HasNorms) -> None:
+def _require_runs(norm: nn.Module, host: Host) -> None:
     """Try a copy of a norm on two tokens.
 
     Raises:
         NormError: if it raises, or its output is not like its input.
     """
-    if norms.is_ours(type(norm)) or model.wte.weight.is_meta:
+    if norms.is_ours(type(norm)) or host.weight.is_meta:
         return
-    asked, own = copy.deepcopy(norm).eval(), norm.norm if isinstance(norm, AdaptedNorm) else norm
-    x = torch.arange(2.0 * model.config.n_embd).sin().view(1, 2, -1).to(model.wte.weight)
+    trial, inner = copy.deepcopy(norm).eval(), norm.norm if isinstance(norm, AdaptedNorm) else norm
+    x = torch.arange(2.0 * record_of(norm).site.width).sin().view(1, 2, -1).to(host.weight)
     try:
-        with naming(own), torch.random.fork_rng(devices=[]):
-            y = asked(x.clone())
-            require_same_shape(y, x, asked)
+        with naming(inner), torch.random.fork_rng(devices=[]):
+            y = trial(x.clone())
+            require_same_shape(y, x, trial)
             if y.dtype != x.dtype:
-                raise NormError(f"{title(own)} must return its input's dtype {x.dtype}, got {y.dtype}")
+                raise NormError(f"{title(inner)} must return its input's dtype {x.dtype}, got {y.dtype}")
     except NormError as error:
         shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
         raise NormError(f"{error} on an input of {shape} in {dtype}; {WAY_OUT}") from error
